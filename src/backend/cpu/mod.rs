@@ -1,0 +1,1 @@
+//! The CPU backend: computes in place from the mapping.

@@ -1,0 +1,90 @@
+//! What computes: one trait of fused units that a GPU takes as single launches.
+//!
+//! A step takes `rows` token rows of several sequences of one model down the layers:
+//! `begin_step`, `embed`, per layer (`attention_input`, `attention`, `attention_output`, `ffn_input`, `ffn_output`),
+//! `head`, then `sample` or `logits`. Activations, KV pages and scratch belong to the backend; the caller names rows,
+//! positions and pages by number only, so that all of it can lie on a device.
+
+pub mod cpu;
+mod types;
+
+pub use types::*;
+
+use crate::tensor::LazyTensor;
+
+/// A device that runs steps. Owned by one engine thread; no method is called from another.
+///
+/// Rows of one step never influence each other's bits, whatever else is in the step.
+pub trait Backend: Send {
+    /// Name, threads, instruction set, memory: for `status` and logs.
+    fn info(&self) -> BackendInfo;
+
+    /// Whether weights of this type can be computed with.
+    fn supports(&self, dtype: crate::tensor::DType) -> bool;
+
+    /// Makes `tensor` usable. The CPU takes it in place at no cost; a GPU uploads it.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`], [`BackendError::OutOfMemory`].
+    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError>;
+
+    /// Room for one model: scratch for `dims.rows_max` rows and an empty KV pool of `kv_pages` pages of
+    /// [`KV_PAGE_TOKENS`] tokens. Pages take memory when first written and give it back by [`Backend::release_pages`].
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError>;
+
+    /// Gives back all that [`Backend::open_model`] and later steps took. Unknown slots are ignored.
+    fn close_model(&mut self, slot: ModelSlot);
+
+    /// Gives the memory of these KV pages back. Pages never written are ignored.
+    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
+
+    /// Bytes that the pages of `slot` take now.
+    fn kv_bytes(&self, slot: ModelSlot) -> u64;
+
+    /// Starts a step on `slot`. The batch is checked: lengths agree, page numbers are in the pool.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`] (KV pages are materialised here).
+    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError>;
+
+    /// Residual row r = row `token_ids[r]` of `table`, as f32.
+    ///
+    /// # Errors
+    /// [`BackendError`], as all units below.
+    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError>;
+
+    /// Norm, q/k/v projections with optional biases, rotary embedding; q to scratch, k and v to their KV pages.
+    #[allow(missing_docs)]
+    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError>;
+
+    /// Causal attention of each row over its sequence's pages, positions `0..=position`.
+    #[allow(missing_docs)]
+    fn attention(&mut self, layer: u32) -> Result<(), BackendError>;
+
+    /// Residual += output projection of the attention result (+ bias).
+    #[allow(missing_docs)]
+    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError>;
+
+    /// Norm, gate and up projections, `silu(gate) * up` to scratch.
+    #[allow(missing_docs)]
+    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError>;
+
+    /// Residual += down projection of the scratch (+ bias).
+    #[allow(missing_docs)]
+    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError>;
+
+    /// Final norm and output projection of `batch.logits_rows`; logits stay on the device.
+    #[allow(missing_docs)]
+    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError>;
+
+    /// Draws one token for each of `batch.logits_rows`; `rows` is parallel to it.
+    #[allow(missing_docs)]
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError>;
+
+    /// Copies the logits of `batch.logits_rows[index]` to the host: `vocab` values.
+    #[allow(missing_docs)]
+    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError>;
+}

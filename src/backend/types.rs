@@ -1,0 +1,264 @@
+//! What crosses the [`Backend`](super::Backend) trait.
+
+use crate::tensor::{DType, LazyTensor};
+
+/// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
+pub const KV_PAGE_TOKENS: usize = 32;
+
+/// Room of one model on a backend, from `open_model`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModelSlot(pub u32);
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// Half precision: the default.
+    #[default]
+    F16,
+    /// Single precision: a checking mode.
+    F32,
+}
+
+/// What quantised weights are multiplied with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// 8-bit codes, one f32 scale per 32 values: the default.
+    #[default]
+    Int8,
+    /// Single precision: a checking mode.
+    F32,
+}
+
+/// Which values of a head a rotary pair joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Neighbours `(2i, 2i+1)`: llama in GGUF.
+    Interleaved,
+    /// Halves `(i, i + dims/2)`: NeoX, qwen.
+    Halves,
+}
+
+/// Rotary embedding of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Which values form a pair.
+    pub layout: RopeLayout,
+    /// Rotated dimensions of each head; the rest pass. Even, at most head_dim.
+    pub dims: usize,
+    /// Base of the angles.
+    pub theta: f32,
+    /// Positions are multiplied by this (linear scaling: 1 / factor).
+    pub position_scale: f32,
+}
+
+/// Sizes of a dense decoder, all that scratch and KV need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelDims {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Values of a head (k and v alike).
+    pub head_dim: usize,
+    /// Width of the feed-forward hidden layer, the largest of all layers.
+    pub ffn: usize,
+    /// Tokens in the vocabulary: rows of the output matrix.
+    pub vocab: usize,
+    /// Added to the mean square in every norm.
+    pub norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeSpec,
+    /// Most rows of one step.
+    pub rows_max: usize,
+    /// Most rows of one step whose logits are wanted.
+    pub logits_rows_max: usize,
+}
+
+/// A tensor that a backend can compute with.
+#[derive(Clone, Debug)]
+pub struct DeviceTensor {
+    /// What it is: name, type, shape.
+    pub tensor: LazyTensor,
+    /// Where its values are.
+    pub storage: Storage,
+}
+
+/// Where a [`DeviceTensor`]'s values are.
+#[derive(Clone, Debug)]
+pub enum Storage {
+    /// In the file mapping, read in place.
+    InPlace,
+}
+
+impl DeviceTensor {
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    /// Rows (outputs of a projection).
+    pub fn rows(&self) -> usize {
+        self.tensor.shape().rows() as usize
+    }
+
+    /// Values per row (inputs of a projection).
+    pub fn cols(&self) -> usize {
+        self.tensor.shape().cols() as usize
+    }
+
+    /// Bytes on the device beyond the mapping.
+    pub fn device_bytes(&self) -> u64 {
+        match self.storage {
+            Storage::InPlace => 0,
+        }
+    }
+}
+
+/// A matrix and its optional bias: out = W x + b. W is `[rows = outputs, cols = inputs]`, bias `[outputs]` f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection<'a> {
+    /// The matrix.
+    pub weight: &'a DeviceTensor,
+    /// Added to the product.
+    pub bias: Option<&'a DeviceTensor>,
+}
+
+/// Weights of the first unit of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInput<'a> {
+    /// RMS-norm weight, `[hidden]`.
+    pub norm: &'a DeviceTensor,
+    /// `[n_heads * head_dim, hidden]`.
+    pub q: Projection<'a>,
+    /// `[n_kv_heads * head_dim, hidden]`.
+    pub k: Projection<'a>,
+    /// `[n_kv_heads * head_dim, hidden]`.
+    pub v: Projection<'a>,
+    /// Per-head RMS norm of q before rotation, `[head_dim]`.
+    pub q_norm: Option<&'a DeviceTensor>,
+    /// Per-head RMS norm of k before rotation, `[head_dim]`.
+    pub k_norm: Option<&'a DeviceTensor>,
+    /// Divisors of the rotary frequencies, `[rope.dims / 2]` f32 (`rope_freqs.weight`, Llama 3).
+    pub rope_factors: Option<&'a DeviceTensor>,
+}
+
+/// Weights of the first half of a feed-forward layer.
+#[derive(Clone, Copy, Debug)]
+pub struct FfnInput<'a> {
+    /// RMS-norm weight, `[hidden]`.
+    pub norm: &'a DeviceTensor,
+    /// `[ffn, hidden]`.
+    pub gate: Projection<'a>,
+    /// `[ffn, hidden]`.
+    pub up: Projection<'a>,
+}
+
+/// One step's variable data: plain arrays of numbers, ready to be copied to a device.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBatch<'a> {
+    /// Token of each row. Each is below the vocabulary's size.
+    pub token_ids: &'a [u32],
+    /// Position of each row in its sequence. Rows of one sequence stand in rising order.
+    pub positions: &'a [u32],
+    /// Which sequence of this step a row belongs to: an index into the page tables.
+    pub row_sequences: &'a [u32],
+    /// Page tables of the step's sequences, one after the other: `sequences * page_table_stride` page numbers.
+    /// Entry p of a sequence holds its positions `p * KV_PAGE_TOKENS ..`; entries past its length are not read.
+    pub page_tables: &'a [u32],
+    /// Entries per sequence in `page_tables`.
+    pub page_table_stride: usize,
+    /// Rows whose logits are wanted, rising.
+    pub logits_rows: &'a [u32],
+}
+
+/// How to draw the next token of a row. Pure numbers, so that a device can do it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleRow {
+    /// 0 takes the most likely token (lowest id of equals); above, logits are divided by it.
+    pub temperature: f32,
+    /// Keep the k most likely; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of the most likely tokens with at least this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens below this share of the most likely one's probability; 0 drops none.
+    pub min_p: f32,
+    /// Seed of the sequence.
+    pub seed: u64,
+    /// Position of the token to be drawn: with `seed` it decides the random number, whatever else is in the step.
+    pub position: u32,
+    /// How many of the most likely tokens to report with log-probabilities (of the untouched distribution), 0 for none.
+    pub top_logprobs: u32,
+}
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability in the untouched distribution; only with `top_logprobs > 0`, else 0.
+    pub logprob: f32,
+    /// The most likely tokens and their log-probabilities, falling.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What a backend is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendInfo {
+    /// `cpu`, later `hip`.
+    pub kind: &'static str,
+    /// Device name, as the processor's model name.
+    pub device: String,
+    /// Instruction set in use, as `avx512vnni`, `avx2`, `portable`.
+    pub isa: String,
+    /// Threads that compute.
+    pub threads: usize,
+    /// What quantised weights meet.
+    pub activations: Activations,
+    /// KV cache element type.
+    pub kv: KvType,
+}
+
+/// Why a backend did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// A tensor type this backend has no arithmetic for.
+    #[error("tensor {tensor}: type {dtype} is not supported by the {backend} backend")]
+    Unsupported {
+        /// Tensor name.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+        /// Backend kind.
+        backend: &'static str,
+    },
+    /// Memory is short.
+    #[error("{what} needs {need_bytes} bytes, which could not be had")]
+    OutOfMemory {
+        /// What for.
+        what: &'static str,
+        /// How much.
+        need_bytes: u64,
+    },
+    /// A step's arrays contradict each other or the model: a broken invariant of the caller, reported and not computed.
+    #[error("step batch refused: {0}")]
+    Batch(&'static str),
+    /// Weights have another shape than the model's dimensions say.
+    #[error("tensor {tensor}: shape {shape} where {want} was expected")]
+    Shape {
+        /// Tensor name.
+        tensor: String,
+        /// Its shape.
+        shape: String,
+        /// The expected shape.
+        want: String,
+    },
+    /// Values that are no numbers came out: the weights are broken.
+    #[error("logits are not finite: the model's weights hold infinities or NaN")]
+    NotFinite,
+}

@@ -1,0 +1,1 @@
+//! Configuration: a TOML file and the command line over it.

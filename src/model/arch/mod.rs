@@ -1,0 +1,1 @@
+//! One file per architecture: which tensors by which names, which metadata.

@@ -1,0 +1,1 @@
+//! Which models there are: names, files, one mapping per file identity.

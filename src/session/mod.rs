@@ -1,0 +1,1 @@
+//! One connected client: hello, its open requests, credits, cancel, quotas of its uid.

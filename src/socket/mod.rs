@@ -1,0 +1,1 @@
+//! Listener, peer credentials, bytes to frames and back, limits. Knows no models.

@@ -1,0 +1,129 @@
+//! A tensor as a promise: what it is and where its bytes lie, with no byte read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{DType, MapError, MappedFile};
+
+/// Dimensions of a tensor, fastest-varying first as in GGUF; a matrix `[cols, rows]` holds `rows` rows of `cols`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    dims: [u64; 4],
+    n_dims: u8,
+}
+
+impl Shape {
+    /// A shape of 1 to 4 dimensions, each at least 1, whose product fits in u64; else `None`.
+    pub fn new(dims: &[u64]) -> Option<Self> {
+        if dims.is_empty() || dims.len() > 4 || dims.contains(&0) {
+            return None;
+        }
+        dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
+        let mut all = [1; 4];
+        all[..dims.len()].copy_from_slice(dims);
+        Some(Self { dims: all, n_dims: dims.len() as u8 })
+    }
+
+    /// The dimensions as the file gives them, fastest first.
+    pub fn dims(&self) -> &[u64] {
+        &self.dims[..usize::from(self.n_dims)]
+    }
+
+    /// Values in a row: the fastest dimension.
+    pub fn cols(&self) -> u64 {
+        self.dims[0]
+    }
+
+    /// Rows: the product of all dimensions but the fastest.
+    pub fn rows(&self) -> u64 {
+        self.dims[1] * self.dims[2] * self.dims[3]
+    }
+
+    /// Values in all.
+    pub fn elements(&self) -> u64 {
+        self.cols() * self.rows()
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let texts: Vec<String> = self.dims().iter().map(u64::to_string).collect();
+        write!(f, "[{}]", texts.join(", "))
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: Box<str>,
+    dtype: DType,
+    shape: Shape,
+    range: Range<u64>,
+    file: Arc<MappedFile>,
+}
+
+/// Handle of one tensor of a mapped file: name, type, shape, file range. Cloning shares it.
+///
+/// Making one reads no weight byte. It is `Send` and `Sync` by its parts alone; it keeps the mapping alive.
+#[derive(Clone, Debug)]
+pub struct LazyTensor(Arc<Inner>);
+
+impl LazyTensor {
+    /// A handle on `range` of `file`.
+    ///
+    /// # Errors
+    /// [`MapError::OutOfRange`] when the range does not lie in the file, or is not the size that type and shape say.
+    pub fn new(
+        name: &str,
+        dtype: DType,
+        shape: Shape,
+        range: Range<u64>,
+        file: Arc<MappedFile>,
+    ) -> Result<Self, MapError> {
+        let need = dtype.row_bytes(shape.cols()).and_then(|b| b.checked_mul(shape.rows()));
+        if need != range.end.checked_sub(range.start) || range.end > file.len() {
+            return Err(MapError::OutOfRange { start: range.start, end: range.end, len: file.len() });
+        }
+        Ok(Self(Arc::new(Inner { name: name.into(), dtype, shape, range, file })))
+    }
+
+    /// The tensor's name in the file, as `blk.0.attn_q.weight`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Dimensions.
+    pub fn shape(&self) -> Shape {
+        self.0.shape
+    }
+
+    /// Byte range in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.0.range.clone()
+    }
+
+    /// Size in bytes.
+    pub fn byte_len(&self) -> u64 {
+        self.0.range.end - self.0.range.start
+    }
+
+    /// The mapped file that holds the bytes.
+    pub fn file(&self) -> &Arc<MappedFile> {
+        &self.0.file
+    }
+
+    /// The bytes, in place in the mapping. Touching them may fault pages in; nothing is copied.
+    pub fn bytes(&self) -> &[u8] {
+        // `new` checked the range against the mapping's length, which never changes.
+        self.0.file.bytes(self.0.range.clone()).unwrap_or(&[])
+    }
+
+    /// True when both handles are the same tensor of the same mapping.
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
