@@ -1,0 +1,44 @@
+//! What tests share: where models are, and how a test that cannot run says so.
+
+#![allow(dead_code)] // each test binary uses its own part
+
+use std::path::{Path, PathBuf};
+
+/// The trained model kept in the repository: F32, SentencePiece.
+pub fn tinystories() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf")
+}
+
+/// SmolLM2-135M-Instruct Q4_1, fetched by `cargo xtask models`; `None` after saying that the test is skipped.
+pub fn smollm2() -> Option<PathBuf> {
+    cached("smollm2-135m-instruct-q4_1.gguf")
+}
+
+/// A fetched model by file name; `None` after [`skip`].
+pub fn cached(file: &str) -> Option<PathBuf> {
+    let path = models_dir().join(file);
+    if path.is_file() {
+        return Some(path);
+    }
+    skip(&format!("{} is not there; `cargo xtask models` fetches it", path.display()));
+    None
+}
+
+/// `$ROCMFORGE_MODELS_CACHE`, else `$XDG_CACHE_HOME/rocmforge/models`, else `~/.cache/rocmforge/models`.
+pub fn models_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("ROCMFORGE_MODELS_CACHE") {
+        return dir.into();
+    }
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"));
+    cache.join("rocmforge/models")
+}
+
+/// Says why a test does not run; with `ROCMFORGE_STRICT=1` (as CI sets) that is a failure.
+///
+/// `cargo xtask check` lists these lines.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
+    eprintln!("rocmforge-test-skipped: {why}");
+}
