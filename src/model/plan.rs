@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use super::arch;
 use super::gguf::Gguf;
 use crate::backend::ModelDims;
-use crate::tensor::{LazyTensor, MappedFile};
+use crate::tensor::{DType, LazyTensor, MappedFile};
 
 /// A model ready to be run, layer by layer; nothing in it has been read.
 #[derive(Clone, Debug)]
 pub struct ExecutionPlan {
     /// Architecture name, as `llama`.
     pub architecture: String,
-    /// Sizes; `rows_max` and `logits_rows_max` are set by the engine.
+    /// Sizes; `rows_max` and `logits_rows_max` are 0 here, the engine sets them.
     pub dims: ModelDims,
     /// Context length the file states, in tokens.
     pub context_length: u32,
@@ -53,25 +54,203 @@ pub struct LayerPlan {
     pub down: LazyProjection,
 }
 
-/// Why no plan could be built.
-#[derive(Debug, thiserror::Error)]
+/// A tensor that the architecture needs and the file does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingTensor {
+    /// What it would be, as `query projection`.
+    pub role: &'static str,
+    /// Names that were looked for.
+    pub tried: Vec<String>,
+}
+
+/// Why no plan could be built. Every variant names the metadata key or tensor at fault.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
+    /// The file does not say what it is.
+    #[error("general.architecture is missing: this is no language model file, or its converter was broken")]
+    NoArchitecture,
     /// The architecture is not one we run.
     #[error("architecture {found:?} is not supported; supported: {}", supported.join(", "))]
     Architecture {
         /// What the file says.
         found: String,
         /// What could be run.
-        supported: &'static [&'static str],
+        supported: Vec<&'static str>,
+    },
+    /// A variant of a known architecture that we do not run.
+    #[error("architecture {architecture:?} with {feature} is not supported")]
+    Feature {
+        /// The architecture.
+        architecture: String,
+        /// What makes it another model, with its key and value.
+        feature: String,
+    },
+    /// A required key is absent or has another type.
+    #[error("metadata {key} is missing or not {want}")]
+    Key {
+        /// The key.
+        key: String,
+        /// Its type.
+        want: &'static str,
+    },
+    /// A number that no model of this kind has.
+    #[error("metadata {key} is {value}; possible: {min} to {max}")]
+    Range {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: u64,
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// A real number that no model of this kind has.
+    #[error("metadata {key} is {value}, which is not {want}")]
+    Float {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: f32,
+        /// What it has to be.
+        want: &'static str,
+    },
+    /// A number that is not the same in all layers.
+    #[error("metadata {key} differs between layers, which is not supported")]
+    PerLayer {
+        /// The key.
+        key: String,
+    },
+    /// The width of a head cannot be had from the other numbers.
+    #[error("{hidden} values cannot be split among {heads} heads, and attention.key_length is not given")]
+    HeadWidth {
+        /// `embedding_length`.
+        hidden: usize,
+        /// `attention.head_count`.
+        heads: usize,
+    },
+    /// Query heads cannot be grouped.
+    #[error("{heads} query heads cannot be shared among {kv_heads} key/value heads")]
+    HeadGroups {
+        /// `attention.head_count`.
+        heads: usize,
+        /// `attention.head_count_kv`.
+        kv_heads: usize,
+    },
+    /// The rotary embedding does not fit the heads.
+    #[error("rope.dimension_count is {dims}; it has to be even and at most the head width {head_dim}")]
+    RopeDims {
+        /// Rotated values.
+        dims: usize,
+        /// Values of a head.
+        head_dim: usize,
+    },
+    /// Required tensors are not in the file: all of them, with every name that was tried.
+    #[error("{} required tensors are missing: {}", missing.len(), list(missing))]
+    MissingTensors {
+        /// All that is missing.
+        missing: Vec<MissingTensor>,
+    },
+    /// A tensor has another shape than the metadata says.
+    #[error("tensor {tensor} ({role}) has shape {shape}, the metadata say {want}")]
+    Shape {
+        /// Its name.
+        tensor: String,
+        /// What it is for.
+        role: &'static str,
+        /// Its shape, fastest dimension first.
+        shape: String,
+        /// The shape it has to have.
+        want: String,
+    },
+    /// A norm weight, bias or frequency factor in another type than F32.
+    #[error("tensor {tensor} ({role}) is {dtype}; it has to be F32")]
+    VectorType {
+        /// Its name.
+        tensor: String,
+        /// What it is for.
+        role: &'static str,
+        /// Its type.
+        dtype: DType,
+    },
+    /// Tensors that this architecture gives no meaning to: computing without them would answer wrongly.
+    #[error("{count} tensors have no place in architecture {architecture:?}, the first is {first}")]
+    UnknownTensors {
+        /// The architecture.
+        architecture: String,
+        /// How many.
+        count: usize,
+        /// Name of the first in the file.
+        first: String,
     },
 }
 
+fn list(missing: &[MissingTensor]) -> String {
+    let texts: Vec<String> =
+        missing.iter().map(|m| format!("{} (tried {})", m.role, m.tried.join(", "))).collect();
+    texts.join("; ")
+}
+
 impl ExecutionPlan {
-    /// Builds the plan of a file whose vocabulary has `vocab` tokens.
+    /// Builds the plan of a file whose vocabulary has `vocab` tokens. Reads the header only.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn build(_gguf: &Gguf, _file: &Arc<MappedFile>, _vocab: usize) -> Result<Self, PlanError> {
-        Err(PlanError::Architecture { found: String::new(), supported: &["llama"] })
+    pub fn build(gguf: &Gguf, file: &Arc<MappedFile>, vocab: usize) -> Result<Self, PlanError> {
+        let name = gguf.string("general.architecture").ok_or(PlanError::NoArchitecture)?;
+        match arch::ARCHITECTURES.iter().find(|a| a.name == name) {
+            Some(architecture) => (architecture.build)(gguf, file, vocab),
+            None => Err(PlanError::Architecture { found: excerpt(name), supported: arch::supported() }),
+        }
     }
+
+    /// All tensors in the order a step first needs them. A tied output appears twice.
+    pub fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+        let head = [&self.output_norm, &self.output];
+        std::iter::once(&self.embedding)
+            .chain(&self.rope_factors)
+            .chain(self.layers.iter().flat_map(LayerPlan::tensors))
+            .chain(head)
+    }
+
+    /// Every tensor type used, each with the name of the first tensor of it: for a backend's refusal by name.
+    pub fn dtypes(&self) -> Vec<(DType, String)> {
+        let mut found: Vec<(DType, String)> = Vec::new();
+        for tensor in self.tensors() {
+            if !found.iter().any(|(dtype, _)| *dtype == tensor.dtype()) {
+                found.push((tensor.dtype(), tensor.name().to_owned()));
+            }
+        }
+        found
+    }
+
+    /// Bytes of all weights, a tied output counted once.
+    pub fn weight_bytes(&self) -> u64 {
+        let all: u64 = self.tensors().map(LazyTensor::byte_len).sum();
+        if self.output.range() == self.embedding.range() { all - self.output.byte_len() } else { all }
+    }
+}
+
+impl LayerPlan {
+    /// The layer's tensors in the order a step first needs them.
+    pub fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+        std::iter::once(&self.attn_norm)
+            .chain([&self.q, &self.k, &self.v].into_iter().flat_map(LazyProjection::tensors))
+            .chain(&self.q_norm)
+            .chain(&self.k_norm)
+            .chain(self.attn_output.tensors())
+            .chain(std::iter::once(&self.ffn_norm))
+            .chain([&self.gate, &self.up, &self.down].into_iter().flat_map(LazyProjection::tensors))
+    }
+}
+
+impl LazyProjection {
+    fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+}
+
+/// At most 64 characters of a file's text, for an error message.
+pub(super) fn excerpt(text: &str) -> String {
+    text.chars().take(64).collect()
 }

@@ -1,7 +1,8 @@
 //! Who runs next, and the one loop that runs it.
 //!
 //! `policy` is pure: queues, turns, KV pages, credits; no I/O, no device, no clock but what it is given.
-//! `step` is the engine thread: it owns the backend, carries batches down the layers and reports by channel.
+//! `engine` is the thread that owns the backend, `step` carries one batch down the layers, `handle` is what sessions
+//! hold.
 //!
 //! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. It owns KV pages from
 //! admission to its end; while its credit is 0 it keeps them and is passed over.
@@ -9,7 +10,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::backend::{BackendError, KV_PAGE_TOKENS};
 use crate::model::Model;
+use crate::tensor::MapError;
+
+mod engine;
+mod handle;
+mod snapshot;
+
+pub use engine::{Engine, EngineError};
+pub use handle::{EngineHandle, EngineOptions};
+pub use snapshot::{Counters, EngineSnapshot, SequenceSnapshot, SequenceState};
 
 /// Number of a sequence, unique while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,7 +56,8 @@ pub struct Job {
     pub prompt: Vec<u32>,
     /// Most tokens to generate; at least 1; prompt + this is at most `context_tokens`.
     pub max_tokens: u32,
-    /// Positions this sequence may fill.
+    /// The context in force: the model's own within the configured limit. An answer that reaches it ends with
+    /// [`StopReason::ContextFull`]. KV pages are reserved for prompt + `max_tokens` only.
     pub context_tokens: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
@@ -61,6 +73,38 @@ pub struct Job {
     pub credit: u32,
     /// Where events go. Never waits: at most `credit` items are under way.
     pub events: tokio::sync::mpsc::UnboundedSender<Event>,
+}
+
+impl Job {
+    /// Positions that the sequence can come to fill.
+    pub fn positions(&self) -> u32 {
+        let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
+        prompt.saturating_add(self.max_tokens).min(self.context_tokens)
+    }
+
+    /// The promises of the fields above. Sessions answer for them with better words; this is the last guard.
+    fn check(&self) -> Result<(), JobError> {
+        let invalid = |why| Err(JobError::Invalid(why));
+        let positions = self.prompt.len() as u64 + u64::from(self.max_tokens);
+        if self.prompt.is_empty() {
+            return invalid("the prompt has no token");
+        }
+        if self.max_tokens == 0 {
+            return invalid("no token is asked for");
+        }
+        if positions > u64::from(self.context_tokens) {
+            return invalid("prompt and answer are longer than the context");
+        }
+        if self.prompt.iter().any(|&id| id as usize >= self.model.plan.dims.vocab) {
+            return invalid("a token id outside the vocabulary");
+        }
+        Ok(())
+    }
+}
+
+/// KV pages that `positions` tokens need.
+pub(crate) fn sequence_pages(positions: u32) -> u32 {
+    positions.div_ceil(KV_PAGE_TOKENS as u32)
 }
 
 /// What an engine tells a session about a sequence. The last one is `Done` or `Failed`, always.
@@ -129,7 +173,7 @@ pub struct Outcome {
 }
 
 /// Why a sequence failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum JobError {
     /// The client took it back or went away.
     #[error("cancelled")]
@@ -170,12 +214,21 @@ pub enum JobError {
         waited_s: u64,
     },
     /// The model's file changed or lost bytes.
+    #[error("{0}")]
+    Model(Arc<MapError>),
+    /// The device failed, or has no arithmetic for a tensor's type.
     #[error(transparent)]
-    Model(#[from] crate::tensor::MapError),
-    /// The device failed.
-    #[error(transparent)]
-    Backend(#[from] crate::backend::BackendError),
+    Backend(#[from] BackendError),
+    /// A promise of [`Job`] was not kept: a bug of ours in a session.
+    #[error("internal error: {0}")]
+    Invalid(&'static str),
     /// A bug of ours: the step panicked. Others are served on.
     #[error("internal error in a step: {0}")]
     Panicked(String),
+}
+
+impl From<MapError> for JobError {
+    fn from(source: MapError) -> Self {
+        Self::Model(Arc::new(source))
+    }
 }

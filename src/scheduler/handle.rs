@@ -1,0 +1,253 @@
+//! What sessions hold of an engine: a handle that never waits for a step.
+//!
+//! Commands go through an inbox under one short lock (never held across an await or a step). Its bounds: `jobs` by
+//! [`EngineOptions::queue_max`](super::EngineOptions), everything else by the sequences that are live, because a
+//! command for a sequence that is not live is dropped at once. Lock order: `inbox`, then `published`.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
+
+use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
+use crate::backend::{BackendError, BackendInfo, KvType, ModelDims};
+use crate::model::ModelId;
+use crate::model::plan::ExecutionPlan;
+use crate::tensor::DType;
+
+/// What waits for the engine thread.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub jobs: VecDeque<Job>,
+    pub cancels: HashSet<SequenceId>,
+    pub credits: HashMap<SequenceId, u32>,
+    /// Models to let go of. Bounded by the models that are mapped.
+    pub gone: HashSet<ModelId>,
+    /// Sequences submitted and not yet ended.
+    pub live: HashSet<SequenceId>,
+    /// How many of `live` are not admitted yet.
+    pub queued: usize,
+    /// New work is refused from here on; what runs at this moment is failed.
+    pub drain: Option<Instant>,
+    pub stop: bool,
+}
+
+impl Inbox {
+    /// True when the engine has something to take.
+    pub(super) fn pending(&self) -> bool {
+        self.stop
+            || !self.jobs.is_empty()
+            || !self.cancels.is_empty()
+            || !self.credits.is_empty()
+            || !self.gone.is_empty()
+    }
+}
+
+/// What the engine thread and its handles share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub inbox: Mutex<Inbox>,
+    pub wake: Condvar,
+    pub heartbeat: AtomicU64,
+    pub published: Mutex<Arc<EngineSnapshot>>,
+    /// True once a drain has emptied the engine, or its thread has ended.
+    pub drained: watch::Sender<bool>,
+    pub info: BackendInfo,
+    pub supported: Vec<DType>,
+    pub queue_max: usize,
+    pub kv_budget_bytes: u64,
+    next_id: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(
+        info: BackendInfo,
+        supported: Vec<DType>,
+        queue_max: usize,
+        kv_budget_bytes: u64,
+    ) -> Self {
+        Self {
+            inbox: Mutex::default(),
+            wake: Condvar::new(),
+            heartbeat: AtomicU64::new(0),
+            published: Mutex::default(),
+            drained: watch::Sender::new(false),
+            info,
+            supported,
+            queue_max,
+            kv_budget_bytes,
+            next_id: AtomicU64::new(1),
+        }
+    }
+
+    /// Bytes of one KV page of a model on this backend.
+    pub(super) fn page_bytes(&self, dims: &ModelDims) -> u64 {
+        let value_bytes = match self.info.kv {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
+        dims.kv_page_values().saturating_mul(value_bytes)
+    }
+}
+
+/// An engine as its clients see it. Cheap to clone; no call waits for a step.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// A number for a new sequence.
+    pub fn new_sequence_id(&self) -> SequenceId {
+        SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What computes.
+    pub fn info(&self) -> &BackendInfo {
+        &self.shared.info
+    }
+
+    /// Whether the backend computes with every tensor of `plan`: to refuse a model when it is loaded, by name.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`], naming the first tensor of a type it has no arithmetic for.
+    pub fn check_plan(&self, plan: &ExecutionPlan) -> Result<(), BackendError> {
+        let unsupported = |(dtype, _): &(DType, _)| !self.shared.supported.contains(dtype);
+        match plan.dtypes().into_iter().find(unsupported) {
+            None => Ok(()),
+            Some((dtype, tensor)) => {
+                Err(BackendError::Unsupported { tensor, dtype, backend: self.shared.info.kind })
+            }
+        }
+    }
+
+    /// Bytes of KV cache that a sequence of `positions` tokens reserves while it runs: whole pages of
+    /// [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
+    pub fn kv_bytes(&self, dims: &ModelDims, positions: u32) -> u64 {
+        u64::from(sequence_pages(positions)).saturating_mul(self.shared.page_bytes(dims))
+    }
+
+    /// Hands over a request. On success its last event will be `Done` or `Failed`, always; on failure no event comes.
+    ///
+    /// # Errors
+    /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::Model`] (the file lost
+    /// bytes), [`JobError::Backend`] (a tensor type), [`JobError::Invalid`] (a bug of the caller).
+    pub fn submit(&self, job: Job) -> Result<(), JobError> {
+        job.check()?;
+        job.model.file.check_poison()?;
+        self.check_plan(&job.model.plan)?;
+        let need_bytes = self.kv_bytes(&job.model.plan.dims, job.positions());
+        let budget_bytes = self.shared.kv_budget_bytes;
+        if need_bytes > budget_bytes {
+            return Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes });
+        }
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.stop || inbox.drain.is_some() {
+            return Err(JobError::Draining);
+        }
+        if inbox.queued >= self.shared.queue_max {
+            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
+            return Err(JobError::QueueFull { queued: limit, limit });
+        }
+        if !inbox.live.insert(job.id) {
+            return Err(JobError::Invalid("a sequence number was used twice"));
+        }
+        inbox.queued += 1;
+        inbox.jobs.push_back(job);
+        drop(inbox);
+        self.shared.wake.notify_one();
+        Ok(())
+    }
+
+    /// Takes a request back: it ends with [`JobError::Cancelled`], after the step that is under way. Unknown or ended
+    /// ones are ignored.
+    pub fn cancel(&self, id: SequenceId) {
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.live.contains(&id) {
+            inbox.cancels.insert(id);
+            drop(inbox);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Allows `items` more [`Event::Tokens`](super::Event::Tokens). Unknown or ended sequences are ignored.
+    pub fn credit(&self, id: SequenceId, items: u32) {
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.live.contains(&id) {
+            let credit = inbox.credits.entry(id).or_default();
+            *credit = credit.saturating_add(items);
+            drop(inbox);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Lets go of an unloaded model: scratch, KV pool and device copies, when its last sequence ends, or at once.
+    pub fn model_gone(&self, id: ModelId) {
+        let mut inbox = self.shared.inbox.lock();
+        if !inbox.stop {
+            inbox.gone.insert(id);
+            drop(inbox);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// What the engine did and has, as of its last step or at most some 50 ms ago. A sequence whose last event was
+    /// received is in it no more.
+    pub fn snapshot(&self) -> Arc<EngineSnapshot> {
+        Arc::clone(&self.shared.published.lock())
+    }
+
+    /// Refuses new work from now on, fails what waits, lets what runs go on until `deadline`, then fails it with
+    /// [`JobError::Draining`]. A later call may bring the deadline forward.
+    pub fn drain(&self, deadline: Instant) {
+        let mut inbox = self.shared.inbox.lock();
+        inbox.drain = Some(inbox.drain.map_or(deadline, |d| d.min(deadline)));
+        drop(inbox);
+        self.shared.wake.notify_one();
+    }
+
+    /// Waits until a drain has emptied the engine, or its thread has ended.
+    pub async fn drained(&self) {
+        // The sender lives in `shared`, which this handle keeps: waiting cannot fail.
+        let _ = self.shared.drained.subscribe().wait_for(|done| *done).await;
+    }
+
+    /// A count that moves with every unit of a step, and at least once a second when idle. When it stands, the engine
+    /// hangs.
+    pub fn heartbeat(&self) -> u64 {
+        self.shared.heartbeat.load(Ordering::Relaxed)
+    }
+}
+
+/// How an engine behaves.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Most rows of one step; at least 1.
+    pub rows_max: usize,
+    /// Most sequences admitted at once; at most `rows_max`, so that every one gets a row in each step of its model.
+    pub sequences_max: usize,
+    /// Most requests that wait for admission.
+    pub queue_max: usize,
+    /// KV cache of all models together.
+    pub kv_budget_bytes: u64,
+    /// A sequence that had no credit for this long fails.
+    pub slow_reader: Duration,
+    /// A model without sequences for this long gives its scratch and KV pool back; its device copies stay.
+    pub idle_release: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            rows_max: 256, // weights are read once for all of them; more only adds scratch on a CPU
+            sequences_max: 32,
+            queue_max: 1024,
+            kv_budget_bytes: 4 << 30,
+            slow_reader: Duration::from_secs(30),
+            idle_release: Duration::from_secs(60),
+        }
+    }
+}
