@@ -39,6 +39,8 @@ pub enum DType {
     TQ1_0,
     TQ2_0,
     MXFP4,
+    NVFP4,
+    Q1_0,
 }
 
 /// ggml number, type, name, values per quant block, bytes per quant block.
@@ -75,6 +77,8 @@ const TABLE: &[(u32, DType, &str, u32, u32)] = &[
     (34, DType::TQ1_0, "TQ1_0", 256, 54),
     (35, DType::TQ2_0, "TQ2_0", 256, 66),
     (39, DType::MXFP4, "MXFP4", 32, 17),
+    (40, DType::NVFP4, "NVFP4", 64, 36),
+    (41, DType::Q1_0, "Q1_0", 128, 18),
 ];
 
 impl DType {
@@ -98,7 +102,7 @@ impl DType {
         self.row().2
     }
 
-    /// Values under one quant block: 1, 32 or 256.
+    /// Values under one quant block: 1, 32, 64, 128 or 256.
     pub fn block_len(self) -> usize {
         self.row().3 as usize
     }
@@ -135,7 +139,7 @@ mod tests {
             assert_eq!((dtype.ggml(), dtype.name()), (number, name));
             assert_eq!(format!("{dtype:?}"), name);
         }
-        assert_eq!(TABLE.len(), DType::MXFP4 as usize + 1);
+        assert_eq!(TABLE.len(), DType::Q1_0 as usize + 1);
         assert_eq!(DType::from_ggml(4), None, "Q4_2 was removed from ggml");
     }
 

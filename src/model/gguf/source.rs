@@ -1,0 +1,194 @@
+//! Where header bytes come from, and the cursor that reads them in growing chunks.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::error::{GgufError, Place};
+use super::limits::HEADER_BYTES_MAX;
+
+/// Bytes at positions: a file, or memory in tests and fuzzers.
+pub trait ReadAt {
+    /// Bytes in all.
+    fn byte_len(&self) -> u64;
+
+    /// Reads up to `buf.len()` bytes from `offset`; 0 at the end.
+    ///
+    /// # Errors
+    /// As `pread`.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+}
+
+/// A file and the length it had when it was opened.
+#[derive(Debug)]
+pub(super) struct FileSource<'f> {
+    pub file: &'f File,
+    pub bytes: u64,
+}
+
+impl ReadAt for FileSource<'_> {
+    fn byte_len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self.file, buf, offset)
+    }
+}
+
+impl ReadAt for [u8] {
+    fn byte_len(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let rest = usize::try_from(offset).ok().and_then(|o| self.get(o..)).unwrap_or(&[]);
+        for (to, from) in buf.iter_mut().zip(rest) {
+            *to = *from;
+        }
+        Ok(rest.len().min(buf.len()))
+    }
+}
+
+/// First read: holds the whole header of a model without a vocabulary.
+const CHUNK_BYTES_FIRST: usize = 64 << 10;
+/// Largest read and largest piece handed out by [`Cursor::take`]; reads double up to it.
+pub(super) const CHUNK_BYTES_MAX: usize = 1 << 20;
+
+/// Reads a source from front to back. Holds at most one chunk; never allocates what the source has not shown to have.
+pub(super) struct Cursor<'s, S: ReadAt + ?Sized> {
+    source: &'s S,
+    file_bytes: u64,
+    /// Bytes read and not yet taken start at `taken` in `buf`; `buf` starts at file offset `start`.
+    buf: Vec<u8>,
+    start: u64,
+    taken: usize,
+    chunk: usize,
+    /// What is being read, for errors.
+    pub place: Place,
+}
+
+impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
+    pub fn new(source: &'s S) -> Self {
+        Self {
+            source,
+            file_bytes: source.byte_len(),
+            buf: Vec::new(),
+            start: 0,
+            taken: 0,
+            chunk: CHUNK_BYTES_FIRST,
+            place: Place::Preamble,
+        }
+    }
+
+    /// File offset of the next byte.
+    pub fn offset(&self) -> u64 {
+        self.start.saturating_add(self.taken as u64)
+    }
+
+    /// Bytes that may still be read: to the end of the file or of what a header may have.
+    pub fn left(&self) -> u64 {
+        self.file_bytes.min(HEADER_BYTES_MAX).saturating_sub(self.offset())
+    }
+
+    /// Length of the file.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Fails unless `need` bytes may still be read.
+    pub fn expect_left(&self, need: u64) -> Result<(), GgufError> {
+        if need <= self.left() {
+            return Ok(());
+        }
+        let (place, offset) = (self.place.clone(), self.offset());
+        if need > self.file_bytes.saturating_sub(offset) {
+            return Err(GgufError::Truncated { place, offset, need, file_bytes: self.file_bytes });
+        }
+        Err(GgufError::HeaderTooLong { place, offset, need, limit: HEADER_BYTES_MAX })
+    }
+
+    /// The next `count` bytes, at most [`CHUNK_BYTES_MAX`].
+    #[inline]
+    pub fn take(&mut self, count: usize) -> Result<&[u8], GgufError> {
+        debug_assert!(count <= CHUNK_BYTES_MAX);
+        if self.buf.len().saturating_sub(self.taken) < count {
+            self.expect_left(count as u64)?;
+            self.fill(count)?;
+        }
+        let end = self.taken.saturating_add(count);
+        let Some(bytes) = self.buf.get(self.taken..end) else {
+            // `fill` read `count` bytes or failed.
+            let (place, offset) = (self.place.clone(), self.start);
+            return Err(GgufError::Truncated {
+                place,
+                offset,
+                need: count as u64,
+                file_bytes: self.file_bytes,
+            });
+        };
+        self.taken = end;
+        Ok(bytes)
+    }
+
+    /// The next `N` bytes.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], GgufError> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    /// The next four bytes as an integer.
+    pub fn u32(&mut self) -> Result<u32, GgufError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// The next eight bytes as an integer.
+    #[inline]
+    pub fn u64(&mut self) -> Result<u64, GgufError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// Appends the next `count` bytes to `out`, piece by piece.
+    #[inline]
+    pub fn append(&mut self, count: u64, out: &mut Vec<u8>) -> Result<(), GgufError> {
+        self.expect_left(count)?;
+        let mut left = count;
+        while left > 0 {
+            let step = left.min(CHUNK_BYTES_FIRST as u64);
+            // At most CHUNK_BYTES_FIRST, so it fits.
+            out.extend_from_slice(self.take(step as usize)?);
+            left = left.saturating_sub(step);
+        }
+        Ok(())
+    }
+
+    /// Reads on until `count` bytes lie ready. The caller has asked `expect_left`.
+    fn fill(&mut self, count: usize) -> Result<(), GgufError> {
+        self.start = self.offset();
+        self.buf.drain(..self.taken);
+        self.taken = 0;
+        let mut have = self.buf.len();
+        // `left` counts from `start`, so it covers what is already in the buffer.
+        let want = self.chunk.max(count).min(usize::try_from(self.left()).unwrap_or(usize::MAX));
+        self.chunk = self.chunk.saturating_mul(2).min(CHUNK_BYTES_MAX);
+        self.buf.resize(want.max(have), 0);
+        while have < count {
+            let offset = self.start.saturating_add(have as u64);
+            let room = self.buf.get_mut(have..).unwrap_or_default();
+            match self.source.read_at(room, offset) {
+                // The file is shorter than it was when it was opened.
+                Ok(0) => {
+                    let (place, need) = (self.place.clone(), count as u64);
+                    return Err(GgufError::Truncated { place, offset: self.start, need, file_bytes: offset });
+                }
+                Ok(n) => have = have.saturating_add(n).min(self.buf.len()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(GgufError::Read { offset, source }),
+            }
+        }
+        self.buf.truncate(have);
+        Ok(())
+    }
+}
