@@ -1,0 +1,201 @@
+//! Messages of generation.
+
+use serde::{Deserialize, Serialize};
+
+use super::Ext;
+use crate::wire::validate::{
+    Validate, Violation, any, extensions, limits, list, nested, numbers, text, texts, validate,
+};
+
+/// Asks for tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    /// Model's name.
+    pub model: String,
+    /// What comes before the answer.
+    pub prompt: Prompt,
+    /// 0: to the end of the context.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: SamplingOptions,
+    /// The answer ends before the first of these texts.
+    pub stop: Vec<String>,
+    /// Go on past end-of-generation tokens.
+    pub ignore_eog: bool,
+    /// Fails after this many milliseconds, queue time counted; 0: no deadline.
+    pub timeout_ms: u32,
+    /// Client-chosen number, for logs.
+    pub request_id: u128,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What comes before the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Prompt {
+    /// Text as it is; beginning-of-sequence is added where the file asks for it; special tokens are not recognised in it.
+    Text(String),
+    /// Token ids as they are; nothing is added.
+    Ids(Vec<u32>),
+    /// Messages, put through the model's chat template with the generation prompt added.
+    Chat(Vec<ChatMessage>),
+}
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant`, or what the template knows.
+    pub role: String,
+    /// Its text.
+    pub content: String,
+}
+
+/// How tokens are drawn. The daemon checks ranges: temperature 0..=100, `top_p` and `min_p` 0..=1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingOptions {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// 0 drops none.
+    pub min_p: f32,
+    /// None: a random one, told in [`GenerateEnd`].
+    pub seed: Option<u64>,
+    /// Most likely tokens to tell with each token, 0..=[`limits::TOP_LOGPROBS_MAX`]; 0: no log-probabilities at all.
+    pub top_logprobs: u32,
+}
+
+/// New tokens of a running answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerateItem {
+    /// Their ids. A stop text's tokens are among them, its text is not in `text`.
+    pub ids: Vec<u32>,
+    /// Text that is complete by now; ends on a character's end.
+    pub text: String,
+    /// One for each of `ids`; empty without `top_logprobs`.
+    pub logprobs: Vec<TokenLogprob>,
+    /// The prompt's ids, in the first item only.
+    pub prompt_ids: Vec<u32>,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// Log-probabilities (natural logarithm) at one token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Of the drawn token.
+    pub logprob: f32,
+    /// The most likely tokens, falling.
+    pub top: Vec<TopToken>,
+}
+
+/// A likely token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TopToken {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+}
+
+/// The answer is complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerateEnd {
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// Text not sent in an item.
+    pub text: String,
+    /// Tokens, counted.
+    pub usage: Usage,
+    /// What took how long.
+    pub timings: Timings,
+    /// The seed that was used; with the same request it gives the same draws.
+    pub seed: u64,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopReason {
+    /// The model drew an end-of-generation token.
+    EndOfGeneration,
+    /// `max_tokens` were generated.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+    /// A stop text came.
+    StopText,
+}
+
+/// Tokens, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Of the prompt.
+    pub prompt_tokens: u32,
+    /// Generated.
+    pub generated_tokens: u32,
+}
+
+/// What took how long, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timings {
+    /// From arrival to admission.
+    pub queue_us: u64,
+    /// Bringing weights to the device, as far as this request waited for it.
+    pub load_us: u64,
+    /// From admission to the first token.
+    pub prefill_us: u64,
+    /// From the first token to the last.
+    pub decode_us: u64,
+}
+
+validate!(GenerateRequest {
+    model: text(limits::NAME_BYTES_MAX),
+    prompt: nested,
+    max_tokens: any,
+    sampling: nested,
+    stop: texts(limits::STOP_TEXTS_MAX, limits::STOP_TEXT_BYTES_MAX),
+    ignore_eog: any,
+    timeout_ms: any,
+    request_id: any,
+    ext: extensions,
+});
+validate!(ChatMessage { role: text(limits::ROLE_BYTES_MAX), content: text(limits::TEXT_BYTES_MAX) });
+validate!(SamplingOptions {
+    temperature: any,
+    top_k: any,
+    top_p: any,
+    min_p: any,
+    seed: any,
+    top_logprobs: any,
+});
+validate!(GenerateItem {
+    ids: numbers(limits::IDS_MAX),
+    text: text(limits::TEXT_BYTES_MAX),
+    logprobs: list(limits::IDS_MAX),
+    prompt_ids: numbers(limits::IDS_MAX),
+    ext: extensions,
+});
+validate!(TokenLogprob { logprob: any, top: list(limits::TOP_LOGPROBS_MAX) });
+validate!(TopToken { id: any, logprob: any });
+validate!(GenerateEnd {
+    stop_reason: any,
+    text: text(limits::TEXT_BYTES_MAX),
+    usage: any,
+    timings: any,
+    seed: any,
+    ext: extensions,
+});
+
+impl Validate for Prompt {
+    fn validate(&self) -> Result<(), Violation> {
+        match self {
+            Self::Text(value) => text(limits::TEXT_BYTES_MAX)(value, ("Prompt", "Text")),
+            Self::Ids(ids) => numbers(limits::IDS_MAX)(ids, ("Prompt", "Ids")),
+            Self::Chat(messages) => list(limits::CHAT_MESSAGES_MAX)(messages, ("Prompt", "Chat")),
+        }
+    }
+}

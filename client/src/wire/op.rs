@@ -1,0 +1,159 @@
+//! Ops and the message each one carries.
+
+use super::messages::*;
+use super::{CodecError, Message, WireError, decode};
+
+/// Declares the ops once: enum, number -> op, names, list.
+macro_rules! ops {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal,)+) => {
+        /// What a frame carries. Numbers are stable; those of the client are below 0x8000, those of the server above.
+        #[repr(u16)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Op { $($(#[doc = $doc])+ $name = $number,)+ }
+
+        impl Op {
+            /// Every op.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The op of a number.
+            pub const fn from_u16(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$name),)+ _ => None }
+            }
+
+            /// Its name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)+ }
+            }
+        }
+    };
+}
+
+ops! {
+    /// Client: [`Cancel`]; stops the stream's request. No reply of its own: the stream ends with its `Error` or `End`.
+    Cancel = 1,
+    /// Client: [`Credit`]. No reply.
+    Credit = 2,
+    /// Client: [`PingRequest`], answered by [`PingReply`].
+    Ping = 16,
+    /// Client: [`InfoRequest`], answered by [`InfoReply`].
+    Info = 17,
+    /// Client: [`ListRequest`], answered by [`ListReply`].
+    List = 18,
+    /// Client: [`ShowRequest`], answered by [`ShowReply`].
+    Show = 19,
+    /// Client: [`LoadRequest`], answered by [`LoadReply`].
+    Load = 20,
+    /// Client: [`UnloadRequest`], answered by [`UnloadReply`].
+    Unload = 21,
+    /// Client: [`PsRequest`], answered by [`PsReply`].
+    Ps = 22,
+    /// Client: [`StatusRequest`], answered by [`StatusReply`].
+    Status = 23,
+    /// Client: [`TokenizeRequest`], answered by [`TokenizeReply`].
+    Tokenize = 24,
+    /// Client: [`DetokenizeRequest`], answered by [`DetokenizeReply`].
+    Detokenize = 25,
+    /// Client: [`GenerateRequest`], answered by [`GenerateItem`]s and one [`GenerateEnd`].
+    Generate = 26,
+    /// Client: [`FailRequest`], answered by an error of the asked code.
+    Fail = 27,
+    /// Server: the whole answer; its type is that of the request's op. Ends the stream.
+    Reply = 0x8000,
+    /// Server: [`GenerateItem`], one of several; takes one credit.
+    Item = 0x8001,
+    /// Server: [`GenerateEnd`], after the items. Ends the stream.
+    End = 0x8002,
+    /// Server: [`WireError`]; ends the stream, or on stream 0 the connection.
+    Error = 0x8003,
+}
+
+/// A request with one reply.
+pub trait Call: Message {
+    /// Its op.
+    const OP: Op;
+    /// What comes back, in a frame of op [`Op::Reply`].
+    type Reply: Message;
+}
+
+/// Ties ops to messages: [`ClientMessage`], [`Call`], [`Message`].
+macro_rules! mapping {
+    (
+        alone { $($alone:ident: $alone_type:ident,)+ }
+        calls { $($call:ident: $request:ident => $reply:ident,)+ }
+        others { $($other:ident,)+ }
+    ) => {
+        $(impl Message for $alone_type { const NAME: &'static str = stringify!($alone_type); })+
+        $(impl Message for $request { const NAME: &'static str = stringify!($request); })+
+        $(impl Message for $reply { const NAME: &'static str = stringify!($reply); })+
+        $(impl Message for $other { const NAME: &'static str = stringify!($other); })+
+        $(impl Call for $request { const OP: Op = Op::$call; type Reply = $reply; })+
+
+        /// Whatever a client may send, decoded.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)] // named as their ops
+        pub enum ClientMessage { $($alone($alone_type),)+ $($call($request),)+ }
+
+        impl ClientMessage {
+            /// The message of a client's frame.
+            ///
+            /// # Errors
+            /// [`CodecError`]: the stream's request fails with its code; the connection goes on.
+            pub fn decode(op: u16, payload: &[u8]) -> Result<Self, CodecError> {
+                match Op::from_u16(op) {
+                    $(Some(Op::$alone) => decode(payload).map(Self::$alone),)+
+                    $(Some(Op::$call) => decode(payload).map(Self::$call),)+
+                    _ => Err(CodecError::UnknownOp { op }),
+                }
+            }
+
+            /// Its op.
+            pub const fn op(&self) -> Op {
+                match self { $(Self::$alone(_) => Op::$alone,)+ $(Self::$call(_) => Op::$call,)+ }
+            }
+        }
+
+        /// Decodes the `Reply` to a request of `op`, for tools that only want to know whether it is one.
+        ///
+        /// # Errors
+        /// As [`decode`]; [`CodecError::UnknownOp`] for ops without a `Reply`.
+        pub fn reply_of(op: Op, payload: &[u8]) -> Result<(), CodecError> {
+            match op {
+                $(Op::$call => decode::<$reply>(payload).map(drop),)+
+                other => Err(CodecError::UnknownOp { op: other as u16 }),
+            }
+        }
+
+        pub(super) fn fuzz_every_message(payload: &[u8]) {
+            $(let _ = decode::<$alone_type>(payload);)+
+            $(let _ = decode::<$request>(payload);)+
+            $(let _ = decode::<$reply>(payload);)+
+            $(let _ = decode::<$other>(payload);)+
+            let _ = decode::<WireError>(payload);
+        }
+    };
+}
+
+mapping! {
+    alone {
+        Cancel: Cancel,
+        Credit: Credit,
+        Generate: GenerateRequest,
+        Fail: FailRequest,
+    }
+    calls {
+        Ping: PingRequest => PingReply,
+        Info: InfoRequest => InfoReply,
+        List: ListRequest => ListReply,
+        Show: ShowRequest => ShowReply,
+        Load: LoadRequest => LoadReply,
+        Unload: UnloadRequest => UnloadReply,
+        Ps: PsRequest => PsReply,
+        Status: StatusRequest => StatusReply,
+        Tokenize: TokenizeRequest => TokenizeReply,
+        Detokenize: DetokenizeRequest => DetokenizeReply,
+    }
+    others {
+        GenerateItem,
+        GenerateEnd,
+    }
+}

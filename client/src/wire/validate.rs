@@ -1,0 +1,189 @@
+//! Limits of single fields, checked after decoding and before encoding.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::ErrorCode;
+use super::messages::{EXT_CRITICAL, Ext};
+
+/// How long texts and lists may be. A frame's own limit holds besides.
+pub mod limits {
+    /// A model's name.
+    pub const NAME_BYTES_MAX: usize = 255;
+    /// Short texts: types, devices, states, versions, keys.
+    pub const LABEL_BYTES_MAX: usize = 255;
+    /// Prompts, tokenizer input and output: what fits a frame beside 4 KiB of everything else.
+    pub const TEXT_BYTES_MAX: usize = (1 << 20) - 4096;
+    /// Token ids in one message: what fits a frame beside 4 KiB of everything else.
+    pub const IDS_MAX: usize = TEXT_BYTES_MAX / 4;
+    /// Bytes echoed by `Ping`.
+    pub const PING_BYTES_MAX: usize = 256;
+    /// Texts that end an answer.
+    pub const STOP_TEXTS_MAX: usize = 16;
+    /// Bytes of one such text.
+    pub const STOP_TEXT_BYTES_MAX: usize = 256;
+    /// Most likely tokens told with each token.
+    pub const TOP_LOGPROBS_MAX: usize = 20;
+    /// Messages of a chat.
+    pub const CHAT_MESSAGES_MAX: usize = 1024;
+    /// A chat message's role.
+    pub const ROLE_BYTES_MAX: usize = 64;
+    /// Models in one list.
+    pub const MODELS_MAX: usize = 4096;
+    /// Sequences in one list.
+    pub const SEQUENCES_MAX: usize = 8192;
+    /// Devices in one list.
+    pub const DEVICES_MAX: usize = 64;
+    /// Ops in one list.
+    pub const OPS_MAX: usize = 1024;
+    /// Metadata values, tensors or tensor types in one message.
+    pub const ENTRIES_MAX: usize = 16384;
+    /// A metadata key; GGUF allows 65,535 bytes, longer ones are cut.
+    pub const KEY_BYTES_MAX: usize = 1024;
+    /// A metadata value as text, a reason.
+    pub const VALUE_BYTES_MAX: usize = 4096;
+    /// Dimensions of a tensor.
+    pub const DIMS_MAX: usize = 4;
+    /// End-of-generation tokens of a model.
+    pub const END_TOKENS_MAX: usize = 256;
+    /// An error's text.
+    pub const ERROR_BYTES_MAX: usize = 512;
+    /// An error's named values.
+    pub const DETAILS_MAX: usize = 16;
+    /// Extensions of a message.
+    pub const EXT_MAX: usize = 16;
+    /// Bytes of one extension.
+    pub const EXT_BYTES_MAX: usize = 4096;
+}
+
+/// Extension keys that this version understands.
+const EXT_KNOWN: [u16; 0] = [];
+
+/// A payload of the protocol.
+pub trait Message: Serialize + DeserializeOwned + Validate {
+    /// Its name in `PROTOCOL.md`.
+    const NAME: &'static str;
+}
+
+/// Checks what the decoder cannot: each text and list against its own limit, extensions that must be understood.
+pub trait Validate {
+    /// # Errors
+    /// The first [`Violation`], in field order.
+    fn validate(&self) -> Result<(), Violation>;
+}
+
+/// A field that breaks its limit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A text or list is too long.
+    #[error("{message}.{field}: {size} {unit}, at most {max} are allowed")]
+    TooLong {
+        /// Which message.
+        message: &'static str,
+        /// Which field.
+        field: &'static str,
+        /// How many it has.
+        size: usize,
+        /// Of what.
+        unit: &'static str,
+        /// How many it may have.
+        max: usize,
+    },
+    /// An extension that must be understood is unknown here.
+    #[error(
+        "{message}.ext: extension {key:#06x} must be understood and is not known here: use an older form of the request"
+    )]
+    UnknownExtension {
+        /// Which message.
+        message: &'static str,
+        /// Its key.
+        key: u16,
+    },
+    /// An extension comes twice.
+    #[error("{message}.ext: extension {key:#06x} comes twice")]
+    RepeatedExtension {
+        /// Which message.
+        message: &'static str,
+        /// Its key.
+        key: u16,
+    },
+}
+
+impl Violation {
+    /// Its number on the wire.
+    pub const fn code(&self) -> ErrorCode {
+        match self {
+            Self::TooLong { .. } => ErrorCode::LimitExceeded,
+            Self::UnknownExtension { .. } => ErrorCode::UnknownExtension,
+            Self::RepeatedExtension { .. } => ErrorCode::BadPayload,
+        }
+    }
+}
+
+/// Where a rule is applied, for its error.
+pub(super) type Place = (&'static str, &'static str);
+
+fn within(size: usize, unit: &'static str, max: usize, (message, field): Place) -> Result<(), Violation> {
+    if size <= max { Ok(()) } else { Err(Violation::TooLong { message, field, size, unit, max }) }
+}
+
+/// A field of fixed size: nothing to check. `Copy` keeps texts and lists from passing here.
+pub(super) fn any<T: Copy>(_: &T, _: Place) -> Result<(), Violation> {
+    Ok(())
+}
+
+pub(super) fn text(max: usize) -> impl Fn(&String, Place) -> Result<(), Violation> {
+    move |text, place| within(text.len(), "bytes", max, place)
+}
+
+pub(super) fn texts(count: usize, max: usize) -> impl Fn(&Vec<String>, Place) -> Result<(), Violation> {
+    move |texts, place| {
+        within(texts.len(), "texts", count, place)?;
+        texts.iter().try_for_each(|text| within(text.len(), "bytes", max, place))
+    }
+}
+
+/// A list of numbers or bytes.
+pub(super) fn numbers<T: Copy>(max: usize) -> impl Fn(&Vec<T>, Place) -> Result<(), Violation> {
+    move |numbers, place| within(numbers.len(), "numbers", max, place)
+}
+
+/// A list of structures, each checked too.
+pub(super) fn list<T: Validate>(max: usize) -> impl Fn(&Vec<T>, Place) -> Result<(), Violation> {
+    move |list, place| {
+        within(list.len(), "entries", max, place)?;
+        list.iter().try_for_each(Validate::validate)
+    }
+}
+
+pub(super) fn nested<T: Validate>(value: &T, _: Place) -> Result<(), Violation> {
+    value.validate()
+}
+
+pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
+    within(ext.len(), "extensions", limits::EXT_MAX, place)?;
+    for (index, (key, bytes)) in ext.iter().enumerate() {
+        within(bytes.len(), "bytes", limits::EXT_BYTES_MAX, place)?;
+        if key & EXT_CRITICAL != 0 && !EXT_KNOWN.contains(key) {
+            return Err(Violation::UnknownExtension { message: place.0, key: *key });
+        }
+        if ext.iter().take(index).any(|(earlier, _)| earlier == key) {
+            return Err(Violation::RepeatedExtension { message: place.0, key: *key });
+        }
+    }
+    Ok(())
+}
+
+/// Implements [`Validate`]: a rule for every field. A field left out does not compile.
+macro_rules! validate {
+    ($type:ident { $($field:ident: $rule:expr),* $(,)? }) => {
+        impl $crate::wire::Validate for $type {
+            fn validate(&self) -> Result<(), $crate::wire::Violation> {
+                let Self { $($field: _),* } = self;
+                $( ($rule)(&self.$field, (stringify!($type), stringify!($field)))?; )*
+                Ok(())
+            }
+        }
+    };
+}
+pub(super) use validate;
