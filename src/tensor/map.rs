@@ -1,10 +1,31 @@
 //! A model file in memory: opened read-only, mapped once, watched for truncation.
+//!
+//! What is promised. Mapping reads nothing: pages come when they are touched. The bytes are the file's as long as
+//! [`MappedFile::check_unchanged`] and [`MappedFile::check_poison`] say so. Whoever may write the file can change the
+//! bytes under a reader at any time; no reader may let memory safety hang on them, and each request asks both again. A
+//! file cut short or a failing disk ends in zeros and a poison flag, not in a dead process (`guard`). A file replaced by
+//! rename or unlinked lives on in the mapping.
+//!
+//! The mapping takes the kernel's ordinary read-ahead. Measured over a 491 MB file outside the page cache (virtual disk,
+//! read-ahead set to 8 MiB), touching one byte, then every page in order:
+//!
+//! | advice | one byte | read for it | every page |
+//! |---|---|---|---|
+//! | none | 5.8 ms | 5.5 MB | 0.8-1.7 GB/s |
+//! | `MADV_SEQUENTIAL` | 2.5 ms | 1.3 MB | 3.7 GB/s |
+//! | `MADV_RANDOM` | 0.1 ms | 4 KiB | 0.08 GB/s, and 5 times slower when cached |
+//!
+//! Weights are read whole, layer after layer, so `MADV_RANDOM` loses by 10 to 40 times. `MADV_SEQUENTIAL` reads faster but
+//! has the kernel drop the pages first under memory pressure, which is wrong for weights that every token needs again.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags};
+
+use super::guard::Watched;
+use super::resident::resident_bytes;
 
 /// What makes two open files the same content: device, inode, size and both times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +94,8 @@ pub enum MapError {
 /// A read-only mapping of one file. Shared by reference ([`Arc`]), never cloned.
 #[derive(Debug)]
 pub struct MappedFile {
+    /// Dropped first: fields drop in order, and the entry must go before the mapping does.
+    watched: Watched,
     map: memmap2::Mmap,
     file: File,
     identity: FileIdentity,
@@ -116,10 +139,17 @@ impl MappedFile {
     #[allow(unsafe_code)]
     pub fn map(file: File) -> Result<Arc<Self>, MapError> {
         let identity = Self::inspect(&file)?;
-        // SAFETY: the file is open read-only and regular.
-        let map =
-            unsafe { memmap2::Mmap::map(&file) }.map_err(|source| MapError::Os { what: "mmap", source })?;
-        Ok(Arc::new(Self { map, file, identity }))
+        let mmap = |source| MapError::Os { what: "mmap", source };
+        let len = usize::try_from(identity.size).map_err(|e| mmap(std::io::Error::other(e)))?;
+        // SAFETY: the caveat of file mappings is that someone else changes or shortens the file. Changed bytes: every
+        // reader takes them as arbitrary numbers (this module's page). Lost bytes: the guard below turns the SIGBUS into
+        // zeros. We never write: the descriptor is read-only and the map is too.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file) }.map_err(mmap)?;
+        let start = map.as_ptr() as usize;
+        // SAFETY: the range is the mapping made above, which starts at a page; it is read through `bytes` alone, whose
+        // references borrow the MappedFile, and so end before `watched` is dropped, before `map` is.
+        let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
+        Ok(Arc::new(Self { watched, map, file, identity }))
     }
 
     /// Length in bytes, fixed when mapped.
@@ -153,7 +183,20 @@ impl MappedFile {
     /// # Errors
     /// [`MapError::Poisoned`].
     pub fn check_poison(&self) -> Result<(), MapError> {
-        Ok(())
+        if self.watched.poisoned() { Err(MapError::Poisoned) } else { Ok(()) }
+    }
+
+    /// Bytes of the mapping that are in this process's memory now (its Rss by `/proc/self/smaps`). About 1 ms per GiB: for
+    /// reports.
+    ///
+    /// # Errors
+    /// [`MapError::Os`].
+    pub fn resident_bytes(&self) -> Result<u64, MapError> {
+        let range = self.map.as_ptr_range();
+        resident_bytes(
+            range.start as usize..(range.end as usize).next_multiple_of(rustix::param::page_size()),
+        )
+        .map_err(|source| MapError::Os { what: "reading /proc/self/smaps", source })
     }
 
     /// Fails when the file on disk is no longer what was mapped. One `fstat`.
@@ -181,4 +224,126 @@ impl FileIdentity {
 
 fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
     move |errno| MapError::Os { what, source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    fn temp(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    fn open(path: &str, flags: OFlags) -> File {
+        File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap())
+    }
+
+    #[track_caller]
+    fn refused(file: File, kind: &str) {
+        match MappedFile::map(file) {
+            Err(MapError::NotRegular { kind: found }) => assert_eq!(found, kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_regular_files_opened_for_reading_are_mapped() {
+        let file = temp(b"1234");
+        let path = file.path().to_str().unwrap();
+        refused(open("/", OFlags::RDONLY), "a directory");
+        refused(open("/dev/zero", OFlags::RDONLY), "a device");
+        refused(open(path, OFlags::PATH), "a path descriptor (O_PATH)");
+        refused(open(path, OFlags::RDWR), "a file opened for writing");
+        refused(open(path, OFlags::WRONLY), "a file opened for writing");
+        let (read_end, _write_end) = std::io::pipe().unwrap();
+        refused(File::from(OwnedFd::from(read_end)), "a pipe");
+        let fifo = tempfile::tempdir().unwrap();
+        let fifo = fifo.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        refused(open(fifo.to_str().unwrap(), OFlags::RDONLY | OFlags::NONBLOCK), "a pipe");
+        // A socket is open for writing too, so it does not get as far as its kind.
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let (socket, _peer) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        refused(File::from(socket), "a file opened for writing");
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        refused(File::from(event), "a file opened for writing");
+        // Regular by its mode, but of length 0, as all of /proc.
+        assert!(matches!(MappedFile::map(open("/proc/self/mem", OFlags::RDONLY)), Err(MapError::Empty)));
+        assert!(matches!(MappedFile::map(temp(b"").reopen_read_only()), Err(MapError::Empty)));
+        assert_eq!(&*MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
+    }
+
+    trait ReopenReadOnly {
+        fn reopen_read_only(&self) -> File;
+    }
+
+    impl ReopenReadOnly for tempfile::NamedTempFile {
+        fn reopen_read_only(&self) -> File {
+            File::open(self.path()).unwrap()
+        }
+    }
+
+    #[test]
+    fn ranges_outside_the_file_are_refused_with_their_numbers() {
+        let file = temp(&[7; 5000]);
+        let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
+        assert_eq!((mapped.len(), mapped.is_empty()), (5000, false));
+        assert_eq!(mapped.bytes(4999..5000).unwrap(), [7]);
+        assert!(mapped.bytes(5000..5000).unwrap().is_empty());
+        for range in [4999..5001, 5001..5001, u64::MAX - 1..u64::MAX, Range { start: 3, end: 2 }] {
+            match mapped.bytes(range.clone()) {
+                Err(MapError::OutOfRange { start, end, len }) => {
+                    assert_eq!((start..end, len), (range, 5000));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_to_the_file_is_seen_by_check_unchanged() {
+        let mut file = temp(&[7; 100]);
+        let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
+        mapped.check_unchanged().unwrap();
+        file.write_all(b"more").unwrap();
+        assert!(matches!(mapped.check_unchanged(), Err(MapError::Changed)));
+
+        // In place, same size: the times tell. Set by hand, as two writes can fall into one tick of the kernel's clock.
+        let file = temp(&[7; 100]);
+        let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
+        file.as_file().set_modified(std::time::UNIX_EPOCH).unwrap();
+        assert!(matches!(mapped.check_unchanged(), Err(MapError::Changed)));
+        assert_ne!(mapped.identity(), MappedFile::inspect(&file.reopen_read_only()).unwrap());
+    }
+
+    #[test]
+    fn a_replaced_or_unlinked_file_lives_on_in_its_mapping() {
+        let file = temp(b"old");
+        let path = file.path().to_owned();
+        let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
+        let new = temp(b"new");
+        std::fs::rename(new.path(), &path).unwrap();
+        assert_eq!(mapped.bytes(0..3).unwrap(), b"old");
+        mapped.check_poison().unwrap();
+        // The rename took the old inode's last name: its ctime moved, so the store maps the name again.
+        assert!(matches!(mapped.check_unchanged(), Err(MapError::Changed)));
+    }
+
+    #[test]
+    fn mapping_makes_no_page_resident_and_reading_does() {
+        let file = temp(&vec![1; 1 << 20]);
+        let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
+        assert_eq!(mapped.resident_bytes().unwrap(), 0);
+        assert_eq!(
+            mapped.bytes(0..mapped.len()).unwrap().iter().map(|&b| u64::from(b)).sum::<u64>(),
+            1 << 20
+        );
+        assert_eq!(mapped.resident_bytes().unwrap(), 1 << 20);
+    }
 }

@@ -3,8 +3,10 @@
 //! The lowest layer: it knows files and bytes, no models and no devices.
 
 pub mod dtype;
+mod guard;
 pub mod lazy;
 pub mod map;
+mod resident;
 
 pub use dtype::DType;
 pub use lazy::{LazyTensor, Shape};
