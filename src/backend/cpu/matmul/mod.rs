@@ -1,0 +1,208 @@
+//! Weight rows times activation rows: `out[m][row] = sum over k of weight[row][k] * activation[m][k]`.
+//!
+//! Single-threaded; pool threads call it for their ranges of weight rows. Weights are read in place, at any alignment.
+//!
+//! **One order of summation.** The bits of an output depend on its weight row and its activation row alone: not on
+//! the number of rows, the tile it fell into, the thread, or the instruction set.
+//! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0:
+//!   `acc = fma(f32(dot_g) * act_scale_g, weight_scale_g, acc)`, `dot_g` exact in i32; with a minimum, then
+//!   `acc = fma(act_scaled_sum_g, min_g, acc)`; types with a scale per 16 do the first step for each half.
+//! - f32 activations: 16 lanes, lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros), then
+//!   lanes l and l+8, l+4, l+2, l+1 are added.
+
+mod portable;
+
+use std::ops::Range;
+
+use super::activations::ActivationView;
+use super::isa::Kernels;
+use super::quant::{self, GroupKind};
+use crate::backend::Activations;
+use crate::tensor::DType;
+
+/// Why a product was refused. Nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MatmulError {
+    /// No arithmetic for the weights' type.
+    #[error("type {0} has no CPU arithmetic")]
+    Unsupported(DType),
+    /// The bytes are not a matrix of this type and shape.
+    #[error("{rows} rows of {cols} values of {dtype} do not take {bytes} bytes")]
+    Size {
+        /// Weight type.
+        dtype: DType,
+        /// Weight rows.
+        rows: usize,
+        /// Values per row.
+        cols: usize,
+        /// Bytes given.
+        bytes: usize,
+    },
+    /// Rows of different length.
+    #[error("weight rows hold {weight} values, activation rows {activation}")]
+    Cols {
+        /// Values per weight row.
+        weight: usize,
+        /// Values per activation row.
+        activation: usize,
+    },
+    /// A range of rows that the matrix does not have.
+    #[error("weight rows {start}..{end} of a matrix of {rows}")]
+    Range {
+        /// First row.
+        start: usize,
+        /// One past the last row.
+        end: usize,
+        /// Rows there are.
+        rows: usize,
+    },
+    /// No room for the result.
+    #[error("{need} outputs at stride {stride} do not fit in {len}")]
+    Output {
+        /// Values that must fit, gaps between rows included.
+        need: usize,
+        /// Distance of output rows.
+        stride: usize,
+        /// Room given.
+        len: usize,
+    },
+}
+
+/// A weight matrix in place: `rows` rows of `cols` values, row after row.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixView<'a> {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> MatrixView<'a> {
+    /// A matrix over `bytes`, which may lie at any address.
+    ///
+    /// # Errors
+    /// [`MatmulError::Unsupported`], [`MatmulError::Size`].
+    pub fn new(dtype: DType, rows: usize, cols: usize, bytes: &'a [u8]) -> Result<Self, MatmulError> {
+        if !quant::is_supported(dtype) {
+            return Err(MatmulError::Unsupported(dtype));
+        }
+        let row_bytes = dtype.row_bytes(cols as u64).and_then(|b| usize::try_from(b).ok());
+        match row_bytes {
+            Some(row_bytes) if row_bytes.checked_mul(rows) == Some(bytes.len()) => {
+                Ok(Self { dtype, rows, cols, row_bytes, bytes })
+            }
+            _ => Err(MatmulError::Size { dtype, rows, cols, bytes: bytes.len() }),
+        }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows: outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values per row: inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// The bytes of row `index`. Panics past the last row.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        &self.bytes[index * self.row_bytes..][..self.row_bytes]
+    }
+}
+
+/// Memory that a call works in: one per thread, kept between calls so that none allocates.
+#[derive(Debug, Default)]
+pub struct MatmulScratch {
+    /// Weight rows expanded to f32.
+    values: Vec<f32>,
+}
+
+impl MatmulScratch {
+    /// Empty; grows at the first calls.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Where a call writes: `out[m * stride + (row - rows.start)]`.
+#[derive(Debug)]
+struct Output<'a> {
+    values: &'a mut [f32],
+    stride: usize,
+}
+
+impl Kernels {
+    /// Multiplies weight rows `rows` with every row of `acts`: `out[m * out_stride + (row - rows.start)]`. Other
+    /// elements of `out` keep their values.
+    ///
+    /// Quantised weights take the A8 form of the activations under [`Activations::Int8`], else their f32 form; F32,
+    /// F16 and BF16 weights always take the f32 form. Non-finite weights or activations give non-finite outputs.
+    /// Reads the range's bytes once for every 256 activation rows or so.
+    ///
+    /// # Errors
+    /// [`MatmulError`]: shapes that do not match; `out` is then untouched.
+    #[allow(clippy::too_many_arguments)]
+    pub fn matmul_rows(
+        self,
+        weight: &MatrixView<'_>,
+        rows: Range<usize>,
+        acts: &ActivationView<'_>,
+        mode: Activations,
+        scratch: &mut MatmulScratch,
+        out: &mut [f32],
+        out_stride: usize,
+    ) -> Result<(), MatmulError> {
+        check(weight, &rows, acts, out.len(), out_stride)?;
+        if rows.is_empty() || acts.rows() == 0 {
+            return Ok(());
+        }
+        let out = Output { values: out, stride: out_stride };
+        let int8 = match mode {
+            Activations::Int8 => GroupKind::of(weight.dtype),
+            Activations::F32 => None,
+        };
+        match int8 {
+            Some(kind) => portable::int8(weight, rows, acts, kind, out),
+            None => portable::float(weight, rows, acts, scratch, out),
+        }
+        Ok(())
+    }
+}
+
+fn check(
+    weight: &MatrixView<'_>,
+    rows: &Range<usize>,
+    acts: &ActivationView<'_>,
+    out_len: usize,
+    stride: usize,
+) -> Result<(), MatmulError> {
+    if weight.cols != acts.cols() {
+        return Err(MatmulError::Cols { weight: weight.cols, activation: acts.cols() });
+    }
+    if rows.start > rows.end || rows.end > weight.rows {
+        return Err(MatmulError::Range { start: rows.start, end: rows.end, rows: weight.rows });
+    }
+    if acts.rows() == 0 || rows.is_empty() {
+        return Ok(());
+    }
+    let need = (acts.rows() - 1).saturating_mul(stride).saturating_add(rows.len());
+    if need > out_len || (acts.rows() > 1 && stride < rows.len()) {
+        return Err(MatmulError::Output { need, stride, len: out_len });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

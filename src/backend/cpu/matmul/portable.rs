@@ -1,0 +1,83 @@
+//! Plain Rust: the definition that the SIMD kernels must equal to the bit.
+
+use std::ops::Range;
+
+use super::{MatmulScratch, MatrixView, Output};
+use crate::backend::cpu::activations::ActivationView;
+use crate::backend::cpu::quant::{GroupKind, dequantize_row, group};
+
+/// Quantised weights, 8-bit activations.
+pub(super) fn int8(
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    kind: GroupKind,
+    out: Output<'_>,
+) {
+    for (i, row) in rows.enumerate() {
+        let bytes = weight.row(row);
+        for m in 0..acts.rows() {
+            out.values[m * out.stride + i] = 0.0;
+        }
+        for g in 0..weight.cols() / 32 {
+            let group = group(weight.dtype(), bytes, g);
+            for m in 0..acts.rows() {
+                let codes = &acts.codes(m)[32 * g..][..32];
+                let (scale, acc) = (acts.scales(m)[g], &mut out.values[m * out.stride + i]);
+                let (low, high) =
+                    (dot(&group.codes[..16], &codes[..16]), dot(&group.codes[16..], &codes[16..]));
+                match kind {
+                    GroupKind::Symmetric | GroupKind::Affine => {
+                        *acc = ((low + high) as f32 * scale).mul_add(group.scales[0], *acc);
+                    }
+                    GroupKind::SymmetricHalves => {
+                        *acc = (low as f32 * scale).mul_add(group.scales[0], *acc);
+                        *acc = (high as f32 * scale).mul_add(group.scales[1], *acc);
+                    }
+                }
+                if kind == GroupKind::Affine {
+                    *acc = acts.scaled_sums(m)[g].mul_add(group.min, *acc);
+                }
+            }
+        }
+    }
+}
+
+fn dot(a: &[i8], b: &[i8]) -> i32 {
+    a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
+}
+
+/// Any weights, f32 activations.
+pub(super) fn float(
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    scratch: &mut MatmulScratch,
+    out: Output<'_>,
+) {
+    scratch.values.resize(weight.cols(), 0.0);
+    for (i, row) in rows.enumerate() {
+        // The type and the length were checked when the matrix was made.
+        if dequantize_row(weight.dtype(), weight.row(row), &mut scratch.values).is_err() {
+            scratch.values.fill(f32::NAN);
+        }
+        for m in 0..acts.rows() {
+            out.values[m * out.stride + i] = dot_f32(&scratch.values, acts.values(m));
+        }
+    }
+}
+
+fn dot_f32(weights: &[f32], acts: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    for (w, x) in weights.chunks(16).zip(acts.chunks(16)) {
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            let (w, x) = (w.get(l).copied().unwrap_or(0.0), x.get(l).copied().unwrap_or(0.0));
+            *lane = w.mul_add(x, *lane);
+        }
+    }
+    for half in [8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
+    }
+    lanes[0]
+}

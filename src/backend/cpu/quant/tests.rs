@@ -1,0 +1,75 @@
+use super::*;
+
+/// Blocks that ggml quantised and decoded; `tests/reference/make_quant_blocks.py` makes the file.
+const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/quant-blocks.bin");
+
+/// Type, values per row, rows of bytes, their values.
+fn golden() -> Vec<(DType, usize, Vec<u8>, Vec<f32>)> {
+    let mut rest = GOLDEN;
+    let mut take = |n: usize| {
+        let (head, tail) = rest.split_at(n);
+        rest = tail;
+        (head.to_vec(), tail.is_empty())
+    };
+    let mut all = Vec::new();
+    loop {
+        let (head, _) = take(16);
+        let word = |i: usize| u32::from_le_bytes(head[4 * i..4 * i + 4].try_into().unwrap());
+        let (rows, cols, row_bytes) = (word(1) as usize, word(2) as usize, word(3) as usize);
+        let (bytes, _) = take(rows * row_bytes);
+        let (values, end) = take(rows * cols * 4);
+        let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        all.push((DType::from_ggml(word(0)).unwrap(), cols, bytes, values));
+        if end {
+            return all;
+        }
+    }
+}
+
+#[test]
+fn golden_blocks_decode_to_ggmls_bits() {
+    let mut seen = vec![DType::F32];
+    for (dtype, cols, bytes, want) in golden() {
+        let mut got = vec![f32::NAN; want.len()];
+        let row_bytes = dtype.row_bytes(cols as u64).unwrap() as usize;
+        for (row, out) in bytes.chunks_exact(row_bytes).zip(got.chunks_exact_mut(cols)) {
+            dequantize_row(dtype, row, out).unwrap();
+        }
+        for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+            assert_eq!(g.to_bits(), w.to_bits(), "{dtype} value {i}: {g} instead of {w}");
+        }
+        assert!(
+            want.iter().filter(|v| **v != 0.0).count() > want.len() / 2,
+            "{dtype}: the golden says too little"
+        );
+        seen.push(dtype);
+    }
+    assert!(SUPPORTED.iter().all(|t| seen.contains(t)), "{seen:?}");
+}
+
+#[test]
+fn groups_are_the_same_numbers() {
+    for (dtype, cols, bytes, want) in golden().into_iter().filter(|g| GroupKind::of(g.0).is_some()) {
+        let row_bytes = dtype.row_bytes(cols as u64).unwrap() as usize;
+        for (row, want) in bytes.chunks_exact(row_bytes).zip(want.chunks_exact(cols)) {
+            for (g, want) in want.chunks_exact(32).enumerate() {
+                let group = group(dtype, row, g);
+                for (i, want) in want.iter().enumerate() {
+                    let value = f32::from(group.codes[i]) * group.scales[i / 16] + group.min;
+                    assert_eq!(value, *want, "{dtype} group {g} value {i}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_and_wrong_sizes() {
+    let mut out = [f32::NAN; 2];
+    dequantize_row(DType::F32, &[0, 0, 128, 63, 0, 0, 0, 192], &mut out).unwrap();
+    assert_eq!(out, [1.0, -2.0]);
+    let err = dequantize_row(DType::Q4_0, &[0; 18], &mut out);
+    assert_eq!(err, Err(QuantError::Length { dtype: DType::Q4_0, bytes: 18, values: 2 }));
+    assert_eq!(dequantize_row(DType::Q5_0, &[], &mut []), Err(QuantError::Unsupported(DType::Q5_0)));
+    assert_eq!(out, [1.0, -2.0], "a refused call writes nothing");
+}

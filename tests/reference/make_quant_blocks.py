@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""make_quant_blocks.py OUT.bin: golden quant blocks, made and decoded by ggml.
+
+Random rows (numpy's default_rng(1)) are quantised by the C library of the PyPI
+wheel `libggml-python` and decoded twice, by that C library and by the PyPI
+package `gguf`; the two must agree to the bit. F16 comes from numpy, BF16 from
+gguf. Nothing of this project is used.
+
+OUT.bin, little-endian: per type u32 ggml number, u32 rows, u32 values per row,
+u32 bytes per row, then all rows' bytes, then all values as f32."""
+import ctypes as C, glob, os, struct, sys
+import numpy as np
+import libggml
+from gguf import quants
+from gguf.constants import GGMLQuantizationType as Q
+
+TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K]
+ROWS, COLS = 3, 512
+
+base = glob.glob(os.path.join(list(libggml.__path__)[0], "lib*", "libggml-base.so"))[0]
+lib = C.CDLL(base, mode=C.RTLD_GLOBAL)
+lib.ggml_quantize_chunk.restype = C.c_size_t
+lib.ggml_quantize_chunk.argtypes = [C.c_int, C.c_void_p, C.c_void_p] + [C.c_int64] * 3 + [C.c_void_p]
+lib.ggml_row_size.restype = C.c_size_t
+lib.ggml_row_size.argtypes = [C.c_int, C.c_int64]
+
+g = np.random.default_rng(1)
+x = (g.standard_normal((ROWS, COLS)) * g.lognormal(0, 1, (ROWS, 1))).astype(np.float32)
+x[0, :256] = 0         # an all-zero block
+x[1, :128:7] *= 100   # outliers
+x[2, :256] *= 1e-6     # scales that are f16 subnormals
+ones = np.ones(COLS, np.float32)
+
+with open(sys.argv[1], "wb") as out:
+    for q in TYPES:
+        if q == Q.F16:
+            raw = x.astype(np.float16).view(np.uint8).reshape(ROWS, -1)
+            values = x.astype(np.float16).astype(np.float32)
+        else:
+            raw = np.zeros((ROWS, lib.ggml_row_size(q.value, COLS)), np.uint8)
+            lib.ggml_quantize_chunk(q.value, x.ctypes.data, raw.ctypes.data, 0, ROWS, COLS, ones.ctypes.data)
+            values = quants.dequantize(raw, q).astype(np.float32)
+            if q != Q.BF16:
+                decode = getattr(lib, "dequantize_row_" + q.name.lower().replace("_k", "_K"))
+                decode.argtypes, decode.restype = [C.c_void_p, C.c_void_p, C.c_int64], None
+                c = np.zeros((ROWS, COLS), np.float32)
+                decode(raw.ctypes.data, c.ctypes.data, ROWS * COLS)
+                assert np.array_equal(c.view(np.uint32), values.view(np.uint32)), q.name
+        out.write(struct.pack("<4I", q.value, ROWS, COLS, raw.shape[1]))
+        out.write(raw.tobytes())
+        out.write(values.astype("<f4").tobytes())
