@@ -16,6 +16,8 @@ use crate::tensor::MapError;
 
 mod engine;
 mod handle;
+mod pages;
+mod policy;
 mod snapshot;
 
 pub use engine::{Engine, EngineError};
