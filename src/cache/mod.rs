@@ -1,1 +1,108 @@
 //! Which tensors a device holds: each is loaded once, by one loader, when first needed.
+//!
+//! A tensor's life on a device: `Absent -> Resident -> Absent`. A failed load leaves it absent and the next request
+//! tries again. The engine thread that owns the device owns its cache too, so there is no lock and no second loader;
+//! whoever wants a tensor resident asks that thread.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::backend::{Backend, BackendError, DeviceTensor};
+use crate::tensor::{LazyTensor, MappedFile};
+
+/// What a cache did since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Tensors loaded.
+    pub loads: u64,
+    /// Requests for tensors that were there.
+    pub hits: u64,
+}
+
+/// The table of one device: the only truth about what is loaded on it.
+#[derive(Debug, Default)]
+pub struct TensorCache {
+    resident: HashMap<Key, DeviceTensor>,
+    counters: CacheCounters,
+    device_bytes: u64,
+}
+
+/// A tensor is its bytes: a tied output matrix is the embedding. An entry keeps its mapping alive, so no other mapping
+/// can come to have its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    mapping: usize,
+    start: u64,
+}
+
+impl Key {
+    fn of(tensor: &LazyTensor) -> Self {
+        Self { mapping: address(tensor.file()), start: tensor.range().start }
+    }
+}
+
+fn address(file: &Arc<MappedFile>) -> usize {
+    Arc::as_ptr(file).addr()
+}
+
+impl TensorCache {
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The tensor on the device, loaded now when it is not there. A hit costs one lookup; the handle is cheap to clone.
+    ///
+    /// # Errors
+    /// [`BackendError`] of the load; the tensor stays absent.
+    pub fn load_tensor(
+        &mut self,
+        backend: &mut dyn Backend,
+        tensor: &LazyTensor,
+    ) -> Result<DeviceTensor, BackendError> {
+        let key = Key::of(tensor);
+        if let Some(loaded) = self.resident.get(&key) {
+            self.counters.hits += 1;
+            return Ok(loaded.clone());
+        }
+        let loaded = backend.load_tensor(tensor)?;
+        self.counters.loads += 1;
+        self.device_bytes += loaded.device_bytes();
+        self.resident.insert(key, loaded.clone());
+        Ok(loaded)
+    }
+
+    /// Lets go of all tensors of a file; their memory is free once the last handle is dropped. Returns how many.
+    pub fn clear_file(&mut self, file: &Arc<MappedFile>) -> usize {
+        let (mapping, before) = (address(file), self.resident.len());
+        self.resident.retain(|key, _| key.mapping != mapping);
+        self.device_bytes = self.resident.values().map(DeviceTensor::device_bytes).sum();
+        before - self.resident.len()
+    }
+
+    /// Lets go of everything.
+    pub fn clear(&mut self) {
+        self.resident.clear();
+        self.device_bytes = 0;
+    }
+
+    /// Tensors that are resident.
+    pub fn len(&self) -> usize {
+        self.resident.len()
+    }
+
+    /// True when nothing is resident.
+    pub fn is_empty(&self) -> bool {
+        self.resident.is_empty()
+    }
+
+    /// Device bytes of resident tensors beyond their mappings.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// Sums since the cache was made.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters
+    }
+}

@@ -1,10 +1,11 @@
-//! The engine thread: takes commands, asks the policy who runs, runs the step, reports.
+//! The engine's life: opens the device, starts the thread that owns it, stops and joins it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::core::Core;
 use super::handle::Shared;
-use super::{EngineHandle, EngineOptions, Event, JobError};
+use super::{EngineHandle, EngineOptions};
 use crate::backend::{Backend, BackendError};
 use crate::tensor::DType;
 
@@ -19,7 +20,11 @@ pub enum EngineError {
     Thread(#[from] std::io::Error),
 }
 
-/// A device and the thread that owns it. Dropping it stops it: what runs then fails with [`JobError::Draining`].
+/// Opens a device; called again when a panic may have broken the backend's own state.
+pub(super) type Factory = Box<dyn Fn() -> Result<Box<dyn Backend>, BackendError> + Send>;
+
+/// A device and the thread that owns it. Dropping it stops it: what runs then fails with
+/// [`JobError::Draining`](super::JobError::Draining).
 #[derive(Debug)]
 pub struct Engine {
     handle: EngineHandle,
@@ -29,7 +34,7 @@ pub struct Engine {
 impl Engine {
     /// Opens the device and starts its thread.
     ///
-    /// `factory` is called here once, and again if the backend's own state is broken by a panic.
+    /// `factory` is called once here, on the caller's thread, and again on the engine's if a panic broke the backend.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -38,11 +43,15 @@ impl Engine {
         F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
     {
         let backend = factory()?;
-        let supported = (0..64).filter_map(DType::from_ggml).filter(|&d| backend.supports(d)).collect();
-        let shared =
-            Arc::new(Shared::new(backend.info(), supported, options.queue_max, options.kv_budget_bytes));
+        let shared = Arc::new(Shared::new(
+            backend.info(),
+            DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
+            options.queue_max,
+            options.kv_budget_bytes,
+        ));
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || run(&shared))?;
+        let core = Core::new(options, shared, backend, Box::new(factory));
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || core.run())?;
         Ok(Self { handle, thread: Some(thread) })
     }
 
@@ -51,7 +60,8 @@ impl Engine {
         self.handle.clone()
     }
 
-    /// Stops at the next step's end and joins the thread. Drain first to let answers finish.
+    /// Stops at the end of the step that is under way and joins the thread. [Drain](EngineHandle::drain) first to let
+    /// answers finish.
     pub fn stop(mut self) {
         self.halt();
     }
@@ -60,7 +70,7 @@ impl Engine {
         self.handle.shared.inbox.lock().stop = true;
         self.handle.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let _ = thread.join(); // the thread catches panics itself; one here has nobody left to hear of it
         }
     }
 }
@@ -68,18 +78,5 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.halt();
-    }
-}
-
-fn run(shared: &Shared) {
-    let mut inbox = shared.inbox.lock();
-    while !inbox.stop {
-        if !inbox.pending() {
-            shared.wake.wait(&mut inbox);
-        }
-        while let Some(job) = inbox.jobs.pop_front() {
-            inbox.live.remove(&job.id);
-            let _ = job.events.send(Event::Failed(JobError::Draining));
-        }
     }
 }

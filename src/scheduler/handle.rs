@@ -35,6 +35,17 @@ pub(super) struct Inbox {
     pub stop: bool,
 }
 
+/// What the engine thread takes out of the inbox in one go.
+#[derive(Debug, Default)]
+pub(super) struct Commands {
+    pub jobs: VecDeque<Job>,
+    pub cancels: HashSet<SequenceId>,
+    pub credits: HashMap<SequenceId, u32>,
+    pub gone: HashSet<ModelId>,
+    pub drain: Option<Instant>,
+    pub stop: bool,
+}
+
 impl Inbox {
     /// True when the engine has something to take.
     pub(super) fn pending(&self) -> bool {
@@ -43,6 +54,18 @@ impl Inbox {
             || !self.cancels.is_empty()
             || !self.credits.is_empty()
             || !self.gone.is_empty()
+    }
+
+    /// Empties the inbox; what is live, a drain and a stop stay.
+    pub(super) fn take(&mut self) -> Commands {
+        Commands {
+            jobs: std::mem::take(&mut self.jobs),
+            cancels: std::mem::take(&mut self.cancels),
+            credits: std::mem::take(&mut self.credits),
+            gone: std::mem::take(&mut self.gone),
+            drain: self.drain,
+            stop: self.stop,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Who runs next, and the one loop that runs it.
 //!
 //! `policy` is pure: queues, turns, KV pages, credits; no I/O, no device, no clock but what it is given.
-//! `engine` is the thread that owns the backend, `step` carries one batch down the layers, `handle` is what sessions
-//! hold.
+//! `engine` starts and stops the thread that owns the backend; `core` is that thread's loop; `step` carries one batch
+//! down the layers; `handle` is what sessions hold.
 //!
 //! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. It owns KV pages from
 //! admission to its end; while its credit is 0 it keeps them and is passed over.
@@ -14,11 +14,16 @@ use crate::backend::{BackendError, KV_PAGE_TOKENS};
 use crate::model::Model;
 use crate::tensor::MapError;
 
+mod core;
 mod engine;
 mod handle;
 mod pages;
 mod policy;
+mod resident;
+mod sequence;
 mod snapshot;
+mod step;
+mod text;
 
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
@@ -168,7 +173,7 @@ pub struct Outcome {
     pub queue: Duration,
     /// Bringing weights to the device, as far as this request waited for it.
     pub load: Duration,
-    /// From admission to the first token.
+    /// From admission to the first token, without `load`.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,

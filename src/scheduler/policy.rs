@@ -322,15 +322,15 @@ impl Policy {
         self.queue.iter().map(|s| s.request.id).collect()
     }
 
+    /// How many wait.
+    pub fn queued_count(&self) -> usize {
+        self.queue.len()
+    }
+
     /// All sequences of a model, admitted ones first.
     pub fn sequences_of(&self, model: ModelId) -> Vec<SequenceId> {
         let all = self.running.iter().chain(&self.queue);
         all.filter(|s| s.request.model == model).map(|s| s.request.id).collect()
-    }
-
-    /// True when there is no sequence at all.
-    pub fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.queue.is_empty()
     }
 
     /// Pages in use and pages there are, over all open pools.

@@ -92,6 +92,11 @@ impl DType {
         TABLE.iter().find(|r| r.0 == number).map(|r| r.1)
     }
 
+    /// Every type there is.
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|r| r.1)
+    }
+
     /// ggml's number of the type.
     pub fn ggml(self) -> u32 {
         self.row().0

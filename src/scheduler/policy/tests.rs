@@ -319,7 +319,7 @@ impl Rules {
             steps += 1;
             assert!(steps < 200_000, "seed {}: somebody starves", self.seed);
         }
-        assert!(self.policy.is_empty());
+        assert_eq!(self.policy.views().count(), 0);
         assert_eq!((self.policy.page_counts().0, self.policy.reserved_bytes()), (0, 0), "seed {}", self.seed);
         assert_eq!(self.ended as u64, self.next_id - 1);
     }

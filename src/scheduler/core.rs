@@ -1,0 +1,539 @@
+//! The engine thread: takes commands, asks the policy who runs, runs the step, reports.
+//!
+//! One turn: commands, expiries, admission, at most one step, reports. When a turn did nothing the thread sleeps until
+//! a command or the next expiry, a second at most. A panic inside a step fails that step's sequences and takes the
+//! model's room down; its other sequences take their tokens in anew. A panic elsewhere, or in the cleaning up, fails
+//! everything and opens the device anew. Either way the engine serves on.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::engine::Factory;
+use super::handle::Shared;
+use super::policy::{Expiry, Limits, Policy, Request, StepPlan};
+use super::resident::ResidentModel;
+use super::sequence::Sequence;
+use super::step::{self, StepArrays, StepDevice};
+use super::{Counters, EngineOptions, EngineSnapshot, Event, Job, JobError, SequenceId, SequenceSnapshot};
+use crate::backend::{Backend, BackendError, ModelSlot, Sampled};
+use crate::cache::TensorCache;
+use crate::model::{Model, ModelId};
+use crate::tensor::MapError;
+
+/// The heartbeat moves at least this often.
+const IDLE_WAKE: Duration = Duration::from_secs(1);
+/// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
+const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
+/// Bytes of a panic's text that are passed on.
+const PANIC_TEXT_MAX: usize = 256;
+
+/// A model that has, or lately had, sequences.
+struct Room {
+    resident: ResidentModel,
+    slot: Option<ModelSlot>,
+    /// When its last sequence ended; `None` while it has any.
+    idle_since: Option<Instant>,
+    /// Unloaded: goes with its last sequence.
+    gone: bool,
+}
+
+enum Turn {
+    /// Go on at once.
+    Worked,
+    /// Nothing to do but wait.
+    Idle,
+    Stop,
+}
+
+pub(super) struct Core {
+    options: EngineOptions,
+    shared: Arc<Shared>,
+    factory: Factory,
+    backend: Box<dyn Backend>,
+    cache: TensorCache,
+    policy: Policy,
+    sequences: HashMap<SequenceId, Sequence>,
+    rooms: BTreeMap<ModelId, Room>,
+    arrays: StepArrays,
+    counters: Counters,
+    /// The step under way: who has to answer for a panic.
+    in_step: Option<StepPlan>,
+    /// Sequences that ended in this turn and their last events, sent when the snapshot shows that they are gone.
+    ended: Vec<(Sequence, Event)>,
+    drain: Option<Instant>,
+    published: Instant,
+    housekept: Instant,
+}
+
+impl Core {
+    pub fn new(
+        options: EngineOptions,
+        shared: Arc<Shared>,
+        backend: Box<dyn Backend>,
+        factory: Factory,
+    ) -> Self {
+        let policy = Policy::new(limits(&options));
+        let now = Instant::now();
+        let core = Self {
+            options,
+            shared,
+            factory,
+            backend,
+            cache: TensorCache::new(),
+            policy,
+            sequences: HashMap::new(),
+            rooms: BTreeMap::new(),
+            arrays: StepArrays::default(),
+            counters: Counters::default(),
+            in_step: None,
+            ended: Vec::new(),
+            drain: None,
+            published: now,
+            housekept: now,
+        };
+        core.publish();
+        core
+    }
+
+    /// The thread's whole life.
+    pub fn run(mut self) {
+        let mut idle = true;
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.turn(idle))) {
+                Ok(Turn::Worked) => idle = false,
+                Ok(Turn::Idle) => idle = true,
+                Ok(Turn::Stop) => break,
+                Err(panic) => {
+                    idle = false;
+                    let text = panic_text(panic.as_ref());
+                    let recovered = catch_unwind(AssertUnwindSafe(|| self.recover(text)));
+                    if !matches!(recovered, Ok(Ok(()))) {
+                        break; // no device: the heartbeat stands still, and the watchdog starts the daemon anew
+                    }
+                }
+            }
+        }
+        self.shared.inbox.lock().stop = true;
+        self.take_commands();
+        self.fail_all(|| JobError::Draining);
+        self.settle();
+        self.shared.drained.send_replace(true);
+    }
+
+    fn turn(&mut self, idle: bool) -> Turn {
+        self.shared.heartbeat.fetch_add(1, Ordering::Relaxed);
+        if idle {
+            self.sleep();
+        }
+        if self.take_commands() {
+            return Turn::Stop;
+        }
+        let now = Instant::now();
+        self.expire(now);
+        let admitted = self.admit(now);
+        let step = self.policy.next_step();
+        let worked = admitted || step.is_some() || !self.ended.is_empty();
+        if let Some(step) = step {
+            self.step(step);
+        }
+        self.housekeep(now);
+        if !self.ended.is_empty() {
+            self.settle();
+        } else if admitted || !worked || self.published.elapsed() >= SNAPSHOT_AGE {
+            self.publish();
+            self.published = Instant::now();
+        }
+        if self.drain.is_some() && self.sequences.is_empty() {
+            self.shared.drained.send_replace(true);
+        }
+        if worked { Turn::Worked } else { Turn::Idle }
+    }
+
+    /// Waits for a command, the next expiry or the next heartbeat.
+    fn sleep(&self) {
+        let mut until = Instant::now() + IDLE_WAKE;
+        // What has expired ended its sequences in the last turn: a moment that has passed cannot make this spin.
+        let drain = self.drain.filter(|_| !self.sequences.is_empty());
+        for moment in [self.policy.next_expiry(), drain].into_iter().flatten() {
+            until = until.min(moment);
+        }
+        let mut inbox = self.shared.inbox.lock();
+        if !inbox.pending() && inbox.drain == self.drain {
+            self.shared.wake.wait_until(&mut inbox, until);
+        }
+    }
+
+    /// Does what the inbox says; true when it says stop.
+    fn take_commands(&mut self) -> bool {
+        let commands = self.shared.inbox.lock().take();
+        for job in commands.jobs {
+            self.submit(job);
+        }
+        for (id, items) in commands.credits {
+            self.policy.credit(id, items);
+        }
+        for id in commands.cancels {
+            self.fail(id, JobError::Cancelled);
+        }
+        for id in commands.gone {
+            if let Some(room) = self.rooms.get_mut(&id) {
+                room.gone = true;
+            }
+            self.close_if_gone(id);
+        }
+        if commands.drain.is_some() && self.drain.is_none() {
+            for id in self.policy.queued() {
+                self.fail(id, JobError::Draining);
+            }
+        }
+        self.drain = commands.drain;
+        commands.stop
+    }
+
+    fn submit(&mut self, job: Job) {
+        let model = &job.model;
+        self.policy.submit(Request {
+            id: job.id,
+            model: model.id,
+            page_bytes: self.shared.page_bytes(&model.plan.dims),
+            prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
+            positions: job.positions(),
+            credit: job.credit,
+            deadline: job.deadline,
+        });
+        let room = self.rooms.entry(model.id).or_insert_with(|| Room {
+            resident: ResidentModel::new(Arc::clone(model)),
+            slot: None,
+            idle_since: None,
+            gone: false,
+        });
+        room.idle_since = None;
+        self.sequences.insert(job.id, Sequence::new(job));
+    }
+
+    fn expire(&mut self, now: Instant) {
+        for (id, expiry) in self.policy.expired(now) {
+            let generated_tokens = self.sequences.get(&id).map_or(0, Sequence::generated_tokens);
+            self.fail(
+                id,
+                match expiry {
+                    Expiry::Deadline => JobError::DeadlineExceeded { generated_tokens },
+                    Expiry::SlowReader { waited } => JobError::SlowReader { waited_s: waited.as_secs() },
+                },
+            );
+        }
+        let deaf = self.sequences.values().filter(|s| s.job.events.is_closed());
+        for id in deaf.map(|s| s.job.id).collect::<Vec<_>>() {
+            self.fail(id, JobError::Cancelled);
+        }
+        if self.drain.is_some_and(|deadline| deadline <= now) {
+            self.fail_all(|| JobError::Draining);
+        }
+    }
+
+    fn admit(&mut self, now: Instant) -> bool {
+        let admitted = self.policy.admit(now);
+        for id in &admitted {
+            if let Some(sequence) = self.sequences.get_mut(id) {
+                sequence.admit(now);
+            }
+        }
+        !admitted.is_empty()
+    }
+
+    /// Runs a step and hands out what came of it.
+    fn step(&mut self, step: StepPlan) {
+        let Some(room) = self.rooms.get(&step.model) else { return };
+        let file = Arc::clone(&room.resident.model().file);
+        if let Err(error) = file.check_unchanged() {
+            return self.fail_model(step.model, error);
+        }
+        self.in_step = Some(step);
+        let (result, load) = self.compute();
+        let Some(step) = self.in_step.take() else { return };
+        if let Err(error) = file.check_poison().and_then(|()| file.check_unchanged()) {
+            return self.fail_model(step.model, error); // what the step read may have been anything: no token of it counts
+        }
+        match result {
+            Ok(sampled) => self.deliver(&step, sampled, load),
+            Err(error) => {
+                tracing::warn!(model = step.model.0, %error, "a step failed");
+                for work in &step.work {
+                    self.fail(work.id, JobError::Backend(error.clone()));
+                }
+            }
+        }
+    }
+
+    /// Computes `in_step`. The time is what loads took of it.
+    fn compute(&mut self) -> (Result<Vec<Sampled>, BackendError>, Duration) {
+        let Some(step) = &self.in_step else { return (Ok(Vec::new()), Duration::ZERO) };
+        let Some(room) = self.rooms.get_mut(&step.model) else { return (Ok(Vec::new()), Duration::ZERO) };
+        let slot = match room.slot {
+            Some(slot) => slot,
+            None => match open(self.backend.as_mut(), &self.policy, &self.shared, room.resident.model()) {
+                Ok(slot) => *room.slot.insert(slot),
+                Err(error) => return (Err(error), Duration::ZERO),
+            },
+        };
+        let stride = step.work.iter().map(|w| self.policy.pages(w.id).len()).max().unwrap_or(0);
+        self.arrays.clear(stride);
+        for work in &step.work {
+            if let Some(sequence) = self.sequences.get(&work.id) {
+                let pages = self.policy.pages(work.id);
+                self.arrays.push(work, sequence.tokens(), pages, || sequence.sample_row());
+            }
+        }
+        let device = StepDevice {
+            backend: self.backend.as_mut(),
+            cache: &mut self.cache,
+            slot,
+            heartbeat: &self.shared.heartbeat,
+        };
+        let before = room.resident.load_time;
+        let result = step::run(device, &mut room.resident, &self.arrays);
+        (result, room.resident.load_time - before)
+    }
+
+    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Sampled>, load: Duration) {
+        let now = Instant::now();
+        self.policy.complete(step, now);
+        self.counters.steps += 1;
+        self.counters.step_sequences += step.work.len() as u64;
+        let mut sampled = sampled.into_iter();
+        for work in &step.work {
+            let rows = u64::from(work.rows);
+            self.counters.rows += rows;
+            *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
+                rows;
+            let Some(sequence) = self.sequences.get_mut(&work.id) else { continue };
+            sequence.add_load(load);
+            if !work.samples {
+                continue;
+            }
+            let Some(token) = sampled.next() else { continue };
+            let (batch, reason) = sequence.accept(token, now);
+            let heard = sequence.send(Event::Tokens(batch));
+            if let Some(reason) = reason {
+                let done = Event::Done(sequence.outcome(reason));
+                self.end(work.id, done);
+            } else if !heard {
+                self.fail(work.id, JobError::Cancelled);
+            }
+        }
+    }
+
+    fn fail(&mut self, id: SequenceId, error: JobError) {
+        self.end(id, Event::Failed(error));
+    }
+
+    fn fail_all(&mut self, error: impl Fn() -> JobError) {
+        let ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
+        for id in ids {
+            self.fail(id, error());
+        }
+    }
+
+    /// Fails all sequences of a model whose file can no longer be trusted, and lets go of it.
+    fn fail_model(&mut self, id: ModelId, error: MapError) {
+        tracing::warn!(model = id.0, %error, "the model's requests fail");
+        let error = Arc::new(error);
+        for sequence in self.policy.sequences_of(id) {
+            self.fail(sequence, JobError::Model(Arc::clone(&error)));
+        }
+        if let Some(room) = self.rooms.get_mut(&id) {
+            room.gone = true;
+        }
+        self.close_if_gone(id);
+    }
+
+    /// Takes a sequence out and gives its pages back. Its last event goes out with [`Core::settle`].
+    fn end(&mut self, id: SequenceId, event: Event) {
+        let Some(sequence) = self.sequences.remove(&id) else { return };
+        if let Some(removed) = self.policy.remove(id)
+            && let Some(slot) = self.rooms.get(&removed.model).and_then(|r| r.slot)
+            && !removed.pages.is_empty()
+        {
+            self.backend.release_pages(slot, &removed.pages);
+        }
+        match event {
+            Event::Done(_) => self.counters.sequences_done += 1,
+            _ => self.counters.sequences_failed += 1,
+        }
+        self.ended.push((sequence, event));
+    }
+
+    /// Publishes a snapshot without the sequences that ended, then sends their last events.
+    fn settle(&mut self) {
+        let ended = std::mem::take(&mut self.ended);
+        let now = Instant::now();
+        for id in ended.iter().map(|(s, _)| s.job.model.id).collect::<HashSet<_>>() {
+            if self.policy.sequences_of(id).is_empty()
+                && let Some(room) = self.rooms.get_mut(&id)
+            {
+                room.idle_since.get_or_insert(now);
+            }
+            self.close_if_gone(id);
+        }
+        {
+            let mut inbox = self.shared.inbox.lock();
+            for (sequence, _) in &ended {
+                inbox.live.remove(&sequence.job.id);
+                inbox.cancels.remove(&sequence.job.id);
+                inbox.credits.remove(&sequence.job.id);
+            }
+        }
+        self.publish();
+        self.published = now;
+        for (sequence, event) in ended {
+            sequence.send(event);
+        }
+    }
+
+    /// Gives scratch and KV pool of long idle models back; models that nobody else holds go altogether.
+    fn housekeep(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.housekept) < IDLE_WAKE.min(self.options.idle_release) {
+            return;
+        }
+        self.housekept = now;
+        let ids: Vec<ModelId> = self.rooms.keys().copied().collect();
+        for id in ids {
+            let Some(room) = self.rooms.get_mut(&id) else { continue };
+            let Some(since) = room.idle_since else { continue };
+            room.gone |= Arc::strong_count(room.resident.model()) == 1;
+            if now.saturating_duration_since(since) >= self.options.idle_release
+                && let Some(slot) = room.slot.take()
+            {
+                self.backend.close_model(slot);
+                self.policy.close_pool(id);
+            }
+            self.close_if_gone(id);
+        }
+    }
+
+    /// Lets go of an unloaded model without sequences: room, device copies, mapping.
+    fn close_if_gone(&mut self, id: ModelId) {
+        if !self.rooms.get(&id).is_some_and(|r| r.gone) || !self.policy.sequences_of(id).is_empty() {
+            return;
+        }
+        let Some(mut room) = self.rooms.remove(&id) else { return };
+        if let Some(slot) = room.slot {
+            self.backend.close_model(slot);
+        }
+        self.policy.close_pool(id);
+        room.resident.forget();
+        self.cache.clear_file(&room.resident.model().file);
+    }
+
+    /// Cleans up after a panic.
+    ///
+    /// # Errors
+    /// When the device cannot be opened again.
+    fn recover(&mut self, text: String) -> Result<(), BackendError> {
+        tracing::error!(panic = text, in_step = self.in_step.is_some(), "the engine panicked");
+        let step = self.in_step.take();
+        let local = step.is_some_and(|step| {
+            catch_unwind(AssertUnwindSafe(|| {
+                if let Some(slot) = self.rooms.get_mut(&step.model).and_then(|r| r.slot.take()) {
+                    self.backend.close_model(slot);
+                }
+                for work in &step.work {
+                    self.fail(work.id, JobError::Panicked(text.clone()));
+                }
+                self.policy.rewind(step.model);
+                self.settle();
+            }))
+            .is_ok()
+        });
+        if local {
+            return Ok(());
+        }
+        self.policy = Policy::new(limits(&self.options));
+        self.rooms.clear();
+        self.cache.clear();
+        let sequences = std::mem::take(&mut self.sequences);
+        self.counters.sequences_failed += sequences.len() as u64;
+        let failed = |s| (s, Event::Failed(JobError::Panicked(text.clone())));
+        self.ended.extend(sequences.into_values().map(failed));
+        let opened = (self.factory)().map(|backend| self.backend = backend);
+        self.settle();
+        opened
+    }
+
+    fn publish(&self) {
+        let sequences: Vec<_> = self
+            .policy
+            .views()
+            .filter_map(|view| {
+                let sequence = self.sequences.get(&view.id)?;
+                Some(SequenceSnapshot {
+                    id: view.id,
+                    uid: sequence.job.uid,
+                    model: view.model,
+                    state: view.state,
+                    prompt_tokens: sequence.prompt_tokens(),
+                    prefilled_tokens: view.computed.min(sequence.prompt_tokens()),
+                    generated_tokens: sequence.generated_tokens(),
+                    max_tokens: sequence.job.max_tokens,
+                    kv_pages: view.kv_pages,
+                    arrived: sequence.job.arrived,
+                    queue_position: view.queue_position,
+                })
+            })
+            .collect();
+        let (kv_pages_used, kv_pages_max) = self.policy.page_counts();
+        let slots = self.rooms.values().filter_map(|r| r.slot);
+        let loaded = self.cache.counters();
+        let snapshot = EngineSnapshot {
+            counters: Counters { tensors_loaded: loaded.loads, tensor_hits: loaded.hits, ..self.counters },
+            kv_pages_used,
+            kv_pages_max,
+            kv_bytes: slots.map(|slot| self.backend.kv_bytes(slot)).sum(),
+            kv_reserved_bytes: self.policy.reserved_bytes(),
+            kv_budget_bytes: self.options.kv_budget_bytes,
+            device_bytes: self.cache.device_bytes(),
+            sequences,
+        };
+        let queued = self.policy.queued_count();
+        let mut inbox = self.shared.inbox.lock();
+        inbox.queued = queued + inbox.jobs.len();
+        *self.shared.published.lock() = Arc::new(snapshot);
+    }
+}
+
+fn limits(options: &EngineOptions) -> Limits {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Limits {
+        rows_max: count(options.rows_max),
+        sequences_max: count(options.sequences_max),
+        kv_budget_bytes: options.kv_budget_bytes,
+        slow_reader: options.slow_reader,
+    }
+}
+
+/// Room on the device for a model.
+fn open(
+    backend: &mut dyn Backend,
+    policy: &Policy,
+    shared: &Shared,
+    model: &Model,
+) -> Result<ModelSlot, BackendError> {
+    let mut dims = model.plan.dims.clone();
+    dims.rows_max = policy.limits().rows_max as usize;
+    dims.logits_rows_max = policy.limits().sequences_max as usize;
+    let pages = policy.pool_pages(shared.page_bytes(&dims));
+    backend.open_model(&dims, pages)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let mut text = text.unwrap_or("a panic without a text").to_owned();
+    while text.len() > PANIC_TEXT_MAX {
+        text.pop();
+    }
+    text
+}

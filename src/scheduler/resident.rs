@@ -1,0 +1,205 @@
+//! A plan's tensors as a device has them, resolved layer by layer when a layer first runs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{AttentionInput, Backend, BackendError, DeviceTensor, FfnInput, Projection};
+use crate::cache::TensorCache;
+use crate::model::Model;
+use crate::model::plan::{LayerPlan, LazyProjection};
+use crate::tensor::LazyTensor;
+
+/// Handles of one model's tensors on one device. What was resolved once costs a comparison per layer, no lookup.
+#[derive(Debug)]
+pub(super) struct ResidentModel {
+    model: Arc<Model>,
+    first: Option<First>,
+    /// Layers `0..layers.len()`: they are resolved in order.
+    layers: Vec<ResidentLayer>,
+    head: Option<Head>,
+    /// Time that loads took, all together.
+    pub load_time: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct First {
+    pub embedding: DeviceTensor,
+    pub rope_factors: Option<DeviceTensor>,
+}
+
+#[derive(Debug)]
+pub(super) struct Head {
+    pub norm: DeviceTensor,
+    pub output: DeviceTensor,
+}
+
+#[derive(Debug)]
+struct ResidentProjection {
+    weight: DeviceTensor,
+    bias: Option<DeviceTensor>,
+}
+
+impl ResidentProjection {
+    fn view(&self) -> Projection<'_> {
+        Projection { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct ResidentLayer {
+    attn_norm: DeviceTensor,
+    q: ResidentProjection,
+    k: ResidentProjection,
+    v: ResidentProjection,
+    q_norm: Option<DeviceTensor>,
+    k_norm: Option<DeviceTensor>,
+    attn_output: ResidentProjection,
+    ffn_norm: DeviceTensor,
+    gate: ResidentProjection,
+    up: ResidentProjection,
+    down: ResidentProjection,
+}
+
+impl ResidentLayer {
+    pub fn attention_input<'a>(&'a self, rope_factors: Option<&'a DeviceTensor>) -> AttentionInput<'a> {
+        AttentionInput {
+            norm: &self.attn_norm,
+            q: self.q.view(),
+            k: self.k.view(),
+            v: self.v.view(),
+            q_norm: self.q_norm.as_ref(),
+            k_norm: self.k_norm.as_ref(),
+            rope_factors,
+        }
+    }
+
+    pub fn attention_output(&self) -> Projection<'_> {
+        self.attn_output.view()
+    }
+
+    pub fn ffn_input(&self) -> FfnInput<'_> {
+        FfnInput { norm: &self.ffn_norm, gate: self.gate.view(), up: self.up.view() }
+    }
+
+    pub fn ffn_output(&self) -> Projection<'_> {
+        self.down.view()
+    }
+}
+
+/// Loads through the cache and counts the time.
+struct Loader<'a> {
+    cache: &'a mut TensorCache,
+    backend: &'a mut dyn Backend,
+}
+
+impl Loader<'_> {
+    fn tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.cache.load_tensor(self.backend, tensor)
+    }
+
+    fn optional(&mut self, tensor: Option<&LazyTensor>) -> Result<Option<DeviceTensor>, BackendError> {
+        tensor.map(|t| self.tensor(t)).transpose()
+    }
+
+    fn projection(&mut self, lazy: &LazyProjection) -> Result<ResidentProjection, BackendError> {
+        Ok(ResidentProjection {
+            weight: self.tensor(&lazy.weight)?,
+            bias: self.optional(lazy.bias.as_ref())?,
+        })
+    }
+
+    fn layer(&mut self, plan: &LayerPlan) -> Result<ResidentLayer, BackendError> {
+        Ok(ResidentLayer {
+            attn_norm: self.tensor(&plan.attn_norm)?,
+            q: self.projection(&plan.q)?,
+            k: self.projection(&plan.k)?,
+            v: self.projection(&plan.v)?,
+            q_norm: self.optional(plan.q_norm.as_ref())?,
+            k_norm: self.optional(plan.k_norm.as_ref())?,
+            attn_output: self.projection(&plan.attn_output)?,
+            ffn_norm: self.tensor(&plan.ffn_norm)?,
+            gate: self.projection(&plan.gate)?,
+            up: self.projection(&plan.up)?,
+            down: self.projection(&plan.down)?,
+        })
+    }
+}
+
+impl ResidentModel {
+    pub fn new(model: Arc<Model>) -> Self {
+        Self { model, first: None, layers: Vec::new(), head: None, load_time: Duration::ZERO }
+    }
+
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    pub fn layer_count(&self) -> usize {
+        self.model.plan.layers.len()
+    }
+
+    /// Forgets all handles, so that the cache can let the tensors go.
+    pub fn forget(&mut self) {
+        self.first = None;
+        self.layers.clear();
+        self.head = None;
+    }
+
+    /// What the first unit of a step needs.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a load, here and below; what was resolved stays so.
+    pub fn first(
+        &mut self,
+        backend: &mut dyn Backend,
+        cache: &mut TensorCache,
+    ) -> Result<&First, BackendError> {
+        if self.first.is_none() {
+            let (plan, started) = (&self.model.plan, Instant::now());
+            let mut loader = Loader { cache, backend };
+            let embedding = loader.tensor(&plan.embedding)?;
+            let rope_factors = loader.optional(plan.rope_factors.as_ref())?;
+            self.load_time += started.elapsed();
+            self.first = Some(First { embedding, rope_factors });
+        }
+        self.first.as_ref().ok_or(BackendError::Batch("the first tensors are not resolved"))
+    }
+
+    /// A layer's handles and the rotary factors. Layers are asked for in order.
+    pub fn layer(
+        &mut self,
+        index: usize,
+        backend: &mut dyn Backend,
+        cache: &mut TensorCache,
+    ) -> Result<(&ResidentLayer, Option<&DeviceTensor>), BackendError> {
+        if index == self.layers.len()
+            && let Some(plan) = self.model.plan.layers.get(index)
+        {
+            let started = Instant::now();
+            let layer = Loader { cache, backend }.layer(plan)?;
+            self.load_time += started.elapsed();
+            self.layers.push(layer);
+        }
+        let rope_factors = self.first.as_ref().and_then(|f| f.rope_factors.as_ref());
+        let layer =
+            self.layers.get(index).ok_or(BackendError::Batch("layers were asked for out of order"))?;
+        Ok((layer, rope_factors))
+    }
+
+    /// What the last unit of a step needs.
+    pub fn head(
+        &mut self,
+        backend: &mut dyn Backend,
+        cache: &mut TensorCache,
+    ) -> Result<&Head, BackendError> {
+        if self.head.is_none() {
+            let (plan, started) = (&self.model.plan, Instant::now());
+            let mut loader = Loader { cache, backend };
+            let norm = loader.tensor(&plan.output_norm)?;
+            let output = loader.tensor(&plan.output)?;
+            self.load_time += started.elapsed();
+            self.head = Some(Head { norm, output });
+        }
+        self.head.as_ref().ok_or(BackendError::Batch("the head is not resolved"))
+    }
+}

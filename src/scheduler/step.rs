@@ -1,0 +1,111 @@
+//! One step: a batch of rows of several sequences of one model, carried down the layers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::policy::Work;
+use super::resident::ResidentModel;
+use crate::backend::{Backend, BackendError, ModelSlot, SampleRow, Sampled, StepBatch};
+use crate::cache::TensorCache;
+
+/// The arrays of a step, reused from one to the next: plain numbers, ready to be copied to a device.
+#[derive(Debug, Default)]
+pub(super) struct StepArrays {
+    token_ids: Vec<u32>,
+    positions: Vec<u32>,
+    row_sequences: Vec<u32>,
+    page_tables: Vec<u32>,
+    page_table_stride: usize,
+    sequences: u32,
+    logits_rows: Vec<u32>,
+    samples: Vec<SampleRow>,
+}
+
+impl StepArrays {
+    /// Empties the arrays for sequences of at most `stride` pages each.
+    pub fn clear(&mut self, stride: usize) {
+        self.token_ids.clear();
+        self.positions.clear();
+        self.row_sequences.clear();
+        self.page_tables.clear();
+        self.page_table_stride = stride;
+        self.sequences = 0;
+        self.logits_rows.clear();
+        self.samples.clear();
+    }
+
+    /// Adds a sequence's rows: `tokens` are all its known tokens, `pages` those of its positions, at most the stride
+    /// given to [`StepArrays::clear`]. `sample` says how to draw from the last row when `work.samples`.
+    pub fn push(&mut self, work: &Work, tokens: &[u32], pages: &[u32], sample: impl FnOnce() -> SampleRow) {
+        let positions = work.start..work.start + work.rows;
+        self.token_ids.extend(&tokens[work.start as usize..positions.end as usize]);
+        self.positions.extend(positions);
+        self.row_sequences.resize(self.token_ids.len(), self.sequences);
+        self.sequences += 1;
+        self.page_tables.extend(pages);
+        self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
+        if work.samples {
+            self.logits_rows.push(self.token_ids.len() as u32 - 1);
+            self.samples.push(sample());
+        }
+    }
+
+    fn batch(&self) -> StepBatch<'_> {
+        StepBatch {
+            token_ids: &self.token_ids,
+            positions: &self.positions,
+            row_sequences: &self.row_sequences,
+            page_tables: &self.page_tables,
+            page_table_stride: self.page_table_stride,
+            logits_rows: &self.logits_rows,
+        }
+    }
+}
+
+/// What a step runs on.
+pub(super) struct StepDevice<'a> {
+    pub backend: &'a mut dyn Backend,
+    pub cache: &'a mut TensorCache,
+    pub slot: ModelSlot,
+    /// Moves with every unit.
+    pub heartbeat: &'a AtomicU64,
+}
+
+/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed.
+///
+/// # Errors
+/// [`BackendError`] of the first load or unit that failed; the KV rows of this step are then undefined.
+pub(super) fn run(
+    device: StepDevice<'_>,
+    model: &mut ResidentModel,
+    arrays: &StepArrays,
+) -> Result<Vec<Sampled>, BackendError> {
+    let StepDevice { backend, cache, slot, heartbeat } = device;
+    let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
+    backend.begin_step(slot, &arrays.batch())?;
+    let first = model.first(backend, cache)?;
+    backend.embed(&first.embedding)?;
+    for index in 0..model.layer_count() {
+        let (layer, rope_factors) = model.layer(index, backend, cache)?;
+        let number = index as u32;
+        backend.attention_input(number, &layer.attention_input(rope_factors))?;
+        beat();
+        backend.attention(number)?;
+        beat();
+        backend.attention_output(&layer.attention_output())?;
+        backend.ffn_input(&layer.ffn_input())?;
+        beat();
+        backend.ffn_output(&layer.ffn_output())?;
+        beat();
+    }
+    if arrays.samples.is_empty() {
+        return Ok(Vec::new()); // only a part of a prompt: nobody asks for logits
+    }
+    let head = model.head(backend, cache)?;
+    backend.head(&head.norm, &head.output)?;
+    beat();
+    let sampled = backend.sample(&arrays.samples)?;
+    if sampled.len() != arrays.samples.len() {
+        return Err(BackendError::Batch("the sampler gave another number of tokens than was asked for"));
+    }
+    Ok(sampled)
+}
