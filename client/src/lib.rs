@@ -1,6 +1,38 @@
-//! Client side of the `rocmforged` inference daemon: the wire types both sides share, and a blocking connection.
+//! Client side of the `rocmforged` inference daemon: the wire types both sides share, and a blocking client.
 //!
 //! [`wire`] does no I/O: bytes to values and back, so the asynchronous daemon and the blocking client use the same code.
 //! `PROTOCOL.md` at the repository's root describes every byte it produces.
+//!
+//! [`Client`] is what most programs want: it connects when first needed, connects again after the daemon was restarted, and
+//! repeats calls that may be repeated. [`Connection`] is one connection, with many requests under way at once.
+//!
+//! ```no_run
+//! use rocmforge_client::{Client, Options, wire};
+//!
+//! let client = Client::new(Options::default());
+//! let request = wire::GenerateRequest {
+//!     max_tokens: 32,
+//!     ..wire::GenerateRequest::new("smollm2-135m-instruct-q4_1", wire::Prompt::Text("Once upon a time".into()))
+//! };
+//! for item in &mut client.generate(&request)? {
+//!     print!("{}", item?.text);
+//! }
+//! # Ok::<(), rocmforge_client::ClientError>(())
+//! ```
+
+mod client;
+mod connection;
+mod dial;
+mod error;
+mod generation;
+mod inbox;
+mod options;
+mod transport;
 
 pub mod wire;
+
+pub use client::{Client, random_request_id};
+pub use connection::{Connection, Pending};
+pub use error::{ClientError, ProtocolError};
+pub use generation::Generation;
+pub use options::{DEFAULT_SOCKET, Options, SOCKET_VARIABLE, ServerTrust};

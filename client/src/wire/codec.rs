@@ -100,6 +100,8 @@ pub fn decode<T: Message>(payload: &[u8]) -> Result<T, CodecError> {
 
 /// A whole frame, header and payload; `len_max` is what the two hellos agreed on.
 ///
+/// [`Flags::MORE`] is set for [`Op::Item`] and cleared for every other op: only items are followed by more frames.
+///
 /// # Errors
 /// As [`encode`].
 pub fn encode_frame<T: Message>(
@@ -126,6 +128,7 @@ pub fn encode_frame_with_descriptors<T: Message>(
 ) -> Result<Vec<u8>, CodecError> {
     let mut frame = vec![0; HEADER_BYTES];
     let len = encode_after(&mut frame, message, len_max.min(PAYLOAD_BYTES_MAX))?;
+    let flags = flags.without(Flags::MORE).with(if op == Op::Item { Flags::MORE } else { Flags::NONE });
     let mut header = FrameHeader { len, stream, op: op as u16, flags, n_fds, crc_or_zero: 0 };
     if flags.contains(Flags::CRC) {
         header.crc_or_zero = header.checksum(&frame[HEADER_BYTES..]);

@@ -23,6 +23,12 @@ pub struct WireError {
     pub ext: Ext,
 }
 
+impl std::fmt::Display for WireError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} {})", self.message, self.code_name(), self.code)
+    }
+}
+
 impl Message for WireError {
     const NAME: &'static str = "WireError";
 }

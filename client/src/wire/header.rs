@@ -50,6 +50,11 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
+    /// The flags that are not in `other`.
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Flags of both.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)

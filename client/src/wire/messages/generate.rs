@@ -30,6 +30,23 @@ pub struct GenerateRequest {
     pub ext: Ext,
 }
 
+impl GenerateRequest {
+    /// A request with usual options: greedy, no limit but the context, no deadline.
+    pub fn new(model: &str, prompt: Prompt) -> Self {
+        Self {
+            model: model.to_owned(),
+            prompt,
+            max_tokens: 0,
+            sampling: SamplingOptions::default(),
+            stop: Vec::new(),
+            ignore_eog: false,
+            timeout_ms: 0,
+            request_id: 0,
+            ext: Ext::new(),
+        }
+    }
+}
+
 /// What comes before the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {
@@ -65,6 +82,13 @@ pub struct SamplingOptions {
     pub seed: Option<u64>,
     /// Most likely tokens to tell with each token, 0..=[`limits::TOP_LOGPROBS_MAX`]; 0: no log-probabilities at all.
     pub top_logprobs: u32,
+}
+
+impl Default for SamplingOptions {
+    /// Greedy.
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: None, top_logprobs: 0 }
+    }
 }
 
 /// New tokens of a running answer.

@@ -1,0 +1,243 @@
+//! The daemon as a program sees it: connects when needed, again after a restart, and repeats what may be repeated.
+
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::connection::{Connection, lock};
+use crate::error::ClientError;
+use crate::generation::Generation;
+use crate::options::Options;
+use crate::wire::{
+    Call, DetokenizeReply, DetokenizeRequest, FailRequest, GenerateRequest, InfoReply, InfoRequest,
+    ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply, PsRequest, ShowReply,
+    ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply, UnloadRequest,
+};
+
+/// Pause before a call is repeated, where the daemon names none.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// A client of one daemon. Every call here may be repeated without doing anything twice, so it is, on a new connection,
+/// where the old one ended; `generate` is only connected again, never repeated once it was sent.
+#[derive(Debug)]
+pub struct Client {
+    options: Options,
+    connection: Mutex<Option<Connection>>,
+}
+
+impl Client {
+    /// Connects at the first call.
+    pub fn new(options: Options) -> Self {
+        Self { options, connection: Mutex::new(None) }
+    }
+
+    /// The connection in use, made where there is none.
+    ///
+    /// # Errors
+    /// As [`Connection::connect`].
+    pub fn connection(&self) -> Result<Connection, ClientError> {
+        let mut current = lock(&self.connection);
+        if let Some(connection) = current.as_ref().filter(|connection| connection.is_alive()) {
+            return Ok(connection.clone());
+        }
+        let connection = Connection::connect(&self.options)?;
+        *current = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Asks for an echo.
+    ///
+    /// # Errors
+    /// As [`Connection::call`], so for every method here.
+    pub fn ping(&self, payload: &[u8]) -> Result<PingReply, ClientError> {
+        self.call(&PingRequest { payload: payload.to_vec(), ext: vec![] })
+    }
+
+    /// What the daemon speaks and allows.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn info(&self) -> Result<InfoReply, ClientError> {
+        self.call(&InfoRequest::default())
+    }
+
+    /// The models known by name.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn list(&self) -> Result<ListReply, ClientError> {
+        self.call(&ListRequest::default())
+    }
+
+    /// About one model; with `full` all its metadata and tensors, in as many calls as that takes.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn show(&self, model: &str, full: bool) -> Result<ShowReply, ClientError> {
+        let mut request =
+            ShowRequest { model: model.to_owned(), full, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
+        let mut whole = self.call(&request)?;
+        loop {
+            let (metadata, tensors) = (count(&whole.metadata), count(&whole.tensors));
+            let complete = metadata >= whole.metadata_total && tensors >= whole.tensors_total;
+            if !full || complete {
+                return Ok(whole);
+            }
+            (request.skip_metadata, request.skip_tensors) = (metadata, tensors);
+            let mut more = self.call(&request)?;
+            if more.metadata.is_empty() && more.tensors.is_empty() {
+                return Ok(whole);
+            }
+            whole.metadata.append(&mut more.metadata);
+            whole.tensors.append(&mut more.tensors);
+        }
+    }
+
+    /// Maps a model by its name.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn load(&self, name: &str) -> Result<LoadReply, ClientError> {
+        self.call(&load_request(name, false))
+    }
+
+    /// Opens a file with our own rights and passes it to the daemon under `name`, or its file name without `.gguf`.
+    ///
+    /// # Errors
+    /// [`ClientError::File`], and as [`Connection::call`].
+    pub fn load_file(&self, path: &Path, name: Option<&str>) -> Result<LoadReply, ClientError> {
+        let failed =
+            |error: std::io::Error| ClientError::File { path: path.to_owned(), reason: error.to_string() };
+        let file = File::open(path).map_err(failed)?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => model_name(path).ok_or_else(|| ClientError::File {
+                path: path.to_owned(),
+                reason: "its name is not UTF-8: give the model a name".to_owned(),
+            })?,
+        };
+        self.load_descriptor(file.as_fd(), &name)
+    }
+
+    /// Passes an open file, read-only and regular, to the daemon under `name`.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn load_descriptor(&self, file: BorrowedFd<'_>, name: &str) -> Result<LoadReply, ClientError> {
+        self.call_with_descriptors(&load_request(name, true), &[file])
+    }
+
+    /// Unmaps a model once its requests end.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn unload(&self, name: &str) -> Result<UnloadReply, ClientError> {
+        self.call(&UnloadRequest { name: name.to_owned(), request_id: random_request_id(), ext: vec![] })
+    }
+
+    /// The requests that run or wait.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn ps(&self) -> Result<PsReply, ClientError> {
+        self.call(&PsRequest::default())
+    }
+
+    /// How the daemon is.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn status(&self) -> Result<StatusReply, ClientError> {
+        self.call(&StatusRequest::default())
+    }
+
+    /// A text's tokens.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn tokenize(&self, request: &TokenizeRequest) -> Result<TokenizeReply, ClientError> {
+        self.call(request)
+    }
+
+    /// The text of tokens.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn detokenize(&self, request: &DetokenizeRequest) -> Result<DetokenizeReply, ClientError> {
+        self.call(request)
+    }
+
+    /// Asks for tokens. Not repeated: an answer that broke off is not begun again behind the caller's back.
+    ///
+    /// # Errors
+    /// As [`Connection::call`], those of sending.
+    pub fn generate(&self, request: &GenerateRequest) -> Result<Generation, ClientError> {
+        self.connection()?.generate(request)
+    }
+
+    /// Asks for an error of this code, for tests of error paths; there is no other answer.
+    pub fn fail(&self, code: u16) -> ClientError {
+        match self.connection() {
+            Ok(connection) => connection.fail(&FailRequest { code, ext: vec![] }),
+            Err(error) => error,
+        }
+    }
+
+    /// Sends a request, and again after the connection ended or the daemon said that it is going, for `retry_timeout`.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn call<C: Call>(&self, request: &C) -> Result<C::Reply, ClientError> {
+        self.call_with_descriptors(request, &[])
+    }
+
+    fn call_with_descriptors<C: Call>(
+        &self,
+        request: &C,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<C::Reply, ClientError> {
+        let give_up = Instant::now() + self.options.retry_timeout;
+        loop {
+            let connection = self.connection()?;
+            let error = match connection.send_with_descriptors(request, fds).and_then(|reply| reply.wait()) {
+                Err(error) if error.is_unreachable() => error,
+                outcome => return outcome,
+            };
+            let pause = match &error {
+                ClientError::Server(error) => Duration::from_millis(error.retry_after_ms.into()),
+                _ => Duration::ZERO,
+            };
+            let pause = pause.max(RETRY_PAUSE);
+            if Instant::now() + pause >= give_up {
+                return Err(error);
+            }
+            std::thread::sleep(pause);
+            // A daemon that is going keeps its connections: the next one is asked by a new one.
+            lock(&self.connection).take_if(|current| current.is(&connection));
+        }
+    }
+}
+
+fn load_request(name: &str, by_descriptor: bool) -> LoadRequest {
+    LoadRequest { name: name.to_owned(), by_descriptor, request_id: random_request_id(), ext: vec![] }
+}
+
+fn count<T>(list: &[T]) -> u32 {
+    u32::try_from(list.len()).unwrap_or(u32::MAX)
+}
+
+/// A model's name: its file's name without `.gguf`.
+pub(crate) fn model_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    Some(name.strip_suffix(".gguf").unwrap_or(name).to_owned())
+}
+
+/// A number no other request has: 128 bits from the keys that the standard library draws from the kernel for its hash maps.
+pub fn random_request_id() -> u128 {
+    let half = || u128::from(RandomState::new().build_hasher().finish());
+    half() << 64 | half()
+}

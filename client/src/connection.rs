@@ -1,0 +1,401 @@
+//! One connection: many requests under way at once, answers in any order.
+//!
+//! Whoever waits for a frame and finds nobody reading reads for all: it files what comes and wakes the others. So a
+//! connection needs no thread of its own, and any number of threads may share one.
+//! Lock order: `next_stream` (held while a frame is written), then `state`.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::dial::dial;
+use crate::error::{ClientError, ProtocolError};
+use crate::generation::Generation;
+use crate::inbox::Inbox;
+use crate::options::Options;
+use crate::transport::{Frame, FrameReader, ReadError, Transport};
+use crate::wire::{
+    Call, Cancel, Credit, FEATURE_CHECKSUM, FailRequest, Flags, GenerateRequest, Message, Op, ServerHello,
+    WireError, decode, encode_frame_with_descriptors,
+};
+
+/// Next stream of a connection that has none left.
+const STREAMS_USED_UP: u32 = 0;
+
+/// A connection to the daemon. Clones share it; it closes with the last of them and their requests.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    transport: Transport,
+    hello: ServerHello,
+    flags: Flags,
+    reply_timeout: Duration,
+    /// Id of the next request; ids rise on the wire because it is held while a request is written.
+    next_stream: Mutex<u32>,
+    state: Mutex<State>,
+    arrived: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    inbox: Inbox,
+    /// `None` while a thread reads.
+    reader: Option<FrameReader>,
+    /// Why no more frames come or go.
+    broken: Option<ClientError>,
+}
+
+impl Connection {
+    /// Connects, with the hello and the check of who serves.
+    ///
+    /// # Errors
+    /// [`ClientError::Unavailable`] after `connect_timeout` at the latest; others as soon as they are known.
+    pub fn connect(options: &Options) -> Result<Self, ClientError> {
+        let (transport, hello) = dial(options)?;
+        let state = State {
+            inbox: Inbox::default(),
+            reader: Some(FrameReader::new(hello.limits.max_frame)),
+            broken: None,
+        };
+        let checksum = hello.features & FEATURE_CHECKSUM != 0;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                transport,
+                hello,
+                flags: if checksum { Flags::CRC } else { Flags::NONE },
+                reply_timeout: options.reply_timeout,
+                next_stream: Mutex::new(1),
+                state: Mutex::new(state),
+                arrived: Condvar::new(),
+            }),
+        })
+    }
+
+    /// What the daemon answered to the hello.
+    pub fn hello(&self) -> &ServerHello {
+        &self.shared.hello
+    }
+
+    /// False where nothing more can be asked on it, also where the daemon closed it while nobody looked.
+    pub fn is_alive(&self) -> bool {
+        self.shared.state().broken.is_none() && !self.shared.transport.is_hung_up()
+    }
+
+    /// True where both are the same connection.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Sends a request and waits for its reply.
+    ///
+    /// # Errors
+    /// [`ClientError::Server`] is the daemon's answer; all others are between it and us.
+    pub fn call<C: Call>(&self, request: &C) -> Result<C::Reply, ClientError> {
+        self.send(request)?.wait()
+    }
+
+    /// Sends a request; its reply is taken from what is returned, in any order among requests.
+    ///
+    /// # Errors
+    /// As [`Connection::call`], those of sending.
+    pub fn send<C: Call>(&self, request: &C) -> Result<Pending<C::Reply>, ClientError> {
+        self.send_with_descriptors(request, &[])
+    }
+
+    /// As [`Connection::send`], with file descriptors.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    pub fn send_with_descriptors<C: Call>(
+        &self,
+        request: &C,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Pending<C::Reply>, ClientError> {
+        let stream = self.open(C::OP, request, fds, None)?;
+        Ok(Pending { ticket: Ticket { connection: self.clone(), stream }, reply: PhantomData })
+    }
+
+    /// Asks for tokens.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    pub fn generate(&self, request: &GenerateRequest) -> Result<Generation, ClientError> {
+        let stream = self.open(Op::Generate, request, &[], Some(self.shared.hello.limits.initial_credit))?;
+        Ok(Generation::new(Ticket { connection: self.clone(), stream }, request.timeout_ms))
+    }
+
+    /// Asks for an error; there is no other answer.
+    pub fn fail(&self, request: &FailRequest) -> ClientError {
+        let outcome = self.open(Op::Fail, request, &[], None).and_then(|stream| {
+            let ticket = Ticket { connection: self.clone(), stream };
+            ticket.next_frame(Some(Instant::now() + self.shared.reply_timeout))
+        });
+        match outcome {
+            Ok(frame) => self.shared.unexpected(
+                &frame,
+                ProtocolError::UnexpectedOp { stream: frame.header.stream, op: frame.header.op },
+            ),
+            Err(error) => error,
+        }
+    }
+
+    /// Takes a request back, from any thread. Its owner gets `Cancelled`, or the answer that was faster.
+    ///
+    /// # Errors
+    /// [`ClientError::Disconnected`] and the like; a stream that has ended is no error.
+    pub fn cancel(&self, stream: u32) -> Result<(), ClientError> {
+        let guard = lock(&self.shared.next_stream);
+        if !self.shared.state().inbox.is_open(stream) {
+            return Ok(());
+        }
+        self.shared.write(&guard, stream, Op::Cancel, &Cancel::default(), &[])
+    }
+
+    /// Lets the server send more items on a stream.
+    pub(crate) fn grant(&self, stream: u32, items: u32) -> Result<(), ClientError> {
+        let guard = lock(&self.shared.next_stream);
+        {
+            let mut state = self.shared.state();
+            if !state.inbox.is_open(stream) {
+                return Ok(());
+            }
+            state.inbox.grant(stream, items);
+        }
+        self.shared.write(&guard, stream, Op::Credit, &Credit { items, ext: vec![] }, &[])
+    }
+
+    fn open<T: Message>(
+        &self,
+        op: Op,
+        request: &T,
+        fds: &[BorrowedFd<'_>],
+        credit: Option<u32>,
+    ) -> Result<u32, ClientError> {
+        let mut next_stream = lock(&self.shared.next_stream);
+        let stream = *next_stream;
+        if stream == STREAMS_USED_UP {
+            let reason = "its 2^31 stream ids are used: connect again".to_owned();
+            return Err(self.shared.break_with(ClientError::Disconnected { reason }));
+        }
+        let max = self.shared.hello.limits.max_streams;
+        {
+            let mut state = self.shared.state();
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
+            }
+            if state.inbox.open_count() >= max as usize {
+                return Err(ClientError::TooManyStreams { max });
+            }
+            state.inbox.open(stream, credit);
+        }
+        if let Err(error) = self.shared.write(&next_stream, stream, op, request, fds) {
+            self.shared.state().inbox.forget(stream);
+            return Err(error);
+        }
+        *next_stream = stream.checked_add(2).unwrap_or(STREAMS_USED_UP);
+        Ok(stream)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Writes a frame; the guard keeps frames whole. A frame cut short by a failure breaks the connection.
+    fn write<T: Message>(
+        &self,
+        _whole: &MutexGuard<'_, u32>,
+        stream: u32,
+        op: Op,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let n_fds = u8::try_from(fds.len()).unwrap_or(u8::MAX);
+        let frame = encode_frame_with_descriptors(
+            stream,
+            op,
+            self.flags,
+            self.hello.limits.max_frame,
+            n_fds,
+            message,
+        )?;
+        let deadline = Instant::now() + self.reply_timeout;
+        self.transport
+            .write_all(&frame, fds, Some(deadline))
+            .map_err(|error| self.break_with(disconnected(&error)))
+    }
+
+    /// The next frame of a stream, reading for all streams where nobody else does.
+    fn next_frame(&self, stream: u32, deadline: Option<Instant>) -> Result<Frame, ClientError> {
+        let start = Instant::now();
+        let timeout =
+            || ClientError::Timeout { waited_ms: start.elapsed().as_millis().try_into().unwrap_or(u64::MAX) };
+        let mut state = self.state();
+        loop {
+            if let Some(frame) = state.inbox.take(stream) {
+                return Ok(frame);
+            }
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
+            }
+            let Some(mut reader) = state.reader.take() else {
+                state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                    None => self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    Some(Duration::ZERO) => return Err(timeout()),
+                    Some(left) => {
+                        self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
+                continue;
+            };
+            drop(state);
+            let outcome = reader.read(&self.transport, deadline);
+            state = self.state();
+            state.reader = Some(reader);
+            let filed = match outcome {
+                Ok(frame) => state.file(frame),
+                Err(ReadError::Protocol(error)) => Err(error.into()),
+                Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                    self.arrived.notify_all();
+                    return Err(timeout());
+                }
+                Err(ReadError::Io(error)) => Err(disconnected(&error)),
+            };
+            if let Err(error) = filed {
+                state.broken.get_or_insert(error);
+            }
+            self.arrived.notify_all();
+        }
+    }
+
+    /// Remembers the first reason why nothing more comes or goes, and returns it.
+    fn break_with(&self, error: ClientError) -> ClientError {
+        let error = self.state().broken.get_or_insert(error).clone();
+        self.arrived.notify_all();
+        error
+    }
+
+    /// An answer that makes no sense ends the connection; errors are passed on.
+    fn unexpected(&self, frame: &Frame, otherwise: ProtocolError) -> ClientError {
+        if frame.header.known_op() != Some(Op::Error) {
+            return self.break_with(otherwise.into());
+        }
+        match decode::<WireError>(&frame.payload) {
+            Ok(error) => ClientError::Server(error),
+            Err(error) => self.break_with(ProtocolError::Payload(error).into()),
+        }
+    }
+}
+
+impl State {
+    /// Files a frame; an error on stream 0 is the connection's.
+    fn file(&mut self, frame: Frame) -> Result<(), ClientError> {
+        if frame.header.stream == 0 && frame.header.known_op() == Some(Op::Error) {
+            let error = decode::<WireError>(&frame.payload).map_err(ProtocolError::Payload)?;
+            return Err(ClientError::Server(error));
+        }
+        Ok(self.inbox.file(frame)?)
+    }
+}
+
+/// The right to a stream's frames. Dropping it before its end cancels the request.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    connection: Connection,
+    stream: u32,
+}
+
+impl Ticket {
+    pub fn stream(&self) -> u32 {
+        self.stream
+    }
+
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The next frame; `Error` frames come back as [`ClientError::Server`].
+    pub fn next_frame(&self, deadline: Option<Instant>) -> Result<Frame, ClientError> {
+        let shared = &self.connection.shared;
+        let frame = shared.next_frame(self.stream, deadline)?;
+        if frame.header.known_op() == Some(Op::Error) {
+            let op = frame.header.op;
+            return Err(shared.unexpected(&frame, ProtocolError::UnexpectedOp { stream: self.stream, op }));
+        }
+        Ok(frame)
+    }
+
+    /// A frame's message; one that is not what its op says breaks the connection.
+    pub fn decode<T: Message>(&self, frame: &Frame) -> Result<T, ClientError> {
+        decode(&frame.payload)
+            .map_err(|error| self.connection.shared.break_with(ProtocolError::Payload(error).into()))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let shared = &self.connection.shared;
+        let guard = lock(&shared.next_stream);
+        let (unfinished, broken) = {
+            let mut state = shared.state();
+            (state.inbox.abandon(self.stream), state.broken.is_some())
+        };
+        if unfinished && !broken {
+            // Where this fails the connection is broken, and every later use of it says so.
+            let _ = shared.write(&guard, self.stream, Op::Cancel, &Cancel::default(), &[]);
+        }
+    }
+}
+
+/// A reply under way. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Pending<R> {
+    ticket: Ticket,
+    reply: PhantomData<fn() -> R>,
+}
+
+impl<R: Message> Pending<R> {
+    /// The request's stream, for [`Connection::cancel`].
+    pub fn stream(&self) -> u32 {
+        self.ticket.stream
+    }
+
+    /// Waits for the reply, at most `reply_timeout`.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn wait(self) -> Result<R, ClientError> {
+        let deadline = Instant::now() + self.ticket.connection.shared.reply_timeout;
+        self.wait_until(deadline)
+    }
+
+    /// Waits for the reply until `deadline`; after [`ClientError::Timeout`] the request is cancelled.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn wait_until(self, deadline: Instant) -> Result<R, ClientError> {
+        let frame = self.ticket.next_frame(Some(deadline))?;
+        self.ticket.decode(&frame)
+    }
+}
+
+fn disconnected(error: &io::Error) -> ClientError {
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the daemon closed it".to_owned(),
+        io::ErrorKind::TimedOut => "the daemon takes no more bytes".to_owned(),
+        _ => error.to_string(),
+    };
+    ClientError::Disconnected { reason }
+}
+
+/// A lock, also after a panic of another holder: each holder leaves what it guards whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

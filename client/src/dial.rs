@@ -1,0 +1,131 @@
+//! Connecting: socket, hello, who serves. Tried again until a deadline.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use interprocess::ConnectWaitMode;
+use interprocess::local_socket::{ConnectOptions, GenericFilePath, prelude::*};
+use interprocess::os::unix::uds_local_socket::Stream;
+
+use crate::error::{ClientError, ProtocolError};
+use crate::options::Options;
+use crate::transport::Transport;
+use crate::wire::{
+    ClientHello, ErrorClass, ErrorCode, FEATURE_CHECKSUM, SERVER_HELLO_BYTES, ServerHello, VERSION_MAJOR,
+};
+
+/// First pause between attempts; doubles up to the largest.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// How one attempt failed.
+enum Failed {
+    /// Nobody listens, or there is no socket.
+    Absent(io::Error),
+    /// Too busy, or gone in the middle of the hello: a full queue shows as a connect that succeeds and a write that fails.
+    Passing(io::Error),
+    /// A refusal that may pass.
+    Refused(ClientError, Duration),
+    /// No further attempt helps.
+    Final(ClientError),
+}
+
+/// A connection on which both hellos were exchanged.
+pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), ClientError> {
+    let start = Instant::now();
+    let deadline = start + options.connect_timeout;
+    let absent_deadline = deadline.min(start + options.absent_timeout);
+    let mut pause = PAUSE_MIN;
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let (give_up, wait, error) = match attempt(options, deadline) {
+            Ok(connected) => return Ok(connected),
+            Err(Failed::Final(error)) => return Err(error),
+            Err(Failed::Refused(error, wait)) => (deadline, pause.max(wait), Ok(error)),
+            Err(Failed::Absent(error)) => (absent_deadline, pause, Err(error)),
+            Err(Failed::Passing(error)) => (deadline, pause, Err(error)),
+        };
+        if Instant::now() + wait >= give_up {
+            return Err(error.unwrap_or_else(|error| ClientError::Unavailable {
+                socket: options.socket.clone(),
+                reason: error.to_string(),
+                attempts,
+                waited_ms: start.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
+            }));
+        }
+        std::thread::sleep(wait);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHello), Failed> {
+    let transport = Transport::new(connect(options, deadline)?);
+    let mut hello = ClientHello::new(&options.client_name);
+    if options.checksum {
+        hello.features |= FEATURE_CHECKSUM;
+    }
+    let hello = hello.to_bytes().map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
+    transport.write_all(&hello, &[], Some(deadline)).map_err(Failed::Passing)?;
+    // Only now: a connect to a full queue can succeed without a peer, which the write has ruled out.
+    check_server(&transport, options)?;
+    let mut answer = [0; SERVER_HELLO_BYTES];
+    transport.read_exact(&mut answer, Some(deadline)).map_err(Failed::Passing)?;
+    let answer =
+        ServerHello::parse(&answer).map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
+    accepted(&answer)?;
+    Ok((transport, answer))
+}
+
+fn connect(options: &Options, deadline: Instant) -> Result<Stream, Failed> {
+    let name = options.socket.as_path().to_fs_name::<GenericFilePath>().map_err(Failed::Absent)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let connect = ConnectOptions::new()
+        .name(name)
+        .wait_mode(ConnectWaitMode::Timeout(left))
+        .nonblocking_stream(true)
+        .connect_sync_as::<Stream>();
+    connect.map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Failed::Final(ClientError::PermissionDenied { socket: options.socket.clone() })
+        }
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
+            Failed::Passing(error)
+        }
+        _ => Failed::Absent(error),
+    })
+}
+
+fn check_server(transport: &Transport, options: &Options) -> Result<(), Failed> {
+    if options.trust == crate::ServerTrust::Anyone {
+        return Ok(());
+    }
+    let uid = transport.stream().peer_creds().ok().and_then(|creds| creds.euid());
+    if uid.is_some_and(|uid| options.trust.trusts(uid)) {
+        return Ok(());
+    }
+    Err(Failed::Final(ClientError::UntrustedServer { socket: options.socket.clone(), uid }))
+}
+
+fn accepted(hello: &ServerHello) -> Result<(), Failed> {
+    const UNSUPPORTED: u16 = ErrorCode::UnsupportedMajor as u16;
+    let mismatch = || {
+        Failed::Final(ClientError::UnsupportedVersion {
+            server_min: hello.min_major,
+            server_max: hello.max_major,
+        })
+    };
+    match hello.status {
+        0 if hello.major == VERSION_MAJOR => Ok(()),
+        0 | UNSUPPORTED => Err(mismatch()),
+        code => {
+            let refused = ClientError::Refused { code, retry_after_ms: hello.retry_after_ms };
+            match ErrorClass::of(code) {
+                Some(ErrorClass::Capacity) => {
+                    Err(Failed::Refused(refused, Duration::from_millis(hello.retry_after_ms.into())))
+                }
+                _ => Err(Failed::Final(refused)),
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A running answer.
+
+use std::time::{Duration, Instant};
+
+use crate::connection::{Connection, Ticket};
+use crate::error::ClientError;
+use crate::wire::{GenerateEnd, GenerateItem, INITIAL_CREDIT, Op};
+
+/// Items taken before as many are granted again: half of what there was, so the server never waits for a client that reads.
+const GRANT_ITEMS: u32 = INITIAL_CREDIT / 2;
+
+/// How much later than its own deadline a request is given up: the daemon's error should come first.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A running answer: an iterator over its items, then [`Generation::end`]. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Generation {
+    ticket: Ticket,
+    deadline: Option<Instant>,
+    taken: u32,
+    end: Option<GenerateEnd>,
+    failed: bool,
+}
+
+impl Generation {
+    pub(crate) fn new(ticket: Ticket, timeout_ms: u32) -> Self {
+        let timeout = Duration::from_millis(timeout_ms.into());
+        let deadline = (timeout_ms > 0).then(|| Instant::now() + timeout + GRACE);
+        Self { ticket, deadline, taken: 0, end: None, failed: false }
+    }
+
+    /// The request's stream, for [`Connection::cancel`].
+    pub fn stream(&self) -> u32 {
+        self.ticket.stream()
+    }
+
+    /// The connection it runs on.
+    pub fn connection(&self) -> &Connection {
+        self.ticket.connection()
+    }
+
+    /// How the answer ended, once the items are over.
+    pub fn end(&self) -> Option<&GenerateEnd> {
+        self.end.as_ref()
+    }
+
+    /// The next item; `None` once the answer has ended. Grants credit as items are taken.
+    ///
+    /// # Errors
+    /// As [`Connection::call`]; nothing comes after an error.
+    pub fn next_item(&mut self) -> Result<Option<GenerateItem>, ClientError> {
+        if self.end.is_some() || self.failed {
+            return Ok(None);
+        }
+        let outcome = self.take();
+        self.failed = outcome.is_err();
+        outcome
+    }
+
+    fn take(&mut self) -> Result<Option<GenerateItem>, ClientError> {
+        let frame = self.ticket.next_frame(self.deadline)?;
+        if frame.header.known_op() == Some(Op::End) {
+            self.end = Some(self.ticket.decode(&frame)?);
+            return Ok(None);
+        }
+        let item = self.ticket.decode(&frame)?;
+        self.taken += 1;
+        if self.taken >= GRANT_ITEMS.min(self.connection().hello().limits.initial_credit) {
+            let items = std::mem::take(&mut self.taken);
+            self.connection().grant(self.stream(), items)?;
+        }
+        Ok(Some(item))
+    }
+}
+
+impl Iterator for Generation {
+    type Item = Result<GenerateItem, ClientError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_item().transpose()
+    }
+}
