@@ -276,7 +276,7 @@ mod tests {
         // Regular by its mode, but of length 0, as all of /proc.
         assert!(matches!(MappedFile::map(open("/proc/self/mem", OFlags::RDONLY)), Err(MapError::Empty)));
         assert!(matches!(MappedFile::map(temp(b"").reopen_read_only()), Err(MapError::Empty)));
-        assert_eq!(&*MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
+        assert_eq!(MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
     }
 
     trait ReopenReadOnly {

@@ -53,7 +53,7 @@ struct Metadata {
 impl Gguf {
     /// Reads and checks the header by pread, then maps the file; no byte of the mapping is touched.
     ///
-    /// Cost: about 5 ms for a vocabulary of 150,000 tokens in the page cache.
+    /// Cost: 9 ms for a vocabulary of 152,000 tokens and as many merges in the page cache (measured, Zen 5).
     ///
     /// # Errors
     /// [`GgufError`], naming the field, its offset and the limit; [`MapError::Changed`] when the file changes meanwhile.
@@ -263,19 +263,4 @@ fn alignment(metadata: &Metadata) -> Result<u32, GgufError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn opens_a_real_file() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
-        let (gguf, file) = Gguf::open(File::open(path).unwrap()).unwrap();
-        assert_eq!(gguf.version(), 3);
-        assert_eq!(gguf.required::<&str>("general.architecture").unwrap(), "llama");
-        assert_eq!(gguf.strings("tokenizer.ggml.tokens").unwrap().len(), 512);
-        assert_eq!(gguf.tensors().len(), 48);
-        let embedding = gguf.lazy("token_embd.weight", &file).unwrap();
-        assert_eq!(embedding.shape().dims(), [64, 512]);
-        assert_eq!(embedding.bytes().len(), 64 * 512 * 4);
-    }
-}
+mod tests;
