@@ -1,1 +1,153 @@
+//! A `rocmforged` of our own on a private socket, and the client that talks to it.
 
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::error::{Error, Result};
+use crate::host;
+
+/// How long the daemon may take to answer after its start.
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// How long it may take to end after SIGTERM: its own limit for running answers, and a margin.
+const STOP_MAX: Duration = Duration::from_secs(15);
+
+/// A running daemon. It is stopped, and its directory removed, when this is dropped.
+pub struct Daemon {
+    child: Child,
+    dir: TempDir,
+    client: PathBuf,
+    /// From its start to its first answer.
+    pub ready_after: Duration,
+}
+
+/// Builds the release binaries, where they are not up to date; returns their directory.
+pub fn build() -> Result<PathBuf> {
+    host::run(host::cargo().args([
+        "build",
+        "--release",
+        "--package",
+        "rocmforge",
+        "--package",
+        "rocmforge-client",
+    ]))?;
+    Ok(host::target_dir().join("release"))
+}
+
+impl Daemon {
+    /// Starts the daemon in `binaries` on the models in `models`, with `config` (TOML) as its configuration, and waits until
+    /// it answers.
+    ///
+    /// # Errors
+    /// [`Error::DaemonEnded`], [`Error::DaemonSilent`], both with its log; [`Error::Interrupted`].
+    pub fn start(binaries: &Path, models: &Path, config: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("rocmforge-")
+            .tempdir()
+            .map_err(Error::io("temporary directory"))?;
+        let config_path = dir.path().join("config.toml");
+        fs::write(&config_path, config).map_err(Error::at(&config_path))?;
+        let log_path = dir.path().join("log");
+        let log = File::create(&log_path).map_err(Error::at(&log_path))?;
+        let program = binaries.join("rocmforged");
+        let mut command = Command::new(&program);
+        command.arg("--socket").arg(dir.path().join("api.sock"));
+        command.arg("--models").arg(models).arg("--config").arg(config_path);
+        // A group of its own: Ctrl-C on the terminal goes to us and to the client, and we stop the daemon in order.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let started = Instant::now();
+        let child = command.spawn().map_err(Error::at(&program))?;
+        let client = binaries.join("rocmforge-client");
+        let mut daemon = Self { child, dir, client, ready_after: Duration::ZERO };
+        daemon.wait_ready(started)?;
+        Ok(daemon)
+    }
+
+    fn wait_ready(&mut self, started: Instant) -> Result<()> {
+        loop {
+            if let Some(status) = self.child.try_wait().map_err(Error::io("wait"))? {
+                return Err(Error::DaemonEnded { status, log: self.log() });
+            }
+            host::check_interrupted()?;
+            if self.socket().exists() && host::works(self.client().arg("ping")) {
+                self.ready_after = started.elapsed();
+                return Ok(());
+            }
+            if started.elapsed() > READY_MAX {
+                return Err(Error::DaemonSilent { seconds: READY_MAX.as_secs(), log: self.log() });
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    /// What the daemon wrote so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// The client, told where the daemon is; arguments are for the caller to add.
+    pub fn client(&self) -> Command {
+        let mut command = Command::new(&self.client);
+        command.arg("--socket").arg(self.socket());
+        command
+    }
+
+    /// Runs a client command with `--json` and returns the object it prints.
+    ///
+    /// # Errors
+    /// [`Error::Command`], [`Error::Unexpected`], [`Error::Interrupted`].
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let text = host::read(self.client().args(arguments).arg("--json").stdin(Stdio::null()))?;
+        serde_json::from_str(&text).map_err(|_| Error::Unexpected { what: "the client", text })
+    }
+
+    /// Stops the daemon by SIGTERM and waits for its end; kills it when it takes too long.
+    ///
+    /// # Errors
+    /// [`Error::DaemonEnded`] when it does not end with success.
+    pub fn stop(mut self) -> Result<()> {
+        match self.end() {
+            Some(status) if !status.success() => Err(Error::DaemonEnded { status, log: self.log() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// `None` when it had ended before.
+    fn end(&mut self) -> Option<ExitStatus> {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return None;
+        }
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
+            // It may have ended since; the wait below sees that.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let asked = Instant::now();
+        while asked.elapsed() < STOP_MAX {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        eprintln!("the daemon did not end within {} s of SIGTERM; killing it", STOP_MAX.as_secs());
+        // Nothing gentler is left.
+        let _ = self.child.kill();
+        self.child.wait().ok()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -32,6 +32,14 @@ pub enum Error {
     DaemonEnded { status: ExitStatus, log: String },
     #[error("{failed} of {all} stages failed: {names}")]
     Stages { failed: usize, all: usize, names: String },
+    #[error("no stage is called {name:?}; `cargo xtask check --list` shows them")]
+    UnknownStage { name: String },
+    #[error("may not be skipped here: {what}")]
+    Skipped { what: String },
+    #[error("{} has {bytes} bytes, at most {max} are allowed", file.display())]
+    TooLarge { file: PathBuf, bytes: u64, max: u64 },
+    #[error("{what} cannot be had: {why}")]
+    Unavailable { what: &'static str, why: String },
     #[error("interrupted")]
     Interrupted,
 }

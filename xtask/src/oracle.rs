@@ -1,5 +1,66 @@
+//! `cargo xtask oracle`: the expected answers of tests/reference, made again by another engine.
+//!
+//! A Python environment of its own below the target directory takes the engine (llama.cpp, prebuilt) and the independent
+//! GGUF reader at fixed versions; tests/reference/oracle.py does the work and uses none of our code.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::{host, models};
+
+/// What the environment holds. The expected files name the first two.
+const PACKAGES: [&str; 3] = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"];
+
 #[derive(clap::Args)]
-pub struct Args {}
-pub fn run(_: &Args) -> crate::error::Result<()> {
-    Ok(())
+pub struct Args {
+    /// Write here instead of tests/reference/expected, to compare
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Only this model
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2"])]
+    only: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let out = args.out.clone().unwrap_or_else(|| host::root().join("tests/reference/expected"));
+    let work = host::target_dir().join("oracle");
+    fs::create_dir_all(&work).map_err(Error::at(&work))?;
+    let wanted = |name: &str| args.only.as_deref().is_none_or(|only| only == name);
+    let mut inputs = Vec::new();
+    if wanted("tinystories") {
+        let kept = host::root().join("tests/models/tinystories-260k-f32.gguf");
+        inputs.push(format!("tinystories={}", kept.display()));
+    }
+    if wanted("smollm2") {
+        inputs.push(format!("smollm2={}", models::ensure(models::SMOLLM2)?.display()));
+    }
+    let python = environment(&work)?;
+    let script = host::root().join("tests/reference/oracle.py");
+    host::run(Command::new(python).arg(script).arg(out).arg(&work).args(inputs))
+}
+
+/// The environment's Python; made when it is not there or holds other versions.
+fn environment(work: &Path) -> Result<PathBuf> {
+    let venv = work.join("venv");
+    let python = venv.join("bin/python");
+    let holds = venv.join("holds.txt");
+    let want = PACKAGES.join("\n");
+    if fs::read_to_string(&holds).is_ok_and(|text| text == want) {
+        return Ok(python);
+    }
+    host::ensure("python3", "python3")?;
+    if !host::works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
+        host::install("python3-venv")?;
+    }
+    host::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+    host::run(
+        Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+            .args(PACKAGES),
+    )?;
+    fs::write(&holds, want).map_err(Error::at(&holds))?;
+    Ok(python)
 }

@@ -1,5 +1,0 @@
-#[derive(clap::Args)]
-pub struct Args {}
-pub fn run(_: &Args) -> crate::error::Result<()> {
-    Ok(())
-}

@@ -1,0 +1,212 @@
+//! `cargo xtask check`: everything that must hold before a change lands, in stages, with the time of each.
+//!
+//! A stage that cannot run says why and is listed at the end; with `ROCMFORGE_STRICT=1` that is a failure. Stages go on
+//! after one failed, so that one run shows all there is to mend.
+
+mod client;
+mod deny;
+mod fuzz;
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::{host, models};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Just these stages
+    #[arg(long, value_delimiter = ',', value_name = "STAGE")]
+    only: Vec<String>,
+    /// Name the stages and what each does; run nothing
+    #[arg(long)]
+    list: bool,
+}
+
+/// What a stage that did not fail has to say.
+#[derive(Debug, Default)]
+struct Done {
+    /// For the table: a count, a size.
+    note: String,
+    /// What was left out, and why.
+    skipped: Vec<String>,
+}
+
+impl Done {
+    fn note(note: impl Into<String>) -> Self {
+        Self { note: note.into(), skipped: Vec::new() }
+    }
+
+    fn skipped(why: impl Into<String>) -> Self {
+        Self { note: "skipped".into(), skipped: vec![why.into()] }
+    }
+}
+
+struct Stage {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> Result<Done>,
+}
+
+/// In order: what is quick or fails most often first, the tests last so that their results end the output.
+const STAGES: [Stage; 11] = [
+    Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
+    Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
+    Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
+    Stage { name: "deny", about: "bans, licences, sources, advisories: cargo deny", run: deny::run },
+    Stage {
+        name: "clippy",
+        about: "cargo clippy of all targets, benches too, warnings are errors",
+        run: clippy,
+    },
+    Stage { name: "doc", about: "cargo doc, warnings are errors", run: doc },
+    Stage { name: "build", about: "release binaries", run: build },
+    Stage {
+        name: "client",
+        about: "size of the stripped client, time from its start to its first byte",
+        run: client::run,
+    },
+    Stage {
+        name: "fuzz",
+        about: "a short fuzz of what outsiders send, and a planted fault that must be found",
+        run: fuzz::run,
+    },
+    Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
+    Stage { name: "tests", about: "cargo test of the whole workspace", run: tests::run },
+];
+
+enum Verdict {
+    Passed(Done),
+    Failed(Error),
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if args.list {
+        STAGES.iter().for_each(|stage| println!("{:8} {}", stage.name, stage.about));
+        return Ok(());
+    }
+    if let Some(name) = args.only.iter().find(|name| !STAGES.iter().any(|stage| stage.name == **name)) {
+        return Err(Error::UnknownStage { name: name.clone() });
+    }
+    let mut rows = Vec::new();
+    for stage in &STAGES {
+        if !args.only.is_empty() && !args.only.iter().any(|name| name == stage.name) {
+            continue;
+        }
+        println!("\n== {}: {}", stage.name, stage.about);
+        let started = Instant::now();
+        let verdict = match (stage.run)() {
+            Ok(done) if host::strict() && !done.skipped.is_empty() => {
+                Verdict::Failed(Error::Skipped { what: done.skipped.join("; ") })
+            }
+            Ok(done) => Verdict::Passed(done),
+            Err(error) => Verdict::Failed(error),
+        };
+        if let Verdict::Failed(error) = &verdict {
+            println!("{}: {error}", stage.name);
+        }
+        rows.push((stage.name, started.elapsed(), verdict));
+        host::check_interrupted()?;
+    }
+    report(&rows)
+}
+
+fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
+    println!("\n{:8} {:>8}  {:6}", "stage", "seconds", "");
+    for (name, took, verdict) in rows {
+        let (state, note) = match verdict {
+            Verdict::Passed(done) => ("ok", done.note.as_str()),
+            Verdict::Failed(_) => ("FAILED", ""),
+        };
+        println!("{name:8} {:8.1}  {state:6}  {note}", took.as_secs_f64());
+    }
+    let all: Duration = rows.iter().map(|(_, took, _)| *took).sum();
+    println!("{:8} {:8.1}", "all", all.as_secs_f64());
+    let skipped: Vec<&String> = rows
+        .iter()
+        .filter_map(
+            |(_, _, verdict)| if let Verdict::Passed(done) = verdict { Some(&done.skipped) } else { None },
+        )
+        .flatten()
+        .collect();
+    if !skipped.is_empty() {
+        println!("\nskipped ({}; ROCMFORGE_STRICT=1 makes these failures):", skipped.len());
+        skipped.iter().for_each(|why| println!("  {why}"));
+    }
+    let failed: Vec<&str> =
+        rows.iter().filter(|(_, _, v)| matches!(v, Verdict::Failed(_))).map(|(name, _, _)| *name).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Stages { failed: failed.len(), all: rows.len(), names: failed.join(", ") })
+}
+
+/// Programs, and the Debian packages they come in, that stages and tests call.
+const TOOLS: [(&str, &str, &str); 3] = [
+    ("python3", "python3", "the independent decoder of golden frames"),
+    ("systemd-analyze", "systemd", "verifying the units"),
+    ("g++", "g++", "libFuzzer"),
+];
+
+fn tools() -> Result<Done> {
+    let mut done = Done::default();
+    for (program, package, what_for) in TOOLS {
+        if let Err(error) = host::ensure(program, package) {
+            done.skipped.push(format!("{what_for}: {error}"));
+        }
+    }
+    if let Err(error) = models::find_pip() {
+        done.skipped.push(format!("fetching models: {error}"));
+    }
+    for component in ["fmt", "clippy"] {
+        if !host::works(host::cargo().args([component, "--version"])) {
+            let package = if component == "fmt" { "rustfmt" } else { component };
+            host::run(std::process::Command::new("rustup").args(["component", "add", package]))?;
+        }
+    }
+    Ok(done)
+}
+
+fn fmt() -> Result<Done> {
+    host::run(host::cargo().args(["fmt", "--all", "--check"]))?;
+    Ok(Done::default())
+}
+
+fn tidy() -> Result<Done> {
+    host::run(host::cargo().args(["test", "--quiet", "--package", "rocmforge", "--test", "tidy"]))?;
+    Ok(Done::default())
+}
+
+fn clippy() -> Result<Done> {
+    host::run(host::cargo().args([
+        "clippy",
+        "--quiet",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    Ok(Done::default())
+}
+
+fn doc() -> Result<Done> {
+    let mut command = host::cargo();
+    command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--quiet", "--workspace", "--no-deps"]);
+    host::run(&mut command)?;
+    Ok(Done::default())
+}
+
+fn build() -> Result<Done> {
+    host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+    Ok(Done::default())
+}
+
+fn fetch_models() -> Result<Done> {
+    match models::ensure_default() {
+        Ok(()) => Ok(Done::default()),
+        Err(Error::Interrupted) => Err(Error::Interrupted),
+        Err(error) => Ok(Done::skipped(format!("models: {error}"))),
+    }
+}

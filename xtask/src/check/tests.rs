@@ -1,0 +1,82 @@
+//! All tests, their output passed on as it comes; what they skipped is counted.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
+use std::thread;
+
+use super::Done;
+use crate::error::{Error, Result};
+use crate::host;
+
+/// How a test says that it did not run; see tests/common/mod.rs.
+const SKIPPED: &str = "rocmforge-test-skipped: ";
+
+pub fn run() -> Result<Done> {
+    let mut command = host::cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).stdin(Stdio::null());
+    let shown = host::shown(&command);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::io(shown.clone()))?;
+    let stderr = child.stderr.take().map(|pipe| thread::spawn(move || pass_on(pipe, std::io::stderr())));
+    let mut lines = child.stdout.take().map(|pipe| pass_on(pipe, std::io::stdout())).unwrap_or_default();
+    // The thread ends with the pipe; a panic in it loses lines that were shown anyway.
+    lines.extend(stderr.and_then(|thread| thread.join().ok()).unwrap_or_default());
+    let status = child.wait().map_err(Error::io(shown.clone()))?;
+    host::check_interrupted()?;
+    let (passed, failed) = count(&lines);
+    let skipped: Vec<String> =
+        lines.iter().filter_map(|line| Some(line.split_once(SKIPPED)?.1.to_owned())).collect();
+    if !status.success() {
+        for line in lines.iter().filter(|line| line.starts_with("test ") && line.ends_with("FAILED")) {
+            println!("{line}");
+        }
+        return Err(Error::Command {
+            command: format!("{shown} ({passed} passed, {failed} failed)"),
+            status,
+        });
+    }
+    Ok(Done { note: format!("{passed} passed, {} skipped", skipped.len()), skipped })
+}
+
+/// Copies lines as they come; returns those worth remembering.
+fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut reader = BufReader::new(from);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        // Our own output going nowhere must not stall the tests.
+        let _ = to.write_all(&line);
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        if text.starts_with("test ") || text.contains(SKIPPED) {
+            kept.push(text.to_owned());
+        }
+        line.clear();
+    }
+    kept
+}
+
+/// Sums of `test result: ok. 3 passed; 0 failed; ...`.
+fn count(lines: &[String]) -> (u64, u64) {
+    let number_before = |line: &str, word: &str| -> u64 {
+        let before = line.split(word).next().unwrap_or_default();
+        before.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    let results = lines.iter().filter(|line| line.starts_with("test result: "));
+    results.fold((0, 0), |(passed, failed), line| {
+        (passed + number_before(line, " passed;"), failed + number_before(line, " failed;"))
+    })
+}
+
+#[cfg(test)]
+mod unit {
+    #[test]
+    fn results_are_summed() {
+        let lines = [
+            "test a ... ok",
+            "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.12s",
+        ];
+        assert_eq!(super::count(&lines.map(str::to_owned)), (15, 2));
+    }
+}
