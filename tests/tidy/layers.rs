@@ -1,0 +1,202 @@
+//! Calls go down only: the order of the layers, and who may know what lies outside.
+
+use crate::source::{Source, files};
+
+/// Highest first. A module uses those after it in the list, never those before it.
+const LAYERS: [&str; 7] = ["socket", "session", "scheduler", "model", "cache", "backend", "tensor"];
+
+/// What wires the layers together and stands above them all.
+const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config.rs", "src/daemon"];
+
+/// A name that only some files may use, and why.
+struct Room {
+    names: &'static [&'static str],
+    /// Paths that start with one of these may.
+    may: &'static [&'static str],
+    why: &'static str,
+}
+
+const ROOMS: [Room; 9] = [
+    Room {
+        names: &["tokio::net", "std::os::unix::net", "std::net", "os::unix::net"],
+        may: &[],
+        why: "sockets are interprocess types, and the daemon owns no network",
+    },
+    Room {
+        names: &["bincode"],
+        may: &["client/src/wire/codec.rs"],
+        why: "the wire's encoding can be replaced in one file",
+    },
+    Room {
+        names: &["interprocess"],
+        may: &["src/socket/", "src/daemon", "client/src/"],
+        why: "only the socket layer and the client know sockets",
+    },
+    Room {
+        names: &["rocmforge_client"],
+        may: &["src/socket/", "src/session/", "src/daemon"],
+        why: "wire types are not inner types: the session converts them",
+    },
+    Room {
+        names: &["tokio", "tokio_util"],
+        may: &["src/socket/", "src/session/", "src/scheduler/", "src/daemon", "src/main.rs"],
+        why: "tasks serve sockets; models, caches and devices know nothing of them",
+    },
+    Room { names: &["memmap2"], may: &["src/tensor/"], why: "one room holds mappings and their guard" },
+    Room {
+        names: &["sd_notify", "signal_hook_tokio"],
+        may: &["src/daemon", "src/main.rs", "src/socket/listener.rs"],
+        why: "only the wiring talks to systemd and takes signals",
+    },
+    Room {
+        names: &["minijinja", "minijinja_contrib"],
+        may: &["src/model/template/"],
+        why: "templates are rendered in one sandbox",
+    },
+    Room {
+        names: &["half::"],
+        may: &["src/tensor/", "src/backend/"],
+        why: "half precision is a matter of storage and arithmetic",
+    },
+];
+
+/// The only files with unsafe code. Each block in them names its invariant; the compiler refuses it elsewhere.
+const UNSAFE: [&str; 3] = ["src/tensor/map.rs", "src/tensor/guard.rs", "src/backend/cpu/"];
+
+#[test]
+fn layers_use_only_what_lies_below() {
+    let mut faults = Vec::new();
+    for file in files() {
+        let Some(at) = layer_of(&file.path) else { continue };
+        for (line, code) in file.code() {
+            faults.extend(
+                used_modules(&code)
+                    .filter(|used| !may_use(at, used))
+                    .map(|used| format!("{}:{line}: {} uses {used}", file.path, LAYERS[at])),
+            );
+        }
+    }
+    assert!(faults.is_empty(), "upward uses:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn an_upward_use_is_found() {
+    let upward = Source {
+        path: "src/cache/mod.rs".into(),
+        text: "use crate::session::Hub;\nuse crate::tensor::X;".into(),
+    };
+    let at = layer_of(&upward.path).expect("cache is a layer");
+    let found: Vec<String> = upward
+        .code()
+        .iter()
+        .flat_map(|(_, code)| used_modules(code).filter(|used| !may_use(at, used)).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(found, ["session"]);
+    let braces: Vec<String> = used_modules("use crate::{model::Model, tensor::{DType, lazy::Y}};").collect();
+    assert_eq!(braces, ["model", "tensor"]);
+}
+
+#[test]
+fn outside_crates_stay_in_their_rooms() {
+    let mut faults = Vec::new();
+    for file in files().iter().filter(|f| f.path.contains("src/") && !f.path.starts_with("xtask/")) {
+        for (line, code) in file.code() {
+            for room in &ROOMS {
+                let named = room.names.iter().find(|name| names(&code, name));
+                if let Some(name) = named.filter(|_| !room.may.iter().any(|may| file.path.starts_with(may))) {
+                    faults.push(format!("{}:{line}: names {name}; {}", file.path, room.why));
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn unsafe_code_stays_in_its_rooms() {
+    let mut faults = Vec::new();
+    for file in files().iter().filter(|f| f.path.ends_with(".rs") && !f.is_test()) {
+        let unsafe_line = file.code().into_iter().find(|(_, code)| names(code, "unsafe"));
+        if let Some((line, _)) = unsafe_line.filter(|_| !UNSAFE.iter().any(|may| file.path.starts_with(may)))
+        {
+            faults.push(format!("{}:{line}: unsafe code outside {}", file.path, UNSAFE.join(", ")));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn every_room_is_lived_in() {
+    let all = files();
+    let used = |name: &str| all.iter().any(|f| f.code().iter().any(|(_, code)| names(code, name)));
+    let empty: Vec<&str> =
+        ROOMS.iter().filter(|room| !room.may.is_empty()).flat_map(|room| room.names).copied().collect();
+    let empty: Vec<&str> = empty.into_iter().filter(|name| !used(name)).collect();
+    assert!(empty.is_empty(), "named in the rooms and used nowhere: {empty:?}");
+}
+
+/// Place in [`LAYERS`] of the module a file belongs to; `None` for wiring and for files outside the library.
+fn layer_of(path: &str) -> Option<usize> {
+    if WIRING.iter().any(|wiring| path.starts_with(wiring)) {
+        return None;
+    }
+    let module = path.strip_prefix("src/")?.split(['/', '.']).next()?;
+    let at = LAYERS.iter().position(|layer| *layer == module);
+    assert!(at.is_some(), "{path}: neither a layer nor wiring; name it in tests/tidy/layers.rs");
+    at
+}
+
+fn may_use(at: usize, module: &str) -> bool {
+    LAYERS[at..].contains(&module)
+}
+
+/// Top-level modules of this crate that a line of code names: `crate::x`, and each `x` of `crate::{x, y::z}`.
+fn used_modules(code: &str) -> impl Iterator<Item = String> {
+    let mut found = Vec::new();
+    for (start, _) in code.match_indices("crate::") {
+        if start > 0 && code[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
+            continue;
+        }
+        let rest = &code[start + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => found.extend(heads(list)),
+            None => found.push(word(rest)),
+        }
+    }
+    // Items of the crate's root, as macros, are no modules: those start with a capital or are empty.
+    found.into_iter().filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+}
+
+/// First words of the entries of a `use` list, up to its closing brace.
+fn heads(list: &str) -> Vec<String> {
+    let mut depth = 0;
+    let mut entry_starts = true;
+    let mut found = Vec::new();
+    for (i, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => entry_starts = true,
+            _ if entry_starts && !c.is_whitespace() => {
+                found.push(word(&list[i..]));
+                entry_starts = false;
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+/// True when `code` holds `name` as whole words; a name that ends in `::` may go on.
+fn names(code: &str, name: &str) -> bool {
+    let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(name).any(|(start, _)| {
+        !code[..start].ends_with(part_of_word)
+            && (name.ends_with("::") || !code[start + name.len()..].starts_with(part_of_word))
+    })
+}

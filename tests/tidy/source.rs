@@ -1,0 +1,177 @@
+//! The project's files, and Rust text with its comments and literals blanked out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A text file of the project.
+pub struct Source {
+    /// Path below the workspace's root, with `/`.
+    pub path: String,
+    /// Content.
+    pub text: String,
+}
+
+impl Source {
+    /// Lines of code outside tests, numbered from 1: comments and literals blanked, and everything from the first
+    /// `#[cfg(test)] mod` on left out, where unit tests stand by custom. Empty for files that are tests as a whole.
+    pub fn code(&self) -> Vec<(usize, String)> {
+        if !self.path.ends_with(".rs") || self.is_test() {
+            return Vec::new();
+        }
+        let code = blank(&self.text);
+        let lines: Vec<&str> = code.lines().collect();
+        let tests = lines.windows(2).position(|two| {
+            two[0].trim_start().starts_with("#[cfg(test)]") && two[1].trim_start().starts_with("mod ")
+        });
+        let end = tests.unwrap_or(lines.len());
+        lines[..end].iter().enumerate().map(|(i, line)| (i + 1, (*line).to_owned())).collect()
+    }
+
+    /// True for files that hold nothing but tests.
+    pub fn is_test(&self) -> bool {
+        let parts: Vec<&str> = self.path.split('/').collect();
+        parts.contains(&"tests") || parts.contains(&"benches") || self.path.ends_with("tests.rs")
+    }
+}
+
+/// The workspace's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every text file of the project, in order of path: no build output, no model, no corpus, no `.git`.
+pub fn files() -> Vec<Source> {
+    let mut found = Vec::new();
+    walk(root(), &mut found);
+    let mut files: Vec<Source> = found
+        .into_iter()
+        .filter_map(|path| {
+            let text = fs::read_to_string(&path).ok()?;
+            let below = path.strip_prefix(root()).ok()?.to_str()?.to_owned();
+            Some(Source { path: below, text })
+        })
+        .collect();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(files.len() > 40, "only {} files found below {}", files.len(), root().display());
+    files
+}
+
+fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("a directory of the project can be read").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let skipped = ["target", "corpus", "artifacts", "models", "node_modules"];
+        if (name.starts_with('.') && name != ".ci" && name != ".cargo") || skipped.contains(&name.as_str()) {
+            continue;
+        }
+        let kind = entry.file_type().expect("a directory entry has a type");
+        if kind.is_dir() {
+            walk(&entry.path(), into);
+        } else if kind.is_file() {
+            into.push(entry.path());
+        }
+    }
+}
+
+/// Replaces what stands in comments, strings and character literals by spaces; line breaks stay.
+pub fn blank(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = String::with_capacity(text.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let end = literal_end(text, i);
+        if end > i {
+            out.extend(text[i..end].chars().map(|c| if c == '\n' { c } else { ' ' }));
+            i = end;
+        } else {
+            let c = text[i..].chars().next().expect("i is a character's start");
+            out.push(c);
+            i += c.len_utf8();
+        }
+    }
+    out
+}
+
+/// Where the comment or literal that starts at `i` ends; `i` when none starts there.
+fn literal_end(text: &str, i: usize) -> usize {
+    let rest = &text[i..];
+    let to_end = |found: Option<usize>| found.map_or(text.len(), |n| i + n);
+    if rest.starts_with("//") {
+        return to_end(rest.find('\n'));
+    }
+    if rest.starts_with("/*") {
+        let mut depth = 0;
+        let mut at = 0;
+        loop {
+            if rest[at..].starts_with("/*") {
+                depth += 1;
+                at += 2;
+            } else if rest[at..].starts_with("*/") {
+                depth -= 1;
+                at += 2;
+            } else {
+                match rest[at..].chars().next() {
+                    Some(c) => at += c.len_utf8(),
+                    None => return text.len(),
+                }
+            }
+            if depth == 0 {
+                return i + at;
+            }
+        }
+    }
+    let word_before = text[..i].chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_');
+    if !word_before {
+        let raw = rest.trim_start_matches(['b', 'c']);
+        if let Some(after) = raw.strip_prefix('r') {
+            let hashes = after.len() - after.trim_start_matches('#').len();
+            if after[hashes..].starts_with('"') {
+                let close = format!("\"{}", "#".repeat(hashes));
+                let open = rest.len() - after.len() + hashes + 1;
+                return rest[open..].find(&close).map_or(text.len(), |n| i + open + n + close.len());
+            }
+        }
+    }
+    if rest.starts_with('"') {
+        return quoted_end(text, i, '"');
+    }
+    // A quote opens a character where a closing one follows; else it starts a lifetime.
+    if let Some(after) = rest.strip_prefix('\'') {
+        let mut chars = after.chars();
+        match (chars.next(), chars.next()) {
+            (Some('\\'), _) => return quoted_end(text, i, '\''),
+            (Some(_), Some('\'')) => return quoted_end(text, i, '\''),
+            _ => {}
+        }
+    }
+    i
+}
+
+fn quoted_end(text: &str, i: usize, quote: char) -> usize {
+    let mut escaped = false;
+    for (n, c) in text[i..].char_indices().skip(1) {
+        if escaped {
+            escaped = false;
+        } else if c == '\\' {
+            escaped = true;
+        } else if c == quote {
+            return i + n + 1;
+        }
+    }
+    text.len()
+}
+
+#[test]
+fn comments_and_literals_are_blanked() {
+    let cases = [
+        ("let a = 1; // unsafe", "let a = 1;          "),
+        ("a /* x /* y */ z */ b", "a                   b"),
+        (r#"f("a \" b", 'c', '\'')"#, "f(        ,    ,     )"),
+        ("fn f<'a>(x: &'a str) {}", "fn f<'a>(x: &'a str) {}"),
+        ("r#\"a \" b\"# + br\"c\"", "           +      "),
+        ("bar\"x\"", "bar   "),
+        ("\"ä\nb\" x", "  \n   x"),
+    ];
+    for (text, want) in cases {
+        assert_eq!(blank(text), want, "{text}");
+    }
+}

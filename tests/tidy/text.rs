@@ -1,0 +1,136 @@
+//! What every file of the project keeps to: length, words, a first line that says what it is.
+
+use crate::source::{files, root};
+
+/// Lines of a file; past this there is a second idea in it.
+const LINES_MAX: usize = 600;
+
+/// Lines of ARCHITECTURE.md: a map, not a book.
+const ARCHITECTURE_LINES_MAX: usize = 200;
+
+/// Each folder has a place on the map.
+const LAYOUT: [&str; 24] = [
+    ".ci/run",
+    "ARCHITECTURE.md",
+    "Cargo.lock",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "client/src/main.rs",
+    "client/src/wire",
+    "deny.toml",
+    "fuzz",
+    "src/backend/cpu",
+    "src/cache",
+    "src/model/arch",
+    "src/model/gguf",
+    "src/model/template",
+    "src/model/tokenizer",
+    "src/scheduler",
+    "src/session",
+    "src/socket",
+    "src/tensor",
+    "systemd",
+    "tests/golden",
+    "tests/reference",
+    "tests/scenario",
+];
+
+/// Words that have no place in the project: names of hosts that packages come from (the machine's clients know them) and
+/// of places on one machine. Written in pieces, so that this file does not hold them.
+const FORBIDDEN: [[&str; 2]; 12] = [
+    ["py", "pi.org"],
+    ["pythonhos", "ted.org"],
+    ["static.cr", "ates.io"],
+    ["npm", "js.org"],
+    ["deb.deb", "ian.org"],
+    ["hugging", "face.co"],
+    ["git", "hub.com"],
+    ["/wo", "rk/"],
+    ["/ro", "ot/"],
+    ["is", "sue #"],
+    ["FIX", "ME"],
+    ["TO", "DO"],
+];
+
+#[test]
+fn files_are_short() {
+    let long: Vec<String> = files()
+        .iter()
+        .filter(|f| [".rs", ".py", ".md", ".hip"].iter().any(|end| f.path.ends_with(end)))
+        .map(|f| (f.text.lines().count(), &f.path))
+        .filter(|(lines, _)| *lines > LINES_MAX)
+        .map(|(lines, path)| format!("{path}: {lines} lines"))
+        .collect();
+    assert!(long.is_empty(), "over {LINES_MAX} lines; what is their second idea?\n{}", long.join("\n"));
+}
+
+#[test]
+fn words_are_the_projects_own() {
+    let mut faults = Vec::new();
+    // Licence texts are others' words; lock files are written by cargo.
+    for file in files().iter().filter(|f| !f.path.starts_with("LICENSE") && !f.path.ends_with(".lock")) {
+        for (n, line) in file.text.lines().enumerate() {
+            let found = FORBIDDEN.iter().map(|word| word.concat()).find(|word| line.contains(word.as_str()));
+            if let Some(word) = found {
+                faults.push(format!("{}:{}: {word}", file.path, n + 1));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn every_rust_file_says_what_it_is() {
+    let silent: Vec<String> = files()
+        .into_iter()
+        .filter(|f| {
+            f.path.ends_with(".rs")
+                && !f.is_test()
+                && !f.text.trim_start_matches("#![no_main]").trim_start().starts_with("//!")
+        })
+        .map(|f| f.path)
+        .collect();
+    assert!(silent.is_empty(), "these start without a `//!` line: {silent:?}");
+}
+
+#[test]
+fn tests_are_never_ignored() {
+    let attribute = ["#[ig", "nore"].concat();
+    let found: Vec<String> = files()
+        .into_iter()
+        .filter(|f| f.path.ends_with(".rs") && f.text.contains(&attribute))
+        .map(|f| f.path)
+        .collect();
+    assert!(found.is_empty(), "ignored tests in {found:?}");
+}
+
+#[test]
+fn the_layout_stands() {
+    let missing: Vec<&str> = LAYOUT.into_iter().filter(|path| !root().join(path).exists()).collect();
+    assert!(missing.is_empty(), "missing: {missing:?}");
+}
+
+#[test]
+fn the_map_is_short_and_names_every_layer() {
+    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md can be read");
+    let lines = map.lines().count();
+    assert!(lines < ARCHITECTURE_LINES_MAX, "ARCHITECTURE.md has {lines} lines");
+    let entries = std::fs::read_dir(root().join("src")).expect("src can be read").flatten();
+    let folders: Vec<String> = entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| format!("src/{}", entry.file_name().to_string_lossy()))
+        .collect();
+    let unnamed: Vec<&String> = folders.iter().filter(|folder| !map.contains(folder.as_str())).collect();
+    assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name {unnamed:?}");
+    // What the map names is there.
+    let named = map.split(|c: char| !(c.is_alphanumeric() || "/._-".contains(c)));
+    let gone: Vec<&str> = named
+        .map(|word| word.trim_end_matches(['.', '/']))
+        .filter(|word| {
+            ["src/", "client/", "xtask/", "tests/", "systemd/", "fuzz/"].iter().any(|at| word.starts_with(at))
+        })
+        .filter(|word| !root().join(word).exists())
+        .collect();
+    assert!(gone.is_empty(), "ARCHITECTURE.md names what is not there: {gone:?}");
+}
