@@ -1,0 +1,210 @@
+//! Arguments and help texts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    it worked; also when the reader of our output went away
+  1    the request failed
+  2    the arguments make no sense
+  3    the daemon cannot be reached, is stopping, or is not to be trusted
+  4    the model is missing, damaged or not supported
+  130  cancelled by Ctrl-C; what had come was printed
+
+Errors go to standard error: a name, what happened, what to do; with --json as one object
+{\"error\":{\"name\",\"code\",\"message\",\"retryable\",\"retry_after_ms\",\"detail\"}}.";
+
+/// Asks the rocmforged inference daemon.
+#[derive(Debug, Parser)]
+#[command(name = "rocmforge-client", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub struct Arguments {
+    /// The daemon's socket [default: /run/rocmforge/api.sock]
+    #[arg(long, global = true, env = rocmforge_client::SOCKET_VARIABLE, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
+    #[arg(long, global = true, value_name = "UID")]
+    pub server_uid: Vec<u32>,
+    /// Give up connecting after this time
+    #[arg(long = "connect-timeout", global = true, value_name = "MS", default_value_t = 2000)]
+    pub connect_timeout_ms: u64,
+    /// What to ask.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to ask.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Generate text, printed as it comes
+    Run(RunArguments),
+    /// List the models known by name
+    #[command(
+        after_help = "Examples:\n  rocmforge-client list\n  rocmforge-client list --json | jq -r '.models[].name'"
+    )]
+    List,
+    /// Show what a model's file says
+    #[command(after_help = "Examples:\n  rocmforge-client show smollm2-135m-instruct-q4_1\n  \
+        rocmforge-client show ./model.gguf --full --json | jq '.tensors[0]'")]
+    Show {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+        /// Also all metadata and tensors
+        #[arg(long)]
+        full: bool,
+    },
+    /// Map a model: by name, or a file that you may read, which is opened here and passed to the daemon
+    #[command(after_help = "Examples:\n  rocmforge-client load smollm2-135m-instruct-q4_1\n  \
+        rocmforge-client load ~/models/story.gguf --name story")]
+    Load {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+        /// Name to give a file [default: its file name without .gguf]
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Unmap a model once its requests end
+    #[command(after_help = "Example:\n  rocmforge-client unload story")]
+    Unload {
+        /// Its name
+        model: String,
+    },
+    /// List the requests that run or wait
+    #[command(
+        after_help = "Examples:\n  rocmforge-client ps\n  rocmforge-client ps --json | jq '.sequences | length'"
+    )]
+    Ps,
+    /// Show how the daemon and its devices are
+    #[command(
+        after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
+    )]
+    Status,
+    /// Print the token ids of a text
+    Tokenize(TokenizeArguments),
+    /// Print the text of token ids
+    Detokenize(DetokenizeArguments),
+    /// Measure round trips to the daemon
+    #[command(after_help = "Example:\n  rocmforge-client ping --count 10")]
+    Ping {
+        /// How many
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+    },
+    /// Show the daemon's version, requests and limits
+    #[command(after_help = "Example:\n  rocmforge-client info --json | jq .limits")]
+    Info,
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  rocmforge-client run smollm2-135m-instruct-q4_1 --chat 'Why is the sky blue?'
+  rocmforge-client run ./tinystories-260k-f32.gguf 'Once upon a time' --max-tokens 64
+  git diff | rocmforge-client run coder - --chat --system 'Write a commit message.'
+  rocmforge-client run MODEL --ids '1, 403, 407' --temperature 0 --json | jq .ids
+
+Sampling defaults are those that users of llama.cpp know: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05. With
+--temperature 0 the most likely token is taken each time.
+
+--json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation, max_tokens, context_full,
+stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed, timings {queue, load, prefill, decode} in
+milliseconds, and with --logprobs one {logprob, top: [{id, logprob}]} for each of ids. Where the request was cancelled,
+seed, usage and timings are null.";
+
+/// Generate text.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP)]
+pub struct RunArguments {
+    /// A name, or a file: with a `/`, or an existing `*.gguf`; a file is opened here and passed to the daemon
+    pub model: String,
+    /// The text to go on from, as it is; `-` or nothing reads standard input
+    pub prompt: Option<String>,
+    /// Most tokens to generate; 0: until the model ends or the context is full
+    #[arg(short = 'n', long, default_value_t = 0, value_name = "N")]
+    pub max_tokens: u32,
+    /// Randomness, 0 to 100; 0 takes the most likely token each time
+    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T")]
+    pub temperature: f32,
+    /// Draw from this many most likely tokens; 0: from all
+    #[arg(long, default_value_t = 40, value_name = "N")]
+    pub top_k: u32,
+    /// Draw from the most likely tokens that together have this probability; 1: from all
+    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    pub top_p: f32,
+    /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
+    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    pub min_p: f32,
+    /// Makes the draws repeatable [default: a random one, told with --json and --stats]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// The prompt is token ids, separated by commas or spaces; nothing is added to them
+    #[arg(long, conflicts_with = "chat")]
+    pub ids: bool,
+    /// The prompt is a user's message: put it through the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// A system message before it
+    #[arg(long, requires = "chat", value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Go on past tokens that end an answer
+    #[arg(long)]
+    pub ignore_eog: bool,
+    /// Tell the log-probabilities of this many most likely tokens with each token, 0 to 20
+    #[arg(long, default_value_t = 0, value_name = "N", requires = "json")]
+    pub logprobs: u32,
+    /// Fail after this time, waiting included; 0: never
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pub timeout: u32,
+    /// Print tokens per second and times to standard error at the end
+    #[arg(long, visible_alias = "verbose")]
+    pub stats: bool,
+}
+
+/// Print the token ids of a text.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  rocmforge-client tokenize MODEL 'Hello, world'\n  rocmforge-client tokenize MODEL - < file.txt --json"
+)]
+pub struct TokenizeArguments {
+    /// A name, or a file: with a `/`, or an existing `*.gguf`
+    pub model: String,
+    /// The text; `-` or nothing reads standard input
+    pub text: Option<String>,
+    /// Do not add beginning and end of sequence where the file asks for them
+    #[arg(long)]
+    pub no_special: bool,
+    /// Take the spelling of a special token for the token
+    #[arg(long)]
+    pub parse_special: bool,
+}
+
+/// Print the text of token ids.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  rocmforge-client detokenize MODEL 9707 11 1879\n  rocmforge-client tokenize MODEL 'Hi' | rocmforge-client detokenize MODEL -"
+)]
+pub struct DetokenizeArguments {
+    /// A name, or a file: with a `/`, or an existing `*.gguf`
+    pub model: String,
+    /// The ids, separated by commas or spaces; `-` or nothing reads standard input
+    pub ids: Vec<String>,
+    /// Spell special tokens out
+    #[arg(long)]
+    pub special: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_fit_together() {
+        super::Arguments::command().debug_assert();
+    }
+}

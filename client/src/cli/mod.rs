@@ -1,0 +1,114 @@
+//! The command line: one module for the arguments, one for what each kind of command prints.
+
+mod args;
+mod prompt;
+mod report;
+mod run;
+mod tables;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rocmforge_client::{Client, ClientError, Options, ServerTrust, wire};
+
+use args::{Arguments, Command, DetokenizeArguments, TokenizeArguments};
+use report::{Failure, Output};
+
+/// Parses, asks, prints; the exit code is documented in `--help`.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output { json: arguments.json };
+    let outcome = dispatch(&arguments, output);
+    outcome.unwrap_or_else(|failure| output.fail(&failure))
+}
+
+fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> {
+    let client = Client::new(options(arguments));
+    match &arguments.command {
+        Command::Run(run) => return run::run(&client, run, output),
+        Command::List => output.show(&client.list()?, tables::list)?,
+        Command::Show { model, full } => {
+            output.show(&client.show(&model_named(&client, model)?, *full)?, tables::show)?
+        }
+        Command::Load { model, name } => {
+            output.show(&load(&client, model, name.as_deref())?, tables::load)?
+        }
+        Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
+        Command::Ps => output.show(&client.ps()?, tables::ps)?,
+        Command::Status => output.show(&client.status()?, tables::status)?,
+        Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
+        Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
+        Command::Ping { count } => output.show(&ping(&client, *count)?, tables::ping)?,
+        Command::Info => output.show(&client.info()?, tables::info)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(arguments: &Arguments) -> Options {
+    let mut options = Options {
+        connect_timeout: Duration::from_millis(arguments.connect_timeout_ms),
+        ..Options::default()
+    };
+    if let Some(socket) = &arguments.socket {
+        options.socket.clone_from(socket);
+    }
+    if !arguments.server_uid.is_empty() {
+        options.trust = ServerTrust::Uids(arguments.server_uid.clone());
+    }
+    options
+}
+
+/// Whether `model` means a file that we open, rather than a name the daemon knows.
+fn is_path(model: &str) -> bool {
+    model.contains('/') || (model.ends_with(".gguf") && Path::new(model).exists())
+}
+
+fn load(client: &Client, model: &str, name: Option<&str>) -> Result<wire::LoadReply, ClientError> {
+    if is_path(model) { client.load_file(Path::new(model), name) } else { client.load(model) }
+}
+
+/// The model's name; a path is opened and passed to the daemon first.
+fn model_named(client: &Client, model: &str) -> Result<String, ClientError> {
+    if is_path(model) { Ok(load(client, model, None)?.summary.name) } else { Ok(model.to_owned()) }
+}
+
+fn ids_of(client: &Client, arguments: &TokenizeArguments) -> Result<wire::TokenizeReply, Failure> {
+    let text = prompt::text(arguments.text.as_deref())?;
+    let request = wire::TokenizeRequest {
+        model: model_named(client, &arguments.model)?,
+        text,
+        add_special: !arguments.no_special,
+        parse_special: arguments.parse_special,
+        ext: vec![],
+    };
+    Ok(client.tokenize(&request)?)
+}
+
+fn text_of(client: &Client, arguments: &DetokenizeArguments) -> Result<wire::DetokenizeReply, Failure> {
+    let given = arguments.ids.join(" ");
+    let ids = if given.is_empty() || given == "-" { prompt::text(None)? } else { given };
+    let request = wire::DetokenizeRequest {
+        model: model_named(client, &arguments.model)?,
+        ids: prompt::ids(&ids)?,
+        show_special: arguments.special,
+        ext: vec![],
+    };
+    Ok(client.detokenize(&request)?)
+}
+
+/// Round trips on one connection.
+#[derive(Debug, serde::Serialize)]
+pub struct PingTimes {
+    round_trips_us: Vec<f64>,
+}
+
+fn ping(client: &Client, count: u32) -> Result<PingTimes, ClientError> {
+    let round_trips_us = (0..count).map(|number| {
+        let start = Instant::now();
+        client.ping(&number.to_le_bytes())?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    });
+    Ok(PingTimes { round_trips_us: round_trips_us.collect::<Result<_, ClientError>>()? })
+}

@@ -1,0 +1,216 @@
+//! How answers and errors leave the program.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use rocmforge_client::ClientError;
+use rocmforge_client::wire::{ErrorClass, ErrorCode, WireError};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+const EXIT_UNAVAILABLE: u8 = 3;
+const EXIT_MODEL: u8 = 4;
+/// As a shell reports a program that Ctrl-C ended: 128 + SIGINT.
+pub const EXIT_CANCELLED: u8 = 130;
+
+/// Why the program fails.
+#[derive(Debug)]
+pub enum Failure {
+    /// The arguments make no sense.
+    Usage(String),
+    /// The client or daemon says no.
+    Client(Box<ClientError>),
+    /// Our own output cannot be written.
+    Output(io::Error),
+}
+
+impl Failure {
+    pub fn usage(message: &str) -> Self {
+        Self::Usage(message.to_owned())
+    }
+
+    fn exit_code(&self) -> u8 {
+        const CANCELLED: u16 = ErrorCode::Cancelled as u16;
+        let error = match self {
+            Self::Usage(_) => return EXIT_USAGE,
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
+            Self::Output(_) => return EXIT_FAILED,
+            Self::Client(error) => error,
+        };
+        match **error {
+            ClientError::Server(WireError { code: CANCELLED, .. }) => EXIT_CANCELLED,
+            ClientError::File { .. } => EXIT_MODEL,
+            ClientError::PermissionDenied { .. }
+            | ClientError::UntrustedServer { .. }
+            | ClientError::UnsupportedVersion { .. }
+            | ClientError::Refused { .. }
+            | ClientError::Timeout { .. } => EXIT_UNAVAILABLE,
+            _ if error.is_unreachable() => EXIT_UNAVAILABLE,
+            _ if error.code().and_then(ErrorClass::of) == Some(ErrorClass::Model) => EXIT_MODEL,
+            _ => EXIT_FAILED,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let (name, code) = match self {
+            Self::Usage(_) => ("Usage", None),
+            Self::Client(error) => (error.code_name(), error.code()),
+            Self::Output(_) => ("Output", None),
+        };
+        let wire = match self {
+            Self::Client(error) => match &**error {
+                ClientError::Server(error) => Some(error),
+                _ => None,
+            },
+            _ => None,
+        };
+        let detail: Map<_, _> = wire
+            .iter()
+            .flat_map(|error| &error.detail)
+            .map(|entry| (entry.key.clone(), Value::from(entry.value.clone())))
+            .collect();
+        json!({ "error": {
+            "name": name,
+            "code": code,
+            "message": self.to_string(),
+            "retryable": wire.is_some_and(|error| error.retryable),
+            "retry_after_ms": wire.map_or(0, |error| error.retry_after_ms),
+            "detail": detail,
+        }})
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(message) => f.write_str(message),
+            Self::Client(error) => match &**error {
+                ClientError::Server(error) => f.write_str(&error.message),
+                error => write!(f, "{error}"),
+            },
+            Self::Output(error) => write!(f, "standard output: {error}"),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(Box::new(error))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Text or JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    pub json: bool,
+}
+
+impl Output {
+    /// Prints an answer: as JSON, or as `text` writes it.
+    pub fn show<T: Serialize>(
+        self,
+        answer: &T,
+        text: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let mut stdout = io::BufWriter::new(io::stdout().lock());
+        if self.json {
+            let value = serde_json::to_value(answer).map_err(io::Error::from)?;
+            serde_json::to_writer(&mut stdout, &for_scripts(value)).map_err(io::Error::from)?;
+            writeln!(stdout)?;
+        } else {
+            text(&mut stdout, answer)?;
+        }
+        Ok(stdout.flush()?)
+    }
+
+    /// Prints an error and gives its exit code. A reader that went away is no error.
+    pub fn fail(self, failure: &Failure) -> ExitCode {
+        let code = failure.exit_code();
+        if code != 0 {
+            let mut stderr = io::stderr().lock();
+            // Where not even standard error can be written, the exit code has to do.
+            let _ = match (self.json, failure) {
+                (true, _) => writeln!(stderr, "{}", failure.to_json()),
+                (false, Failure::Client(error)) => {
+                    writeln!(
+                        stderr,
+                        "rocmforge-client: {}: {}",
+                        error.code_name(),
+                        printable(&failure.to_string())
+                    )
+                }
+                (false, _) => writeln!(stderr, "rocmforge-client: {failure}"),
+            };
+        }
+        ExitCode::from(code)
+    }
+}
+
+/// The wire's structures as scripts like them: without `ext`, states in snake case.
+fn for_scripts(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let keep = fields.into_iter().filter(|(key, _)| key != "ext");
+            Value::Object(
+                keep.map(|(key, value)| {
+                    let value = match value {
+                        Value::String(name) if key == "state" => Value::from(snake_case(&name)),
+                        other => for_scripts(other),
+                    };
+                    (key, value)
+                })
+                .collect(),
+            )
+        }
+        Value::Array(values) => values.into_iter().map(for_scripts).collect(),
+        other => other,
+    }
+}
+
+/// `EndOfGeneration` as `end_of_generation`.
+pub fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(c.to_ascii_lowercase());
+    }
+    snake
+}
+
+/// A text from a file or the daemon without what could steer a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_follow_the_class() {
+        let server = |code| Failure::from(ClientError::Server(WireError::new(code, "x"))).exit_code();
+        assert_eq!(server(ErrorCode::ModelNotFound), EXIT_MODEL);
+        assert_eq!(server(ErrorCode::Cancelled), EXIT_CANCELLED);
+        assert_eq!(server(ErrorCode::ServerDraining), EXIT_UNAVAILABLE);
+        assert_eq!(server(ErrorCode::Busy), EXIT_FAILED);
+        assert_eq!(server(ErrorCode::PromptTooLong), EXIT_FAILED);
+        assert_eq!(Failure::usage("x").exit_code(), EXIT_USAGE);
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit_code(), 0);
+    }
+
+    #[test]
+    fn scripts_see_no_extensions_and_plain_states() {
+        let value = json!({ "models": [{ "state": "NotYet", "ext": [] }], "ext": [] });
+        assert_eq!(for_scripts(value), json!({ "models": [{ "state": "not_yet" }] }));
+    }
+}

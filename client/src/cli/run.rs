@@ -1,0 +1,195 @@
+//! `run`: text as it comes, or one object at the end.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use rocmforge_client::{Client, Connection, Generation, random_request_id, wire};
+use serde_json::{Value, json};
+use signal_hook::consts::SIGINT;
+use signal_hook::iterator::Signals;
+use wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, SamplingOptions, TokenLogprob};
+
+use super::args::RunArguments;
+use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
+use super::{model_named, prompt};
+
+/// What came of an answer so far.
+#[derive(Debug, Default)]
+struct Answer {
+    text: String,
+    prompt_ids: Vec<u32>,
+    ids: Vec<u32>,
+    logprobs: Vec<TokenLogprob>,
+    end: Option<GenerateEnd>,
+}
+
+pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<ExitCode, Failure> {
+    let mut request = request(arguments)?;
+    request.model = model_named(client, &arguments.model)?;
+    let start = Instant::now();
+    let mut generation = client.generate(&request)?;
+    cancel_on_interrupt(generation.connection().clone(), generation.stream())?;
+    let mut answer = Answer::default();
+    let outcome = receive(&mut generation, &mut answer, output);
+    answer.end = generation.end().cloned();
+    let cancelled = match outcome {
+        Ok(()) => false,
+        Err(Failure::Client(error)) if error.code() == Some(ErrorCode::Cancelled as u16) => true,
+        Err(failure) => return Err(failure),
+    };
+    if output.json {
+        writeln!(io::stdout(), "{}", to_json(&answer, arguments.logprobs > 0))?;
+    } else {
+        end_line(&answer.text)?;
+    }
+    if arguments.stats {
+        stats(&answer, start)?;
+    }
+    Ok(if cancelled { ExitCode::from(EXIT_CANCELLED) } else { ExitCode::SUCCESS })
+}
+
+fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
+    let text = prompt::text(arguments.prompt.as_deref())?;
+    let prompt = if arguments.ids {
+        Prompt::Ids(prompt::ids(&text)?)
+    } else if arguments.chat {
+        let message = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+        let system = arguments.system.iter().map(|system| message("system", system));
+        Prompt::Chat(system.chain([message("user", &text)]).collect())
+    } else {
+        Prompt::Text(text)
+    };
+    Ok(GenerateRequest {
+        model: String::new(),
+        prompt,
+        max_tokens: arguments.max_tokens,
+        sampling: SamplingOptions {
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            top_p: arguments.top_p,
+            min_p: arguments.min_p,
+            seed: arguments.seed,
+            top_logprobs: arguments.logprobs,
+        },
+        stop: arguments.stop.clone(),
+        ignore_eog: arguments.ignore_eog,
+        timeout_ms: arguments.timeout,
+        request_id: random_request_id(),
+        ext: vec![],
+    })
+}
+
+/// The first Ctrl-C takes the request back, so that what came is printed; the second ends the program at once. Before this
+/// is set up Ctrl-C ends the program as it does any other, and the hang-up takes the request back.
+fn cancel_on_interrupt(connection: Connection, stream: u32) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut pending = signals.forever();
+        if pending.next().is_none() || connection.cancel(stream).is_ok() {
+            pending.next();
+        }
+        std::process::exit(EXIT_CANCELLED.into());
+    })?;
+    Ok(())
+}
+
+/// Takes every item; without `--json` prints its text at once.
+fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> Result<(), Failure> {
+    let mut printer = Printer { terminal: io::stdout().is_terminal() };
+    while let Some(mut item) = generation.next_item()? {
+        if !output.json {
+            printer.print(&item.text)?;
+        }
+        answer.text.push_str(&item.text);
+        answer.prompt_ids.append(&mut item.prompt_ids);
+        answer.ids.append(&mut item.ids);
+        answer.logprobs.append(&mut item.logprobs);
+    }
+    if let Some(end) = generation.end() {
+        if !output.json {
+            printer.print(&end.text)?;
+        }
+        answer.text.push_str(&end.text);
+    }
+    Ok(())
+}
+
+/// Prints a model's text; to a terminal without control characters, which a model could use to steer it.
+struct Printer {
+    terminal: bool,
+}
+
+impl Printer {
+    fn print(&mut self, text: &str) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let mut stdout = io::stdout().lock();
+        if self.terminal {
+            let shown: String =
+                text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
+            stdout.write_all(shown.as_bytes())?;
+        } else {
+            stdout.write_all(text.as_bytes())?;
+        }
+        stdout.flush()
+    }
+}
+
+/// A terminal's prompt goes on its own line; a file or pipe gets the text as it is.
+fn end_line(text: &str) -> io::Result<()> {
+    if io::stdout().is_terminal() && !text.ends_with('\n') { writeln!(io::stdout()) } else { Ok(()) }
+}
+
+fn to_json(answer: &Answer, logprobs: bool) -> Value {
+    let end = answer.end.as_ref();
+    let reason = end.map_or("cancelled".to_owned(), |end| snake_case(&format!("{:?}", end.stop_reason)));
+    let ms = |us: u64| us as f64 / 1e3;
+    let mut object = json!({
+        "text": answer.text,
+        "prompt_ids": answer.prompt_ids,
+        "ids": answer.ids,
+        "stop_reason": reason,
+        "usage": end.map(|end| end.usage),
+        "seed": end.map(|end| end.seed),
+        "timings": end.map(|end| json!({
+            "queue": ms(end.timings.queue_us),
+            "load": ms(end.timings.load_us),
+            "prefill": ms(end.timings.prefill_us),
+            "decode": ms(end.timings.decode_us),
+        })),
+    });
+    if logprobs {
+        object["logprobs"] = json!(answer.logprobs);
+    }
+    object
+}
+
+/// One line: rates as the daemon measured them, and what the whole took here.
+fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
+    let total_ms = start.elapsed().as_secs_f64() * 1e3;
+    let mut stderr = io::stderr().lock();
+    let Some(end) = &answer.end else {
+        return writeln!(stderr, "cancelled after {} tokens, {total_ms:.1} ms", answer.ids.len());
+    };
+    let ms = |us: u64| us as f64 / 1e3;
+    let rate = |tokens: u32, us: u64| if us == 0 { 0.0 } else { f64::from(tokens) * 1e6 / us as f64 };
+    let (usage, timings) = (end.usage, end.timings);
+    // The first token comes out of the prefill; decode is the time of those after it.
+    let decoded = usage.generated_tokens.saturating_sub(1);
+    writeln!(
+        stderr,
+        "prompt {} tokens, {:.1} tokens/s; generated {} tokens, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
+         prefill {:.1} ms, decode {:.1} ms, in all {total_ms:.1} ms; seed {}",
+        usage.prompt_tokens,
+        rate(usage.prompt_tokens, timings.prefill_us),
+        usage.generated_tokens,
+        rate(decoded, timings.decode_us),
+        ms(timings.queue_us),
+        ms(timings.load_us),
+        ms(timings.prefill_us),
+        ms(timings.decode_us),
+        end.seed,
+    )
+}

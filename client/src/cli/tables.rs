@@ -1,0 +1,276 @@
+//! Answers as text for people.
+
+use std::io::{self, Write};
+
+use rocmforge_client::wire::{
+    DetokenizeReply, DeviceStatus, InfoReply, ListReply, LoadReply, ModelSummary, PsReply, ShowReply,
+    StatusReply, TokenizeReply, UnloadReply,
+};
+
+use super::PingTimes;
+use super::report::{printable, snake_case};
+
+type Out<'a> = &'a mut dyn Write;
+
+pub fn list(out: Out<'_>, reply: &ListReply) -> io::Result<()> {
+    let row = |model: &ModelSummary| {
+        [
+            printable(&model.name),
+            snake_case(&format!("{:?}", model.state)),
+            bytes(model.file_bytes),
+            printable(&model.architecture),
+            model.sequences.to_string(),
+            printable(&model.reason),
+        ]
+    };
+    table(out, ["NAME", "STATE", "SIZE", "ARCHITECTURE", "REQUESTS", "REASON"], reply.models.iter().map(row))
+}
+
+pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
+    let summary = &reply.summary;
+    let types: Vec<_> = reply
+        .types
+        .iter()
+        .map(|entry| format!("{} x{} ({})", printable(&entry.dtype), entry.tensors, bytes(entry.bytes)))
+        .collect();
+    let fields = [
+        ("name", printable(&summary.name)),
+        ("state", snake_case(&format!("{:?}", summary.state))),
+        ("architecture", printable(&summary.architecture)),
+        ("parameters", reply.parameters.to_string()),
+        ("file", bytes(summary.file_bytes)),
+        ("weights", bytes(reply.weight_bytes)),
+        ("tensor types", types.join(", ")),
+        ("gguf version", reply.gguf_version.to_string()),
+        ("context", format!("{} tokens", reply.context_length)),
+        ("layers", reply.layers.to_string()),
+        ("hidden", reply.hidden.to_string()),
+        ("heads", format!("{} x {}, {} for keys and values", reply.heads, reply.head_dim, reply.kv_heads)),
+        ("feed-forward", reply.ffn.to_string()),
+        ("vocabulary", format!("{} tokens, {}", reply.vocab, printable(&reply.tokenizer))),
+        ("chat template", if reply.chat_template { "yes" } else { "no" }.to_owned()),
+        ("ends at", join(&reply.end_of_generation)),
+        ("reason", printable(&summary.reason)),
+    ];
+    pairs(out, fields.into_iter().filter(|(_, value)| !value.is_empty()))?;
+    if !reply.metadata.is_empty() {
+        writeln!(out)?;
+        let rows = reply
+            .metadata
+            .iter()
+            .map(|entry| [printable(&entry.key), printable(&entry.kind), printable(&entry.value)]);
+        table(out, ["KEY", "TYPE", "VALUE"], rows)?;
+    }
+    if !reply.tensors.is_empty() {
+        writeln!(out)?;
+        let rows = reply.tensors.iter().map(|tensor| {
+            let dims: Vec<_> = tensor.dims.iter().map(u64::to_string).collect();
+            [
+                printable(&tensor.name),
+                printable(&tensor.dtype),
+                dims.join(" x "),
+                tensor.offset_bytes.to_string(),
+                bytes(tensor.bytes),
+            ]
+        });
+        table(out, ["TENSOR", "TYPE", "DIMENSIONS", "OFFSET", "SIZE"], rows)?;
+    }
+    Ok(())
+}
+
+pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
+    let name = printable(&reply.summary.name);
+    if reply.mapped_now {
+        writeln!(out, "{name}: mapped in {:.1} ms", reply.elapsed_us as f64 / 1e3)
+    } else {
+        writeln!(out, "{name}: was mapped already")
+    }
+}
+
+pub fn unload(out: Out<'_>, reply: &UnloadReply) -> io::Result<()> {
+    match (reply.was_mapped, reply.draining_sequences) {
+        (false, _) => writeln!(out, "was not mapped"),
+        (true, 0) => writeln!(out, "unmapped"),
+        (true, running) => writeln!(out, "goes when {running} running requests end"),
+    }
+}
+
+pub fn ps(out: Out<'_>, reply: &PsReply) -> io::Result<()> {
+    let rows = reply.sequences.iter().map(|sequence| {
+        let state = snake_case(&format!("{:?}", sequence.state));
+        let place = sequence.queue_position;
+        [
+            sequence.id.to_string(),
+            sequence.uid.to_string(),
+            printable(&sequence.model),
+            if place > 0 { format!("{state} ({place})") } else { state },
+            format!("{}/{}", sequence.prefilled_tokens, sequence.prompt_tokens),
+            format!("{}/{}", sequence.generated_tokens, sequence.max_tokens),
+            sequence.kv_pages.to_string(),
+            format!("{:.1} s", sequence.age_ms as f64 / 1e3),
+        ]
+    });
+    table(out, ["ID", "UID", "MODEL", "STATE", "PROMPT", "GENERATED", "KV PAGES", "AGE"], rows)
+}
+
+pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
+    let stopping = if reply.draining { ", stopping" } else { "" };
+    let fields = [
+        ("version", format!("{}{stopping}", printable(&reply.version))),
+        ("process", format!("{}, up {:.1} s", reply.pid, reply.uptime_ms as f64 / 1e3)),
+        ("connections", reply.connections.to_string()),
+        ("models", format!("{} mapped", reply.models_mapped)),
+        ("memory", format!("{}, mapped files {}", bytes(reply.rss_anon_bytes), bytes(reply.rss_file_bytes))),
+    ];
+    pairs(out, fields.into_iter())?;
+    reply.devices.iter().try_for_each(|device| device_status(out, device))
+}
+
+fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
+    let per_step = |count: u64| if device.steps == 0 { 0.0 } else { count as f64 / device.steps as f64 };
+    writeln!(out)?;
+    let fields = [
+        ("device", format!("{} {}", printable(&device.kind), printable(&device.device))),
+        ("runs", format!("{}, {} threads", printable(&device.isa), device.threads)),
+        (
+            "types",
+            format!("activations {}, KV {}", printable(&device.activations), printable(&device.kv_type)),
+        ),
+        ("sequences", format!("{} running, {} queued", device.sequences_running, device.sequences_queued)),
+        ("ended", format!("{} well, {} failed", device.sequences_done, device.sequences_failed)),
+        (
+            "KV pages",
+            format!("{} of {}, {}", device.kv_pages_used, device.kv_pages_max, bytes(device.kv_bytes)),
+        ),
+        (
+            "steps",
+            format!(
+                "{}; {:.2} rows and {:.2} sequences a step; {} prompt rows, {} decode rows",
+                device.steps,
+                per_step(device.rows),
+                per_step(device.step_sequences),
+                device.prefill_rows,
+                device.decode_rows
+            ),
+        ),
+        (
+            "weights",
+            format!(
+                "{} on the device, {} tensors loaded, {} found there",
+                bytes(device.device_bytes),
+                device.tensors_loaded,
+                device.tensor_hits
+            ),
+        ),
+    ];
+    pairs(out, fields.into_iter())
+}
+
+pub fn ids(out: Out<'_>, reply: &TokenizeReply) -> io::Result<()> {
+    writeln!(out, "{}", join(&reply.ids))
+}
+
+/// The text and nothing else, so that it can be piped.
+pub fn text(out: Out<'_>, reply: &DetokenizeReply) -> io::Result<()> {
+    out.write_all(reply.text.as_bytes())
+}
+
+pub fn ping(out: Out<'_>, times: &PingTimes) -> io::Result<()> {
+    times.round_trips_us.iter().try_for_each(|us| writeln!(out, "answered in {:.3} ms", us / 1e3))
+}
+
+pub fn info(out: Out<'_>, reply: &InfoReply) -> io::Result<()> {
+    let limits = &reply.limits;
+    let ops: Vec<_> = reply.ops.iter().map(|op| format!("{} ({})", printable(&op.name), op.op)).collect();
+    let fields = [
+        ("version", printable(&reply.version)),
+        ("requests", ops.join(", ")),
+        ("frame", bytes(limits.frame_bytes_max.into())),
+        ("streams", format!("{} at once, {} items of credit", limits.streams_max, limits.initial_credit)),
+        ("descriptors", format!("{} a frame", limits.fds_max)),
+        ("context", format!("{} tokens", limits.context_tokens_max)),
+        ("stop texts", format!("{} of {} bytes", limits.stop_texts_max, limits.stop_text_bytes_max)),
+        ("log-probabilities", format!("{} a token", limits.top_logprobs_max)),
+    ];
+    pairs(out, fields.into_iter())
+}
+
+/// Left-aligned columns, two spaces between them.
+fn table<const N: usize>(
+    out: Out<'_>,
+    head: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> io::Result<()> {
+    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let mut widths = [0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    for row in &rows {
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        writeln!(out, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+fn pairs<'a>(out: Out<'_>, pairs: impl Iterator<Item = (&'a str, String)>) -> io::Result<()> {
+    const NAME_WIDTH: usize = 18;
+    for (name, value) in pairs {
+        writeln!(out, "{name:NAME_WIDTH$}{value}")?;
+    }
+    Ok(())
+}
+
+fn join(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// Binary units, as memory is counted.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let steps = [40, 30, 20, 10].iter().position(|shift| count >> shift != 0).map_or(0, |at| 4 - at);
+    if steps == 0 {
+        format!("{count} B")
+    } else {
+        format!("{:.1} {}", count as f64 / (1u64 << (10 * steps)) as f64, UNITS[steps])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::wire::ModelState;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_in_binary_units() {
+        assert_eq!(
+            [0, 1023, 1024, 1 << 20, 3 << 29].map(bytes),
+            ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB"]
+        );
+        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn columns_line_up_and_terminals_are_not_steered() {
+        let mut out = Vec::new();
+        let model = ModelSummary {
+            name: "a\u{1b}[31m".into(),
+            state: ModelState::Mapped,
+            file_bytes: 2048,
+            architecture: "llama".into(),
+            sequences: 3,
+            reason: String::new(),
+            ext: vec![],
+        };
+        list(&mut out, &ListReply { models: vec![model], ext: vec![] }).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(
+            text,
+            "NAME    STATE   SIZE     ARCHITECTURE  REQUESTS  REASON\n\
+             a\u{fffd}[31m  mapped  2.0 KiB  llama         3\n"
+        );
+    }
+}
