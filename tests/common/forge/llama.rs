@@ -1,0 +1,63 @@
+//! A whole small model of the llama architecture, untrained: for tests that break what its metadata and tensors mean.
+
+use super::{Forge, Value, ggml};
+
+const HIDDEN: u64 = 32;
+const HEADS: u32 = 4;
+const KV_HEADS: u32 = 2;
+const FFN: u64 = 64;
+const LAYERS: u32 = 2;
+
+/// Two layers of width 32, 4 heads over 2 KV heads, a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens.
+pub fn tiny_llama(seed: u64) -> Forge {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+    tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
+    tokens.extend(["\u{2581}", "a", "b", "ab"].map(str::to_owned));
+    // 1 normal, 2 unknown, 3 control, 6 byte.
+    let mut types = vec![2, 3, 3];
+    types.extend([6; 256]);
+    types.extend([1; 4]);
+    let mut scores = vec![0.0; 259];
+    scores.extend([-1.0, -2.0, -3.0, -0.5]);
+    let vocab = tokens.len() as u64;
+    let kv = HIDDEN / u64::from(HEADS) * u64::from(KV_HEADS);
+
+    let mut forge = Forge::new(seed)
+        .set("general.architecture", Value::string("llama"))
+        .set("general.name", Value::string("forged llama"))
+        .set("llama.context_length", Value::u32(64))
+        .set("llama.embedding_length", Value::u32(HIDDEN as u32))
+        .set("llama.block_count", Value::u32(LAYERS))
+        .set("llama.feed_forward_length", Value::u32(FFN as u32))
+        .set("llama.rope.dimension_count", Value::u32(HIDDEN as u32 / HEADS))
+        .set("llama.attention.head_count", Value::u32(HEADS))
+        .set("llama.attention.head_count_kv", Value::u32(KV_HEADS))
+        .set("llama.attention.layer_norm_rms_epsilon", Value::f32(1e-5))
+        .set("tokenizer.ggml.model", Value::string("llama"))
+        .set("tokenizer.ggml.tokens", Value::strings(&tokens))
+        .set("tokenizer.ggml.scores", Value::f32s(&scores))
+        .set("tokenizer.ggml.token_type", Value::i32s(&types))
+        .set("tokenizer.ggml.bos_token_id", Value::u32(1))
+        .set("tokenizer.ggml.eos_token_id", Value::u32(2))
+        .set("tokenizer.ggml.unknown_token_id", Value::u32(0))
+        .tensor("token_embd.weight", &[HIDDEN, vocab], ggml::F32)
+        .tensor("output_norm.weight", &[HIDDEN], ggml::F32)
+        .tensor("output.weight", &[HIDDEN, vocab], ggml::F32);
+    for layer in 0..LAYERS {
+        let rows: [(&str, &[u64]); 9] = [
+            ("attn_norm", &[HIDDEN]),
+            ("attn_q", &[HIDDEN, HIDDEN]),
+            ("attn_k", &[HIDDEN, kv]),
+            ("attn_v", &[HIDDEN, kv]),
+            ("attn_output", &[HIDDEN, HIDDEN]),
+            ("ffn_norm", &[HIDDEN]),
+            ("ffn_gate", &[HIDDEN, FFN]),
+            ("ffn_up", &[HIDDEN, FFN]),
+            ("ffn_down", &[FFN, HIDDEN]),
+        ];
+        for (role, dims) in rows {
+            forge = forge.tensor(&format!("blk.{layer}.{role}.weight"), dims, ggml::F32);
+        }
+    }
+    forge
+}
