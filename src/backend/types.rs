@@ -246,6 +246,20 @@ pub enum BackendError {
         /// Backend kind.
         backend: &'static str,
     },
+    /// The backend could not be started.
+    #[error("{what}: {why}")]
+    Start {
+        /// What was missing.
+        what: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// A model's sizes contradict each other.
+    #[error("model dimensions refused: {0}")]
+    Dims(&'static str),
+    /// A check of ours was not enough: a bug, reported and not computed.
+    #[error("internal error of the backend: {0}")]
+    Internal(String),
     /// Memory is short.
     #[error("{what} needs {need_bytes} bytes, which could not be had")]
     OutOfMemory {

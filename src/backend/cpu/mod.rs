@@ -1,9 +1,225 @@
 //! The CPU backend: computes in place from the mapping.
+//!
+//! `compute` has the phases (products, activations), `units` makes the trait's units of them, `model` is what an open
+//! model keeps. Kernels are single-threaded functions; `pool` and `grid` share them out.
+//!
+//! **No bit of a row's result depends on** the other rows, their number, how a prompt was cut into steps, the number of
+//! threads, or the instruction set: every sum has one order, fixed by its own length.
 
 pub mod activations;
+#[allow(unsafe_code)]
+mod attention;
+mod compute;
 pub mod convert;
+pub mod cores;
+#[allow(unsafe_code)]
+mod grid;
 pub mod isa;
+#[allow(unsafe_code)]
+mod kv;
 pub mod matmul;
+mod memory;
+mod model;
+mod norm;
+#[allow(unsafe_code)]
+mod pool;
 pub mod quant;
+mod rope;
+mod sample;
+#[allow(unsafe_code)]
+mod scratch;
+#[allow(unsafe_code)]
+mod simd;
+mod step;
+mod units;
 
 pub use isa::{Isa, Kernels};
+
+use std::collections::HashMap;
+
+use compute::{Compute, Worker};
+use model::Model;
+use pool::Pool;
+use sample::SampleScratch;
+use simd::Level;
+
+use super::{
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, FfnInput, KvType,
+    ModelDims, ModelSlot, Projection, SampleRow, Sampled, StepBatch, Storage,
+};
+use crate::tensor::{DType, LazyTensor};
+
+/// How the CPU computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads that compute, the engine's own among them; `None` and more than [`cores::available`] take that.
+    pub threads: Option<usize>,
+    /// Instruction set; `None` takes the best there is.
+    pub isa: Option<Isa>,
+    /// What quantised weights meet.
+    pub activations: Activations,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+}
+
+/// The CPU as a [`Backend`]. Weights are read where the file is mapped; nothing is copied or repacked.
+pub struct CpuBackend {
+    compute: Compute,
+    kv: KvType,
+    device: String,
+    models: HashMap<ModelSlot, Model>,
+    /// Whose step is under way.
+    current: Option<ModelSlot>,
+    next_slot: u32,
+    sample: SampleScratch,
+}
+
+impl CpuBackend {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`BackendError::Start`] when the processor lacks the instruction set asked for, or a thread cannot be started.
+    pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
+        let start = |what: &'static str, why: String| BackendError::Start { what, why };
+        let kernels = match options.isa {
+            None => Kernels::detect(),
+            Some(isa) => Kernels::new(isa).map_err(|e| start("the instruction set", e.to_string()))?,
+        };
+        let available = cores::available();
+        let threads = options.threads.unwrap_or(available).clamp(1, available);
+        let pool = Pool::new(threads).map_err(|e| start("a compute thread", e.to_string()))?;
+        let workers = (0..pool.threads()).map(|_| Worker::default()).collect();
+        let (level, mode) = (Level::of(kernels), options.activations);
+        Ok(Self {
+            compute: Compute { kernels, level, mode, pool, workers, bias: Vec::new() },
+            kv: options.kv,
+            device: cores::model_name(),
+            models: HashMap::new(),
+            current: None,
+            next_slot: 0,
+            sample: SampleScratch::default(),
+        })
+    }
+
+    /// The model whose step is under way, beside what computes.
+    fn step(&mut self) -> Result<(&mut Compute, &mut Model), BackendError> {
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        model.map(|m| (&mut self.compute, m)).ok_or(BackendError::Batch("no step was begun"))
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            kind: "cpu",
+            device: self.device.clone(),
+            isa: self.compute.kernels.isa().name().to_owned(),
+            threads: self.compute.pool.threads(),
+            activations: self.compute.mode,
+            kv: self.kv,
+        }
+    }
+
+    fn supports(&self, dtype: DType) -> bool {
+        quant::is_supported(dtype)
+    }
+
+    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        if !quant::is_supported(tensor.dtype()) {
+            let (tensor, dtype) = (tensor.name().to_owned(), tensor.dtype());
+            return Err(BackendError::Unsupported { tensor, dtype, backend: "cpu" });
+        }
+        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
+    }
+
+    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
+        let model = Model::open(dims, self.kv, kv_pages)?;
+        let slot = ModelSlot(self.next_slot);
+        self.next_slot += 1;
+        self.models.insert(slot, model);
+        Ok(slot)
+    }
+
+    fn close_model(&mut self, slot: ModelSlot) {
+        self.models.remove(&slot);
+    }
+
+    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
+        if let Some(model) = self.models.get_mut(&slot) {
+            pages.iter().for_each(|&page| model.kv.release(page));
+            // Its rows may attend to a page that is gone now.
+            model.step.clear();
+        }
+    }
+
+    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
+        self.models.get(&slot).map_or(0, |model| model.kv.bytes())
+    }
+
+    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.current = None;
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
+        model.has_logits = false;
+        model.rope_made_with = None;
+        model.step.begin(batch, &model.dims, &mut model.kv)?;
+        self.current = Some(slot);
+        Ok(())
+    }
+
+    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
+        let (_, model) = self.step()?;
+        units::embed(model, table)
+    }
+
+    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::attention_input(compute, model, layer, weights)
+    }
+
+    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::attention(compute, model, layer)
+    }
+
+    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::attention_output(compute, model, weights)
+    }
+
+    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::ffn_input(compute, model, weights)
+    }
+
+    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::ffn_output(compute, model, weights)
+    }
+
+    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        units::head(compute, model, norm, output)
+    }
+
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+        let level = self.compute.level;
+        let model = self.current.and_then(|slot| self.models.get(&slot));
+        let model = model.filter(|m| m.has_logits).ok_or(BackendError::Batch("no logits to draw from"))?;
+        if rows.len() != model.step.logits_rows.len() {
+            return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
+        }
+        let scratch = &mut self.sample;
+        rows.iter()
+            .zip(0..)
+            .map(|(row, i)| sample::sample(level, model.logits.row(i), row, scratch))
+            .collect()
+    }
+
+    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
+        let (_, model) = self.step()?;
+        if !model.has_logits || index >= model.step.logits_rows.len() {
+            return Err(BackendError::Batch("a row without logits"));
+        }
+        Ok(model.logits.row(index).to_vec())
+    }
+}

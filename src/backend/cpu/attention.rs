@@ -1,0 +1,474 @@
+//! Causal attention of a step's rows over the pages of their sequences: softmax in one pass, f32 throughout.
+//!
+//! A row's tokens are cut into splits whose length depends on how many tokens it attends to and on nothing else. Each
+//! split gives (greatest score, sum, weighted values); they are merged in rising order. Whether one worker walks all
+//! splits of a tile of rows or each split is a chunk of its own is decided by how many workers there are, and changes no
+//! bit: both ways do the same operations on a row in the same order.
+//!
+//! All query heads of a KV head are taken together, and so are up to [`ROWS_TILE_MAX`] queries of neighbouring rows, so
+//! that keys and values are read (and widened) once for them.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::compute::Worker;
+use super::grid::{Block, Grid};
+use super::kv::{KvElement, KvHead, KvPool};
+use super::pool::{Parts, Pool};
+use super::simd::{LANES, Level, Simd, vectorize};
+use super::step::Step;
+use crate::backend::{KV_PAGE_TOKENS, KvType};
+
+/// Most queries (rows times heads of a group) of a tile, where a group is not larger: enough that widening a key costs
+/// little beside its products, and their sums still lie in the first-level cache.
+pub const ROWS_TILE_MAX: usize = 16;
+
+/// Tokens in a split of a row that attends to `len` tokens: enough splits to share a long row among workers, few enough
+/// that merging is nothing. Whole pages.
+pub fn split_len(len: usize) -> usize {
+    match len {
+        0..=1024 => 64,
+        1025..=4096 => 128,
+        _ => 256,
+    }
+}
+
+/// What attention of one layer reads.
+#[derive(Clone, Copy)]
+pub struct Problem<'a> {
+    /// Rows, page tables, tiles.
+    pub step: &'a Step,
+    /// Keys and values.
+    pub kv: &'a KvPool,
+    /// Layer.
+    pub layer: usize,
+    /// Rotated queries: row r at `r * stride`, its heads one after the other.
+    pub queries: &'a [f32],
+    /// Distance of query rows.
+    pub stride: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Query heads of a KV head.
+    pub group: usize,
+}
+
+/// What a worker keeps of the queries of a tile. Sized for the tile at hand; grows to the largest.
+#[derive(Default)]
+pub struct AttentionScratch {
+    queries: Vec<f32>,
+    weights: Vec<[f32; KV_PAGE_TOKENS]>,
+    split: State,
+    total: State,
+}
+
+/// Online softmax of some queries.
+#[derive(Default)]
+struct State {
+    /// Greatest score so far.
+    max: Vec<f32>,
+    /// Sum of e^(score - max).
+    sum: Vec<f32>,
+    /// Sum of e^(score - max) times value, `head_stride` for each query.
+    values: Vec<f32>,
+}
+
+impl State {
+    fn reset(&mut self, queries: usize, head_stride: usize) {
+        self.max.clear();
+        self.max.resize(queries, f32::NEG_INFINITY);
+        self.sum.clear();
+        self.sum.resize(queries, 0.0);
+        self.values.clear();
+        self.values.resize(queries * head_stride, 0.0);
+    }
+}
+
+/// Results of splits that were chunks of their own: for each query `head_stride` values, then greatest score and sum.
+#[derive(Default)]
+pub struct Partials {
+    values: Vec<f32>,
+}
+
+vectorize!(fn tile_f16 = tile::<f16, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
+vectorize!(fn tile_f32 = tile::<f32, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
+vectorize!(fn partial_f16 = partial::<f16, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
+vectorize!(fn partial_f32 = partial::<f32, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
+vectorize!(fn merge_row = merge_row_lanes, (p: &Problem<'_>, partials: &[f32], splits: Range<usize>, scratch: &mut AttentionScratch, out: &mut [f32]));
+
+/// One split of one row and KV head.
+#[derive(Clone, Copy)]
+struct Item {
+    row: usize,
+    split: usize,
+    kv_head: usize,
+}
+
+/// Attention of all rows: `out` gets `[rows][n_kv_heads * group * head_dim]` at `out_stride`.
+pub fn attend(
+    level: Level,
+    p: &Problem<'_>,
+    pool: &mut Pool,
+    workers: &mut [Worker],
+    partials: &mut Partials,
+    out: &mut [f32],
+) {
+    let tiles = p.step.tiles.len() * p.n_kv_heads;
+    let many_splits = p.step.splits.len() > p.step.rows();
+    // Fewer tiles than this leave workers idle at the end; more items make partial results large.
+    if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
+        attend_by_split(level, p, pool, workers, partials, out);
+    } else {
+        attend_by_tile(level, p, pool, workers, out);
+    }
+}
+
+fn attend_by_tile(level: Level, p: &Problem<'_>, pool: &mut Pool, workers: &mut [Worker], out: &mut [f32]) {
+    let head_dim = p.kv.geometry().head_dim;
+    let cols = p.n_kv_heads * p.group * head_dim;
+    let grid = Grid { stride: cols, rows: &p.step.tiles, cols, block_cols: p.group * head_dim };
+    grid.run(pool, workers, out, |worker, block| match p.kv.kv() {
+        KvType::F16 => tile_f16(level, p, block.rows(), &mut worker.attention, block),
+        KvType::F32 => tile_f32(level, p, block.rows(), &mut worker.attention, block),
+    });
+}
+
+fn attend_by_split(
+    level: Level,
+    p: &Problem<'_>,
+    pool: &mut Pool,
+    workers: &mut [Worker],
+    partials: &mut Partials,
+    out: &mut [f32],
+) {
+    let geometry = p.kv.geometry();
+    let item_len = p.group * (geometry.head_stride + 2);
+    let items = p.step.splits.len() * p.n_kv_heads;
+    partials.values.resize(items * item_len, 0.0);
+    let parts = Parts::new(&mut partials.values);
+    pool.run_with(workers, items, |worker, chunk| {
+        let scratch = &mut worker.attention;
+        let (row, split) = p.step.splits[chunk / p.n_kv_heads];
+        let item = Item { row: row as usize, split: split as usize, kv_head: chunk % p.n_kv_heads };
+        // SAFETY: each chunk takes the part of its own number.
+        let part = unsafe { parts.take(chunk * item_len..(chunk + 1) * item_len) };
+        match p.kv.kv() {
+            KvType::F16 => partial_f16(level, p, item, scratch, part),
+            KvType::F32 => partial_f32(level, p, item, scratch, part),
+        }
+    });
+    let cols = p.n_kv_heads * p.group * geometry.head_dim;
+    let mut first = 0;
+    for (row, out) in out.chunks_exact_mut(cols).take(p.step.rows()).enumerate() {
+        let count = p.step.splits[first..].iter().take_while(|s| s.0 as usize == row).count();
+        merge_row(level, p, &partials.values, first..first + count, &mut workers[0].attention, out);
+        first += count;
+    }
+}
+
+/// All splits of the queries of `rows` with one KV head (told by the block's columns).
+#[inline(always)]
+fn tile<E: KvElement, S: Simd>(
+    s: S,
+    p: &Problem<'_>,
+    rows: Range<usize>,
+    scratch: &mut AttentionScratch,
+    mut out: Block<'_>,
+) {
+    let geometry = p.kv.geometry();
+    let (head_dim, stride) = (geometry.head_dim, geometry.head_stride);
+    let kv_head = out.cols().start / (p.group * head_dim);
+    let queries = rows.len() * p.group;
+    let longest = p.step.len(rows.end - 1);
+    let split = split_len(longest);
+    load_queries(p, rows.clone(), kv_head, scratch);
+    scratch.total.reset(queries, stride);
+    for start in (0..longest).step_by(split) {
+        scratch.split.reset(queries, stride);
+        split_state::<E, S>(s, p, rows.clone(), kv_head, start..(start + split).min(longest), scratch);
+        for q in 0..queries {
+            // A row that ends before this split has no part in it.
+            if p.step.len(rows.start + q / p.group) > start {
+                let part = &scratch.split.values[q * stride..][..stride];
+                merge(s, &mut scratch.total, q, scratch.split.max[q], scratch.split.sum[q], part);
+            }
+        }
+    }
+    for q in 0..queries {
+        let head = &mut out.row(rows.start + q / p.group)[q % p.group * head_dim..][..head_dim];
+        finish(&scratch.total, q, stride, head);
+    }
+}
+
+/// One split of one row and KV head.
+#[inline(always)]
+fn partial<E: KvElement, S: Simd>(
+    s: S,
+    p: &Problem<'_>,
+    item: Item,
+    scratch: &mut AttentionScratch,
+    out: &mut [f32],
+) {
+    let stride = p.kv.geometry().head_stride;
+    let len = p.step.len(item.row);
+    let start = item.split * split_len(len);
+    let rows = item.row..item.row + 1;
+    load_queries(p, rows.clone(), item.kv_head, scratch);
+    scratch.split.reset(p.group, stride);
+    split_state::<E, S>(s, p, rows, item.kv_head, start..(start + split_len(len)).min(len), scratch);
+    for (q, out) in out.chunks_exact_mut(stride + 2).enumerate() {
+        out[..stride].copy_from_slice(&scratch.split.values[q * stride..][..stride]);
+        out[stride] = scratch.split.max[q];
+        out[stride + 1] = scratch.split.sum[q];
+    }
+}
+
+/// Merges the partial results of one row; `splits` are indices into the step's list.
+#[inline(always)]
+fn merge_row_lanes<S: Simd>(
+    s: S,
+    p: &Problem<'_>,
+    partials: &[f32],
+    splits: Range<usize>,
+    scratch: &mut AttentionScratch,
+    out: &mut [f32],
+) {
+    let geometry = p.kv.geometry();
+    let (head_dim, stride) = (geometry.head_dim, geometry.head_stride);
+    let heads = p.n_kv_heads * p.group;
+    scratch.total.reset(heads, stride);
+    for split in splits {
+        let row = &partials[split * heads * (stride + 2)..][..heads * (stride + 2)];
+        for (q, part) in row.chunks_exact(stride + 2).enumerate() {
+            merge(s, &mut scratch.total, q, part[stride], part[stride + 1], &part[..stride]);
+        }
+    }
+    for (q, head) in out.chunks_exact_mut(head_dim).enumerate() {
+        finish(&scratch.total, q, stride, head);
+    }
+}
+
+/// Copies the tile's queries together, scaled by 1/sqrt(head_dim), and makes room for their weights.
+#[inline(always)]
+fn load_queries(p: &Problem<'_>, rows: Range<usize>, kv_head: usize, scratch: &mut AttentionScratch) {
+    let head_dim = p.kv.geometry().head_dim;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    scratch.queries.clear();
+    scratch.weights.resize(rows.len() * p.group, [0.0; KV_PAGE_TOKENS]);
+    for row in rows {
+        let heads = &p.queries[row * p.stride + kv_head * p.group * head_dim..][..p.group * head_dim];
+        scratch.queries.extend(heads.iter().map(|q| q * scale));
+    }
+}
+
+/// Online softmax over tokens `tokens` (from a page's start), page by page. `scratch.split` holds the result.
+#[inline(always)]
+fn split_state<E: KvElement, S: Simd>(
+    s: S,
+    p: &Problem<'_>,
+    rows: Range<usize>,
+    kv_head: usize,
+    tokens: Range<usize>,
+    scratch: &mut AttentionScratch,
+) {
+    let geometry = p.kv.geometry();
+    let pages = p.step.pages(rows.start);
+    for start in tokens.step_by(KV_PAGE_TOKENS) {
+        let head = p.kv.head::<E>(pages[start / KV_PAGE_TOKENS], p.layer, kv_head);
+        let visible = |row: usize| p.step.len(row).saturating_sub(start).min(KV_PAGE_TOKENS);
+        let mut first = rows.start;
+        while first < rows.end {
+            // Rows that see the whole page go together, others one by one: no value that a row may not see takes part
+            // in its sums, not even with weight 0.
+            let mut end = first + 1;
+            while end < rows.end && visible(first) == KV_PAGE_TOKENS && visible(end) == KV_PAGE_TOKENS {
+                end += 1;
+            }
+            let tokens = visible(first);
+            if tokens > 0 {
+                let queries = (first - rows.start) * p.group..(end - rows.start) * p.group;
+                page(s, &head, geometry.head_dim, queries, tokens, scratch);
+            }
+            first = end;
+        }
+    }
+}
+
+/// Takes the first `tokens` tokens of a page into the state of `queries`.
+#[inline(always)]
+fn page<E: KvElement, S: Simd>(
+    s: S,
+    head: &KvHead<'_, E>,
+    head_dim: usize,
+    queries: Range<usize>,
+    tokens: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let mut q = queries.start;
+    while q < queries.end {
+        let n = (queries.end - q).min(S::SUMS / 4).max(1);
+        match n {
+            4 => scores::<E, S, 4>(s, head.k, head_dim, q, scratch),
+            3 => scores::<E, S, 3>(s, head.k, head_dim, q, scratch),
+            2 => scores::<E, S, 2>(s, head.k, head_dim, q, scratch),
+            _ => scores::<E, S, 1>(s, head.k, head_dim, q, scratch),
+        }
+        let n = n.min(4);
+        for q in q..q + n {
+            softmax(s, q, tokens, scratch);
+        }
+        match n {
+            4 => weigh::<E, S, 4>(s, head.v, tokens, q, scratch),
+            3 => weigh::<E, S, 3>(s, head.v, tokens, q, scratch),
+            2 => weigh::<E, S, 2>(s, head.v, tokens, q, scratch),
+            _ => weigh::<E, S, 1>(s, head.v, tokens, q, scratch),
+        }
+        q += n;
+    }
+}
+
+/// Scores of all 32 tokens of a page with `Q` queries from `first`; those of tokens past the end mean nothing.
+#[inline(always)]
+fn scores<E: KvElement, S: Simd, const Q: usize>(
+    s: S,
+    k: &[E],
+    head_dim: usize,
+    first: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let queries: [&[f32]; Q] =
+        std::array::from_fn(|i| &scratch.queries[(first + i) * head_dim..][..head_dim]);
+    let mut sums = [[s.splat(0.0); 2]; Q];
+    let (halves, _) = k.as_chunks::<LANES>();
+    for (d, pair) in halves.chunks_exact(2).take(head_dim).enumerate() {
+        let keys = [E::load(s, &pair[0]), E::load(s, &pair[1])];
+        for i in 0..Q {
+            let q = s.splat(queries[i][d]);
+            sums[i] = [s.mul_add(keys[0], q, sums[i][0]), s.mul_add(keys[1], q, sums[i][1])];
+        }
+    }
+    for (sum, weights) in sums.iter().zip(&mut scratch.weights[first..first + Q]) {
+        let (halves, _) = weights.as_chunks_mut::<LANES>();
+        s.store(sum[0], &mut halves[0]);
+        s.store(sum[1], &mut halves[1]);
+    }
+}
+
+/// Turns the scores of query `q` into weights `e^(score - max)`, 0 past `tokens`; brings its state to the new maximum.
+#[inline(always)]
+fn softmax<S: Simd>(s: S, q: usize, tokens: usize, scratch: &mut AttentionScratch) {
+    let state = &mut scratch.split;
+    let weights = &mut scratch.weights[q];
+    weights[tokens..].fill(f32::NEG_INFINITY);
+    let (halves, _) = weights.as_chunks_mut::<LANES>();
+    let scores = [s.load(&halves[0]), s.load(&halves[1])];
+    let page_max = s.reduce_max(s.max(scores[0], scores[1]));
+    if page_max > state.max[q] {
+        let shrink = exp(s, state.max[q] - page_max);
+        state.sum[q] *= shrink;
+        let stride = state.values.len() / state.max.len();
+        for value in &mut state.values[q * stride..][..stride] {
+            *value *= shrink;
+        }
+        state.max[q] = page_max;
+    }
+    let max = s.splat(state.max[q]);
+    let exps = [s.exp(s.sub(scores[0], max)), s.exp(s.sub(scores[1], max))];
+    s.store(exps[0], &mut halves[0]);
+    s.store(exps[1], &mut halves[1]);
+    weights[tokens..].fill(0.0);
+    let (halves, _) = weights.as_chunks::<LANES>();
+    state.sum[q] += s.reduce_add(s.add(s.load(&halves[0]), s.load(&halves[1])));
+}
+
+/// Adds the values of the first `tokens` tokens, weighted, to the state of `Q` queries from `first`.
+#[inline(always)]
+fn weigh<E: KvElement, S: Simd, const Q: usize>(
+    s: S,
+    v: &[E],
+    tokens: usize,
+    first: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let stride = v.len() / KV_PAGE_TOKENS / LANES;
+    let mut column = 0;
+    while column < stride {
+        if S::SUMS >= 16 && stride - column >= 4 {
+            weigh_columns::<E, S, Q, 4>(s, v, tokens, first, column, scratch);
+            column += 4;
+        } else {
+            weigh_columns::<E, S, Q, 1>(s, v, tokens, first, column, scratch);
+            column += 1;
+        }
+    }
+}
+
+/// As [`weigh`], for `C` vectors of each row of values from vector `column`.
+#[inline(always)]
+fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
+    s: S,
+    v: &[E],
+    tokens: usize,
+    first: usize,
+    column: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let (v, _) = v.as_chunks::<LANES>();
+    let stride = v.len() / KV_PAGE_TOKENS;
+    let (state, _) = scratch.split.values.as_chunks_mut::<LANES>();
+    let mut sums = [[s.splat(0.0); C]; Q];
+    for i in 0..Q {
+        for c in 0..C {
+            sums[i][c] = s.load(&state[(first + i) * stride + column + c]);
+        }
+    }
+    for (token, row) in v.chunks_exact(stride).take(tokens).enumerate() {
+        let row = &row[column..column + C];
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let weight = s.splat(scratch.weights[first + i][token]);
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum = s.mul_add(E::load(s, value), weight, *sum);
+            }
+        }
+    }
+    for i in 0..Q {
+        for c in 0..C {
+            s.store(sums[i][c], &mut state[(first + i) * stride + column + c]);
+        }
+    }
+}
+
+/// Adds one split's result to the total of query `q`.
+#[inline(always)]
+fn merge<S: Simd>(s: S, total: &mut State, q: usize, max: f32, sum: f32, values: &[f32]) {
+    let (keep, take) = if max > total.max[q] {
+        let keep = exp(s, total.max[q] - max);
+        total.max[q] = max;
+        (keep, 1.0)
+    } else {
+        (1.0, exp(s, max - total.max[q]))
+    };
+    total.sum[q] = total.sum[q] * keep + sum * take;
+    let total = &mut total.values[q * values.len()..][..values.len()];
+    let ((total, _), (values, _)) = (total.as_chunks_mut::<LANES>(), values.as_chunks::<LANES>());
+    for (total, value) in total.iter_mut().zip(values) {
+        let kept = s.mul(s.load(total), s.splat(keep));
+        s.store(s.mul_add(s.load(value), s.splat(take), kept), total);
+    }
+}
+
+/// The attention result of query `q`.
+#[inline(always)]
+fn finish(total: &State, q: usize, stride: usize, head: &mut [f32]) {
+    let sum = total.sum[q];
+    for (out, value) in head.iter_mut().zip(&total.values[q * stride..]) {
+        *out = value / sum;
+    }
+}
+
+#[inline(always)]
+fn exp<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    s.store(s.exp(s.splat(x)), &mut lanes);
+    lanes[0]
+}

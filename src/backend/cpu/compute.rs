@@ -1,0 +1,257 @@
+//! What the units share: kernels, threads, and the phases that are made of them.
+
+use super::Kernels;
+use super::activations::ActivationBuffer;
+use super::attention::AttentionScratch;
+use super::grid::Grid;
+use super::matmul::{MatmulError, MatmulScratch, MatrixView};
+use super::norm;
+use super::pool::Pool;
+use super::quant::{self, GroupKind};
+use super::simd::Level;
+use crate::backend::{Activations, BackendError, DeviceTensor, Projection};
+use crate::tensor::DType;
+
+/// Values of serial work below which a phase is not worth opening (1 us of vector code).
+const SERIAL_VALUES_MAX: usize = 8192;
+
+/// Chunks per worker of a product: what the slowest is late by stays below an eighth of its share.
+const CHUNKS_PER_WORKER: usize = 8;
+
+/// Products of a chunk, in f32: half of a second-level cache of 512 KiB.
+const TILE_VALUES_MAX: usize = 64 * 1024;
+
+/// What one worker thread keeps for itself.
+#[derive(Default)]
+pub struct Worker {
+    /// Attention's sums.
+    pub attention: AttentionScratch,
+    matmul: MatmulScratch,
+    tile: Vec<f32>,
+    error: Option<MatmulError>,
+}
+
+/// Kernels and threads of a backend.
+pub struct Compute {
+    /// Matmul kernels.
+    pub kernels: Kernels,
+    /// Instruction set of everything else.
+    pub level: Level,
+    /// What quantised weights meet.
+    pub mode: Activations,
+    /// Threads.
+    pub pool: Pool,
+    /// One for each thread.
+    pub workers: Vec<Worker>,
+    /// Sampling's memory.
+    pub bias: Vec<f32>,
+}
+
+/// What is done with a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// It replaces what was there.
+    Replace,
+    /// It is added to what was there.
+    Add,
+}
+
+impl Compute {
+    /// Whether phases over this many values go to the pool.
+    pub fn is_parallel(&self, values: usize) -> bool {
+        self.pool.threads() > 1 && values > SERIAL_VALUES_MAX
+    }
+
+    /// Whether a matrix of `dtype` takes activations in 8 bits.
+    fn takes_codes(&self, dtype: DType) -> bool {
+        self.mode == Activations::Int8 && GroupKind::of(dtype).is_some()
+    }
+
+    /// Makes `rows` rows of `cols` activations by `fill(row, values)`, in all forms that `weights` take.
+    pub fn activate(
+        &mut self,
+        acts: &mut ActivationBuffer,
+        rows: usize,
+        cols: usize,
+        weights: &[&DeviceTensor],
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        acts.reset(rows, cols);
+        let codes = weights.iter().any(|w| self.takes_codes(w.dtype()));
+        let kernels = self.kernels;
+        if self.is_parallel(rows * cols) {
+            let mut rows: Vec<_> = acts.rows_mut().collect();
+            self.pool.run_items(&mut rows, |index, row| {
+                fill(index, row.values_mut());
+                if codes {
+                    row.quantize(kernels);
+                }
+            });
+        } else {
+            for (index, mut row) in acts.rows_mut().enumerate() {
+                fill(index, row.values_mut());
+                if codes {
+                    row.quantize(kernels);
+                }
+            }
+        }
+    }
+
+    /// `out[m][..] (+)= [W0 x + b0, W1 x + b1, ...]` for each activation row m, the products side by side.
+    ///
+    /// Shapes were checked by the caller.
+    ///
+    /// # Errors
+    /// [`BackendError::Internal`] when they were not.
+    pub fn project(
+        &mut self,
+        parts: &[Projection<'_>],
+        acts: &ActivationBuffer,
+        store: Store,
+        out: &mut [f32],
+        out_stride: usize,
+    ) -> Result<(), BackendError> {
+        let views = parts.iter().map(|p| matrix(p.weight)).collect::<Result<Vec<_>, _>>()?;
+        let cols: usize = views.iter().map(MatrixView::rows).sum();
+        self.read_biases(parts)?;
+        let has_bias = parts.iter().any(|p| p.bias.is_some());
+        let acts = acts.view();
+        let m = acts.rows();
+        let whole = 0..m;
+        let block_cols = self.block_cols(m, cols);
+        let grid = Grid { stride: out_stride, rows: std::slice::from_ref(&whole), cols, block_cols };
+        let (kernels, mode, bias) = (self.kernels, self.mode, &self.bias);
+        grid.run(&mut self.pool, &mut self.workers, out, |worker, mut block| {
+            let (cols, width) = (block.cols(), block.cols().len());
+            grow(&mut worker.tile, m * width);
+            let mut first = 0;
+            for view in &views {
+                let (start, end) = (cols.start.max(first), cols.end.min(first + view.rows()));
+                if start < end {
+                    let out = &mut worker.tile[start - cols.start..m * width];
+                    let rows = start - first..end - first;
+                    let done = kernels.matmul_rows(view, rows, &acts, mode, &mut worker.matmul, out, width);
+                    worker.error = done.err().or(worker.error.take());
+                }
+                first += view.rows();
+            }
+            for (row, product) in worker.tile.chunks_exact_mut(width).take(m).enumerate() {
+                if has_bias {
+                    product.iter_mut().zip(&bias[cols.clone()]).for_each(|(y, b)| *y += b);
+                }
+                let out = block.row(row);
+                match store {
+                    Store::Replace => out.copy_from_slice(product),
+                    Store::Add => out.iter_mut().zip(product).for_each(|(y, p)| *y += *p),
+                }
+            }
+        });
+        self.check_workers()
+    }
+
+    /// `out[m][i] = silu(gate x + bias) * (up x + bias)` for each activation row m.
+    ///
+    /// # Errors
+    /// As [`project`](Self::project).
+    pub fn project_gated(
+        &mut self,
+        gate: Projection<'_>,
+        up: Projection<'_>,
+        acts: &ActivationBuffer,
+        out: &mut [f32],
+        out_stride: usize,
+    ) -> Result<(), BackendError> {
+        let parts = [gate, up];
+        let views = [matrix(gate.weight)?, matrix(up.weight)?];
+        let cols = views[0].rows();
+        self.read_biases(&parts)?;
+        let has_bias = parts.iter().any(|p| p.bias.is_some());
+        let acts = acts.view();
+        let m = acts.rows();
+        let whole = 0..m;
+        let block_cols = self.block_cols(2 * m, cols);
+        let grid = Grid { stride: out_stride, rows: std::slice::from_ref(&whole), cols, block_cols };
+        let (kernels, level, mode, bias) = (self.kernels, self.level, self.mode, &self.bias);
+        grid.run(&mut self.pool, &mut self.workers, out, |worker, mut block| {
+            let (cols, width) = (block.cols(), block.cols().len());
+            grow(&mut worker.tile, 2 * m * width);
+            let (gates, ups) = worker.tile[..2 * m * width].split_at_mut(m * width);
+            for (view, out) in views.iter().zip([&mut *gates, &mut *ups]) {
+                let done =
+                    kernels.matmul_rows(view, cols.clone(), &acts, mode, &mut worker.matmul, out, width);
+                worker.error = done.err().or(worker.error.take());
+            }
+            let rows = gates.chunks_exact_mut(width).zip(ups.chunks_exact_mut(width));
+            for (row, (gate, up)) in rows.enumerate() {
+                if has_bias {
+                    let (gate_bias, up_bias) = bias.split_at(views[0].rows());
+                    gate.iter_mut().zip(&gate_bias[cols.clone()]).for_each(|(y, b)| *y += b);
+                    up.iter_mut().zip(&up_bias[cols.clone()]).for_each(|(y, b)| *y += b);
+                }
+                norm::swiglu(level, gate, up, block.row(row));
+            }
+        });
+        self.check_workers()
+    }
+
+    /// Columns of a block of a product with `m` rows: whole vectors, enough blocks to share evenly, and a tile that
+    /// stays in cache. No bit of a result depends on it.
+    fn block_cols(&self, m: usize, cols: usize) -> usize {
+        let even = cols.div_ceil(self.pool.threads() * CHUNKS_PER_WORKER);
+        let cached = (TILE_VALUES_MAX / m.max(1)).max(16);
+        even.min(cached).next_multiple_of(16)
+    }
+
+    /// The biases of `parts` side by side, zeros for a part that has none; untouched when no part has one.
+    fn read_biases(&mut self, parts: &[Projection<'_>]) -> Result<(), BackendError> {
+        if parts.iter().all(|p| p.bias.is_none()) {
+            return Ok(());
+        }
+        self.bias.clear();
+        for part in parts {
+            let end = self.bias.len() + part.weight.rows();
+            if let Some(bias) = part.bias {
+                append_values(bias, &mut self.bias)?;
+            }
+            self.bias.resize(end, 0.0);
+        }
+        Ok(())
+    }
+
+    fn check_workers(&mut self) -> Result<(), BackendError> {
+        match self.workers.iter_mut().find_map(|worker| worker.error.take()) {
+            None => Ok(()),
+            Some(error) => Err(BackendError::Internal(error.to_string())),
+        }
+    }
+}
+
+/// Makes `tile` at least `len` long. Contents are unspecified.
+fn grow(tile: &mut Vec<f32>, len: usize) {
+    if tile.len() < len {
+        tile.resize(len, 0.0);
+    }
+}
+
+fn matrix(tensor: &DeviceTensor) -> Result<MatrixView<'_>, BackendError> {
+    let bytes = tensor.tensor.bytes();
+    MatrixView::new(tensor.dtype(), tensor.rows(), tensor.cols(), bytes)
+        .map_err(|error| BackendError::Internal(error.to_string()))
+}
+
+/// All values of a small tensor, appended as f32.
+///
+/// # Errors
+/// [`BackendError::Internal`] for a type that has no arithmetic; `load_tensor` refuses those.
+pub fn append_values(tensor: &DeviceTensor, out: &mut Vec<f32>) -> Result<(), BackendError> {
+    let bytes = tensor.tensor.bytes();
+    if tensor.dtype() == DType::F32 {
+        // The usual case, and one that compiles to a copy.
+        out.extend(bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)));
+        return Ok(());
+    }
+    let start = out.len();
+    out.resize(start + tensor.rows() * tensor.cols(), 0.0);
+    quant::dequantize_row(tensor.dtype(), bytes, &mut out[start..])
+        .map_err(|error| BackendError::Internal(error.to_string()))
+}

@@ -1,0 +1,134 @@
+//! A row-major matrix cut into blocks, so that the chunks of a phase write it without overlap.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::pool::Pool;
+
+/// A block of a matrix: some rows, some columns of each.
+pub struct Block<'a> {
+    base: *mut f32,
+    stride: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+impl Block<'_> {
+    /// Rows of the matrix that the block has.
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Columns of the matrix that the block has.
+    pub fn cols(&self) -> Range<usize> {
+        self.cols.clone()
+    }
+
+    /// The block's part of matrix row `row`, which must be one of [`rows`](Self::rows).
+    pub fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(self.rows.contains(&row), "row outside the block");
+        let start = row * self.stride + self.cols.start;
+        // SAFETY: `run` checked that rows and columns lie in the matrix that the block borrows from, and gives no two
+        // blocks with a common element; `&mut self` keeps the block's own rows apart.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.cols.len()) }
+    }
+}
+
+/// How a matrix is cut.
+pub struct Grid<'a> {
+    /// Values per row of the matrix.
+    pub stride: usize,
+    /// Row ranges, rising and apart.
+    pub rows: &'a [Range<usize>],
+    /// Columns that are written: a prefix of each row.
+    pub cols: usize,
+    /// Columns of a block; the last one may be narrower.
+    pub block_cols: usize,
+}
+
+impl Grid<'_> {
+    fn blocks_across(&self) -> usize {
+        self.cols.div_ceil(self.block_cols.max(1))
+    }
+
+    /// Calls `work` once for each block of `matrix`, on all workers of `pool`; each worker has its local.
+    ///
+    /// Blocks next to each other in a row of blocks are claimed one after the other.
+    ///
+    /// # Panics
+    /// When the row ranges overlap or the grid is larger than the matrix (a broken invariant of this backend), and when
+    /// `work` panics.
+    pub fn run<L: Send>(
+        &self,
+        pool: &mut Pool,
+        locals: &mut [L],
+        matrix: &mut [f32],
+        work: impl Fn(&mut L, Block<'_>) + Sync,
+    ) {
+        assert!(self.rows.iter().all(|r| r.start <= r.end), "row range runs backwards");
+        assert!(self.rows.windows(2).all(|w| w[0].end <= w[1].start), "row ranges overlap");
+        let end = self.rows.last().map_or(0, |r| r.end);
+        assert!(self.cols <= self.stride && end * self.stride <= matrix.len(), "grid larger than the matrix");
+        let across = self.blocks_across();
+        let base = Base(matrix.as_mut_ptr());
+        pool.run_with(locals, self.rows.len() * across, |local, chunk| {
+            let start = (chunk % across) * self.block_cols;
+            work(
+                local,
+                Block {
+                    base: base.pointer(),
+                    stride: self.stride,
+                    rows: self.rows[chunk / across].clone(),
+                    cols: start..(start + self.block_cols).min(self.cols),
+                    matrix: PhantomData,
+                },
+            );
+        });
+    }
+}
+
+/// Start of the matrix, shared by the workers.
+struct Base(*mut f32);
+
+impl Base {
+    fn pointer(&self) -> *mut f32 {
+        self.0
+    }
+}
+
+// SAFETY: it stands for the `&mut [f32]` that `Grid::run` holds; every chunk gets another block of it, and f32 is Send.
+unsafe impl Sync for Base {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_the_prefix_once() {
+        let mut pool = Pool::new(3).unwrap();
+        let mut matrix = vec![0.0; 7 * 10];
+        let rows = [0..2, 2..3, 5..7];
+        let grid = Grid { stride: 10, rows: &rows, cols: 9, block_cols: 4 };
+        grid.run(&mut pool, &mut [(); 3], &mut matrix, |(), mut block| {
+            for row in block.rows() {
+                let first = block.cols().start;
+                for (i, x) in block.row(row).iter_mut().enumerate() {
+                    *x += (row * 10 + first + i) as f32 + 1.0;
+                }
+            }
+        });
+        for (i, &x) in matrix.iter().enumerate() {
+            let inside = ![3, 4].contains(&(i / 10)) && i % 10 < 9;
+            assert_eq!(x, if inside { i as f32 + 1.0 } else { 0.0 }, "element {i}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "row ranges overlap")]
+    fn overlapping_rows_are_refused() {
+        let rows = [0..2, 1..3];
+        let grid = Grid { stride: 4, rows: &rows, cols: 4, block_cols: 4 };
+        grid.run(&mut Pool::new(1).unwrap(), &mut [()], &mut [0.0; 16], |(), _| {});
+    }
+}

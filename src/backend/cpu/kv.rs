@@ -1,0 +1,393 @@
+//! The KV cache of one model: pages of 32 tokens, each one anonymous mapping that exists only while it is used.
+//!
+//! Layout of a page: `[layer][kv_head] { K [head_dim][32 tokens], V [32 tokens][head_stride] }`, where `head_stride` is
+//! head_dim rounded up to 16. K lies transposed, so that scores of 16 tokens come out of one vector with no sum across
+//! lanes, and V by token, so that a weighted sum of it is a vector too. A key is written once and read by every later
+//! token, which pays for its scattered write.
+
+use half::f16;
+
+use super::memory::Memory;
+use super::pool::Pool;
+use super::simd::{LANES, Level, Simd, vectorize};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType, ModelDims};
+
+/// An element of the cache.
+pub trait KvElement: Copy + Send + Sync + 'static {
+    /// All-zero bytes are this.
+    const ZERO: Self;
+
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V;
+    fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]);
+    /// Writes one token's key and value of a head into a page's part of that head.
+    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]);
+}
+
+/// Key and value of one token and head, and where in the page they go.
+#[derive(Clone, Copy)]
+pub struct HeadRows<'a> {
+    key: &'a [f32],
+    value: &'a [f32],
+    token: usize,
+}
+
+vectorize!(fn write_f16 = write_lanes::<_, f16>, (rows: HeadRows<'_>, k: &mut [f16], v: &mut [f16]));
+vectorize!(fn write_f32 = write_lanes::<_, f32>, (rows: HeadRows<'_>, k: &mut [f32], v: &mut [f32]));
+
+impl KvElement for f16 {
+    const ZERO: Self = f16::ZERO;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V {
+        simd.load_f16(from)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]) {
+        simd.store_f16(v, to);
+    }
+    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]) {
+        write_f16(level, rows, k, v);
+    }
+}
+
+impl KvElement for f32 {
+    const ZERO: Self = 0.0;
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V {
+        simd.load(from)
+    }
+    #[inline(always)]
+    fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]) {
+        simd.store(v, to);
+    }
+    fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]) {
+        write_f32(level, rows, k, v);
+    }
+}
+
+#[inline(always)]
+fn write_lanes<S: Simd, E: KvElement>(s: S, rows: HeadRows<'_>, k: &mut [E], v: &mut [E]) {
+    let HeadRows { key, value, token } = rows;
+    let v_row = &mut v[token * value.len().next_multiple_of(LANES)..][..value.len()];
+    for (value, out) in value.chunks(LANES).zip(v_row.chunks_mut(LANES)) {
+        out.copy_from_slice(&narrow::<S, E>(s, value)[..value.len()]);
+    }
+    for (key, columns) in key.chunks(LANES).zip(k.chunks_mut(LANES * KV_PAGE_TOKENS)) {
+        let narrow = narrow::<S, E>(s, key);
+        for (x, column) in narrow.iter().zip(columns.chunks_exact_mut(KV_PAGE_TOKENS)) {
+            column[token] = *x;
+        }
+    }
+}
+
+/// Up to sixteen values as elements; the rest of the sixteen are zeros.
+#[inline(always)]
+fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
+    let mut wide = [0.0; LANES];
+    wide[..values.len()].copy_from_slice(values);
+    let mut narrow = [E::ZERO; LANES];
+    E::store(s, s.load(&wide), &mut narrow);
+    narrow
+}
+
+/// Sizes of a page, in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct KvGeometry {
+    n_layers: usize,
+    n_kv_heads: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Distance of a head's V rows: head_dim rounded up to whole vectors.
+    pub head_stride: usize,
+}
+
+impl KvGeometry {
+    /// The geometry of a model; `None` when a page would not fit in the address space.
+    pub fn of(dims: &ModelDims, kv: KvType) -> Option<Self> {
+        let (n_layers, n_kv_heads, head_dim) = (dims.n_layers, dims.n_kv_heads, dims.head_dim);
+        let head_stride = head_dim.checked_next_multiple_of(LANES)?;
+        let this = Self { n_layers, n_kv_heads, head_dim, head_stride };
+        let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
+        let all = head.checked_mul(n_layers)?.checked_mul(n_kv_heads)?.checked_mul(element_bytes(kv))?;
+        (all > 0 && isize::try_from(all).is_ok()).then_some(this)
+    }
+
+    fn k_len(&self) -> usize {
+        self.head_dim * KV_PAGE_TOKENS
+    }
+
+    fn head_len(&self) -> usize {
+        (self.head_dim + self.head_stride) * KV_PAGE_TOKENS
+    }
+
+    fn page_len(&self) -> usize {
+        self.head_len() * self.n_kv_heads * self.n_layers
+    }
+
+    fn head_start(&self, layer: usize, kv_head: usize) -> usize {
+        assert!(layer < self.n_layers && kv_head < self.n_kv_heads, "layer or head outside the page");
+        (layer * self.n_kv_heads + kv_head) * self.head_len()
+    }
+}
+
+fn element_bytes(kv: KvType) -> usize {
+    match kv {
+        KvType::F16 => 2,
+        KvType::F32 => 4,
+    }
+}
+
+/// Keys and values of one head in one page.
+pub struct KvHead<'a, E> {
+    /// `[head_dim][32 tokens]`.
+    pub k: &'a [E],
+    /// `[32 tokens][head_stride]`.
+    pub v: &'a [E],
+}
+
+/// The pages of one model.
+pub struct KvPool {
+    geometry: KvGeometry,
+    kv: KvType,
+    /// By page number; a page that is not used has no memory.
+    pages: Vec<Option<Memory>>,
+    used: u64,
+}
+
+/// Where a row's key and value go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPlace {
+    /// Page number.
+    pub page: u32,
+    /// Token in the page.
+    pub token: u32,
+}
+
+impl KvPool {
+    /// A pool of `pages` pages, none of which takes memory yet.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`] when the table cannot be had.
+    pub fn new(geometry: KvGeometry, kv: KvType, pages: u32) -> Result<Self, BackendError> {
+        let mut table = Vec::new();
+        table.try_reserve_exact(pages as usize).map_err(|_| BackendError::OutOfMemory {
+            what: "the table of KV pages",
+            need_bytes: u64::from(pages) * size_of::<Option<Memory>>() as u64,
+        })?;
+        table.resize_with(pages as usize, || None);
+        Ok(Self { geometry, kv, pages: table, used: 0 })
+    }
+
+    /// Sizes of a page.
+    pub fn geometry(&self) -> KvGeometry {
+        self.geometry
+    }
+
+    /// Element type.
+    pub fn kv(&self) -> KvType {
+        self.kv
+    }
+
+    /// Whether the page has memory.
+    pub fn is_used(&self, page: u32) -> bool {
+        self.pages.get(page as usize).is_some_and(Option::is_some)
+    }
+
+    /// Bytes of one page.
+    pub fn page_bytes(&self) -> u64 {
+        (self.geometry.page_len() * element_bytes(self.kv)) as u64
+    }
+
+    /// Bytes that pages take now.
+    pub fn bytes(&self) -> u64 {
+        self.used * self.page_bytes()
+    }
+
+    /// Gives memory to a page, zeroed and touched (the kernel does that for a whole page at once in a tenth of the time
+    /// that faults one by one take). A page that has memory keeps it and its contents.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`]; [`BackendError::Batch`] for a page outside the pool.
+    pub fn materialise(&mut self, page: u32) -> Result<(), BackendError> {
+        let need_bytes = self.page_bytes();
+        let slot =
+            self.pages.get_mut(page as usize).ok_or(BackendError::Batch("a KV page outside the pool"))?;
+        if slot.is_none() {
+            let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes };
+            *slot = Some(Memory::zeroed(need_bytes as usize, true).ok_or(refused)?);
+            self.used += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the memory of a page back; one that has none, or that the pool does not have, is ignored.
+    pub fn release(&mut self, page: u32) {
+        if let Some(slot) = self.pages.get_mut(page as usize)
+            && slot.take().is_some()
+        {
+            self.used -= 1;
+        }
+    }
+
+    /// Start of a page as elements. Fails (a broken invariant: `begin_step` checks all pages) without memory.
+    fn base<E: KvElement>(&self, page: u32) -> *mut E {
+        assert_eq!(size_of::<E>(), element_bytes(self.kv), "element type of another pool");
+        let memory = self.pages.get(page as usize).and_then(Option::as_ref);
+        assert!(memory.is_some_and(|m| m.len() == self.page_bytes() as usize), "a KV page without memory");
+        memory.map_or(std::ptr::null_mut(), |m| m.base().cast())
+    }
+
+    /// Keys and values of one head.
+    ///
+    /// # Panics
+    /// When the page has no memory, or `E` is not the pool's element (broken invariants of this backend).
+    pub fn head<E: KvElement>(&self, page: u32, layer: usize, kv_head: usize) -> KvHead<'_, E> {
+        let start = self.geometry.head_start(layer, kv_head);
+        let base = self.base::<E>(page);
+        // SAFETY: `base` checked that the page is a live mapping of `page_len` elements (aligned: mappings start at
+        // page boundaries; any bytes are an f16 or f32), and `head_start` that the head lies in it. The mapping lives
+        // as long as `&self`; writes go through `&mut self` only.
+        let head = unsafe { std::slice::from_raw_parts(base.add(start), self.geometry.head_len()) };
+        let (k, v) = head.split_at(self.geometry.k_len());
+        KvHead { k, v }
+    }
+
+    /// Writes key and value of each row to its place, all heads of `layer`. `rows(row, kv_head)` gives both, `head_dim`
+    /// values each. Heads are shared among the workers of `pool` when `parallel`.
+    pub fn write<'r>(
+        &mut self,
+        pool: &mut Pool,
+        parallel: bool,
+        level: Level,
+        layer: usize,
+        places: &[KvPlace],
+        rows: impl Fn(usize, usize) -> [&'r [f32]; 2] + Sync,
+    ) {
+        let this: &Self = self;
+        let head = |kv_head: usize| match this.kv {
+            // SAFETY: see `write_head`: this is the only one with `kv_head`, and `&mut self` keeps readers away.
+            KvType::F16 => unsafe { this.write_head::<f16>(level, layer, kv_head, places, &rows) },
+            // SAFETY: as above.
+            KvType::F32 => unsafe { this.write_head::<f32>(level, layer, kv_head, places, &rows) },
+        };
+        if parallel {
+            pool.run(this.geometry.n_kv_heads, |_, kv_head| head(kv_head));
+        } else {
+            (0..this.geometry.n_kv_heads).for_each(head);
+        }
+    }
+
+    /// # Safety
+    /// Nobody else reads or writes this head of this layer at the same time.
+    unsafe fn write_head<'r, E: KvElement>(
+        &self,
+        level: Level,
+        layer: usize,
+        kv_head: usize,
+        places: &[KvPlace],
+        rows: &impl Fn(usize, usize) -> [&'r [f32]; 2],
+    ) {
+        let start = self.geometry.head_start(layer, kv_head);
+        for (row, place) in places.iter().enumerate() {
+            let base = self.base::<E>(place.page);
+            // SAFETY: in bounds and aligned as in `head`; the mapping is writable, and the caller has the head to itself.
+            let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), self.geometry.head_len()) };
+            let (k, v) = head.split_at_mut(self.geometry.k_len());
+            let [key, value] = rows(row, kv_head);
+            let token = place.token as usize;
+            E::write(level, HeadRows { key, value, token }, k, v);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simd::tests::levels;
+    use super::*;
+    use crate::backend::{RopeLayout, RopeSpec};
+
+    fn dims() -> ModelDims {
+        let rope = RopeSpec { layout: RopeLayout::Halves, dims: 20, theta: 1e4, position_scale: 1.0 };
+        ModelDims {
+            hidden: 40,
+            n_layers: 2,
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 20,
+            ffn: 8,
+            vocab: 9,
+            norm_eps: 1e-5,
+            rope,
+            rows_max: 4,
+            logits_rows_max: 1,
+        }
+    }
+
+    fn check_written<E: KvElement + Into<f32>>(kv: KvType, level: Level) {
+        let geometry = KvGeometry::of(&dims(), kv).unwrap();
+        let mut pages = KvPool::new(geometry, kv, 3).unwrap();
+        let mut workers = Pool::new(2).unwrap();
+        pages.materialise(1).unwrap();
+        pages.materialise(2).unwrap();
+        let places = [KvPlace { page: 2, token: 31 }, KvPlace { page: 1, token: 0 }];
+        // Halves: exact in f16. Each row holds keys of two heads, then values of two heads.
+        let data: Vec<f32> = (0..160).map(|i| i as f32 * 0.5).collect();
+        let rows = |row: usize, head: usize| {
+            [&data[row * 80 + head * 20..][..20], &data[row * 80 + 40 + head * 20..][..20]]
+        };
+        pages.write(&mut workers, true, level, 1, &places, rows);
+        for (row, place) in places.into_iter().enumerate() {
+            for kv_head in 0..2 {
+                let head = pages.head::<E>(place.page, 1, kv_head);
+                let (token, [key, value]) = (place.token as usize, rows(row, kv_head));
+                for d in 0..20 {
+                    assert_eq!(head.k[d * 32 + token].into(), key[d]);
+                    assert_eq!(head.v[token * 32 + d].into(), value[d]);
+                }
+                let written = |x: &&E| (**x).into() != 0.0;
+                assert_eq!(
+                    head.k.iter().chain(head.v).filter(written).count(),
+                    40 - usize::from(row + kv_head == 0)
+                );
+                assert!(pages.head::<E>(place.page, 0, kv_head).k.iter().all(|&x| x.into() == 0.0));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_land_in_their_places_and_nowhere_else() {
+        for (_, level) in levels() {
+            check_written::<f16>(KvType::F16, level);
+            check_written::<f32>(KvType::F32, level);
+        }
+    }
+
+    #[test]
+    fn pages_take_memory_from_first_use_until_release() {
+        let geometry = KvGeometry::of(&dims(), KvType::F16).unwrap();
+        let mut pages = KvPool::new(geometry, KvType::F16, 2).unwrap();
+        // 2 layers, 2 heads, 32 tokens, 20 + 32 values of 2 bytes.
+        assert_eq!((pages.bytes(), pages.page_bytes()), (0, 2 * 2 * 32 * 52 * 2));
+        pages.materialise(1).unwrap();
+        pages.materialise(1).unwrap();
+        assert_eq!(pages.bytes(), pages.page_bytes());
+        assert!(pages.is_used(1) && !pages.is_used(0) && !pages.is_used(7));
+        assert!(matches!(pages.materialise(2), Err(BackendError::Batch(_))));
+        for page in [0, 1, 1, 7] {
+            pages.release(page);
+        }
+        assert_eq!(pages.bytes(), 0);
+    }
+
+    #[test]
+    fn pages_beyond_the_address_space_are_refused() {
+        let huge = ModelDims { n_layers: usize::MAX / 4, ..dims() };
+        assert!(KvGeometry::of(&huge, KvType::F16).is_none());
+        let large = ModelDims { n_layers: 1 << 46, ..dims() };
+        let geometry = KvGeometry::of(&large, KvType::F16).unwrap();
+        let mut pages = KvPool::new(geometry, KvType::F16, 1).unwrap();
+        assert!(matches!(pages.materialise(0), Err(BackendError::OutOfMemory { .. })));
+        assert_eq!(pages.bytes(), 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! RMS norm, the gate of the feed-forward layer and the softmax sum, on rows of f32.
+
+use super::simd::{LANES, Simd, vectorize};
+
+vectorize! {
+    /// `out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps)`. All three have one length. Sums in f32: 16 lanes, then a
+    /// tree, so a row's bits depend on the row alone.
+    pub fn rms_norm = rms_norm_lanes, (x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
+}
+
+vectorize! {
+    /// As [`rms_norm`], in place.
+    pub fn rms_norm_in_place = rms_norm_in_place_lanes, (x: &mut [f32], weight: &[f32], eps: f32)
+}
+
+vectorize! {
+    /// `out[i] = silu(gate[i]) * up[i]`, with `silu(x) = x / (1 + e^-x)`. All three have one length.
+    pub fn swiglu = swiglu_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
+}
+
+vectorize! {
+    /// Sum of `e^((x[i] - max) * scale)`: 16 lanes in f64. `max` is at least every x; terms below e^-87 count as e^-87.
+    pub fn sum_exp = sum_exp_lanes, (x: &[f32], max: f32, scale: f32) -> f64
+}
+
+/// The first lanes of `from`, the rest 0.
+fn pad(from: &[f32]) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    lanes
+}
+
+#[inline(always)]
+fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut sums = [s.splat(0.0); 2];
+    for pair in chunks.chunks(2) {
+        for (sum, x) in sums.iter_mut().zip(pair) {
+            let x = s.load(x);
+            *sum = s.mul_add(x, x, *sum);
+        }
+    }
+    let last = s.load(&pad(tail));
+    sums[0] = s.mul_add(last, last, sums[0]);
+    let mean = s.reduce_add(s.add(sums[0], sums[1])) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+#[inline(always)]
+fn rms_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let factor = inverse_rms(s, x, eps);
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * w;
+    }
+}
+
+#[inline(always)]
+fn rms_norm_in_place_lanes<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
+    let factor = inverse_rms(s, x, eps);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * factor * w;
+    }
+}
+
+#[inline(always)]
+fn swiglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (g, g_tail) = gate.as_chunks::<LANES>();
+    let (u, u_tail) = up.as_chunks::<LANES>();
+    let (o, o_tail) = out.as_chunks_mut::<LANES>();
+    for ((g, u), o) in g.iter().zip(u).zip(o) {
+        s.store(swiglu_16(s, s.load(g), s.load(u)), o);
+    }
+    let mut last = [0.0; LANES];
+    s.store(swiglu_16(s, s.load(&pad(g_tail)), s.load(&pad(u_tail))), &mut last);
+    o_tail.copy_from_slice(&last[..o_tail.len()]);
+}
+
+#[inline(always)]
+fn swiglu_16<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
+    let e = s.exp(s.sub(s.splat(0.0), gate));
+    s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
+}
+
+#[inline(always)]
+fn sum_exp_lanes<S: Simd>(s: S, x: &[f32], max: f32, scale: f32) -> f64 {
+    let (max, scale) = (s.splat(max), s.splat(scale));
+    let mut sums = [0.0f64; LANES];
+    let mut exps = [0.0; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for x in chunks {
+        s.store(s.exp(s.mul(s.sub(s.load(x), max), scale)), &mut exps);
+        for (sum, e) in sums.iter_mut().zip(exps) {
+            *sum += f64::from(e);
+        }
+    }
+    s.store(s.exp(s.mul(s.sub(s.load(&pad(tail)), max), scale)), &mut exps);
+    sums.iter().sum::<f64>() + exps[..tail.len()].iter().map(|&e| f64::from(e)).sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simd::tests::levels;
+    use super::*;
+
+    fn values(n: usize, salt: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.7 + salt).sin() * 3.0).collect()
+    }
+
+    #[test]
+    fn norm_is_that_of_f64() {
+        for (name, level) in levels() {
+            for n in [1, 8, 15, 16, 17, 64, 576, 1000] {
+                let (x, w) = (values(n, 0.3), values(n, 1.7));
+                let mut out = vec![f32::NAN; n];
+                rms_norm(level, &x, &w, 1e-5, &mut out);
+                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n as f64;
+                let factor = 1.0 / (mean + 1e-5).sqrt();
+                let mut in_place = x.clone();
+                rms_norm_in_place(level, &mut in_place, &w, 1e-5);
+                assert_eq!(out, in_place);
+                for i in 0..n {
+                    let want = f64::from(x[i]) * factor * f64::from(w[i]);
+                    // n/32 additions per lane and five in the tree, half of each error survives the root, then three
+                    // roundings: below 24 units of 2^-24 for these lengths.
+                    assert!(
+                        (f64::from(out[i]) - want).abs() <= want.abs() * 24.0 * 2f64.powi(-24),
+                        "{name} {n}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn swiglu_is_that_of_f64() {
+        for (name, level) in levels() {
+            for n in [1, 16, 33, 1536] {
+                let (g, u) = (values(n, 0.1).iter().map(|g| g * 20.0).collect::<Vec<_>>(), values(n, 2.2));
+                let mut out = vec![f32::NAN; n];
+                swiglu(level, &g, &u, &mut out);
+                for i in 0..n {
+                    let gate = f64::from(g[i]);
+                    let want = gate / (1.0 + (-gate).exp()) * f64::from(u[i]);
+                    // exp within 2^-22, the sum, quotient and product each 2^-24.
+                    assert!(
+                        (f64::from(out[i]) - want).abs() <= want.abs() * 2f64.powi(-21),
+                        "{name} {n} {gate}"
+                    );
+                }
+            }
+            let mut out = [0.0; 2];
+            swiglu(level, &[-1e30, f32::NAN], &[1.0, 1.0], &mut out);
+            assert!(out[0].abs() < 1e-7 && out[1].is_nan(), "{name} {out:?}");
+        }
+    }
+}

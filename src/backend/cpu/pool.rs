@@ -1,0 +1,416 @@
+//! Worker threads that share the chunks of a phase, with the caller as worker 0.
+//!
+//! A phase is one call of [`Pool::run`]: chunks are claimed from a counter by whoever is free, and the call returns when
+//! all are done. Helpers join an open phase and leave it; the caller waits only for those inside, so a helper that the
+//! system has put to sleep costs nothing but its help. Helpers look for work for [`SPIN`], then sleep on a futex.
+//!
+//! `state`: `epoch << 16 | OPEN | WAITING | helpers inside`. A phase opens with a new epoch, closes when its chunks are
+//! claimed, and is over when nobody is inside. An epoch that repeats after 65,536 phases can at worst make one helper
+//! sit out one phase.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::thread::futex;
+
+/// How long a helper looks for the next phase before it sleeps: longer than the serial parts between the phases of a
+/// layer (1-5 us), short enough that an idle daemon uses no processor.
+const SPIN: Duration = Duration::from_micros(50);
+
+const OPEN: u32 = 1 << 15;
+/// The caller sleeps until the last helper leaves.
+const WAITING: u32 = 1 << 14;
+const INSIDE: u32 = WAITING - 1;
+const EPOCH: u32 = 1 << 16;
+
+/// Most threads of a pool: far below what the count in `state` holds.
+const THREADS_MAX: usize = 1024;
+
+/// A counter on a cache line of its own, so that claiming chunks does not slow those who watch `state`.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+type Work = dyn Fn(usize, usize) + Sync + 'static;
+
+#[derive(Clone, Copy)]
+struct Task {
+    /// Called with worker and chunk. Valid while a phase is open or a helper is inside.
+    work: *const Work,
+    chunks: usize,
+}
+
+struct Shared {
+    state: Apart<AtomicU32>,
+    sleepers: AtomicU32,
+    stop: AtomicBool,
+    next: Apart<AtomicUsize>,
+    task: UnsafeCell<Option<Task>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `task` is written only by the pool's owner while no phase is open and nobody is inside (`Pool::run` takes
+// `&mut self`), and read only by helpers that are inside; `state` orders the two. The closure behind it is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer in `task` is never dropped or written through.
+unsafe impl Send for Shared {}
+
+/// A fixed set of worker threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of `threads` workers, of which the caller is one: `threads - 1` threads are started.
+    ///
+    /// # Errors
+    /// What the system says when a thread cannot be started.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Apart(AtomicU32::new(0)),
+            sleepers: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            next: Apart(AtomicUsize::new(0)),
+            task: UnsafeCell::new(None),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Self { shared, helpers: Vec::new() };
+        for worker in 1..threads.clamp(1, THREADS_MAX) {
+            let shared = Arc::clone(&pool.shared);
+            let helper = std::thread::Builder::new()
+                .name(format!("compute-{worker}"))
+                .spawn(move || shared.help(worker))?;
+            pool.helpers.push(helper);
+        }
+        Ok(pool)
+    }
+
+    /// Workers, the caller included.
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Calls `work(worker, chunk)` once for each chunk below `chunks`, on all workers, and returns when all are done.
+    ///
+    /// No two calls with the same `worker` overlap. Costs 0.2-1 us while helpers are awake, one futex call when they
+    /// sleep. With one chunk or one thread nothing is shared.
+    ///
+    /// # Panics
+    /// When `work` panics: with the payload of the first panic, after all workers left. The pool stays usable.
+    pub fn run(&mut self, chunks: usize, work: impl Fn(usize, usize) + Sync) {
+        if chunks <= 1 || self.helpers.is_empty() {
+            (0..chunks).for_each(|chunk| work(0, chunk));
+            return;
+        }
+        let work: &(dyn Fn(usize, usize) + Sync) = &work;
+        // SAFETY: only the lifetime changes. Helpers use the pointer while they are inside the phase, and this function
+        // does not return (nor unwind) before `close` has seen the last of them leave.
+        let work = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Work>(work) };
+        let task = Task { work, chunks };
+        self.open(task);
+        let own = catch_unwind(AssertUnwindSafe(|| self.shared.claim(0, task)));
+        if own.is_err() {
+            self.shared.next.0.store(chunks, Ordering::Relaxed);
+        }
+        self.close();
+        let helper = self.shared.panic.lock().take();
+        if let Some(payload) = own.err().or(helper) {
+            resume_unwind(payload);
+        }
+    }
+
+    /// As [`run`](Self::run), where each worker has one of `locals` for itself.
+    ///
+    /// # Panics
+    /// When there are fewer locals than workers, and as `run`.
+    pub fn run_with<L: Send>(
+        &mut self,
+        locals: &mut [L],
+        chunks: usize,
+        work: impl Fn(&mut L, usize) + Sync,
+    ) {
+        assert!(locals.len() >= self.threads(), "one local for each worker");
+        let locals = Parts::new(locals);
+        self.run(chunks, |worker, chunk| {
+            // SAFETY: calls with the same worker never overlap (`run`), and no other local is taken by this worker.
+            let local = unsafe { locals.take(worker..worker + 1) };
+            work(&mut local[0], chunk);
+        });
+    }
+
+    /// Calls `work(index, item)` once for each of `items`, on all workers.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn run_items<T: Send>(&mut self, items: &mut [T], work: impl Fn(usize, &mut T) + Sync) {
+        let count = items.len();
+        let items = Parts::new(items);
+        self.run(count, |_, index| {
+            // SAFETY: each index is one chunk, and chunks are run once.
+            let item = unsafe { items.take(index..index + 1) };
+            work(index, &mut item[0]);
+        });
+    }
+
+    fn open(&mut self, task: Task) {
+        // SAFETY: no phase is open and nobody is inside: `close` ended the last one, and `&mut self` excludes another.
+        unsafe { *self.shared.task.get() = Some(task) };
+        self.shared.next.0.store(0, Ordering::Relaxed);
+        let epoch = (self.shared.state.0.load(Ordering::Relaxed) & !(EPOCH - 1)).wrapping_add(EPOCH);
+        self.shared.state.0.store(epoch | OPEN, Ordering::SeqCst);
+        if self.shared.sleepers.load(Ordering::SeqCst) > 0 {
+            self.shared.wake();
+        }
+    }
+
+    /// Ends the phase: lets nobody in, and waits for those inside.
+    fn close(&mut self) {
+        let state = &self.shared.state.0;
+        let mut seen = state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
+        let mut spin = Spin::default();
+        while seen & INSIDE > 0 {
+            if spin.go_on() {
+                seen = state.load(Ordering::Acquire);
+                continue;
+            }
+            seen = state.fetch_or(WAITING, Ordering::AcqRel) | WAITING;
+            if seen & INSIDE > 0 {
+                // Woken early, interrupted or too late: the loop looks again.
+                let _ = futex::wait(state, futex::Flags::PRIVATE, seen, None);
+                seen = state.load(Ordering::Acquire);
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.state.0.fetch_add(EPOCH, Ordering::SeqCst);
+        self.shared.wake();
+        for helper in self.helpers.drain(..) {
+            // A helper's panics are caught in `help`; there is nothing to learn from the result.
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Life of a helper.
+    fn help(&self, worker: usize) {
+        let mut done = None;
+        while let Some(epoch) = self.enter(done) {
+            done = Some(epoch);
+            // SAFETY: this helper is inside (`enter`), so the task was written before and stays as it is.
+            let task = unsafe { *self.task.get() };
+            if let Some(task) = task
+                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.claim(worker, task)))
+            {
+                self.next.0.store(task.chunks, Ordering::Relaxed);
+                self.panic.lock().get_or_insert(payload);
+            }
+            let before = self.state.0.fetch_sub(1, Ordering::AcqRel);
+            if before & WAITING != 0 && before & INSIDE == 1 {
+                self.wake();
+            }
+        }
+    }
+
+    /// Waits for an open phase other than `done` and counts this helper in; `None` when the pool ends.
+    fn enter(&self, done: Option<u32>) -> Option<u32> {
+        let mut spin = Spin::default();
+        loop {
+            let seen = self.state.0.load(Ordering::Acquire);
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if is_news(seen, done) {
+                let inside =
+                    self.state.0.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed);
+                if inside.is_ok() {
+                    return Some(seen / EPOCH);
+                }
+                continue;
+            }
+            if !spin.go_on() {
+                self.sleep(done);
+                spin = Spin::default();
+            }
+        }
+    }
+
+    /// Sleeps unless there is news. `open` and this function each write, then read what the other wrote, all SeqCst:
+    /// one of them sees the other.
+    fn sleep(&self, done: Option<u32>) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let seen = self.state.0.load(Ordering::SeqCst);
+        if !is_news(seen, done) && !self.stop.load(Ordering::SeqCst) {
+            // Fails when `state` is no longer `seen`: then the caller looks again.
+            let _ = futex::wait(&self.state.0, futex::Flags::PRIVATE, seen, None);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake(&self) {
+        // The only failure is an address outside the process.
+        let _ = futex::wake(&self.state.0, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// Works off chunks until none is left.
+    fn claim(&self, worker: usize, task: Task) {
+        // SAFETY: the caller is inside the phase, or is `run` itself, which keeps the closure alive.
+        let work = unsafe { &*task.work };
+        loop {
+            let chunk = self.next.0.fetch_add(1, Ordering::Relaxed);
+            if chunk >= task.chunks {
+                return;
+            }
+            work(worker, chunk);
+        }
+    }
+}
+
+/// An open phase that is not the one this helper worked on last.
+fn is_news(state: u32, done: Option<u32>) -> bool {
+    state & OPEN != 0 && done != Some(state / EPOCH)
+}
+
+/// Waiting without sleeping, for [`SPIN`].
+#[derive(Default)]
+struct Spin {
+    turns: u32,
+    until: Option<Instant>,
+}
+
+impl Spin {
+    /// One short pause; false when the time is over.
+    fn go_on(&mut self) -> bool {
+        std::hint::spin_loop();
+        self.turns = self.turns.wrapping_add(1);
+        if !self.turns.is_multiple_of(64) {
+            return true;
+        }
+        let now = Instant::now();
+        now < *self.until.get_or_insert(now + SPIN)
+    }
+}
+
+/// A slice of which concurrent workers take parts that do not overlap.
+pub struct Parts<'a, T> {
+    base: *mut T,
+    len: usize,
+    slice: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a `&mut [T]`; parts of it go to other threads, which `T: Send` allows.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    /// Takes `slice` for the time of a phase.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self { base: slice.as_mut_ptr(), len: slice.len(), slice: std::marker::PhantomData }
+    }
+
+    /// The part `range`.
+    ///
+    /// # Safety
+    /// No other part that overlaps `range` lives at the same time.
+    ///
+    /// # Panics
+    /// When `range` does not lie in the slice.
+    #[allow(clippy::mut_from_ref)] // that is the point; the safety clause is what makes it sound
+    pub unsafe fn take(&self, range: std::ops::Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "part outside the slice");
+        // SAFETY: the range lies in the slice that `self` borrows mutably; the caller keeps parts apart.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_once_whatever_the_threads() {
+        for threads in 1..5 {
+            let mut pool = Pool::new(threads).unwrap();
+            for chunks in [0, 1, 2, 3, 64, 1000] {
+                let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(chunks, |worker, chunk| {
+                    assert!(worker < threads);
+                    counts[chunk].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} {chunks}");
+            }
+        }
+    }
+
+    #[test]
+    fn phases_follow_each_other_and_see_what_the_last_one_wrote() {
+        let mut pool = Pool::new(3).unwrap();
+        let mut values = vec![0u64; 97];
+        // More than the 65,536 epochs, so that the counter wraps.
+        for round in 0..70_000u64 {
+            let parts = Parts::new(&mut values);
+            pool.run(97, |_, chunk| {
+                // SAFETY: chunks are different elements.
+                let part = unsafe { parts.take(chunk..chunk + 1) };
+                part[0] += round ^ chunk as u64;
+            });
+        }
+        for (chunk, &value) in values.iter().enumerate() {
+            assert_eq!(value, (0..70_000u64).map(|round| round ^ chunk as u64).sum::<u64>());
+        }
+    }
+
+    #[test]
+    fn sleeping_helpers_are_woken() {
+        let mut pool = Pool::new(2).unwrap();
+        for _ in 0..20 {
+            std::thread::sleep(SPIN * 20);
+            let helped = AtomicBool::new(false);
+            let begin = Instant::now();
+            // Chunk 0 ends only when another worker has taken chunk 1: without a wake-up this would never end.
+            pool.run(2, |_, chunk| {
+                if chunk == 1 {
+                    helped.store(true, Ordering::Release);
+                }
+                while !helped.load(Ordering::Acquire) {
+                    assert!(begin.elapsed() < Duration::from_secs(60), "the helper never came");
+                    std::thread::yield_now();
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_worker_reaches_the_caller_and_the_pool_goes_on() {
+        let mut pool = Pool::new(3).unwrap();
+        for bad in [0, 5, 63] {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(64, |_, chunk| assert!(chunk != bad, "chunk {chunk} fails"));
+            }));
+            let payload = caught.expect_err("the panic is passed on");
+            assert_eq!(payload.downcast_ref::<String>().unwrap(), &format!("chunk {bad} fails"));
+            let sum = AtomicUsize::new(0);
+            pool.run(64, |_, chunk| {
+                sum.fetch_add(chunk, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 63 * 64 / 2);
+        }
+    }
+
+    #[test]
+    fn locals_belong_to_one_worker_each() {
+        let mut pool = Pool::new(2).unwrap();
+        let mut locals = vec![0usize; 2];
+        pool.run_with(&mut locals, 1000, |local, chunk| *local += chunk);
+        assert_eq!(locals.iter().sum::<usize>(), 999 * 1000 / 2);
+    }
+}

@@ -1,0 +1,231 @@
+//! Drawing tokens from logits.
+//!
+//! The order is that of llama.cpp's default chain, which users' settings are made for: top-k, then top-p and min-p on
+//! the probabilities of what is left at temperature 1, then temperature, then the draw. Equal logits rank by id, lowest
+//! first. A draw is a function of logits, settings, seed and position alone.
+
+use super::norm;
+use super::simd::Level;
+use crate::backend::{BackendError, SampleRow, Sampled};
+
+/// Memory that drawing works in, kept between rows.
+#[derive(Default)]
+pub struct SampleScratch {
+    candidates: Vec<Candidate>,
+    weights: Vec<f64>,
+}
+
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate {
+    logit: f32,
+    id: u32,
+}
+
+impl Candidate {
+    /// Most likely first, then lowest id. Logits are finite here.
+    fn rank(&self, other: &Self) -> std::cmp::Ordering {
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+    }
+}
+
+/// Draws one token from `logits`, one value for each token of the vocabulary.
+///
+/// # Errors
+/// [`BackendError::NotFinite`] when a logit is infinite or NaN, or there is none.
+pub fn sample(
+    level: Level,
+    logits: &[f32],
+    row: &SampleRow,
+    scratch: &mut SampleScratch,
+) -> Result<Sampled, BackendError> {
+    let best = argmax(logits).ok_or(BackendError::NotFinite)?;
+    // NaN is no temperature: it draws as 0 does.
+    let greedy = row.temperature.is_nan() || row.temperature <= 0.0;
+    let id = if greedy { best.id } else { draw(level, logits, best, row, scratch) };
+    if row.top_logprobs == 0 {
+        return Ok(Sampled { id, logprob: 0.0, top: Vec::new() });
+    }
+    let log_total = norm::sum_exp(level, logits, best.logit, 1.0).ln();
+    let logprob = |logit: f32| (f64::from(logit) - f64::from(best.logit) - log_total) as f32;
+    select(logits, row.top_logprobs as usize, &mut scratch.candidates);
+    let top = scratch.candidates.iter().map(|c| (c.id, logprob(c.logit))).collect();
+    Ok(Sampled { id, logprob: logits.get(id as usize).map_or(0.0, |&l| logprob(l)), top })
+}
+
+/// The most likely token; `None` when a logit is not finite, or there is none.
+fn argmax(logits: &[f32]) -> Option<Candidate> {
+    // In two passes, both of which compile to vector code: one pass with an index does not.
+    let exponent = f32::INFINITY.to_bits();
+    if logits.iter().fold(false, |bad, l| bad | (l.to_bits() & exponent == exponent)) {
+        return None;
+    }
+    let chunk_max = |chunk: &[f32]| chunk.iter().fold(f32::NEG_INFINITY, |m, &l| if l > m { l } else { m });
+    let mut best: Option<(usize, f32)> = None;
+    for (chunk, values) in logits.chunks(CHUNK).enumerate() {
+        let max = chunk_max(values);
+        if best.is_none_or(|(_, logit)| max > logit) {
+            best = Some((chunk * CHUNK, max));
+        }
+    }
+    let (start, logit) = best?;
+    let offset = logits[start..].iter().position(|&l| l == logit)?;
+    Some(Candidate { logit, id: u32::try_from(start + offset).ok()? })
+}
+
+/// Logits looked through at a time.
+const CHUNK: usize = 1024;
+
+fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch: &mut SampleScratch) -> u32 {
+    let SampleScratch { candidates, weights } = scratch;
+    let top_k = if row.top_k == 0 { logits.len() } else { row.top_k as usize };
+    let top_p = if row.top_p < 1.0 { Some(f64::from(row.top_p.max(0.0))) } else { None };
+    if top_k < logits.len() {
+        select(logits, top_k, candidates);
+        if let Some(p) = top_p {
+            let total = candidates.iter().map(|c| share(c.logit, best.logit)).sum::<f64>();
+            candidates.truncate(nucleus(candidates, best.logit, p * total).unwrap_or(usize::MAX));
+        }
+    } else if let Some(p) = top_p {
+        let target = p * norm::sum_exp(level, logits, best.logit, 1.0);
+        select_nucleus(logits, best.logit, target, candidates);
+    } else if row.min_p > 0.0 {
+        candidates.clear();
+        let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { logit, id });
+        candidates.extend(all.filter(|c| c.logit >= min_p_floor(best, row.min_p)));
+    } else {
+        return draw_of_all(level, logits, best, row, weights);
+    }
+    if row.min_p > 0.0 {
+        candidates.retain(|c| c.logit >= min_p_floor(best, row.min_p));
+    }
+    let temperature = f64::from(row.temperature);
+    let shares =
+        candidates.iter().map(|c| ((f64::from(c.logit) - f64::from(best.logit)) / temperature).exp());
+    let chosen = pick(uniform(row.seed, row.position), shares, weights).0;
+    candidates.get(chosen).map_or(best.id, |c| c.id)
+}
+
+/// Least logit that min-p keeps; the most likely token stays, whatever is asked for.
+fn min_p_floor(best: Candidate, min_p: f32) -> f32 {
+    (best.logit + min_p.ln()).min(best.logit)
+}
+
+/// Draws from the whole vocabulary: first a chunk of it by the chunks' sums, then a token of that chunk, so that most of
+/// the work is [`norm::sum_exp`]'s.
+fn draw_of_all(
+    level: Level,
+    logits: &[f32],
+    best: Candidate,
+    row: &SampleRow,
+    weights: &mut Vec<f64>,
+) -> u32 {
+    // A temperature below 1e-38 scales by at most this: finite, so that 0 times it is 0.
+    let scale = (1.0 / row.temperature).min(f32::MAX);
+    let sums = logits.chunks(CHUNK).map(|chunk| norm::sum_exp(level, chunk, best.logit, scale));
+    let (chunk, rest) = pick(uniform(row.seed, row.position), sums, weights);
+    let first = chunk * CHUNK;
+    let tokens = &logits[first..(first + CHUNK).min(logits.len())];
+    let shares = tokens.iter().map(|l| f64::from((l - best.logit) * scale).max(-87.0).exp());
+    let chosen = first + pick(rest, shares, weights).0;
+    u32::try_from(chosen).unwrap_or(best.id)
+}
+
+/// The entry of `shares` in which the fraction `u` of their sum falls, and the fraction of that entry. `sums` is room.
+fn pick(u: f64, shares: impl Iterator<Item = f64>, sums: &mut Vec<f64>) -> (usize, f64) {
+    sums.clear();
+    let mut total = 0.0;
+    sums.extend(shares.map(|share| {
+        total += share;
+        total
+    }));
+    let target = u * total;
+    let chosen = sums.partition_point(|&sum| sum <= target).min(sums.len().saturating_sub(1));
+    let before = chosen.checked_sub(1).map_or(0.0, |i| sums[i]);
+    let share = sums.get(chosen).map_or(0.0, |sum| sum - before);
+    (chosen, if share > 0.0 { ((target - before) / share).clamp(0.0, 1.0) } else { 0.0 })
+}
+
+/// Probability relative to the most likely token's.
+fn share(logit: f32, best: f32) -> f64 {
+    (f64::from(logit) - f64::from(best)).exp()
+}
+
+/// How many of `ranked` it takes to reach `target`; `None` when all together do not.
+fn nucleus(ranked: &[Candidate], best: f32, target: f64) -> Option<usize> {
+    let mut sum = 0.0;
+    let last = ranked.iter().position(|c| {
+        sum += share(c.logit, best);
+        sum >= target
+    });
+    last.map(|last| last + 1)
+}
+
+/// The most likely tokens that together reach `target`, ranked: looks at the best 64, then at four times as many, so
+/// that a whole vocabulary is sorted only for a distribution that is nearly flat.
+fn select_nucleus(logits: &[f32], best: f32, target: f64, out: &mut Vec<Candidate>) {
+    let mut k = 64;
+    loop {
+        select(logits, k, out);
+        if let Some(count) = nucleus(out, best, target) {
+            out.truncate(count);
+            return;
+        }
+        if k >= logits.len() {
+            return;
+        }
+        k = k.saturating_mul(4);
+    }
+}
+
+/// The `k` most likely tokens, ranked. One pass over the logits with a buffer of at most 2k + 64 candidates.
+fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
+    out.clear();
+    let k = k.min(logits.len());
+    if k == 0 {
+        return;
+    }
+    let room = k.saturating_mul(2).saturating_add(64);
+    let mut floor = f32::NEG_INFINITY;
+    for (&logit, id) in logits.iter().zip(0u32..) {
+        // A later token that equals the floor ranks behind the k that are already there.
+        if logit <= floor {
+            continue;
+        }
+        out.push(Candidate { logit, id });
+        if out.len() == room {
+            floor = keep(out, k);
+        }
+    }
+    keep(out, k);
+    out.sort_unstable_by(Candidate::rank);
+}
+
+/// Keeps the `k` first by rank, in any order; returns the least likely of them, or minus infinity when there are fewer.
+fn keep(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
+    if candidates.len() < k {
+        return f32::NEG_INFINITY;
+    }
+    let (_, last, _) = candidates.select_nth_unstable_by(k - 1, Candidate::rank);
+    let floor = last.logit;
+    candidates.truncate(k);
+    floor
+}
+
+/// A number in [0, 1), a function of seed and position: 53 bits of two rounds of SplitMix64's finaliser (Steele, Lea,
+/// Flood 2014), the first over the seed, the second over that and the position.
+fn uniform(seed: u64, position: u32) -> f64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let key = mix(seed.wrapping_add(GOLDEN));
+    let bits = mix(key.wrapping_add(GOLDEN.wrapping_mul(u64::from(position).wrapping_add(1))));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Room for a step's intermediate rows: zeroed by the kernel, taking memory page by page as it is touched, so that a
+//! model opened for 256 rows and decoding one takes the memory of one.
+
+use super::memory::Memory;
+use crate::backend::BackendError;
+
+/// `rows` rows of `cols` f32.
+pub struct Plane {
+    memory: Option<Memory>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Plane {
+    /// A plane of zeros.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    pub fn new(what: &'static str, rows: usize, cols: usize) -> Result<Self, BackendError> {
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(size_of::<f32>()));
+        let need_bytes = bytes.map_or(u64::MAX, |b| b as u64);
+        let refused = || BackendError::OutOfMemory { what, need_bytes };
+        let memory = match bytes.ok_or_else(refused)? {
+            0 => None,
+            bytes => Some(Memory::zeroed(bytes, false).ok_or_else(refused)?),
+        };
+        Ok(Self { memory, rows, cols })
+    }
+
+    /// Values per row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn base(&self) -> *mut f32 {
+        self.memory.as_ref().map_or(std::ptr::dangling_mut(), |m| m.base().cast())
+    }
+
+    /// All values, row after row.
+    pub fn values(&self) -> &[f32] {
+        let base = self.base();
+        // SAFETY: the mapping is `rows * cols` f32 long (`new`), page-aligned, readable, and any bytes are an f32; an
+        // empty plane has no element. It lives as long as `&self`, and is written through `&mut self` only.
+        unsafe { std::slice::from_raw_parts(base, self.rows * self.cols) }
+    }
+
+    /// All values, to be written.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        let base = self.base();
+        // SAFETY: as in `values`; the mapping is writable and `&mut self` is the only way to it.
+        unsafe { std::slice::from_raw_parts_mut(base, self.rows * self.cols) }
+    }
+
+    /// Row `row`.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values()[row * self.cols..][..self.cols]
+    }
+
+    /// Row `row`, to be written.
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        let cols = self.cols;
+        &mut self.values_mut()[row * cols..][..cols]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_apart_and_begin_as_zeros() {
+        let mut plane = Plane::new("a test", 3, 5).unwrap();
+        plane.row_mut(1).fill(2.0);
+        let sums: Vec<f32> = (0..3).map(|row| plane.row(row).iter().sum()).collect();
+        assert_eq!(sums, [0.0, 10.0, 0.0]);
+        assert!(Plane::new("a test", 0, 5).unwrap().values_mut().is_empty());
+    }
+
+    #[test]
+    fn sizes_beyond_memory_are_an_error() {
+        for (rows, cols) in [(usize::MAX, 2), (1 << 40, 1 << 20)] {
+            assert!(matches!(Plane::new("a test", rows, cols), Err(BackendError::OutOfMemory { .. })));
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! Sixteen f32 lanes on three instruction sets, with one order of operations.
+//!
+//! A kernel is written once over [`Simd`] and called through [`vectorize!`], which compiles it for each level.
+//! All levels fuse multiply-adds and reduce by the same tree, so they give the same bits. On the portable level a fused
+//! operation is a library call: it is there for processors that have nothing else, and as the other levels' reference.
+
+use half::f16;
+
+use super::isa::{Isa, Kernels};
+
+/// Sixteen lanes.
+pub const LANES: usize = 16;
+
+/// An instruction set this processor has: holding a value of an implementing type is the proof.
+pub trait Simd: Copy + Send + Sync {
+    /// Sixteen f32.
+    type V: Copy;
+    /// Vectors that a loop can keep as sums without running out of registers.
+    const SUMS: usize;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, from: &[f32; LANES]) -> Self::V;
+    fn store(self, v: Self::V, to: &mut [f32; LANES]);
+    fn load_f16(self, from: &[f16; LANES]) -> Self::V;
+    /// Rounds to the nearest, ties to even, as `half` does.
+    fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Where a lane of either is NaN: the lane of `b`.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Where a lane of either is NaN: the lane of `b`.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a * 2^n` for integers `n` in -126..=127.
+    fn scale2(self, a: Self::V, n: Self::V) -> Self::V;
+    /// Lanes i and i + 8, then i and i + 4, and so on.
+    fn reduce_add(self, v: Self::V) -> f32;
+    /// The greatest lane.
+    fn reduce_max(self, v: Self::V) -> f32;
+
+    /// `e^x` within 2 units in the last place for x in -87..=88; below and above as at those ends.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        // Cody-Waite: x = n ln 2 + r with |r| <= ln 2 / 2, then the Taylor polynomial to r^7 / 7!, whose remainder is
+        // below 2^-28 there.
+        let s = self;
+        let x = s.min(s.splat(88.0), s.max(s.splat(-87.0), x));
+        let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+        let minus_n = s.sub(s.splat(0.0), n);
+        let r = s.mul_add(minus_n, s.splat(0.693_359_4), x); // ln 2 to 10 bits: n times it is exact
+        let r = s.mul_add(minus_n, s.splat(-2.121_944_4e-4), r);
+        let mut p = s.splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = s.mul_add(p, r, s.splat(c));
+        }
+        s.scale2(p, n)
+    }
+}
+
+/// Plain Rust, for any processor.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+#[inline(always)]
+fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Portable {
+    type V = [f32; LANES];
+    const SUMS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::V {
+        *from
+    }
+    #[inline(always)]
+    fn store(self, v: Self::V, to: &mut [f32; LANES]) {
+        *to = v;
+    }
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::V {
+        from.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
+        *to = v.map(f16::from_f32);
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn scale2(self, a: Self::V, n: Self::V) -> Self::V {
+        zip(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn reduce_add(self, mut v: Self::V) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                v[i] += v[i + half];
+            }
+        }
+        v[0]
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::V) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{LANES, Simd, f16};
+
+    /// Rounding of vectors: to the nearest, ties to even, no exceptions.
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+    /// AVX2 with FMA and F16C: two vectors of eight.
+    #[derive(Clone, Copy)]
+    pub struct Avx2(());
+
+    impl Avx2 {
+        /// `None` where the processor lacks a part of it.
+        pub fn detect() -> Option<Self> {
+            let all = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            all.then_some(Self(()))
+        }
+    }
+
+    /// AVX-512 F: one vector of sixteen.
+    #[derive(Clone, Copy)]
+    pub struct Avx512(Avx2);
+
+    impl Avx512 {
+        /// `None` where the processor lacks it.
+        pub fn detect() -> Option<Self> {
+            if is_x86_feature_detected!("avx512f") { Avx2::detect().map(Self) } else { None }
+        }
+    }
+
+    /// One operation on both halves.
+    macro_rules! halves {
+        ($f:ident, $($v:expr),+) => {
+            // SAFETY: an `Avx2` exists only where `detect` found AVX2, FMA and F16C; no memory is touched.
+            unsafe { [$f($($v[0]),+), $f($($v[1]),+)] }
+        };
+    }
+
+    impl Simd for Avx2 {
+        type V = [__m256; 2];
+        const SUMS: usize = 4;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            // SAFETY: AVX2 was detected; no memory is touched.
+            unsafe { [_mm256_set1_ps(x); 2] }
+        }
+        #[inline(always)]
+        fn load(self, from: &[f32; LANES]) -> Self::V {
+            // SAFETY: AVX2 was detected; both loads lie in the array of sixteen.
+            unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
+        }
+        #[inline(always)]
+        fn store(self, v: Self::V, to: &mut [f32; LANES]) {
+            // SAFETY: AVX2 was detected; both stores lie in the array of sixteen.
+            unsafe {
+                _mm256_storeu_ps(to.as_mut_ptr(), v[0]);
+                _mm256_storeu_ps(to.as_mut_ptr().add(8), v[1]);
+            }
+        }
+        #[inline(always)]
+        fn load_f16(self, from: &[f16; LANES]) -> Self::V {
+            let from = from.as_ptr().cast::<__m128i>();
+            // SAFETY: F16C was detected; f16 is 16 bits, so both loads lie in the array of sixteen.
+            unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))] }
+        }
+        #[inline(always)]
+        fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
+            let to = to.as_mut_ptr().cast::<__m128i>();
+            // SAFETY: F16C was detected; f16 is 16 bits, so both stores lie in the array of sixteen.
+            unsafe {
+                _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+                _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+            }
+        }
+        #[inline(always)]
+        fn add(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_add_ps, a, b)
+        }
+        #[inline(always)]
+        fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_sub_ps, a, b)
+        }
+        #[inline(always)]
+        fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_mul_ps, a, b)
+        }
+        #[inline(always)]
+        fn div(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_div_ps, a, b)
+        }
+        #[inline(always)]
+        fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            halves!(_mm256_fmadd_ps, a, b, c)
+        }
+        #[inline(always)]
+        fn max(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_max_ps, a, b)
+        }
+        #[inline(always)]
+        fn min(self, a: Self::V, b: Self::V) -> Self::V {
+            halves!(_mm256_min_ps, a, b)
+        }
+        #[inline(always)]
+        fn round(self, a: Self::V) -> Self::V {
+            // SAFETY: AVX2 was detected; no memory is touched.
+            unsafe { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
+        }
+        #[inline(always)]
+        fn scale2(self, a: Self::V, n: Self::V) -> Self::V {
+            // SAFETY: AVX2 was detected; no memory is touched.
+            let factor = unsafe {
+                let bias = _mm256_set1_epi32(127);
+                let low = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n[0]), bias));
+                let high = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n[1]), bias));
+                [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]
+            };
+            self.mul(a, factor)
+        }
+        #[inline(always)]
+        fn reduce_add(self, v: Self::V) -> f32 {
+            // SAFETY: AVX2 was detected; no memory is touched.
+            unsafe {
+                let v = _mm256_add_ps(v[0], v[1]);
+                let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+                _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+            }
+        }
+        #[inline(always)]
+        fn reduce_max(self, v: Self::V) -> f32 {
+            // SAFETY: AVX2 was detected; no memory is touched.
+            unsafe {
+                let v = _mm256_max_ps(v[0], v[1]);
+                let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+                _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+            }
+        }
+    }
+
+    /// One operation on the vector.
+    macro_rules! whole {
+        ($f:ident, $($v:expr),+) => {
+            // SAFETY: an `Avx512` exists only where `detect` found AVX-512 F; no memory is touched.
+            unsafe { $f($($v),+) }
+        };
+    }
+
+    impl Avx512 {
+        #[inline(always)]
+        fn split(v: __m512) -> [__m256; 2] {
+            let high = whole!(_mm512_shuffle_f32x4, v, v);
+            // SAFETY: AVX-512 F was detected; no memory is touched.
+            unsafe { [_mm512_castps512_ps256(v), _mm512_castps512_ps256(high)] }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn _mm512_shuffle_f32x4(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller has AVX-512 F; no memory is touched. Lanes 8..16 come to the front.
+        unsafe { std::arch::x86_64::_mm512_shuffle_f32x4::<0b01_00_11_10>(a, b) }
+    }
+
+    impl Simd for Avx512 {
+        type V = __m512;
+        const SUMS: usize = 16;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            whole!(_mm512_set1_ps, x)
+        }
+        #[inline(always)]
+        fn load(self, from: &[f32; LANES]) -> Self::V {
+            // SAFETY: AVX-512 F was detected; the load is the array.
+            unsafe { _mm512_loadu_ps(from.as_ptr()) }
+        }
+        #[inline(always)]
+        fn store(self, v: Self::V, to: &mut [f32; LANES]) {
+            // SAFETY: AVX-512 F was detected; the store is the array.
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
+        }
+        #[inline(always)]
+        fn load_f16(self, from: &[f16; LANES]) -> Self::V {
+            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the load is the array.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
+            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the store is the array.
+            unsafe {
+                let bits = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v);
+                _mm256_storeu_si256(to.as_mut_ptr().cast(), bits);
+            }
+        }
+        #[inline(always)]
+        fn add(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_add_ps, a, b)
+        }
+        #[inline(always)]
+        fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_sub_ps, a, b)
+        }
+        #[inline(always)]
+        fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_mul_ps, a, b)
+        }
+        #[inline(always)]
+        fn div(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_div_ps, a, b)
+        }
+        #[inline(always)]
+        fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+            whole!(_mm512_fmadd_ps, a, b, c)
+        }
+        #[inline(always)]
+        fn max(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_max_ps, a, b)
+        }
+        #[inline(always)]
+        fn min(self, a: Self::V, b: Self::V) -> Self::V {
+            whole!(_mm512_min_ps, a, b)
+        }
+        #[inline(always)]
+        fn round(self, a: Self::V) -> Self::V {
+            // SAFETY: AVX-512 F was detected; no memory is touched. Immediate 0: to the nearest integer, ties to even.
+            unsafe { _mm512_roundscale_ps::<0>(a) }
+        }
+        #[inline(always)]
+        fn scale2(self, a: Self::V, n: Self::V) -> Self::V {
+            // SAFETY: AVX-512 F was detected; no memory is touched.
+            let factor = unsafe {
+                let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+            };
+            self.mul(a, factor)
+        }
+        #[inline(always)]
+        fn reduce_add(self, v: Self::V) -> f32 {
+            self.0.reduce_add(Self::split(v))
+        }
+        #[inline(always)]
+        fn reduce_max(self, v: Self::V) -> f32 {
+            self.0.reduce_max(Self::split(v))
+        }
+    }
+}
+
+/// An instruction set chosen at run time.
+#[derive(Clone, Copy)]
+pub enum Level {
+    /// Any processor.
+    Portable(Portable),
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    /// AVX-512 F.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Level {
+    /// The level that goes with `kernels`.
+    pub fn of(kernels: Kernels) -> Self {
+        let level = match kernels.isa() {
+            Isa::Portable => None,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect().map(Self::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Avx512::detect().map(Self::Avx512),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => None,
+        };
+        level.unwrap_or(Self::Portable(Portable))
+    }
+}
+
+/// Defines `$name(level, args)`, which runs the generic `$body(simd, args)` compiled for the level.
+///
+/// `$body` must be `#[inline(always)]`: only then is it compiled with the instructions of its caller.
+macro_rules! vectorize {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident = $body:path, ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {
+        $(#[$meta])*
+        #[allow(unsafe_code)] // the two calls below, whose proof stands there
+        $vis fn $name(level: $crate::backend::cpu::simd::Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2(simd: $crate::backend::cpu::simd::Avx2, $($arg: $ty),*) $(-> $ret)? {
+                $body(simd, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+            fn avx512(simd: $crate::backend::cpu::simd::Avx512, $($arg: $ty),*) $(-> $ret)? {
+                $body(simd, $($arg),*)
+            }
+            match level {
+                $crate::backend::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
+                // SAFETY: the token is made only where these features were detected.
+                #[cfg(target_arch = "x86_64")]
+                $crate::backend::cpu::simd::Level::Avx2(simd) => unsafe { avx2(simd, $($arg),*) },
+                // SAFETY: the token is made only where these features were detected.
+                #[cfg(target_arch = "x86_64")]
+                $crate::backend::cpu::simd::Level::Avx512(simd) => unsafe { avx512(simd, $($arg),*) },
+            }
+        }
+    };
+}
+pub(crate) use vectorize;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Every level this processor has.
+    pub(crate) fn levels() -> Vec<(&'static str, Level)> {
+        let mut levels = vec![("portable", Level::Portable(Portable))];
+        #[cfg(target_arch = "x86_64")]
+        {
+            levels.extend(Avx2::detect().map(|s| ("avx2", Level::Avx2(s))));
+            levels.extend(Avx512::detect().map(|s| ("avx512", Level::Avx512(s))));
+        }
+        levels
+    }
+
+    #[inline(always)]
+    fn exp_lanes<S: Simd>(s: S, x: &mut [f32; LANES]) {
+        let v = s.load(x);
+        s.store(s.exp(v), x);
+    }
+    vectorize!(fn exp16 = exp_lanes, (x: &mut [f32; LANES]));
+
+    #[inline(always)]
+    fn sums<S: Simd>(s: S, x: &[f32; LANES]) -> (f32, f32) {
+        (s.reduce_add(s.load(x)), s.reduce_max(s.load(x)))
+    }
+    vectorize!(fn reduce16 = sums, (x: &[f32; LANES]) -> (f32, f32));
+
+    #[inline(always)]
+    fn halves<S: Simd>(s: S, bits: &[f16; LANES]) -> ([f32; LANES], [f16; LANES]) {
+        let mut wide = [0.0; LANES];
+        s.store(s.load_f16(bits), &mut wide);
+        let mut back = [f16::ZERO; LANES];
+        s.store_f16(s.load(&wide), &mut back);
+        (wide, back)
+    }
+    vectorize!(fn halves16 = halves, (bits: &[f16; LANES]) -> ([f32; LANES], [f16; LANES]));
+
+    #[test]
+    fn exp_is_within_two_units_on_every_level() {
+        for (name, level) in levels() {
+            for i in (-8_700_000i32..=8_800_000).step_by(997) {
+                let x = i as f32 * 1e-5;
+                let mut lanes = [x; LANES];
+                exp16(level, &mut lanes);
+                let want = f64::from(x).exp();
+                // Half a unit is 2^-24 of the value at most at the low end of a binade; two units are 2^-22.
+                assert!((f64::from(lanes[3]) - want).abs() <= want * 2f64.powi(-22), "{name} exp({x})");
+            }
+            let mut ends = [f32::NEG_INFINITY; LANES];
+            ends[1] = f32::NAN;
+            ends[2] = 1e30;
+            exp16(level, &mut ends);
+            assert!(
+                ends[0] > 0.0 && ends[0] < 1.7e-38 && ends[1].is_nan() && ends[2].is_finite(),
+                "{name} {ends:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn reductions_agree_bit_for_bit() {
+        let x: [f32; LANES] = std::array::from_fn(|i| ((i * 7919 + 13) % 101) as f32 / 7.0 - 5.0);
+        let results: Vec<_> = levels().iter().map(|&(_, level)| reduce16(level, &x)).collect();
+        assert!(results.iter().all(|&r| r == results[0]), "{results:?}");
+        assert_eq!(results[0].1, x.iter().copied().fold(f32::MIN, f32::max));
+    }
+
+    #[test]
+    fn half_conversions_are_those_of_half_on_every_pattern() {
+        for (name, level) in levels() {
+            for first in (0..=u16::MAX).step_by(LANES) {
+                let bits: [f16; LANES] = std::array::from_fn(|i| f16::from_bits(first + i as u16));
+                let (wide, back) = halves16(level, &bits);
+                for (i, half) in bits.into_iter().enumerate() {
+                    if half.is_nan() {
+                        assert!(wide[i].is_nan() && back[i].is_nan(), "{name} {:#x}", half.to_bits());
+                    } else {
+                        assert_eq!(
+                            wide[i].to_bits(),
+                            half.to_f32().to_bits(),
+                            "{name} {:#x}",
+                            half.to_bits()
+                        );
+                        assert_eq!(back[i].to_bits(), half.to_bits(), "{name} {:#x}", half.to_bits());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! One step's batch, checked, and what all its layers share: places in the KV cache, rotary angles, attention tiles.
+
+use std::ops::Range;
+
+use super::attention::{ROWS_TILE_MAX, split_len};
+use super::kv::{KvPlace, KvPool};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, ModelDims, StepBatch};
+
+/// A checked batch. Kept between steps, so that its vectors are allocated once.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// Token of each row.
+    pub token_ids: Vec<u32>,
+    /// Position of each row.
+    pub positions: Vec<u32>,
+    /// Which page table each row has.
+    sequences: Vec<u32>,
+    page_tables: Vec<u32>,
+    page_table_stride: usize,
+    /// Rows whose logits are wanted.
+    pub logits_rows: Vec<u32>,
+    /// Where each row's key and value go.
+    pub places: Vec<KvPlace>,
+    /// Runs of rows of one sequence that attention takes together.
+    pub tiles: Vec<Range<usize>>,
+    /// Every row's splits, rising: (row, split).
+    pub splits: Vec<(u32, u32)>,
+}
+
+impl Step {
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// The page table of a row's sequence.
+    pub fn pages(&self, row: usize) -> &[u32] {
+        let start = self.sequences[row] as usize * self.page_table_stride;
+        &self.page_tables[start..start + self.page_table_stride]
+    }
+
+    /// Tokens that a row attends to: its own position and all before.
+    pub fn len(&self, row: usize) -> usize {
+        self.positions[row] as usize + 1
+    }
+
+    /// Takes over `batch` after checking it, and gives memory to the pages that its rows write.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; the step is then empty.
+    pub fn begin(
+        &mut self,
+        batch: &StepBatch<'_>,
+        dims: &ModelDims,
+        kv: &mut KvPool,
+    ) -> Result<(), BackendError> {
+        self.clear();
+        check_lengths(batch, dims)?;
+        self.token_ids.extend_from_slice(batch.token_ids);
+        self.positions.extend_from_slice(batch.positions);
+        self.sequences.extend_from_slice(batch.row_sequences);
+        self.page_tables.extend_from_slice(batch.page_tables);
+        self.page_table_stride = batch.page_table_stride;
+        self.logits_rows.extend_from_slice(batch.logits_rows);
+        let placed = self.place_rows(kv);
+        if placed.is_err() {
+            self.clear();
+            return placed;
+        }
+        self.cut_tiles(dims);
+        Ok(())
+    }
+
+    /// Makes the step empty.
+    pub fn clear(&mut self) {
+        self.token_ids.clear();
+        self.positions.clear();
+        self.sequences.clear();
+        self.page_tables.clear();
+        self.logits_rows.clear();
+        self.places.clear();
+        self.tiles.clear();
+        self.splits.clear();
+    }
+
+    /// Finds each row's place, checks all pages that it reads, gives memory to those that are written.
+    fn place_rows(&mut self, kv: &mut KvPool) -> Result<(), BackendError> {
+        for row in 0..self.rows() {
+            let position = self.positions[row] as usize;
+            let (index, token) = (position / KV_PAGE_TOKENS, position % KV_PAGE_TOKENS);
+            let page = *self
+                .pages(row)
+                .get(index)
+                .ok_or(BackendError::Batch("a position past the end of its page table"))?;
+            let place = KvPlace { page, token: token as u32 };
+            kv.materialise(page)?;
+            self.places.push(place);
+        }
+        // A sequence's last row in the step reads the most; its earlier rows read a part of that.
+        for row in 0..self.rows() {
+            let last = self.sequences.get(row + 1) != Some(&self.sequences[row]);
+            let pages = self.len(row).div_ceil(KV_PAGE_TOKENS);
+            if last && !self.pages(row)[..pages].iter().all(|&page| kv.is_used(page)) {
+                return Err(BackendError::Batch("a row attends to a KV page that was never written"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tiles hold rows that stand together, of one sequence and one split length, at most as many as fill a tile.
+    fn cut_tiles(&mut self, dims: &ModelDims) {
+        let group = dims.n_heads / dims.n_kv_heads;
+        let rows_max = (ROWS_TILE_MAX / group).max(1);
+        let mut start = 0;
+        for row in 0..self.rows() {
+            let len = split_len(self.len(row));
+            self.splits.extend((0..self.len(row).div_ceil(len)).map(|split| (row as u32, split as u32)));
+            let next = row + 1;
+            let together = next < self.rows()
+                && self.sequences[next] == self.sequences[row]
+                && split_len(self.len(next)) == len
+                && next - start < rows_max;
+            if !together {
+                self.tiles.push(start..next);
+                start = next;
+            }
+        }
+    }
+}
+
+fn check_lengths(batch: &StepBatch<'_>, dims: &ModelDims) -> Result<(), BackendError> {
+    let refuse = |why| Err(BackendError::Batch(why));
+    let rows = batch.token_ids.len();
+    if rows == 0 || rows > dims.rows_max {
+        return refuse("no rows, or more than the model was opened for");
+    }
+    if batch.positions.len() != rows || batch.row_sequences.len() != rows {
+        return refuse("token ids, positions and sequences differ in number");
+    }
+    if batch.token_ids.iter().any(|&id| id as usize >= dims.vocab) {
+        return refuse("a token id outside the vocabulary");
+    }
+    if batch.page_table_stride == 0 || !batch.page_tables.len().is_multiple_of(batch.page_table_stride) {
+        return refuse("page tables are not whole");
+    }
+    let sequences = batch.page_tables.len() / batch.page_table_stride;
+    if batch.row_sequences.iter().any(|&s| s as usize >= sequences) {
+        return refuse("a row of a sequence without page table");
+    }
+    if batch.logits_rows.len() > dims.logits_rows_max {
+        return refuse("more rows with logits than the model was opened for");
+    }
+    if batch.logits_rows.iter().any(|&r| r as usize >= rows) {
+        return refuse("logits of a row that the step does not have");
+    }
+    if !batch.logits_rows.is_sorted_by(|a, b| a < b) {
+        return refuse("rows with logits do not rise");
+    }
+    check_order(batch)
+}
+
+/// Positions of a sequence rise from row to row. A sequence's rows need not stand together.
+fn check_order(batch: &StepBatch<'_>) -> Result<(), BackendError> {
+    let mut order: Vec<usize> = (0..batch.row_sequences.len()).collect();
+    order.sort_by_key(|&row| batch.row_sequences[row]); // stable: rows of a sequence keep their order
+    let falls = |w: &[usize]| {
+        batch.row_sequences[w[0]] == batch.row_sequences[w[1]]
+            && batch.positions[w[0]] >= batch.positions[w[1]]
+    };
+    if order.windows(2).any(falls) {
+        return Err(BackendError::Batch("positions of a sequence do not rise"));
+    }
+    Ok(())
+}
