@@ -137,9 +137,14 @@ pub enum TokenizerError {
 
 /// The first 64 bytes of `text`, for an error.
 pub(super) fn excerpt(text: &str) -> String {
-    let mut end = text.len().min(64);
+    text[..floor_char_boundary(text, 64)].to_owned()
+}
+
+/// The end of the last character of `text` that ends within `limit` bytes.
+pub(super) fn floor_char_boundary(text: &str, limit: usize) -> usize {
+    let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    text[..end].to_owned()
+    end
 }

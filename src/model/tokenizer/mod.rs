@@ -136,7 +136,7 @@ impl Tokenizer {
             }
             Fragment::Text(mut text) => {
                 while !text.is_empty() {
-                    let (part, rest) = text.split_at(text.floor_char_boundary(TEXT_BYTES_MAX));
+                    let (part, rest) = text.split_at(error::floor_char_boundary(text, TEXT_BYTES_MAX));
                     self.encode_part(part, at_start, &mut ids);
                     (text, at_start) = (rest, false);
                 }

@@ -1,0 +1,81 @@
+//! The rendering process, from its first instruction to its exit code.
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use rustix::process::{Resource, Rlimit, Signal};
+
+use super::environment::{Failure, render};
+use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, TemplateRequest};
+
+/// Exit codes: standard output holds the text with 0, and with the others why there is none.
+pub(super) mod exit {
+    pub const SYNTAX: u8 = 65;
+    pub const REFUSED: u8 = 66;
+    pub const FAILED: u8 = 67;
+    pub const OUT_OF_STEPS: u8 = 68;
+    pub const OUTPUT_TOO_LONG: u8 = 69;
+    pub const REQUEST: u8 = 70;
+    pub const CONFINEMENT: u8 = 71;
+}
+
+/// Longest message about a failure, in bytes.
+pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 10;
+
+/// Renders the request on standard input; for the subcommand [`super::SUBCOMMAND`] only. Nothing else may have run in the
+/// process: it gives up memory, files and time for good.
+pub fn child_main() -> ExitCode {
+    let (code, text) = match confine() {
+        Ok(()) => answer(),
+        Err(error) => (exit::CONFINEMENT, format!("the process could not be confined: {error}")),
+    };
+    let written = io::stdout().lock().write_all(text.as_bytes());
+    ExitCode::from(if written.is_ok() { code } else { exit::REQUEST })
+}
+
+/// Takes away all but memory, a little time and the three open pipes.
+fn confine() -> rustix::io::Result<()> {
+    let limit = |resource, most: u64| {
+        rustix::process::setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
+    };
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+    rustix::thread::set_no_new_privs(true)?;
+    limit(Resource::Core, 0)?;
+    limit(Resource::Fsize, 0)?;
+    limit(Resource::Nofile, 0)?;
+    limit(Resource::Nproc, 0)?;
+    limit(Resource::Cpu, CPU_SECONDS_MAX)?;
+    limit(Resource::As, MEMORY_MIB_MAX << 20)
+}
+
+fn answer() -> (u8, String) {
+    let mut request = Vec::new();
+    // One byte more than may be, to tell a request that is too long from one that is not.
+    let read = io::stdin().lock().take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut request);
+    let request = match read {
+        Ok(bytes) if bytes > REQUEST_BYTES_MAX => {
+            return (exit::REQUEST, "the request is too long".to_owned());
+        }
+        Ok(_) => serde_json::from_slice::<TemplateRequest>(&request).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let failure = match request {
+        Ok(request) => match render(&request) {
+            Ok(text) => return (0, text),
+            Err(failure) => failure,
+        },
+        Err(message) => return (exit::REQUEST, message),
+    };
+    let (code, mut message) = match failure {
+        Failure::Syntax(message) => (exit::SYNTAX, message),
+        Failure::Refused(message) => (exit::REFUSED, message),
+        Failure::Failed(message) => (exit::FAILED, message),
+        Failure::OutOfSteps => (exit::OUT_OF_STEPS, String::new()),
+        Failure::OutputTooLong => (exit::OUTPUT_TOO_LONG, String::new()),
+    };
+    while message.len() > MESSAGE_BYTES_MAX {
+        message.pop();
+    }
+    (code, message)
+}

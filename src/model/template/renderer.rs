@@ -1,0 +1,298 @@
+//! The daemon's side: starts the rendering process, talks to it, and ends it in time.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use super::child::{MESSAGE_BYTES_MAX, exit};
+use super::{
+    CPU_SECONDS_MAX, MEMORY_MIB_MAX, OUTPUT_BYTES_MAX, REQUEST_BYTES_MAX, SOURCE_BYTES_MAX, SUBCOMMAND,
+    TemplateError, TemplateRequest,
+};
+
+/// Rendering processes at once: together they take at most 1 GiB.
+const RUNNING_MAX: usize = 4;
+
+/// Bytes of standard error that are looked at.
+const STDERR_BYTES_MAX: usize = 4 << 10;
+
+/// Renders templates in processes of `program`. Shared by reference between threads.
+#[derive(Debug)]
+pub struct Renderer {
+    program: PathBuf,
+    deadline: Duration,
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Renderer {
+    /// A renderer that starts `program` (a `rocmforged`) and gives each rendering 5 s from request to text, which is more
+    /// than twice the processor time it may take.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        let deadline = Duration::from_secs(5);
+        Self { program: program.into(), deadline, running: Mutex::new(0), ended: Condvar::new() }
+    }
+
+    /// A renderer that starts the running program again, also after its file was replaced; only for `rocmforged` itself.
+    pub fn of_this_program() -> Self {
+        Self::new("/proc/self/exe")
+    }
+
+    /// The same with another deadline.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The text of a conversation. Blocks for about 3 ms, and for the deadline at most: not for runtime threads.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn render(&self, request: &TemplateRequest) -> Result<String, TemplateError> {
+        let bytes = request.template.len();
+        if bytes > SOURCE_BYTES_MAX {
+            return Err(TemplateError::SourceTooLong { bytes, limit: SOURCE_BYTES_MAX });
+        }
+        let request = serde_json::to_vec(request)
+            .map_err(|error| process_error("given its request", io::Error::other(error)))?;
+        if request.len() > REQUEST_BYTES_MAX {
+            let limit = REQUEST_BYTES_MAX;
+            return Err(TemplateError::RequestTooLong { bytes: request.len(), limit });
+        }
+        let end = Instant::now() + self.deadline;
+        let _turn = self.turn(end)?;
+        let mut process = Process::start(&self.program)?;
+        let outcome = process.talk(&request, end);
+        let status = process.end(outcome.is_ok())?;
+        match outcome? {
+            Ended::Itself => self.verdict(status, &process.stdout, &process.stderr),
+            Ended::OutputTooLong => Err(TemplateError::OutputTooLong { limit: OUTPUT_BYTES_MAX }),
+            Ended::Deadline => Err(self.too_slow()),
+        }
+    }
+
+    /// Waits until another process may be started.
+    fn turn(&self, end: Instant) -> Result<Turn<'_>, TemplateError> {
+        let mut running = self.running.lock();
+        while *running >= RUNNING_MAX {
+            if self.ended.wait_until(&mut running, end).timed_out() && *running >= RUNNING_MAX {
+                let waited_ms = u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
+                return Err(TemplateError::Busy { running: *running, waited_ms });
+            }
+        }
+        *running += 1;
+        Ok(Turn(self))
+    }
+
+    fn verdict(&self, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Result<String, TemplateError> {
+        let text = String::from_utf8_lossy(stdout);
+        let message = text.chars().take(MESSAGE_BYTES_MAX).collect();
+        let code = match status.code() {
+            Some(0) => return Ok(text.into_owned()),
+            code => code.and_then(|code| u8::try_from(code).ok()),
+        };
+        Err(match code {
+            Some(exit::SYNTAX) => TemplateError::Syntax { message },
+            Some(exit::REFUSED) => TemplateError::Refused { message },
+            Some(exit::FAILED) => TemplateError::Failed { message },
+            Some(exit::OUT_OF_STEPS) => TemplateError::TooSlow { limit: "its number of steps".to_owned() },
+            Some(exit::OUTPUT_TOO_LONG) => TemplateError::OutputTooLong { limit: OUTPUT_BYTES_MAX },
+            Some(exit::REQUEST | exit::CONFINEMENT) => {
+                TemplateError::Process { action: "made ready", source: io::Error::other(text.into_owned()) }
+            }
+            _ => self.death(status, stderr),
+        })
+    }
+
+    /// Why it died without a word of its own.
+    fn death(&self, status: ExitStatus, stderr: &[u8]) -> TemplateError {
+        const CPU: [Option<i32>; 2] = [Some(Signal::XCPU.as_raw()), Some(Signal::KILL.as_raw())];
+        let stderr = String::from_utf8_lossy(stderr);
+        // What Rust says when the allocator has nothing, and when a size is past what it could ever have.
+        if stderr.contains("memory allocation of") || stderr.contains("capacity overflow") {
+            return TemplateError::OutOfMemory { limit_mib: MEMORY_MIB_MAX };
+        }
+        if CPU.contains(&status.signal()) {
+            return TemplateError::TooSlow { limit: format!("{CPU_SECONDS_MAX} s of processor time") };
+        }
+        TemplateError::Died { status: status.to_string() }
+    }
+
+    fn too_slow(&self) -> TemplateError {
+        TemplateError::TooSlow { limit: format!("{} ms", self.deadline.as_millis()) }
+    }
+}
+
+/// One of the processes that may run at once.
+struct Turn<'a>(&'a Renderer);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.running.lock() -= 1;
+        self.0.ended.notify_one();
+    }
+}
+
+/// How the talk with a process ended.
+enum Ended {
+    /// It closed its pipes and exited.
+    Itself,
+    OutputTooLong,
+    Deadline,
+}
+
+/// A rendering process. It is killed and waited for when dropped.
+struct Process {
+    child: Child,
+    exited: OwnedFd,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Process {
+    fn start(program: &PathBuf) -> Result<Self, TemplateError> {
+        let started = |source| process_error("started", source);
+        let mut child = Command::new(program)
+            .arg(SUBCOMMAND)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(started)?;
+        match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(exited) => Ok(Self { child, exited, stdout: Vec::new(), stderr: Vec::new() }),
+            Err(error) => {
+                // Nothing is known of it yet but that it is ours.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(started(error.into()))
+            }
+        }
+    }
+
+    /// Writes the request and reads both outputs until they end and the process has exited, or until `end`.
+    fn talk(&mut self, request: &[u8], end: Instant) -> Result<Ended, TemplateError> {
+        let mut stdin = self.child.stdin.take();
+        let (mut stdout, mut stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        for pipe in [
+            stdin.as_ref().map(AsFd::as_fd),
+            stdout.as_ref().map(AsFd::as_fd),
+            stderr.as_ref().map(AsFd::as_fd),
+        ] {
+            let Some(pipe) = pipe else { continue };
+            rustix::fs::fcntl_setfl(pipe, OFlags::NONBLOCK)
+                .map_err(|error| process_error("talked to", error.into()))?;
+        }
+        let mut rest = request;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Ended::Deadline);
+            }
+            let exited = self.wait_ready(stdin.as_ref(), &stdout, &stderr, left)?;
+            if write_some(&mut stdin, &mut rest).map_err(|error| process_error("written to", error))? {
+                stdin = None;
+            }
+            let read = |error| process_error("read from", error);
+            if read_some(&mut stdout, &mut self.stdout, OUTPUT_BYTES_MAX).map_err(read)? {
+                return Ok(Ended::OutputTooLong);
+            }
+            // More than is looked at is read all the same, lest it wait for us, and forgotten.
+            while read_some(&mut stderr, &mut self.stderr, STDERR_BYTES_MAX).map_err(read)? {
+                self.stderr.truncate(STDERR_BYTES_MAX);
+            }
+            if exited && stdout.is_none() && stderr.is_none() {
+                return Ok(Ended::Itself);
+            }
+        }
+    }
+
+    /// Waits for a pipe to be ready or the process to exit; true when it has.
+    fn wait_ready<I: AsFd, O: AsFd, E: AsFd>(
+        &self,
+        stdin: Option<&I>,
+        stdout: &Option<O>,
+        stderr: &Option<E>,
+        left: Duration,
+    ) -> Result<bool, TemplateError> {
+        let mut fds = Vec::with_capacity(4);
+        fds.push(PollFd::new(&self.exited, PollFlags::IN));
+        fds.extend(stdin.map(|pipe| PollFd::new(pipe, PollFlags::OUT)));
+        fds.extend(stdout.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        fds.extend(stderr.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        // Once it has exited, what is left in the pipes is there at once.
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+            Err(error) => Err(process_error("waited for", error.into())),
+        }
+    }
+
+    /// Ends the process unless it has exited, and takes its status.
+    fn end(&mut self, talked: bool) -> Result<ExitStatus, TemplateError> {
+        let waited = |error| process_error("waited for", error);
+        if talked && let Some(status) = self.child.try_wait().map_err(waited)? {
+            return Ok(status);
+        }
+        self.child.kill().map_err(waited)?;
+        self.child.wait().map_err(waited)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A process that was waited for already is left alone by both.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes what fits; true when there is no more to write or nobody to read it.
+fn write_some(stdin: &mut Option<ChildStdin>, rest: &mut &[u8]) -> io::Result<bool> {
+    let Some(pipe) = stdin else { return Ok(false) };
+    loop {
+        match pipe.write(rest) {
+            Ok(bytes) => *rest = &rest[bytes..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        if rest.is_empty() {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads what is there, and closes the pipe at its end; true when `into` holds more than `limit`.
+fn read_some<R: Read>(pipe: &mut Option<R>, into: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
+    let mut buffer = [0; 8 << 10];
+    while let Some(reader) = pipe {
+        match reader.read(&mut buffer) {
+            Ok(0) => *pipe = None,
+            Ok(bytes) => into.extend_from_slice(&buffer[..bytes]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+        if into.len() > limit {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn process_error(action: &'static str, source: io::Error) -> TemplateError {
+    TemplateError::Process { action, source }
+}
