@@ -10,12 +10,14 @@
 //! - f32 activations: 16 lanes, lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros), then
 //!   lanes l and l+8, l+4, l+2, l+1 are added.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod portable;
 
 use std::ops::Range;
 
 use super::activations::ActivationView;
-use super::isa::Kernels;
+use super::isa::{Isa, Kernels};
 use super::quant::{self, GroupKind};
 use crate::backend::Activations;
 use crate::tensor::DType;
@@ -118,7 +120,12 @@ impl<'a> MatrixView<'a> {
 
     /// The bytes of row `index`. Panics past the last row.
     pub fn row(&self, index: usize) -> &'a [u8] {
-        &self.bytes[index * self.row_bytes..][..self.row_bytes]
+        self.rows_bytes(index, 1)
+    }
+
+    /// The bytes of `count` rows from `first` on. Panics past the last row.
+    fn rows_bytes(&self, first: usize, count: usize) -> &'a [u8] {
+        &self.bytes[first * self.row_bytes..][..count * self.row_bytes]
     }
 }
 
@@ -127,6 +134,8 @@ impl<'a> MatrixView<'a> {
 pub struct MatmulScratch {
     /// Weight rows expanded to f32.
     values: Vec<f32>,
+    #[cfg(target_arch = "x86_64")]
+    avx512: avx512::Scratch,
 }
 
 impl MatmulScratch {
@@ -173,9 +182,13 @@ impl Kernels {
             Activations::Int8 => GroupKind::of(weight.dtype),
             Activations::F32 => None,
         };
-        match int8 {
-            Some(kind) => portable::int8(weight, rows, acts, kind, out),
-            None => portable::float(weight, rows, acts, scratch, out),
+        match (self.isa(), int8) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Vnni, Some(_)) => avx512::int8(self, weight, rows, acts, scratch, out),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Vnni, None) => avx512::float(self, weight, rows, acts, scratch, out),
+            (_, Some(kind)) => portable::int8(weight, rows, acts, kind, out),
+            (_, None) => portable::float(weight, rows, acts, scratch, out),
         }
         Ok(())
     }

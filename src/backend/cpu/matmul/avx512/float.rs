@@ -1,0 +1,190 @@
+//! f32 activations: 16 columns per vector, sums of several weight rows and activation rows at once.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::{MatmulScratch, MatrixView, Output};
+use crate::backend::cpu::activations::ActivationView;
+use crate::backend::cpu::isa::{Isa, Kernels};
+use crate::backend::cpu::quant::dequantize_row;
+use crate::tensor::DType;
+
+/// Weight rows of a tile.
+const ROWS: usize = 4;
+/// Most activation rows of a tile: ROWS * TILE sums leave registers for the operands.
+const TILE: usize = 6;
+
+/// A weight type that converts to f32 in registers.
+trait Float {
+    const BYTES: usize;
+
+    /// The values that `mask` names of the 16 at `p`, others 0.
+    ///
+    /// # Safety
+    /// The processor has the features; `p` may be read for the values named by `mask`.
+    unsafe fn load(p: *const u8, mask: u16) -> __m512;
+}
+
+struct F32;
+struct F16;
+struct Bf16;
+
+impl Float for F32 {
+    const BYTES: usize = 4;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn load(p: *const u8, mask: u16) -> __m512 {
+        // SAFETY: the caller vouches for the masked values; masked-out ones are not read.
+        unsafe { _mm512_maskz_loadu_ps(mask, p.cast()) }
+    }
+}
+
+impl Float for F16 {
+    const BYTES: usize = 2;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn load(p: *const u8, mask: u16) -> __m512 {
+        // SAFETY: as for F32.
+        _mm512_cvtph_ps(unsafe { _mm256_maskz_loadu_epi16(mask, p.cast()) })
+    }
+}
+
+impl Float for Bf16 {
+    const BYTES: usize = 2;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn load(p: *const u8, mask: u16) -> __m512 {
+        // SAFETY: as for F32.
+        let bits = _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, p.cast()) });
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+    }
+}
+
+/// Weight rows of a tile (equal pointers where there are fewer), and activation rows from `acts` on.
+#[derive(Clone, Copy)]
+struct Tile {
+    weights: [*const u8; ROWS],
+    cols: usize,
+    acts: *const f32,
+    stride: usize,
+}
+
+/// Any weights, f32 activations. Shapes were checked.
+pub(in super::super) fn float(
+    kernels: Kernels,
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    scratch: &mut MatmulScratch,
+    out: Output<'_>,
+) {
+    debug_assert!(kernels.isa() == Isa::Avx512Vnni);
+    let cols = weight.cols();
+    for at in (0..rows.len()).step_by(ROWS) {
+        let count = (rows.len() - at).min(ROWS);
+        let row = |i: usize| rows.start + at + i.min(count - 1);
+        let mut weights: [*const u8; ROWS] = std::array::from_fn(|i| weight.row(row(i)).as_ptr());
+        let dtype = match weight.dtype() {
+            plain @ (DType::F32 | DType::F16 | DType::BF16) => plain,
+            quantised => {
+                scratch.values.resize(ROWS * cols, 0.0);
+                for (i, values) in scratch.values.chunks_exact_mut(cols).enumerate().take(count) {
+                    // The type and the length were checked when the matrix was made.
+                    if dequantize_row(quantised, weight.row(row(i)), values).is_err() {
+                        values.fill(f32::NAN);
+                    }
+                }
+                weights = std::array::from_fn(|i| scratch.values[i.min(count - 1) * cols..].as_ptr().cast());
+                DType::F32
+            }
+        };
+        for m in (0..acts.rows()).step_by(TILE) {
+            let n = (acts.rows() - m).min(TILE);
+            let x = acts.values[m * acts.stride..][..(n - 1) * acts.stride + acts.stride].as_ptr();
+            let tile = Tile { weights, cols, acts: x, stride: acts.stride };
+            let mut sums = [[0.0; TILE]; ROWS];
+            // SAFETY: `Kernels` of this level exist only after detection. Each weight pointer has a row of `cols`
+            // values behind it, `acts` `n` rows of `stride` values, which is `cols` rounded up to 32.
+            unsafe {
+                match dtype {
+                    DType::F16 => multiply_n::<F16>(n, tile, &mut sums),
+                    DType::BF16 => multiply_n::<Bf16>(n, tile, &mut sums),
+                    _ => multiply_n::<F32>(n, tile, &mut sums),
+                }
+            }
+            for (i, sums) in sums.iter().enumerate().take(count) {
+                for (j, sum) in sums.iter().enumerate().take(n) {
+                    out.values[(m + j) * out.stride + at + i] = *sum;
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`multiply`] with `N = n`.
+unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; TILE]; ROWS]) {
+    // SAFETY: the caller's promise is this function's.
+    unsafe {
+        match n {
+            1 => multiply::<T, 1>(tile, sums),
+            2 => multiply::<T, 2>(tile, sums),
+            3 => multiply::<T, 3>(tile, sums),
+            4 => multiply::<T, 4>(tile, sums),
+            5 => multiply::<T, 5>(tile, sums),
+            _ => multiply::<T, TILE>(tile, sums),
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the features; each of `tile.weights` points at `cols` values of the type, `tile.acts` at `N` rows
+/// of `stride` floats, at least `cols` rounded up to 16 and zero beyond `cols`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; TILE]; ROWS]) {
+    let mut acc = [[_mm512_setzero_ps(); N]; ROWS];
+    let full = tile.cols / 16 * 16;
+    for k in (0..full).step_by(16) {
+        // SAFETY: 16 values from `k` on are in each row.
+        unsafe { step::<T, N>(tile, k, u16::MAX, &mut acc) };
+    }
+    if full < tile.cols {
+        // SAFETY: the mask keeps to the values there are; activation rows are padded.
+        unsafe { step::<T, N>(tile, full, (1 << (tile.cols - full)) - 1, &mut acc) };
+    }
+    for (acc, sums) in acc.iter().zip(sums) {
+        for (acc, sum) in acc.iter().zip(sums) {
+            *sum = add_lanes(*acc);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn step<T: Float, const N: usize>(tile: Tile, k: usize, mask: u16, acc: &mut [[__m512; N]; ROWS]) {
+    let mut w = [_mm512_setzero_ps(); ROWS];
+    for (w, p) in w.iter_mut().zip(tile.weights) {
+        // SAFETY: the caller vouches for the masked values from `k` on.
+        *w = unsafe { T::load(p.wrapping_add(k * T::BYTES), mask) };
+    }
+    for n in 0..N {
+        // SAFETY: row `n` holds 16 values from `k` on.
+        let x = unsafe { _mm512_loadu_ps(tile.acts.wrapping_add(n * tile.stride + k)) };
+        for (w, acc) in w.iter().zip(acc.iter_mut()) {
+            acc[n] = _mm512_fmadd_ps(*w, x, acc[n]);
+        }
+    }
+}
+
+/// Lanes l and l+8, then l+4, l+2, l+1.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add_lanes(v: __m512) -> f32 {
+    let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
