@@ -46,7 +46,10 @@ pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), Client
             Err(Failed::Absent(error)) => (absent_deadline, pause, Err(error)),
             Err(Failed::Passing(error)) => (deadline, pause, Err(error)),
         };
-        if Instant::now() + wait >= give_up {
+        // A pause that the daemon asked for is kept or not begun; our own is cut so that one attempt comes at the end.
+        let left = give_up.saturating_duration_since(Instant::now());
+        let asked = error.is_ok() && wait > left;
+        if left.is_zero() || asked {
             return Err(error.unwrap_or_else(|error| ClientError::Unavailable {
                 socket: options.socket.clone(),
                 reason: error.to_string(),
@@ -54,7 +57,7 @@ pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), Client
                 waited_ms: start.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
             }));
         }
-        std::thread::sleep(wait);
+        std::thread::sleep(wait.min(left));
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }

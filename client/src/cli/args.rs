@@ -16,21 +16,23 @@ Exit codes:
 Errors go to standard error: a name, what happened, what to do; with --json as one object
 {\"error\":{\"name\",\"code\",\"message\",\"retryable\",\"retry_after_ms\",\"detail\"}}.";
 
+const COMMON: &str = "Options of all commands";
+
 /// Asks the rocmforged inference daemon.
 #[derive(Debug, Parser)]
 #[command(name = "rocmforge-client", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Arguments {
     /// The daemon's socket [default: /run/rocmforge/api.sock]
-    #[arg(long, global = true, env = rocmforge_client::SOCKET_VARIABLE, value_name = "PATH")]
+    #[arg(long, global = true, help_heading = COMMON, env = rocmforge_client::SOCKET_VARIABLE, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Print one JSON object instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = COMMON)]
     pub json: bool,
     /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
-    #[arg(long, global = true, value_name = "UID")]
+    #[arg(long, global = true, help_heading = COMMON, value_name = "UID")]
     pub server_uid: Vec<u32>,
     /// Give up connecting after this time
-    #[arg(long = "connect-timeout", global = true, value_name = "MS", default_value_t = 2000)]
+    #[arg(long = "connect-timeout", global = true, help_heading = COMMON, value_name = "MS", default_value_t = 2000)]
     pub connect_timeout_ms: u64,
     /// What to ask.
     #[command(subcommand)]
@@ -106,13 +108,13 @@ Examples:
   git diff | rocmforge-client run coder - --chat --system 'Write a commit message.'
   rocmforge-client run MODEL --ids '1, 403, 407' --temperature 0 --json | jq .ids
 
-Sampling defaults are those that users of llama.cpp know: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05. With
---temperature 0 the most likely token is taken each time.
+Sampling defaults are those that users of llama.cpp know: temperature 0.8, top-k 40, top-p 0.95,
+min-p 0.05. With --temperature 0 the most likely token is taken each time.
 
---json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation, max_tokens, context_full,
-stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed, timings {queue, load, prefill, decode} in
-milliseconds, and with --logprobs one {logprob, top: [{id, logprob}]} for each of ids. Where the request was cancelled,
-seed, usage and timings are null.";
+--json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
+max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed,
+timings {queue, load, prefill, decode} in milliseconds, and with --logprobs one
+{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage and timings are null.";
 
 /// Generate text.
 #[derive(Debug, Args)]
@@ -156,7 +158,7 @@ pub struct RunArguments {
     #[arg(long)]
     pub ignore_eog: bool,
     /// Tell the log-probabilities of this many most likely tokens with each token, 0 to 20
-    #[arg(long, default_value_t = 0, value_name = "N", requires = "json")]
+    #[arg(long, default_value_t = 0, value_name = "N")]
     pub logprobs: u32,
     /// Fail after this time, waiting included; 0: never
     #[arg(long, default_value_t = 0, value_name = "MS")]

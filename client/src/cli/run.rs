@@ -25,6 +25,9 @@ struct Answer {
 }
 
 pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<ExitCode, Failure> {
+    if arguments.logprobs > 0 && !output.json {
+        return Err(Failure::usage("--logprobs prints nothing without --json: give both"));
+    }
     let mut request = request(arguments)?;
     request.model = model_named(client, &arguments.model)?;
     let start = Instant::now();

@@ -1,0 +1,293 @@
+//! Bytes that lie: nothing panics, nothing allocates out of proportion, nothing invalid is taken.
+
+#![allow(clippy::panic, clippy::unwrap_used)] // tests
+
+mod allocator;
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::fmt::Debug;
+
+use allocator::peak_of;
+use common::{Largest, Random, Smallest, filled};
+use proptest::prelude::*;
+use rocmforge_client::wire::*;
+
+/// Runs a generic check for every message of the protocol.
+macro_rules! for_every_message {
+    ($check:ident) => {
+        for_every_message!($check:
+            Cancel, Credit, PingRequest, PingReply, InfoRequest, InfoReply, ListRequest, ListReply, ShowRequest, ShowReply,
+            LoadRequest, LoadReply, UnloadRequest, UnloadReply, PsRequest, PsReply, StatusRequest, StatusReply,
+            TokenizeRequest, TokenizeReply, DetokenizeRequest, DetokenizeReply, GenerateRequest, GenerateItem, GenerateEnd,
+            FailRequest, WireError)
+    };
+    ($check:ident: $($message:ident),+) => { $($check::<$message>();)+ };
+}
+
+fn samples<T: Message>() -> impl Iterator<Item = T> {
+    let ends = [filled(&mut Smallest), filled(&mut Largest)];
+    ends.into_iter().chain((0..200).map(|seed| filled(&mut Random(seed))))
+}
+
+fn round_trips<T: Message + PartialEq + Debug>() {
+    for (number, message) in samples::<T>().enumerate() {
+        let bytes = encode(&message).unwrap();
+        assert_eq!(decode::<T>(&bytes).unwrap(), message, "{} sample {number}", T::NAME);
+    }
+}
+
+#[test]
+fn every_message_comes_back_as_it_was() {
+    for_every_message!(round_trips);
+}
+
+fn refuses_every_other_length<T: Message + PartialEq + Debug>() {
+    for message in samples::<T>().take(20) {
+        let mut bytes = encode(&message).unwrap();
+        for len in 0..bytes.len() {
+            assert!(decode::<T>(&bytes[..len]).is_err(), "{} cut to {len} of {}", T::NAME, bytes.len());
+        }
+        bytes.push(0);
+        let error = decode::<T>(&bytes).unwrap_err();
+        assert!(matches!(error, CodecError::TrailingBytes { .. }), "{}: {error}", T::NAME);
+        assert_eq!(error.code(), ErrorCode::BadPayload);
+    }
+}
+
+#[test]
+fn a_message_cut_short_or_followed_by_bytes_is_refused() {
+    for_every_message!(refuses_every_other_length);
+}
+
+/// For a count that is a lie the decoder reserves at most 1 MiB, once on each level of lists in lists; the deepest are
+/// the bytes of an extension of an entry.
+const LIE_BYTES: usize = 3 << 20;
+
+/// Elements of an extension take 10 bytes on the wire and 32 in memory, and a growing list is copied: twice that and the
+/// old half of it.
+const TIMES_PAYLOAD: usize = 10;
+
+fn lying_counts_are_cheap<T: Message>() {
+    const LIES: [u64; 8] = [1, 0xffff, (1 << 20) - 1, 1 << 20, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX];
+    for message in samples::<T>().take(8) {
+        let good = encode(&message).unwrap();
+        for at in 0..good.len().saturating_sub(7) {
+            for lie in LIES {
+                let mut bytes = good.clone();
+                bytes[at..at + 8].copy_from_slice(&lie.to_le_bytes());
+                let peak = peak_of(|| decode::<T>(&bytes));
+                let allowed = LIE_BYTES + TIMES_PAYLOAD * bytes.len() + 1024;
+                assert!(peak <= allowed, "{}: {peak} bytes for {lie:#x} at {at}", T::NAME);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_count_that_lies_allocates_little() {
+    for_every_message!(lying_counts_are_cheap);
+}
+
+/// Bytes a lying count makes the decoder reserve, seen to be there: the bound above is not empty.
+#[test]
+fn the_allocator_counts() {
+    assert_eq!(peak_of(|| vec![0u8; 5000]), 5000);
+    let lie = 0xffff_u64.to_le_bytes();
+    assert!(peak_of(|| decode::<TokenizeReply>(&lie)) >= 0xffff);
+}
+
+#[test]
+fn the_largest_payload_of_many_small_entries_is_bounded() {
+    let entries = (PAYLOAD_BYTES_MAX - 8) / 10;
+    let mut bytes = u64::from(entries).to_le_bytes().to_vec();
+    bytes.resize(8 + 10 * entries as usize, 0);
+    let peak = peak_of(|| {
+        let error = decode::<Cancel>(&bytes).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::LimitExceeded);
+    });
+    assert!(peak <= TIMES_PAYLOAD * bytes.len(), "{peak}");
+}
+
+#[test]
+fn a_header_of_any_length_allocates_nothing() {
+    for len in [PAYLOAD_BYTES_MAX + 1, 1 << 30, u32::MAX] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&len.to_le_bytes());
+        let mut outcome = None;
+        assert_eq!(peak_of(|| outcome = Some(FrameHeader::parse(&bytes, PAYLOAD_BYTES_MAX))), 0);
+        assert_eq!(outcome, Some(Err(HeaderError::TooLong { len, max: PAYLOAD_BYTES_MAX })));
+    }
+}
+
+#[test]
+fn a_payload_over_the_limit_is_refused_before_decoding() {
+    let error = decode::<PingRequest>(&vec![0; PAYLOAD_BYTES_MAX as usize + 1]).unwrap_err();
+    assert_eq!(error, CodecError::TooLong { bytes: PAYLOAD_BYTES_MAX as usize + 1, max: PAYLOAD_BYTES_MAX });
+}
+
+#[test]
+fn extensions_that_must_be_understood_fail_and_others_pass() {
+    let with = |ext| encode_unchecked(&Cancel { ext });
+    assert!(decode::<Cancel>(&with(vec![(5, vec![1]), (6, vec![])])).is_ok());
+    let error = decode::<Cancel>(&with(vec![(EXT_CRITICAL | 5, vec![1])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UnknownExtension);
+    let error = decode::<Cancel>(&with(vec![(5, vec![1]), (5, vec![])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::BadPayload);
+    let error = decode::<Cancel>(&with(vec![(5, vec![0; limits::EXT_BYTES_MAX + 1])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::LimitExceeded);
+    let nested = ModelSummary { ext: vec![(EXT_CRITICAL, vec![])], ..filled(&mut Smallest) };
+    let list = ListReply { models: vec![nested], ext: vec![] };
+    assert!(matches!(encode(&list), Err(CodecError::Field(Violation::UnknownExtension { .. }))));
+}
+
+/// `Cancel` by hand, without the checks of [`encode`].
+fn encode_unchecked(cancel: &Cancel) -> Vec<u8> {
+    let mut bytes = (cancel.ext.len() as u64).to_le_bytes().to_vec();
+    for (key, value) in &cancel.ext {
+        bytes.extend(key.to_le_bytes());
+        bytes.extend((value.len() as u64).to_le_bytes());
+        bytes.extend(value);
+    }
+    bytes
+}
+
+#[test]
+fn each_field_has_its_own_limit() {
+    let long = |bytes| "x".repeat(bytes);
+    let generate = || GenerateRequest::new("m", Prompt::Text("p".into()));
+    let check = |request: GenerateRequest, field: &str| match encode(&request) {
+        Err(CodecError::Field(Violation::TooLong { field: found, .. })) => assert_eq!(found, field),
+        other => panic!("{field}: {other:?}"),
+    };
+    check(GenerateRequest { model: long(256), ..generate() }, "model");
+    check(GenerateRequest { stop: vec![long(257)], ..generate() }, "stop");
+    check(GenerateRequest { stop: vec![long(1); 17], ..generate() }, "stop");
+    check(GenerateRequest { prompt: Prompt::Text(long(limits::TEXT_BYTES_MAX + 1)), ..generate() }, "Text");
+    check(GenerateRequest { prompt: Prompt::Ids(vec![0; limits::IDS_MAX + 1]), ..generate() }, "Ids");
+    let role = ChatMessage { role: long(65), content: String::new() };
+    check(GenerateRequest { prompt: Prompt::Chat(vec![role]), ..generate() }, "role");
+    let largest = GenerateRequest {
+        prompt: Prompt::Text(long(limits::TEXT_BYTES_MAX)),
+        model: long(limits::NAME_BYTES_MAX),
+        ..generate()
+    };
+    assert!(encode(&largest).is_ok(), "the largest text fits a frame");
+}
+
+#[test]
+fn errors_are_cut_to_fit() {
+    let mut error = WireError::new(ErrorCode::Internal, &"é".repeat(400));
+    for number in 0..20 {
+        error = error.with_detail(&"k".repeat(300), "v".repeat(5000 + number));
+    }
+    assert_eq!(error.message.len(), limits::ERROR_BYTES_MAX);
+    assert!(encode(&error).unwrap().len() <= PAYLOAD_BYTES_MAX as usize);
+    assert_eq!(cut_text("aé", 2), "a");
+    assert_eq!(cut_text("é", 1), "");
+}
+
+#[test]
+fn versions_are_agreed_on_or_refused_by_name() {
+    let offer = ServerOffer { minor: 3, ..ServerOffer::default() };
+    let hello =
+        |min_major, max_major, minor| ClientHello { min_major, max_major, minor, ..ClientHello::new("t") };
+    let agreed = |hello: &ClientHello| {
+        let answer = offer.answer(hello);
+        (answer.status, answer.major, answer.minor)
+    };
+    assert_eq!(agreed(&hello(1, 1, 9)), (0, 1, 3), "a later minor: the server's");
+    assert_eq!(agreed(&hello(1, 1, 2)), (0, 1, 2), "an earlier minor: the client's");
+    assert_eq!(agreed(&hello(0, 7, 5)), (0, 1, 0), "the minor of another major says nothing");
+    assert_eq!(agreed(&hello(2, 7, 0)), (ErrorCode::UnsupportedMajor as u16, 0, 0));
+    assert_eq!(agreed(&hello(0, 0, 0)), (ErrorCode::UnsupportedMajor as u16, 0, 0));
+    let answer = offer.answer(&ClientHello { features: FEATURE_CHECKSUM | 1 << 9, ..hello(1, 1, 0) });
+    assert_eq!((answer.features, answer.features_unknown), (FEATURE_CHECKSUM, 1 << 9));
+    let small = ClientHello { max_frame: PAYLOAD_BYTES_MIN, ..hello(1, 1, 0) };
+    assert_eq!(offer.answer(&small).limits.max_frame, PAYLOAD_BYTES_MIN);
+    let smaller = ClientHello { max_frame: PAYLOAD_BYTES_MIN - 1, ..small };
+    assert_eq!(offer.answer(&smaller).status, ErrorCode::LimitExceeded as u16);
+}
+
+#[test]
+fn a_hello_with_a_bad_name_or_range_is_refused() {
+    let good = ClientHello::new("näme").to_bytes().unwrap();
+    assert_eq!(ClientHello::parse(&good).unwrap().name, "näme");
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good;
+        bytes[at] = byte;
+        ClientHello::parse(&bytes).unwrap_err()
+    };
+    assert!(matches!(changed(0, b'X'), HelloError::NotProtocol { .. }));
+    assert_eq!(changed(4, 2), HelloError::BadRange { min_major: 2, max_major: 1 });
+    assert_eq!(changed(10, 65), HelloError::BadName, "longer than the field");
+    assert_eq!(changed(11, 0xff), HelloError::BadName, "much longer");
+    assert_eq!(changed(10, 2), HelloError::BadName, "ends inside a character");
+    assert_eq!(changed(24, 0x1b), HelloError::BadName, "a control character");
+    assert_eq!(changed(87, 1), HelloError::BadName, "not zeros after it");
+    assert_eq!(ClientHello::new(&"\u{7}é".repeat(50)).name, "é".repeat(32));
+}
+
+#[test]
+fn every_field_of_a_header_is_checked() {
+    let good = encode_frame(1, Op::Ping, Flags::CRC, PAYLOAD_BYTES_MAX, &PingRequest::default()).unwrap();
+    let (header, payload) = good.split_first_chunk::<HEADER_BYTES>().unwrap();
+    let parse = |at: usize, byte: u8| {
+        let mut bytes = *header;
+        bytes[at] = byte;
+        FrameHeader::parse(&bytes, PAYLOAD_BYTES_MAX)
+    };
+    assert_eq!(parse(10, 4), Err(HeaderError::UnknownFlags { bits: 4 }));
+    assert_eq!(parse(11, 5), Err(HeaderError::TooManyDescriptors { n_fds: 5 }));
+    assert!(matches!(parse(10, 0), Err(HeaderError::StrayChecksum { .. })));
+    for at in [4, 8, 11, 12] {
+        let changed = parse(at, header[at] ^ 1).unwrap();
+        assert!(matches!(changed.check_payload(payload), Err(HeaderError::BadChecksum { .. })), "byte {at}");
+    }
+    assert!(FrameHeader::parse(header, payload.len() as u32 - 1).is_err(), "over the agreed limit");
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz_frame(&bytes);
+    }
+
+    #[test]
+    fn no_change_of_a_good_frame_panics(seed: u64, at: prop::sample::Index, byte: u8, count in 0usize..4) {
+        let mut random = Random(seed);
+        let request: GenerateRequest = filled(&mut random);
+        let mut frame = encode_frame(1, Op::Generate, Flags::NONE, PAYLOAD_BYTES_MAX, &request).unwrap();
+        for step in 0..count {
+            let index = (at.index(frame.len()) + step * 7919) % frame.len();
+            frame[index] = byte;
+        }
+        fuzz_frame(&frame);
+    }
+
+    #[test]
+    fn a_header_that_parses_has_the_same_bytes_again(bytes: [u8; HEADER_BYTES]) {
+        if let Ok(header) = FrameHeader::parse(&bytes, u32::MAX) {
+            prop_assert_eq!(header.to_bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_server_hello_has_the_same_bytes_again(bytes in prop::collection::vec(any::<u8>(), SERVER_HELLO_BYTES)) {
+        let mut bytes: [u8; SERVER_HELLO_BYTES] = bytes.try_into().unwrap();
+        prop_assert!(bytes[..4] == MAGIC || ServerHello::parse(&bytes).is_err());
+        bytes[..4].copy_from_slice(&MAGIC);
+        prop_assert_eq!(ServerHello::parse(&bytes).unwrap().to_bytes(), bytes);
+    }
+
+    #[test]
+    fn a_payload_that_decodes_encodes_to_the_same_bytes(seed: u64, at: prop::sample::Index, byte: u8) {
+        // One value, one encoding: a changed byte is refused or changes the value.
+        let mut bytes = encode(&filled::<GenerateItem>(&mut Random(seed))).unwrap();
+        let index = at.index(bytes.len());
+        bytes[index] = byte;
+        if let Ok(item) = decode::<GenerateItem>(&bytes) {
+            prop_assert_eq!(encode(&item).unwrap(), bytes);
+        }
+    }
+}

@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Decodes the kept frames, from PROTOCOL.md alone: shares no code with the implementation, needs no package.
+
+    decode.py check DIR          decode each DIR/*.hex and compare every field with its .json
+    decode.py mutate DIR         change each byte of each frame and demand that the comparison fails
+    decode.py document FILE      compare the field tables below with those of PROTOCOL.md
+    decode.py show FILE.hex      print what a frame or hello says
+"""
+
+import json
+import pathlib
+import struct
+import sys
+import zlib
+
+# Section 7, one message after the other: `struct NAME: field type limits; ...` or `enum NAME: number variant content; ...`.
+TABLES = """
+struct Cancel: ext Ext
+struct Credit: items u32; ext Ext
+struct PingRequest: payload [u8] PING; ext Ext
+struct PingReply: payload [u8] PING; ext Ext
+struct FailRequest: code u16; ext Ext
+struct WireError: code u16; retryable bool; retry_after_ms u32; message string ERROR; detail [DetailEntry] DETAILS;
+    ext Ext
+struct DetailEntry: key string LABEL; value string VALUE
+struct InfoRequest: ext Ext
+struct InfoReply: version string LABEL; ops [OpInfo] OPS; limits Limits; ext Ext
+struct OpInfo: op u16; name string LABEL
+struct Limits: frame_bytes_max u32; streams_max u32; fds_max u32; initial_credit u32; context_tokens_max u32;
+    stop_texts_max u32; stop_text_bytes_max u32; top_logprobs_max u32; ext Ext
+struct ListRequest: ext Ext
+struct ListReply: models [ModelSummary] MODELS; ext Ext
+struct ModelSummary: name string NAME; state ModelState; file_bytes u64; architecture string LABEL; sequences u32;
+    reason string VALUE; ext Ext
+enum ModelState: 0 Registered; 1 Mapped; 2 Draining; 3 Poisoned; 4 Unusable
+struct ShowRequest: model string NAME; full bool; skip_metadata u32; skip_tensors u32; ext Ext
+struct ShowReply: summary ModelSummary; gguf_version u32; parameters u64; weight_bytes u64; context_length u32;
+    hidden u32; layers u32; heads u32; kv_heads u32; head_dim u32; ffn u32; vocab u32; tokenizer string LABEL;
+    chat_template bool; end_of_generation [u32] ENDS; types [TypeCount] ENTRIES; metadata_total u32; tensors_total
+    u32; metadata [MetadataEntry] ENTRIES; tensors [TensorEntry] ENTRIES; ext Ext
+struct TypeCount: dtype string LABEL; tensors u32; bytes u64
+struct MetadataEntry: key string KEY; kind string LABEL; value string VALUE
+struct TensorEntry: name string LABEL; dtype string LABEL; dims [u64] DIMS; offset_bytes u64; bytes u64
+struct LoadRequest: name string NAME; by_descriptor bool; request_id u128; ext Ext
+struct LoadReply: summary ModelSummary; mapped_now bool; elapsed_us u64; ext Ext
+struct UnloadRequest: name string NAME; request_id u128; ext Ext
+struct UnloadReply: was_mapped bool; draining_sequences u32; ext Ext
+struct TokenizeRequest: model string NAME; text string TEXT; add_special bool; parse_special bool; ext Ext
+struct TokenizeReply: ids [u32] IDS; ext Ext
+struct DetokenizeRequest: model string NAME; ids [u32] IDS; show_special bool; ext Ext
+struct DetokenizeReply: text string TEXT; ext Ext
+struct GenerateRequest: model string NAME; prompt Prompt; max_tokens u32; sampling SamplingOptions; stop [string]
+    STOPS STOP; ignore_eog bool; timeout_ms u32; request_id u128; ext Ext
+enum Prompt: 0 Text string TEXT; 1 Ids [u32] IDS; 2 Chat [ChatMessage] CHAT
+struct ChatMessage: role string ROLE; content string TEXT
+struct SamplingOptions: temperature f32; top_k u32; top_p f32; min_p f32; seed u64?; top_logprobs u32
+struct GenerateItem: ids [u32] IDS; text string TEXT; logprobs [TokenLogprob] IDS; prompt_ids [u32] IDS; ext Ext
+struct TokenLogprob: logprob f32; top [TopToken] TOP
+struct TopToken: id u32; logprob f32
+struct GenerateEnd: stop_reason StopReason; text string TEXT; usage Usage; timings Timings; seed u64; ext Ext
+enum StopReason: 0 EndOfGeneration; 1 MaxTokens; 2 ContextFull; 3 StopText
+struct Usage: prompt_tokens u32; generated_tokens u32
+struct Timings: queue_us u64; load_us u64; prefill_us u64; decode_us u64
+struct PsRequest: ext Ext
+struct PsReply: sequences [SequenceEntry] SEQUENCES; ext Ext
+struct SequenceEntry: id u64; uid u32; model string NAME; state SequenceState; prompt_tokens u32; prefilled_tokens
+    u32; generated_tokens u32; max_tokens u32; kv_pages u32; age_ms u64; queue_position u32; ext Ext
+enum SequenceState: 0 Queued; 1 Prefill; 2 Decode; 3 Stalled
+struct StatusRequest: ext Ext
+struct StatusReply: version string LABEL; uptime_ms u64; pid u32; draining bool; connections u32; models_mapped u32;
+    devices [DeviceStatus] DEVICES; rss_anon_bytes u64; rss_file_bytes u64; ext Ext
+struct DeviceStatus: kind string LABEL; device string LABEL; isa string LABEL; threads u32; activations string
+    LABEL; kv_type string LABEL; sequences_running u32; sequences_queued u32; kv_pages_used u32; kv_pages_max u32;
+    kv_bytes u64; steps u64; rows u64; decode_rows u64; prefill_rows u64; sequences_done u64; sequences_failed u64;
+    tensors_loaded u64; tensor_hits u64; device_bytes u64; step_sequences u64; ext Ext
+"""
+
+# Section 6: requests by op, and what their `Reply` is.
+REQUESTS = {
+    1: ("Cancel", None), 2: ("Credit", None), 16: ("PingRequest", "PingReply"), 17: ("InfoRequest", "InfoReply"),
+    18: ("ListRequest", "ListReply"), 19: ("ShowRequest", "ShowReply"), 20: ("LoadRequest", "LoadReply"),
+    21: ("UnloadRequest", "UnloadReply"), 22: ("PsRequest", "PsReply"), 23: ("StatusRequest", "StatusReply"),
+    24: ("TokenizeRequest", "TokenizeReply"), 25: ("DetokenizeRequest", "DetokenizeReply"),
+    26: ("GenerateRequest", None), 27: ("FailRequest", None),
+}
+REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
+ANSWERS = {ITEM: "GenerateItem", END: "GenerateEnd", ERROR: "WireError"}
+MORE, CRC = 1, 2
+
+# Section 2: offsets follow from the sizes. A number n stands for n bytes.
+HELLOS = {
+    "ClientHello": "magic 4; min_major u16; max_major u16; minor u16; name_len u16; max_frame u32; features u64; name 64",
+    "ServerHello": "magic 4; status u16; major u16; minor u16; min_major u16; max_major u16; max_minor u16; features u64; "
+    "features_unknown u64; max_frame u32; max_streams u32; initial_credit u32; retry_after_ms u32; server_id 16; boot_id 16",
+}
+
+# Section 9.
+PAYLOAD_MAX, FDS_MAX = 1048576, 4
+LIMITS = {
+    "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
+    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "OPS": 1024,
+    "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
+}
+CRITICAL = 0x8000
+
+
+class Bad(Exception):
+    """The bytes break a rule, or do not say what they should."""
+
+
+def need(holds, why):
+    if not holds:
+        raise Bad(why)
+
+
+def parse_tables(text):
+    """{name: ("struct" or "enum", [(first word, second word, rest)...])}"""
+    tables = {}
+    for entry in " ".join(text.split()).replace(" struct ", "\nstruct ").replace(" enum ", "\nenum ").splitlines():
+        head, fields = entry.split(":", 1)
+        kind, name = head.split()
+        tables[name] = (kind, [tuple(field.split()) for field in fields.split(";")])
+    return tables
+
+
+SHAPES = parse_tables(TABLES)
+
+
+class Reader:
+    """Takes values off a payload."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, count):
+        need(count <= len(self.data) - self.at, f"{count} bytes at {self.at} reach past the end")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, size):
+        return int.from_bytes(self.take(size), "little")
+
+    def count(self, limit, what):
+        count = self.number(8)
+        need(count <= limit, f"{count} {what}, at most {limit}")
+        return count
+
+    def value(self, kind, limits=()):
+        if kind in ("u8", "u16", "u32", "u64", "u128"):
+            return self.number(int(kind[1:]) // 8)
+        if kind == "f32":
+            return struct.unpack("<f", self.take(4))[0]
+        if kind == "bool":
+            return bool(self.choice(2))
+        if kind == "string":
+            try:
+                return self.take(self.count(LIMITS[limits[0]], "bytes")).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Bad(str(error)) from error
+        if kind.endswith("?"):
+            return self.value(kind[:-1], limits) if self.choice(2) else None
+        if kind.startswith("["):
+            count = self.count(LIMITS[limits[0]], "elements")
+            return [self.value(kind[1:-1], limits[1:]) for _ in range(count)]
+        if kind == "Ext":
+            return self.extensions()
+        return self.shape(kind)
+
+    def choice(self, count):
+        byte = self.number(1)
+        need(byte < count, f"{byte} where 0 or 1 is expected")
+        return byte
+
+    def extensions(self):
+        pairs = [[self.number(2), list(self.take(self.count(LIMITS["EXT"], "bytes")))]
+                 for _ in range(self.count(LIMITS["EXTS"], "extensions"))]
+        keys = [key for key, _ in pairs]
+        need(len(set(keys)) == len(keys), "an extension comes twice")
+        need(not any(key & CRITICAL for key in keys), "an extension that must be understood")
+        return pairs
+
+    def shape(self, name):
+        kind, rows = SHAPES[name]
+        if kind == "struct":
+            return {field: self.value(kind, limits) for field, kind, *limits in rows}
+        number = self.number(4)
+        for row_number, variant, *content in rows:
+            if int(row_number) == number:
+                return {variant: self.value(content[0], content[1:])} if content else variant
+        raise Bad(f"{name} has no variant {number}")
+
+
+def decode_payload(message, data):
+    reader = Reader(data)
+    value = reader.shape(message)
+    need(reader.at == len(data), f"{len(data) - reader.at} bytes after the message")
+    return value
+
+
+def decode_frame(message, data):
+    need(len(data) >= 16, "no whole header")
+    length, stream, op, flags, n_fds, crc = struct.unpack("<IIHBBI", data[:16])
+    payload = data[16:]
+    need(length <= PAYLOAD_MAX, "a frame too long")
+    need(length == len(payload), f"{len(payload)} bytes of payload, the header says {length}")
+    need(flags & ~(MORE | CRC) == 0, f"unknown flags {flags:#x}")
+    need(n_fds <= FDS_MAX, f"{n_fds} descriptors")
+    need(bool(flags & MORE) == (op == ITEM), "MORE belongs to Item")
+    need(crc == (zlib.crc32(data[:12] + payload) if flags & CRC else 0), "the checksum is wrong")
+    replies = [reply for _, reply in REQUESTS.values() if reply]
+    fits = message in replies if op == REPLY else message == ANSWERS.get(op, REQUESTS.get(op, [None])[0])
+    need(fits, f"op {op:#x} does not carry {message}")
+    header = {"len": length, "stream": stream, "op": op, "flags": flags, "n_fds": n_fds, "crc_or_zero": crc}
+    return {"message": message, "header": header, "payload": decode_payload(message, payload)}
+
+
+def decode_hello(message, data):
+    value = {"message": message}
+    reader = Reader(data)
+    for field in HELLOS[message].split(";"):
+        name, kind = field.split()
+        value[name] = reader.number(int(kind[1:]) // 8) if kind[0] == "u" else reader.take(int(kind))
+    need(reader.at == len(data), "bytes after the hello")
+    need(value["magic"] == b"RFG1", "other first bytes")
+    value["magic"] = "RFG1"
+    if message == "ClientHello":
+        need(value["name_len"] <= 64 and not any(value["name"][value["name_len"] :]), "a bad name")
+        try:
+            value["name"] = value["name"][: value["name_len"]].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Bad(str(error)) from error
+    else:
+        value["server_id"], value["boot_id"] = list(value["server_id"]), list(value["boot_id"])
+    return value
+
+
+def decode(message, data):
+    return decode_hello(message, data) if message in HELLOS else decode_frame(message, data)
+
+
+def same(found, expected):
+    """Equal in every field, both ways; floats by their bits, since JSON writes f32 in decimal."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return list(found) == list(expected) and all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(found, float) and isinstance(expected, float):
+        return struct.pack("<f", found) == struct.pack("<f", expected)
+    return type(found) is type(expected) and found == expected
+
+
+def agrees(data, expected):
+    """Why the bytes do not say what is expected; None where they do."""
+    try:
+        found = decode(expected["message"], data)
+    except Bad as error:
+        return str(error)
+    return None if same(found, expected) else "another value"
+
+
+def kept(folder):
+    for path in sorted(pathlib.Path(folder).glob("*.hex")):
+        data = bytes.fromhex(path.read_text())
+        yield path.name, data, json.loads(path.with_suffix(".json").read_text("utf-8"))
+
+
+def check(folder):
+    count = 0
+    for name, data, expected in kept(folder):
+        why = agrees(data, expected)
+        need(why is None, f"{name}: {why}")
+        count += 1
+    print(f"{count} frames agree")
+
+
+def mutate(folder):
+    count = 0
+    for name, data, expected in kept(folder):
+        need(agrees(data, expected) is None, f"{name}: wrong before any change")
+        for at in range(len(data)):
+            for change in (0x01, 0x80):
+                changed = bytearray(data)
+                changed[at] ^= change
+                need(agrees(bytes(changed), expected) is not None, f"{name}: byte {at} ^ {change:#x} is not seen")
+            count += 1
+    print(f"{count} bytes, each change is seen")
+
+
+def document(path):
+    """The page writes a field a line; the tables above separate them by semicolons."""
+    text = pathlib.Path(path).read_text("utf-8")
+    entries = []
+    for block in text.split("```fields\n")[1:]:
+        for line in block.split("```")[0].splitlines():
+            if line.startswith("  "):
+                entries[-1].append(line.strip())
+            else:
+                entries.append([line])
+    found = parse_tables(" ".join(f"{head}: {'; '.join(fields)}" for head, *fields in entries))
+    for name in {**found, **SHAPES}:
+        need(found.get(name) == SHAPES.get(name), f"{name}: the page and the decoder differ")
+    for name, limit in LIMITS.items():
+        need(f"| {name} | {limit} |" in text, f"limit {name}")
+    print(f"the document agrees: {len(found)} shapes")
+
+
+def show(path):
+    data = bytes.fromhex(pathlib.Path(path).read_text())
+    names = list(HELLOS) if data[:4] == b"RFG1" else [name for name in SHAPES if name.endswith(("Request", "Reply"))]
+    for name in names + ["Cancel", "Credit", "GenerateItem", "GenerateEnd", "WireError"]:
+        try:
+            print(json.dumps(decode(name, data), indent=2, ensure_ascii=False))
+        except Bad:
+            pass
+
+
+def main():
+    commands = {"check": check, "mutate": mutate, "document": document, "show": show}
+    if len(sys.argv) != 3 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    try:
+        commands[sys.argv[1]](sys.argv[2])
+    except Bad as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
