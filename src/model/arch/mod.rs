@@ -27,3 +27,6 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture { name: "llama"
 pub(super) fn supported() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|a| a.name).collect()
 }
+
+#[cfg(test)]
+mod tests;
