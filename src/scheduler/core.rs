@@ -77,7 +77,7 @@ impl Core {
     ) -> Self {
         let policy = Policy::new(limits(&options));
         let now = Instant::now();
-        let core = Self {
+        let mut core = Self {
             options,
             shared,
             factory,
@@ -134,22 +134,28 @@ impl Core {
         let now = Instant::now();
         self.expire(now);
         let admitted = self.admit(now);
+        let ended = !self.ended.is_empty();
+        self.report(admitted); // before the step, which may take seconds
         let step = self.policy.next_step();
-        let worked = admitted || step.is_some() || !self.ended.is_empty();
+        let worked = admitted || ended || step.is_some();
         if let Some(step) = step {
             self.step(step);
         }
         self.housekeep(now);
-        if !self.ended.is_empty() {
-            self.settle();
-        } else if admitted || !worked || self.published.elapsed() >= SNAPSHOT_AGE {
-            self.publish();
-            self.published = Instant::now();
-        }
+        self.report(!worked);
         if self.drain.is_some() && self.sequences.is_empty() {
             self.shared.drained.send_replace(true);
         }
         if worked { Turn::Worked } else { Turn::Idle }
+    }
+
+    /// Sends last events, and publishes a snapshot when there are any, when it is due or the last one is old.
+    fn report(&mut self, due: bool) {
+        if !self.ended.is_empty() {
+            self.settle();
+        } else if due || self.published.elapsed() >= SNAPSHOT_AGE {
+            self.publish();
+        }
     }
 
     /// Waits for a command, the next expiry or the next heartbeat.
@@ -353,17 +359,17 @@ impl Core {
     /// Takes a sequence out and gives its pages back. Its last event goes out with [`Core::settle`].
     fn end(&mut self, id: SequenceId, event: Event) {
         let Some(sequence) = self.sequences.remove(&id) else { return };
+        match event {
+            Event::Done(_) => self.counters.sequences_done += 1,
+            _ => self.counters.sequences_failed += 1,
+        }
+        self.ended.push((sequence, event)); // before the device is touched: a panic there must not swallow the event
         if let Some(removed) = self.policy.remove(id)
             && let Some(slot) = self.rooms.get(&removed.model).and_then(|r| r.slot)
             && !removed.pages.is_empty()
         {
             self.backend.release_pages(slot, &removed.pages);
         }
-        match event {
-            Event::Done(_) => self.counters.sequences_done += 1,
-            _ => self.counters.sequences_failed += 1,
-        }
-        self.ended.push((sequence, event));
     }
 
     /// Publishes a snapshot without the sequences that ended, then sends their last events.
@@ -387,7 +393,6 @@ impl Core {
             }
         }
         self.publish();
-        self.published = now;
         for (sequence, event) in ended {
             sequence.send(event);
         }
@@ -463,7 +468,8 @@ impl Core {
         opened
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.published = Instant::now();
         let sequences: Vec<_> = self
             .policy
             .views()

@@ -239,3 +239,6 @@ impl From<MapError> for JobError {
         Self::Model(Arc::new(source))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! Cancel, deadlines, slow readers, drain, limits, letting go.
+
+use super::*;
+
+#[test]
+fn a_cancelled_sequence_gives_its_pages_back() {
+    let rig = Rig::new(EngineOptions::default());
+    let mut asked = rig.ask(&prompt(1, 100), 3000);
+    asked.take(40);
+    rig.handle().cancel(asked.id);
+    assert!(matches!(asked.finish().error(), JobError::Cancelled));
+    rig.assert_empty();
+    rig.handle().cancel(SequenceId(999)); // unknown ones are ignored
+    rig.handle().credit(SequenceId(999), 1);
+    assert_eq!(rig.ask(&[1], 2).finish().ids.len(), 2);
+}
+
+#[test]
+fn a_reader_that_went_away_ends_its_sequence() {
+    let rig = Rig::new(EngineOptions::default());
+    let mut asked = rig.ask(&prompt(1, 10), 3000);
+    asked.take(2);
+    drop(asked);
+    assert!(rig.comes(|s| s.sequences.is_empty() && s.counters.sequences_failed == 1));
+    rig.assert_empty();
+}
+
+#[test]
+fn a_waiting_sequence_can_be_cancelled() {
+    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let mut first = rig.ask(&prompt(1, 10), 3000);
+    first.take(1);
+    let waiting = rig.ask(&prompt(2, 10), 5);
+    rig.handle().cancel(waiting.id);
+    assert!(matches!(waiting.finish().error(), JobError::Cancelled));
+    rig.handle().cancel(first.id);
+    assert!(first.finish().end.is_some());
+}
+
+#[test]
+fn deadlines_end_waiting_and_running_sequences() {
+    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let (mut job, mut running) = rig.job(&prompt(1, 10), 4000);
+    job.deadline = Some(Instant::now() + Duration::from_millis(200));
+    job.credit = 5;
+    rig.handle().submit(job).unwrap();
+    running.take(5);
+    let (mut job, waiting) = rig.job(&prompt(1, 10), 5);
+    job.deadline = Some(Instant::now() + Duration::from_millis(20));
+    rig.handle().submit(job).unwrap();
+    let waited = waiting.finish();
+    assert!(matches!(waited.error(), JobError::DeadlineExceeded { generated_tokens: 0 }), "{waited:?}");
+    let ran = running.finish();
+    assert!(matches!(ran.error(), JobError::DeadlineExceeded { generated_tokens: 5 }), "{ran:?}");
+    rig.assert_empty();
+}
+
+#[test]
+fn a_slow_reader_is_dropped() {
+    let rig = Rig::new(EngineOptions { slow_reader: Duration::from_millis(30), ..EngineOptions::default() });
+    let (mut job, asked) = rig.job(&prompt(1, 10), 50);
+    job.credit = 2;
+    rig.handle().submit(job).unwrap();
+    let answer = asked.finish();
+    assert_eq!(answer.ids, expected(&prompt(1, 10), 2));
+    assert!(matches!(answer.error(), JobError::SlowReader { .. }));
+    rig.assert_empty();
+}
+
+#[test]
+fn the_queue_has_an_end() {
+    let rig = Rig::new(EngineOptions { sequences_max: 1, queue_max: 2, ..EngineOptions::default() });
+    let first = rig.hold(&prompt(1, 3), 2);
+    assert!(rig.comes(|s| s.running_and_queued() == (1, 0)));
+    let waiting = [rig.ask(&prompt(2, 3), 2), rig.ask(&prompt(3, 3), 2)];
+    let (job, _asked) = rig.job(&prompt(4, 3), 2);
+    let error = rig.handle().submit(job).unwrap_err();
+    assert!(matches!(error, JobError::QueueFull { queued: 2, limit: 2 }), "{error}");
+    rig.handle().credit(first.id, 100);
+    assert_eq!(first.finish().ids.len(), 2);
+    for asked in waiting {
+        assert_eq!(asked.finish().ids.len(), 2);
+    }
+    assert_eq!(rig.ask(&prompt(4, 3), 2).finish().ids.len(), 2, "there is room again");
+}
+
+#[test]
+fn jobs_that_break_their_promises_are_refused() {
+    let rig = Rig::new(EngineOptions::default());
+    let check = |change: fn(&mut Job), want: &str| {
+        let (mut job, _asked) = rig.job(&prompt(1, 10), 5);
+        change(&mut job);
+        let text = rig.handle().submit(job).unwrap_err().to_string();
+        assert!(text.contains(want), "{text}");
+    };
+    check(|job| job.prompt.clear(), "no token");
+    check(|job| job.max_tokens = 0, "no token is asked for");
+    check(|job| job.context_tokens = 14, "longer than the context");
+    check(|job| job.max_tokens = u32::MAX, "longer than the context");
+    check(|job| job.prompt[3] = VOCAB as u32, "outside the vocabulary");
+    rig.control.allow(0);
+    let (first, asked) = rig.job(&prompt(1, 10), 5);
+    let (mut second, _again) = rig.job(&prompt(1, 10), 5);
+    second.id = first.id;
+    rig.handle().submit(first).unwrap();
+    assert!(matches!(rig.handle().submit(second), Err(JobError::Invalid(_))));
+    rig.control.release();
+    assert_eq!(asked.finish().ids.len(), 5);
+}
+
+#[test]
+fn a_full_context_is_told_from_a_reached_count() {
+    let rig = Rig::new(EngineOptions::default());
+    let (mut job, asked) = rig.job(&prompt(1, 10), 5);
+    job.context_tokens = 15;
+    rig.handle().submit(job).unwrap();
+    assert_eq!(asked.finish().outcome().reason, StopReason::ContextFull);
+}
+
+#[test]
+fn log_probabilities_come_when_asked_for() {
+    let rig = Rig::new(EngineOptions::default());
+    let (mut job, mut asked) = rig.job(&prompt(1, 10), 1);
+    job.sampling.top_logprobs = 2;
+    rig.handle().submit(job).unwrap();
+    let Some(Event::Tokens(batch)) = asked.events.blocking_recv() else { panic!("tokens come first") };
+    assert_eq!(batch.logprobs, [TokenLogprob { logprob: -0.5, top: vec![(0, -1.0), (1, -2.0)] }]);
+}
+
+#[test]
+fn a_drain_lets_what_runs_finish() {
+    let rig = Rig::new(EngineOptions { sequences_max: 1, ..EngineOptions::default() });
+    let running = rig.hold(&prompt(1, 10), 20);
+    let waiting = rig.ask(&prompt(2, 10), 20);
+    assert!(rig.comes(|s| s.running_and_queued() == (1, 1)));
+    rig.handle().drain(Instant::now() + Duration::from_secs(600));
+    let (job, _asked) = rig.job(&prompt(3, 10), 20);
+    assert!(matches!(rig.handle().submit(job), Err(JobError::Draining)));
+    rig.handle().credit(running.id, 100);
+    assert!(matches!(waiting.finish().error(), JobError::Draining));
+    assert_eq!(running.finish().ids, expected(&prompt(1, 10), 20));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(rig.handle().drained());
+    rig.assert_empty();
+}
+
+#[test]
+fn a_drain_ends_at_its_deadline_and_a_stop_at_once() {
+    let rig = Rig::new(EngineOptions::default());
+    let mut running = rig.ask(&prompt(1, 10), 4000);
+    running.take(2);
+    rig.handle().drain(Instant::now());
+    assert!(matches!(running.finish().error(), JobError::Draining));
+
+    let mut rig = Rig::new(EngineOptions::default());
+    let mut running = rig.ask(&prompt(1, 10), 4000);
+    running.take(2);
+    let handle = rig.handle();
+    rig.engine.take().unwrap().stop();
+    assert!(matches!(running.finish().error(), JobError::Draining));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handle.drained());
+}
+
+#[test]
+fn the_heart_beats_while_idle() {
+    let rig = Rig::new(EngineOptions::default());
+    let beat = rig.handle().heartbeat();
+    assert!(rig.comes(|_| rig.handle().heartbeat() > beat + 1));
+}
+
+#[test]
+fn an_idle_model_gives_its_room_back_and_keeps_its_tensors() {
+    let options = EngineOptions { idle_release: Duration::from_millis(20), ..EngineOptions::default() };
+    let rig = Rig::new(options);
+    assert_eq!(rig.ask(&prompt(1, 10), 3).finish().ids.len(), 3);
+    assert!(rig.comes(|s| s.kv_pages_max == 0));
+    assert_eq!(rig.control.holds().1, 0, "the slot is closed");
+    let loads = rig.control.loads().len();
+    assert_eq!(rig.ask(&prompt(2, 10), 3).finish().ids, expected(&prompt(2, 10), 3));
+    assert_eq!(rig.control.loads().len(), loads);
+}
+
+#[test]
+fn an_unloaded_model_goes_with_its_last_sequence() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.control.allow(1);
+    let asked = rig.ask(&prompt(1, 10), 20);
+    rig.control.wait_held();
+    rig.handle().model_gone(rig.model.id);
+    rig.control.release();
+    assert_eq!(asked.finish().ids, expected(&prompt(1, 10), 20));
+    assert_eq!(rig.control.holds().1, 0);
+    assert_eq!(Arc::strong_count(&rig.model), 1, "the engine holds nothing of it");
+    let loads = rig.control.loads().len();
+    assert_eq!(rig.ask(&prompt(2, 10), 3).finish().ids.len(), 3);
+    assert!(rig.control.loads().len() > loads, "its tensors had gone too");
+    rig.handle().model_gone(rig.model.id);
+    assert!(rig.comes(|s| s.kv_pages_max == 0) && rig.control.holds().1 == 0);
+}
+
+#[test]
+fn types_without_arithmetic_are_named() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.handle().check_plan(&rig.model.plan).unwrap();
+    let mut plan = rig.model.plan.clone();
+    let old = &plan.layers[2].up.weight;
+    let shape = crate::tensor::Shape::new(&[old.byte_len() / 2, 1]).unwrap();
+    let f16 = crate::tensor::DType::F16;
+    let halves = LazyTensor::new("blk.2.ffn_up.weight", f16, shape, old.range(), old.file().clone());
+    plan.layers[2].up.weight = halves.unwrap();
+    let text = rig.handle().check_plan(&plan).unwrap_err().to_string();
+    assert_eq!(text, "tensor blk.2.ffn_up.weight: type F16 is not supported by the fake backend");
+}
+
+use crate::tensor::LazyTensor;

@@ -1,0 +1,292 @@
+//! A backend whose next token is a hash of all tokens that the page tables lead to, in order of position.
+//!
+//! So a wrong page, position, row or sequence changes the answer, and what every sequence must get is computable
+//! without it ([`next_token`]). It also holds the engine to the order of units, and to pages that are not shared.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::backend::*;
+use crate::tensor::{DType, LazyTensor};
+
+/// FNV-1a over tokens and seed.
+pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
+    let words = tokens.iter().map(|&t| u64::from(t)).chain([seed]);
+    let hash = words.fold(0xcbf2_9ce4_8422_2325, |h: u64, w| (h ^ w).wrapping_mul(0x100_0000_01b3));
+    ((hash >> 20) % vocab as u64) as u32
+}
+
+/// What a test does to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    PanicInAttention,
+    PanicInAttentionAndClose,
+    PanicInRelease,
+    FailInHead,
+    FailInOpen,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    fault: Option<Fault>,
+    /// Tokens of every written page, by slot and page number; unwritten positions are `None`.
+    pages: HashMap<(u32, u32), [Option<u32>; KV_PAGE_TOKENS]>,
+    slots: HashMap<u32, ModelDims>,
+    slots_made: u32,
+    opened: u32,
+    loads: Vec<String>,
+    /// Steps wait until this many are allowed.
+    allowed: Option<u64>,
+    steps: u64,
+    /// The engine waits in `begin_step`.
+    held: bool,
+}
+
+/// The test's side of a fake device.
+#[derive(Clone, Debug, Default)]
+pub struct Control(Arc<(Mutex<State>, Condvar)>);
+
+impl Control {
+    pub fn factory(&self) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
+        let control = self.clone();
+        move || {
+            let mut state = control.0.0.lock();
+            state.opened += 1;
+            state.slots.clear();
+            state.pages.clear();
+            drop(state);
+            Ok(Box::new(Fake { control: control.clone(), step: None }))
+        }
+    }
+
+    pub fn fault(&self, fault: Fault) {
+        self.0.0.lock().fault = Some(fault);
+    }
+
+    /// Lets `steps` more steps run, then holds the engine in `begin_step`.
+    pub fn allow(&self, steps: u64) {
+        let mut state = self.0.0.lock();
+        state.allowed = Some(state.steps + steps);
+        state.held = false;
+        self.0.1.notify_all();
+    }
+
+    /// Waits until the engine is held before a step that is not allowed.
+    pub fn wait_held(&self) {
+        let mut state = self.0.0.lock();
+        while !state.held {
+            self.0.1.wait(&mut state);
+        }
+    }
+
+    pub fn release(&self) {
+        self.0.0.lock().allowed = None;
+        self.0.1.notify_all();
+    }
+
+    /// Pages that hold tokens, open slots, times the device was opened.
+    pub fn holds(&self) -> (usize, usize, u32) {
+        let state = self.0.0.lock();
+        (state.pages.len(), state.slots.len(), state.opened)
+    }
+
+    pub fn loads(&self) -> Vec<String> {
+        self.0.0.lock().loads.clone()
+    }
+
+    fn take(&self, faults: &[Fault]) -> Option<Fault> {
+        let mut state = self.0.0.lock();
+        match state.fault {
+            Some(fault) if faults.contains(&fault) => state.fault.take(),
+            _ => None,
+        }
+    }
+}
+
+struct Step {
+    slot: ModelSlot,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    sequences: Vec<u32>,
+    tables: Vec<u32>,
+    stride: usize,
+    logits: Vec<u32>,
+    /// Units seen, to hold the engine to their order.
+    units: Vec<&'static str>,
+}
+
+struct Fake {
+    control: Control,
+    step: Option<Step>,
+}
+
+impl Fake {
+    fn unit(&mut self, name: &'static str) -> Result<(), BackendError> {
+        let step = self.step.as_mut().ok_or(BackendError::Batch("no step"))?;
+        step.units.push(name);
+        Ok(())
+    }
+}
+
+impl Step {
+    fn page(&self, row: usize, position: u32) -> u32 {
+        let sequence = self.sequences[row] as usize;
+        self.tables[sequence * self.stride + position as usize / KV_PAGE_TOKENS]
+    }
+}
+
+impl Backend for Fake {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            kind: "fake",
+            device: "fake".into(),
+            isa: "none".into(),
+            threads: 1,
+            activations: Activations::F32,
+            kv: KvType::F16,
+        }
+    }
+
+    fn supports(&self, dtype: DType) -> bool {
+        dtype == DType::F32
+    }
+
+    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.control.0.0.lock().loads.push(tensor.name().to_owned());
+        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
+    }
+
+    fn open_model(&mut self, dims: &ModelDims, _kv_pages: u32) -> Result<ModelSlot, BackendError> {
+        if self.control.take(&[Fault::FailInOpen]).is_some() {
+            return Err(BackendError::OutOfMemory { what: "scratch", need_bytes: 1 << 40 });
+        }
+        assert!(dims.rows_max > 0 && dims.logits_rows_max > 0);
+        let mut state = self.control.0.0.lock();
+        state.slots_made += 1;
+        let slot = state.slots_made;
+        state.slots.insert(slot, dims.clone());
+        Ok(ModelSlot(slot))
+    }
+
+    fn close_model(&mut self, slot: ModelSlot) {
+        assert!(self.control.take(&[Fault::PanicInAttentionAndClose]).is_none(), "planted in close_model");
+        let mut state = self.control.0.0.lock();
+        state.slots.remove(&slot.0).expect("closes what is open");
+        state.pages.retain(|key, _| key.0 != slot.0);
+    }
+
+    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
+        assert!(self.control.take(&[Fault::PanicInRelease]).is_none(), "planted in release_pages");
+        let mut state = self.control.0.0.lock();
+        for &page in pages {
+            state.pages.remove(&(slot.0, page));
+        }
+    }
+
+    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
+        self.control.0.0.lock().pages.keys().filter(|key| key.0 == slot.0).count() as u64
+    }
+
+    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        let mut state = self.control.0.0.lock();
+        while state.allowed.is_some_and(|allowed| state.steps >= allowed) {
+            state.held = true;
+            self.control.0.1.notify_all();
+            self.control.0.1.wait(&mut state);
+        }
+        state.held = false;
+        state.steps += 1;
+        let dims = state.slots.get(&slot.0).expect("the slot is open");
+        assert!(batch.token_ids.len() <= dims.rows_max && batch.logits_rows.len() <= dims.logits_rows_max);
+        assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);
+        let step = Step {
+            slot,
+            tokens: batch.token_ids.to_vec(),
+            positions: batch.positions.to_vec(),
+            sequences: batch.row_sequences.to_vec(),
+            tables: batch.page_tables.to_vec(),
+            stride: batch.page_table_stride,
+            logits: batch.logits_rows.to_vec(),
+            units: Vec::new(),
+        };
+        for row in 0..step.tokens.len() {
+            let position = step.positions[row];
+            let page = state.pages.entry((slot.0, step.page(row, position))).or_default();
+            page[position as usize % KV_PAGE_TOKENS] = Some(step.tokens[row]);
+        }
+        drop(state);
+        self.step = Some(step);
+        Ok(())
+    }
+
+    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
+        assert_eq!(table.tensor.name(), "token_embd.weight");
+        self.unit("embed")
+    }
+
+    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
+        assert_eq!(weights.q.weight.tensor.name(), format!("blk.{layer}.attn_q.weight"));
+        self.unit("attention_input")
+    }
+
+    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        let wants = [Fault::PanicInAttention, Fault::PanicInAttentionAndClose];
+        if layer == 1 && self.control.0.0.lock().fault.is_some_and(|f| wants.contains(&f)) {
+            self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model
+            panic!("planted in attention, {}", "long ".repeat(100));
+        }
+        self.unit("attention")
+    }
+
+    fn attention_output(&mut self, _weights: &Projection<'_>) -> Result<(), BackendError> {
+        self.unit("attention_output")
+    }
+
+    fn ffn_input(&mut self, _weights: &FfnInput<'_>) -> Result<(), BackendError> {
+        self.unit("ffn_input")
+    }
+
+    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        assert!(weights.weight.tensor.name().ends_with("ffn_down.weight"));
+        self.unit("ffn_output")
+    }
+
+    fn head(&mut self, _norm: &DeviceTensor, _output: &DeviceTensor) -> Result<(), BackendError> {
+        if self.control.take(&[Fault::FailInHead]).is_some() {
+            return Err(BackendError::NotFinite);
+        }
+        self.unit("head")
+    }
+
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+        let step = self.step.take().ok_or(BackendError::Batch("no step"))?;
+        let state = self.control.0.0.lock();
+        let dims = state.slots.get(&step.slot.0).expect("the slot is open");
+        let layer = ["attention_input", "attention", "attention_output", "ffn_input", "ffn_output"];
+        let mut want = vec!["embed"];
+        want.extend(layer.repeat(dims.n_layers));
+        want.push("head");
+        assert_eq!(step.units, want);
+        assert_eq!(rows.len(), step.logits.len());
+        let draw = |(sample, &row): (&SampleRow, &u32)| {
+            let row = row as usize;
+            let last = step.positions[row];
+            assert_eq!(sample.position, last + 1);
+            let token = |position: u32| {
+                let page = state.pages.get(&(step.slot.0, step.page(row, position)));
+                page.and_then(|p| p[position as usize % KV_PAGE_TOKENS]).expect("every position was computed")
+            };
+            let tokens: Vec<u32> = (0..=last).map(token).collect();
+            let id = next_token(&tokens, sample.seed, dims.vocab);
+            let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
+            Sampled { id, logprob: -0.5, top }
+        };
+        Ok(rows.iter().zip(&step.logits).map(draw).collect())
+    }
+
+    fn logits(&mut self, _index: usize) -> Result<Vec<f32>, BackendError> {
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,91 @@
+//! Panics, device errors and lost files fail what they touch and nothing else.
+
+use std::io::Write;
+
+use super::fake::Fault;
+use super::*;
+
+#[test]
+fn a_panic_fails_its_step_and_the_others_take_in_anew() {
+    let rig = Rig::new(EngineOptions::default());
+    let other = open(2, &kept_model());
+    let (mut job, mut stalled) = rig.job(&prompt(1, 40), 30);
+    job.credit = 4;
+    rig.handle().submit(job).unwrap();
+    let mut ids = stalled.take(4);
+    let (mut job, mut neighbour) = rig.job(&prompt(2, 50), 30);
+    (job.model, job.credit) = (Arc::clone(&other), 2);
+    rig.handle().submit(job).unwrap();
+    let mut neighbours = neighbour.take(2);
+
+    rig.control.fault(Fault::PanicInAttention);
+    let answer = rig.ask(&prompt(3, 10), 5).finish();
+    match answer.error() {
+        JobError::Panicked(text) => {
+            assert!(text.starts_with("planted in attention") && text.len() <= 256, "{text}");
+        }
+        error => panic!("{error}"),
+    }
+    assert_eq!(rig.control.holds().2, 1, "the device was not opened anew");
+    rig.handle().credit(stalled.id, 100);
+    rig.handle().credit(neighbour.id, 100);
+    ids.extend(stalled.finish().ids);
+    neighbours.extend(neighbour.finish().ids);
+    assert_eq!(ids, expected(&prompt(1, 40), 30), "same model, not in the step");
+    assert_eq!(neighbours, expected(&prompt(2, 50), 30), "another model");
+    assert_eq!(rig.ask(&prompt(3, 10), 5).finish().ids, expected(&prompt(3, 10), 5));
+    rig.assert_empty();
+}
+
+#[test]
+fn a_device_broken_by_a_panic_is_opened_anew() {
+    for fault in [Fault::PanicInAttentionAndClose, Fault::PanicInRelease] {
+        let rig = Rig::new(EngineOptions::default());
+        let (mut job, mut bystander) = rig.job(&prompt(1, 40), 30);
+        job.credit = 1;
+        rig.handle().submit(job).unwrap();
+        bystander.take(1);
+        rig.control.fault(fault);
+        let answer = rig.ask(&prompt(3, 10), 5).finish();
+        assert!(answer.end.is_some());
+        assert!(matches!(bystander.finish().error(), JobError::Panicked(_)), "{fault:?}");
+        assert!(rig.comes(|s| s.sequences.is_empty()));
+        assert_eq!(rig.control.holds().2, 2);
+        assert_eq!(rig.ask(&prompt(3, 10), 5).finish().ids, expected(&prompt(3, 10), 5));
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_device_error_fails_the_step_alone() {
+    for (fault, want) in [(Fault::FailInHead, "not finite"), (Fault::FailInOpen, "scratch needs")] {
+        let rig = Rig::new(EngineOptions::default());
+        rig.control.fault(fault);
+        let answer = rig.ask(&prompt(1, 10), 5).finish();
+        assert!(answer.error().to_string().contains(want), "{answer:?}");
+        assert_eq!(rig.ask(&prompt(1, 10), 5).finish().ids, expected(&prompt(1, 10), 5));
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_file_that_changes_fails_its_model_alone() {
+    let mut copy = tempfile::NamedTempFile::new().unwrap();
+    copy.write_all(&std::fs::read(kept_model()).unwrap()).unwrap();
+    let rig = Rig::new(EngineOptions::default());
+    let changing = open(2, copy.path());
+    rig.control.allow(4);
+    let (mut job, asked) = rig.job(&prompt(1, 10), 50);
+    job.model = Arc::clone(&changing);
+    rig.handle().submit(job).unwrap();
+    let steady = rig.ask(&prompt(2, 10), 50);
+    rig.control.wait_held();
+    copy.as_file().set_len(4096).unwrap();
+    rig.control.release();
+    let answer = asked.finish();
+    assert!(matches!(answer.error(), JobError::Model(_)), "{answer:?}");
+    assert_eq!(answer.ids, expected(&prompt(1, 10), answer.ids.len()), "what came before is whole");
+    assert_eq!(steady.finish().ids, expected(&prompt(2, 10), 50));
+    assert_eq!(Arc::strong_count(&changing), 1, "the engine let go of it");
+    rig.assert_empty();
+}

@@ -1,0 +1,188 @@
+//! The engine on a fake device, over the kept model's real header and vocabulary.
+
+mod control;
+mod fake;
+mod faults;
+mod sharing;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::*;
+use crate::model::ModelId;
+use fake::{Control, next_token};
+
+const VOCAB: usize = 512;
+
+fn kept_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf")
+}
+
+fn open(id: u64, path: &Path) -> Arc<Model> {
+    let file = std::fs::File::open(path).unwrap();
+    Arc::new(Model::open(ModelId(id), "tinystories", file).unwrap())
+}
+
+struct Rig {
+    control: Control,
+    engine: Option<Engine>,
+    model: Arc<Model>,
+}
+
+/// A request and where its events come.
+struct Asked {
+    id: SequenceId,
+    events: UnboundedReceiver<Event>,
+}
+
+/// All that came of a request.
+#[derive(Debug, Default)]
+struct Answer {
+    ids: Vec<u32>,
+    text: String,
+    items: usize,
+    end: Option<Result<Outcome, JobError>>,
+}
+
+impl Answer {
+    fn outcome(&self) -> &Outcome {
+        match &self.end {
+            Some(Ok(outcome)) => outcome,
+            other => panic!("no answer: {other:?}"),
+        }
+    }
+
+    fn error(&self) -> &JobError {
+        match &self.end {
+            Some(Err(error)) => error,
+            other => panic!("no failure: {other:?}"),
+        }
+    }
+}
+
+impl Drop for Rig {
+    /// A failing test must not leave the engine held, since its thread is joined.
+    fn drop(&mut self) {
+        self.control.release();
+    }
+}
+
+impl Rig {
+    fn new(options: EngineOptions) -> Self {
+        let control = Control::default();
+        let engine = Engine::start(options, control.factory()).unwrap();
+        Self { control, engine: Some(engine), model: open(1, &kept_model()) }
+    }
+
+    fn handle(&self) -> EngineHandle {
+        self.engine.as_ref().unwrap().handle()
+    }
+
+    /// A greedy job that nothing but its length ends.
+    fn job(&self, prompt: &[u32], max_tokens: u32) -> (Job, Asked) {
+        let (events, receiver) = unbounded_channel();
+        let id = self.handle().new_sequence_id();
+        let sampling =
+            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7, top_logprobs: 0 };
+        let job = Job {
+            id,
+            uid: 1000,
+            model: Arc::clone(&self.model),
+            prompt: prompt.to_vec(),
+            max_tokens,
+            context_tokens: 4096,
+            sampling,
+            stop: Vec::new(),
+            ignore_eog: true,
+            deadline: None,
+            arrived: Instant::now(),
+            credit: u32::MAX,
+            events,
+        };
+        (job, Asked { id, events: receiver })
+    }
+
+    fn ask(&self, prompt: &[u32], max_tokens: u32) -> Asked {
+        let (job, asked) = self.job(prompt, max_tokens);
+        self.handle().submit(job).unwrap();
+        asked
+    }
+
+    /// A request that waits for credit once it is admitted.
+    fn hold(&self, prompt: &[u32], max_tokens: u32) -> Asked {
+        let (mut job, asked) = self.job(prompt, max_tokens);
+        job.credit = 0;
+        self.handle().submit(job).unwrap();
+        asked
+    }
+
+    /// True once the snapshot is so; asks again for a while.
+    fn comes(&self, so: impl Fn(&EngineSnapshot) -> bool) -> bool {
+        let until = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < until {
+            if so(&self.handle().snapshot()) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        false
+    }
+
+    /// Nothing runs and nothing is held any more.
+    fn assert_empty(&self) {
+        let snapshot = self.handle().snapshot();
+        assert_eq!((snapshot.sequences.len(), snapshot.kv_pages_used, snapshot.kv_reserved_bytes), (0, 0, 0));
+        assert_eq!(self.control.holds().0, 0, "pages on the device");
+    }
+}
+
+impl Asked {
+    /// The next items: `count` of them.
+    fn take(&mut self, count: usize) -> Vec<u32> {
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            match self.events.blocking_recv() {
+                Some(Event::Tokens(batch)) => ids.extend(batch.ids),
+                other => panic!("tokens were to come: {other:?}"),
+            }
+        }
+        ids
+    }
+
+    /// All that is still to come.
+    fn finish(mut self) -> Answer {
+        let mut answer = Answer::default();
+        while let Some(event) = self.events.blocking_recv() {
+            assert!(answer.end.is_none(), "the last event is the last");
+            match event {
+                Event::Tokens(batch) => {
+                    answer.ids.extend(batch.ids);
+                    answer.text.push_str(&batch.text);
+                    answer.items += 1;
+                }
+                Event::Done(outcome) => {
+                    answer.text.push_str(&outcome.text);
+                    answer.end = Some(Ok(outcome));
+                }
+                Event::Failed(error) => answer.end = Some(Err(error)),
+            }
+        }
+        answer
+    }
+}
+
+/// What the fake device must answer.
+fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        tokens.push(next_token(&tokens, 7, VOCAB));
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn prompt(seed: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| (seed * 31 + i * 7) % VOCAB as u32).collect()
+}
