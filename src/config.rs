@@ -1,1 +1,343 @@
-//! Configuration: a TOML file and the command line over it.
+//! The daemon's configuration: a TOML file, overridden by the command line.
+//!
+//! Unknown keys are errors, and so are values out of range: a typing error must not silently mean the default.
+//! `systemd/config.toml` shows every key with its default; a test keeps it and this file together.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::backend::{Activations, KvType};
+
+/// Configuration files are read whole; a larger one is not a configuration file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Largest context: the ids of a prompt of this length take half of the largest frame.
+pub const CONTEXT_TOKENS_MAX: u32 = 131_072;
+
+/// All settings of a daemon.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Path of the socket, when systemd hands none over.
+    pub socket: PathBuf,
+    /// Directories whose `*.gguf` files are served by name.
+    pub models: Vec<PathBuf>,
+    /// Bounds on what clients can ask for.
+    pub limits: Limits,
+    /// The CPU backend.
+    pub cpu: Cpu,
+    /// Keys and values of running sequences.
+    pub kv: Kv,
+    /// What is written to standard error.
+    pub log: Log,
+}
+
+/// Bounds on what clients can ask for.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Most positions of one sequence; the model's own context length where that is less. 16 to 131072.
+    pub context_tokens: u32,
+    /// Open connections in all.
+    pub connections: u32,
+    /// Open connections of one uid.
+    pub connections_per_uid: u32,
+    /// Requests for tokens that may wait in all.
+    pub queued: u32,
+    /// Requests for tokens that one uid may have, waiting and running.
+    pub requests_per_uid: u32,
+    /// Sequences that may run at once.
+    pub running: u32,
+    /// Token rows of one step: prompts are taken in chunks of at most this.
+    pub step_rows: u32,
+    /// Model files that one uid may have passed by descriptor at a time.
+    pub passed_models_per_uid: u32,
+    /// Seconds that running answers are given when the daemon stops; it ends within two more.
+    pub drain_s: u32,
+}
+
+/// The CPU backend.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cpu {
+    /// Threads that compute; 0 for one per core.
+    pub threads: usize,
+    /// Instruction set: the best the processor has, or a lower one to compare with.
+    pub simd: Simd,
+    /// What quantised weights are multiplied with.
+    pub activations: Activations,
+}
+
+/// Instruction set of the CPU backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Simd {
+    /// The best the processor has.
+    #[default]
+    Auto,
+    /// No vector instructions beyond the compiler's own: the reference path.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512Vnni,
+}
+
+/// Keys and values of running sequences.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kv {
+    /// Element type.
+    #[serde(rename = "type")]
+    pub kind: KvType,
+    /// Memory for all KV pages in MiB; 0 for a quarter of the machine's memory.
+    pub budget_mib: u64,
+}
+
+/// What is written to standard error.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// Least important messages that are written.
+    pub level: LogLevel,
+    /// Text or JSON lines.
+    pub format: LogFormat,
+}
+
+/// Importance of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Form of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people and the journal.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: default_socket(),
+            models: Vec::new(),
+            limits: Limits::default(),
+            cpu: Cpu::default(),
+            kv: Kv::default(),
+            log: Log::default(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            context_tokens: 8192,
+            // Each takes one descriptor and, idle, about 10 KiB; LimitNOFILE of the unit is 65536.
+            connections: 8192,
+            connections_per_uid: 4096,
+            queued: 4096,
+            requests_per_uid: 1024,
+            running: 64,
+            step_rows: 128,
+            passed_models_per_uid: 64,
+            drain_s: 8,
+        }
+    }
+}
+
+/// `/run/rocmforge/api.sock` for root, else in the user's own runtime directory.
+fn default_socket() -> PathBuf {
+    let system = PathBuf::from("/run/rocmforge/api.sock");
+    if rustix::process::geteuid().is_root() {
+        return system;
+    }
+    std::env::var_os("XDG_RUNTIME_DIR").map_or(system, |dir| PathBuf::from(dir).join("rocmforge/api.sock"))
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is no regular file or far too long.
+    #[error("the configuration {} is no regular file of at most {FILE_BYTES_MAX} bytes", path.display())]
+    NotAFile {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The file is not what the daemon understands.
+    #[error("the configuration {} is not valid: {source}", path.display())]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// A number out of range.
+    #[error("{key} = {value} is not in {min}..={max}")]
+    Range {
+        /// Key with its table.
+        key: &'static str,
+        /// Value given.
+        value: u64,
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// A path that is not absolute.
+    #[error("{key} must be an absolute path, not {}", path.display())]
+    Relative {
+        /// Key.
+        key: &'static str,
+        /// Value given.
+        path: PathBuf,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let read = |source| ConfigError::Read { path: path.into(), source };
+        let meta = std::fs::metadata(path).map_err(read)?;
+        if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
+            return Err(ConfigError::NotAFile { path: path.into() });
+        }
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
+    }
+
+    fn parse(text: &str) -> Result<Self, Box<toml::de::Error>> {
+        toml::from_str(text).map_err(Box::new)
+    }
+
+    /// Checks what types cannot: ranges, and paths that must not depend on the working directory.
+    ///
+    /// # Errors
+    /// [`ConfigError::Range`], [`ConfigError::Relative`].
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let l = &self.limits;
+        let ranges: [(&'static str, u64, u64, u64); 11] = [
+            ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
+            ("limits.connections", l.connections.into(), 1, 60_000),
+            ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
+            ("limits.queued", l.queued.into(), 1, 1 << 20),
+            ("limits.requests_per_uid", l.requests_per_uid.into(), 1, 1 << 20),
+            ("limits.running", l.running.into(), 1, 1024),
+            ("limits.step_rows", l.step_rows.into(), 1, 4096),
+            ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
+            ("limits.drain_s", l.drain_s.into(), 0, 3600),
+            ("cpu.threads", self.cpu.threads as u64, 0, 1024),
+            ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
+        ];
+        for (key, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                return Err(ConfigError::Range { key, value, min, max });
+            }
+        }
+        let paths = [("socket", &self.socket)].into_iter().chain(self.models.iter().map(|m| ("models", m)));
+        for (key, path) in paths {
+            if !path.is_absolute() {
+                return Err(ConfigError::Relative { key, path: path.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for KV pages in bytes.
+    pub fn kv_budget_bytes(&self) -> u64 {
+        if self.kv.budget_mib > 0 {
+            return self.kv.budget_mib << 20;
+        }
+        memory_bytes() / 4
+    }
+
+    /// How long running answers are given when the daemon stops.
+    pub fn drain(&self) -> Duration {
+        Duration::from_secs(self.limits.drain_s.into())
+    }
+}
+
+/// The machine's memory in bytes.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_shows_every_key_with_its_default() {
+        let example = include_str!("../systemd/config.toml");
+        // Keys are commented out in the example: each is the default.
+        let text: String = example
+            .lines()
+            .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line))
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let config = Config::parse(&text).expect("the example parses with all keys set");
+        let packaged = Config {
+            socket: "/run/rocmforge/api.sock".into(),
+            models: vec!["/var/lib/rocmforge/models".into()],
+            ..Config::default()
+        };
+        assert_eq!(config, packaged);
+        config.check().expect("the example is valid");
+
+        let table: toml::Table = text.parse().unwrap();
+        let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
+        assert_eq!(
+            keys, 18,
+            "socket, models, 9 limits, 3 cpu, 2 kv, 2 log: a new key needs its line in the example"
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_values_out_of_range_are_refused() {
+        for text in ["sockt = '/x'", "[limits]\ncontext = 1", "[cpu]\nsimd = 'sse9'", "[kv]\ntype = 'q8'"] {
+            assert!(Config::parse(text).is_err(), "{text}");
+        }
+        for text in ["[limits]\ncontext_tokens = 15", "[limits]\nconnections = 0", "socket = 'api.sock'"] {
+            let config = Config::parse(text).expect(text);
+            assert!(config.check().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_budget_left_out_is_a_quarter_of_memory() {
+        let mut config = Config::default();
+        assert_eq!(config.kv_budget_bytes(), memory_bytes() / 4);
+        assert!(config.kv_budget_bytes() > 1 << 20);
+        config.kv.budget_mib = 3;
+        assert_eq!(config.kv_budget_bytes(), 3 << 20);
+    }
+}

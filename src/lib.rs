@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod cache;
 pub mod config;
+pub mod daemon;
 pub mod model;
 pub mod scheduler;
 pub mod session;

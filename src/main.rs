@@ -1,10 +1,103 @@
-//! stub
+//! `rocmforged`: arguments, log, configuration; the rest is the library's.
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::Parser;
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use rocmforge::backend::{Backend, BackendError};
+use rocmforge::config::{Config, Simd};
+use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
+use rocmforge::model::template;
+
+const EXIT_CODES: &str = "\
+Exit status: 0 after an orderly end, 2 wrong arguments, 69 the socket is in use or cannot be had, 70 the engine hung \
+when stopping, 71 the system or device refused something, 78 the configuration is wrong, 130 ended at once by a second \
+signal.
+
+Signals: TERM and INT stop (running answers are finished first, see limits.drain_s); HUP reads the configuration again and \
+looks for models.";
+
+/// Keeps GGUF models mapped and answers local programs over one Unix socket.
+#[derive(Debug, Parser)]
+#[command(name = "rocmforged", version, after_help = EXIT_CODES)]
+struct Arguments {
+    /// Listen on this path (unless systemd hands a socket over)
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Serve the *.gguf files of this directory; may be given several times
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    models: Vec<PathBuf>,
+    /// Read settings from this TOML file; --socket and --models go before it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check the configuration and end
+    #[arg(long)]
+    check_config: bool,
+}
+
 fn main() -> ExitCode {
-    use rocmforge::model::template;
+    // Before anything else: this process is for one template only, and gives up files, memory and time for good.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == template::SUBCOMMAND) {
         return template::child_main();
     }
-    ExitCode::SUCCESS
+    let arguments = Arguments::parse();
+    match serve(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::from(error.exit_status())
+        }
+    }
+}
+
+fn serve(arguments: Arguments) -> Result<(), DaemonError> {
+    let source = ConfigSource {
+        file: arguments.config,
+        socket: arguments.socket.map(absolute),
+        models: arguments.models.into_iter().map(absolute).collect(),
+    };
+    let config = source.load();
+    daemon::logging::start(&config.as_ref().map(|config| config.log.clone()).unwrap_or_default());
+    let config = config?;
+    if arguments.check_config {
+        println!("the configuration is valid");
+        return Ok(());
+    }
+    // What the daemon creates is its own; the socket's mode is set apart.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    raise_descriptor_limit();
+    let listener = daemon::inherited::listener()?;
+    let options = cpu_options(&config);
+    let backend = move || Ok::<_, BackendError>(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>);
+    daemon::run(Start { config, source, listener }, backend)
+}
+
+fn cpu_options(config: &Config) -> CpuOptions {
+    CpuOptions {
+        threads: (config.cpu.threads > 0).then_some(config.cpu.threads),
+        isa: match config.cpu.simd {
+            Simd::Auto => None,
+            Simd::Portable => Some(Isa::Portable),
+            Simd::Avx2 => Some(Isa::Avx2),
+            Simd::Avx512Vnni => Some(Isa::Avx512Vnni),
+        },
+        activations: config.cpu.activations,
+        kv: config.kv.kind,
+    }
+}
+
+/// Paths on the command line are the caller's, so they start where the caller is.
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+/// Every connection and every model takes a descriptor; the usual soft limit of 1024 is for programs that use select(2).
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }

@@ -1,1 +1,316 @@
-//! One connected client: hello, its open requests, credits, cancel, quotas of its uid.
+//! One connected client: its open requests, from frame to job and back.
+//!
+//! No I/O is done here: the socket layer brings [`Frame`]s and takes frames out of the [`Outbox`]. A frame becomes a
+//! message (decoded, each field within its limit), then a valid request (checked against the model and the limits); only
+//! that reaches the scheduler. Wire types end here.
+//!
+//! A stream's life: opened by a request's frame (odd id, higher than all before) -> its answer, in one frame or several ->
+//! ended by `Reply`, `End` or `Error`. `Cancel` and the connection's end take the request back. Breaking the framing rules
+//! is a [`Fatal`] error that ends the connection; anything else ends its stream.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use rocmforge_client::wire::{
+    self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
+};
+use tokio_util::sync::CancellationToken;
+
+mod answer;
+mod daemon;
+mod error;
+mod generate;
+mod memory;
+mod models;
+pub mod outbox;
+mod service;
+mod text;
+
+use answer::Answer;
+use error::{Failure, failure, of_codec};
+pub use outbox::Outbox;
+pub use service::{Service, Settings};
+
+/// A frame as it came: its header was checked, its payload has the announced length, its descriptors the announced number.
+#[derive(Debug)]
+pub struct Frame {
+    /// What it says of itself.
+    pub header: FrameHeader,
+    /// What it carries.
+    pub payload: Vec<u8>,
+    /// What came along.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Effective user id at the time of connecting.
+    pub uid: u32,
+    /// True for root and for the daemon's own user.
+    pub administrator: bool,
+}
+
+/// Why a connection cannot go on: the client broke the framing rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Fatal {
+    /// Number to tell the client.
+    pub code: ErrorCode,
+    /// What it did.
+    pub message: String,
+}
+
+/// One client after its hello.
+#[derive(Debug)]
+pub struct Session {
+    connection: Arc<Connection>,
+    /// Highest stream id so far.
+    last_stream: u32,
+}
+
+/// What a session's requests share.
+#[derive(Debug)]
+struct Connection {
+    service: Arc<Service>,
+    peer: Peer,
+    outbox: Outbox,
+    limits: HelloLimits,
+    flags: Flags,
+    /// Open streams; at most `limits.max_streams`.
+    streams: Mutex<HashMap<u32, Arc<Control>>>,
+}
+
+/// What can be done to a request while it runs.
+#[derive(Debug)]
+struct Control {
+    cancel: CancellationToken,
+    credit: Mutex<CreditSink>,
+}
+
+/// Where credit goes.
+#[derive(Debug)]
+enum CreditSink {
+    /// Kept until the sequence is submitted.
+    Saved(u32),
+    /// To the engine.
+    Sequence(crate::scheduler::SequenceId),
+}
+
+impl Session {
+    /// A session as agreed in `hello`; answers go to `outbox`.
+    pub fn new(service: Arc<Service>, peer: Peer, hello: &ServerHello, outbox: Outbox) -> Self {
+        let crc = hello.features & wire::FEATURE_CHECKSUM != 0;
+        let connection = Connection {
+            service,
+            peer,
+            outbox,
+            limits: hello.limits,
+            flags: if crc { Flags::CRC } else { Flags::NONE },
+            streams: Mutex::default(),
+        };
+        Self { connection: Arc::new(connection), last_stream: 0 }
+    }
+
+    /// Takes a frame: starts a request, or steers one that runs. Never waits.
+    ///
+    /// # Errors
+    /// [`Fatal`]: to be told on stream 0, then the connection closes.
+    pub fn on_frame(&mut self, frame: Frame) -> Result<(), Fatal> {
+        let op = frame.header.known_op();
+        if frame.header.flags.contains(Flags::MORE) {
+            return Err(fatal(ErrorCode::BadFrame, "a client's message is one frame: MORE must not be set"));
+        }
+        if !frame.fds.is_empty() && op != Some(Op::Load) {
+            let text = format!("op {} takes no file descriptors, {} came", frame.header.op, frame.fds.len());
+            return Err(fatal(ErrorCode::BadDescriptors, &text));
+        }
+        match op {
+            Some(Op::Cancel | Op::Credit) => self.steer(&frame),
+            _ => self.open_stream(frame),
+        }
+    }
+
+    /// `Cancel` and `Credit`. For a stream that has ended they come too late and mean nothing.
+    fn steer(&self, frame: &Frame) -> Result<(), Fatal> {
+        let stream = frame.header.stream;
+        if stream.is_multiple_of(2) || stream > self.last_stream {
+            return Err(fatal(ErrorCode::BadStream, &format!("stream {stream} was never opened")));
+        }
+        let message = ClientMessage::decode(frame.header.op, &frame.payload);
+        let message = message.map_err(|error| fatal(ErrorCode::BadFrame, &error.to_string()))?;
+        let control = self.connection.streams.lock().get(&stream).cloned();
+        let Some(control) = control else { return Ok(()) };
+        match message {
+            ClientMessage::Cancel(_) => control.cancel.cancel(),
+            ClientMessage::Credit(credit) => control.credit(&self.connection.service, credit.items),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn open_stream(&mut self, frame: Frame) -> Result<(), Fatal> {
+        let stream = frame.header.stream;
+        if stream.is_multiple_of(2) || stream <= self.last_stream {
+            let last = self.last_stream;
+            let text = format!("stream {stream}: ids are odd and rise, the last one was {last}");
+            return Err(fatal(ErrorCode::BadStream, &text));
+        }
+        self.last_stream = stream;
+        let control = Arc::new(Control::new(self.connection.limits.initial_credit));
+        {
+            let mut streams = self.connection.streams.lock();
+            let limit = self.connection.limits.max_streams;
+            if streams.len() >= limit as usize {
+                let text = format!("{limit} streams are open already: wait for one to end");
+                return Err(fatal(ErrorCode::TooManyStreams, &text));
+            }
+            streams.insert(stream, Arc::clone(&control));
+        }
+        let answer = Answer::new(Arc::clone(&self.connection), stream);
+        self.start(frame, control, answer)
+    }
+
+    /// Decodes the request and answers it, here when that takes no time, else in a task of its own.
+    fn start(&mut self, frame: Frame, control: Arc<Control>, answer: Answer) -> Result<(), Fatal> {
+        let message = match ClientMessage::decode(frame.header.op, &frame.payload) {
+            Ok(message) => message,
+            Err(error) => {
+                answer.fail(of_codec(&error));
+                return Ok(());
+            }
+        };
+        if let ClientMessage::Load(load) = &message
+            && frame.fds.len() != usize::from(load.by_descriptor)
+        {
+            let text =
+                format!("by_descriptor is {}, and {} descriptors came", load.by_descriptor, frame.fds.len());
+            answer.fail(failure(ErrorCode::BadDescriptors, &text));
+            return Err(fatal(ErrorCode::BadDescriptors, &text));
+        }
+        let call = Call { connection: Arc::clone(&self.connection), control };
+        match message {
+            ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
+            ClientMessage::Fail(request) => answer.fail(daemon::fail(&request)),
+            ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
+            ClientMessage::Ps(_) => answer.reply(&daemon::ps(&call)),
+            ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),
+            ClientMessage::List(_) => call.spawn(answer, models::list(call.clone())),
+            ClientMessage::Show(request) => call.spawn(answer, models::show(call.clone(), request)),
+            ClientMessage::Load(request) => {
+                let fd = frame.fds.into_iter().next();
+                call.spawn(answer, models::load(call.clone(), request, fd, frame.payload));
+            }
+            ClientMessage::Unload(request) => {
+                call.spawn(answer, models::unload(call.clone(), request, frame.payload));
+            }
+            ClientMessage::Tokenize(request) => call.spawn(answer, text::tokenize(call.clone(), request)),
+            ClientMessage::Detokenize(request) => call.spawn(answer, text::detokenize(call.clone(), request)),
+            ClientMessage::Generate(request) => call.spawn_generate(answer, request),
+            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // `steer` has them
+        }
+        Ok(())
+    }
+
+    /// The frame that tells the client why its connection ends.
+    pub fn last_words(&self, fatal: &Fatal) -> Option<Vec<u8>> {
+        let error = WireError::new(fatal.code, &fatal.message);
+        let Connection { flags, limits, .. } = &*self.connection;
+        wire::encode_frame(0, Op::Error, *flags, limits.max_frame, &error).ok()
+    }
+}
+
+impl Drop for Session {
+    /// The connection's end takes every request on it back.
+    fn drop(&mut self) {
+        for control in self.connection.streams.lock().values() {
+            control.cancel.cancel();
+        }
+    }
+}
+
+/// One request on its way: whose it is, and what steers it.
+#[derive(Clone, Debug)]
+struct Call {
+    connection: Arc<Connection>,
+    control: Arc<Control>,
+}
+
+impl Call {
+    fn service(&self) -> &Arc<Service> {
+        &self.connection.service
+    }
+
+    fn peer(&self) -> Peer {
+        self.connection.peer
+    }
+
+    /// Runs a request with one reply in a task of its own. Taken back, it is dropped; what blocks then ends unheard.
+    fn spawn<T: wire::Message + Send>(
+        &self,
+        answer: Answer,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) {
+        let cancel = self.control.cancel.clone();
+        self.service().tasks.spawn(async move {
+            let work = AssertUnwindSafe(work).catch_unwind();
+            let result = tokio::select! {
+                result = work => result.unwrap_or_else(|_| Err(panicked())),
+                () = cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
+            };
+            match result {
+                Ok(reply) => answer.reply(&reply),
+                Err(error) => answer.fail(error),
+            }
+        });
+    }
+
+    fn spawn_generate(self, answer: Answer, request: wire::GenerateRequest) {
+        let tasks = self.service().tasks.clone();
+        tasks.spawn(async move {
+            let work = AssertUnwindSafe(generate::run(&self, &answer, request)).catch_unwind();
+            match work.await.unwrap_or_else(|_| Err(panicked())) {
+                Ok(end) => answer.end(&end),
+                Err(error) => answer.fail(error),
+            }
+        });
+    }
+
+    /// Runs what blocks, off the runtime's threads.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let call = self.clone();
+        match tokio::task::spawn_blocking(move || work(&call)).await {
+            Ok(result) => result,
+            Err(_) => Err(panicked()),
+        }
+    }
+}
+
+impl Control {
+    fn new(credit: u32) -> Self {
+        Self { cancel: CancellationToken::new(), credit: Mutex::new(CreditSink::Saved(credit)) }
+    }
+
+    fn credit(&self, service: &Service, items: u32) {
+        match &mut *self.credit.lock() {
+            CreditSink::Saved(saved) => *saved = saved.saturating_add(items),
+            CreditSink::Sequence(id) => service.engine.credit(*id, items),
+        }
+    }
+}
+
+fn fatal(code: ErrorCode, message: &str) -> Fatal {
+    Fatal { code, message: message.to_owned() }
+}
+
+/// A request that panicked: a bug of ours, told as such; the panic's text is in the log.
+fn panicked() -> Failure {
+    failure(ErrorCode::Internal, "a fault of the daemon ended this request; its log has more")
+}

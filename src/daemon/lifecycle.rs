@@ -1,0 +1,136 @@
+//! What `rocmforged` does between start and end: signals, notices to the service manager, reloads.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::StreamExt;
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook_tokio::Signals;
+
+use super::{ConfigSource, Daemon, DaemonError, watchdog};
+use crate::backend::{Backend, BackendError};
+use crate::config::Config;
+
+/// Exit status when a second signal cuts the end short.
+const CUT_SHORT: i32 = 130;
+
+/// Runtime threads: they only move frames; models are computed on the engine's own threads.
+const RUNTIME_THREADS: usize = 2;
+
+/// Threads for what blocks: opening models, tokenising, rendering. More callers wait.
+const BLOCKING_THREADS: usize = 64;
+
+/// What a daemon starts with.
+#[derive(Debug)]
+pub struct Start {
+    /// In force now.
+    pub config: Config,
+    /// Read again at SIGHUP.
+    pub source: ConfigSource,
+    /// From systemd.
+    pub listener: Option<OwnedFd>,
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. SIGHUP reads the configuration again and looks for models. A second
+/// SIGTERM or SIGINT ends at once with status 130.
+///
+/// # Errors
+/// [`DaemonError`].
+pub fn run<F>(start: Start, factory: F) -> Result<(), DaemonError>
+where
+    F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
+{
+    let os = |what| move |source| DaemonError::Os { what, source };
+    let watchdog = sd_notify::watchdog_enabled();
+    let stopping = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In the handler itself, so that it works whatever else hangs.
+        signal_hook::flag::register_conditional_shutdown(signal, CUT_SHORT, Arc::clone(&stopping))
+            .map_err(os("signals"))?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(RUNTIME_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("io")
+        .enable_all()
+        .build()
+        .map_err(os("runtime"))?;
+    let result = runtime.block_on(async {
+        let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(os("signals"))?;
+        let Start { mut config, source, listener } = start;
+        let daemon = Daemon::start(&config, listener, factory).await?;
+        if let Some(period) = watchdog {
+            tokio::spawn(watchdog::feed(period, daemon.pulses()));
+        }
+        let status = status(&daemon, &config);
+        notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        while let Some(signal) = signals.next().await {
+            if signal == SIGHUP {
+                reload(&daemon, &source, &mut config).await;
+                continue;
+            }
+            break;
+        }
+        stopping.store(true, Ordering::Release);
+        tracing::info!(drain_s = config.limits.drain_s, "stopping: running answers are finished first");
+        notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers are finished first")]);
+        daemon.stop().await?;
+        tracing::info!("stopped");
+        Ok(())
+    });
+    // Nothing that still blocks can hold the end up.
+    runtime.shutdown_background();
+    result
+}
+
+async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
+    // systemd waits for READY=1 after this, and from version 253 on wants the time with it.
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::warn!(%error, "no monotonic time for the service manager"),
+    }
+    match source.load() {
+        Ok(new) => {
+            if needs_restart(config, &new) {
+                tracing::warn!(
+                    "some changed settings take effect at the next start: only models and limits of connections change now"
+                );
+            }
+            daemon.reload(&new).await;
+            config.models = new.models;
+            config.limits = new.limits;
+            tracing::info!("configuration read again");
+        }
+        Err(error) => {
+            tracing::error!(%error, "the configuration is not valid: the one in force stays");
+            daemon.reload(config).await;
+        }
+    }
+    let status = status(daemon, config);
+    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+/// True when something differs that only a start takes in.
+fn needs_restart(old: &Config, new: &Config) -> bool {
+    let mut comparable = new.clone();
+    comparable.models.clone_from(&old.models);
+    comparable.limits.connections = old.limits.connections;
+    comparable.limits.connections_per_uid = old.limits.connections_per_uid;
+    comparable != *old
+}
+
+fn status(daemon: &Daemon, config: &Config) -> String {
+    let names = daemon.store.names();
+    let text = format!("serving {names} models from {} directories", config.models.len());
+    tracing::info!(socket = %config.socket.display(), handed_over = daemon.endpoint.is_handed_over(), "{text}");
+    text
+}
+
+/// A service manager that does not listen is no reason to stop.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}

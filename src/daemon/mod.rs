@@ -1,0 +1,235 @@
+//! The daemon put together: configuration, engine, models, sessions, socket; and its life with the service manager.
+//!
+//! Above all layers. [`Daemon`] is the running whole, without signals and notices, so that a test can start one in its
+//! own process with a backend of its own; [`run`] is what `rocmforged` does.
+//!
+//! A daemon's life: `Starting` (engine, models, socket) -> `Serving` (READY=1) -> `Draining` (new work is refused, running
+//! answers finish or end with an error in time) -> ended.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::{Backend, BackendError};
+use crate::config::{Config, ConfigError};
+use crate::model::Model;
+use crate::model::store::{OpenError, Store};
+use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
+use crate::session::{Service, Settings};
+use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
+
+pub mod inherited;
+mod lifecycle;
+pub mod logging;
+mod watchdog;
+
+pub use lifecycle::{Start, run};
+
+/// How long connections may take to read their last answers, and the engine its last step, after the drain.
+const LAST_WORDS: Duration = Duration::from_millis(1500);
+
+/// Why the daemon did not start or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The configuration is not usable.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No device.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The operating system refused something else.
+    #[error("{what}: {source}")]
+    Os {
+        /// The operation.
+        what: &'static str,
+        /// The refusal.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The engine did not end its step when the daemon stopped.
+    #[error("the engine did not stop within {} ms: a step hangs", LAST_WORDS.as_millis())]
+    EngineHangs,
+}
+
+impl DaemonError {
+    /// Exit status: 78 for the configuration, 69 for the socket, 70 for a hanging engine, 71 for the rest (sysexits).
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Config(_) => 78,
+            Self::Listen(_) => 69,
+            Self::EngineHangs => 70,
+            Self::Engine(_) | Self::Os { .. } => 71,
+        }
+    }
+}
+
+/// A daemon that serves.
+#[derive(Debug)]
+pub struct Daemon {
+    service: Arc<Service>,
+    store: Arc<Store>,
+    acceptor: Arc<Acceptor>,
+    engine: Engine,
+    endpoint: Arc<Endpoint>,
+    /// No more connections.
+    stop_accepting: CancellationToken,
+    /// No more frames on open connections.
+    close: CancellationToken,
+    drain: Duration,
+}
+
+impl Daemon {
+    /// Starts everything; when it returns, clients are answered. Must be called inside a runtime.
+    ///
+    /// `listener` is a socket that systemd handed over; else `config.socket` is bound.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub async fn start<F>(config: &Config, listener: Option<OwnedFd>, factory: F) -> Result<Self, DaemonError>
+    where
+        F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
+    {
+        config.check()?;
+        let endpoint = Arc::new(match listener {
+            Some(fd) => Endpoint::from_systemd(fd)?,
+            None => Endpoint::bind(&config.socket)?,
+        });
+        let engine = Engine::start(engine_options(config), factory)?;
+        let store = store(config, &engine.handle());
+        let scan = Arc::clone(&store);
+        let os = |what| move |e: tokio::task::JoinError| DaemonError::Os { what, source: e.into() };
+        tokio::task::spawn_blocking(move || scan.rescan()).await.map_err(os("looking for models"))?;
+
+        let program = std::env::current_exe()
+            .map_err(|source| DaemonError::Os { what: "finding the program's own file", source })?;
+        let settings = Settings {
+            context_tokens: config.limits.context_tokens,
+            requests_per_uid: config.limits.requests_per_uid,
+            program,
+        };
+        let service = Service::new(Arc::clone(&store), engine.handle(), settings);
+        let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
+        let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
+        tokio::spawn(Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone()));
+        Ok(Self { service, store, acceptor, engine, endpoint, stop_accepting, close, drain: config.drain() })
+    }
+
+    /// Takes over what can change while it runs: model directories and the limits of connections.
+    pub async fn reload(&self, config: &Config) {
+        self.acceptor.set_limits(connection_limits(config));
+        self.store.set_directories(config.models.clone());
+        let store = Arc::clone(&self.store);
+        if tokio::task::spawn_blocking(move || store.rescan()).await.is_err() {
+            tracing::error!("looking for models failed");
+        }
+    }
+
+    /// Stops: refuses new work, lets running answers finish for `limits.drain_s`, then ends them with a typed error;
+    /// sends what is ready, closes.
+    ///
+    /// # Errors
+    /// [`DaemonError::EngineHangs`]; everything else has ended then too.
+    pub async fn stop(self) -> Result<(), DaemonError> {
+        self.service.start_draining();
+        if self.endpoint.is_handed_over() {
+            // Who connects now waits for our successor. On a socket of our own the refusal says more than a hang-up.
+            self.stop_accepting.cancel();
+        }
+        let handle = self.engine.handle();
+        handle.drain(Instant::now() + self.drain);
+        let finished = async {
+            handle.drained().await;
+            self.service.idle().await;
+        };
+        if tokio::time::timeout(self.drain + LAST_WORDS, finished).await.is_err() {
+            tracing::warn!("requests did not end in time");
+        }
+        self.stop_accepting.cancel();
+        self.close.cancel();
+        let _ = tokio::time::timeout(LAST_WORDS, self.acceptor.closed()).await;
+        let engine = self.engine;
+        let stopped = tokio::task::spawn_blocking(move || engine.stop());
+        tokio::time::timeout(LAST_WORDS, stopped)
+            .await
+            .map_err(|_| DaemonError::EngineHangs)?
+            .map_err(|source| DaemonError::Os { what: "stopping the engine", source: source.into() })
+    }
+
+    /// Counts that move while the daemon is healthy: the accept loop's and the engine's.
+    fn pulses(&self) -> Pulses {
+        Pulses {
+            acceptor: Arc::clone(&self.acceptor),
+            engine: self.engine.handle(),
+            service: Arc::clone(&self.service),
+        }
+    }
+}
+
+/// What the watchdog looks at.
+struct Pulses {
+    acceptor: Arc<Acceptor>,
+    engine: EngineHandle,
+    service: Arc<Service>,
+}
+
+fn engine_options(config: &Config) -> EngineOptions {
+    EngineOptions {
+        rows_max: (config.limits.step_rows as usize).max(config.limits.running as usize),
+        sequences_max: config.limits.running as usize,
+        queue_max: config.limits.queued as usize,
+        kv_budget_bytes: config.kv_budget_bytes(),
+        ..EngineOptions::default()
+    }
+}
+
+fn connection_limits(config: &Config) -> ConnectionLimits {
+    ConnectionLimits { total: config.limits.connections, per_uid: config.limits.connections_per_uid }
+}
+
+fn store(config: &Config, engine: &EngineHandle) -> Arc<Store> {
+    let check = engine.clone();
+    let open = move |id, name: &str, file| {
+        let model = Model::open(id, name, file)?;
+        check.check_plan(&model.plan)?;
+        Ok::<_, OpenError>(model)
+    };
+    let engine = engine.clone();
+    let on_gone = move |id| engine.model_gone(id);
+    let passed = config.limits.passed_models_per_uid as usize;
+    Store::new(config.models.clone(), passed, Box::new(open), Box::new(on_gone))
+}
+
+/// Where the configuration came from: a file, and what the command line sets over it.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigSource {
+    /// The file.
+    pub file: Option<PathBuf>,
+    /// `--socket`.
+    pub socket: Option<PathBuf>,
+    /// `--models`; replaces the file's.
+    pub models: Vec<PathBuf>,
+}
+
+impl ConfigSource {
+    /// Reads and checks everything.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(&self) -> Result<Config, ConfigError> {
+        let mut config = self.file.as_deref().map_or_else(|| Ok(Config::default()), Config::read)?;
+        if let Some(socket) = &self.socket {
+            config.socket.clone_from(socket);
+        }
+        if !self.models.is_empty() {
+            config.models.clone_from(&self.models);
+        }
+        config.check()?;
+        Ok(config)
+    }
+}

@@ -1,1 +1,0 @@
-//! Which models there are: names, files, one mapping per file identity.

@@ -1,0 +1,432 @@
+//! Which models there are: names, files, and one mapping per file identity.
+//!
+//! Names come from the model directories, for everyone, and from files that clients passed by descriptor, each for the
+//! uid that passed it alone: whoever can rewrite such a file can only harm himself. A uid's own name goes before a
+//! directory's. Whoever names a file, the same file (device, inode, size, times) is mapped once.
+//!
+//! A mapping's life: `Opening` (one opener, the others wait) -> `Ready` -> `Retired` (unloaded, replaced or poisoned;
+//! its requests finish) -> gone. A failed opening leaves nothing behind: every waiter gets the error, the next request
+//! tries again.
+//!
+//! Calls block (they open and stat files, and wait for an opener): not for runtime threads. One lock, `tables`, held for
+//! look-ups only; nothing is opened and no callback runs under it.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::{Model, ModelError, ModelId};
+use crate::backend::BackendError;
+use crate::tensor::{FileIdentity, MapError, MappedFile};
+
+mod directory;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use tables::{Listing, ModelStatus};
+use tables::{Opened, Slot, SlotState, Tables};
+
+/// Most names from directories.
+pub const NAMES_MAX: usize = 4096;
+
+/// Longest name of a model.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Why a model cannot be had.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No such name for this uid.
+    #[error("no model is named {name:?}; `list` shows the names")]
+    NotFound {
+        /// The name.
+        name: String,
+    },
+    /// A name that no file can have.
+    #[error("{name:?} cannot be a model's name: 1 to {NAME_BYTES_MAX} bytes, no control characters")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// The file is there and cannot be a model.
+    #[error("{name}: {reason}")]
+    Unusable {
+        /// The name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The file is no regular file, or not opened as it has to be.
+    #[error("{name}: {source}")]
+    File {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        source: Arc<MapError>,
+    },
+    /// The file is damaged or of a kind that is not supported.
+    #[error("{name}: {source}")]
+    Open {
+        /// The name.
+        name: String,
+        /// Why.
+        source: Arc<OpenError>,
+    },
+    /// A passed file was changed in place since.
+    #[error("{name}: the file changed since it was passed: load it again")]
+    Changed {
+        /// The name.
+        name: String,
+    },
+    /// A passed file lost bytes while it was mapped.
+    #[error(
+        "{name}: the file lost bytes while it was mapped (truncated, or a disk error): load it again once it is whole"
+    )]
+    Poisoned {
+        /// The name.
+        name: String,
+    },
+    /// Only who loaded it, or an administrator, may unload it.
+    #[error("{name} was loaded by another user: only that user or an administrator unloads it")]
+    NotYours {
+        /// The name.
+        name: String,
+    },
+    /// Too many files passed by one uid.
+    #[error("{limit} files passed by descriptor are loaded already: unload one first")]
+    Quota {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// Why a file did not open as a model that can run here.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No device computes with one of its tensor types.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A bug of ours.
+    #[error("internal error while the file was read: {0}")]
+    Panicked(String),
+}
+
+/// Makes a model of a file: [`Model::open`], and whether a device can run it.
+pub type Opener = dyn Fn(ModelId, &str, File) -> Result<Model, OpenError> + Send + Sync;
+
+/// Called, under no lock, when a mapping is gone: devices let go of what they hold for it.
+pub type OnGone = dyn Fn(ModelId) + Send + Sync;
+
+/// All models.
+pub struct Store {
+    tables: Mutex<Tables>,
+    /// Told at the end of each opening.
+    opened: Condvar,
+    /// Number of the last finished directory scan; held while one runs.
+    scan: Mutex<u64>,
+    scans_started: AtomicU64,
+    next_id: AtomicU64,
+    passed_per_uid_max: usize,
+    open: Box<Opener>,
+    on_gone: Box<OnGone>,
+}
+
+/// A mapped model in use by one request. The mapping stays until the last one drops.
+pub struct Lease {
+    store: Arc<Store>,
+    model: Arc<Model>,
+}
+
+impl Lease {
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let gone = self.store.tables.lock().release(self.model.id);
+        self.store.tell(gone);
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Lease").field(&self.model.id).finish()
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+/// What an unload did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unloaded {
+    /// It was mapped.
+    pub was_mapped: bool,
+    /// Requests that still use it.
+    pub in_use: u32,
+}
+
+/// Where a name leads.
+enum Source {
+    Passed(ModelId),
+    Directory(directory::Entry),
+}
+
+impl Store {
+    /// A store of `directories`; call [`Store::rescan`] to look into them.
+    pub fn new(
+        directories: Vec<PathBuf>,
+        passed_per_uid_max: usize,
+        open: Box<Opener>,
+        on_gone: Box<OnGone>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            tables: Mutex::new(Tables::new(directories)),
+            opened: Condvar::new(),
+            scan: Mutex::new(0),
+            scans_started: AtomicU64::new(0),
+            next_id: AtomicU64::new(1),
+            passed_per_uid_max,
+            open,
+            on_gone,
+        })
+    }
+
+    /// Replaces the model directories; models stay as they are.
+    pub fn set_directories(&self, directories: Vec<PathBuf>) {
+        self.tables.lock().directories = directories;
+    }
+
+    /// Looks into the directories. Callers that come while one looks share the next look: a storm of misses costs two.
+    pub fn rescan(&self) {
+        let wanted = self.scans_started.load(Ordering::SeqCst) + 1;
+        let mut finished = self.scan.lock();
+        if *finished >= wanted {
+            return;
+        }
+        let number = self.scans_started.fetch_add(1, Ordering::SeqCst) + 1;
+        let directories = self.tables.lock().directories.clone();
+        let entries = directory::scan(&directories);
+        let gone = self.tables.lock().replace_entries(entries);
+        *finished = number;
+        drop(finished);
+        self.tell(gone);
+    }
+
+    /// The model of that name, mapped if it was not; true when this call mapped it.
+    ///
+    /// Its file is looked at anew: a replaced file is mapped as a new model, requests that run finish on the old one.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn acquire(self: &Arc<Self>, uid: u32, name: &str) -> Result<(Lease, bool), StoreError> {
+        let mut source = self.tables.lock().resolve(uid, name);
+        if source.is_none() {
+            self.rescan();
+            source = self.tables.lock().resolve(uid, name);
+        }
+        match source {
+            None => Err(StoreError::NotFound { name: name.into() }),
+            Some(Source::Passed(id)) => Ok((self.acquire_passed(name, id)?, false)),
+            Some(Source::Directory(entry)) => self.acquire_entry(uid, name, &entry),
+        }
+    }
+
+    /// Maps a file that a client passed, and gives it a name for that uid; true when it was not mapped before.
+    ///
+    /// # Errors
+    /// [`StoreError::File`] when it is no regular file opened for reading only; [`StoreError::Open`].
+    pub fn pass(self: &Arc<Self>, uid: u32, name: &str, file: File) -> Result<(Lease, bool), StoreError> {
+        if !directory::is_name(name) {
+            return Err(StoreError::BadName { name: name.into() });
+        }
+        let limit = self.passed_per_uid_max;
+        let full = || StoreError::Quota { limit };
+        if !self.tables.lock().may_pass(uid, name, limit) {
+            return Err(full());
+        }
+        let identity = inspect(name, &file)?;
+        let (lease, mapped_now) = self.lease(uid, name, file, identity)?;
+        let mut tables = self.tables.lock();
+        if !tables.may_pass(uid, name, limit) {
+            drop(tables);
+            return Err(full());
+        }
+        let gone = tables.set_passed(uid, name, lease.model.id);
+        drop(tables);
+        self.tell(gone);
+        Ok((lease, mapped_now))
+    }
+
+    /// Lets a model go: a passed one loses its name, the mapping goes when nothing uses it. A directory's name stays, and
+    /// the next request for it maps it again.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::NotYours`].
+    pub fn unload(&self, uid: u32, administrator: bool, name: &str) -> Result<Unloaded, StoreError> {
+        let mut tables = self.tables.lock();
+        let (unloaded, gone) = tables.unload(uid, administrator, name)?;
+        drop(tables);
+        self.tell(gone);
+        Ok(unloaded)
+    }
+
+    /// All names this uid can ask for, in order.
+    pub fn list(&self, uid: u32) -> Vec<Listing> {
+        self.rescan();
+        self.tables.lock().list(uid)
+    }
+
+    /// One name, as [`Store::list`] has it. Looks into no directory.
+    pub fn status(&self, uid: u32, name: &str) -> Option<Listing> {
+        self.tables.lock().listing(uid, name)
+    }
+
+    /// Names that everyone knows.
+    pub fn names(&self) -> usize {
+        self.tables.lock().names()
+    }
+
+    /// Mapped models.
+    pub fn mapped(&self) -> usize {
+        self.tables.lock().mapped()
+    }
+
+    /// True when every uid knows a model by this name.
+    pub fn is_public(&self, name: &str) -> bool {
+        self.tables.lock().is_public(name)
+    }
+
+    fn acquire_passed(self: &Arc<Self>, name: &str, id: ModelId) -> Result<Lease, StoreError> {
+        let not_found = || StoreError::NotFound { name: name.into() };
+        let model = self.tables.lock().ready(id).ok_or_else(not_found)?;
+        if model.file.check_poison().is_err() {
+            return Err(StoreError::Poisoned { name: name.into() });
+        }
+        if model.file.check_unchanged().is_err() {
+            return Err(StoreError::Changed { name: name.into() });
+        }
+        let used = self.tables.lock().revive_and_use(id);
+        used.then(|| Lease { store: Arc::clone(self), model }).ok_or_else(not_found)
+    }
+
+    fn acquire_entry(
+        self: &Arc<Self>,
+        uid: u32,
+        name: &str,
+        entry: &directory::Entry,
+    ) -> Result<(Lease, bool), StoreError> {
+        let file = match directory::open(&entry.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                self.rescan();
+                return Err(StoreError::NotFound { name: name.into() });
+            }
+            Err(error) => return Err(StoreError::Unusable { name: name.into(), reason: error.to_string() }),
+        };
+        let identity = inspect(name, &file)?;
+        let gone = self.tables.lock().seen(name, identity);
+        self.tell(gone);
+        let result = self.lease(uid, name, file, identity);
+        self.tables.lock().note_failure(name, identity, result.as_ref().err());
+        result
+    }
+
+    /// A lease on the mapping of that file: the one there is, or a new one.
+    fn lease(
+        self: &Arc<Self>,
+        uid: u32,
+        name: &str,
+        file: File,
+        identity: FileIdentity,
+    ) -> Result<(Lease, bool), StoreError> {
+        let mut tables = self.tables.lock();
+        let id = loop {
+            match tables.current(identity) {
+                None => break ModelId(self.next_id.fetch_add(1, Ordering::Relaxed)),
+                Some((id, SlotState::Ready(model))) if model.file.check_poison().is_err() => {
+                    let gone = tables.retire(id);
+                    drop(tables);
+                    self.tell(gone);
+                    tables = self.tables.lock();
+                }
+                Some((id, SlotState::Ready(model))) => {
+                    tables.use_slot(id);
+                    return Ok((Lease { store: Arc::clone(self), model }, false));
+                }
+                Some((_, SlotState::Opening(flight))) => {
+                    self.wait(&mut tables, &flight)
+                        .map_err(|source| StoreError::Open { name: name.into(), source })?;
+                }
+            }
+        };
+        let flight: Arc<Opened> = Arc::new(OnceLock::new());
+        tables.insert(id, Slot::opening(identity, uid, Arc::clone(&flight)));
+        drop(tables);
+
+        let result = self.open_caught(id, name, file);
+        let mut tables = self.tables.lock();
+        let result = match result {
+            Ok(model) => {
+                let model = Arc::new(model);
+                tables.opened(id, &model);
+                Ok((Lease { store: Arc::clone(self), model }, true))
+            }
+            Err(error) => {
+                tables.failed(id);
+                let source = Arc::new(error);
+                let _ = flight.set(Err(Arc::clone(&source)));
+                Err(StoreError::Open { name: name.into(), source })
+            }
+        };
+        let _ = flight.set(Ok(()));
+        drop(tables);
+        self.opened.notify_all();
+        result
+    }
+
+    fn wait(&self, tables: &mut MutexGuard<'_, Tables>, flight: &Opened) -> Result<(), Arc<OpenError>> {
+        loop {
+            if let Some(result) = flight.get() {
+                return result.clone();
+            }
+            self.opened.wait(tables);
+        }
+    }
+
+    fn open_caught(&self, id: ModelId, name: &str, file: File) -> Result<Model, OpenError> {
+        catch_unwind(AssertUnwindSafe(|| (self.open)(id, name, file)))
+            .unwrap_or_else(|panic| Err(OpenError::Panicked(panic_text(&*panic))))
+    }
+
+    fn tell(&self, gone: Vec<ModelId>) {
+        for id in gone {
+            (self.on_gone)(id);
+        }
+    }
+}
+
+fn inspect(name: &str, file: &File) -> Result<FileIdentity, StoreError> {
+    MappedFile::inspect(file)
+        .map_err(|source| StoreError::File { name: name.into(), source: Arc::new(source) })
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
+}

@@ -1,0 +1,364 @@
+//! Names and mappings: plain tables, changed under the store's one lock. Nothing here opens a file or waits.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use super::directory::Entry;
+use super::{Model, ModelId, OpenError, Source, StoreError, Unloaded};
+use crate::tensor::FileIdentity;
+
+/// Where an opening's end is told.
+pub(super) type Opened = OnceLock<Result<(), Arc<OpenError>>>;
+
+/// A mapping, from the first request for it on.
+pub(super) struct Slot {
+    identity: FileIdentity,
+    state: SlotState,
+    /// Requests that hold a lease.
+    in_use: u32,
+    /// No new requests, unless the same file is asked for again; gone when `in_use` is 0.
+    retired: bool,
+    /// Who asked first.
+    loaded_by: u32,
+}
+
+#[derive(Clone)]
+pub(super) enum SlotState {
+    Opening(Arc<Opened>),
+    Ready(Arc<Model>),
+}
+
+impl Slot {
+    pub(super) fn opening(identity: FileIdentity, loaded_by: u32, flight: Arc<Opened>) -> Self {
+        Self { identity, state: SlotState::Opening(flight), in_use: 0, retired: false, loaded_by }
+    }
+
+    fn model(&self) -> Option<&Arc<Model>> {
+        match &self.state {
+            SlotState::Ready(model) => Some(model),
+            SlotState::Opening(_) => None,
+        }
+    }
+}
+
+/// A directory's name.
+struct Listed {
+    entry: Entry,
+    /// The file as it was when last asked for.
+    seen: Option<FileIdentity>,
+    /// Why that file did not open.
+    failure: Option<String>,
+}
+
+/// State of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelStatus {
+    /// A name and a file, nothing read.
+    Registered,
+    /// Ready for requests.
+    Mapped,
+    /// Unloaded while requests run on it.
+    Draining,
+    /// Its file lost bytes while it was mapped.
+    Poisoned,
+    /// It cannot be a model, or did not open.
+    Unusable,
+}
+
+/// A name and what is known of its model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The name.
+    pub name: String,
+    /// Its state.
+    pub status: ModelStatus,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Architecture; empty while not mapped.
+    pub architecture: String,
+    /// Requests that use it now.
+    pub in_use: u32,
+    /// Why it is poisoned or unusable, else empty.
+    pub reason: String,
+}
+
+/// Names and mappings.
+pub(super) struct Tables {
+    pub(super) directories: Vec<PathBuf>,
+    listed: BTreeMap<String, Listed>,
+    /// Files passed by descriptor, by uid and name.
+    passed: BTreeMap<(u32, String), ModelId>,
+    slots: HashMap<ModelId, Slot>,
+    /// The slot that serves new requests for a file.
+    current: HashMap<FileIdentity, ModelId>,
+}
+
+impl Tables {
+    pub(super) fn new(directories: Vec<PathBuf>) -> Self {
+        Self {
+            directories,
+            listed: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            slots: HashMap::new(),
+            current: HashMap::new(),
+        }
+    }
+
+    pub(super) fn resolve(&self, uid: u32, name: &str) -> Option<Source> {
+        if let Some(id) = self.passed.get(&(uid, name.to_owned())) {
+            return Some(Source::Passed(*id));
+        }
+        self.listed.get(name).map(|listed| Source::Directory(listed.entry.clone()))
+    }
+
+    /// Takes in a new look at the directories. Models whose file went away are retired.
+    pub(super) fn replace_entries(&mut self, entries: BTreeMap<String, Entry>) -> Vec<ModelId> {
+        let mut old = std::mem::take(&mut self.listed);
+        for (name, entry) in entries {
+            let before = old.remove(&name);
+            let (seen, failure) = before.map_or((None, None), |listed| (listed.seen, listed.failure));
+            self.listed.insert(name, Listed { entry, seen, failure });
+        }
+        let lost: Vec<FileIdentity> = old.into_values().filter_map(|listed| listed.seen).collect();
+        lost.into_iter().flat_map(|identity| self.retire_unnamed(identity)).collect()
+    }
+
+    /// A name's file is this one now; the mapping of the one before is retired.
+    pub(super) fn seen(&mut self, name: &str, identity: FileIdentity) -> Vec<ModelId> {
+        let Some(listed) = self.listed.get_mut(name) else { return Vec::new() };
+        match listed.seen.replace(identity) {
+            Some(before) if before != identity => self.retire_unnamed(before),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn note_failure(&mut self, name: &str, identity: FileIdentity, error: Option<&StoreError>) {
+        if let Some(listed) = self.listed.get_mut(name)
+            && listed.seen == Some(identity)
+        {
+            listed.failure = error.map(ToString::to_string);
+        }
+    }
+
+    pub(super) fn current(&self, identity: FileIdentity) -> Option<(ModelId, SlotState)> {
+        let by_identity = self.current.get(&identity).copied();
+        // A retired mapping of the very same file serves again rather than a second one being made.
+        let id = by_identity.or_else(|| {
+            let whole = |model: &Arc<Model>| model.file.check_poison().is_ok();
+            self.slots
+                .iter()
+                .find(|(_, s)| s.identity == identity && s.model().is_some_and(whole))
+                .map(|(id, _)| *id)
+        })?;
+        self.slots.get(&id).map(|slot| (id, slot.state.clone()))
+    }
+
+    pub(super) fn ready(&self, id: ModelId) -> Option<Arc<Model>> {
+        self.slots.get(&id).and_then(Slot::model).cloned()
+    }
+
+    pub(super) fn insert(&mut self, id: ModelId, slot: Slot) {
+        self.current.insert(slot.identity, id);
+        self.slots.insert(id, slot);
+    }
+
+    /// The opening succeeded; its opener uses it.
+    pub(super) fn opened(&mut self, id: ModelId, model: &Arc<Model>) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.state = SlotState::Ready(Arc::clone(model));
+            slot.in_use += 1;
+        }
+    }
+
+    pub(super) fn failed(&mut self, id: ModelId) {
+        if let Some(slot) = self.slots.remove(&id) {
+            self.current.remove(&slot.identity);
+        }
+    }
+
+    /// Counts one more request; a retired slot serves again.
+    pub(super) fn use_slot(&mut self, id: ModelId) {
+        self.revive_and_use(id);
+    }
+
+    pub(super) fn revive_and_use(&mut self, id: ModelId) -> bool {
+        let Some(slot) = self.slots.get_mut(&id) else { return false };
+        slot.in_use += 1;
+        slot.retired = false;
+        self.current.entry(slot.identity).or_insert(id);
+        true
+    }
+
+    pub(super) fn release(&mut self, id: ModelId) -> Vec<ModelId> {
+        let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
+        slot.in_use = slot.in_use.saturating_sub(1);
+        self.sweep(id)
+    }
+
+    /// No new requests for a mapping. Returns what is gone.
+    pub(super) fn retire(&mut self, id: ModelId) -> Vec<ModelId> {
+        let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
+        // An opening has a waiter that will use it: it is left to the next look.
+        if slot.model().is_none() {
+            return Vec::new();
+        }
+        slot.retired = true;
+        if self.current.get(&slot.identity) == Some(&id) {
+            self.current.remove(&slot.identity);
+        }
+        self.sweep(id)
+    }
+
+    /// Drops a slot that is retired, unused and unnamed.
+    fn sweep(&mut self, id: ModelId) -> Vec<ModelId> {
+        let idle = self.slots.get(&id).is_some_and(|slot| slot.retired && slot.in_use == 0);
+        if !idle || self.passed.values().any(|passed| *passed == id) {
+            return Vec::new();
+        }
+        self.slots.remove(&id);
+        vec![id]
+    }
+
+    /// Retires the mapping of a file that no name leads to any more.
+    fn retire_unnamed(&mut self, identity: FileIdentity) -> Vec<ModelId> {
+        let Some(id) = self.current.get(&identity).copied() else { return Vec::new() };
+        let passed = self.passed.values().any(|passed| *passed == id);
+        let listed = self.listed.values().any(|listed| listed.seen == Some(identity));
+        if passed || listed { Vec::new() } else { self.retire(id) }
+    }
+
+    pub(super) fn may_pass(&self, uid: u32, name: &str, limit: usize) -> bool {
+        self.passed.contains_key(&(uid, name.to_owned())) || self.passed_of(uid).count() < limit
+    }
+
+    fn passed_of(&self, uid: u32) -> impl Iterator<Item = (&String, ModelId)> {
+        self.passed
+            .range((uid, String::new())..)
+            .take_while(move |((u, _), _)| *u == uid)
+            .map(|((_, n), id)| (n, *id))
+    }
+
+    /// Names a passed file; what the name led to before is retired.
+    pub(super) fn set_passed(&mut self, uid: u32, name: &str, id: ModelId) -> Vec<ModelId> {
+        match self.passed.insert((uid, name.to_owned()), id) {
+            Some(before) if before != id => self.unnamed(before),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A passed name stopped leading to this mapping.
+    fn unnamed(&mut self, id: ModelId) -> Vec<ModelId> {
+        let Some(slot) = self.slots.get(&id) else { return Vec::new() };
+        let identity = slot.identity;
+        if slot.retired { self.sweep(id) } else { self.retire_unnamed(identity) }
+    }
+
+    pub(super) fn unload(
+        &mut self,
+        uid: u32,
+        administrator: bool,
+        name: &str,
+    ) -> Result<(Unloaded, Vec<ModelId>), StoreError> {
+        if let Some(id) = self.passed.remove(&(uid, name.to_owned())) {
+            let in_use = self.slots.get(&id).map_or(0, |slot| slot.in_use);
+            return Ok((Unloaded { was_mapped: true, in_use }, self.unnamed(id)));
+        }
+        let listed = self.listed.get(name).ok_or_else(|| StoreError::NotFound { name: name.into() })?;
+        let id = listed.seen.and_then(|identity| self.current.get(&identity)).copied();
+        let Some((id, slot)) = id.and_then(|id| Some((id, self.slots.get(&id)?))) else {
+            return Ok((Unloaded { was_mapped: false, in_use: 0 }, Vec::new()));
+        };
+        if !administrator && slot.loaded_by != uid {
+            return Err(StoreError::NotYours { name: name.into() });
+        }
+        let unloaded = Unloaded { was_mapped: slot.model().is_some(), in_use: slot.in_use };
+        if self.passed.values().any(|passed| *passed == id) {
+            return Ok((unloaded, Vec::new()));
+        }
+        Ok((unloaded, self.retire(id)))
+    }
+
+    pub(super) fn names(&self) -> usize {
+        self.listed.len()
+    }
+
+    pub(super) fn mapped(&self) -> usize {
+        self.slots.values().filter(|slot| slot.model().is_some()).count()
+    }
+
+    pub(super) fn is_public(&self, name: &str) -> bool {
+        self.listed.contains_key(name)
+    }
+
+    pub(super) fn list(&self, uid: u32) -> Vec<Listing> {
+        let mut all: BTreeMap<&String, Listing> = BTreeMap::new();
+        for (name, listed) in &self.listed {
+            all.insert(name, self.listed_listing(name, listed));
+        }
+        for (name, id) in self.passed_of(uid) {
+            all.insert(name, self.passed_listing(name, id));
+        }
+        all.into_values().collect()
+    }
+
+    pub(super) fn listing(&self, uid: u32, name: &str) -> Option<Listing> {
+        if let Some(id) = self.passed.get(&(uid, name.to_owned())) {
+            return Some(self.passed_listing(name, *id));
+        }
+        self.listed.get(name).map(|listed| self.listed_listing(name, listed))
+    }
+
+    fn passed_listing(&self, name: &str, id: ModelId) -> Listing {
+        match self.slots.get(&id) {
+            Some(slot) => slot_listing(name, slot),
+            None => unmapped(name, 0, ModelStatus::Unusable, "the mapping is gone: load it again"),
+        }
+    }
+
+    fn listed_listing(&self, name: &str, listed: &Listed) -> Listing {
+        let slot = listed.seen.and_then(|identity| {
+            let current = self.current.get(&identity).and_then(|id| self.slots.get(id));
+            current.or_else(|| self.slots.values().find(|slot| slot.identity == identity))
+        });
+        if let Some(slot) = slot {
+            return slot_listing(name, slot);
+        }
+        match listed.entry.unusable.as_ref().or(listed.failure.as_ref()) {
+            Some(reason) => unmapped(name, listed.entry.bytes, ModelStatus::Unusable, reason),
+            None => unmapped(name, listed.entry.bytes, ModelStatus::Registered, ""),
+        }
+    }
+}
+
+fn slot_listing(name: &str, slot: &Slot) -> Listing {
+    let Some(model) = slot.model() else {
+        return unmapped(name, slot.identity.size, ModelStatus::Registered, "");
+    };
+    let poison = model.file.check_poison().err();
+    let status = match (&poison, slot.retired) {
+        (Some(_), _) => ModelStatus::Poisoned,
+        (None, true) => ModelStatus::Draining,
+        (None, false) => ModelStatus::Mapped,
+    };
+    Listing {
+        name: name.to_owned(),
+        status,
+        file_bytes: slot.identity.size,
+        architecture: model.plan.architecture.clone(),
+        in_use: slot.in_use,
+        reason: poison.map_or_else(String::new, |e| e.to_string()),
+    }
+}
+
+fn unmapped(name: &str, file_bytes: u64, status: ModelStatus, reason: &str) -> Listing {
+    Listing {
+        name: name.to_owned(),
+        status,
+        file_bytes,
+        architecture: String::new(),
+        in_use: 0,
+        reason: reason.to_owned(),
+    }
+}

@@ -1,0 +1,207 @@
+//! The store against real files: copies of the small model, in directories of their own.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::*;
+
+const ALICE: u32 = 1001;
+const BOB: u32 = 1002;
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    store: Arc<Store>,
+    opened: Arc<AtomicUsize>,
+    gone: Arc<Mutex<Vec<ModelId>>>,
+}
+
+/// A store of one directory with a model `tiny`; `before` runs in each opening.
+fn fixture(before: impl Fn(usize) + Send + Sync + 'static) -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    copy_model(&dir.path().join("tiny.gguf"));
+    let (opened, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (count, list) = (Arc::clone(&opened), Arc::clone(&gone));
+    let open = move |id, name: &str, file| {
+        before(count.fetch_add(1, Ordering::SeqCst));
+        Ok(Model::open(id, name, file)?)
+    };
+    let store =
+        Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(move |id| list.lock().push(id)));
+    store.rescan();
+    Fixture { dir, store, opened, gone }
+}
+
+fn copy_model(to: &Path) {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf");
+    std::fs::copy(model, to).unwrap();
+}
+
+impl Fixture {
+    fn path(&self, file: &str) -> PathBuf {
+        self.dir.path().join(file)
+    }
+
+    fn opened(&self) -> usize {
+        self.opened.load(Ordering::SeqCst)
+    }
+
+    fn status(&self, uid: u32, name: &str) -> Option<ModelStatus> {
+        self.store.status(uid, name).map(|listing| listing.status)
+    }
+}
+
+#[test]
+fn ten_callers_at_once_open_a_model_once() {
+    let f = fixture(|_| std::thread::sleep(Duration::from_millis(50)));
+    let leases: Vec<(Lease, bool)> = std::thread::scope(|scope| {
+        let callers: Vec<_> =
+            (0..10).map(|_| scope.spawn(|| f.store.acquire(ALICE, "tiny").unwrap())).collect();
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+    });
+    assert_eq!(f.opened(), 1);
+    assert_eq!(leases.iter().filter(|(_, mapped_now)| *mapped_now).count(), 1);
+    assert!(leases.windows(2).all(|pair| Arc::ptr_eq(pair[0].0.model(), pair[1].0.model())));
+    assert_eq!(f.store.status(ALICE, "tiny").unwrap().in_use, 10);
+}
+
+#[test]
+fn a_panic_while_opening_fails_its_callers_and_the_next_request_tries_again() {
+    let f = fixture(|call| {
+        if call == 0 {
+            std::thread::sleep(Duration::from_millis(50));
+            panic!("a fault in the parser");
+        }
+    });
+    let errors: Vec<StoreError> = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..4).map(|_| scope.spawn(|| f.store.acquire(ALICE, "tiny"))).collect();
+        callers.into_iter().filter_map(|caller| caller.join().unwrap().err()).collect()
+    });
+    assert!(!errors.is_empty());
+    for error in &errors {
+        let StoreError::Open { source, .. } = error else { panic!("{error}") };
+        assert!(
+            matches!(&**source, OpenError::Panicked(text) if text == "a fault in the parser"),
+            "{source}"
+        );
+    }
+    f.store.acquire(ALICE, "tiny").unwrap();
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
+}
+
+#[test]
+fn a_file_that_appears_is_found_and_one_that_goes_is_not() {
+    let f = fixture(|_| ());
+    assert!(matches!(f.store.acquire(ALICE, "new"), Err(StoreError::NotFound { .. })));
+    copy_model(&f.path("new.gguf"));
+    f.store.acquire(ALICE, "new").unwrap();
+    std::fs::remove_file(f.path("new.gguf")).unwrap();
+    assert!(matches!(f.store.acquire(ALICE, "new"), Err(StoreError::NotFound { .. })));
+    assert_eq!(f.gone.lock().len(), 1, "its mapping went with it");
+    assert_eq!(f.store.list(ALICE).len(), 1);
+}
+
+#[test]
+fn a_broken_file_is_refused_listed_with_its_reason_and_works_once_mended() {
+    let f = fixture(|_| ());
+    let whole = std::fs::read(f.path("tiny.gguf")).unwrap();
+    std::fs::write(f.path("tiny.gguf"), &whole[..whole.len() / 2]).unwrap();
+    let error = f.store.acquire(ALICE, "tiny").unwrap_err();
+    assert!(error.to_string().contains("incomplete or damaged"), "{error}");
+    let listing = f.store.status(ALICE, "tiny").unwrap();
+    assert_eq!(listing.status, ModelStatus::Unusable);
+    assert!(listing.reason.contains("incomplete or damaged"));
+    std::fs::write(f.path("tiny.gguf"), &whole).unwrap();
+    f.store.acquire(ALICE, "tiny").unwrap();
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
+}
+
+#[test]
+fn a_replaced_file_is_a_new_model_and_requests_finish_on_the_old_one() {
+    let f = fixture(|_| ());
+    let (old, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    copy_model(&f.path("next"));
+    std::fs::rename(f.path("next"), f.path("tiny.gguf")).unwrap();
+    let (new, mapped_now) = f.store.acquire(ALICE, "tiny").unwrap();
+    assert!(mapped_now && old.model().id != new.model().id);
+    assert!(old.model().file.check_unchanged().is_ok(), "what was mapped is still whole");
+    assert!(f.gone.lock().is_empty());
+    let id = old.model().id;
+    drop(old);
+    assert_eq!(*f.gone.lock(), [id]);
+    assert_eq!(f.store.mapped(), 1);
+}
+
+#[test]
+fn a_file_changed_in_place_is_told_from_one_that_only_got_another_name() {
+    let f = fixture(|_| ());
+    let (lease, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    std::fs::hard_link(f.path("tiny.gguf"), f.path("other")).unwrap();
+    std::fs::rename(f.path("tiny.gguf"), f.path("renamed")).unwrap();
+    assert!(lease.model().file.check_unchanged().is_ok(), "links and names are no content");
+    let file = std::fs::OpenOptions::new().append(true).open(f.path("renamed")).unwrap();
+    file.set_len(file.metadata().unwrap().len() + 1).unwrap();
+    assert!(lease.model().file.check_unchanged().is_err());
+}
+
+#[test]
+fn an_unloaded_model_drains_and_is_mapped_again_when_asked_for() {
+    let f = fixture(|_| ());
+    let (lease, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    assert!(matches!(f.store.unload(BOB, false, "tiny"), Err(StoreError::NotYours { .. })));
+    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 1 });
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Draining));
+    // The same file again: the mapping that drains serves on, no second one is made.
+    let (again, mapped_now) = f.store.acquire(BOB, "tiny").unwrap();
+    assert!(!mapped_now && Arc::ptr_eq(again.model(), lease.model()));
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
+    assert_eq!(f.store.unload(0, true, "tiny").unwrap().in_use, 2);
+    drop((lease, again));
+    assert_eq!((f.gone.lock().len(), f.store.mapped()), (1, 0));
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Registered));
+    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: false, in_use: 0 });
+}
+
+#[test]
+fn a_passed_file_shares_the_mapping_and_its_name_is_its_uids_alone() {
+    let f = fixture(|_| ());
+    let file = || File::open(f.path("tiny.gguf")).unwrap();
+    let (of_directory, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    let (passed, mapped_now) = f.store.pass(ALICE, "mine", file()).unwrap();
+    assert!(!mapped_now && Arc::ptr_eq(of_directory.model(), passed.model()));
+    assert_eq!(f.opened(), 1);
+    assert!(matches!(f.store.acquire(BOB, "mine"), Err(StoreError::NotFound { .. })));
+    assert_eq!(f.store.list(BOB).len(), 1);
+    assert_eq!(f.store.list(ALICE).len(), 2);
+    drop((of_directory, passed));
+    // The directory's name is unloaded; the passed one keeps the mapping.
+    f.store.unload(ALICE, false, "tiny").unwrap();
+    assert_eq!(f.store.mapped(), 1);
+    f.store.unload(ALICE, false, "mine").unwrap();
+    assert!(matches!(f.store.acquire(ALICE, "mine"), Err(StoreError::NotFound { .. })));
+}
+
+#[test]
+fn passed_files_are_bounded_and_checked() {
+    let f = fixture(|_| ());
+    for name in ["a", "b", "c"] {
+        copy_model(&f.path(name));
+    }
+    let file = |name: &str| File::open(f.path(name)).unwrap();
+    f.store.pass(ALICE, "a", file("a")).unwrap();
+    f.store.pass(ALICE, "b", file("b")).unwrap();
+    assert!(matches!(f.store.pass(ALICE, "c", file("c")), Err(StoreError::Quota { limit: 2 })));
+    f.store.pass(BOB, "c", file("c")).unwrap();
+    f.store.pass(ALICE, "a", file("c")).unwrap();
+    assert_eq!(f.gone.lock().len(), 1, "what `a` named before is gone");
+
+    let writable = std::fs::OpenOptions::new().read(true).write(true).open(f.path("a")).unwrap();
+    assert!(matches!(f.store.pass(ALICE, "a", writable), Err(StoreError::File { .. })));
+    let directory = File::open(f.dir.path()).unwrap();
+    assert!(matches!(f.store.pass(ALICE, "a", directory), Err(StoreError::File { .. })));
+    assert!(matches!(f.store.pass(ALICE, "\n", file("a")), Err(StoreError::BadName { .. })));
+
+    let grown = std::fs::OpenOptions::new().append(true).open(f.path("b")).unwrap();
+    grown.set_len(grown.metadata().unwrap().len() + 1).unwrap();
+    assert!(matches!(f.store.acquire(ALICE, "b"), Err(StoreError::Changed { .. })));
+}

@@ -1,0 +1,159 @@
+//! Errors of the layers below as their numbers on the wire.
+//!
+//! One table, so that a code means one thing. Texts come from the errors; they name models by their name, never by path.
+
+use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
+
+use crate::backend::BackendError;
+use crate::model::ModelError;
+use crate::model::gguf::GgufError;
+use crate::model::plan::PlanError;
+use crate::model::store::{OpenError, StoreError};
+use crate::model::template::TemplateError;
+use crate::model::tokenizer::TokenizerError;
+use crate::scheduler::JobError;
+use crate::tensor::MapError;
+
+/// How long a client should wait when queues are full.
+const BUSY_RETRY_MS: u32 = 500;
+
+/// How long a client should wait for a daemon that restarts.
+const DRAINING_RETRY_MS: u32 = 1000;
+
+/// A request's failure, ready to be sent.
+pub(super) type Failure = WireError;
+
+pub(super) fn failure(code: ErrorCode, message: &str) -> Failure {
+    let error = WireError::new(code, message);
+    match code {
+        ErrorCode::Busy | ErrorCode::Quota => error.with_retry_after_ms(BUSY_RETRY_MS),
+        ErrorCode::ServerDraining => error.with_retry_after_ms(DRAINING_RETRY_MS),
+        _ => error,
+    }
+}
+
+pub(super) fn of_codec(error: &CodecError) -> Failure {
+    failure(error.code(), &error.to_string())
+}
+
+pub(super) fn of_store(error: &StoreError) -> Failure {
+    failure(store_code(error), &error.to_string())
+}
+
+pub(super) fn of_template(error: &TemplateError) -> Failure {
+    let code = match error {
+        TemplateError::Busy { .. } => ErrorCode::Busy,
+        TemplateError::Process { .. } => ErrorCode::Unavailable,
+        TemplateError::RequestTooLong { .. } => ErrorCode::LimitExceeded,
+        _ => ErrorCode::TemplateFailed,
+    };
+    if let TemplateError::Process { source, .. } = error {
+        tracing::warn!(%error, %source, "a chat template was not rendered");
+    }
+    failure(code, &error.to_string())
+}
+
+pub(super) fn of_job(error: &JobError) -> Failure {
+    failure(job_code(error), &error.to_string())
+}
+
+fn store_code(error: &StoreError) -> ErrorCode {
+    match error {
+        StoreError::NotFound { .. } => ErrorCode::ModelNotFound,
+        StoreError::BadName { .. } => ErrorCode::InvalidArgument,
+        StoreError::Unusable { .. } => ErrorCode::NotAModelFile,
+        StoreError::File { source, .. } => map_code(source),
+        StoreError::Open { source, .. } => match &**source {
+            OpenError::Model(error) => model_code(error),
+            OpenError::Backend(error) => backend_code(error),
+            OpenError::Panicked(_) => ErrorCode::Internal,
+        },
+        StoreError::Changed { .. } => ErrorCode::ModelChanged,
+        StoreError::Poisoned { .. } => ErrorCode::ModelCorrupt,
+        StoreError::NotYours { .. } => ErrorCode::Forbidden,
+        StoreError::Quota { .. } => ErrorCode::Quota,
+    }
+}
+
+fn map_code(error: &MapError) -> ErrorCode {
+    match error {
+        MapError::NotRegular { .. } | MapError::Empty => ErrorCode::NotAModelFile,
+        MapError::OutOfRange { .. } | MapError::Poisoned => ErrorCode::ModelCorrupt,
+        MapError::TooMany { .. } => ErrorCode::Quota,
+        MapError::Changed => ErrorCode::ModelChanged,
+        MapError::Os { .. } => ErrorCode::Unavailable,
+    }
+}
+
+fn model_code(error: &ModelError) -> ErrorCode {
+    match error {
+        ModelError::Gguf(error) => gguf_code(error),
+        ModelError::Tokenizer(TokenizerError::Metadata(error)) => gguf_code(error),
+        ModelError::Tokenizer(TokenizerError::Kind(_) | TokenizerError::PreTokenizer { .. }) => {
+            ErrorCode::ModelUnsupported
+        }
+        ModelError::Tokenizer(_) => ErrorCode::ModelCorrupt,
+        ModelError::Plan(error) => match error {
+            PlanError::Architecture { .. } | PlanError::Feature { .. } | PlanError::UnknownTensors { .. } => {
+                ErrorCode::ModelUnsupported
+            }
+            PlanError::NoArchitecture => ErrorCode::ModelUnsupported,
+            PlanError::PerLayer { .. } | PlanError::VectorType { .. } => ErrorCode::ModelUnsupported,
+            _ => ErrorCode::ModelCorrupt,
+        },
+        ModelError::Map(error) => map_code(error),
+    }
+}
+
+fn gguf_code(error: &GgufError) -> ErrorCode {
+    match error {
+        GgufError::Map(error) => map_code(error),
+        GgufError::Read { .. } => ErrorCode::Unavailable,
+        GgufError::Magic { .. } => ErrorCode::NotAModelFile,
+        GgufError::BigEndian { .. } | GgufError::Version { .. } | GgufError::TensorType { .. } => {
+            ErrorCode::ModelUnsupported
+        }
+        _ => ErrorCode::ModelCorrupt,
+    }
+}
+
+fn backend_code(error: &BackendError) -> ErrorCode {
+    match error {
+        BackendError::Unsupported { .. } => ErrorCode::ModelUnsupported,
+        BackendError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
+        BackendError::Shape { .. } | BackendError::NotFinite => ErrorCode::ModelCorrupt,
+        BackendError::Dims(_) => ErrorCode::ModelUnsupported,
+        BackendError::Start { .. } => ErrorCode::DeviceFailed,
+        BackendError::Batch(_) | BackendError::Internal(_) => ErrorCode::Internal,
+    }
+}
+
+fn job_code(error: &JobError) -> ErrorCode {
+    match error {
+        JobError::Cancelled => ErrorCode::Cancelled,
+        JobError::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
+        JobError::DoesNotFit { .. } => ErrorCode::DoesNotFit,
+        JobError::QueueFull { .. } => ErrorCode::Busy,
+        JobError::Draining => ErrorCode::ServerDraining,
+        JobError::SlowReader { .. } => ErrorCode::SlowReader,
+        JobError::Model(error) => map_code(error),
+        JobError::Backend(error) => backend_code(error),
+        JobError::Invalid(_) | JobError::Panicked(_) => ErrorCode::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_errors_say_when_to_come_back_and_texts_fit() {
+        let busy = of_job(&JobError::QueueFull { queued: 4, limit: 4 });
+        assert_eq!((busy.code, busy.retryable, busy.retry_after_ms), (300, true, BUSY_RETRY_MS));
+        let name = "n".repeat(250);
+        let long = of_store(&StoreError::Unusable { name, reason: "r".repeat(1000) });
+        assert_eq!(long.code, ErrorCode::NotAModelFile as u16);
+        assert_eq!(long.message.len(), 512);
+        assert!(!long.retryable);
+    }
+}

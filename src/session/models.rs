@@ -1,0 +1,319 @@
+//! Requests about models.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rocmforge_client::wire::{
+    self, ErrorCode, Ext, ListReply, LoadReply, LoadRequest, MetadataEntry, ModelState, ModelSummary, Op,
+    ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest, limits,
+};
+
+use super::Call;
+use super::error::{Failure, failure, of_codec, of_store};
+use super::memory::Recall;
+use crate::model::Model;
+use crate::model::gguf::{Array, Value};
+use crate::model::store::{Listing, ModelStatus};
+
+/// Bytes of metadata and tensors in one `ShowReply`; the client asks again for the rest.
+const SHOW_BYTES: usize = 512 << 10;
+
+/// Elements of an array, and bytes of a text, that are shown.
+const SHOWN_ELEMENTS: usize = 8;
+const SHOWN_BYTES: usize = 1024;
+
+pub(super) async fn list(call: Call) -> Result<ListReply, Failure> {
+    call.blocking(|call| {
+        let models = call.service().store.list(call.peer().uid);
+        Ok(ListReply {
+            models: models.into_iter().take(limits::MODELS_MAX).map(summary).collect(),
+            ext: Ext::new(),
+        })
+    })
+    .await
+}
+
+pub(super) async fn load(
+    call: Call,
+    request: LoadRequest,
+    fd: Option<OwnedFd>,
+    payload: Vec<u8>,
+) -> Result<LoadReply, Failure> {
+    call.service().admit()?;
+    let id = request.request_id;
+    once(&call, id, Op::Load, &payload, async {
+        call.blocking(move |call| {
+            let begun = Instant::now();
+            let (store, uid) = (&call.service().store, call.peer().uid);
+            let result = match fd {
+                Some(fd) => store.pass(uid, &request.name, File::from(fd)),
+                None => store.acquire(uid, &request.name),
+            };
+            let (_lease, mapped_now) = result.map_err(|error| of_store(&error))?;
+            Ok(LoadReply {
+                summary: summary_of(call, &request.name)?,
+                mapped_now,
+                elapsed_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+                ext: Ext::new(),
+            })
+        })
+        .await
+    })
+    .await
+}
+
+pub(super) async fn unload(
+    call: Call,
+    request: UnloadRequest,
+    payload: Vec<u8>,
+) -> Result<UnloadReply, Failure> {
+    let id = request.request_id;
+    once(&call, id, Op::Unload, &payload, async {
+        call.blocking(move |call| {
+            let peer = call.peer();
+            let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
+            let unloaded = unloaded.map_err(|error| of_store(&error))?;
+            Ok(UnloadReply {
+                was_mapped: unloaded.was_mapped,
+                draining_sequences: unloaded.in_use,
+                ext: Ext::new(),
+            })
+        })
+        .await
+    })
+    .await
+}
+
+/// Does `work`, unless the request was answered before: then the first answer is given again.
+async fn once<T: wire::Message>(
+    call: &Call,
+    id: u128,
+    op: Op,
+    payload: &[u8],
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let uid = call.peer().uid;
+    let mut request = (op as u16).to_le_bytes().to_vec();
+    request.extend_from_slice(payload);
+    let recalled = call.service().memory.lock().recall(uid, id, &request);
+    match recalled {
+        Recall::Answered(reply) => wire::decode(&reply).map_err(|error| of_codec(&error)),
+        Recall::Conflict => {
+            let text = format!("request_id {id:#x} was used for another request: choose a new one");
+            Err(failure(ErrorCode::InvalidArgument, &text))
+        }
+        Recall::New => {
+            let reply = work.await?;
+            let bytes = wire::encode(&reply).map_err(|error| of_codec(&error))?;
+            call.service().memory.lock().remember(uid, id, &request, bytes);
+            Ok(reply)
+        }
+    }
+}
+
+fn summary_of(call: &Call, name: &str) -> Result<ModelSummary, Failure> {
+    let listing = call.service().store.status(call.peer().uid, name);
+    let gone = || failure(ErrorCode::ModelNotFound, &format!("{name:?} was unloaded at the same time"));
+    listing.map(summary).ok_or_else(gone)
+}
+
+fn summary(listing: Listing) -> ModelSummary {
+    ModelSummary {
+        name: listing.name,
+        state: match listing.status {
+            ModelStatus::Registered => ModelState::Registered,
+            ModelStatus::Mapped => ModelState::Mapped,
+            ModelStatus::Draining => ModelState::Draining,
+            ModelStatus::Poisoned => ModelState::Poisoned,
+            ModelStatus::Unusable => ModelState::Unusable,
+        },
+        file_bytes: listing.file_bytes,
+        architecture: label(&listing.architecture),
+        sequences: listing.in_use,
+        reason: wire::cut_text(&listing.reason, limits::ERROR_BYTES_MAX).to_owned(),
+        ext: Ext::new(),
+    }
+}
+
+pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, Failure> {
+    call.service().admit()?;
+    call.blocking(move |call| {
+        let (lease, _) = call
+            .service()
+            .store
+            .acquire(call.peer().uid, &request.model)
+            .map_err(|error| of_store(&error))?;
+        let mut summary = summary_of(call, &request.model)?;
+        summary.sequences = summary.sequences.saturating_sub(1); // this request itself
+        Ok(describe(lease.model(), summary, &request))
+    })
+    .await
+}
+
+fn describe(model: &Model, summary: ModelSummary, request: &ShowRequest) -> ShowReply {
+    let gguf = &model.gguf;
+    let dims = &model.plan.dims;
+    let (mut metadata, mut tensors) = (Vec::new(), Vec::new());
+    if request.full {
+        let mut room = SHOW_BYTES;
+        let entries = gguf
+            .metadata()
+            .skip(request.skip_metadata as usize)
+            .map(|(key, value)| metadata_entry(key, value));
+        metadata = fill(&mut room, entries, |e| e.key.len() + e.kind.len() + e.value.len() + 24);
+        let entries = gguf.tensors().iter().skip(request.skip_tensors as usize).map(|tensor| TensorEntry {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.name().to_owned(),
+            dims: tensor.shape.dims().to_vec(),
+            offset_bytes: tensor.range.start,
+            bytes: tensor.range.end - tensor.range.start,
+        });
+        tensors = fill(&mut room, entries, |e| e.name.len() + e.dtype.len() + 8 * e.dims.len() + 40);
+    }
+    let vocab = model.tokenizer.vocab_size();
+    ShowReply {
+        summary,
+        gguf_version: gguf.version(),
+        parameters: gguf.tensors().iter().map(|t| t.shape.elements()).fold(0, u64::saturating_add),
+        weight_bytes: gguf.tensors().iter().map(|t| t.range.end - t.range.start).sum(),
+        context_length: model.context_length,
+        hidden: number(dims.hidden),
+        layers: number(dims.n_layers),
+        heads: number(dims.n_heads),
+        kv_heads: number(dims.n_kv_heads),
+        head_dim: number(dims.head_dim),
+        ffn: number(dims.ffn),
+        vocab: number(vocab),
+        tokenizer: model.tokenizer.kind().to_owned(),
+        chat_template: model.chat_template.is_some(),
+        end_of_generation: model
+            .tokenizer
+            .end_of_generation()
+            .iter()
+            .copied()
+            .take(limits::END_TOKENS_MAX)
+            .collect(),
+        types: types(model),
+        metadata_total: number(gguf.metadata().count()),
+        tensors_total: number(gguf.tensors().len()),
+        metadata,
+        tensors,
+        ext: Ext::new(),
+    }
+}
+
+/// As many entries as fit the room that is left and one list.
+fn fill<T>(room: &mut usize, entries: impl Iterator<Item = T>, bytes: impl Fn(&T) -> usize) -> Vec<T> {
+    let fits = |entry: &T| {
+        let left = room.checked_sub(bytes(entry));
+        *room = left.unwrap_or(0);
+        left.is_some()
+    };
+    entries.take(limits::ENTRIES_MAX).take_while(fits).collect()
+}
+
+fn types(model: &Model) -> Vec<TypeCount> {
+    let mut types: BTreeMap<u32, TypeCount> = BTreeMap::new();
+    for tensor in model.gguf.tensors() {
+        let count = types.entry(tensor.dtype.ggml()).or_insert_with(|| TypeCount {
+            dtype: tensor.dtype.name().to_owned(),
+            tensors: 0,
+            bytes: 0,
+        });
+        count.tensors = count.tensors.saturating_add(1);
+        count.bytes = count.bytes.saturating_add(tensor.range.end - tensor.range.start);
+    }
+    types.into_values().collect()
+}
+
+fn metadata_entry(key: &str, value: &Value) -> MetadataEntry {
+    let (kind, value) = match value {
+        Value::U8(v) => ("u8", v.to_string()),
+        Value::I8(v) => ("i8", v.to_string()),
+        Value::U16(v) => ("u16", v.to_string()),
+        Value::I16(v) => ("i16", v.to_string()),
+        Value::U32(v) => ("u32", v.to_string()),
+        Value::I32(v) => ("i32", v.to_string()),
+        Value::U64(v) => ("u64", v.to_string()),
+        Value::I64(v) => ("i64", v.to_string()),
+        Value::F32(v) => ("f32", v.to_string()),
+        Value::F64(v) => ("f64", v.to_string()),
+        Value::Bool(v) => ("bool", v.to_string()),
+        Value::String(v) => ("string", shortened(v)),
+        Value::Array(v) => array(v),
+    };
+    MetadataEntry { key: label(key), kind: kind.to_owned(), value }
+}
+
+fn array(array: &Array) -> (&'static str, String) {
+    match array {
+        Array::U8(v) => ("[u8]", elements(v.iter(), u8::to_string)),
+        Array::I8(v) => ("[i8]", elements(v.iter(), i8::to_string)),
+        Array::U16(v) => ("[u16]", elements(v.iter(), u16::to_string)),
+        Array::I16(v) => ("[i16]", elements(v.iter(), i16::to_string)),
+        Array::U32(v) => ("[u32]", elements(v.iter(), u32::to_string)),
+        Array::I32(v) => ("[i32]", elements(v.iter(), i32::to_string)),
+        Array::U64(v) => ("[u64]", elements(v.iter(), u64::to_string)),
+        Array::I64(v) => ("[i64]", elements(v.iter(), i64::to_string)),
+        Array::F32(v) => ("[f32]", elements(v.iter(), f32::to_string)),
+        Array::F64(v) => ("[f64]", elements(v.iter(), f64::to_string)),
+        Array::Bool(v) => ("[bool]", elements(v.iter(), bool::to_string)),
+        Array::String(v) => {
+            ("[string]", elements(v.iter(), |text| format!("{:?}", wire::cut_text(text, 64))))
+        }
+    }
+}
+
+fn elements<T>(values: impl ExactSizeIterator<Item = T>, text: impl Fn(T) -> String) -> String {
+    let all = values.len();
+    let shown: Vec<String> = values.take(SHOWN_ELEMENTS).map(text).collect();
+    let rest = if all > SHOWN_ELEMENTS { format!(", ... ({all} in all)") } else { String::new() };
+    format!("[{}{rest}]", shown.join(", "))
+}
+
+fn shortened(text: &str) -> String {
+    let shown = wire::cut_text(text, SHOWN_BYTES);
+    if shown.len() == text.len() {
+        shown.to_owned()
+    } else {
+        format!("{shown}... ({} bytes in all)", text.len())
+    }
+}
+
+fn label(text: &str) -> String {
+    wire::cut_text(text, limits::LABEL_BYTES_MAX).to_owned()
+}
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_are_cut_and_say_so() {
+        let entry = metadata_entry("k", &Value::Array(Array::U32((0..100).collect())));
+        assert_eq!(
+            (entry.kind.as_str(), entry.value.as_str()),
+            ("[u32]", "[0, 1, 2, 3, 4, 5, 6, 7, ... (100 in all)]")
+        );
+        let entry = metadata_entry("k", &Value::String("é".repeat(1000)));
+        assert_eq!(entry.value.len(), SHOWN_BYTES + "... (2000 bytes in all)".len());
+        assert_eq!(metadata_entry("k", &Value::F32(0.5)).value, "0.5");
+    }
+
+    #[test]
+    fn a_list_stops_where_the_room_does() {
+        let mut room = 10;
+        assert_eq!(fill(&mut room, [4, 4, 4, 1].into_iter(), |n| *n), [4, 4]);
+        assert_eq!(
+            fill(&mut room, [1].into_iter(), |n| *n),
+            [0; 0],
+            "nothing small is let past what did not fit"
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! What all sessions share: the models, the engine, limits, counters.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rocmforge_client::wire::{ErrorCode, ServerOffer};
+use tokio_util::task::TaskTracker;
+
+use super::error::{Failure, failure};
+use super::memory::RequestMemory;
+use crate::model::store::Store;
+use crate::model::template::Renderer;
+use crate::scheduler::{EngineHandle, SequenceId};
+
+/// Bounds on requests, from the configuration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Most positions of one sequence.
+    pub context_tokens: u32,
+    /// Requests for tokens that one uid may have, waiting and running.
+    pub requests_per_uid: u32,
+    /// The program that renders chat templates: `rocmforged` itself, see [`Renderer`].
+    pub program: PathBuf,
+}
+
+/// What all sessions share.
+#[derive(Debug)]
+pub struct Service {
+    pub(super) store: Arc<Store>,
+    pub(super) engine: EngineHandle,
+    pub(super) settings: Settings,
+    pub(super) renderer: Renderer,
+    pub(super) memory: Mutex<RequestMemory>,
+    /// Requests of all sessions, so that the daemon can wait for them when it stops.
+    pub(super) tasks: TaskTracker,
+    pub(super) started: Instant,
+    offer: ServerOffer,
+    draining: AtomicBool,
+    connections: AtomicU32,
+    active: Mutex<Active>,
+}
+
+/// Requests for tokens, waiting and running. Bounded by the engine's queue and by `requests_per_uid`.
+#[derive(Debug, Default)]
+struct Active {
+    per_uid: HashMap<u32, u32>,
+    /// Who asked for a sequence, and by which name of its model.
+    sequences: HashMap<SequenceId, (u32, String)>,
+}
+
+/// One request for tokens, counted until it drops.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    service: Arc<Service>,
+    uid: u32,
+    sequence: Option<SequenceId>,
+}
+
+impl Service {
+    /// What sessions share from now on.
+    pub fn new(store: Arc<Store>, engine: EngineHandle, settings: Settings) -> Arc<Self> {
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let offer = ServerOffer {
+            server_id: (u128::from(random()) << 64 | u128::from(random())).to_le_bytes(),
+            boot_id: uuid_bytes(boot_id.trim()),
+            ..ServerOffer::default()
+        };
+        Arc::new(Self {
+            store,
+            engine,
+            renderer: Renderer::new(&settings.program),
+            settings,
+            memory: Mutex::default(),
+            tasks: TaskTracker::new(),
+            started: Instant::now(),
+            offer,
+            draining: AtomicBool::new(false),
+            connections: AtomicU32::new(0),
+            active: Mutex::default(),
+        })
+    }
+
+    /// What the daemon agrees to in its hello.
+    pub fn offer(&self) -> &ServerOffer {
+        &self.offer
+    }
+
+    /// From now on work is refused with `ServerDraining`.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// True once [`Service::start_draining`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Ends when no request of any session runs. More may start; see [`Service::start_draining`].
+    pub async fn idle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Open connections, as the socket counts them.
+    pub fn set_connections(&self, count: u32) {
+        self.connections.store(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Refuses new work while the daemon stops.
+    pub(super) fn admit(&self) -> Result<(), Failure> {
+        if self.is_draining() {
+            return Err(failure(
+                ErrorCode::ServerDraining,
+                "the daemon is stopping: try again once it is back",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Counts a request for tokens against its uid.
+    pub(super) fn ticket(self: &Arc<Self>, uid: u32) -> Result<Ticket, Failure> {
+        let limit = self.settings.requests_per_uid;
+        let mut active = self.active.lock();
+        let count = active.per_uid.entry(uid).or_default();
+        if *count >= limit {
+            let text = format!(
+                "uid {uid} has {count} requests, waiting and running; the limit is {limit}: wait for some"
+            );
+            return Err(failure(ErrorCode::Quota, &text));
+        }
+        *count += 1;
+        drop(active);
+        Ok(Ticket { service: Arc::clone(self), uid, sequence: None })
+    }
+
+    /// Who asked for a sequence, and by which name.
+    pub(super) fn asked_by(&self, id: SequenceId) -> Option<(u32, String)> {
+        self.active.lock().sequences.get(&id).cloned()
+    }
+}
+
+impl Ticket {
+    /// Notes the sequence that the request became.
+    pub(super) fn runs_as(&mut self, id: SequenceId, model: &str) {
+        self.sequence = Some(id);
+        self.service.active.lock().sequences.insert(id, (self.uid, model.to_owned()));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut active = self.service.active.lock();
+        if let Some(id) = self.sequence {
+            active.sequences.remove(&id);
+        }
+        if let Some(count) = active.per_uid.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                active.per_uid.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// A number nobody chose: the standard library seeds its hashers from the operating system.
+pub(super) fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// The 16 bytes of a UUID in text; zeros for what is none.
+fn uuid_bytes(text: &str) -> [u8; 16] {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+}

@@ -1,0 +1,199 @@
+//! The accept loop: takes connections within their limits, and turns away the rest with a reason.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use interprocess::local_socket::traits::StreamCommon;
+use interprocess::os::unix::uds_local_socket::tokio::Stream;
+use parking_lot::Mutex;
+use rocmforge_client::wire::ErrorCode;
+use rustix::net::SendFlags;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::connection;
+use super::listener::Endpoint;
+use crate::session::{Peer, Service};
+
+/// How often an idle loop shows that it lives.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Waits after a failed accept: without descriptors or memory, trying again at once would only burn a core.
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
+
+/// Refused clients that are waited for, so that they can read why; more are refused without waiting.
+const REFUSALS_MAX: usize = 64;
+
+/// How long a refused client is waited for.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
+/// When a refused client may come back.
+const REFUSAL_RETRY_MS: u32 = 1000;
+
+/// Bounds on open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// In all.
+    pub total: u32,
+    /// Of one uid.
+    pub per_uid: u32,
+}
+
+/// Takes connections.
+#[derive(Debug)]
+pub struct Acceptor {
+    service: Arc<Service>,
+    open: Arc<Mutex<Open>>,
+    limits: Mutex<ConnectionLimits>,
+    refusals: Arc<Semaphore>,
+    ticks: AtomicU64,
+    tasks: TaskTracker,
+}
+
+/// Open connections.
+#[derive(Debug, Default)]
+struct Open {
+    total: u32,
+    per_uid: HashMap<u32, u32>,
+}
+
+/// A connection that is counted until this drops.
+struct Counted {
+    open: Arc<Mutex<Open>>,
+    service: Arc<Service>,
+    uid: u32,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut open = self.open.lock();
+        open.total -= 1;
+        if let Some(count) = open.per_uid.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                open.per_uid.remove(&self.uid);
+            }
+        }
+        self.service.set_connections(open.total);
+    }
+}
+
+impl Acceptor {
+    /// An acceptor for sessions of `service`.
+    pub fn new(service: Arc<Service>, limits: ConnectionLimits) -> Arc<Self> {
+        Arc::new(Self {
+            service,
+            open: Arc::default(),
+            limits: Mutex::new(limits),
+            refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
+            ticks: AtomicU64::new(0),
+            tasks: TaskTracker::new(),
+        })
+    }
+
+    /// New limits for connections that come from now on.
+    pub fn set_limits(&self, limits: ConnectionLimits) {
+        *self.limits.lock() = limits;
+    }
+
+    /// Moves while the loop runs, at least once a second.
+    pub fn ticks(&self) -> u64 {
+        self.ticks.load(Ordering::Relaxed)
+    }
+
+    /// Ends when every connection has ended.
+    pub async fn closed(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Accepts until `stop`; each connection lives on until `close`.
+    pub async fn run(
+        self: Arc<Self>,
+        endpoint: Arc<Endpoint>,
+        stop: CancellationToken,
+        close: CancellationToken,
+    ) {
+        let mut backoff = BACKOFF_MIN;
+        loop {
+            self.ticks.fetch_add(1, Ordering::Relaxed);
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                accepted = endpoint.accept() => accepted,
+                () = tokio::time::sleep(TICK) => continue,
+            };
+            match accepted {
+                Ok(stream) => {
+                    backoff = BACKOFF_MIN;
+                    self.take(stream, &close);
+                }
+                Err(error) => {
+                    if backoff == BACKOFF_MIN {
+                        tracing::warn!(%error, "connections cannot be accepted; trying again");
+                    }
+                    tokio::time::sleep(backoff).await;
+                    backoff = (backoff * 2).min(BACKOFF_MAX);
+                }
+            }
+        }
+    }
+
+    fn take(&self, stream: Stream, close: &CancellationToken) {
+        let (uid, administrator) = match peer(&stream) {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::info!(%error, "a client whose credentials the kernel does not tell was refused");
+                return self.refuse(stream, ErrorCode::PeerRefused, 0);
+            }
+        };
+        let Some(counted) = self.count(uid) else {
+            return self.refuse(stream, ErrorCode::Quota, REFUSAL_RETRY_MS);
+        };
+        let service = Arc::clone(&self.service);
+        let close = close.clone();
+        self.tasks.spawn(async move {
+            connection::serve(stream, Peer { uid, administrator }, service, close).await;
+            drop(counted);
+        });
+    }
+
+    fn count(&self, uid: u32) -> Option<Counted> {
+        let limits = *self.limits.lock();
+        let mut open = self.open.lock();
+        let of_uid = open.per_uid.get(&uid).copied().unwrap_or(0);
+        if open.total >= limits.total || of_uid >= limits.per_uid {
+            return None;
+        }
+        open.total += 1;
+        open.per_uid.insert(uid, of_uid + 1);
+        self.service.set_connections(open.total);
+        Some(Counted { open: Arc::clone(&self.open), service: Arc::clone(&self.service), uid })
+    }
+
+    /// Says why, then waits a little for the client to read it: closing at once would make its own hello fail first.
+    fn refuse(&self, stream: Stream, code: ErrorCode, retry_after_ms: u32) {
+        let words = self.service.offer().refuse(code, retry_after_ms).to_bytes();
+        // 80 bytes fit a socket buffer that is empty, so this does not wait.
+        if rustix::net::send(stream.as_fd(), &words, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
+        self.tasks.spawn(async move {
+            let _ = tokio::time::timeout(REFUSAL_TIME, super::receive::hello(&stream)).await;
+            drop(permit);
+        });
+    }
+}
+
+/// Who connected: uid at the time of connecting, and whether it may do everything.
+fn peer(stream: &Stream) -> std::io::Result<(u32, bool)> {
+    let unknown = || std::io::Error::other("no user id");
+    let uid = stream.peer_creds()?.euid().ok_or_else(unknown)?;
+    Ok((uid, uid == 0 || uid == rustix::process::geteuid().as_raw()))
+}

@@ -1,0 +1,129 @@
+//! One connection, from its hello to its end: a reader that feeds the session and a writer that empties its outbox.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use interprocess::os::unix::uds_local_socket::tokio::Stream;
+use rocmforge_client::wire::{ClientHello, ErrorCode, Flags, Op, ServerHello, WireError, encode_frame};
+use tokio::io::AsyncWriteExt;
+use tokio_util::sync::CancellationToken;
+
+use super::receive::{self, ReceiveError};
+use crate::session::{Fatal, Outbox, Peer, Service, Session};
+
+/// How long a connection that ends may take to read what was still to be sent.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How often a writer that waits for its client looks at how long it has waited.
+const SLOW_CHECK: Duration = Duration::from_secs(1);
+
+/// Serves a client until it hangs up, breaks the rules, or stops reading.
+///
+/// At `close` the answers that are ready are still sent.
+pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, close: CancellationToken) {
+    let stream = Arc::new(stream);
+    let hello = tokio::select! {
+        hello = handshake(&stream, &service) => hello,
+        () = close.cancelled() => None,
+    };
+    let Some(hello) = hello else { return };
+    let outbox = Outbox::new();
+    let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone()));
+    let payload_bytes_max = hello.limits.max_frame;
+    let mut session = Session::new(service, peer, &hello, outbox.clone());
+    let end = tokio::select! {
+        end = read(&stream, payload_bytes_max, &mut session) => end,
+        () = outbox.closed() => End::Quiet,
+        () = close.cancelled() => End::Quiet,
+    };
+    if let End::Tell(fatal) = end {
+        tracing::info!(
+            uid = peer.uid,
+            code = fatal.code as u16,
+            reason = fatal.message,
+            "a connection was closed"
+        );
+        match session.last_words(&fatal) {
+            Some(frame) => outbox.close_with(frame),
+            None => outbox.close(),
+        }
+    } else {
+        outbox.close();
+    }
+    if outbox.overflowed() {
+        tracing::info!(uid = peer.uid, "a client that does not read was dropped");
+    }
+    drop(session);
+    let abort = writer.abort_handle();
+    if tokio::time::timeout(LINGER, writer).await.is_err() {
+        abort.abort();
+    }
+}
+
+/// How a connection ends.
+enum End {
+    /// Nobody listens any more.
+    Quiet,
+    /// The client is told why.
+    Tell(Fatal),
+}
+
+async fn read(stream: &Stream, payload_bytes_max: u32, session: &mut Session) -> End {
+    loop {
+        let fatal = match receive::frame(stream, payload_bytes_max).await {
+            Ok(frame) => match session.on_frame(frame) {
+                Ok(()) => continue,
+                Err(fatal) => fatal,
+            },
+            Err(error) => match error.code() {
+                None => return End::Quiet,
+                Some(code) => Fatal { code, message: error.to_string() },
+            },
+        };
+        return End::Tell(fatal);
+    }
+}
+
+/// The two hellos. None when the connection is over; the client was told why where it could be.
+async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
+    let offer = service.offer();
+    let answer = match receive::hello(stream).await {
+        Ok(bytes) => match ClientHello::parse(&bytes) {
+            Ok(hello) => offer.answer(&hello),
+            Err(error) => offer.refuse(error.code(), 0),
+        },
+        Err(ReceiveError::HungUp | ReceiveError::CutShort { .. } | ReceiveError::Os(_)) => return None,
+        Err(error) => offer.refuse(error.code().unwrap_or(ErrorCode::NotProtocol), 0),
+    };
+    // 80 bytes always fit a socket buffer that is empty.
+    (&*stream).write_all(&answer.to_bytes()).await.ok()?;
+    (answer.status == 0).then_some(answer)
+}
+
+/// Writes what is in the outbox until it ends, the client hangs up, or it takes nothing for too long.
+async fn write(stream: Arc<Stream>, outbox: Outbox) {
+    let mut stream = &*stream;
+    while let Some(chunk) = outbox.next_chunk().await {
+        let mut rest = chunk.as_slice();
+        while !rest.is_empty() {
+            tokio::select! {
+                written = stream.write(rest) => match written {
+                    Ok(bytes @ 1..) => {
+                        outbox.written(bytes);
+                        rest = &rest[bytes..];
+                    }
+                    Ok(0) | Err(_) => return outbox.abandon(),
+                },
+                () = tokio::time::sleep(SLOW_CHECK) => outbox.check_soft_limit(Instant::now()),
+            }
+        }
+    }
+    if outbox.overflowed() {
+        // The last frame was written whole; this one is tried, no more: the client does not read.
+        let error =
+            WireError::new(ErrorCode::OutputOverflow, "too much waits to be read: read answers as they come");
+        if let Ok(frame) = encode_frame(0, Op::Error, Flags::NONE, u32::MAX, &error) {
+            let _ = stream.write_all(&frame).await;
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The socket that the daemon listens on: bound by itself, or handed over by systemd.
+//!
+//! Standalone: an exclusive `flock` on `<socket>.lock` is held as long as the daemon runs. Only under it is a stale
+//! socket removed, and only after a connect has been refused, so a live one is never taken away. The lock file stays:
+//! removing it would let two daemons hold locks on two files of one name.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use interprocess::ConnectWaitMode;
+use interprocess::local_socket::traits::tokio::Listener as _;
+use interprocess::local_socket::{ConnectOptions, GenericFilePath, ListenerOptions, Name, ToFsName};
+use interprocess::os::unix::local_socket::ListenerOptionsExt;
+use interprocess::os::unix::uds_local_socket::tokio::{Listener, Stream};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::sockopt;
+
+/// Longest path the kernel takes: `sun_path` has 108 bytes, one of them for the zero at the end.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Who may connect: the daemon's user and group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why there is no socket to listen on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another daemon holds the lock or answers.
+    #[error("{}: another rocmforged serves this socket: stop it, or choose another path with --socket", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{}: there is a {kind}, not a socket: remove it, or choose another path with --socket", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The path does not fit a socket address.
+    #[error("{}: a socket path has at most {PATH_BYTES_MAX} bytes, this has {bytes}", path.display())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its size.
+        bytes: usize,
+    },
+    /// The operating system refused.
+    #[error("{}: {what}: {source}", path.display())]
+    Os {
+        /// The socket or lock.
+        path: PathBuf,
+        /// The operation.
+        what: &'static str,
+        /// The refusal.
+        #[source]
+        source: std::io::Error,
+    },
+    /// systemd handed over something else than one listening socket.
+    #[error(
+        "descriptor handed over by systemd: {0}; the socket unit must have exactly one ListenStream= path"
+    )]
+    HandedOver(String),
+}
+
+/// A socket being listened on.
+#[derive(Debug)]
+pub struct Endpoint {
+    listener: Listener,
+    /// Present when we bound it ourselves; then the path is ours to remove.
+    bound: Option<Bound>,
+}
+
+#[derive(Debug)]
+struct Bound {
+    path: PathBuf,
+    /// Device and inode of the socket file, so that only our own is removed.
+    id: (u64, u64),
+    /// Held until the process ends.
+    _lock: File,
+}
+
+impl Endpoint {
+    /// Binds `path`. Must be called inside the runtime.
+    ///
+    /// # Errors
+    /// [`ListenError::InUse`] when another daemon serves it; the others by name.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let bytes = path.as_os_str().as_bytes().len();
+        if bytes > PATH_BYTES_MAX {
+            return Err(ListenError::PathTooLong { path: path.into(), bytes });
+        }
+        let lock = lock(path)?;
+        remove_stale(path)?;
+        let os = |what| move |source| ListenError::Os { path: path.into(), what, source };
+        let listener = ListenerOptions::new()
+            .name(name(path)?)
+            .reclaim_name(false)
+            .mode(SOCKET_MODE)
+            .create_tokio_as::<Listener>()
+            .map_err(os("cannot listen"))?;
+        // bind(2) takes the umask off the mode; what it took is given back here. Never wider than wanted in between.
+        rustix::fs::chmod(path, Mode::from_raw_mode(SOCKET_MODE)).map_err(|e| ListenError::Os {
+            path: path.into(),
+            what: "cannot chmod",
+            source: e.into(),
+        })?;
+        let meta = std::fs::symlink_metadata(path).map_err(os("cannot stat"))?;
+        let bound = Bound { path: path.into(), id: (meta.dev(), meta.ino()), _lock: lock };
+        Ok(Self { listener, bound: Some(bound) })
+    }
+
+    /// Takes over a socket that systemd listens on; its path stays systemd's. Must be called inside the runtime.
+    ///
+    /// # Errors
+    /// [`ListenError::HandedOver`] when it is no listening Unix stream socket.
+    pub fn from_systemd(fd: OwnedFd) -> Result<Self, ListenError> {
+        let wrong = |what: &str| ListenError::HandedOver(what.into());
+        let failed = |error: rustix::io::Errno| ListenError::HandedOver(error.to_string());
+        if sockopt::socket_domain(fd.as_fd()).map_err(failed)? != rustix::net::AddressFamily::UNIX {
+            return Err(wrong("not a Unix socket"));
+        }
+        if sockopt::socket_type(fd.as_fd()).map_err(failed)? != rustix::net::SocketType::STREAM {
+            return Err(wrong("not a stream socket"));
+        }
+        if !sockopt::socket_acceptconn(fd.as_fd()).map_err(failed)? {
+            return Err(wrong("not listening"));
+        }
+        let listener = Listener::try_from(fd).map_err(|e| ListenError::HandedOver(e.to_string()))?;
+        Ok(Self { listener, bound: None })
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// Those of `accept(2)`.
+    pub async fn accept(&self) -> std::io::Result<Stream> {
+        self.listener.accept().await
+    }
+
+    /// True when systemd keeps the socket: clients that connect while we stop wait for our successor.
+    pub fn is_handed_over(&self) -> bool {
+        self.bound.is_none()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        // Under the lock nobody else binds this path, so between the check and the removal it cannot become another's,
+        // unless someone removes and binds by hand.
+        let Some(bound) = &self.bound else { return };
+        let ours = std::fs::symlink_metadata(&bound.path).is_ok_and(|m| (m.dev(), m.ino()) == bound.id);
+        if ours && let Err(error) = std::fs::remove_file(&bound.path) {
+            tracing::warn!(path = %bound.path.display(), %error, "the socket could not be removed");
+        }
+    }
+}
+
+/// The exclusive lock of a socket path.
+fn lock(socket: &Path) -> Result<File, ListenError> {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
+    let os =
+        |what, source: rustix::io::Errno| ListenError::Os { path: path.clone(), what, source: source.into() };
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| os("cannot open the lock file (does the directory exist, and is it yours?)", e))?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(fd.into()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::InUse { path: socket.into() }),
+        Err(e) => Err(os("cannot lock", e)),
+    }
+}
+
+/// Removes a socket that nobody listens on. The caller holds the lock.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let os = |what, source| ListenError::Os { path: path.into(), what, source };
+    let kind = match std::fs::symlink_metadata(path) {
+        Ok(meta) => meta.file_type(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(os("cannot stat", e)),
+    };
+    if !kind.is_socket() {
+        let kind = match () {
+            () if kind.is_symlink() => "symbolic link",
+            () if kind.is_dir() => "directory",
+            () if kind.is_file() => "file",
+            () => "device or pipe",
+        };
+        return Err(ListenError::NotASocket { path: path.into(), kind });
+    }
+    // A listener with a full backlog lets us connect "later": that too is a live one.
+    let probe = ConnectOptions::new()
+        .name(name(path)?)
+        .wait_mode(ConnectWaitMode::Deferred)
+        .nonblocking_stream(true)
+        .connect_sync();
+    match probe {
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "removing a socket that nobody listens on");
+            std::fs::remove_file(path).map_err(|e| os("cannot remove the stale socket", e))
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Ok(_) => Err(ListenError::InUse { path: path.into() }),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Err(ListenError::InUse { path: path.into() }),
+        Err(e) => Err(os("cannot tell whether somebody listens", e)),
+    }
+}
+
+fn name(path: &Path) -> Result<Name<'_>, ListenError> {
+    path.to_fs_name::<GenericFilePath>().map_err(|source| ListenError::Os {
+        path: path.into(),
+        what: "not a socket path",
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused_and_the_first_keeps_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let first = Endpoint::bind(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        assert!(matches!(Endpoint::bind(&path), Err(ListenError::InUse { .. })));
+        assert!(path.exists(), "the live socket stays");
+        drop(first);
+        assert!(!path.exists(), "an orderly end takes the socket away");
+        Endpoint::bind(&path).unwrap();
+    }
+
+    #[test]
+    fn a_live_socket_without_a_lock_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let first = Endpoint::bind(&path).unwrap();
+        std::fs::remove_file(dir.path().join("api.sock.lock")).unwrap();
+        assert!(matches!(Endpoint::bind(&path), Err(ListenError::InUse { .. })));
+        assert!(path.exists());
+        drop(first);
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_other_things_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        // What a killed daemon leaves behind: a bound name without a listener.
+        let stale =
+            ListenerOptions::new().name(name(&path).unwrap()).reclaim_name(false).create_sync().unwrap();
+        drop(stale);
+        assert!(path.exists());
+        drop(Endpoint::bind(&path).unwrap());
+
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(Endpoint::bind(&path), Err(ListenError::NotASocket { kind: "file", .. })));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+
+        let long = dir.path().join("x".repeat(120));
+        assert!(matches!(Endpoint::bind(&long), Err(ListenError::PathTooLong { .. })));
+        let nowhere = dir.path().join("no/such/api.sock");
+        assert!(matches!(Endpoint::bind(&nowhere), Err(ListenError::Os { .. })));
+    }
+
+    #[test]
+    fn only_a_listening_stream_socket_is_taken_from_systemd() {
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        assert!(matches!(Endpoint::from_systemd(read), Err(ListenError::HandedOver(_))));
+        let unix = rustix::net::AddressFamily::UNIX;
+        let datagram = rustix::net::socket(unix, rustix::net::SocketType::DGRAM, None).unwrap();
+        assert!(matches!(Endpoint::from_systemd(datagram), Err(ListenError::HandedOver(_))));
+        let stream = rustix::net::socket(unix, rustix::net::SocketType::STREAM, None).unwrap();
+        assert!(matches!(Endpoint::from_systemd(stream), Err(ListenError::HandedOver(_))));
+    }
+}

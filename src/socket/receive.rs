@@ -1,0 +1,191 @@
+//! Bytes and file descriptors of one connection, cut into frames.
+//!
+//! Each header is read by a `recvmsg` of its own that asks for its 16 bytes and no more, so descriptors can only be
+//! those of its frame: the kernel hands descriptors out with the bytes they were sent with. Everything is read with room
+//! for descriptors, so that a stray one is seen, closed and punished instead of lost.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use interprocess::os::unix::uds_local_socket::tokio::Stream;
+use rocmforge_client::wire::{
+    CLIENT_HELLO_BYTES, ErrorCode, FDS_MAX, FrameHeader, HEADER_BYTES, HeaderError,
+};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use tokio::io::Interest;
+use tokio::time::{Instant, timeout_at};
+
+use crate::session::Frame;
+
+/// How long a client may take for its hello.
+pub const HELLO_TIME: Duration = Duration::from_secs(5);
+
+/// How long a client may take from a frame's first byte to its last.
+pub const FRAME_TIME: Duration = Duration::from_secs(10);
+
+/// Most bytes allocated for a payload ahead of its arrival.
+const AHEAD_BYTES: usize = 64 << 10;
+
+/// Why no frame came.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The client hung up between frames.
+    #[error("the client hung up")]
+    HungUp,
+    /// The client hung up inside a hello or a frame.
+    #[error("the client hung up after {have} of {want} bytes")]
+    CutShort {
+        /// Bytes that came.
+        have: usize,
+        /// Bytes that were announced.
+        want: usize,
+    },
+    /// No hello in time.
+    #[error("no hello within {} s", HELLO_TIME.as_secs())]
+    HelloTimeout,
+    /// A frame was begun and not finished in time.
+    #[error("a frame was begun and not finished within {} s", FRAME_TIME.as_secs())]
+    FrameTimeout,
+    /// The header is none of ours.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// Descriptors where none belong, or not as many as announced.
+    #[error("{got} file descriptors where {announced} were announced")]
+    Descriptors {
+        /// Descriptors that came.
+        got: usize,
+        /// Descriptors that the header announces.
+        announced: u8,
+    },
+    /// More descriptors than the daemon takes; the kernel dropped the rest.
+    #[error("more file descriptors than the {FDS_MAX} that a frame may have")]
+    DescriptorsCutOff,
+    /// The operating system refused.
+    #[error("reading failed: {0}")]
+    Os(#[from] io::Error),
+}
+
+impl ReceiveError {
+    /// The number to tell the client before the connection closes; `None` when nobody listens any more.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::HungUp | Self::CutShort { .. } | Self::Os(_) => None,
+            Self::HelloTimeout => Some(ErrorCode::HandshakeTimeout),
+            Self::FrameTimeout => Some(ErrorCode::FrameTimeout),
+            Self::Header(error) => Some(error.code()),
+            Self::Descriptors { .. } | Self::DescriptorsCutOff => Some(ErrorCode::BadDescriptors),
+        }
+    }
+}
+
+/// Reads the client's first message: a fixed number of bytes, in time, without descriptors.
+///
+/// # Errors
+/// [`ReceiveError`].
+pub async fn hello(stream: &Stream) -> Result<[u8; CLIENT_HELLO_BYTES], ReceiveError> {
+    let mut bytes = [0; CLIENT_HELLO_BYTES];
+    let read = async {
+        let fds = fill(stream, &mut bytes, true).await?;
+        expect_descriptors(&fds, 0)
+    };
+    let deadline = Instant::now() + HELLO_TIME;
+    timeout_at(deadline, read).await.map_err(|_| ReceiveError::HelloTimeout)??;
+    Ok(bytes)
+}
+
+/// Reads a frame whose payload has at most `payload_bytes_max` bytes. Waits for its first byte without end.
+///
+/// Not to be dropped halfway: what was read would be lost.
+///
+/// # Errors
+/// [`ReceiveError`]; the connection cannot go on.
+pub async fn frame(stream: &Stream, payload_bytes_max: u32) -> Result<Frame, ReceiveError> {
+    let mut header = [0; HEADER_BYTES];
+    let first = receive(stream, &mut header).await?;
+    if first.bytes == 0 {
+        return Err(ReceiveError::HungUp);
+    }
+    let rest = async move {
+        let (_, unread) = header.split_at_mut(first.bytes);
+        expect_descriptors(&fill(stream, unread, false).await?, 0)?;
+        let header = FrameHeader::parse(&header, payload_bytes_max)?;
+        expect_descriptors(&first.fds, header.n_fds)?;
+        let payload = payload(stream, header.len as usize).await?;
+        header.check_payload(&payload)?;
+        Ok(Frame { header, payload, fds: first.fds })
+    };
+    let deadline = Instant::now() + FRAME_TIME;
+    timeout_at(deadline, rest).await.map_err(|_| ReceiveError::FrameTimeout)?
+}
+
+/// Room for a payload is made as it comes, so that a header alone costs nothing.
+async fn payload(stream: &Stream, len: usize) -> Result<Vec<u8>, ReceiveError> {
+    let mut payload = Vec::new();
+    while payload.len() < len {
+        let have = payload.len();
+        let more = (len - have).min(AHEAD_BYTES);
+        payload.reserve_exact(more);
+        payload.resize(have + more, 0);
+        expect_descriptors(&fill(stream, &mut payload[have..], false).await?, 0)?;
+    }
+    Ok(payload)
+}
+
+fn expect_descriptors(fds: &[OwnedFd], announced: u8) -> Result<(), ReceiveError> {
+    if fds.len() == usize::from(announced) {
+        return Ok(());
+    }
+    Err(ReceiveError::Descriptors { got: fds.len(), announced })
+}
+
+/// Fills `bytes`; returns all descriptors that came along.
+async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<Vec<OwnedFd>, ReceiveError> {
+    let want = bytes.len();
+    let mut have = 0;
+    let mut fds = Vec::new();
+    while have < want {
+        let mut received = receive(stream, &mut bytes[have..]).await?;
+        match received.bytes {
+            0 if have == 0 && may_be_empty => return Err(ReceiveError::HungUp),
+            0 => return Err(ReceiveError::CutShort { have, want }),
+            bytes => have += bytes,
+        }
+        fds.append(&mut received.fds);
+        if fds.len() > usize::from(FDS_MAX) {
+            return Err(ReceiveError::DescriptorsCutOff);
+        }
+    }
+    Ok(fds)
+}
+
+struct Received {
+    bytes: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// One `recvmsg`. Descriptors are close-on-exec from the first moment.
+async fn receive(stream: &Stream, bytes: &mut [u8]) -> Result<Received, ReceiveError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX as usize))];
+    let mut fds = Vec::new();
+    let (bytes, flags) = stream
+        .inner()
+        .async_io(Interest::READABLE, || {
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(bytes)];
+            let received =
+                rustix::net::recvmsg(stream.as_fd(), &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+            Ok((received.bytes, received.flags))
+        })
+        .await?;
+    if flags.contains(ReturnFlags::CTRUNC) {
+        return Err(ReceiveError::DescriptorsCutOff);
+    }
+    Ok(Received { bytes, fds })
+}
