@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rocmforge::model::gguf::Gguf;
 use rocmforge::model::tokenizer::{EncodeOptions, Tokenizer};
+use sha2::{Digest, Sha256};
 
 use crate::common;
 
@@ -51,4 +52,44 @@ published! {
     starcoder "starcoder"
     refact "refact"
     mpt "mpt"
+}
+
+/// Compares with `expected/tokens.json`, made by `make_tokens.py`.
+fn check_kept(name: &str, path: &Path) {
+    let kept: serde_json::Value = serde_json::from_str(include_str!("expected/tokens.json")).unwrap();
+    let kept = &kept["models"][name];
+    let sha256 = Sha256::digest(std::fs::read(path).unwrap())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<String>();
+    assert_eq!(kept["sha256"], sha256, "{}", path.display());
+    let tokenizer = open(path);
+    let texts = kept["texts"].as_array().unwrap();
+    assert!(texts.len() >= 20);
+    for entry in texts {
+        let text = entry["text"].as_str().unwrap();
+        for (key, special) in [("raw", false), ("full", true)] {
+            let ids = tokenizer.encode(text, EncodeOptions { add_special: special, parse_special: special });
+            assert_eq!(serde_json::json!(ids), entry[key], "{name}, {key}: {text:?}");
+            // What the vocabulary can write comes back; SmolLM2 has no token for some bytes.
+            if name == "tinystories" && key == "raw" {
+                assert_eq!(tokenizer.decode(&ids, false).unwrap(), text.replace('▁', " "));
+            }
+        }
+    }
+}
+
+#[test]
+fn tinystories_texts_are_tokens_as_kept() {
+    check_kept("tinystories", &common::tinystories());
+}
+
+#[test]
+fn smollm2_texts_are_tokens_as_kept() {
+    let Some(path) = common::smollm2() else { return };
+    check_kept("smollm2", &path);
+    let tokenizer = open(&path);
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.vocab_size()), (Some(1), Some(2), 49152));
+    // <|endoftext|>, <|im_end|> and <reponame>, as llama.cpp prints at load.
+    assert_eq!(tokenizer.end_of_generation(), [0, 2, 4]);
 }

@@ -39,7 +39,7 @@ impl BytePair {
         let mut utf8 = [0; 4];
         for (byte, token) in (0..=255).zip(&mut byte_tokens) {
             let text = alphabet::char_of_byte(byte).encode_utf8(&mut utf8);
-            *token = index.get_text(vocab, text).unwrap_or(NONE);
+            *token = index.get_mergeable(vocab, text).unwrap_or(NONE);
         }
         let merges = Merges::new(vocab, &index, merges)?;
         let index = pre.whole_words.then_some(index);
@@ -54,7 +54,7 @@ impl BytePair {
             if let Some(index) = &self.index {
                 written.clear();
                 written.extend(piece.bytes().map(alphabet::char_of_byte));
-                if let Some(id) = index.get_text(vocab, &written) {
+                if let Some(id) = index.get_mergeable(vocab, &written) {
                     return ids.push(id);
                 }
             }
@@ -114,7 +114,7 @@ impl Merges {
         let rank = self.by_rank.len() as u32;
         self.by_rank.push(merge);
         // A merge into a control token stays in the list, for the ranks, but text may not take it.
-        if self.rank(merge.left, merge.right).is_some() || !vocab.is_text(merge.merged) {
+        if self.rank(merge.left, merge.right).is_some() || !vocab.is_mergeable(merge.merged) {
             return;
         }
         let (hasher, by_rank) = (&self.hasher, &self.by_rank);

@@ -1,7 +1,9 @@
 //! Text to tokens and back: byte-level BPE and SentencePiece vocabularies of GGUF files.
 //!
-//! Tokens are those of llama.cpp, with one difference on purpose: text never becomes a control token by merging (with
-//! llama.cpp `</s>` in a user's text can), only through [`EncodeOptions::parse_special`].
+//! Tokens are those of llama.cpp, with one difference on purpose: text never becomes a token that the file calls a control
+//! token by merging (with llama.cpp it can), only through [`EncodeOptions::parse_special`]. Like llama.cpp this reads text
+//! as it is: where a model's own tokenizer brings text to Unicode's NFC first (Qwen), that is left to the caller. Characters
+//! younger than the Unicode tables of another engine may be cut in other places.
 
 use super::gguf::Gguf;
 
@@ -12,12 +14,14 @@ mod parts;
 mod pretokenizer;
 mod sentencepiece;
 mod special;
+mod stop;
 mod stream;
 mod unicode;
 mod vocab;
 
 pub use error::TokenizerError;
 pub use parts::{Algorithm, SpecialIds, VocabParts};
+pub use stop::{StopMatcher, StopOutput};
 pub use stream::StreamDecoder;
 pub use vocab::TokenKind;
 
@@ -148,6 +152,17 @@ impl Tokenizer {
         ids
     }
 
+    /// Token ids of a rendered chat template: special tokens in it are recognised, and a beginning- or end-of-sequence token
+    /// that the template wrote itself is not added again.
+    pub fn encode_rendered(&self, text: &str) -> Vec<u32> {
+        let own = |adds: bool, id: Option<u32>| {
+            id.filter(|_| adds).and_then(|id| self.token_text(id)).filter(|token| !token.is_empty())
+        };
+        let text = own(self.add_bos, self.bos).and_then(|bos| text.strip_prefix(bos)).unwrap_or(text);
+        let text = own(self.add_eos, self.eos).and_then(|eos| text.strip_suffix(eos)).unwrap_or(text);
+        self.encode(text, EncodeOptions { add_special: true, parse_special: true })
+    }
+
     fn encode_part(&self, text: &str, at_start: bool, ids: &mut Vec<u32>) {
         match &self.merging {
             Merging::BytePair(bpe) => bpe.encode(&self.vocab, text, ids),
@@ -243,3 +258,6 @@ fn special_ids(parts: &VocabParts<'_>, tokens: usize) -> Result<SpecialIds, Toke
 fn missing(key: &str, expected: &'static str) -> TokenizerError {
     super::gguf::GgufError::MissingKey { key: key.into(), expected }.into()
 }
+
+#[cfg(test)]
+mod tests;

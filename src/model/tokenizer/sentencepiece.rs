@@ -64,7 +64,7 @@ impl SentencePiece {
 
     /// The token of a symbol; else the tokens of its bytes, each else the unknown token, else nothing.
     fn push_tokens(&self, vocab: &Vocab, symbol: &str, ids: &mut Vec<u32>) {
-        match self.index.get_text(vocab, symbol) {
+        match self.index.get_mergeable(vocab, symbol) {
             Some(id) => ids.push(id),
             None => {
                 let tokens = symbol.bytes().map(|byte| self.byte_tokens[byte as usize].or(self.unknown));
@@ -127,7 +127,7 @@ impl Merging<'_> {
             return;
         }
         let text = Symbol { bytes, ..start }.text(self.text);
-        if let Some(id) = self.model.index.get_text(self.vocab, text) {
+        if let Some(id) = self.model.index.get_mergeable(self.vocab, text) {
             self.queue.push(Candidate { score: self.model.scores[id as usize], left, right, bytes });
         }
     }

@@ -42,6 +42,8 @@ pub enum TokenKind {
 pub(super) struct Vocab {
     texts: Strings,
     kinds: Vec<TokenKind>,
+    /// Tokens that text may become, by the kinds that the file gives.
+    mergeable: Vec<bool>,
     /// The bytes of all tokens, one after the other.
     pieces: Vec<u8>,
     /// End of each token's bytes in `pieces`; at most 2^28, as a header.
@@ -71,7 +73,11 @@ impl Vocab {
             }
             None => vec![TokenKind::Normal; count],
         };
-        Ok(Self { texts: parts.tokens.clone(), kinds, pieces: Vec::new(), ends: Vec::new() })
+        let mergeable = kinds
+            .iter()
+            .map(|kind| !matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::Byte))
+            .collect();
+        Ok(Self { texts: parts.tokens.clone(), kinds, mergeable, pieces: Vec::new(), ends: Vec::new() })
     }
 
     /// Works out the bytes of every token, now that the kinds are final.
@@ -129,10 +135,11 @@ impl Vocab {
         self.pieces.get(start..end)
     }
 
-    /// True for tokens that text may become by splitting and merging: all but control, unknown and byte tokens, so that
-    /// no user's text is ever read as a command to the model.
-    pub fn is_text(&self, id: u32) -> bool {
-        !matches!(self.kind(id), None | Some(TokenKind::Control | TokenKind::Unknown | TokenKind::Byte))
+    /// True for tokens that text may become by splitting and merging: all that the file does not call control, unknown or
+    /// byte tokens, so that no user's text is read as a command to the model. Tokens that are control tokens by their name
+    /// only stay within reach: `</s>` is HTML to Qwen.
+    pub fn is_mergeable(&self, id: u32) -> bool {
+        self.mergeable.get(id as usize).copied().unwrap_or(false)
     }
 }
 
@@ -168,9 +175,9 @@ impl TextIndex {
         self.table.find(self.hasher.hash_one(text), |&id| vocab.text(id) == Some(text)).copied()
     }
 
-    /// The token with this text that text may become.
-    pub fn get_text(&self, vocab: &Vocab, text: &str) -> Option<u32> {
-        self.get(vocab, text).filter(|&id| vocab.is_text(id))
+    /// The token with this text, if text may become it.
+    pub fn get_mergeable(&self, vocab: &Vocab, text: &str) -> Option<u32> {
+        self.get(vocab, text).filter(|&id| vocab.is_mergeable(id))
     }
 }
 

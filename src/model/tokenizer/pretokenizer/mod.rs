@@ -56,7 +56,7 @@ const fn merging(stages: &'static [Stage]) -> PreTokenizer {
 
 /// Names by what they mean. Only expressions that a published list of texts and tokens proves are here
 /// (`tests/reference/tokenizer.rs`).
-const TABLE: &[(&[&str], PreTokenizer)] = &[
+pub(super) const TABLE: &[(&[&str], PreTokenizer)] = &[
     (&["default"], merging(&[PunctuationRuns { backtick: false }, Gpt2, NumberRuns, DigitTriples])),
     (
         &["gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "a.x-4.0", "mellum", "trillion"],

@@ -26,7 +26,8 @@ pub(in super::super) enum Stage {
     SpacePunctuation,
     /// `\s?[` [`DEEPSEEK_LETTERS`] `]+`
     DeepSeekLetters,
-    /// `\s?[!-/:-~！-／：-～‘-‟　-。]+`
+    /// `\s?[!-/:-~！-／：-～‘-‟　-。]+`. U+3000 is in the list, as the Python tokenizers read it; llama.cpp has replaced it by
+    /// then, like all white space beyond ASCII.
     DeepSeekPunctuation,
     /// `\s+$`
     TrailingSpace,
