@@ -7,6 +7,8 @@
 //! product; both report their fastest round. Larger M take a matrix of 4 MiB. Every product is checked against f64
 //! sums at some places, in the checked build too: without `--bench` (as `cargo test --benches` runs it) it is quick.
 
+#![allow(clippy::expect_used)] // sizes that this file itself makes
+
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -25,14 +27,8 @@ struct Options {
     dtypes: Vec<DType>,
 }
 
-fn main() {
-    let options = match options() {
-        Ok(options) => options,
-        Err(why) => {
-            eprintln!("cpu_matmul: {why}");
-            std::process::exit(2);
-        }
-    };
+fn main() -> Result<(), String> {
+    let options = options()?;
     println!("{} x {} threads, {} columns", options.kernels.isa(), options.threads, options.cols);
     println!(
         "{:6} {:>4} {:>9} {:>9} {:>9} {:>6} {:>9}",
@@ -50,6 +46,7 @@ fn main() {
             }
         }
     }
+    Ok(())
 }
 
 fn options() -> Result<Options, String> {

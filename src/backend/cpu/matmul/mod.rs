@@ -11,8 +11,14 @@
 //!   lanes l and l+8, l+4, l+2, l+1 are added.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod floats;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod strips;
 
 use std::ops::Range;
 
@@ -135,6 +141,8 @@ pub struct MatmulScratch {
     /// Weight rows expanded to f32.
     values: Vec<f32>,
     #[cfg(target_arch = "x86_64")]
+    avx2: avx2::Scratch,
+    #[cfg(target_arch = "x86_64")]
     avx512: avx512::Scratch,
 }
 
@@ -187,6 +195,10 @@ impl Kernels {
             (Isa::Avx512Vnni, Some(_)) => avx512::int8(self, weight, rows, acts, scratch, out),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512Vnni, None) => avx512::float(self, weight, rows, acts, scratch, out),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, Some(_)) => avx2::int8(self, weight, rows, acts, scratch, out),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, None) => avx2::float(self, weight, rows, acts, scratch, out),
             (_, Some(kind)) => portable::int8(weight, rows, acts, kind, out),
             (_, None) => portable::float(weight, rows, acts, scratch, out),
         }

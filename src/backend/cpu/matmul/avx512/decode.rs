@@ -7,24 +7,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::backend::cpu::matmul::strips::{PANEL_GROUPS, Strip};
 use crate::backend::cpu::quant::GroupKind;
-
-/// Blocks of one row group: where row 0's first byte is, and how far apart rows are.
-#[derive(Clone, Copy)]
-pub(super) struct Strip {
-    pub(super) base: *const u8,
-    pub(super) stride: usize,
-}
-
-impl Strip {
-    /// No rows.
-    pub(super) const EMPTY: Self = Self { base: std::ptr::null(), stride: 0 };
-
-    /// Byte `at` of row `row`.
-    fn at(self, row: usize, at: usize) -> *const u8 {
-        self.base.wrapping_add(row * self.stride + at)
-    }
-}
 
 /// A quantised type. Callers of its functions vouch that each of the strip's 16 rows holds the block asked for.
 pub(super) trait Codec {
@@ -47,10 +31,6 @@ pub(super) trait Codec {
     /// As for `codes`.
     unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales);
 }
-
-/// Groups that a panel holds at most: 768 values, 12 KiB of codes, so that two panels and the activation rows of a
-/// tile stay in a 48 KiB L1. Whole quant blocks of any type.
-pub(super) const PANEL_GROUPS: usize = 24;
 
 /// 16 floats, one per row.
 #[derive(Clone, Copy, Debug)]

@@ -1,18 +1,27 @@
 //! f32 activations: 16 columns per vector, sums of several weight rows and activation rows at once.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
-use super::super::{MatmulScratch, MatrixView, Output};
-use crate::backend::cpu::activations::ActivationView;
-use crate::backend::cpu::isa::{Isa, Kernels};
-use crate::backend::cpu::quant::dequantize_row;
+use crate::backend::cpu::matmul::floats::{FloatKernels, ROWS, Tile};
 use crate::tensor::DType;
 
-/// Weight rows of a tile.
-const ROWS: usize = 4;
-/// Most activation rows of a tile: ROWS * TILE sums leave registers for the operands.
-const TILE: usize = 6;
+/// The kernels of this instruction set.
+pub(super) struct Floats;
+
+impl FloatKernels for Floats {
+    const TILE: usize = 6; // ROWS * TILE sums leave registers for the operands
+
+    unsafe fn multiply(dtype: DType, n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
+        // SAFETY: the caller's promise is this function's.
+        unsafe {
+            match dtype {
+                DType::F16 => multiply_n::<F16>(n, tile, sums),
+                DType::BF16 => multiply_n::<Bf16>(n, tile, sums),
+                _ => multiply_n::<F32>(n, tile, sums),
+            }
+        }
+    }
+}
 
 /// A weight type that converts to f32 in registers.
 trait Float {
@@ -63,70 +72,9 @@ impl Float for Bf16 {
     }
 }
 
-/// Weight rows of a tile (equal pointers where there are fewer), and activation rows from `acts` on.
-#[derive(Clone, Copy)]
-struct Tile {
-    weights: [*const u8; ROWS],
-    cols: usize,
-    acts: *const f32,
-    stride: usize,
-}
-
-/// Any weights, f32 activations. Shapes were checked.
-pub(in super::super) fn float(
-    kernels: Kernels,
-    weight: &MatrixView<'_>,
-    rows: Range<usize>,
-    acts: &ActivationView<'_>,
-    scratch: &mut MatmulScratch,
-    out: Output<'_>,
-) {
-    debug_assert!(kernels.isa() == Isa::Avx512Vnni);
-    let cols = weight.cols();
-    for at in (0..rows.len()).step_by(ROWS) {
-        let count = (rows.len() - at).min(ROWS);
-        let row = |i: usize| rows.start + at + i.min(count - 1);
-        let mut weights: [*const u8; ROWS] = std::array::from_fn(|i| weight.row(row(i)).as_ptr());
-        let dtype = match weight.dtype() {
-            plain @ (DType::F32 | DType::F16 | DType::BF16) => plain,
-            quantised => {
-                scratch.values.resize(ROWS * cols, 0.0);
-                for (i, values) in scratch.values.chunks_exact_mut(cols).enumerate().take(count) {
-                    // The type and the length were checked when the matrix was made.
-                    if dequantize_row(quantised, weight.row(row(i)), values).is_err() {
-                        values.fill(f32::NAN);
-                    }
-                }
-                weights = std::array::from_fn(|i| scratch.values[i.min(count - 1) * cols..].as_ptr().cast());
-                DType::F32
-            }
-        };
-        for m in (0..acts.rows()).step_by(TILE) {
-            let n = (acts.rows() - m).min(TILE);
-            let x = acts.values[m * acts.stride..][..(n - 1) * acts.stride + acts.stride].as_ptr();
-            let tile = Tile { weights, cols, acts: x, stride: acts.stride };
-            let mut sums = [[0.0; TILE]; ROWS];
-            // SAFETY: `Kernels` of this level exist only after detection. Each weight pointer has a row of `cols`
-            // values behind it, `acts` `n` rows of `stride` values, which is `cols` rounded up to 32.
-            unsafe {
-                match dtype {
-                    DType::F16 => multiply_n::<F16>(n, tile, &mut sums),
-                    DType::BF16 => multiply_n::<Bf16>(n, tile, &mut sums),
-                    _ => multiply_n::<F32>(n, tile, &mut sums),
-                }
-            }
-            for (i, sums) in sums.iter().enumerate().take(count) {
-                for (j, sum) in sums.iter().enumerate().take(n) {
-                    out.values[(m + j) * out.stride + at + i] = *sum;
-                }
-            }
-        }
-    }
-}
-
 /// # Safety
 /// As for [`multiply`] with `N = n`.
-unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; TILE]; ROWS]) {
+unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     // SAFETY: the caller's promise is this function's.
     unsafe {
         match n {
@@ -135,7 +83,7 @@ unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; TILE]; RO
             3 => multiply::<T, 3>(tile, sums),
             4 => multiply::<T, 4>(tile, sums),
             5 => multiply::<T, 5>(tile, sums),
-            _ => multiply::<T, TILE>(tile, sums),
+            _ => multiply::<T, 6>(tile, sums),
         }
     }
 }
@@ -144,7 +92,7 @@ unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; TILE]; RO
 /// The processor has the features; each of `tile.weights` points at `cols` values of the type, `tile.acts` at `N` rows
 /// of `stride` floats, at least `cols` rounded up to 16 and zero beyond `cols`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; TILE]; ROWS]) {
+unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     let mut acc = [[_mm512_setzero_ps(); N]; ROWS];
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {

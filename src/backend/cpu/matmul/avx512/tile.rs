@@ -4,7 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::decode::{Codec, Lanes, PANEL_GROUPS, Scales, Strip};
+use super::decode::{Codec, Lanes, Scales};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 64 bytes: 4 codes of each of 16 rows.
@@ -23,77 +24,73 @@ impl Panel {
     pub(super) const ZERO: Self = Self { codes: [[Quad([0; 64]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
 }
 
-/// Activation rows as they are read: planes of row 0 at the group where the panel starts, and the codes per row.
-#[derive(Clone, Copy)]
-pub(super) struct Acts {
-    pub(super) codes: *const i8,
-    pub(super) scales: *const f32,
-    pub(super) scaled_sums: *const f32,
-    pub(super) offsets: *const i32,
-    pub(super) stride: usize,
+/// What the integer sum over part `part` of group `g` starts with: the correction of codes that are 128 too large.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn offset<C: Codec>(acts: Acts, m: usize, g: usize, part: usize) -> __m512i {
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    let [low, high] = unsafe { acts.offsets(m, g) };
+    _mm512_set1_epi32(match (C::KIND, part) {
+        (GroupKind::Affine, _) => 0,
+        (GroupKind::Symmetric, _) => low + high,
+        (GroupKind::SymmetricHalves, 0) => low,
+        (GroupKind::SymmetricHalves, _) => high,
+    })
 }
 
-impl Acts {
-    /// The planes from row `m` and group `g` on.
-    pub(super) fn at(self, m: usize, g: usize) -> Self {
-        let k = m * self.stride + 32 * g;
-        Self {
-            codes: self.codes.wrapping_add(k),
-            scales: self.scales.wrapping_add(k / 32),
-            scaled_sums: self.scaled_sums.wrapping_add(k / 32),
-            offsets: self.offsets.wrapping_add(k / 16),
-            stride: self.stride,
-        }
-    }
+/// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_dots(acts: Acts, m: usize, g: usize, dots: __m512i, scales: &Lanes, acc: __m512) -> __m512 {
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    let scale = _mm512_set1_ps(unsafe { acts.scale(m, g) });
+    _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), load(scales), acc)
+}
 
-    /// 4 codes in every lane.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad(self, m: usize, at: usize) -> __m512i {
-        // SAFETY: the caller vouches for codes `at .. at + 4` of row `m`.
-        _mm512_set1_epi32(unsafe {
-            self.codes.wrapping_add(m * self.stride + at).cast::<i32>().read_unaligned()
-        })
-    }
+/// `acc + activation scaled sum * minimum`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_min(acts: Acts, m: usize, g: usize, min: &Lanes, acc: __m512) -> __m512 {
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), load(min), acc)
+}
 
-    /// What the integer sum over part `part` of group `g` starts with: the correction of codes that are 128 too large.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn start<C: Codec>(self, m: usize, g: usize, part: usize) -> __m512i {
-        let p = self.offsets.wrapping_add(m * self.stride / 16 + 2 * g);
-        // SAFETY: the caller vouches for group `g` of row `m`: two offsets.
-        let start = unsafe {
-            match C::KIND {
-                GroupKind::Affine => 0,
-                GroupKind::Symmetric => *p + *p.add(1),
-                GroupKind::SymmetricHalves => *p.add(part),
-            }
-        };
-        _mm512_set1_epi32(start)
-    }
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn load(lanes: &Lanes) -> __m512 {
+    // SAFETY: 16 floats at 64-byte alignment.
+    unsafe { _mm512_load_ps(lanes.0.as_ptr()) }
+}
 
-    /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn add_dots(self, m: usize, g: usize, dots: __m512i, scales: &Lanes, acc: __m512) -> __m512 {
-        // SAFETY: the caller vouches for group `g` of row `m`; `Lanes` are 16 aligned floats.
-        unsafe {
-            let scale = _mm512_set1_ps(*self.scales.wrapping_add(m * self.stride / 32 + g));
-            let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale);
-            _mm512_fmadd_ps(scaled, _mm512_load_ps(scales.0.as_ptr()), acc)
-        }
-    }
+/// 4 codes of row `m` in every lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn broadcast(acts: Acts, m: usize, at: usize) -> __m512i {
+    // SAFETY: the caller vouches for codes `at .. at + 4` of row `m`.
+    _mm512_set1_epi32(unsafe { acts.quad(m, at) })
+}
 
-    /// `acc + activation scaled sum * minimum`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn add_min(self, m: usize, g: usize, min: &Lanes, acc: __m512) -> __m512 {
-        // SAFETY: as in `add_dots`.
-        unsafe {
-            let sum = _mm512_set1_ps(*self.scaled_sums.wrapping_add(m * self.stride / 32 + g));
-            _mm512_fmadd_ps(sum, _mm512_load_ps(min.0.as_ptr()), acc)
-        }
+/// The sums of 16 weight rows from `row` on and activation row `m`; those that are not wanted are 0.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn sums_at(sums: Sums, m: usize, row: usize) -> __m512 {
+    if sums.from_zero {
+        return _mm512_setzero_ps();
     }
+    // SAFETY: the caller vouches for the places that the mask keeps to.
+    unsafe { _mm512_maskz_loadu_ps(mask(sums.rows_from(row, 16)), sums.place(m, row)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn store_sums(sums: Sums, m: usize, row: usize, acc: __m512) {
+    // SAFETY: the caller vouches for the places that the mask keeps to.
+    unsafe { _mm512_mask_storeu_ps(sums.place(m, row), mask(sums.rows_from(row, 16)), acc) }
+}
+
+/// The lowest `rows` of 16 lanes.
+fn mask(rows: usize) -> u16 {
+    ((1u32 << rows) - 1) as u16
 }
 
 /// Integer sums that a group takes: one per scale.
@@ -124,53 +121,25 @@ pub(super) unsafe fn decode<C: Codec>(strip: Strip, first: usize, groups: usize,
     }
 }
 
-/// Where a tile's sums are: `at[m * stride + 16 w + row]`, rows of each 16 by mask.
-#[derive(Clone, Copy)]
-pub(super) struct Sums<const W: usize> {
-    pub(super) at: *mut f32,
-    pub(super) stride: usize,
-    pub(super) masks: [u16; W],
-    /// Start from zero instead of what is there.
-    pub(super) from_zero: bool,
-}
-
-impl<const W: usize> Sums<W> {
-    /// The sums of activation rows from `m` on.
-    pub(super) fn below(self, m: usize) -> Self {
-        Self { at: self.place(m, 0), ..self }
-    }
-
-    /// The sums of the first 16 weight rows alone.
-    pub(super) fn narrow(self) -> Sums<1> {
-        Sums { at: self.at, stride: self.stride, masks: [self.masks[0]], from_zero: self.from_zero }
-    }
-
-    fn place(self, m: usize, w: usize) -> *mut f32 {
-        self.at.wrapping_add(m * self.stride + 16 * w)
-    }
-}
-
 /// `W` panels times `N` activation rows: adds `groups` groups to the sums.
 ///
 /// Registers: 2 W N sums (integer and float), W weights, 1 activation. W = 2, N = 6 fills the 32 there are.
 ///
 /// # Safety
-/// The processor has the features; `acts` holds `N` rows of `groups` groups; the masked places of `sums` may be
-/// read and written.
+/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` may be read
+/// and written.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
     panels: &[Panel; 2],
     groups: usize,
     acts: Acts,
-    sums: Sums<W>,
+    sums: Sums,
 ) {
     let mut acc = [[_mm512_setzero_ps(); N]; W];
-    if !sums.from_zero {
-        for (w, acc) in acc.iter_mut().enumerate() {
-            for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: the caller vouches for the masked places.
-                *acc = unsafe { _mm512_maskz_loadu_ps(sums.masks[w], sums.place(m, w)) };
-            }
+    for (w, acc) in acc.iter_mut().enumerate() {
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for the places.
+            *acc = unsafe { sums_at(sums, m, 16 * w) };
         }
     }
     for g in 0..groups.min(PANEL_GROUPS) {
@@ -183,15 +152,15 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
             for m in 0..N {
                 for w in 0..W {
                     // SAFETY: as above.
-                    acc[w][m] = unsafe { acts.add_min(m, g, &panels[w].scales.mins[g], acc[w][m]) };
+                    acc[w][m] = unsafe { add_min(acts, m, g, &panels[w].scales.mins[g], acc[w][m]) };
                 }
             }
         }
     }
     for (w, acc) in acc.into_iter().enumerate() {
         for (m, acc) in acc.into_iter().enumerate() {
-            // SAFETY: the caller vouches for the masked places.
-            unsafe { _mm512_mask_storeu_ps(sums.place(m, w), sums.masks[w], acc) };
+            // SAFETY: the caller vouches for the places.
+            unsafe { store_sums(sums, m, 16 * w, acc) };
         }
     }
 }
@@ -208,7 +177,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     let mut dots = [[_mm512_setzero_si512(); N]; W];
     for m in 0..N {
         // SAFETY: the caller vouches for group `g` of row `m`.
-        let start = unsafe { acts.start::<C>(m, g, part) };
+        let start = unsafe { offset::<C>(acts, m, g, part) };
         for dots in &mut dots {
             dots[m] = start;
         }
@@ -222,7 +191,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
         }
         for m in 0..N {
             // SAFETY: the caller vouches for group `g` of row `m`.
-            let x = unsafe { acts.quad(m, 32 * g + 4 * quad) };
+            let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
             for w in 0..W {
                 dots[w][m] = _mm512_dpbusd_epi32(dots[w][m], weights[w], x);
             }
@@ -232,7 +201,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
         for w in 0..W {
             let scales = &panels[w].scales.scales[g][part];
             // SAFETY: as above.
-            acc[w][m] = unsafe { acts.add_dots(m, g, dots[w][m], scales, acc[w][m]) };
+            acc[w][m] = unsafe { add_dots(acts, m, g, dots[w][m], scales, acc[w][m]) };
         }
     }
     acc
@@ -250,14 +219,12 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     first: usize,
     groups: usize,
     acts: Acts,
-    sums: Sums<1>,
+    sums: Sums,
 ) {
     let mut acc = [_mm512_setzero_ps(); N];
-    if !sums.from_zero {
-        for (m, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: the caller vouches for the masked places.
-            *acc = unsafe { _mm512_maskz_loadu_ps(sums.masks[0], sums.place(m, 0)) };
-        }
+    for (m, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for the places.
+        *acc = unsafe { sums_at(sums, m, 0) };
     }
     let groups = groups.min(PANEL_GROUPS);
     for step in 0..groups / C::STEP_GROUPS {
@@ -267,7 +234,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
             for (m, dots) in dots.iter_mut().enumerate() {
                 for (part, dots) in dots.iter_mut().enumerate().take(parts::<C>()) {
                     // SAFETY: the caller vouches for group `start + g` of row `m`.
-                    *dots = unsafe { acts.start::<C>(m, start + g, part) };
+                    *dots = unsafe { offset::<C>(acts, m, start + g, part) };
                 }
             }
         }
@@ -275,7 +242,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
             let part = quad * parts::<C>() / 8;
             for (m, dots) in dots[g].iter_mut().enumerate() {
                 // SAFETY: as above.
-                let x = unsafe { acts.quad(m, 32 * (start + g) + 4 * quad) };
+                let x = unsafe { broadcast(acts, m, 32 * (start + g) + 4 * quad) };
                 dots[part] = _mm512_dpbusd_epi32(dots[part], weights, x);
             }
         };
@@ -286,17 +253,17 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 // SAFETY: as above.
                 unsafe {
                     for (part, dots) in dots.iter().enumerate().take(parts::<C>()) {
-                        acc[m] = acts.add_dots(m, start + g, *dots, &scales.scales[start + g][part], acc[m]);
+                        acc[m] = add_dots(acts, m, start + g, *dots, &scales.scales[start + g][part], acc[m]);
                     }
                     if matches!(C::KIND, GroupKind::Affine) {
-                        acc[m] = acts.add_min(m, start + g, &scales.mins[start + g], acc[m]);
+                        acc[m] = add_min(acts, m, start + g, &scales.mins[start + g], acc[m]);
                     }
                 }
             }
         }
     }
     for (m, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller vouches for the masked places.
-        unsafe { _mm512_mask_storeu_ps(sums.place(m, 0), sums.masks[0], acc) };
+        // SAFETY: the caller vouches for the places.
+        unsafe { store_sums(sums, m, 0, acc) };
     }
 }

@@ -1,0 +1,109 @@
+//! AVX2 with FMA and F16C: 8 weight rows per vector, `vpmaddubsw` on 4 codes of each.
+#![allow(unsafe_code)]
+
+mod decode;
+mod float;
+mod tile;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use decode::Codec;
+use tile::Panel;
+
+use super::floats;
+use super::strips::{self, Acts, Strip, StripKernels, Sums};
+use super::{MatmulScratch, MatrixView, Output};
+use crate::backend::cpu::activations::ActivationView;
+use crate::backend::cpu::isa::{Isa, Kernels};
+use crate::tensor::DType;
+
+/// What a thread keeps between calls.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    panels: Option<Box<[Panel; 2]>>,
+    tail: Vec<u8>,
+}
+
+/// Quantised weights, 8-bit activations. Shapes were checked.
+pub(super) fn int8(
+    kernels: Kernels,
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    scratch: &mut MatmulScratch,
+    out: Output<'_>,
+) {
+    debug_assert!(kernels.isa() == Isa::Avx2);
+    let Scratch { panels, tail } = &mut scratch.avx2;
+    let panels = panels.get_or_insert_with(|| Box::new([Panel::ZERO, Panel::ZERO]));
+    // SAFETY: kernels of this level exist only when its features were detected (`Kernels::new`, `Kernels::detect`).
+    unsafe {
+        match weight.dtype() {
+            DType::Q8_0 => strips::multiply::<Of<decode::Q8_0>>(weight, rows, acts, panels, tail, out),
+            DType::Q4_0 => strips::multiply::<Of<decode::Q4_0>>(weight, rows, acts, panels, tail, out),
+            DType::Q4_1 => strips::multiply::<Of<decode::Q4_1>>(weight, rows, acts, panels, tail, out),
+            DType::Q4_K => strips::multiply::<Of<decode::Q4_K>>(weight, rows, acts, panels, tail, out),
+            DType::Q6_K => strips::multiply::<Of<decode::Q6_K>>(weight, rows, acts, panels, tail, out),
+            _ => {}
+        }
+    }
+}
+
+/// Any weights, f32 activations. Shapes were checked.
+pub(super) fn float(
+    kernels: Kernels,
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    scratch: &mut MatmulScratch,
+    out: Output<'_>,
+) {
+    debug_assert!(kernels.isa() == Isa::Avx2);
+    // SAFETY: as in `int8`.
+    unsafe { floats::multiply::<float::Floats>(weight, rows, acts, &mut scratch.values, out) }
+}
+
+/// The kernels of a type.
+struct Of<C>(PhantomData<C>);
+
+impl<C: Codec> StripKernels for Of<C> {
+    const LANES: usize = 8;
+    const STRIPS: usize = 1;
+    const TILE: usize = 4;
+    const IN_PLACE: usize = 1;
+    type Panel = Panel;
+
+    unsafe fn decode(strip: Strip, first: usize, groups: usize, panel: &mut Panel) {
+        // SAFETY: the caller's promise is this function's.
+        unsafe { tile::decode::<C>(strip, first, groups, panel) }
+    }
+
+    unsafe fn multiply(_: usize, n: usize, panels: &[Panel; 2], groups: usize, acts: Acts, sums: Sums) {
+        // SAFETY: the caller's promise is this function's.
+        unsafe {
+            match n {
+                1 => tile::multiply::<C, 1>(&panels[0], groups, acts, sums),
+                2 => tile::multiply::<C, 2>(&panels[0], groups, acts, sums),
+                3 => tile::multiply::<C, 3>(&panels[0], groups, acts, sums),
+                _ => tile::multiply::<C, 4>(&panels[0], groups, acts, sums),
+            }
+        }
+    }
+
+    unsafe fn multiply_in_place(
+        _: usize,
+        strip: Strip,
+        first: usize,
+        groups: usize,
+        panel: &mut Panel,
+        acts: Acts,
+        sums: Sums,
+    ) {
+        // SAFETY: the caller's promise is this function's.
+        unsafe {
+            C::scales(strip, first, groups, &mut panel.scales);
+            tile::multiply_in_place::<C, 1>(strip, &panel.scales, first, groups, acts, sums);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Products of decoded weights and activation rows, 8 weight rows per vector.
+
+use std::arch::x86_64::*;
+
+use super::decode::{Codec, Codes, Lanes, Scales};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Strip, Sums};
+use crate::backend::cpu::quant::GroupKind;
+
+/// 32 bytes: 4 codes of each of 8 rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(super) struct Quad([u8; 32]);
+
+/// Decoded weights of 8 rows, up to [`PANEL_GROUPS`] groups.
+#[derive(Clone, Debug)]
+pub(super) struct Panel {
+    codes: [[Quad; 8]; PANEL_GROUPS],
+    pub(super) scales: Scales,
+}
+
+impl Panel {
+    pub(super) const ZERO: Self = Self { codes: [[Quad([0; 32]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
+}
+
+/// Integer sums that a group takes: one per scale.
+const fn parts<C: Codec>() -> usize {
+    match C::KIND {
+        GroupKind::SymmetricHalves => 2,
+        GroupKind::Symmetric | GroupKind::Affine => 1,
+    }
+}
+
+/// Quads whose products 16 bits hold together.
+const fn run<C: Codec>() -> usize {
+    match C::CODES {
+        Codes::Nibbles { .. } => 8,
+        Codes::SixBits { .. } => 2,
+        Codes::Signed => 1,
+    }
+}
+
+/// What the integer sum over part `part` of group `g` starts with: the correction of codes that are too large.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn offset<C: Codec>(acts: Acts, m: usize, g: usize, part: usize) -> __m256i {
+    let zero = match C::CODES {
+        Codes::Nibbles { zero } | Codes::SixBits { zero } => zero,
+        Codes::Signed => 0,
+    };
+    if zero == 0 {
+        return _mm256_setzero_si256();
+    }
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    let offsets = unsafe { acts.offsets(m, g) };
+    let sum = if parts::<C>() == 2 { offsets[part] } else { offsets[0] + offsets[1] };
+    _mm256_set1_epi32(sum / (128 / zero)) // exact: the offsets are -128 times code sums
+}
+
+/// Products of one quad, pairs added, in 16 bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pairs<C: Codec>(weights: __m256i, x: __m256i) -> __m256i {
+    match C::CODES {
+        Codes::Nibbles { .. } | Codes::SixBits { .. } => _mm256_maddubs_epi16(weights, x),
+        Codes::Signed => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
+    }
+}
+
+/// `dots` plus the 16-bit sums, pairs added once more.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen(dots: __m256i, sums: __m256i) -> __m256i {
+    _mm256_add_epi32(dots, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)))
+}
+
+/// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_dots(acts: Acts, m: usize, g: usize, dots: __m256i, scales: &Lanes, acc: __m256) -> __m256 {
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    let scale = _mm256_set1_ps(unsafe { acts.scale(m, g) });
+    _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), load(scales), acc)
+}
+
+/// `acc + activation scaled sum * minimum`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_min(acts: Acts, m: usize, g: usize, min: &Lanes, acc: __m256) -> __m256 {
+    // SAFETY: the caller vouches for group `g` of row `m`.
+    _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), load(min), acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load(lanes: &Lanes) -> __m256 {
+    // SAFETY: 8 floats at 32-byte alignment.
+    unsafe { _mm256_load_ps(lanes.0.as_ptr()) }
+}
+
+/// 4 codes of row `m` in every lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn broadcast(acts: Acts, m: usize, at: usize) -> __m256i {
+    // SAFETY: the caller vouches for codes `at .. at + 4` of row `m`.
+    _mm256_set1_epi32(unsafe { acts.quad(m, at) })
+}
+
+/// All bits of the lowest `rows` of 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn mask(rows: usize) -> __m256i {
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(rows as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+}
+
+/// The sums of 8 weight rows and activation row `m`; those that are not wanted are 0.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sums_at(sums: Sums, m: usize) -> __m256 {
+    if sums.from_zero {
+        return _mm256_setzero_ps();
+    }
+    // SAFETY: the caller vouches for the places that the mask keeps to.
+    unsafe { _mm256_maskload_ps(sums.place(m, 0), mask(sums.rows_from(0, 8))) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store_sums(sums: Sums, m: usize, acc: __m256) {
+    // SAFETY: the caller vouches for the places that the mask keeps to.
+    unsafe { _mm256_maskstore_ps(sums.place(m, 0), mask(sums.rows_from(0, 8)), acc) }
+}
+
+/// Decodes `groups` groups from `first` on of the strip's rows.
+///
+/// # Safety
+/// The processor has the features; the rows hold those groups; `first` starts a block and a step, `groups` are whole
+/// blocks and at most [`PANEL_GROUPS`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn decode<C: Codec>(strip: Strip, first: usize, groups: usize, panel: &mut Panel) {
+    debug_assert!(groups <= PANEL_GROUPS && (32 * groups).is_multiple_of(C::BLOCK_LEN));
+    // SAFETY: the caller's promise is this function's.
+    unsafe { C::scales(strip, first, groups, &mut panel.scales) };
+    for (step, codes) in panel.codes[..groups].chunks_exact_mut(C::STEP_GROUPS).enumerate() {
+        let put = |g: usize, quad: usize, v| {
+            // SAFETY: 32 aligned bytes.
+            unsafe { _mm256_store_si256(codes[g][quad].0.as_mut_ptr().cast(), v) }
+        };
+        // SAFETY: as above.
+        unsafe { C::codes(strip, first / C::STEP_GROUPS + step, put) };
+    }
+}
+
+/// A panel times `N` activation rows: adds `groups` groups to the sums.
+///
+/// Registers: 3 N sums (16 and 32 bits, float), a weight, an activation. N = 4 fills the 16 there are.
+///
+/// # Safety
+/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` may be read
+/// and written.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply<C: Codec, const N: usize>(
+    panel: &Panel,
+    groups: usize,
+    acts: Acts,
+    sums: Sums,
+) {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for (m, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for the places.
+        *acc = unsafe { sums_at(sums, m) };
+    }
+    for g in 0..groups.min(PANEL_GROUPS) {
+        for part in 0..parts::<C>() {
+            // SAFETY: the caller vouches for group `g` of `N` rows.
+            let dots = unsafe { part_dots::<C, N>(panel, g, part, acts) };
+            for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
+                // SAFETY: as above.
+                *acc = unsafe { add_dots(acts, m, g, dots, &panel.scales.scales[g][part], *acc) };
+            }
+        }
+        if matches!(C::KIND, GroupKind::Affine) {
+            for (m, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *acc = unsafe { add_min(acts, m, g, &panel.scales.mins[g], *acc) };
+            }
+        }
+    }
+    for (m, acc) in acc.into_iter().enumerate() {
+        // SAFETY: the caller vouches for the places.
+        unsafe { store_sums(sums, m, acc) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn part_dots<C: Codec, const N: usize>(
+    panel: &Panel,
+    g: usize,
+    part: usize,
+    acts: Acts,
+) -> [__m256i; N] {
+    let mut dots = [_mm256_setzero_si256(); N];
+    for (m, dots) in dots.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for group `g` of row `m`.
+        *dots = unsafe { offset::<C>(acts, m, g, part) };
+    }
+    let quads = 8 / parts::<C>();
+    for first in (quads * part..quads * (part + 1)).step_by(run::<C>()) {
+        let mut short = [_mm256_setzero_si256(); N];
+        for quad in first..first + run::<C>() {
+            // SAFETY: 32 aligned bytes.
+            let weights = unsafe { _mm256_load_si256(panel.codes[g][quad].0.as_ptr().cast()) };
+            for (m, short) in short.iter_mut().enumerate() {
+                // SAFETY: the caller vouches for group `g` of row `m`.
+                let x = unsafe { broadcast(acts, m, 32 * g + 4 * quad) };
+                *short = _mm256_add_epi16(*short, pairs::<C>(weights, x));
+            }
+        }
+        for (dots, short) in dots.iter_mut().zip(short) {
+            *dots = widen(*dots, short);
+        }
+    }
+    dots
+}
+
+/// As [`multiply`], with the codes going from the file's bytes through registers: for so few activation rows that a
+/// panel would cost more than it saves. `scales` are those of the `groups` groups from `first` on.
+///
+/// # Safety
+/// As for [`decode`] and [`multiply`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
+    strip: Strip,
+    scales: &Scales,
+    first: usize,
+    groups: usize,
+    acts: Acts,
+    sums: Sums,
+) {
+    let mut acc = [_mm256_setzero_ps(); N];
+    for (m, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for the places.
+        *acc = unsafe { sums_at(sums, m) };
+    }
+    let groups = groups.min(PANEL_GROUPS);
+    for step in 0..groups / C::STEP_GROUPS {
+        let start = step * C::STEP_GROUPS;
+        // Per group and row: 16-bit sums of each run of quads.
+        let mut short = [[[_mm256_setzero_si256(); 8]; N]; 4];
+        let put = |g: usize, quad: usize, weights: __m256i| {
+            for (m, short) in short[g].iter_mut().enumerate() {
+                // SAFETY: the caller vouches for group `start + g` of row `m`.
+                let x = unsafe { broadcast(acts, m, 32 * (start + g) + 4 * quad) };
+                let at = quad / run::<C>();
+                short[at] = _mm256_add_epi16(short[at], pairs::<C>(weights, x));
+            }
+        };
+        // SAFETY: the caller vouches for the rows' blocks.
+        unsafe { C::codes(strip, first / C::STEP_GROUPS + step, put) };
+        for (g, short) in short.iter().enumerate().take(C::STEP_GROUPS) {
+            for (m, (acc, short)) in acc.iter_mut().zip(short).enumerate() {
+                let runs = 8 / run::<C>() / parts::<C>();
+                for part in 0..parts::<C>() {
+                    // SAFETY: as above.
+                    let mut dots = unsafe { offset::<C>(acts, m, start + g, part) };
+                    for short in &short[runs * part..runs * (part + 1)] {
+                        dots = widen(dots, *short);
+                    }
+                    let scales = &scales.scales[start + g][part];
+                    // SAFETY: as above.
+                    *acc = unsafe { add_dots(acts, m, start + g, dots, scales, *acc) };
+                }
+                if matches!(C::KIND, GroupKind::Affine) {
+                    // SAFETY: as above.
+                    *acc = unsafe { add_min(acts, m, start + g, &scales.mins[start + g], *acc) };
+                }
+            }
+        }
+    }
+    for (m, acc) in acc.into_iter().enumerate() {
+        // SAFETY: the caller vouches for the places.
+        unsafe { store_sums(sums, m, acc) };
+    }
+}

@@ -1,0 +1,288 @@
+//! The walk that the vector kernels share: weight rows in strips of as many as a vector has lanes.
+//!
+//! For many activation rows, strips are decoded once, 768 values at a time, into panels that stay in L1, and multiplied
+//! in tiles with several activation rows. For few, codes go from the file's bytes straight into the sums.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::{MatrixView, Output};
+use crate::backend::cpu::activations::ActivationView;
+
+/// Groups that a panel holds at most: 768 values, 12 KiB of codes in 16 rows, so that two panels and the activation
+/// rows of a tile stay in a 48 KiB L1. Whole quant blocks of any type.
+pub(super) const PANEL_GROUPS: usize = 24;
+
+/// Where row 0's first byte is, and how far apart rows are.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub(super) base: *const u8,
+    pub(super) stride: usize,
+}
+
+impl Strip {
+    /// No rows.
+    const EMPTY: Self = Self { base: std::ptr::null(), stride: 0 };
+
+    /// Byte `at` of row `row`.
+    pub(super) fn at(self, row: usize, at: usize) -> *const u8 {
+        self.base.wrapping_add(row * self.stride + at)
+    }
+}
+
+/// Planes of activation rows, from a row and a group on.
+#[derive(Clone, Copy)]
+pub(super) struct Acts {
+    codes: *const i8,
+    scales: *const f32,
+    scaled_sums: *const f32,
+    offsets: *const i32,
+    stride: usize,
+}
+
+impl Acts {
+    fn new(acts: &ActivationView<'_>) -> Self {
+        Self {
+            codes: acts.codes.as_ptr(),
+            scales: acts.scales.as_ptr(),
+            scaled_sums: acts.scaled_sums.as_ptr(),
+            offsets: acts.offsets.as_ptr(),
+            stride: acts.stride,
+        }
+    }
+
+    /// The planes from row `m` and group `g` on.
+    fn from(self, m: usize, g: usize) -> Self {
+        let k = m * self.stride + 32 * g;
+        Self {
+            codes: self.codes.wrapping_add(k),
+            scales: self.scales.wrapping_add(k / 32),
+            scaled_sums: self.scaled_sums.wrapping_add(k / 32),
+            offsets: self.offsets.wrapping_add(k / 16),
+            stride: self.stride,
+        }
+    }
+
+    /// Codes `at .. at + 4` of row `m`.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    pub(super) unsafe fn quad(self, m: usize, at: usize) -> i32 {
+        // SAFETY: the caller vouches for the 4 bytes; the read needs no alignment.
+        unsafe { self.codes.wrapping_add(m * self.stride + at).cast::<i32>().read_unaligned() }
+    }
+
+    /// Scale of group `g` of row `m`.
+    ///
+    /// # Safety
+    /// It exists.
+    #[inline(always)]
+    pub(super) unsafe fn scale(self, m: usize, g: usize) -> f32 {
+        // SAFETY: the caller vouches for it.
+        unsafe { *self.scales.wrapping_add(m * self.stride / 32 + g) }
+    }
+
+    /// Scaled sum of group `g` of row `m`.
+    ///
+    /// # Safety
+    /// It exists.
+    #[inline(always)]
+    pub(super) unsafe fn scaled_sum(self, m: usize, g: usize) -> f32 {
+        // SAFETY: the caller vouches for it.
+        unsafe { *self.scaled_sums.wrapping_add(m * self.stride / 32 + g) }
+    }
+
+    /// -128 times the code sums of both halves of group `g` of row `m`.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    pub(super) unsafe fn offsets(self, m: usize, g: usize) -> [i32; 2] {
+        // SAFETY: the caller vouches for them; i32 alignment is the plane's.
+        unsafe { *self.offsets.wrapping_add(m * self.stride / 16 + 2 * g).cast() }
+    }
+}
+
+/// Where sums are: `at[m * stride + row]`, `rows` of them per activation row.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    at: *mut f32,
+    stride: usize,
+    rows: usize,
+    /// Start from zero instead of what is there.
+    pub(super) from_zero: bool,
+}
+
+impl Sums {
+    /// Place of activation row `m` and weight row `row`.
+    pub(super) fn place(self, m: usize, row: usize) -> *mut f32 {
+        self.at.wrapping_add(m * self.stride + row)
+    }
+
+    /// How many of the `lanes` weight rows from `row` on are wanted.
+    pub(super) fn rows_from(self, row: usize, lanes: usize) -> usize {
+        self.rows.saturating_sub(row).min(lanes)
+    }
+
+    /// The sums of activation rows from `m` on.
+    fn below(self, m: usize) -> Self {
+        Self { at: self.place(m, 0), ..self }
+    }
+}
+
+/// Kernels of one quantised type on one instruction set.
+///
+/// All functions ask of their caller: the processor has the instruction set; the strips' rows and the activation rows
+/// hold the groups named; the places of `sums` for these activation rows may be read and written.
+pub(super) trait StripKernels {
+    /// Weight rows of a strip.
+    const LANES: usize;
+    /// Strips of a tile, 1 or 2.
+    const STRIPS: usize;
+    /// Most activation rows of a tile.
+    const TILE: usize;
+    /// Most activation rows for which decoding anew for each strip walk beats panels; [`Self::multiply_in_place`]
+    /// takes 1 to this many.
+    const IN_PLACE: usize;
+    /// Decoded weights of a strip, [`PANEL_GROUPS`] groups at most.
+    type Panel;
+
+    /// Decodes `groups` groups from `first` on, whole blocks both.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn decode(strip: Strip, first: usize, groups: usize, panel: &mut Self::Panel);
+
+    /// Adds the products of `strips` panels and `n` activation rows (1 to [`Self::TILE`]) over `groups` groups.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn multiply(
+        strips: usize,
+        n: usize,
+        panels: &[Self::Panel; 2],
+        groups: usize,
+        acts: Acts,
+        sums: Sums,
+    );
+
+    /// As `decode` and `multiply` of one strip; `panel` is scratch.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn multiply_in_place(
+        n: usize,
+        strip: Strip,
+        first: usize,
+        groups: usize,
+        panel: &mut Self::Panel,
+        acts: Acts,
+        sums: Sums,
+    );
+}
+
+/// Multiplies `rows` with all of `acts`, whose shapes were checked, into `out`. `tail` is scratch for copies of the
+/// last rows when they do not fill a strip.
+///
+/// # Safety
+/// The processor has the kernels' instruction set.
+pub(super) unsafe fn multiply<K: StripKernels>(
+    weight: &MatrixView<'_>,
+    rows: Range<usize>,
+    acts: &ActivationView<'_>,
+    panels: &mut [K::Panel; 2],
+    tail: &mut Vec<u8>,
+    out: Output<'_>,
+) {
+    let in_place = acts.rows() <= K::IN_PLACE;
+    let tile_rows = if in_place { K::LANES } else { K::STRIPS * K::LANES };
+    let mut at = 0;
+    while at < rows.len() {
+        let count = (rows.len() - at).min(tile_rows);
+        let first = rows.start + at;
+        let strips = [
+            strip(weight, first, count.min(K::LANES), K::LANES, tail),
+            // The first strip is in place then, so that `tail` is free.
+            match count.checked_sub(K::LANES) {
+                Some(rest) if rest > 0 => strip(weight, first + K::LANES, rest, K::LANES, tail),
+                _ => Strip::EMPTY,
+            },
+        ];
+        let places = out.values[at..].as_mut_ptr();
+        let sums = Sums { at: places, stride: out.stride, rows: count, from_zero: true };
+        let (groups, planes) = (weight.cols() / 32, Acts::new(acts));
+        // SAFETY: the caller vouches for the processor. `strip` gives whole rows of `cols` values. The planes of
+        // `acts` hold `rows` rows of `stride` values, at least `cols` (compared by `matmul_rows`). `out` holds `count`
+        // values from `at` on at its stride for each activation row (compared there too); kernels keep to `count`.
+        unsafe {
+            if in_place {
+                few::<K>(strips[0], groups, acts.rows(), planes, &mut panels[0], sums);
+            } else {
+                many::<K>(strips, groups, acts.rows(), planes, panels, sums);
+            }
+        }
+        at += count;
+    }
+}
+
+/// Rows `first .. first + count`, in place when they fill the strip, else copied in front of rows of zeros.
+fn strip(weight: &MatrixView<'_>, first: usize, count: usize, lanes: usize, tail: &mut Vec<u8>) -> Strip {
+    let bytes = weight.rows_bytes(first, count);
+    let stride = weight.row_bytes();
+    if count == lanes {
+        return Strip { base: bytes.as_ptr(), stride };
+    }
+    tail.clear();
+    tail.extend_from_slice(bytes);
+    tail.resize(lanes * stride, 0);
+    Strip { base: tail.as_ptr(), stride }
+}
+
+/// One strip times `n` activation rows, at most [`StripKernels::IN_PLACE`].
+///
+/// # Safety
+/// See [`StripKernels`].
+unsafe fn few<K: StripKernels>(
+    strip: Strip,
+    groups: usize,
+    n: usize,
+    acts: Acts,
+    panel: &mut K::Panel,
+    mut sums: Sums,
+) {
+    for first in (0..groups).step_by(PANEL_GROUPS) {
+        let count = (groups - first).min(PANEL_GROUPS);
+        // SAFETY: the caller's promise, for groups `first .. first + count`; PANEL_GROUPS are whole blocks.
+        unsafe { K::multiply_in_place(n, strip, first, count, panel, acts.from(0, first), sums) };
+        sums.from_zero = false;
+    }
+}
+
+/// Two strips (the second may be empty) times any number of activation rows.
+///
+/// # Safety
+/// See [`StripKernels`].
+unsafe fn many<K: StripKernels>(
+    strips: [Strip; 2],
+    groups: usize,
+    rows: usize,
+    acts: Acts,
+    panels: &mut [K::Panel; 2],
+    mut sums: Sums,
+) {
+    let used = if sums.rows > K::LANES { 2 } else { 1 };
+    for first in (0..groups).step_by(PANEL_GROUPS) {
+        let count = (groups - first).min(PANEL_GROUPS);
+        for (strip, panel) in strips.into_iter().zip(panels.iter_mut()).take(used) {
+            // SAFETY: the caller's promise, for groups `first .. first + count`; PANEL_GROUPS are whole blocks.
+            unsafe { K::decode(strip, first, count, panel) };
+        }
+        for m in (0..rows).step_by(K::TILE) {
+            let n = (rows - m).min(K::TILE);
+            // SAFETY: the caller's promise, for activation rows `m .. m + n`.
+            unsafe { K::multiply(used, n, panels, count, acts.from(m, first), sums.below(m)) };
+        }
+        sums.from_zero = false;
+    }
+}
