@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use crate::common::{Largest, Smallest, filled};
 
+/// Compares what bytes and JSON say.
+type Decode = dyn Fn(&[u8], &str);
+
 /// One kept frame or hello.
 pub struct Golden {
     /// Its files' name.
@@ -16,7 +19,7 @@ pub struct Golden {
     pub bytes: Vec<u8>,
     pub json: String,
     /// Decodes bytes and JSON and compares both with the value.
-    pub decode: Box<dyn Fn(&[u8], &str)>,
+    pub decode: Box<Decode>,
 }
 
 #[derive(Serialize)]

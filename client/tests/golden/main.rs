@@ -3,7 +3,7 @@
 //! The files change only by `ROCMFORGE_WRITE_GOLDEN=1 cargo test -p rocmforge-client --test golden`, never by a plain run.
 //! `tests/golden/decode.py`, written from `PROTOCOL.md` in another language, decodes them too and compares each field.
 
-#![allow(clippy::panic, clippy::unwrap_used)] // tests
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // tests
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,0 +1,295 @@
+//! The program against a scripted server: what it prints, and its exit codes.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+
+use rocmforge_client::wire::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::server::{Peer, Server, end, item, summary};
+
+fn client(server: &Server) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforge-client"));
+    command.env("ROCMFORGE_SOCKET", server.socket()).stdin(Stdio::null());
+    command
+}
+
+fn spawn(server: &Server, arguments: &[&str]) -> Child {
+    client(server)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn run(server: &Server, arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = client(server).args(arguments).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn generate(peer: &mut Peer) -> (u32, GenerateRequest) {
+    let request = peer.request().unwrap();
+    let ClientMessage::Generate(generate) = request.message else { panic!("{:?}", request.message) };
+    (request.header.stream, generate)
+}
+
+#[test]
+fn run_prints_the_text_as_it_comes() {
+    let (told, heard) = std::sync::mpsc::channel::<()>();
+    let server = Server::greeting(move |mut peer| {
+        let (stream, request) = generate(&mut peer);
+        assert_eq!(request.prompt, Prompt::Text("from a pipe\n".into()));
+        let SamplingOptions { temperature, top_k, top_p, min_p, seed, top_logprobs } = request.sampling;
+        assert_eq!((temperature, top_k, top_p, min_p, seed, top_logprobs), (0.8, 40, 0.95, 0.05, None, 0));
+        peer.send(stream, Op::Item, &item("first "));
+        heard.recv().unwrap();
+        peer.send(stream, Op::Item, &item("second"));
+        peer.send(stream, Op::End, &end());
+    });
+    let mut child = spawn(&server, &["run", "m", "-", "--stats"]);
+    child.stdin.take().unwrap().write_all(b"from a pipe\n").unwrap();
+    let mut first = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"first ");
+    told.send(()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"second!".as_slice()));
+    let stats = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stats.contains("generated 3 tokens, 500.0 tokens/s"),
+        "two tokens after the first in 4 ms: {stats}"
+    );
+    server.join();
+}
+
+#[test]
+fn run_with_json_prints_one_object() {
+    let server = Server::greeting(|mut peer| {
+        let (stream, request) = generate(&mut peer);
+        assert_eq!(request.prompt, Prompt::Ids(vec![5, 6]));
+        assert_eq!((request.max_tokens, request.timeout_ms, request.ignore_eog), (3, 900, true));
+        assert_eq!(request.stop, ["a", "b"]);
+        assert_eq!((request.sampling.seed, request.sampling.top_logprobs), (Some(4), 1));
+        let logprob = TokenLogprob { logprob: -0.5, top: vec![TopToken { id: 1, logprob: -0.5 }] };
+        let item = GenerateItem { prompt_ids: vec![5, 6], logprobs: vec![logprob], ..item("x") };
+        peer.send(stream, Op::Item, &item);
+        peer.send(stream, Op::End, &end());
+    });
+    let arguments = [
+        "--json",
+        "run",
+        "m",
+        "5, 6",
+        "--ids",
+        "-n",
+        "3",
+        "--timeout",
+        "900",
+        "--ignore-eog",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--seed",
+        "4",
+        "--logprobs",
+        "1",
+    ];
+    let (code, stdout, stderr) = run(&server, &arguments);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let object: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let expected = serde_json::json!({
+        "text": "x!", "prompt_ids": [5, 6], "ids": [1], "stop_reason": "max_tokens",
+        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "seed": 9,
+        "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
+        "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
+    });
+    assert_eq!(object, expected);
+    server.join();
+}
+
+#[test]
+fn run_with_chat_sends_messages() {
+    let server = Server::greeting(|mut peer| {
+        let (stream, request) = generate(&mut peer);
+        let message = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+        assert_eq!(request.prompt, Prompt::Chat(vec![message("system", "Be brief."), message("user", "Hi")]));
+        peer.send(stream, Op::End, &end());
+    });
+    let (code, stdout, _) = run(&server, &["run", "m", "Hi", "--chat", "--system", "Be brief."]);
+    assert_eq!((code, stdout.as_str()), (0, "!"));
+    server.join();
+}
+
+#[test]
+fn ctrl_c_cancels_prints_what_came_and_exits_130() {
+    let server = Server::greeting(|mut peer| {
+        let (stream, _) = generate(&mut peer);
+        peer.send(stream, Op::Item, &item("begun"));
+        assert!(matches!(peer.request().unwrap().message, ClientMessage::Cancel(_)));
+        peer.fail(stream, ErrorCode::Cancelled);
+    });
+    let mut child = spawn(&server, &["run", "m", "p"]);
+    let mut begun = [0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
+    assert_eq!(&begun, b"begun");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(130), b"".as_slice()));
+    server.join();
+}
+
+#[test]
+fn a_second_ctrl_c_ends_a_program_whose_daemon_does_not_answer() {
+    let (told, heard) = std::sync::mpsc::channel();
+    let server = Server::greeting(move |mut peer| {
+        let (stream, _) = generate(&mut peer);
+        peer.send(stream, Op::Item, &item("begun"));
+        assert!(matches!(peer.request().unwrap().message, ClientMessage::Cancel(_)));
+        told.send(()).unwrap();
+        assert_eq!(peer.drain(), []);
+    });
+    let mut child = spawn(&server, &["run", "m", "p"]);
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    heard.recv().unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    server.join();
+}
+
+#[test]
+fn a_reader_that_goes_away_cancels_quietly() {
+    let server = Server::greeting(|mut peer| {
+        let (stream, _) = generate(&mut peer);
+        peer.send(stream, Op::Item, &item("begun"));
+        // The pipe breaks at the first write after its reader went; items go on until the client has seen that.
+        for _ in 1..INITIAL_CREDIT {
+            peer.try_send(stream, Op::Item, &item("more"));
+        }
+        let messages = peer.drain();
+        assert!(messages.iter().any(|message| matches!(message, ClientMessage::Cancel(_))), "{messages:?}");
+    });
+    let mut child = spawn(&server, &["run", "m", "p"]);
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), b"".as_slice()));
+    server.join();
+}
+
+#[test]
+fn errors_have_their_exit_codes_and_say_what_to_do() {
+    let cases = [
+        (ErrorCode::ModelNotFound, 4),
+        (ErrorCode::ModelCorrupt, 4),
+        (ErrorCode::PromptTooLong, 1),
+        (ErrorCode::Internal, 1),
+    ];
+    for (code, exit) in cases {
+        let server = Server::greeting(move |mut peer| {
+            let (stream, _) = generate(&mut peer);
+            let error = WireError::new(code, "no such thing: try another").with_detail("model", "m");
+            peer.send(stream, Op::Error, &error);
+        });
+        let (found, stdout, stderr) = run(&server, &["run", "m", "p", "--json"]);
+        assert_eq!((found, stdout.as_str()), (exit, ""), "{stderr}");
+        let error: serde_json::Value = serde_json::from_str(&stderr).unwrap();
+        assert_eq!(error["error"]["name"], code.name());
+        assert_eq!(error["error"]["code"], code as u16);
+        assert_eq!(error["error"]["message"], "no such thing: try another");
+        assert_eq!(error["error"]["detail"]["model"], "m");
+        server.join();
+    }
+}
+
+#[test]
+fn usage_and_reachability_have_their_exit_codes() {
+    let server = Server::new(drop);
+    let socket = server.socket();
+    for arguments in
+        [&["run"][..], &["run", "m", "p", "--ids"], &["nonsense"], &["run", "m", "p", "--logprobs", "3"]]
+    {
+        assert_eq!(run(&server, arguments).0, 2, "{arguments:?}");
+    }
+    server.join();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforge-client"));
+    let output = command.arg("--socket").arg(socket).arg("list").output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let output = Command::new(env!("CARGO_BIN_EXE_rocmforge-client"))
+        .args(["load", "/does/not/exist.gguf"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4));
+}
+
+#[test]
+fn a_path_is_loaded_and_then_used_by_its_name() {
+    let server = Server::greeting(|mut peer| {
+        let request = peer.request().unwrap();
+        let ClientMessage::Load(load) = request.message else { panic!("{:?}", request.message) };
+        assert_eq!((load.name.as_str(), request.fds.len()), ("tale", 1));
+        let reply = LoadReply { summary: summary("tale-2"), mapped_now: true, elapsed_us: 1, ext: vec![] };
+        peer.send(request.header.stream, Op::Reply, &reply);
+        let (stream, request) = generate(&mut peer);
+        assert_eq!(request.model, "tale-2", "the name the daemon gave");
+        peer.send(stream, Op::End, &end());
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tale.gguf");
+    std::fs::write(&path, "GGUF").unwrap();
+    let (code, stdout, stderr) = run(&server, &["run", path.to_str().unwrap(), "p"]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "!", ""));
+    server.join();
+}
+
+#[test]
+fn tokens_go_from_text_to_ids_and_back() {
+    let server = Server::greeting(|mut peer| {
+        let request = peer.request().unwrap();
+        let ClientMessage::Tokenize(tokenize) = request.message else { panic!("{:?}", request.message) };
+        assert_eq!(
+            (tokenize.text.as_str(), tokenize.add_special, tokenize.parse_special),
+            ("Hi", false, true)
+        );
+        peer.send(request.header.stream, Op::Reply, &TokenizeReply { ids: vec![1, 22], ext: vec![] });
+    });
+    let (_, stdout, _) = run(&server, &["tokenize", "m", "Hi", "--no-special", "--parse-special"]);
+    assert_eq!(stdout, "1 22\n");
+    server.join();
+    let server = Server::greeting(|mut peer| {
+        let request = peer.request().unwrap();
+        let ClientMessage::Detokenize(detokenize) = request.message else { panic!("{:?}", request.message) };
+        assert_eq!((detokenize.ids, detokenize.show_special), (vec![1, 22], false));
+        peer.send(request.header.stream, Op::Reply, &DetokenizeReply { text: "Hi".into(), ext: vec![] });
+    });
+    let (_, stdout, _) = run(&server, &["detokenize", "m", "1,", "22", "--json"]);
+    assert_eq!(stdout, "{\"text\":\"Hi\"}\n");
+    server.join();
+}
+
+#[test]
+fn list_and_ping_print_for_people_and_scripts() {
+    let reply = |peer: &mut Peer| {
+        let stream = peer.request().unwrap().header.stream;
+        peer.send(stream, Op::Reply, &ListReply { models: vec![summary("m")], ext: vec![] });
+    };
+    let server = Server::greeting(move |mut peer| reply(&mut peer));
+    let (_, stdout, _) = run(&server, &["list", "--json"]);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap(),
+        serde_json::json!({ "models": [{
+            "name": "m", "state": "mapped", "file_bytes": 1, "architecture": "llama", "sequences": 0, "reason": ""
+        }] })
+    );
+    server.join();
+    let server = Server::greeting(|mut peer| {
+        while let Some(request) = peer.request() {
+            peer.echo(&request);
+        }
+    });
+    let (code, stdout, _) = run(&server, &["ping", "--count", "3"]);
+    assert_eq!((code, stdout.lines().count()), (0, 3));
+    server.join();
+}
