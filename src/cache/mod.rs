@@ -106,3 +106,71 @@ impl TensorCache {
         self.counters
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::backend::cpu::{CpuBackend, CpuOptions};
+    use crate::tensor::{DType, Shape};
+
+    fn backend() -> CpuBackend {
+        CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap()
+    }
+
+    fn file() -> Arc<MappedFile> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[0; 4096]).unwrap();
+        MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap()
+    }
+
+    fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> LazyTensor {
+        let shape = Shape::new(&[256]).unwrap();
+        let end = start + dtype.row_bytes(256).unwrap();
+        LazyTensor::new(name, dtype, shape, start..end, Arc::clone(file)).unwrap()
+    }
+
+    #[test]
+    fn a_tensor_is_loaded_once_and_a_tied_one_is_the_same() {
+        let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
+        let embedding = tensor(&file, "token_embd.weight", 0, DType::F32);
+        let tied = tensor(&file, "token_embd.weight", 0, DType::F32);
+        let other = tensor(&file, "output_norm.weight", 1024, DType::F32);
+        for tensor in [&embedding, &tied, &other, &embedding] {
+            let loaded = cache.load_tensor(&mut backend, tensor).unwrap();
+            assert_eq!(loaded.tensor.range(), tensor.range());
+        }
+        assert_eq!(cache.counters(), CacheCounters { loads: 2, hits: 2 });
+        assert_eq!((cache.len(), cache.device_bytes()), (2, 0), "the CPU reads in place");
+    }
+
+    #[test]
+    fn a_failed_load_leaves_the_tensor_absent() {
+        let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
+        let tensor = tensor(&file, "blk.0.ffn_up.weight", 0, DType::IQ1_S);
+        for _ in 0..2 {
+            let error = cache.load_tensor(&mut backend, &tensor).unwrap_err();
+            assert!(matches!(error, BackendError::Unsupported { dtype: DType::IQ1_S, .. }), "{error}");
+        }
+        assert_eq!((cache.len(), cache.counters()), (0, CacheCounters::default()));
+    }
+
+    #[test]
+    fn a_model_is_dropped_without_the_others() {
+        let (mut cache, mut backend, files) = (TensorCache::new(), backend(), [file(), file()]);
+        for file in &files {
+            for start in [0, 1024] {
+                cache.load_tensor(&mut backend, &tensor(file, "t", start, DType::F32)).unwrap();
+            }
+        }
+        let handles = files.each_ref().map(Arc::strong_count);
+        assert_eq!(cache.clear_file(&files[0]), 2);
+        assert_eq!(cache.len(), 2);
+        assert_eq!(Arc::strong_count(&files[0]), handles[0] - 2, "the mapping is let go of");
+        assert_eq!(Arc::strong_count(&files[1]), handles[1]);
+        assert_eq!((cache.clear_file(&files[0]), cache.counters().loads), (0, 4));
+        cache.clear();
+        assert!(cache.is_empty());
+    }
+}

@@ -1,30 +1,65 @@
 //! The text of an answer as its tokens come: whole characters only, and nothing of a stop text.
 
-use crate::model::tokenizer::StreamDecoder;
+use crate::model::tokenizer::{StopMatcher, StreamDecoder};
 
 #[derive(Debug)]
 pub(super) struct AnswerText {
     decoder: StreamDecoder,
+    stops: StopMatcher,
     stopped: bool,
 }
 
 impl AnswerText {
-    pub fn new(_stop: &[String]) -> Self {
-        Self { decoder: StreamDecoder::new(), stopped: false }
+    pub fn new(stops: &[String]) -> Self {
+        Self { decoder: StreamDecoder::new(), stops: StopMatcher::new(stops), stopped: false }
     }
 
     /// Adds a token's bytes; returns the text that is certain by now.
     pub fn push(&mut self, bytes: &[u8]) -> String {
-        self.decoder.push(bytes)
+        let text = self.decoder.push(bytes);
+        self.pass(&text)
     }
 
-    /// True once a stop text came.
+    /// True once a stop text came: the answer is over, before it.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// What was held back, at the answer's end.
+    /// What was held back, at the answer's end: what seemed a stop text, and an unfinished character as U+FFFD. Nothing
+    /// after a stop text.
     pub fn finish(&mut self) -> String {
-        self.decoder.finish()
+        let rest = self.decoder.finish();
+        let mut text = self.pass(&rest);
+        text.push_str(&self.stops.finish());
+        text
+    }
+
+    fn pass(&mut self, text: &str) -> String {
+        let out = self.stops.push(text);
+        self.stopped |= out.hit.is_some();
+        out.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_text_in_pieces_ends_the_answer_before_it() {
+        let mut answer = AnswerText::new(&["END".into()]);
+        assert_eq!((answer.push(b"so E"), answer.push(b"N")), ("so ".into(), String::new()));
+        assert!(!answer.stopped());
+        assert_eq!(answer.push(b"D more"), "");
+        assert!(answer.stopped());
+        assert_eq!(answer.finish(), "");
+    }
+
+    #[test]
+    fn what_was_held_back_comes_at_the_end() {
+        let mut answer = AnswerText::new(&["END".into()]);
+        assert_eq!(answer.push(b"caf\xc3\xa9 EN"), "café ");
+        assert_eq!(answer.push(b"\xf0\x9f"), "");
+        assert_eq!(answer.finish(), "EN\u{fffd}");
     }
 }

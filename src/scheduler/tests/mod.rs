@@ -4,6 +4,7 @@ mod control;
 mod fake;
 mod faults;
 mod sharing;
+mod text;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
