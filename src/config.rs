@@ -152,8 +152,8 @@ impl Default for Limits {
             connections_per_uid: 4096,
             queued: 4096,
             requests_per_uid: 1024,
-            running: 64,
-            step_rows: 128,
+            running: 32,
+            step_rows: 256,
             passed_models_per_uid: 64,
             drain_s: 8,
         }

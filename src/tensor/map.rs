@@ -204,9 +204,12 @@ impl MappedFile {
     /// The time of the inode's change does not count here: a new name, a lost one and other permissions move it too.
     ///
     /// # Errors
-    /// [`MapError::Changed`], [`MapError::Os`].
+    /// [`MapError::Poisoned`] when the file is shorter now, [`MapError::Changed`], [`MapError::Os`].
     pub fn check_unchanged(&self) -> Result<(), MapError> {
         let now = FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?);
+        if now.size < self.identity.size {
+            return Err(MapError::Poisoned);
+        }
         let same = (now.size, now.mtime_ns) == (self.identity.size, self.identity.mtime_ns);
         if same { Ok(()) } else { Err(MapError::Changed) }
     }

@@ -313,11 +313,10 @@ impl Store {
     fn acquire_passed(self: &Arc<Self>, name: &str, id: ModelId) -> Result<Lease, StoreError> {
         let not_found = || StoreError::NotFound { name: name.into() };
         let model = self.tables.lock().ready(id).ok_or_else(not_found)?;
-        if model.file.check_poison().is_err() {
-            return Err(StoreError::Poisoned { name: name.into() });
-        }
-        if model.file.check_unchanged().is_err() {
-            return Err(StoreError::Changed { name: name.into() });
+        match model.file.check_poison().and_then(|()| model.file.check_unchanged()) {
+            Ok(()) => {}
+            Err(MapError::Poisoned) => return Err(StoreError::Poisoned { name: name.into() }),
+            Err(_) => return Err(StoreError::Changed { name: name.into() }),
         }
         let used = self.tables.lock().revive_and_use(id);
         used.then(|| Lease { store: Arc::clone(self), model }).ok_or_else(not_found)

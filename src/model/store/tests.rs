@@ -204,4 +204,6 @@ fn passed_files_are_bounded_and_checked() {
     let grown = std::fs::OpenOptions::new().append(true).open(f.path("b")).unwrap();
     grown.set_len(grown.metadata().unwrap().len() + 1).unwrap();
     assert!(matches!(f.store.acquire(ALICE, "b"), Err(StoreError::Changed { .. })));
+    grown.set_len(1000).unwrap();
+    assert!(matches!(f.store.acquire(ALICE, "b"), Err(StoreError::Poisoned { .. })));
 }

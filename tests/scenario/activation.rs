@@ -1,0 +1,106 @@
+//! The service manager: notices of readiness, life and end, and a socket that it hands over.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use crate::rig::{PATIENCE, Rig};
+
+/// A service manager's end of `NOTIFY_SOCKET`.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    fn listen(rig: &Rig) -> Self {
+        let socket = UnixDatagram::bind(rig.dir.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(socket)
+    }
+
+    /// Messages up to the first that holds `line`.
+    #[track_caller]
+    fn until(&self, line: &str) -> Vec<String> {
+        let mut messages = Vec::new();
+        let mut bytes = [0; 4096];
+        loop {
+            let len =
+                self.0.recv(&mut bytes).unwrap_or_else(|error| panic!("no {line}: {error}; {messages:?}"));
+            let text = String::from_utf8(bytes[..len].to_vec()).unwrap();
+            let found = text.lines().any(|l| l.starts_with(line));
+            messages.push(text);
+            if found {
+                return messages;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_service_manager_is_told_of_readiness_life_reload_and_end() {
+    let mut rig = Rig::idle();
+    let manager = Manager::listen(&rig);
+    let mut command = rig.command();
+    command.env("NOTIFY_SOCKET", rig.dir.path().join("notify")).env("WATCHDOG_USEC", "6000000");
+    rig.spawn(&mut command);
+    let ready = manager.until("READY=1").pop().unwrap();
+    assert!(ready.contains("STATUS=serving 1 models"), "{ready}");
+    // Ready means that clients are answered, without waiting.
+    let options = rocmforge_client::Options { absent_timeout: std::time::Duration::ZERO, ..rig.options() };
+    rocmforge_client::Client::new(options).ping(b"").unwrap();
+    manager.until("WATCHDOG=1");
+    manager.until("WATCHDOG=1"); // the second one comes only if everything moved since the first
+
+    rig.signal(Signal::HUP);
+    let reloading = manager.until("RELOADING=1").pop().unwrap();
+    assert!(reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    manager.until("READY=1");
+    rig.assert_serves();
+
+    rig.signal(Signal::TERM);
+    manager.until("STOPPING=1");
+    assert!(rig.ended().success());
+}
+
+#[test]
+fn a_socket_from_systemd_is_served_and_stays() {
+    let mut rig = Rig::idle();
+    let listener = UnixListener::bind(rig.socket()).unwrap();
+    // A client that comes before the daemon waits for it.
+    let early = {
+        let options = rig.options();
+        std::thread::spawn(move || rocmforge_client::Client::new(options).ping(b"early"))
+    };
+    for _ in 0..2 {
+        let fd = OwnedFd::from(listener.try_clone().unwrap());
+        // systemd sets LISTEN_PID to the daemon's own pid and passes the socket as descriptor 3: a shell does as much.
+        let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_rocmforged")]);
+        command
+            .arg("--socket")
+            .arg("/nonexistent/never-used.sock")
+            .arg("--models")
+            .arg(rig.dir.path().join("models"));
+        command.stdin(Stdio::from(fd)).env_remove("NOTIFY_SOCKET");
+        rig.spawn(&mut command);
+        rig.client().ping(b"").unwrap();
+        rig.assert_serves();
+        rig.signal(Signal::TERM);
+        assert_eq!(rig.ended().code(), Some(0));
+        assert!(rig.socket().exists(), "the socket is systemd's");
+    }
+    assert_eq!(early.join().unwrap().unwrap().payload, b"early");
+}
+
+#[test]
+fn what_is_handed_over_has_to_be_a_listening_socket() {
+    let rig = Rig::idle();
+    let script = "exec 3</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_rocmforged")]).arg("--socket").arg(rig.socket());
+    let output = command.output().unwrap();
+    let says = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{says}");
+    assert!(says.contains("handed over by systemd"), "{says}");
+}

@@ -1,0 +1,65 @@
+//! Client processes: this test binary again, as a client that does one thing.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+const SOCKET: &str = "ROCMFORGE_SCENARIO_SOCKET";
+const ARGUMENT: &str = "ROCMFORGE_SCENARIO_ARGUMENT";
+
+/// A client process that waits for a line on its standard input before it starts, and prints lines.
+pub struct Process {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts `test` (its full path in this binary) as a client of `socket`.
+    pub fn start(test: &str, socket: &Path, argument: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(SOCKET, socket)
+            .env(ARGUMENT, argument)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    pub fn go(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    }
+
+    /// What follows `key` on the line that starts with it.
+    pub fn line(&mut self, key: &str) -> String {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, rest)) = line.split_once(key) {
+                return rest.trim().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the client ended without a line {key:?}");
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In the client process: its socket and argument, after it was told to go. `None` where the test runs as a test.
+pub fn inside() -> Option<(std::path::PathBuf, String)> {
+    let socket = std::env::var_os(SOCKET)?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    Some((socket.into(), std::env::var(ARGUMENT).unwrap()))
+}

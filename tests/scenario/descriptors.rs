@@ -1,0 +1,119 @@
+//! File descriptors where none belong, of the wrong kind, too many: none stays open in the daemon.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rocmforge_client::wire::{
+    self, ErrorCode, Flags, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
+    encode_frame_with_descriptors,
+};
+use rustix::fs::{Mode, OFlags};
+
+use crate::raw::{Raw, header};
+use crate::rig::{Answer, Rig, TINY, answer, code, story};
+
+fn null() -> File {
+    File::open("/dev/null").unwrap()
+}
+
+fn ping(n_fds: u8) -> Vec<u8> {
+    encode_frame_with_descriptors(1, Op::Ping, Flags::NONE, PAYLOAD_BYTES_MAX, n_fds, &PingRequest::default())
+        .unwrap()
+}
+
+fn load(n_fds: u8, by_descriptor: bool) -> Vec<u8> {
+    let request = LoadRequest { name: "x".into(), by_descriptor, request_id: 0, ext: vec![] };
+    encode_frame_with_descriptors(1, Op::Load, Flags::NONE, PAYLOAD_BYTES_MAX, n_fds, &request).unwrap()
+}
+
+#[test]
+fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
+    let mut rig = Rig::start();
+    rig.assert_serves();
+    rig.eventually("only this connection is open", |status| status.connections == 1);
+    let before = rig.descriptors();
+    let file = null();
+    let one = [file.as_fd()];
+    let many: Vec<BorrowedFd<'_>> = vec![file.as_fd(); 253];
+    // Each with a frame whose header tells the truth or not.
+    let cases: [(Vec<u8>, &[BorrowedFd<'_>]); 7] = [
+        (ping(1), &one),
+        (ping(0), &one),
+        (ping(0), &many),
+        (ping(4), &many),
+        (load(1, false), &one),
+        (load(2, true), &one),
+        (load(1, true), &many[..4]),
+    ];
+    for _ in 0..20 {
+        for (frame, fds) in &cases {
+            let mut raw = Raw::connect(&rig);
+            raw.send_with(frame, fds);
+            let error = std::iter::repeat_with(|| raw.error()).find(|(stream, _)| *stream == 0).unwrap().1;
+            assert_eq!(error.code, ErrorCode::BadDescriptors as u16, "{error:?}");
+            raw.assert_closed();
+        }
+        // On a payload's byte instead of the frame's first.
+        let mut raw = Raw::connect(&rig);
+        raw.write(&header(8, 1, Op::Ping as u16, 0, 0));
+        raw.send_with(&[0; 8], &one);
+        assert_eq!(raw.error().1.code, ErrorCode::BadDescriptors as u16);
+    }
+    let mut raw = Raw::connect(&rig);
+    raw.write(&load(0, true));
+    let error = std::iter::repeat_with(|| raw.error()).find(|(stream, _)| *stream == 0).unwrap().1;
+    assert_eq!(error.code, ErrorCode::BadDescriptors as u16, "a descriptor is missing");
+    raw.assert_closed();
+    rig.eventually("only this connection is open", |status| status.connections == 1);
+    // The status connections of this test come and go by themselves.
+    assert!(rig.descriptors() <= before + 1, "{} descriptors before, {} after", before, rig.descriptors());
+    rig.assert_serves();
+}
+
+#[test]
+fn only_a_regular_file_opened_for_reading_is_taken() {
+    let mut rig = Rig::start();
+    let client = rig.client();
+    let open = |flags| -> OwnedFd { rustix::fs::open(rig.model(TINY), flags, Mode::empty()).unwrap() };
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    let bad: Vec<OwnedFd> = vec![
+        null().into(),
+        File::open(rig.dir.path()).unwrap().into(),
+        pipe,
+        socket.into(),
+        open(OFlags::PATH),
+        open(OFlags::RDWR),
+        open(OFlags::WRONLY),
+    ];
+    client.ping(b"").unwrap(); // its connection is one of the daemon's descriptors
+    let before = rig.descriptors();
+    for fd in &bad {
+        assert_eq!(code(client.load_descriptor(fd.as_fd(), "x")), ErrorCode::NotAModelFile as u16);
+    }
+    assert_eq!(rig.descriptors(), before);
+    assert_eq!(
+        code(client.load_descriptor(open(OFlags::RDONLY).as_fd(), "a\nb")),
+        ErrorCode::InvalidArgument as u16
+    );
+    rig.assert_serves();
+}
+
+#[test]
+fn a_passed_file_answers_under_its_name_and_is_the_same_mapping() {
+    let mut rig = Rig::start();
+    let client = rig.client();
+    let by_name: Answer = answer(&client, &story(16)).unwrap();
+    let loaded = client.load_file(&rig.model(TINY), Some("mine")).unwrap();
+    assert_eq!(
+        (loaded.mapped_now, loaded.summary.state),
+        (false, ModelState::Mapped),
+        "the file was mapped already"
+    );
+    let request = wire::GenerateRequest { model: "mine".into(), ..story(16) };
+    assert_eq!(answer(&client, &request).unwrap(), by_name);
+    assert_eq!(client.status().unwrap().models_mapped, 1);
+    assert!(client.unload("mine").unwrap().was_mapped);
+    assert_eq!(code(answer(&client, &request)), ErrorCode::ModelNotFound as u16);
+    rig.assert_serves();
+}

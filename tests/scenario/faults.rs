@@ -1,0 +1,131 @@
+//! Faults of our own: a device that panics in a unit, fails, or hangs. Its request gets a typed error; others go on.
+//!
+//! These run a daemon inside the test's process, with a device of the test's making.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
+use rocmforge::backend::{
+    AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, FfnInput, ModelDims, ModelSlot,
+    Projection, SampleRow, Sampled, StepBatch,
+};
+use rocmforge::config::Config;
+use rocmforge::daemon::Daemon;
+use rocmforge::tensor::{DType, LazyTensor};
+use rocmforge_client::wire::ErrorCode;
+use rocmforge_client::{Client, Options};
+
+use crate::common;
+use crate::rig::{PATIENCE, TINY, answer, code, story};
+
+/// What the device does to the next step.
+const WELL: u32 = 0;
+const PANIC: u32 = 1;
+const NOT_FINITE: u32 = 2;
+const OUT_OF_MEMORY: u32 = 3;
+
+/// The CPU, with a fault on demand in the middle of a step.
+struct Faulty {
+    inner: CpuBackend,
+    fault: Arc<AtomicU32>,
+}
+
+impl Backend for Faulty {
+    fn info(&self) -> BackendInfo {
+        self.inner.info()
+    }
+    fn supports(&self, dtype: DType) -> bool {
+        self.inner.supports(dtype)
+    }
+    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.inner.load_tensor(tensor)
+    }
+    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
+        self.inner.open_model(dims, kv_pages)
+    }
+    fn close_model(&mut self, slot: ModelSlot) {
+        self.inner.close_model(slot);
+    }
+    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
+        self.inner.release_pages(slot, pages);
+    }
+    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
+        self.inner.kv_bytes(slot)
+    }
+    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.inner.begin_step(slot, batch)
+    }
+    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
+        self.inner.embed(table)
+    }
+    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
+        self.inner.attention_input(layer, weights)
+    }
+    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        match self.fault.swap(WELL, Ordering::SeqCst) {
+            PANIC => panic!("a fault in attention"),
+            NOT_FINITE => Err(BackendError::NotFinite),
+            OUT_OF_MEMORY => Err(BackendError::OutOfMemory { what: "a test", need_bytes: 1 << 40 }),
+            _ => self.inner.attention(layer),
+        }
+    }
+    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        self.inner.attention_output(weights)
+    }
+    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
+        self.inner.ffn_input(weights)
+    }
+    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        self.inner.ffn_output(weights)
+    }
+    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
+        self.inner.head(norm, output)
+    }
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+        self.inner.sample(rows)
+    }
+    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
+        self.inner.logits(index)
+    }
+}
+
+#[test]
+fn a_step_that_panics_or_fails_ends_its_requests_and_the_daemon_serves_on() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(common::tinystories(), dir.path().join(format!("{TINY}.gguf"))).unwrap();
+    let config =
+        Config { socket: dir.path().join("api.sock"), models: vec![dir.path().into()], ..Config::default() };
+    let fault = Arc::new(AtomicU32::new(WELL));
+    let armed = Arc::clone(&fault);
+    let factory = move || -> Result<Box<dyn Backend>, BackendError> {
+        let inner = CpuBackend::new(CpuOptions::default())?;
+        Ok(Box::new(Faulty { inner, fault: Arc::clone(&armed) }))
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let daemon = runtime.block_on(Daemon::start(&config, None, factory)).unwrap();
+    let client = || {
+        Client::new(Options {
+            socket: config.socket.clone(),
+            connect_timeout: PATIENCE,
+            ..Options::default()
+        })
+    };
+
+    let whole = answer(&client(), &story(64)).unwrap();
+    let cases = [
+        (PANIC, ErrorCode::Internal),
+        (NOT_FINITE, ErrorCode::ModelCorrupt),
+        (OUT_OF_MEMORY, ErrorCode::OutOfMemory),
+        (PANIC, ErrorCode::Internal),
+    ];
+    for (kind, wanted) in cases {
+        fault.store(kind, Ordering::SeqCst);
+        assert_eq!(code(answer(&client(), &story(64))), wanted as u16);
+        assert_eq!(answer(&client(), &story(64)).unwrap(), whole, "the next request gets its answer");
+        let device = client().status().unwrap().devices.remove(0);
+        assert_eq!((device.sequences_running, device.kv_pages_used), (0, 0), "all pages are back");
+    }
+    runtime.block_on(daemon.stop()).unwrap();
+    assert!(!config.socket.exists());
+}

@@ -1,0 +1,181 @@
+//! Start, reload and end: sockets that are taken or stale, configurations that are wrong, signals.
+
+use std::fs;
+use std::process::Command;
+
+use rocmforge_client::wire::{self, ErrorCode, ModelState, Op, WireError};
+use rustix::process::Signal;
+
+use crate::raw::Raw;
+use crate::rig::{Rig, TINY, answer, code, collect, story};
+
+/// Ends of a daemon that does not start: status and what it says.
+fn output(command: &mut Command) -> (i32, String) {
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_serves_on() {
+    let mut rig = Rig::start();
+    let (status, says) = output(&mut rig.command());
+    assert_eq!(status, 69, "{says}");
+    assert!(says.contains("another rocmforged serves this socket"), "{says}");
+    rig.assert_serves();
+    // Also where someone took the lock file away.
+    fs::remove_file(rig.dir.path().join("api.sock.lock")).unwrap();
+    let (status, says) = output(&mut rig.command());
+    assert_eq!(status, 69, "{says}");
+    rig.assert_serves();
+}
+
+#[test]
+fn the_socket_of_a_killed_daemon_is_taken_over() {
+    let mut rig = Rig::start();
+    rig.signal(Signal::KILL);
+    assert!(!rig.ended().success());
+    assert!(rig.socket().exists(), "a stale socket is left");
+    rig.run();
+    rig.assert_serves();
+    rig.signal(Signal::TERM);
+    assert!(rig.ended().success());
+    assert!(!rig.socket().exists(), "an orderly end leaves none");
+}
+
+#[test]
+fn what_is_no_socket_is_not_touched() {
+    let rig = Rig::idle();
+    fs::write(rig.socket(), "precious").unwrap();
+    let (status, says) = output(&mut rig.command());
+    assert_eq!(status, 69, "{says}");
+    assert_eq!(fs::read_to_string(rig.socket()).unwrap(), "precious");
+}
+
+#[test]
+fn a_wrong_configuration_stops_the_daemon_and_says_where() {
+    let rig = Rig::idle();
+    let cases = [
+        ("sockt = '/x'", "sockt"),
+        ("[limits]\ncontext_tokens = 7", "limits.context_tokens = 7 is not in 16..=131072"),
+        ("[cpu]\nsimd = 'neon'", "neon"),
+        ("[log", "config.toml"),
+    ];
+    for (config, says) in cases {
+        rig.configure(config);
+        for check in [true, false] {
+            let mut command = rig.command();
+            if check {
+                command.arg("--check-config");
+            }
+            let (status, text) = output(&mut command);
+            assert_eq!(status, 78, "{text}");
+            assert!(text.contains(says), "{text:?} does not say {says:?}");
+        }
+    }
+    rig.configure("[log]\nformat = 'json'");
+    assert_eq!(output(rig.command().arg("--check-config")).0, 0);
+    assert!(!rig.socket().exists(), "checking starts nothing");
+}
+
+#[test]
+fn a_stop_lets_running_answers_finish_and_refuses_new_ones() {
+    let mut rig = Rig::start();
+    let whole = answer(&rig.client(), &story(200)).unwrap();
+    let (early, late) = (rig.client(), rig.client());
+    late.ping(b"").unwrap();
+    let mut running: Vec<_> = (0..16).map(|_| early.generate(&story(200)).unwrap()).collect();
+    for generation in &mut running {
+        generation.next_item().unwrap().unwrap();
+    }
+    rig.signal(Signal::TERM);
+    while !late.status().unwrap().draining {}
+    let mut refused = late.connection().unwrap().generate(&story(4)).unwrap();
+    assert_eq!(code(collect(&mut refused)), ErrorCode::ServerDraining as u16);
+    for generation in &mut running {
+        let rest = collect(generation).expect("a running answer finishes");
+        assert!(whole.text.ends_with(&rest.text) && rest.ids.len() >= 190, "{rest:?}");
+    }
+    assert_eq!(rig.ended().code(), Some(0));
+}
+
+#[test]
+fn answers_that_do_not_finish_in_time_end_with_a_typed_error() {
+    let mut rig = Rig::start_with("[limits]\ndrain_s = 1");
+    let mut raw = Raw::connect(&rig);
+    // It is given no credit, so it waits for some when the daemon stops.
+    raw.send(1, Op::Generate, &story(400));
+    rig.eventually("it waits for credit", |_| {
+        rig.client().ps().unwrap().sequences.iter().any(|s| s.generated_tokens >= 32)
+    });
+    rig.signal(Signal::INT);
+    assert_eq!(rig.ended().code(), Some(0));
+    // What came before the end is still there to be read.
+    let (last, payload) = loop {
+        let (header, payload) = raw.receive();
+        if header.known_op() != Some(Op::Item) {
+            break (header, payload);
+        }
+    };
+    assert_eq!((last.stream, last.known_op()), (1, Some(Op::Error)));
+    let error: WireError = wire::decode(&payload).unwrap();
+    assert_eq!(error.code, ErrorCode::ServerDraining as u16);
+    raw.assert_closed();
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let mut rig = Rig::start();
+    let client = rig.client();
+    let mut stalled = client.generate(&story(400)).unwrap();
+    stalled.next_item().unwrap().unwrap();
+    rig.signal(Signal::TERM);
+    while !client.status().is_ok_and(|status| status.draining) {}
+    rig.signal(Signal::TERM);
+    assert_eq!(rig.ended().code(), Some(130));
+}
+
+#[test]
+fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
+    let mut rig = Rig::start_with("[limits]\nconnections_per_uid = 100");
+    let more = rig.dir.path().join("more");
+    fs::create_dir(&more).unwrap();
+    fs::copy(rig.model(TINY), more.join("extra.gguf")).unwrap();
+    let client = rig.client();
+    let mut running = client.generate(&story(200)).unwrap();
+    running.next_item().unwrap().unwrap();
+
+    // The command line's --models goes before the file's, so this one runs on the file alone.
+    let mut other = Rig::idle();
+    let config = |dirs: &[&std::path::Path]| {
+        let dirs: Vec<String> = dirs.iter().map(|dir| format!("{:?}", dir.to_str().unwrap())).collect();
+        format!("models = [{}]\n", dirs.join(", "))
+    };
+    let own = other.dir.path().join("models");
+    other.configure(&config(&[&own]));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforged"));
+    command.arg("--socket").arg(other.socket()).arg("--config").arg(other.config());
+    other.spawn(&mut command);
+    let names = |rig: &Rig| -> Vec<String> {
+        rig.client().list().unwrap().models.into_iter().map(|model| model.name).collect()
+    };
+    other.client().load(TINY).unwrap();
+    assert_eq!(names(&other), [TINY]);
+    other.configure(&config(&[&own, &more]));
+    other.signal(Signal::HUP);
+    other.eventually("the new directory is read", |_| names(&other) == ["extra", TINY]);
+    let states: Vec<ModelState> = other.client().list().unwrap().models.iter().map(|m| m.state).collect();
+    assert_eq!(states, [ModelState::Registered, ModelState::Mapped], "what was mapped stays");
+    // A broken file changes nothing.
+    other.configure("nonsense = true");
+    other.signal(Signal::HUP);
+    other.eventually("the log says so", |_| other.log_text().contains("the one in force stays"));
+    assert_eq!(names(&other), ["extra", TINY]);
+    other.assert_serves();
+
+    rig.signal(Signal::HUP);
+    assert_eq!(collect(&mut running).unwrap().text.len(), {
+        let whole = answer(&rig.client(), &story(200)).unwrap().text;
+        whole.len() - ",".len()
+    });
+    rig.assert_serves();
+}

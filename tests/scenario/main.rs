@@ -1,0 +1,21 @@
+//! The real daemon on a real socket: what clients, files, signals and systemd can do to it, and what it answers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail by panic
+
+mod activation;
+mod changes;
+mod child;
+mod clients;
+#[path = "../common/mod.rs"]
+mod common;
+mod descriptors;
+mod faults;
+mod files;
+#[path = "../common/forge/mod.rs"]
+mod forge;
+mod frames;
+mod lifecycle;
+mod raw;
+mod requests;
+mod rig;
+mod units;

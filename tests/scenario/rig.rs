@@ -1,0 +1,247 @@
+//! A daemon of a test: its own process, socket, directory of models and log.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::{GenerateRequest, Prompt, StatusReply};
+use rocmforge_client::{Client, ClientError, Generation, Options};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common;
+
+/// Nothing here takes this long; a test that waits longer has failed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Name of the kept model in a [`Rig`].
+pub const TINY: &str = "tiny";
+
+pub struct Rig {
+    pub dir: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+impl Rig {
+    /// A directory with the kept model and no daemon yet.
+    pub fn idle() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("models")).unwrap();
+        let rig = Self { dir, child: None };
+        std::fs::copy(common::tinystories(), rig.model(TINY)).unwrap();
+        rig
+    }
+
+    /// A daemon that serves the kept model.
+    pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// As [`Rig::start`], with a configuration file of this text.
+    pub fn start_with(config: &str) -> Self {
+        let mut rig = Self::idle();
+        rig.configure(config);
+        rig.run();
+        rig
+    }
+
+    pub fn configure(&self, config: &str) {
+        std::fs::write(self.config(), config).unwrap();
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn run(&mut self) {
+        self.spawn(&mut self.command());
+        self.client().ping(b"").expect("the daemon answers");
+    }
+
+    /// The daemon's command line, for tests that change it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforged"));
+        command.arg("--socket").arg(self.socket()).arg("--models").arg(self.dir.path().join("models"));
+        if self.config().exists() {
+            command.arg("--config").arg(self.config());
+        }
+        command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").env_remove("WATCHDOG_USEC");
+        command
+    }
+
+    pub fn spawn(&mut self, command: &mut Command) {
+        let log = File::options().create(true).append(true).open(self.log()).unwrap();
+        self.child = Some(command.stderr(log).stdout(Stdio::null()).spawn().unwrap());
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    /// Path of the model of that name.
+    pub fn model(&self, name: &str) -> PathBuf {
+        self.dir.path().join("models").join(format!("{name}.gguf"))
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("config.toml")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    pub fn options(&self) -> Options {
+        Options {
+            socket: self.socket(),
+            connect_timeout: PATIENCE,
+            absent_timeout: PATIENCE,
+            ..Options::default()
+        }
+    }
+
+    /// A client with a connection of its own.
+    pub fn client(&self) -> Client {
+        Client::new(self.options())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the daemon runs").id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for the daemon's end.
+    pub fn ended(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("the daemon runs");
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "the daemon does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    /// Open descriptors of the daemon.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
+    /// A good request that must succeed, whatever happened before.
+    #[track_caller]
+    pub fn assert_serves(&mut self) {
+        assert!(self.is_running(), "the daemon died:\n{}", self.log_text());
+        let answer = answer(&self.client(), &story(8)).unwrap();
+        assert_eq!(answer.text, ", there was a little girl", "the daemon answers as ever");
+    }
+
+    /// Waits until the daemon's status is as wanted.
+    #[track_caller]
+    pub fn eventually(&self, what: &str, wanted: impl Fn(&StatusReply) -> bool) -> StatusReply {
+        let client = self.client();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = client.status().unwrap();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < until, "never: {what}; {status:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until nothing runs and all pages are back.
+    #[track_caller]
+    pub fn assert_idle(&self) {
+        self.eventually("idle, all pages back", |status| {
+            let device = &status.devices[0];
+            (device.sequences_running, device.sequences_queued, device.kv_pages_used, device.kv_bytes)
+                == (0, 0, 0, 0)
+        });
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("log of the daemon:\n{}", self.log_text());
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub prompt_ids: Vec<u32>,
+}
+
+/// A story of exactly so many tokens.
+pub fn story(max_tokens: u32) -> GenerateRequest {
+    let prompt = Prompt::Text("Once upon a time".to_owned());
+    GenerateRequest { max_tokens, ignore_eog: true, ..GenerateRequest::new(TINY, prompt) }
+}
+
+pub fn answer(client: &Client, request: &GenerateRequest) -> Result<Answer, ClientError> {
+    collect(&mut client.generate(request)?)
+}
+
+/// The rest of an answer.
+pub fn collect(generation: &mut Generation) -> Result<Answer, ClientError> {
+    let mut answer = Answer { ids: Vec::new(), text: String::new(), prompt_ids: Vec::new() };
+    while let Some(item) = generation.next_item()? {
+        answer.ids.extend(item.ids);
+        answer.text.push_str(&item.text);
+        answer.prompt_ids.extend(item.prompt_ids);
+    }
+    answer.text.push_str(&generation.end().expect("an answer without error has an end").text);
+    Ok(answer)
+}
+
+/// The code that the daemon answered with.
+#[track_caller]
+pub fn code<T: std::fmt::Debug>(result: Result<T, ClientError>) -> u16 {
+    let error = result.expect_err("an error");
+    error.code().unwrap_or_else(|| panic!("not the daemon's answer: {error}"))
+}
+
+/// The error that the daemon answered with.
+#[track_caller]
+pub fn refusal<T: std::fmt::Debug>(result: Result<T, ClientError>) -> rocmforge_client::wire::WireError {
+    match result {
+        Err(ClientError::Server(error)) => error,
+        other => panic!("not an error of the daemon: {other:?}"),
+    }
+}
+
+/// True when a process has a mapping of that file.
+pub fn maps(pid: u32, path: &Path) -> String {
+    let path = path.to_str().unwrap();
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut inside = false;
+    let mut found = String::new();
+    for line in smaps.lines() {
+        if line.split_whitespace().next().is_some_and(|first| first.contains('-')) {
+            inside = line.ends_with(path);
+        }
+        if inside {
+            found.push_str(line);
+            found.push('\n');
+        }
+    }
+    found
+}
