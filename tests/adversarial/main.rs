@@ -12,3 +12,4 @@ mod forge;
 mod gguf;
 mod gguf_fields;
 mod lost_bytes;
+mod template;

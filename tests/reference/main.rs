@@ -6,4 +6,5 @@
 mod common;
 
 mod greedy;
+mod template;
 mod tokenizer;

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::json;
 
-use super::{OUTPUT_BYTES_MAX, TemplateRequest, json, time};
+use super::{OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
 
 /// Steps of a rendering; real templates take some 100 for each message.
 const FUEL: u64 = 20_000_000;
@@ -52,7 +53,7 @@ fn environment(now_unix_s: i64, refusal: Arc<Mutex<Option<String>>>) -> Result<E
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("tojson", tojson::tojson);
     environment.add_function("strftime_now", move |format: &str| time::strftime(now_unix_s, format));
     environment.add_function("raise_exception", move |message: String| -> Result<Value, Error> {
         let error = Error::new(ErrorKind::InvalidOperation, message.clone());
@@ -62,18 +63,20 @@ fn environment(now_unix_s: i64, refusal: Arc<Mutex<Option<String>>>) -> Result<E
     Ok(environment)
 }
 
+/// What the template sees. The request's own variables do not replace the others.
 fn variables(request: &TemplateRequest) -> Value {
-    let tools = if request.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&request.tools)) };
-    let own = context! {
-        messages => Value::from(Serde(&request.messages)),
-        tools,
-        documents => Value::from(()),
-        add_generation_prompt => request.add_generation_prompt,
-        ..Value::from(Serde(&request.variables))
-    };
-    let token = |name: &str, text: &Option<String>| text.as_ref().map(|text| (name.to_owned(), text.clone()));
-    let tokens = [token("bos_token", &request.bos_token), token("eos_token", &request.eos_token)];
-    context! { ..own, ..Value::from_iter(tokens.into_iter().flatten()) }
+    let mut variables = request.variables.clone();
+    let mut set = |name: &str, value: serde_json::Value| variables.insert(name.to_owned(), value);
+    set("tools", if request.tools.is_empty() { json!(null) } else { json!(request.tools) });
+    set("documents", json!(null));
+    set("messages", json!(request.messages));
+    set("add_generation_prompt", json!(request.add_generation_prompt));
+    for (name, text) in [("bos_token", &request.bos_token), ("eos_token", &request.eos_token)] {
+        if let Some(text) = text {
+            set(name, json!(text));
+        }
+    }
+    Value::from(Serde(variables))
 }
 
 fn failure(error: &Error, refusal: &Mutex<Option<String>>) -> Failure {
@@ -128,5 +131,38 @@ impl Write for Shared<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Message;
+    use super::*;
+
+    fn check(template: &str, expected: &str) {
+        let mut request = TemplateRequest::new(template, vec![Message::new("user", " Hi ")]);
+        request.now_unix_s = 0;
+        assert_eq!(render(&request).unwrap(), expected, "{template}");
+    }
+
+    /// What templates in use need beyond Jinja proper.
+    #[test]
+    fn templates_find_what_transformers_gives_them() {
+        check("{{ messages[0].content.strip().split('i')[0] }}", "H");
+        check("{{ 'a-b-c'.split('-', 1)[1] ~ 'x'.upper() ~ {'k': 1}.get('k') }}", "b-cX1");
+        check("{% for m in messages %}{% if true %}{% break %}{% endif %}x{% endfor %}.", ".");
+        check("{{ strftime_now('%Y') }}{{ tools is none }}{{ bos_token is defined }}", "1970TrueFalse");
+        check("{%- generation -%} a {%- endgeneration %}b", "ab");
+        check("  {% if true %}\n  a\n  {% endif %}\n", "  a\n");
+        check("{{ '<b>' }}{{ messages|tojson }}", "<b>[{\"role\": \"user\", \"content\": \" Hi \"}]");
+        check("{{ {'a': none, 'b': [true, 'x']} }}", "{'a': None, 'b': [True, 'x']}");
+    }
+
+    #[test]
+    fn own_variables_do_not_replace_the_conversation() {
+        let mut request = TemplateRequest::new("{{ messages|length }} {{ thinking }}", vec![]);
+        request.variables.insert("messages".into(), json!("none of these"));
+        request.variables.insert("thinking".into(), json!(true));
+        assert_eq!(render(&request).unwrap(), "0 True");
     }
 }

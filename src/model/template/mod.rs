@@ -10,9 +10,9 @@
 mod child;
 mod environment;
 mod error;
-mod json;
 mod renderer;
 mod time;
+mod tojson;
 
 pub use child::child_main;
 pub use error::TemplateError;

@@ -144,7 +144,7 @@ impl Drop for Turn<'_> {
 
 /// How the talk with a process ended.
 enum Ended {
-    /// It closed its pipes and exited.
+    /// It exited.
     Itself,
     OutputTooLong,
     Deadline,
@@ -181,7 +181,7 @@ impl Process {
         }
     }
 
-    /// Writes the request and reads both outputs until they end and the process has exited, or until `end`.
+    /// Writes the request and reads both outputs until the process has exited, or until `end`.
     fn talk(&mut self, request: &[u8], end: Instant) -> Result<Ended, TemplateError> {
         let mut stdin = self.child.stdin.take();
         let (mut stdout, mut stderr) = (self.child.stdout.take(), self.child.stderr.take());
@@ -212,7 +212,8 @@ impl Process {
             while read_some(&mut stderr, &mut self.stderr, STDERR_BYTES_MAX).map_err(read)? {
                 self.stderr.truncate(STDERR_BYTES_MAX);
             }
-            if exited && stdout.is_none() && stderr.is_none() {
+            // It had exited before the pipes were read, so all it wrote is here.
+            if exited {
                 return Ok(Ended::Itself);
             }
         }
@@ -231,7 +232,6 @@ impl Process {
         fds.extend(stdin.map(|pipe| PollFd::new(pipe, PollFlags::OUT)));
         fds.extend(stdout.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         fds.extend(stderr.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
-        // Once it has exited, what is left in the pipes is there at once.
         let timeout = Timespec::try_from(left).ok();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
@@ -295,4 +295,27 @@ fn read_some<R: Read>(pipe: &mut Option<R>, into: &mut Vec<u8>, limit: usize) ->
 
 fn process_error(action: &'static str, source: io::Error) -> TemplateError {
     TemplateError::Process { action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_many_run_at_once_and_the_others_wait() {
+        let renderer = Renderer::new("").with_deadline(Duration::from_millis(20));
+        let end = || Instant::now() + renderer.deadline;
+        let mut turns: Vec<_> = (0..RUNNING_MAX).map(|_| renderer.turn(end()).unwrap()).collect();
+        let error = renderer.turn(end()).map(drop).unwrap_err();
+        assert!(matches!(error, TemplateError::Busy { running: RUNNING_MAX, waited_ms: 20 }), "{error:?}");
+        turns.pop();
+        assert!(renderer.turn(end()).is_ok());
+        // One that waits is woken by one that ends.
+        turns.push(renderer.turn(end()).unwrap());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| renderer.turn(Instant::now() + Duration::from_secs(600)).is_ok());
+            turns.clear();
+            assert!(waiter.join().unwrap());
+        });
+    }
 }

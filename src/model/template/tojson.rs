@@ -138,3 +138,32 @@ impl Writer {
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
+
+#[cfg(test)]
+mod tests {
+    use minijinja::Environment;
+
+    /// Expected texts are those of Python's `json.dumps`, `ensure_ascii` false unless given.
+    #[test]
+    fn values_are_written_as_python_writes_them() {
+        let mut environment = Environment::new();
+        environment.add_filter("tojson", super::tojson);
+        for (expression, expected) in [
+            ("{'b': 1, 'a': [true, none, 1.5, 2.0]}|tojson", r#"{"b": 1, "a": [true, null, 1.5, 2.0]}"#),
+            ("{'b': 1, 'a': 2}|tojson(sort_keys=true)", r#"{"a": 2, "b": 1}"#),
+            ("[1, [], {}]|tojson(indent=2)", "[\n  1,\n  [],\n  {}\n]"),
+            ("{'a': {'b': 1}}|tojson(indent=4)", "{\n    \"a\": {\n        \"b\": 1\n    }\n}"),
+            ("[1, {'a': 2}]|tojson(separators=[',', ':'])", r#"[1,{"a":2}]"#),
+            (r#"'<b>&\'" \\ é 🙂'|tojson"#, r#""<b>&'\" \\ é 🙂""#),
+            (r#"'é🙂'|tojson(ensure_ascii=true)"#, r#""\u00e9\ud83d\ude42""#),
+            (r#""\n\t\r\u0000\u001f\u007f"|tojson"#, "\"\\n\\t\\r\\u0000\\u001f\u{7f}\""),
+            ("{1: 2, none: 3}|tojson", r#"{"1": 2, "null": 3}"#),
+        ] {
+            let rendered = environment.render_str(&format!("{{{{ {expression} }}}}"), ()).unwrap();
+            assert_eq!(rendered, expected, "{expression}");
+        }
+        for bad in ["[1]|tojson(separators=['a'])", "[1]|tojson(indent='x')", "[1]|tojson(default=2)"] {
+            assert!(environment.render_str(&format!("{{{{ {bad} }}}}"), ()).is_err(), "{bad}");
+        }
+    }
+}
