@@ -1,0 +1,302 @@
+//! Prefill and decode speed of the CPU backend on one model, with the time of each unit and the share of the rate at
+//! which the same threads read the model's mapping.
+//!
+//! `cargo bench --bench cpu_step -- MODEL.gguf [--threads N] [--prompt N] [--tokens N] [--isa NAME] [--f32] [--chunk N]`
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use rocmforge::backend::{
+    Activations, AttentionInput, Backend, DeviceTensor, FfnInput, KV_PAGE_TOKENS, ModelSlot, Projection,
+    SampleRow, StepBatch,
+};
+use rocmforge::model::gguf::{Array, Gguf};
+use rocmforge::model::plan::{ExecutionPlan, LayerPlan, LazyProjection};
+use rocmforge::tensor::{LazyTensor, MappedFile};
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Arguments {
+    model: PathBuf,
+    options: CpuOptions,
+    prompt: usize,
+    tokens: usize,
+    chunk: usize,
+}
+
+fn main() -> Result<(), Failure> {
+    let Some(arguments) = arguments()? else {
+        println!("cpu_step: no model given, nothing measured");
+        return Ok(());
+    };
+    let (gguf, file) = Gguf::open(std::fs::File::open(&arguments.model)?)?;
+    let vocab = match gguf.array("tokenizer.ggml.tokens") {
+        Some(Array::String(tokens)) => tokens.len(),
+        _ => return Err("the file has no vocabulary".into()),
+    };
+    let plan = ExecutionPlan::build(&gguf, &file, vocab)?;
+    let mut backend = CpuBackend::new(arguments.options)?;
+    println!("{:?}", backend.info());
+    let rate = read_rate(&file, backend.info().threads);
+    let mut run = Run::open(&mut backend, &plan, &arguments)?;
+
+    for round in 0..3 {
+        let prompt: Vec<u32> =
+            (0..arguments.prompt).map(|i| (i * 7919 + round) as u32 % vocab as u32).collect();
+        let begin = Instant::now();
+        let mut token = 0;
+        for (start, chunk) in
+            prompt.chunks(arguments.chunk).enumerate().map(|(i, c)| (i * arguments.chunk, c))
+        {
+            token = run.step(chunk, start)?;
+        }
+        let prefill = begin.elapsed();
+        println!("pp{}: {:.1} tokens/s", prompt.len(), prompt.len() as f64 / prefill.as_secs_f64());
+        run.report(prompt.len());
+
+        let begin = Instant::now();
+        for position in prompt.len()..prompt.len() + arguments.tokens {
+            token = run.step(&[token], position)?;
+        }
+        let decode = begin.elapsed().as_secs_f64() / arguments.tokens as f64;
+        let bytes = bytes_per_token(&plan) as f64;
+        println!(
+            "tg{}: {:.1} tokens/s, {:.1} GB/s of weights, {:.0} % of the read rate of {:.1} GB/s",
+            arguments.tokens,
+            1.0 / decode,
+            bytes / decode / 1e9,
+            100.0 * bytes / decode / rate,
+            rate / 1e9,
+        );
+        run.report(arguments.tokens);
+        run.release();
+    }
+    Ok(())
+}
+
+fn arguments() -> Result<Option<Arguments>, Failure> {
+    let mut model = None;
+    let mut parsed = Arguments {
+        model: PathBuf::new(),
+        options: CpuOptions::default(),
+        prompt: 128,
+        tokens: 32,
+        chunk: 256,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--bench" => {}
+            "--threads" => parsed.options.threads = Some(value()?.parse()?),
+            "--isa" => parsed.options.isa = Some(value()?.parse::<Isa>()?),
+            "--f32" => parsed.options.activations = Activations::F32,
+            "--prompt" => parsed.prompt = value()?.parse()?,
+            "--tokens" => parsed.tokens = value()?.parse()?,
+            "--chunk" => parsed.chunk = value()?.parse()?,
+            path => model = Some(PathBuf::from(path)),
+        }
+    }
+    if parsed.prompt == 0 || parsed.tokens == 0 || parsed.chunk == 0 {
+        return Err("--prompt, --tokens and --chunk are at least 1".into());
+    }
+    Ok(model.map(|model| Arguments { model, ..parsed }))
+}
+
+/// Bytes per second at which `threads` threads read the mapping, each its own part: the best of eight passes.
+fn read_rate(file: &MappedFile, threads: usize) -> f64 {
+    let bytes = file.bytes(0..file.len()).unwrap_or(&[]);
+    let part = bytes.len().div_ceil(threads).max(1);
+    let pass = || {
+        let begin = Instant::now();
+        let sum: u64 = std::thread::scope(|scope| {
+            let parts: Vec<_> = bytes.chunks(part).map(|part| scope.spawn(move || sum(part))).collect();
+            parts.into_iter().filter_map(|p| p.join().ok()).fold(0, u64::wrapping_add)
+        });
+        std::hint::black_box(sum);
+        bytes.len() as f64 / begin.elapsed().as_secs_f64()
+    };
+    (0..8).map(|_| pass()).fold(0.0, f64::max)
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    let mut sums = [0u64; 16];
+    for chunk in bytes.as_chunks::<128>().0 {
+        for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
+            *sum = sum.wrapping_add(u64::from_le_bytes(*word));
+        }
+    }
+    sums.into_iter().fold(0, u64::wrapping_add)
+}
+
+/// Bytes of weights that a step of one row reads.
+fn bytes_per_token(plan: &ExecutionPlan) -> u64 {
+    let layers = plan.layers.iter().flat_map(LayerPlan::tensors).map(LazyTensor::byte_len).sum::<u64>();
+    layers + plan.output.byte_len() + plan.output_norm.byte_len()
+}
+
+const UNITS: [&str; 8] = [
+    "embed",
+    "attention_input",
+    "attention",
+    "attention_output",
+    "ffn_input",
+    "ffn_output",
+    "head",
+    "sample",
+];
+
+/// A model on a backend, and where its steps spend their time.
+struct Run<'a> {
+    backend: &'a mut CpuBackend,
+    slot: ModelSlot,
+    pages: Vec<u32>,
+    embedding: DeviceTensor,
+    layers: Vec<Layer>,
+    output_norm: DeviceTensor,
+    output: DeviceTensor,
+    rope_factors: Option<DeviceTensor>,
+    spent: [Duration; UNITS.len()],
+}
+
+struct Layer {
+    attn_norm: DeviceTensor,
+    qkv: [Part; 3],
+    qk_norm: [Option<DeviceTensor>; 2],
+    attn_output: Part,
+    ffn_norm: DeviceTensor,
+    gate_up: [Part; 2],
+    down: Part,
+}
+
+struct Part {
+    weight: DeviceTensor,
+    bias: Option<DeviceTensor>,
+}
+
+impl Part {
+    fn load(backend: &mut CpuBackend, part: &LazyProjection) -> Result<Self, Failure> {
+        let bias = part.bias.as_ref().map(|b| backend.load_tensor(b)).transpose()?;
+        Ok(Self { weight: backend.load_tensor(&part.weight)?, bias })
+    }
+
+    fn projection(&self) -> Projection<'_> {
+        Projection { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+}
+
+impl Layer {
+    fn load(backend: &mut CpuBackend, plan: &LayerPlan) -> Result<Self, Failure> {
+        let optional = |backend: &mut CpuBackend, tensor: &Option<LazyTensor>| {
+            tensor.as_ref().map(|t| backend.load_tensor(t)).transpose()
+        };
+        Ok(Self {
+            attn_norm: backend.load_tensor(&plan.attn_norm)?,
+            qkv: [
+                Part::load(backend, &plan.q)?,
+                Part::load(backend, &plan.k)?,
+                Part::load(backend, &plan.v)?,
+            ],
+            qk_norm: [optional(backend, &plan.q_norm)?, optional(backend, &plan.k_norm)?],
+            attn_output: Part::load(backend, &plan.attn_output)?,
+            ffn_norm: backend.load_tensor(&plan.ffn_norm)?,
+            gate_up: [Part::load(backend, &plan.gate)?, Part::load(backend, &plan.up)?],
+            down: Part::load(backend, &plan.down)?,
+        })
+    }
+}
+
+impl<'a> Run<'a> {
+    fn open(
+        backend: &'a mut CpuBackend,
+        plan: &ExecutionPlan,
+        arguments: &Arguments,
+    ) -> Result<Self, Failure> {
+        let mut dims = plan.dims.clone();
+        dims.rows_max = arguments.chunk;
+        dims.logits_rows_max = 1;
+        let pages = (arguments.prompt + arguments.tokens).div_ceil(KV_PAGE_TOKENS) as u32;
+        let slot = backend.open_model(&dims, pages)?;
+        let layers = plan.layers.iter().map(|l| Layer::load(backend, l)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            slot,
+            pages: (0..pages).collect(),
+            embedding: backend.load_tensor(&plan.embedding)?,
+            layers,
+            output_norm: backend.load_tensor(&plan.output_norm)?,
+            output: backend.load_tensor(&plan.output)?,
+            rope_factors: plan.rope_factors.as_ref().map(|t| backend.load_tensor(t)).transpose()?,
+            spent: Default::default(),
+            backend,
+        })
+    }
+
+    /// Takes `tokens` in from `start` on; returns the token that follows the last.
+    fn step(&mut self, tokens: &[u32], start: usize) -> Result<u32, Failure> {
+        let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
+        let batch = StepBatch {
+            token_ids: tokens,
+            positions: &positions,
+            row_sequences: &vec![0; tokens.len()],
+            page_tables: &self.pages,
+            page_table_stride: self.pages.len(),
+            logits_rows: &[tokens.len() as u32 - 1],
+        };
+        let (backend, spent) = (&mut *self.backend, &mut self.spent);
+        let mut clock = Instant::now();
+        let mut lap = |unit: usize| {
+            let now = Instant::now();
+            spent[unit] += now - std::mem::replace(&mut clock, now);
+        };
+        backend.begin_step(self.slot, &batch)?;
+        backend.embed(&self.embedding)?;
+        lap(0);
+        for (layer, weights) in (0..).zip(&self.layers) {
+            let [q, k, v] = weights.qkv.each_ref().map(Part::projection);
+            let [q_norm, k_norm] = weights.qk_norm.each_ref().map(Option::as_ref);
+            let (norm, rope_factors) = (&weights.attn_norm, self.rope_factors.as_ref());
+            backend
+                .attention_input(layer, &AttentionInput { norm, q, k, v, q_norm, k_norm, rope_factors })?;
+            lap(1);
+            backend.attention(layer)?;
+            lap(2);
+            backend.attention_output(&weights.attn_output.projection())?;
+            lap(3);
+            let [gate, up] = weights.gate_up.each_ref().map(Part::projection);
+            backend.ffn_input(&FfnInput { norm: &weights.ffn_norm, gate, up })?;
+            lap(4);
+            backend.ffn_output(&weights.down.projection())?;
+            lap(5);
+        }
+        backend.head(&self.output_norm, &self.output)?;
+        lap(6);
+        let greedy = SampleRow {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            position: (start + tokens.len()) as u32,
+            top_logprobs: 0,
+        };
+        let drawn = backend.sample(&[greedy])?;
+        lap(7);
+        drawn.first().map(|d| d.id).ok_or_else(|| "no token was drawn".into())
+    }
+
+    /// Prints the time of each unit per token since the last report.
+    fn report(&mut self, tokens: usize) {
+        let all: Duration = self.spent.iter().sum();
+        let times = UNITS.iter().zip(&self.spent).map(|(unit, spent)| {
+            let share = 100.0 * spent.as_secs_f64() / all.as_secs_f64();
+            format!("{unit} {:.1} us ({share:.0} %)", spent.as_secs_f64() * 1e6 / tokens as f64)
+        });
+        println!("  per token: {}", times.collect::<Vec<_>>().join(", "));
+        self.spent = Default::default();
+    }
+
+    fn release(&mut self) {
+        self.backend.release_pages(self.slot, &self.pages);
+    }
+}
