@@ -1,10 +1,14 @@
-//! Answers compared with those of programs we did not write.
-
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
+//! Answers compared with those of programs we did not write, and arithmetic with plain f64.
 
 #[path = "../common/mod.rs"]
 mod common;
 
+mod dense;
+mod forward;
 mod greedy;
+mod invariance;
+mod refusals;
+mod small;
+mod steps;
 mod template;
 mod tokenizer;

@@ -25,6 +25,11 @@ impl Memory {
         self.map.len()
     }
 
+    /// All bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
     /// First byte, at a page boundary. Valid for reads and writes of `len` bytes while `self` lives.
     pub fn base(&self) -> *mut u8 {
         self.map.as_ptr().cast_mut()

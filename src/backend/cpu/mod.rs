@@ -80,13 +80,21 @@ impl CpuBackend {
     /// # Errors
     /// [`BackendError::Start`] when the processor lacks the instruction set asked for, or a thread cannot be started.
     pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
+        let available = cores::available();
+        Self::with_exact_threads(options, options.threads.unwrap_or(available).min(available))
+    }
+
+    /// As [`new`](Self::new) with just so many threads, at least one, also where there are fewer cores: they then wait
+    /// for each other's turns. For checks that no result depends on their number.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_exact_threads(options: CpuOptions, threads: usize) -> Result<Self, BackendError> {
         let start = |what: &'static str, why: String| BackendError::Start { what, why };
         let kernels = match options.isa {
             None => Kernels::detect(),
             Some(isa) => Kernels::new(isa).map_err(|e| start("the instruction set", e.to_string()))?,
         };
-        let available = cores::available();
-        let threads = options.threads.unwrap_or(available).clamp(1, available);
         let pool = Pool::new(threads).map_err(|e| start("a compute thread", e.to_string()))?;
         let workers = (0..pool.threads()).map(|_| Worker::default()).collect();
         let (level, mode) = (Level::of(kernels), options.activations);
@@ -99,6 +107,13 @@ impl CpuBackend {
             next_slot: 0,
             sample: SampleScratch::default(),
         })
+    }
+
+    /// A row of the residual stream as the last unit left it: `hidden` values. For checks of single units; `None`
+    /// outside a step or past its rows.
+    pub fn residual(&self, row: usize) -> Option<Vec<f32>> {
+        let model = self.models.get(&self.current?)?;
+        (row < model.step.rows()).then(|| model.residual.row(row).to_vec())
     }
 
     /// The model whose step is under way, beside what computes.
@@ -162,6 +177,9 @@ impl Backend for CpuBackend {
         model.has_logits = false;
         model.rope_made_with = None;
         model.step.begin(batch, &model.dims, &mut model.kv)?;
+        if cfg!(debug_assertions) {
+            model.poison();
+        }
         self.current = Some(slot);
         Ok(())
     }

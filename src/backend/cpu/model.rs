@@ -77,6 +77,16 @@ impl Model {
         })
     }
 
+    /// Fills what the step at hand will write with NaN, so that a unit that reads what none has written shows.
+    pub fn poison(&mut self) {
+        let rows = self.step.rows();
+        for plane in [&mut self.residual, &mut self.qkv, &mut self.attended, &mut self.gated] {
+            let cols = plane.cols();
+            plane.values_mut()[..rows * cols].fill(f32::NAN);
+        }
+        (0..self.step.logits_rows.len()).for_each(|row| self.logits.row_mut(row).fill(f32::NAN));
+    }
+
     /// Values of a row's queries, and of its keys (or values).
     pub fn head_cols(&self) -> (usize, usize) {
         (self.dims.n_heads * self.dims.head_dim, self.dims.n_kv_heads * self.dims.head_dim)

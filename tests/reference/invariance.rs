@@ -1,0 +1,111 @@
+//! No bit of a row's logits depends on how its sequence is cut into steps, on the other rows of a step, on where its
+//! pages lie and what was in them, on the number of threads, or on the instruction set.
+
+use rocmforge::backend::Backend;
+use rocmforge::backend::cpu::CpuOptions;
+use rocmforge::tensor::DType;
+
+use crate::small::{Random, Small};
+use crate::steps::{Batch, FLOAT, Runner, isas, long_recipe, rows, table, tokens};
+
+const LONG: usize = 1110;
+
+/// Logits of every row from 1000 on, and of 4 more rows decoded one by one: they read all keys and values.
+fn run_long(runner: &mut Runner<'_>, ids: &[u32], chunk: usize) -> Vec<Vec<u32>> {
+    let tables = [table(36)];
+    let mut out = Vec::new();
+    let mut start = 0;
+    while start < LONG {
+        let end = (start + chunk).min(LONG);
+        out.extend(runner.step(&rows(ids, start, end), &tables));
+        start = end;
+    }
+    for position in LONG..LONG + 4 {
+        out.extend(runner.step(&rows(ids, position, position + 1), &tables));
+    }
+    out.drain(..1000);
+    out.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+#[test]
+fn chunks_threads_and_instructions_change_no_bit() {
+    for (dtype, options) in [(DType::Q8_0, CpuOptions::default()), (DType::F16, FLOAT)] {
+        let model = Small::new(&long_recipe(dtype));
+        let ids = tokens(5, LONG + 4);
+        let mut fast = Runner::new(&model, options, 2);
+        let want = run_long(&mut fast, &ids, 128);
+        for (chunk, threads) in [(64, 1), (7, 3), (1, 2), (33, 2), (1, 1)] {
+            let got = run_long(&mut Runner::new(&model, options, threads), &ids, chunk);
+            assert!(got == want, "{dtype}: chunks of {chunk} on {threads} threads differ");
+        }
+        for isa in isas() {
+            let options = CpuOptions { isa: Some(isa), ..options };
+            let got = run_long(&mut Runner::new(&model, options, 1), &ids, 100);
+            assert!(got == want, "{dtype}: {isa} differs");
+        }
+    }
+}
+
+#[test]
+fn other_rows_of_a_step_change_no_bit() {
+    let model = Small::new(&long_recipe(DType::Q4_1));
+    let sequences: Vec<Vec<u32>> = (0..5).map(|s| tokens(200 + s, 90 + 13 * s as usize)).collect();
+    let tables: Vec<Vec<u32>> = (0..5).map(|s| (0..5).map(|p| s * 5 + 4 - p).collect()).collect();
+    let mut random = Random::new(6);
+    let mut runner = Runner::new(&model, CpuOptions::default(), 2);
+    let mut done = [0usize; 5];
+    let mut mixed: Vec<Vec<Vec<f32>>> = vec![Vec::new(); 5];
+    // Every step takes some rows of some sequences: prefill beside decode, in changing company.
+    while done.iter().zip(&sequences).any(|(d, s)| *d < s.len()) {
+        let mut batch = Batch::default();
+        let mut owners = Vec::new();
+        for s in 0..5 {
+            let count = [0, 1, 1, 5, 20][random.below(5)].min(sequences[s].len() - done[s]);
+            for _ in 0..count {
+                batch.logits.push(batch.tokens.len() as u32);
+                batch.tokens.push(sequences[s][done[s]]);
+                batch.positions.push(done[s] as u32);
+                batch.sequences.push(s as u32);
+                owners.push(s);
+                done[s] += 1;
+            }
+        }
+        if !owners.is_empty() {
+            for (logits, s) in runner.step(&batch, &tables).into_iter().zip(owners) {
+                mixed[s].push(logits);
+            }
+        }
+    }
+    for (s, sequence) in sequences.iter().enumerate() {
+        let mut alone = Runner::new(&model, CpuOptions::default(), 1);
+        let own = [tables[s].clone()];
+        let mut want = Vec::new();
+        for start in (0..sequence.len()).step_by(100) {
+            let end = (start + 100).min(sequence.len());
+            want.extend(alone.step(&rows(sequence, start, end), &own));
+        }
+        assert!(mixed[s] == want, "sequence {s} differs in company");
+    }
+}
+
+#[test]
+fn pages_hold_nothing_of_the_sequence_before() {
+    let model = Small::new(&long_recipe(DType::Q8_0));
+    let mut runner = Runner::new(&model, CpuOptions::default(), 2);
+    let tables = [table(3)];
+    let (first, second) = (tokens(1, 90), tokens(2, 40));
+    let page_bytes = {
+        let mut fresh = Runner::new(&model, CpuOptions::default(), 1);
+        fresh.step(&rows(&first, 0, 1), &tables);
+        fresh.backend.kv_bytes(fresh.slot)
+    };
+    let want = Runner::new(&model, CpuOptions::default(), 2).step(&rows(&second, 0, 40), &tables);
+    runner.step(&rows(&first, 0, 90), &tables);
+    assert_eq!(runner.backend.kv_bytes(runner.slot), 3 * page_bytes);
+    // Not released: the second sequence overwrites pages that hold other tokens.
+    assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
+    runner.backend.release_pages(runner.slot, &tables[0]);
+    assert_eq!(runner.backend.kv_bytes(runner.slot), 0);
+    assert!(matches!(runner.backend.attention(0), Ok(())), "a step without rows computes nothing");
+    assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
+}

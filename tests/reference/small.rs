@@ -1,0 +1,287 @@
+//! Random dense decoders: their tensors in a mapped file, as a backend takes them, and the same weights as f64.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use half::f16;
+use rocmforge::backend::cpu::quant;
+use rocmforge::backend::{DeviceTensor, ModelDims, RopeLayout, RopeSpec, Storage};
+use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
+
+/// Numbers that are the same in every run: xorshift64*.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Uniform in -1..1.
+    pub fn value(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+}
+
+/// A matrix as the reference reads it.
+pub struct Matrix {
+    pub rows: usize,
+    pub cols: usize,
+    pub values: Vec<f64>,
+}
+
+impl Matrix {
+    pub fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.cols..][..self.cols]
+    }
+}
+
+/// A tensor twice: in the file and as f64.
+pub struct Weight {
+    pub device: DeviceTensor,
+    pub exact: Matrix,
+}
+
+/// A projection twice.
+pub struct Linear {
+    pub weight: Weight,
+    pub bias: Option<Weight>,
+}
+
+/// One layer.
+pub struct Layer {
+    pub attn_norm: Weight,
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub q_norm: Option<Weight>,
+    pub k_norm: Option<Weight>,
+    pub attn_output: Linear,
+    pub ffn_norm: Weight,
+    pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+/// A model.
+pub struct Small {
+    pub dims: ModelDims,
+    pub embedding: Weight,
+    pub layers: Vec<Layer>,
+    pub rope_factors: Option<Weight>,
+    pub output_norm: Weight,
+    pub output: Weight,
+}
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub seed: u64,
+    /// Type of all matrices but the embedding, which is F32.
+    pub dtype: DType,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub n_layers: usize,
+    pub n_kv_heads: usize,
+    pub group: usize,
+    pub head_dim: usize,
+    pub rope_dims: usize,
+    pub layout: RopeLayout,
+    pub biases: bool,
+    pub head_norms: bool,
+    pub rope_factors: bool,
+}
+
+impl Recipe {
+    pub fn plain(dtype: DType) -> Self {
+        Self {
+            seed: 1,
+            dtype,
+            hidden: 256,
+            ffn: 512,
+            n_layers: 2,
+            n_kv_heads: 2,
+            group: 2,
+            head_dim: 64,
+            rope_dims: 64,
+            layout: RopeLayout::Interleaved,
+            biases: false,
+            head_norms: false,
+            rope_factors: false,
+        }
+    }
+}
+
+pub const VOCAB: usize = 97;
+
+/// Collects tensors into one file image; ranges become handles when the file is mapped.
+struct Builder {
+    random: Random,
+    image: Vec<u8>,
+    made: Vec<(DType, usize, usize, std::ops::Range<u64>)>,
+}
+
+impl Builder {
+    /// A random tensor: values of about `scale`, around `center`.
+    fn add(&mut self, dtype: DType, rows: usize, cols: usize, center: f32, scale: f32) -> usize {
+        // An odd start, as a file may have it: nothing may rely on alignment.
+        self.image.push(0);
+        let start = self.image.len() as u64;
+        for _ in 0..rows * cols / dtype.block_len() {
+            let block = random_block(dtype, &mut self.random, center, scale);
+            self.image.extend_from_slice(&block);
+        }
+        self.made.push((dtype, rows, cols, start..self.image.len() as u64));
+        self.made.len() - 1
+    }
+}
+
+/// A block whose values spread over about `-scale..scale`. Scales and offsets are the only fields that are not random.
+fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> Vec<u8> {
+    let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.bits() as u8).collect();
+    let mut put = |at: usize, x: f32| block[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+    match dtype {
+        DType::F32 => block = (center + scale * random.value()).to_le_bytes().to_vec(),
+        DType::F16 => put(0, center + scale * random.value()),
+        DType::BF16 => {
+            let value = half::bf16::from_f32(center + scale * random.value());
+            block.copy_from_slice(&value.to_le_bytes());
+        }
+        DType::Q8_0 => put(0, scale / 127.0),
+        DType::Q4_0 => put(0, scale / 8.0),
+        DType::Q4_1 => {
+            put(0, scale / 7.5);
+            put(2, -scale);
+        }
+        // Scales and minima are 6 bits: 63 * 15 steps, centred by as large a minimum.
+        DType::Q4_K => {
+            put(0, scale / 480.0);
+            put(2, scale / 64.0);
+        }
+        // Scales are 8 bits with sign, codes -32..32.
+        DType::Q6_K => put(208, scale / 2048.0),
+        other => panic!("no random blocks of {other}"),
+    }
+    block
+}
+
+/// Numbers of the tensors of a projection.
+type Parts = (usize, Option<usize>);
+
+impl Small {
+    pub fn new(recipe: &Recipe) -> Self {
+        let r = recipe;
+        let mut b = Builder { random: Random::new(r.seed), image: Vec::new(), made: Vec::new() };
+        let norm = |b: &mut Builder, cols| b.add(DType::F32, 1, cols, 1.0, 0.3);
+        let linear = |b: &mut Builder, rows: usize, cols: usize, gain: f32| -> Parts {
+            let weight = b.add(r.dtype, rows, cols, 0.0, gain * (3.0 / cols as f32).sqrt());
+            (weight, r.biases.then(|| b.add(DType::F32, 1, rows, 0.0, 0.2)))
+        };
+        let (q_cols, kv_cols) = (r.n_kv_heads * r.group * r.head_dim, r.n_kv_heads * r.head_dim);
+        let embedding = b.add(DType::F32, VOCAB, r.hidden, 0.0, 1.0);
+        let mut layers = Vec::new();
+        for _ in 0..r.n_layers {
+            let attn_norm = norm(&mut b, r.hidden);
+            let qkv = [q_cols, kv_cols, kv_cols].map(|rows| linear(&mut b, rows, r.hidden, 1.0));
+            let head_norms = r.head_norms.then(|| [norm(&mut b, r.head_dim), norm(&mut b, r.head_dim)]);
+            let attn_output = linear(&mut b, r.hidden, q_cols, 1.0);
+            let ffn_norm = norm(&mut b, r.hidden);
+            let gate_up = [(); 2].map(|()| linear(&mut b, r.ffn, r.hidden, 1.0));
+            let down = linear(&mut b, r.hidden, r.ffn, 1.0);
+            layers.push((attn_norm, qkv, head_norms, attn_output, ffn_norm, gate_up, down));
+        }
+        let factors = r.rope_factors.then(|| b.add(DType::F32, 1, r.rope_dims / 2, 2.0, 1.0));
+        let output_norm = norm(&mut b, r.hidden);
+        let output = b.add(r.dtype, VOCAB, r.hidden, 0.0, 3.0 * (3.0 / r.hidden as f32).sqrt());
+
+        let file = mapped(&b.image);
+        let weight = |number: usize| {
+            let (dtype, rows, cols, range) = b.made[number].clone();
+            weight_in(&file, dtype, [rows, cols], range)
+        };
+        let pair = |parts: Parts| Linear { weight: weight(parts.0), bias: parts.1.map(weight) };
+        let layers = layers
+            .into_iter()
+            .map(|(attn_norm, [q, k, v], head_norms, attn_output, ffn_norm, [gate, up], down)| Layer {
+                attn_norm: weight(attn_norm),
+                q: pair(q),
+                k: pair(k),
+                v: pair(v),
+                q_norm: head_norms.map(|n| weight(n[0])),
+                k_norm: head_norms.map(|n| weight(n[1])),
+                attn_output: pair(attn_output),
+                ffn_norm: weight(ffn_norm),
+                gate: pair(gate),
+                up: pair(up),
+                down: pair(down),
+            })
+            .collect();
+        Self {
+            dims: dims(r),
+            embedding: weight(embedding),
+            layers,
+            rope_factors: factors.map(weight),
+            output_norm: weight(output_norm),
+            output: weight(output),
+        }
+    }
+}
+
+fn dims(r: &Recipe) -> ModelDims {
+    ModelDims {
+        hidden: r.hidden,
+        n_layers: r.n_layers,
+        n_heads: r.n_kv_heads * r.group,
+        n_kv_heads: r.n_kv_heads,
+        head_dim: r.head_dim,
+        ffn: r.ffn,
+        vocab: VOCAB,
+        norm_eps: 1e-5,
+        rope: RopeSpec { layout: r.layout, dims: r.rope_dims, theta: 1e4, position_scale: 0.5 },
+        rows_max: 128,
+        logits_rows_max: 128,
+    }
+}
+
+/// A tensor with given bytes, in a file of its own.
+pub fn weight_of(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Weight {
+    weight_in(&mapped(bytes), dtype, [rows, cols], 0..bytes.len() as u64)
+}
+
+fn weight_in(
+    file: &Arc<MappedFile>,
+    dtype: DType,
+    [rows, cols]: [usize; 2],
+    range: std::ops::Range<u64>,
+) -> Weight {
+    let shape = match rows {
+        1 => Shape::new(&[cols as u64]),
+        _ => Shape::new(&[cols as u64, rows as u64]),
+    };
+    let name = format!("{dtype} at {}", range.start);
+    let tensor = LazyTensor::new(&name, dtype, shape.unwrap(), range, file.clone()).unwrap();
+    let mut values = vec![0.0f32; rows * cols];
+    quant::dequantize_row(dtype, tensor.bytes(), &mut values).unwrap();
+    let values = values.into_iter().map(f64::from).collect();
+    Weight {
+        device: DeviceTensor { tensor, storage: Storage::InPlace },
+        exact: Matrix { rows, cols, values },
+    }
+}
+
+fn mapped(image: &[u8]) -> Arc<MappedFile> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(image).unwrap();
+    // Mapped files are read-only from the start; the mapping outlives the name.
+    MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap()
+}
