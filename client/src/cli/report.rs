@@ -135,20 +135,15 @@ impl Output {
     pub fn fail(self, failure: &Failure) -> ExitCode {
         let code = failure.exit_code();
         if code != 0 {
-            let mut stderr = io::stderr().lock();
-            // Where not even standard error can be written, the exit code has to do.
-            let _ = match (self.json, failure) {
-                (true, _) => writeln!(stderr, "{}", failure.to_json()),
-                (false, Failure::Client(error)) => {
-                    writeln!(
-                        stderr,
-                        "rocmforge-client: {}: {}",
-                        error.code_name(),
-                        printable(&failure.to_string())
-                    )
+            let line = match failure {
+                _ if self.json => failure.to_json().to_string(),
+                Failure::Client(error) => {
+                    format!("rocmforge-client: {}: {}", error.code_name(), printable(&failure.to_string()))
                 }
-                (false, _) => writeln!(stderr, "rocmforge-client: {failure}"),
+                _ => format!("rocmforge-client: {failure}"),
             };
+            // Where not even standard error can be written, the exit code has to do.
+            let _ = io::stderr().write_all((line + "\n").as_bytes());
         }
         ExitCode::from(code)
     }
