@@ -68,23 +68,29 @@ pub(super) struct StepDevice<'a> {
     pub slot: ModelSlot,
     /// Moves with every unit.
     pub heartbeat: &'a AtomicU64,
+    /// Asked before each layer: true when nobody wants this step any more.
+    pub abandon: &'a dyn Fn() -> bool,
 }
 
-/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed.
+/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed, or `None` when
+/// the step was abandoned between two layers. KV rows of a step that was not finished are undefined.
 ///
 /// # Errors
-/// [`BackendError`] of the first load or unit that failed; the KV rows of this step are then undefined.
+/// [`BackendError`] of the first load or unit that failed.
 pub(super) fn run(
     device: StepDevice<'_>,
     model: &mut ResidentModel,
     arrays: &StepArrays,
-) -> Result<Vec<Sampled>, BackendError> {
-    let StepDevice { backend, cache, slot, heartbeat } = device;
+) -> Result<Option<Vec<Sampled>>, BackendError> {
+    let StepDevice { backend, cache, slot, heartbeat, abandon } = device;
     let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
     backend.begin_step(slot, &arrays.batch())?;
     let first = model.first(backend, cache)?;
     backend.embed(&first.embedding)?;
     for index in 0..model.layer_count() {
+        if abandon() {
+            return Ok(None);
+        }
         let (layer, rope_factors) = model.layer(index, backend, cache)?;
         let number = index as u32;
         backend.attention_input(number, &layer.attention_input(rope_factors))?;
@@ -98,7 +104,7 @@ pub(super) fn run(
         beat();
     }
     if arrays.samples.is_empty() {
-        return Ok(Vec::new()); // only a part of a prompt: nobody asks for logits
+        return Ok(Some(Vec::new())); // only a part of a prompt: nobody asks for logits
     }
     let head = model.head(backend, cache)?;
     backend.head(&head.norm, &head.output)?;
@@ -107,5 +113,5 @@ pub(super) fn run(
     if sampled.len() != arrays.samples.len() {
         return Err(BackendError::Batch("the sampler gave another number of tokens than was asked for"));
     }
-    Ok(sampled)
+    Ok(Some(sampled))
 }
