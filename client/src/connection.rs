@@ -227,24 +227,9 @@ impl Shared {
             message,
         )?;
         let deadline = Instant::now() + self.reply_timeout;
-        self.transport.write_all(&frame, fds, Some(deadline)).map_err(|error| {
-            self.read_last_words();
-            self.break_with(disconnected(&error))
-        })
-    }
-
-    /// What the daemon said before it closed: why, perhaps. Waits for nothing.
-    fn read_last_words(&self) {
-        let mut state = self.state();
-        let Some(mut reader) = state.reader.take() else { return };
-        let now = Instant::now();
-        while let Ok(frame) = reader.read(&self.transport, Some(now)) {
-            if let Err(error) = state.file(frame) {
-                state.broken.get_or_insert(error);
-                break;
-            }
-        }
-        state.reader = Some(reader);
+        self.transport
+            .write_all(&frame, fds, Some(deadline))
+            .map_err(|error| self.break_with(disconnected(&error)))
     }
 
     /// The next frame of a stream, reading for all streams where nobody else does.

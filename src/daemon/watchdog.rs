@@ -25,28 +25,55 @@ pub(super) async fn feed(period: Duration, pulses: Pulses) {
     });
     let mut interval = tokio::time::interval(step);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last = None;
+    let mut last: Option<Beat> = None;
     loop {
         interval.tick().await;
-        let now = (ticks.load(Ordering::Relaxed), pulses.acceptor.ticks(), pulses.engine.heartbeat());
-        let moved = last.is_none_or(|(runtime, acceptor, engine)| {
-            // A daemon that stops accepts no more, and has its own end in sight.
-            let accepting = now.1 != acceptor || pulses.service.is_draining();
-            now.0 != runtime && accepting && now.2 != engine
-        });
-        last = Some(now);
-        if moved {
+        let now = Beat {
+            runtime: ticks.load(Ordering::Relaxed),
+            acceptor: pulses.acceptor.ticks(),
+            engine: pulses.engine.heartbeat(),
+        };
+        if last.is_none_or(|last| now.is_alive_since(last, pulses.service.is_draining())) {
             let _ = sd_notify::notify(&[NotifyState::Watchdog]);
         } else {
-            tracing::error!(
-                runtime = now.0,
-                acceptor = now.1,
-                engine = now.2,
-                "no sign of life: something hangs"
-            );
+            tracing::error!(?now, ?last, "no sign of life: something hangs");
         }
+        last = Some(now);
         if ticker.is_finished() {
             return;
         }
+    }
+}
+
+/// Three counts that move while the daemon is healthy.
+#[derive(Clone, Copy, Debug)]
+struct Beat {
+    runtime: u64,
+    acceptor: u64,
+    engine: u64,
+}
+
+impl Beat {
+    /// True when all have moved. A daemon that stops accepts no more, and has its own end in sight.
+    fn is_alive_since(self, last: Self, stopping: bool) -> bool {
+        let accepting = self.acceptor != last.acceptor || stopping;
+        self.runtime != last.runtime && accepting && self.engine != last.engine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_count_that_stands_is_no_sign_of_life() {
+        let last = Beat { runtime: 1, acceptor: 1, engine: 1 };
+        let all = Beat { runtime: 2, acceptor: 2, engine: 2 };
+        assert!(all.is_alive_since(last, false));
+        assert!(!Beat { engine: 1, ..all }.is_alive_since(last, false), "a hanging step");
+        assert!(!Beat { runtime: 1, ..all }.is_alive_since(last, false));
+        assert!(!Beat { acceptor: 1, ..all }.is_alive_since(last, false));
+        assert!(Beat { acceptor: 1, ..all }.is_alive_since(last, true));
+        assert!(!Beat { engine: 1, ..all }.is_alive_since(last, true));
     }
 }

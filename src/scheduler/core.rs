@@ -264,8 +264,7 @@ impl Core {
             return self.fail_model(step.model, error); // what the step read may have been anything: no token of it counts
         }
         match result {
-            Ok(Some(sampled)) => self.deliver(&step, sampled, load),
-            Ok(None) => {} // the next turn ends those who wanted it
+            Ok(sampled) => self.deliver(&step, sampled, load),
             Err(error) => {
                 tracing::warn!(model = step.model.0, %error, "a step failed");
                 for work in &step.work {
@@ -276,9 +275,9 @@ impl Core {
     }
 
     /// Computes `in_step`. The time is what loads took of it.
-    fn compute(&mut self) -> (Result<Option<Vec<Sampled>>, BackendError>, Duration) {
-        let Some(step) = &self.in_step else { return (Ok(None), Duration::ZERO) };
-        let Some(room) = self.rooms.get_mut(&step.model) else { return (Ok(None), Duration::ZERO) };
+    fn compute(&mut self) -> (Result<Vec<Sampled>, BackendError>, Duration) {
+        let Some(step) = &self.in_step else { return (Ok(Vec::new()), Duration::ZERO) };
+        let Some(room) = self.rooms.get_mut(&step.model) else { return (Ok(Vec::new()), Duration::ZERO) };
         let slot = match room.slot {
             Some(slot) => slot,
             None => match open(self.backend.as_mut(), &self.policy, &self.shared, room.resident.model()) {
@@ -294,13 +293,11 @@ impl Core {
                 self.arrays.push(work, sequence.tokens(), pages, || sequence.sample_row());
             }
         }
-        let abandon = || unwanted(step, &self.sequences, &self.shared);
         let device = StepDevice {
             backend: self.backend.as_mut(),
             cache: &mut self.cache,
             slot,
             heartbeat: &self.shared.heartbeat,
-            abandon: &abandon,
         };
         let before = room.resident.load_time;
         let result = step::run(device, &mut room.resident, &self.arrays);
@@ -412,10 +409,10 @@ impl Core {
             let Some(room) = self.rooms.get_mut(&id) else { continue };
             let Some(since) = room.idle_since else { continue };
             room.gone |= Arc::strong_count(room.resident.model()) == 1;
-            if now.saturating_duration_since(since) >= self.options.idle_release {
-                if let Some(slot) = room.slot.take() {
-                    self.backend.close_model(slot);
-                }
+            if now.saturating_duration_since(since) >= self.options.idle_release
+                && let Some(slot) = room.slot.take()
+            {
+                self.backend.close_model(slot);
                 self.policy.close_pool(id);
             }
             self.close_if_gone(id);
@@ -521,19 +518,6 @@ fn limits(options: &EngineOptions) -> Limits {
         kv_budget_bytes: options.kv_budget_bytes,
         slow_reader: options.slow_reader,
     }
-}
-
-/// True when a step that is under way serves nobody: the engine stops, or each of its sequences is over. A chunk of a
-/// long prompt takes seconds on a CPU.
-fn unwanted(step: &StepPlan, sequences: &HashMap<SequenceId, Sequence>, shared: &Shared) -> bool {
-    let inbox = shared.inbox.lock();
-    let now = Instant::now();
-    let over = |id: &SequenceId| {
-        let job = sequences.get(id).map(|s| &s.job);
-        inbox.cancels.contains(id)
-            || job.is_none_or(|job| job.events.is_closed() || job.deadline.is_some_and(|d| d <= now))
-    };
-    inbox.stop || inbox.drain.is_some_and(|d| d <= now) || step.work.iter().all(|w| over(&w.id))
 }
 
 /// Room on the device for a model.

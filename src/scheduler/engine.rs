@@ -60,7 +60,7 @@ impl Engine {
         self.handle.clone()
     }
 
-    /// Stops at the next layer of the step that is under way and joins the thread. [Drain](EngineHandle::drain) first to let
+    /// Stops at the end of the step that is under way and joins the thread. [Drain](EngineHandle::drain) first to let
     /// answers finish.
     pub fn stop(mut self) {
         self.halt();

@@ -185,8 +185,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Takes a request back: it ends with [`JobError::Cancelled`], at the next layer, or after the step that is under way
-    /// when others share it. Unknown or ended ones are ignored.
+    /// Takes a request back: it ends with [`JobError::Cancelled`], after the step that is under way. Unknown or ended
+    /// ones are ignored.
     pub fn cancel(&self, id: SequenceId) {
         let mut inbox = self.shared.inbox.lock();
         if inbox.live.contains(&id) {

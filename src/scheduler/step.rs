@@ -68,29 +68,23 @@ pub(super) struct StepDevice<'a> {
     pub slot: ModelSlot,
     /// Moves with every unit.
     pub heartbeat: &'a AtomicU64,
-    /// Asked before each layer: true when nobody wants this step any more.
-    pub abandon: &'a dyn Fn() -> bool,
 }
 
-/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed, or `None` when
-/// the step was abandoned between two layers. KV rows of a step that was not finished are undefined.
+/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed.
 ///
 /// # Errors
-/// [`BackendError`] of the first load or unit that failed.
+/// [`BackendError`] of the first load or unit that failed; the KV rows of this step are then undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
     model: &mut ResidentModel,
     arrays: &StepArrays,
-) -> Result<Option<Vec<Sampled>>, BackendError> {
-    let StepDevice { backend, cache, slot, heartbeat, abandon } = device;
+) -> Result<Vec<Sampled>, BackendError> {
+    let StepDevice { backend, cache, slot, heartbeat } = device;
     let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
     backend.begin_step(slot, &arrays.batch())?;
     let first = model.first(backend, cache)?;
     backend.embed(&first.embedding)?;
     for index in 0..model.layer_count() {
-        if abandon() {
-            return Ok(None);
-        }
         let (layer, rope_factors) = model.layer(index, backend, cache)?;
         let number = index as u32;
         backend.attention_input(number, &layer.attention_input(rope_factors))?;
@@ -104,7 +98,7 @@ pub(super) fn run(
         beat();
     }
     if arrays.samples.is_empty() {
-        return Ok(Some(Vec::new())); // only a part of a prompt: nobody asks for logits
+        return Ok(Vec::new()); // only a part of a prompt: nobody asks for logits
     }
     let head = model.head(backend, cache)?;
     backend.head(&head.norm, &head.output)?;
@@ -113,5 +107,5 @@ pub(super) fn run(
     if sampled.len() != arrays.samples.len() {
         return Err(BackendError::Batch("the sampler gave another number of tokens than was asked for"));
     }
-    Ok(Some(sampled))
+    Ok(sampled)
 }

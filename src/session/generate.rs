@@ -60,6 +60,13 @@ pub(super) async fn run(
     let prompt_ids = valid.prompt.clone();
     let seed = sampling.seed;
     ticket.runs_as(id, &name);
+    let saved = {
+        let mut credit = call.control.credit.lock();
+        match std::mem::replace(&mut *credit, CreditSink::Sequence(id)) {
+            CreditSink::Saved(items) => items,
+            CreditSink::Sequence(_) => 0, // a stream is one request: this was not set before
+        }
+    };
     let job = Job {
         id,
         uid: call.peer().uid,
@@ -72,10 +79,10 @@ pub(super) async fn run(
         ignore_eog,
         deadline,
         arrived,
-        credit: 0,
+        credit: saved,
         events: sender,
     };
-    submit(call, job)?;
+    engine.submit(job).map_err(|error| of_job(&error))?;
     let outcome = stream(call, answer, id, prompt_ids, &mut events).await?;
     check_whole(call, valid.lease).await?;
     Ok(end(outcome, seed))
@@ -183,20 +190,6 @@ fn sampling(options: &SamplingOptions) -> Result<Sampling, Failure> {
         seed: options.seed.unwrap_or_else(random),
         top_logprobs: options.top_logprobs,
     })
-}
-
-/// Hands the job over with the credit saved so far; what comes later goes to the engine itself. The lock is held
-/// meanwhile (a submission never waits), because the engine drops credit for a sequence it does not know yet.
-fn submit(call: &Call, mut job: Job) -> Result<(), Failure> {
-    let mut credit = call.control.credit.lock();
-    job.credit = match *credit {
-        CreditSink::Saved(items) => items,
-        CreditSink::Sequence(_) => 0, // a stream is one request: this was not set before
-    };
-    let id = job.id;
-    call.service().engine.submit(job).map_err(|error| of_job(&error))?;
-    *credit = CreditSink::Sequence(id);
-    Ok(())
 }
 
 /// Sends what the engine reports until its last event. The engine always sends one, also after a cancel.

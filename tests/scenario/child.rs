@@ -16,14 +16,20 @@ pub struct Process {
 impl Process {
     /// Starts `test` (its full path in this binary) as a client of `socket`.
     pub fn start(test: &str, socket: &Path, argument: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_as(test, socket, argument, |_| ())
+    }
+
+    /// As [`Process::start`], with a change to how it starts.
+    pub fn start_as(test: &str, socket: &Path, argument: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(SOCKET, socket)
             .env(ARGUMENT, argument)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
     }

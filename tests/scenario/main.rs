@@ -19,3 +19,4 @@ mod raw;
 mod requests;
 mod rig;
 mod units;
+mod users;

@@ -128,16 +128,16 @@ pub struct RunArguments {
     #[arg(short = 'n', long, default_value_t = 0, value_name = "N")]
     pub max_tokens: u32,
     /// Randomness, 0 to 100; 0 takes the most likely token each time
-    #[arg(short = 't', long, allow_negative_numbers = true, default_value_t = 0.8, value_name = "T")]
+    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T")]
     pub temperature: f32,
     /// Draw from this many most likely tokens; 0: from all
     #[arg(long, default_value_t = 40, value_name = "N")]
     pub top_k: u32,
     /// Draw from the most likely tokens that together have this probability; 1: from all
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.95, value_name = "P")]
+    #[arg(long, default_value_t = 0.95, value_name = "P")]
     pub top_p: f32,
     /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.05, value_name = "P")]
+    #[arg(long, default_value_t = 0.05, value_name = "P")]
     pub min_p: f32,
     /// Makes the draws repeatable [default: a random one, told with --json and --stats]
     #[arg(long)]

@@ -98,14 +98,13 @@ fn text_of(client: &Client, arguments: &DetokenizeArguments) -> Result<wire::Det
     Ok(client.detokenize(&request)?)
 }
 
-/// Round trips on one connection; connecting is not counted.
+/// Round trips on one connection.
 #[derive(Debug, serde::Serialize)]
 pub struct PingTimes {
     round_trips_us: Vec<f64>,
 }
 
 fn ping(client: &Client, count: u32) -> Result<PingTimes, ClientError> {
-    client.connection()?;
     let round_trips_us = (0..count).map(|number| {
         let start = Instant::now();
         client.ping(&number.to_le_bytes())?;

@@ -135,15 +135,20 @@ impl Output {
     pub fn fail(self, failure: &Failure) -> ExitCode {
         let code = failure.exit_code();
         if code != 0 {
-            let line = match failure {
-                _ if self.json => failure.to_json().to_string(),
-                Failure::Client(error) => {
-                    format!("rocmforge-client: {}: {}", error.code_name(), printable(&failure.to_string()))
-                }
-                _ => format!("rocmforge-client: {failure}"),
-            };
+            let mut stderr = io::stderr().lock();
             // Where not even standard error can be written, the exit code has to do.
-            let _ = io::stderr().write_all((line + "\n").as_bytes());
+            let _ = match (self.json, failure) {
+                (true, _) => writeln!(stderr, "{}", failure.to_json()),
+                (false, Failure::Client(error)) => {
+                    writeln!(
+                        stderr,
+                        "rocmforge-client: {}: {}",
+                        error.code_name(),
+                        printable(&failure.to_string())
+                    )
+                }
+                (false, _) => writeln!(stderr, "rocmforge-client: {failure}"),
+            };
         }
         ExitCode::from(code)
     }

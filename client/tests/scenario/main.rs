@@ -390,21 +390,6 @@ fn an_error_of_the_connection_reaches_every_request() {
 }
 
 #[test]
-fn a_daemon_that_closed_with_a_reason_is_quoted_also_where_only_writing_fails() {
-    let (told, heard) = std::sync::mpsc::channel();
-    let server = Server::greeting(move |mut peer| {
-        peer.fail(0, ErrorCode::OutputOverflow);
-        drop(peer);
-        told.send(()).unwrap();
-    });
-    let connection = Connection::connect(&server.options()).unwrap();
-    heard.recv().unwrap();
-    let Err(error) = connection.send(&ping(0)) else { panic!("a closed socket took a frame") };
-    assert_eq!(error.code(), Some(ErrorCode::OutputOverflow as u16), "{error}");
-    server.join();
-}
-
-#[test]
 fn a_frame_in_many_pieces_is_put_together() {
     let server = Server::greeting(|mut peer| {
         let stream = peer.request().unwrap().header.stream;

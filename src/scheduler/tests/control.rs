@@ -16,40 +16,6 @@ fn a_cancelled_sequence_gives_its_pages_back() {
 }
 
 #[test]
-fn a_step_that_nobody_wants_is_abandoned() {
-    let (soon, never) = (Duration::from_millis(20), Duration::from_secs(600));
-    let check = |deadline: Duration, end: fn(&Rig, SequenceId), want: fn(&JobError) -> bool| {
-        let rig = Rig::new(EngineOptions::default());
-        rig.control.allow(0);
-        let (mut job, asked) = rig.job(&prompt(1, 10), 50);
-        job.deadline = Some(Instant::now() + deadline);
-        rig.handle().submit(job).unwrap();
-        rig.control.wait_held(); // the step has begun
-        end(&rig, asked.id);
-        rig.control.release();
-        let answer = asked.finish();
-        assert!(want(answer.error()) && answer.ids.is_empty(), "{answer:?}");
-        assert_eq!(rig.handle().snapshot().counters.steps, 0);
-        rig.assert_empty();
-    };
-    check(never, |rig, id| rig.handle().cancel(id), |e| matches!(e, JobError::Cancelled));
-    check(never, |rig, _| rig.handle().drain(Instant::now()), |e| matches!(e, JobError::Draining));
-    let sleep = |_: &Rig, _| std::thread::sleep(Duration::from_millis(25));
-    check(soon, sleep, |e| matches!(e, JobError::DeadlineExceeded { generated_tokens: 0 }));
-
-    let rig = Rig::new(EngineOptions::default());
-    rig.control.allow(0);
-    let asked = [rig.ask(&prompt(1, 10), 5), rig.ask(&prompt(2, 10), 5)];
-    rig.control.allow(2);
-    rig.control.wait_held();
-    rig.handle().cancel(asked[0].id);
-    rig.control.release();
-    let [cancelled, other] = asked.map(Asked::finish);
-    assert!(matches!(cancelled.error(), JobError::Cancelled) && !cancelled.ids.is_empty());
-    assert_eq!(other.ids, expected(&prompt(2, 10), 5), "somebody else wants it");
-}
-
-#[test]
 fn a_reader_that_went_away_ends_its_sequence() {
     let rig = Rig::new(EngineOptions::default());
     let mut asked = rig.ask(&prompt(1, 10), 3000);
