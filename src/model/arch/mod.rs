@@ -1,6 +1,6 @@
 //! One file per architecture: which tensors by which names, which metadata.
 //!
-//! To add one: a file here with a `build` function, and a row in [`ARCHITECTURES`].
+//! To add one: a file here with a `build` function, and a row in `ARCHITECTURES`.
 
 use std::sync::Arc;
 
