@@ -2,10 +2,11 @@
 //!
 //! `cargo bench --bench cpu_matmul -- [--isa NAME] [--threads N] [--cols K] [--quick] [TYPE...]`
 //!
-//! M = 1 and 2 walk a matrix of 128 MiB, far beyond the caches, so that the share of the read ceiling says how near
-//! decode is to memory. The ceiling is a plain read of the same bytes by the same threads, measured in turns with the
-//! product; both report their fastest round. Larger M take a matrix of 4 MiB. Every product is checked against f64
-//! sums at some places, in the checked build too: without `--bench` (as `cargo test --benches` runs it) it is quick.
+//! M = 1 and 2 walk a matrix of 128 MiB per thread, far beyond the caches, so that the share of the read ceiling says
+//! how near decode is to memory; larger M take 4 MiB. The ceiling is a plain read of the same bytes by the same threads
+//! in the same run. Both are timed by slices and reported by the median slice, so that other work on the machine
+//! disturbs the numbers little; threads are added up. Outputs of every product are checked against f64 sums. Without
+//! `--bench`, as `cargo test --benches` runs it, matrices are small and rounds few.
 
 #![allow(clippy::expect_used)] // sizes that this file itself makes
 
@@ -86,6 +87,10 @@ struct Matrix {
 }
 
 impl Matrix {
+    fn row_bytes(&self) -> usize {
+        self.bytes.len() / self.rows
+    }
+
     /// About `size` bytes of random codes whose f16 scales are 2^-7 or so: no infinities among them.
     fn random(dtype: DType, cols: usize, size: usize) -> Self {
         let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
@@ -112,6 +117,10 @@ impl Matrix {
     }
 }
 
+/// Seconds of the median slice.
+#[derive(Clone, Copy)]
+struct Median(f64);
+
 fn measure(options: &Options, matrix: &Matrix, m: usize) {
     let mut acts = ActivationBuffer::new();
     acts.reset(m, matrix.cols);
@@ -122,85 +131,96 @@ fn measure(options: &Options, matrix: &Matrix, m: usize) {
             .for_each(|(k, v)| *v = ((i * 31 + k * 17) % 101) as f32 / 25.0 - 2.0);
         row.quantize(options.kernels);
     }
-    let mut out = vec![f32::NAN; m * matrix.rows];
-    let mut best = (f64::MAX, f64::MAX);
-    let rounds = if options.quick { 1 } else { 7 };
-    for _ in 0..rounds {
-        best.0 = best.0.min(timed(|| read(matrix, options.threads)));
-        best.1 = best.1.min(timed(|| multiply(options, matrix, &acts, &mut out)));
-    }
-    check(matrix, &acts, &out, options.threads);
-    let rate = |seconds: f64| matrix.bytes.len() as f64 / seconds / 1e9;
+    // About 1 MiB for decode; for prefill 64 rows, a few hundred microseconds at most.
+    let slice = if m <= 2 { ((1 << 20) / matrix.row_bytes()).next_multiple_of(64) } else { 64 };
+    let slice = slice.min(matrix.rows);
+    let threads: Vec<(Median, Median)> = std::thread::scope(|scope| {
+        let acts = &acts;
+        let all: Vec<_> =
+            (0..options.threads).map(|_| scope.spawn(move || rounds(options, matrix, acts, slice))).collect();
+        all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let bytes = (slice * matrix.row_bytes()) as f64;
+    let rate = |of: fn(&(Median, Median)) -> Median| -> f64 { threads.iter().map(|t| bytes / of(t).0).sum() };
+    let (read, product) = (rate(|t| t.0), rate(|t| t.1));
     println!(
         "{:6} {:>4} {:>9.1} {:>9.2} {:>9.2} {:>6.2} {:>9.1}",
         matrix.dtype.name(),
         m,
         matrix.bytes.len() as f64 / f64::from(1 << 20),
-        rate(best.1),
-        rate(best.0),
-        best.0 / best.1,
-        (m * matrix.rows * matrix.cols) as f64 / best.1 / 1e9,
+        product / 1e9,
+        read / 1e9,
+        product / read,
+        product / matrix.row_bytes() as f64 * (matrix.cols * m) as f64 / 1e9,
     );
 }
 
-fn timed(mut work: impl FnMut()) -> f64 {
+/// What one thread does: reads all slices of its own copy, multiplies all slices, again and again.
+fn rounds(options: &Options, matrix: &Matrix, acts: &ActivationBuffer, slice: usize) -> (Median, Median) {
+    let bytes = matrix.bytes.clone();
+    let weight = MatrixView::new(matrix.dtype, matrix.rows, matrix.cols, &bytes).expect("sizes agree");
+    let mut scratch = MatmulScratch::new();
+    let m = acts.rows();
+    let mut out = vec![f32::NAN; m * slice];
+    let (mut reads, mut products) = (Vec::new(), Vec::new());
+    for round in 0..if options.quick { 1 } else { 5 } {
+        for slice in bytes.chunks_exact(slice * matrix.row_bytes()) {
+            reads.push(timed(|| read(slice)));
+        }
+        for first in (0..=matrix.rows - slice).step_by(slice) {
+            let range = first..first + slice;
+            products.push(timed(|| {
+                let mode = Activations::Int8;
+                let view = acts.view();
+                // As a pool's thread would: tiles of 64 rows.
+                for start in range.clone().step_by(64) {
+                    let rows = start..(start + 64).min(range.end);
+                    let tile = &mut out[start - first..];
+                    options
+                        .kernels
+                        .matmul_rows(&weight, rows, &view, mode, &mut scratch, tile, slice)
+                        .expect("shapes agree");
+                }
+            }));
+            if round == 0 && (first / slice).is_multiple_of(16) {
+                check(matrix, acts, first, slice, &out);
+            }
+        }
+    }
+    (median(reads), median(products))
+}
+
+fn median(mut seconds: Vec<f64>) -> Median {
+    seconds.sort_by(f64::total_cmp);
+    Median(seconds[seconds.len() / 2])
+}
+
+fn timed(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_secs_f64()
 }
 
-/// Reads every byte once: eight 64-bit words at a time, so that loads and nothing else limit it.
-fn read(matrix: &Matrix, threads: usize) {
-    std::thread::scope(|scope| {
-        for part in matrix.bytes.chunks(matrix.bytes.len().div_ceil(threads)) {
-            scope.spawn(|| {
-                let mut sums = [0u64; 32];
-                for chunk in part.as_chunks::<256>().0 {
-                    for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
-                        *sum ^= u64::from_ne_bytes(*word);
-                    }
-                }
-                black_box(sums);
-            });
+/// Reads every byte once: 32 words of 64 bits at a time, so that loads and nothing else limit it.
+fn read(bytes: &[u8]) {
+    let mut sums = [0u64; 32];
+    for chunk in bytes.as_chunks::<256>().0 {
+        for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
+            *sum ^= u64::from_ne_bytes(*word);
         }
-    });
+    }
+    black_box(sums);
 }
 
-/// Every thread takes a contiguous part of the weight rows, in tiles of at most 64 of them.
-fn multiply(options: &Options, matrix: &Matrix, acts: &ActivationBuffer, out: &mut [f32]) {
-    let weight = MatrixView::new(matrix.dtype, matrix.rows, matrix.cols, &matrix.bytes).expect("sizes agree");
-    let part_rows = matrix.rows.div_ceil(options.threads).next_multiple_of(64);
-    let m = acts.rows();
-    std::thread::scope(|scope| {
-        for (t, part) in out.chunks_mut(part_rows * m).enumerate() {
-            let (weight, acts) = (&weight, acts.view());
-            scope.spawn(move || {
-                let mut scratch = MatmulScratch::new();
-                let rows = t * part_rows..t * part_rows + part.len() / m;
-                for (start, tile) in rows.clone().step_by(64).zip(part.chunks_mut(64 * m)) {
-                    let range = start..start + tile.len() / m;
-                    let mode = Activations::Int8;
-                    let stride = range.len();
-                    let done =
-                        options.kernels.matmul_rows(weight, range, &acts, mode, &mut scratch, tile, stride);
-                    done.expect("shapes agree");
-                }
-            });
-        }
-    });
-}
-
-/// Some outputs against f64 sums over the same inputs; the bound is that of the unit tests.
-fn check(matrix: &Matrix, acts: &ActivationBuffer, out: &[f32], threads: usize) {
+/// Outputs of some of `count` rows from `first` on against f64 sums over the same inputs; the bound is that of the unit
+/// tests.
+fn check(matrix: &Matrix, acts: &ActivationBuffer, first: usize, count: usize, out: &[f32]) {
     let acts = acts.view();
-    let m_count = acts.rows();
-    let part_rows = matrix.rows.div_ceil(threads).next_multiple_of(64);
     let mut values = vec![0.0; matrix.cols];
-    let row_bytes = matrix.bytes.len() / matrix.rows;
-    for row in [0, 1, matrix.rows / 2 + 5, matrix.rows - 1] {
-        let bytes = &matrix.bytes[row * row_bytes..][..row_bytes];
+    for i in [0, 1, count / 2, count - 1] {
+        let bytes = &matrix.bytes[(first + i) * matrix.row_bytes()..][..matrix.row_bytes()];
         dequantize_row(matrix.dtype, bytes, &mut values).expect("sizes agree");
-        for m in [0, m_count / 2, m_count - 1] {
+        for m in [0, acts.rows() / 2, acts.rows() - 1] {
             let (mut sum, mut size) = (0f64, 0f64);
             for (k, &w) in values.iter().enumerate() {
                 let x = match GroupKind::of(matrix.dtype) {
@@ -210,10 +230,8 @@ fn check(matrix: &Matrix, acts: &ActivationBuffer, out: &[f32], threads: usize) 
                 sum += f64::from(w) * x;
                 size += (f64::from(w) * x).abs();
             }
-            let (part, in_part) = (row / part_rows, row % part_rows);
-            let tile = part * part_rows * m_count + in_part / 64 * 64 * m_count;
-            let tile_rows = 64.min(matrix.rows - part * part_rows - in_part / 64 * 64);
-            let got = f64::from(out[tile + m * tile_rows + in_part % 64]);
+            let got = f64::from(out[m * count + i]);
+            let row = first + i;
             assert!(
                 (got - sum).abs() <= 2e-6 * size + 1e-30,
                 "{} row {row} m {m}: {got} not {sum}",

@@ -25,24 +25,30 @@ pub(super) enum Codes {
 /// A quantised type. Callers of its functions vouch that each of the strip's 8 rows holds the block asked for.
 pub(super) trait Codec {
     const KIND: GroupKind;
-    /// Values of a quant block.
+    /// Values and bytes of a quant block.
     const BLOCK_LEN: usize;
+    const BLOCK_BYTES: usize;
     const CODES: Codes;
-    /// Groups that one call of `codes` gives.
+    /// Most groups that one call of `codes` gives.
     const STEP_GROUPS: usize;
 
-    /// Gives `put(group in step, quad in group, codes)` for all quads of step `step` of the rows.
+    /// Gives `put(g, quad, codes)` for all quads of the `R` groups from `first` on, `g` counting from 0.
+    /// Types of larger blocks take `R = STEP_GROUPS` only. A type that has no use for `scales` writes theirs to `out`.
     ///
     /// # Safety
-    /// The processor has the features; the 8 rows hold the step's block.
-    unsafe fn codes(strip: Strip, step: usize, put: impl FnMut(usize, usize, __m256i));
+    /// The processor has the features; the rows hold these groups.
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        out: ScalesOut<'_>,
+        put: impl FnMut(usize, usize, __m256i),
+    );
 
-    /// Gives `put(group, half, scales)` and, of affine types, `put_min(group, minima)` for `groups` from `first` on.
-    /// `first` starts a block. `half` is 0 unless the kind is [`GroupKind::SymmetricHalves`].
+    /// Writes scales and minima of the `groups` groups from `first` on, whole blocks both.
     ///
     /// # Safety
     /// As for `codes`.
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales);
+    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: ScalesOut<'_>);
 }
 
 /// 8 floats, one per row.
@@ -66,6 +72,21 @@ impl Scales {
         mins: [Lanes([0.0; 8]); PANEL_GROUPS],
         headers: [[0; 8]; PANEL_GROUPS],
     };
+}
+
+/// Where scales of the groups from `at` on go.
+pub(super) struct ScalesOut<'a> {
+    pub(super) scales: &'a mut Scales,
+    pub(super) at: usize,
+}
+
+impl ScalesOut<'_> {
+    /// Scales and minima of group `at + g`.
+    #[inline(always)]
+    fn group(&mut self, g: usize) -> (&mut Lanes, &mut Lanes) {
+        let g = self.at + g;
+        (&mut self.scales.scales[g][0], &mut self.scales.mins[g])
+    }
 }
 
 /// 16 bytes at `at` of each row, as 4 vectors of one 32-bit word per row.
@@ -120,38 +141,21 @@ fn store(to: &mut Lanes, v: __m256) {
     unsafe { _mm256_store_ps(to.0.as_mut_ptr(), v) }
 }
 
-/// Reads the first 4 (or, of f16 alone, 2) bytes of each block of each row into `headers`. By scalar loads, since the
-/// vector ports are the busy ones; read back only when all are written, so that no load waits on a store.
-#[inline]
-unsafe fn headers<const BYTES: usize>(
-    strip: Strip,
-    block_bytes: usize,
-    first: usize,
-    groups: usize,
-    headers: &mut [[u32; 8]; PANEL_GROUPS],
-) {
-    for (g, header) in headers.iter_mut().enumerate().take(groups) {
-        for (row, h) in header.iter_mut().enumerate() {
-            let p = strip.at(row, (first + g) * block_bytes);
-            // SAFETY: the caller vouches for the block of each of the 8 rows; reads are unaligned ones.
-            *h = unsafe {
-                if BYTES == 2 {
-                    u32::from(p.cast::<u16>().read_unaligned())
-                } else {
-                    p.cast::<u32>().read_unaligned()
-                }
-            };
-        }
-    }
-}
-
 /// Scales of types whose block is a group that starts with f16 d.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn leading_scales(strip: Strip, block_bytes: usize, first: usize, groups: usize, out: &mut Scales) {
-    // SAFETY: the caller's promise is this function's.
-    unsafe { headers::<2>(strip, block_bytes, first, groups, &mut out.headers) };
-    for (scales, header) in out.scales.iter_mut().zip(&out.headers).take(groups) {
+unsafe fn leading_scales(strip: Strip, block_bytes: usize, first: usize, groups: usize, out: ScalesOut<'_>) {
+    let ScalesOut { scales, at } = out;
+    let (headers, scales) = (&mut scales.headers, &mut scales.scales[at..]);
+    for (g, header) in headers.iter_mut().enumerate().take(groups) {
+        for (row, h) in header.iter_mut().enumerate() {
+            let p = strip.at(row, (first + g) * block_bytes);
+            // SAFETY: the caller vouches for the block of each row; the read needs no alignment.
+            *h = u32::from(unsafe { p.cast::<u16>().read_unaligned() });
+        }
+    }
+    // Read back only when all are written, so that no load waits on a store.
+    for (scales, header) in scales.iter_mut().zip(headers).take(groups) {
         // SAFETY: `header` is 32 bytes.
         store(&mut scales[0], halves_to_f32(unsafe { _mm256_loadu_si256(header.as_ptr().cast()) }));
     }
@@ -163,14 +167,20 @@ impl Codec for Q8_0 {
     const KIND: GroupKind = GroupKind::Symmetric;
     const CODES: Codes = Codes::Signed;
     const BLOCK_LEN: usize = 32;
+    const BLOCK_BYTES: usize = 34;
     const STEP_GROUPS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(strip: Strip, step: usize, mut put: impl FnMut(usize, usize, __m256i)) {
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_>,
+        mut put: impl FnMut(usize, usize, __m256i),
+    ) {
         for half in 0..2 {
             // SAFETY: bytes 2..34 of the block.
-            let v = unsafe { words(strip, step * 34 + 2 + 16 * half) };
+            let v = unsafe { words(strip, first * 34 + 2 + 16 * half) };
             for (i, v) in v.into_iter().enumerate() {
                 put(0, 4 * half + i, v);
             }
@@ -179,7 +189,7 @@ impl Codec for Q8_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales) {
+    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: ScalesOut<'_>) {
         // SAFETY: the caller's promise is this function's.
         unsafe { leading_scales(strip, 34, first, groups, out) }
     }
@@ -191,13 +201,19 @@ impl Codec for Q4_0 {
     const KIND: GroupKind = GroupKind::Symmetric;
     const CODES: Codes = Codes::Nibbles { zero: 8 };
     const BLOCK_LEN: usize = 32;
+    const BLOCK_BYTES: usize = 18;
     const STEP_GROUPS: usize = 1;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(strip: Strip, step: usize, mut put: impl FnMut(usize, usize, __m256i)) {
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_>,
+        mut put: impl FnMut(usize, usize, __m256i),
+    ) {
         // SAFETY: bytes 2..18 of the block.
-        let v = unsafe { words(strip, step * 18 + 2) };
+        let v = unsafe { words(strip, first * 18 + 2) };
         for (i, v) in v.into_iter().enumerate() {
             put(0, i, low_nibbles(v));
             put(0, 4 + i, high_nibbles(v));
@@ -206,7 +222,7 @@ impl Codec for Q4_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales) {
+    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: ScalesOut<'_>) {
         // SAFETY: the caller's promise is this function's.
         unsafe { leading_scales(strip, 18, first, groups, out) }
     }
@@ -218,30 +234,60 @@ impl Codec for Q4_1 {
     const KIND: GroupKind = GroupKind::Affine;
     const CODES: Codes = Codes::Nibbles { zero: 0 };
     const BLOCK_LEN: usize = 32;
-    const STEP_GROUPS: usize = 1;
+    const BLOCK_BYTES: usize = 20;
+    const STEP_GROUPS: usize = 4;
 
+    /// Four blocks are 20 words, so headers come with the codes at no load of their own.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(strip: Strip, step: usize, mut put: impl FnMut(usize, usize, __m256i)) {
-        // SAFETY: bytes 4..20 of the block.
-        let v = unsafe { words(strip, step * 20 + 4) };
-        for (i, v) in v.into_iter().enumerate() {
-            put(0, i, low_nibbles(v));
-            put(0, 4 + i, high_nibbles(v));
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        mut out: ScalesOut<'_>,
+        mut put: impl FnMut(usize, usize, __m256i),
+    ) {
+        let mut word = |k: usize, v: __m256i| match k % 5 {
+            0 => {
+                let (scale, min) = out.group(k / 5);
+                store(scale, halves_to_f32(v));
+                store(min, halves_to_f32(_mm256_srli_epi32::<16>(v)));
+            }
+            i => {
+                put(k / 5, i - 1, low_nibbles(v));
+                put(k / 5, i + 3, high_nibbles(v));
+            }
+        };
+        // SAFETY: the blocks of the groups are 20 bytes each.
+        unsafe {
+            q4_1_words::<R, 0>(strip, first, &mut word);
+            q4_1_words::<R, 1>(strip, first, &mut word);
+            q4_1_words::<R, 2>(strip, first, &mut word);
+            q4_1_words::<R, 3>(strip, first, &mut word);
+            q4_1_words::<R, 4>(strip, first, &mut word);
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales) {
-        // SAFETY: the caller's promise is this function's.
-        unsafe { headers::<4>(strip, 20, first, groups, &mut out.headers) };
-        for ((scales, min), header) in out.scales.iter_mut().zip(&mut out.mins).zip(&out.headers).take(groups)
-        {
-            // SAFETY: `header` is 32 bytes.
-            let header = unsafe { _mm256_loadu_si256(header.as_ptr().cast()) };
-            store(&mut scales[0], halves_to_f32(header));
-            store(min, halves_to_f32(_mm256_srli_epi32::<16>(header)));
+    unsafe fn scales(_: Strip, _: usize, _: usize, _: ScalesOut<'_>) {}
+}
+
+/// Gives words `4 J .. 4 J + 4` of the `5 R` words of `R` Q4_1 blocks; the last four are loaded together, so that no
+/// load goes past them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn q4_1_words<const R: usize, const J: usize>(
+    strip: Strip,
+    first: usize,
+    word: &mut impl FnMut(usize, __m256i),
+) {
+    if 4 * J >= 5 * R {
+        return;
+    }
+    let from = (4 * J).min(5 * R - 4);
+    // SAFETY: the caller vouches for 20 R bytes.
+    let v = unsafe { words(strip, first * 20 + 4 * from) };
+    for (i, v) in v.into_iter().enumerate() {
+        if from + i >= 4 * J {
+            word(from + i, v);
         }
     }
 }
@@ -252,12 +298,18 @@ impl Codec for Q4_K {
     const KIND: GroupKind = GroupKind::Affine;
     const CODES: Codes = Codes::Nibbles { zero: 0 };
     const BLOCK_LEN: usize = 256;
+    const BLOCK_BYTES: usize = 144;
     const STEP_GROUPS: usize = 2;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(strip: Strip, step: usize, mut put: impl FnMut(usize, usize, __m256i)) {
-        let at = step / 4 * 144 + 16 + step % 4 * 32;
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_>,
+        mut put: impl FnMut(usize, usize, __m256i),
+    ) {
+        let at = first / 8 * 144 + 16 + first % 8 * 16;
         for half in 0..2 {
             // SAFETY: bytes 16..144 of the block, 32 for each of its 4 steps.
             let v = unsafe { words(strip, at + 16 * half) };
@@ -270,8 +322,9 @@ impl Codec for Q4_K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales) {
-        let scales = out.scales.chunks_exact_mut(8).zip(out.mins.chunks_exact_mut(8));
+    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: ScalesOut<'_>) {
+        let ScalesOut { scales: Scales { scales, mins, .. }, at } = out;
+        let scales = scales[at..].chunks_exact_mut(8).zip(mins[at..].chunks_exact_mut(8));
         for (block, (scales, mins)) in scales.enumerate().take(groups / 8) {
             // SAFETY: the block's first 16 bytes: d, dmin and 12 bytes of scales and minima.
             let [d, a, b, c] = unsafe { words(strip, (first / 8 + block) * 144) };
@@ -300,12 +353,18 @@ impl Codec for Q6_K {
     const KIND: GroupKind = GroupKind::SymmetricHalves;
     const CODES: Codes = Codes::SixBits { zero: 32 };
     const BLOCK_LEN: usize = 256;
+    const BLOCK_BYTES: usize = 210;
     const STEP_GROUPS: usize = 4;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(strip: Strip, step: usize, mut put: impl FnMut(usize, usize, __m256i)) {
-        let (block, part) = (step / 2 * 210, step % 2);
+    unsafe fn codes<const R: usize>(
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_>,
+        mut put: impl FnMut(usize, usize, __m256i),
+    ) {
+        let (block, part) = (first / 8 * 210, first % 8 / 4);
         let two_bits = _mm256_set1_epi8(0x30);
         for half in 0..2 {
             let low = block + 64 * part + 16 * half;
@@ -331,10 +390,11 @@ impl Codec for Q6_K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: &mut Scales) {
-        for (block, scales) in out.scales.chunks_exact_mut(8).enumerate().take(groups / 8) {
+    unsafe fn scales(strip: Strip, first: usize, groups: usize, out: ScalesOut<'_>) {
+        let ScalesOut { scales: Scales { scales, headers, .. }, at: start } = out;
+        for (block, scales) in scales[start..].chunks_exact_mut(8).enumerate().take(groups / 8) {
             let at = (first / 8 + block) * 210;
-            let d = &mut out.headers[0];
+            let d = &mut headers[0];
             for (row, d) in d.iter_mut().enumerate() {
                 // SAFETY: the last two bytes of the block, at any alignment.
                 *d = u32::from(unsafe { strip.at(row, at + 208).cast::<u16>().read_unaligned() });

@@ -79,6 +79,7 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     let mut acc = [[_mm256_setzero_ps(); 2]; ROWS];
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {
+        tile.prefetch(k * T::BYTES);
         let weights = tile.weights.map(|p| p.wrapping_add(k * T::BYTES));
         // SAFETY: 16 values from `k` on are in each row.
         unsafe { step::<T>(weights, tile.acts.wrapping_add(k), &mut acc) };

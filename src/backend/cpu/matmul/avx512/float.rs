@@ -96,6 +96,7 @@ unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; 6]; R
     let mut acc = [[_mm512_setzero_ps(); N]; ROWS];
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {
+        tile.prefetch(k * T::BYTES);
         // SAFETY: 16 values from `k` on are in each row.
         unsafe { step::<T, N>(tile, k, u16::MAX, &mut acc) };
     }

@@ -12,7 +12,7 @@ use decode::Codec;
 use tile::Panel;
 
 use super::floats;
-use super::strips::{self, Acts, Strip, StripKernels, Sums};
+use super::strips::{self, Acts, Piece, StripKernels, Sums};
 use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::isa::{Isa, Kernels};
@@ -74,9 +74,9 @@ impl<C: Codec> StripKernels for Of<C> {
     const IN_PLACE: usize = 2;
     type Panel = Panel;
 
-    unsafe fn decode(strip: Strip, first: usize, groups: usize, panel: &mut Panel) {
+    unsafe fn decode(piece: Piece, panel: &mut Panel) {
         // SAFETY: the caller's promise is this function's.
-        unsafe { tile::decode::<C>(strip, first, groups, panel) }
+        unsafe { tile::decode::<C>(piece, panel) }
     }
 
     unsafe fn multiply(strips: usize, n: usize, panels: &[Panel; 2], groups: usize, acts: Acts, sums: Sums) {
@@ -90,21 +90,12 @@ impl<C: Codec> StripKernels for Of<C> {
         }
     }
 
-    unsafe fn multiply_in_place(
-        n: usize,
-        strip: Strip,
-        first: usize,
-        groups: usize,
-        panel: &mut Panel,
-        acts: Acts,
-        sums: Sums,
-    ) {
+    unsafe fn multiply_in_place(n: usize, piece: Piece, panel: &mut Panel, acts: Acts, sums: Sums) {
         // SAFETY: the caller's promise is this function's.
         unsafe {
-            C::scales(strip, first, groups, &mut panel.scales);
             match n {
-                1 => tile::multiply_in_place::<C, 1>(strip, &panel.scales, first, groups, acts, sums),
-                _ => tile::multiply_in_place::<C, 2>(strip, &panel.scales, first, groups, acts, sums),
+                1 => tile::multiply_in_place::<C, 1>(piece, &mut panel.scales, acts, sums),
+                _ => tile::multiply_in_place::<C, 2>(piece, &mut panel.scales, acts, sums),
             }
         }
     }

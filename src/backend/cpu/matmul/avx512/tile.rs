@@ -4,8 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::decode::{Codec, Lanes, Scales};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Strip, Sums};
+use super::decode::{Codec, Lanes, Scales, ScalesOut};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 64 bytes: 4 codes of each of 16 rows.
@@ -101,24 +101,56 @@ const fn parts<C: Codec>() -> usize {
     }
 }
 
-/// Decodes `groups` groups from `first` on of the strip's rows.
+/// Decodes a piece.
 ///
 /// # Safety
-/// The processor has the features; the rows hold those groups; `first` starts a block and a step, `groups` are whole
-/// blocks and at most [`PANEL_GROUPS`].
+/// The processor has the features; the strip's rows hold the piece's groups: whole blocks, at most [`PANEL_GROUPS`] groups.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn decode<C: Codec>(strip: Strip, first: usize, groups: usize, panel: &mut Panel) {
+pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
+    let Piece { strip, first, groups, ahead } = piece;
     debug_assert!(groups <= PANEL_GROUPS && (32 * groups).is_multiple_of(C::BLOCK_LEN));
     // SAFETY: the caller's promise is this function's.
-    unsafe { C::scales(strip, first, groups, &mut panel.scales) };
-    for (step, codes) in panel.codes[..groups].chunks_exact_mut(C::STEP_GROUPS).enumerate() {
-        let put = |g: usize, quad: usize, v| {
-            // SAFETY: 64 aligned bytes.
-            unsafe { _mm512_store_si512(codes[g][quad].0.as_mut_ptr().cast(), v) }
-        };
+    unsafe { C::scales(strip, first, groups, ScalesOut { scales: &mut panel.scales, at: 0 }) };
+    let mut at = 0;
+    while at < groups {
+        let step = C::STEP_GROUPS.min(groups - at);
+        ahead.prefetch(
+            16,
+            at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
+            step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
+        );
         // SAFETY: as above.
-        unsafe { C::codes(strip, first / C::STEP_GROUPS + step, put) };
+        unsafe {
+            match step_arm::<C>(step) {
+                1 => decode_step::<C, 1>(strip, first, at, panel),
+                2 => decode_step::<C, 2>(strip, first, at, panel),
+                3 => decode_step::<C, 3>(strip, first, at, panel),
+                _ => decode_step::<C, 4>(strip, first, at, panel),
+            }
+        }
+        at += step;
     }
+}
+
+/// Groups whose scales are read before their codes: whole blocks, few, so that fetching ahead hardly pauses.
+const SCALE_RUN: usize = 8;
+
+/// `step`, known to the compiler for types that take steps of one size.
+const fn step_arm<C: Codec>(step: usize) -> usize {
+    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
+    let Panel { codes, scales } = panel;
+    let codes = &mut codes[at..at + R];
+    let put = |g: usize, quad: usize, v| {
+        // SAFETY: 64 aligned bytes.
+        unsafe { _mm512_store_si512(codes[g][quad].0.as_mut_ptr().cast(), v) }
+    };
+    // SAFETY: the caller vouches for the rows' groups.
+    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
 }
 
 /// `W` panels times `N` activation rows: adds `groups` groups to the sums.
@@ -208,62 +240,95 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
 }
 
 /// As [`multiply`] for one strip, with the codes going from the file's bytes through registers: for so few activation
-/// rows that a panel would cost more than it saves. `scales` are those of the `groups` groups from `first` on.
+/// rows that a panel would cost more than it saves. `scales` is scratch.
 ///
 /// # Safety
 /// As for [`decode`] and [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
-    strip: Strip,
-    scales: &Scales,
-    first: usize,
-    groups: usize,
+    piece: Piece,
+    scales: &mut Scales,
     acts: Acts,
     sums: Sums,
 ) {
+    let Piece { strip, first, groups, ahead } = piece;
     let mut acc = [_mm512_setzero_ps(); N];
     for (m, acc) in acc.iter_mut().enumerate() {
         // SAFETY: the caller vouches for the places.
         *acc = unsafe { sums_at(sums, m, 0) };
     }
     let groups = groups.min(PANEL_GROUPS);
-    for step in 0..groups / C::STEP_GROUPS {
-        let start = step * C::STEP_GROUPS;
-        let mut dots = [[[_mm512_setzero_si512(); 2]; N]; 4];
-        for (g, dots) in dots.iter_mut().enumerate().take(C::STEP_GROUPS) {
-            for (m, dots) in dots.iter_mut().enumerate() {
-                for (part, dots) in dots.iter_mut().enumerate().take(parts::<C>()) {
-                    // SAFETY: the caller vouches for group `start + g` of row `m`.
-                    *dots = unsafe { offset::<C>(acts, m, start + g, part) };
-                }
+    let mut at = 0;
+    while at < groups {
+        let step = C::STEP_GROUPS.min(groups - at);
+        ahead.prefetch(
+            16,
+            at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
+            step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
+        );
+        // SAFETY: the caller vouches for the rows' groups.
+        acc = unsafe {
+            if at % SCALE_RUN == 0 {
+                let run = SCALE_RUN.min(groups - at);
+                C::scales(strip, first + at, run, ScalesOut { scales, at });
             }
-        }
-        let put = |g: usize, quad: usize, weights: __m512i| {
-            let part = quad * parts::<C>() / 8;
-            for (m, dots) in dots[g].iter_mut().enumerate() {
-                // SAFETY: as above.
-                let x = unsafe { broadcast(acts, m, 32 * (start + g) + 4 * quad) };
-                dots[part] = _mm512_dpbusd_epi32(dots[part], weights, x);
+            match step_arm::<C>(step) {
+                1 => in_place_step::<C, N, 1>(strip, first, at, scales, acts, acc),
+                2 => in_place_step::<C, N, 2>(strip, first, at, scales, acts, acc),
+                3 => in_place_step::<C, N, 3>(strip, first, at, scales, acts, acc),
+                _ => in_place_step::<C, N, 4>(strip, first, at, scales, acts, acc),
             }
         };
-        // SAFETY: the caller vouches for the rows' blocks.
-        unsafe { C::codes(strip, first / C::STEP_GROUPS + step, put) };
-        for (g, dots) in dots.iter().enumerate().take(C::STEP_GROUPS) {
-            for (m, dots) in dots.iter().enumerate() {
-                // SAFETY: as above.
-                unsafe {
-                    for (part, dots) in dots.iter().enumerate().take(parts::<C>()) {
-                        acc[m] = add_dots(acts, m, start + g, *dots, &scales.scales[start + g][part], acc[m]);
-                    }
-                    if matches!(C::KIND, GroupKind::Affine) {
-                        acc[m] = add_min(acts, m, start + g, &scales.mins[start + g], acc[m]);
-                    }
-                }
-            }
-        }
+        at += step;
     }
     for (m, acc) in acc.into_iter().enumerate() {
         // SAFETY: the caller vouches for the places.
         unsafe { store_sums(sums, m, 0, acc) };
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
+    strip: Strip,
+    first: usize,
+    at: usize,
+    scales: &mut Scales,
+    acts: Acts,
+    mut acc: [__m512; N],
+) -> [__m512; N] {
+    let mut dots = [[[_mm512_setzero_si512(); 2]; N]; R];
+    for (g, dots) in dots.iter_mut().enumerate() {
+        for (m, dots) in dots.iter_mut().enumerate() {
+            for (part, dots) in dots.iter_mut().enumerate().take(parts::<C>()) {
+                // SAFETY: the caller vouches for group `at + g` of row `m`.
+                *dots = unsafe { offset::<C>(acts, m, at + g, part) };
+            }
+        }
+    }
+    let put = |g: usize, quad: usize, weights: __m512i| {
+        let part = quad * parts::<C>() / 8;
+        for (m, dots) in dots[g].iter_mut().enumerate() {
+            // SAFETY: as above.
+            let x = unsafe { broadcast(acts, m, 32 * (at + g) + 4 * quad) };
+            dots[part] = _mm512_dpbusd_epi32(dots[part], weights, x);
+        }
+    };
+    // SAFETY: the caller vouches for the rows' groups.
+    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    for (g, dots) in dots.iter().enumerate() {
+        let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
+        for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                for (part, dots) in dots.iter().enumerate().take(parts::<C>()) {
+                    *acc = add_dots(acts, m, at + g, *dots, &scales[part], *acc);
+                }
+                if matches!(C::KIND, GroupKind::Affine) {
+                    *acc = add_min(acts, m, at + g, min, *acc);
+                }
+            }
+        }
+    }
+    acc
 }
