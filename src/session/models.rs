@@ -52,8 +52,10 @@ pub(super) async fn load(
                 None => store.acquire(uid, &request.name),
             };
             let (_lease, mapped_now) = result.map_err(|error| of_store(&error))?;
+            let mut summary = summary_of(call, &request.name)?;
+            summary.sequences = summary.sequences.saturating_sub(1); // this request itself
             Ok(LoadReply {
-                summary: summary_of(call, &request.name)?,
+                summary,
                 mapped_now,
                 elapsed_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
                 ext: Ext::new(),

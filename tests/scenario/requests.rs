@@ -164,6 +164,7 @@ fn repeated_loads_with_one_number_are_one_load() {
     let load = wire::LoadRequest { name: TINY.into(), by_descriptor: false, request_id: 77, ext: vec![] };
     let first = connection.call(&load).unwrap();
     assert!(first.mapped_now);
+    assert_eq!(first.summary.sequences, 0, "the load itself does not count");
     assert_eq!(connection.call(&load).unwrap(), first, "the first answer again");
     assert!(!connection.call(&wire::LoadRequest { request_id: 78, ..load.clone() }).unwrap().mapped_now);
     let other = wire::LoadRequest { name: "other".into(), ..load };
