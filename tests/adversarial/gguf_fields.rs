@@ -37,7 +37,7 @@ fn holds(gguf: &Gguf, file_bytes: u64) {
 }
 
 /// Parses, checks what was promised, and that the heap stayed in proportion to the file. True when accepted.
-fn parse(bytes: &[u8]) -> bool {
+pub fn parse(bytes: &[u8]) -> bool {
     let (result, peak) = peak_of(|| Gguf::parse(bytes));
     // The whole file as one chunk; its content again, at most 16-fold (a table row of 33 bytes takes up to 200 with its
     // name, its index entry and the room that vectors grow into; a metadata entry of 14 up to 180).

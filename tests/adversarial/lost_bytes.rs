@@ -40,7 +40,7 @@ fn truncation_gives_zeros_and_poison_and_leaves_others_alone() {
 
     cut.as_file().set_len((10 * PAGE) as u64).unwrap();
     mapped.check_poison().unwrap();
-    assert!(matches!(mapped.check_unchanged(), Err(MapError::Changed)), "fstat sees it before any read");
+    assert!(matches!(mapped.check_unchanged(), Err(MapError::Poisoned)), "fstat sees it before any read");
 
     // From the middle, so that the rest of the mapping before that page faults by itself later.
     assert_eq!(all(&mapped)[PAGE * 100 + 5], 0);

@@ -7,6 +7,7 @@ mod allocations;
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
+mod corpus;
 #[path = "../common/forge/mod.rs"]
 mod forge;
 mod gguf;

@@ -282,7 +282,7 @@ pub fn bytes_of(dims: &[u64], ggml: u32) -> u64 {
 pub struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -296,7 +296,7 @@ impl Random {
             return vec![0; bytes];
         }
         let number = |r: u64| ((r >> 40) as f32 / (1u32 << 24) as f32 - 0.5) * 0.2;
-        (0..bytes / 4).flat_map(|_| number(self.next()).to_le_bytes()).collect()
+        (0..bytes / 4).flat_map(|_| number(self.draw()).to_le_bytes()).collect()
     }
 }
 
