@@ -89,6 +89,9 @@ impl Merges {
             hasher: DefaultHashBuilder::default(),
         };
         let mut joined = String::new();
+        // Trainers number tokens in the order of the merges that make them, so the next id is nearly always right, and
+        // costs no look-up.
+        let mut next = 0;
         for (rank, text) in merges.iter().enumerate() {
             let syntax = || TokenizerError::MergeSyntax { rank, text: excerpt(text) };
             // The space that parts them is not the first character: a token may begin with one.
@@ -105,7 +108,10 @@ impl Merges {
                 let id = index.get(vocab, text);
                 id.ok_or_else(|| TokenizerError::MergeToken { rank, text: excerpt(text) })
             };
-            all.push(Merge { left: token(left)?, right: token(right)?, merged: token(&joined)? }, vocab);
+            let (left, right) = (token(left)?, token(right)?);
+            let merged = if vocab.text(next) == Some(&joined) { next } else { token(&joined)? };
+            all.push(Merge { left, right, merged }, vocab);
+            next = merged.saturating_add(1);
         }
         Ok(all)
     }

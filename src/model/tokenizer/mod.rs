@@ -152,17 +152,6 @@ impl Tokenizer {
         ids
     }
 
-    /// Token ids of a rendered chat template: special tokens in it are recognised, and a beginning- or end-of-sequence token
-    /// that the template wrote itself is not added again.
-    pub fn encode_rendered(&self, text: &str) -> Vec<u32> {
-        let own = |adds: bool, id: Option<u32>| {
-            id.filter(|_| adds).and_then(|id| self.token_text(id)).filter(|token| !token.is_empty())
-        };
-        let text = own(self.add_bos, self.bos).and_then(|bos| text.strip_prefix(bos)).unwrap_or(text);
-        let text = own(self.add_eos, self.eos).and_then(|eos| text.strip_suffix(eos)).unwrap_or(text);
-        self.encode(text, EncodeOptions { add_special: true, parse_special: true })
-    }
-
     fn encode_part(&self, text: &str, at_start: bool, ids: &mut Vec<u32>) {
         match &self.merging {
             Merging::BytePair(bpe) => bpe.encode(&self.vocab, text, ids),

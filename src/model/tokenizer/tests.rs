@@ -351,16 +351,6 @@ fn in_gpt_oss_a_message_ends_without_the_answer() {
 }
 
 #[test]
-fn a_rendered_prompt_gets_its_special_tokens_once() {
-    let sample = Sample::sentencepiece();
-    let tokenizer = sample.build_with(|parts| parts.add_eos = Some(true)).unwrap();
-    let [space_a] = ["▁a"].map(|token| sample.id(token));
-    for text in ["a", "<s>a", "<s>a</s>"] {
-        assert_eq!(tokenizer.encode_rendered(text), [1, space_a, 2], "{text}");
-    }
-}
-
-#[test]
 fn a_long_run_of_one_character_takes_no_square_of_its_length() {
     // With a square this would take hours: 10^12 steps. (Below it is 256 KiB, for the sake of the time of many cases.)
     let text = "a".repeat(1 << 20);
