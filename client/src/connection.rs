@@ -167,7 +167,11 @@ impl Connection {
             }
             state.inbox.grant(stream, items);
         }
-        self.shared.write(&guard, stream, Op::Credit, &Credit { items, ext: vec![] }, &[])
+        match self.shared.write(&guard, stream, Op::Credit, &Credit { items, ext: vec![] }, &[]) {
+            // The server's last frames may still be unread: the next read gives them, then the connection's end.
+            Err(ClientError::Disconnected { .. }) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     fn open<T: Message>(
@@ -208,7 +212,8 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Writes a frame; the guard keeps frames whole. A frame cut short by a failure breaks the connection.
+    /// Writes a frame; the guard keeps frames whole. A frame cut short by a failure breaks the connection. Where the
+    /// server has hung up, only writing fails: what it sent before can still be read.
     fn write<T: Message>(
         &self,
         _whole: &MutexGuard<'_, u32>,
@@ -227,9 +232,10 @@ impl Shared {
             message,
         )?;
         let deadline = Instant::now() + self.reply_timeout;
-        self.transport
-            .write_all(&frame, fds, Some(deadline))
-            .map_err(|error| self.break_with(disconnected(&error)))
+        self.transport.write_all(&frame, fds, Some(deadline)).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => disconnected(&error),
+            _ => self.break_with(disconnected(&error)),
+        })
     }
 
     /// The next frame of a stream, reading for all streams where nobody else does.

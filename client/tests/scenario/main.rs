@@ -99,6 +99,25 @@ fn credit_is_granted_as_items_are_taken() {
 }
 
 #[test]
+fn frames_sent_before_a_hang_up_are_read_though_credit_cannot_be_granted_any_more() {
+    let server = Server::greeting(|mut peer| {
+        let stream = peer.request().unwrap().header.stream;
+        for number in 0..INITIAL_CREDIT {
+            peer.send(stream, Op::Item, &item(&number.to_string()));
+        }
+        peer.fail(stream, ErrorCode::ServerDraining);
+    });
+    let connection = Connection::connect(&server.options()).unwrap();
+    let mut generation = connection.generate(&generate()).unwrap();
+    server.join(); // and with its script it has hung up, before the first item is taken
+    let mut items = 0;
+    let error = generation.by_ref().find_map(|item| item.map(|_| items += 1).err()).unwrap();
+    assert_eq!(items, INITIAL_CREDIT);
+    let ClientError::Server(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, ErrorCode::ServerDraining as u16);
+}
+
+#[test]
 fn a_request_is_cancelled_from_another_thread() {
     let server = Server::greeting(|mut peer| {
         let stream = peer.request().unwrap().header.stream;
