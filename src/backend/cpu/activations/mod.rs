@@ -17,7 +17,9 @@ mod x86;
 
 use aligned::Aligned;
 
-use super::isa::{Isa, Kernels};
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
+use super::isa::Kernels;
 
 /// Values that share a scale.
 pub const GROUP: usize = 32;

@@ -9,7 +9,9 @@ mod x86;
 
 use half::{bf16, f16};
 
-use super::isa::{Isa, Kernels};
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
+use super::isa::Kernels;
 
 impl Kernels {
     /// `dst[i] = src[i]`, exact.
@@ -52,6 +54,7 @@ impl Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cpu::isa::Isa;
 
     fn each(check: impl Fn(Kernels)) {
         Isa::ALL.into_iter().filter_map(|isa| Kernels::new(isa).ok()).for_each(check);

@@ -23,7 +23,9 @@ mod strips;
 use std::ops::Range;
 
 use super::activations::ActivationView;
-use super::isa::{Isa, Kernels};
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
+use super::isa::Kernels;
 use super::quant::{self, GroupKind};
 use crate::backend::Activations;
 use crate::tensor::DType;
