@@ -1,7 +1,5 @@
 //! Answers compared with those of programs we did not write, and arithmetic with plain f64.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // helpers of tests may fail by panic
-
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -9,7 +7,9 @@ mod dense;
 mod forward;
 mod greedy;
 mod invariance;
+mod logits;
 mod refusals;
+mod runner;
 mod small;
 mod steps;
 mod template;

@@ -10,7 +10,8 @@ transformers to 1e-5 .. 5e-4. llama.cpp's own defaults on the quantised file (8-
 that by `default_kl`, which bounds what our 8-bit path may lose.
 
 NAME.json   oracle, versions, sha256 of the model, and for each prompt: token ids, the greedy continuation, the margin in
-            nats between the first two tokens at each of its steps, and the KL divergence of the defaults.
+            nats between the first two tokens at each of its steps, what the defaults take at each step of that same
+            continuation, the probability of all tokens below the floor together, and the KL divergence of the defaults.
 NAME.logp   for each prompt in order: a bitmap of ceil(vocab / 8) bytes, bit t % 8 of byte t / 8 set where the
             log-probability of token t exceeds the floor; then for each set bit in rising order of t a little-endian u16,
             the log-probability in steps below 0.
@@ -50,12 +51,13 @@ def make(name, model, out, work):
     print(f"{name}: reference run", flush=True)
     ref = in_subprocess(exact, work / f"{name}-exact", "exact")
     print(f"{name}: run with llama.cpp's defaults", flush=True)
-    default = in_subprocess(model, work / f"{name}-default", "default")
+    default = in_subprocess(model, work / f"{name}-default", "default", work / f"{name}-exact.json")
     exact.unlink()
 
     prompts, packed = [], bytearray()
-    for p, logp, approx in zip(ref["prompts"], ref["logp"], default["logp"]):
-        prompts.append({**p, "default_kl": round(kl(logp, approx), 7)})
+    for p, d, logp, approx in zip(ref["prompts"], default["prompts"], ref["logp"], default["logp"]):
+        below = float(f"{rest(logp, logp > FLOOR):.6g}")
+        prompts.append({**p, "default_greedy": d["greedy"], "rest": below, "default_kl": round(kl(logp, approx), 7)})
         packed += pack(logp)
     (out / f"{name}.logp").write_bytes(packed)
     kls = [p["default_kl"] for p in prompts]
@@ -81,10 +83,17 @@ def make(name, model, out, work):
 
 
 def kl(p, q):
-    """KL divergence of q from p, both full vocabularies of log-probabilities, in nats."""
+    """KL divergence of q from p in nats, over the tokens above the floor and all others together as one event: the same
+    sum that a test can form from what is stored."""
+    keep = p > FLOOR
     p, q = p.astype(np.float64), q.astype(np.float64)
-    seen = np.isfinite(p)
-    return float(np.sum(np.exp(p[seen]) * (p[seen] - np.maximum(q[seen], -50.0))))
+    above = float(np.sum(np.exp(p[keep]) * (p[keep] - q[keep])))
+    rest_p, rest_q = rest(p, keep), rest(q, keep)
+    return above + (rest_p * float(np.log(rest_p / max(rest_q, 1e-30))) if rest_p > 0 else 0.0)
+
+
+def rest(p, keep):
+    return float(np.sum(np.exp(p[~keep].astype(np.float64))))
 
 
 def pack(logp):
@@ -113,14 +122,14 @@ def dequantise(src, dst):
     w.close()
 
 
-def in_subprocess(model, stem, how):
+def in_subprocess(model, stem, how, *follow):
     """Runs `answer` in a process of its own: the server's threads do not end by themselves."""
-    subprocess.run([sys.executable, __file__, "--answer", str(model), str(stem), how], check=True)
+    subprocess.run([sys.executable, __file__, "--answer", str(model), str(stem), how, *map(str, follow)], check=True)
     prompts = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     return {"prompts": prompts, "logp": np.load(stem.with_suffix(".npy"))}
 
 
-def answer(model, stem, how):
+def answer(model, stem, how, follow=None):
     import xllamacpp as x
     p = x.CommonParams()
     p.model.path = model
@@ -159,13 +168,14 @@ def answer(model, stem, how):
             row[token] = logp
         rows.append(row)
         found = {"name": entry["name"], "text": entry["text"], "ids": ids}
-        if how == "exact":
-            greedy, margins = [], []
-            while len(greedy) < GREEDY:
-                (first, a), (_, b) = most_likely(ids + greedy, 2)[:2]
-                greedy.append(first)
-                margins.append(round(a - b, 4))
-            found.update(greedy=greedy, margins=margins)
+        # The defaults follow the reference's continuation, so that each step is comparable.
+        followed = json.loads(pathlib.Path(follow).read_text(encoding="utf-8"))[len(prompts)]["greedy"] if follow else None
+        greedy, margins = [], []
+        while len(greedy) < GREEDY:
+            (first, a), (_, b) = most_likely(ids + (followed or greedy)[:len(greedy)], 2)[:2]
+            greedy.append(first)
+            margins.append(round(a - b, 4))
+        found.update(greedy=greedy, margins=margins)
         prompts.append(found)
         print(f"  {entry['name']}: {len(ids)} tokens", flush=True)
     stem = pathlib.Path(stem)
