@@ -13,7 +13,82 @@ struct Pillar {
     test: (&'static str, &'static str),
 }
 
-const PILLARS: [Pillar; 0] = [];
+const PILLARS: [Pillar; 13] = [
+    Pillar {
+        name: "interprocess",
+        works_in: "src/socket/listener.rs",
+        test: ("src/socket/listener.rs", "a_second_daemon_is_refused_and_the_first_keeps_its_socket"),
+    },
+    Pillar {
+        name: "interprocess",
+        works_in: "src/socket/listener.rs",
+        test: ("tests/scenario/activation.rs", "a_socket_from_systemd_is_served_and_stays"),
+    },
+    Pillar {
+        name: "interprocess",
+        works_in: "src/socket/connection.rs",
+        test: ("tests/scenario/frames.rs", "half_a_frame_and_a_hang_up_harm_nobody"),
+    },
+    Pillar {
+        name: "interprocess",
+        works_in: "client/src/dial.rs",
+        test: (
+            "tests/scenario/clients.rs",
+            "sixteen_processes_share_steps_and_get_the_answers_they_get_alone",
+        ),
+    },
+    Pillar {
+        name: "rustix",
+        works_in: "src/socket/receive.rs",
+        test: (
+            "tests/scenario/descriptors.rs",
+            "a_passed_file_answers_under_its_name_and_is_the_same_mapping",
+        ),
+    },
+    Pillar {
+        name: "bincode",
+        works_in: "client/src/wire/codec.rs",
+        test: ("client/src/wire/codec.rs", "bytes_after_the_message_are_refused"),
+    },
+    Pillar {
+        name: "serde",
+        works_in: "client/src/wire/messages/",
+        test: ("tests/scenario/requests.rs", "unknown_ops_and_payloads_fail_their_stream_alone"),
+    },
+    Pillar {
+        name: "half",
+        works_in: "src/backend/cpu/convert/",
+        test: ("src/backend/cpu/convert/mod.rs", "all_f16_patterns_equal_half"),
+    },
+    Pillar {
+        name: "half",
+        works_in: "src/backend/cpu/convert/",
+        test: ("src/backend/cpu/convert/mod.rs", "all_bf16_patterns_equal_half"),
+    },
+    Pillar {
+        name: "memmap2",
+        works_in: "src/tensor/map.rs",
+        test: ("src/tensor/map.rs", "mapping_makes_no_page_resident_and_reading_does"),
+    },
+    Pillar {
+        name: "tokio",
+        works_in: "src/socket/",
+        test: ("tests/scenario/frames.rs", "who_does_not_read_is_dropped_and_others_are_served"),
+    },
+    Pillar {
+        name: "signal-hook",
+        works_in: "src/daemon/",
+        test: ("tests/scenario/lifecycle.rs", "a_stop_lets_running_answers_finish_and_refuses_new_ones"),
+    },
+    Pillar {
+        name: "sd-notify",
+        works_in: "src/daemon/",
+        test: (
+            "tests/scenario/activation.rs",
+            "the_service_manager_is_told_of_readiness_life_reload_and_end",
+        ),
+    },
+];
 
 #[test]
 fn pillars_work_and_have_their_test() {

@@ -39,7 +39,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every text file of the project, in order of path: no build output, no model, no corpus, no `.git`.
+/// Every text file of the project, in order of path: no build output, no corpus, no `.git`, nothing
+/// that is not UTF-8.
 pub fn files() -> Vec<Source> {
     let mut found = Vec::new();
     walk(root(), &mut found);
@@ -59,7 +60,7 @@ pub fn files() -> Vec<Source> {
 fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("a directory of the project can be read").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let skipped = ["target", "corpus", "artifacts", "models", "node_modules"];
+        let skipped = ["target", "corpus"];
         if (name.starts_with('.') && name != ".ci" && name != ".cargo") || skipped.contains(&name.as_str()) {
             continue;
         }

@@ -9,12 +9,13 @@ const LINES_MAX: usize = 600;
 const ARCHITECTURE_LINES_MAX: usize = 200;
 
 /// Each folder has a place on the map.
-const LAYOUT: [&str; 24] = [
+const LAYOUT: [&str; 25] = [
     ".ci/run",
     "ARCHITECTURE.md",
     "Cargo.lock",
     "LICENSE-APACHE",
     "LICENSE-MIT",
+    "PROTOCOL.md",
     "README.md",
     "client/src/main.rs",
     "client/src/wire",
