@@ -36,13 +36,6 @@ pub fn models_dir() -> PathBuf {
     cache.join("rocmforge/models")
 }
 
-/// sha256 of a file, in hexadecimal.
-pub fn sha256(path: &Path) -> String {
-    use sha2::Digest;
-    let bytes = std::fs::read(path).expect("a file to hash can be read");
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Says why a test does not run; with `ROCMFORGE_STRICT=1` (as CI sets) that is a failure.
 ///
 /// `cargo xtask check` lists these lines. They go straight to stderr: what the print macros write is dropped when a test

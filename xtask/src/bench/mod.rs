@@ -153,7 +153,7 @@ impl Bench {
         let text = host::read(&mut command)?;
         let answer: Value =
             serde_json::from_str(&text).map_err(|_| Error::Unexpected { what: "the client", text })?;
-        let seconds = |stage: &str| Ok::<_, Error>(number(&answer, &format!("/timings/{stage}_us"))? / 1e6);
+        let seconds = |stage: &str| Ok::<_, Error>(number(&answer, &format!("/timings/{stage}"))? / 1e3);
         let speed = match what {
             What::Prefill(n) => n as f64 / seconds("prefill")?,
             // From the first token, which prefill gave, to the last.
