@@ -74,6 +74,7 @@ fn main() -> Result<(), Failure> {
             rate / 1e9,
         );
         run.report(arguments.tokens);
+        run.report_memory();
         run.release();
     }
     Ok(())
@@ -298,6 +299,15 @@ impl<'a> Run<'a> {
         });
         println!("  per token: {}", times.collect::<Vec<_>>().join(", "));
         self.spent = Default::default();
+    }
+
+    /// Prints the process's memory that is not the file's, as Linux counts it, beside what the KV cache takes of it.
+    fn report_memory(&self) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|l| l.trim().split(' ').next()?.parse::<f64>().ok()).unwrap_or(f64::NAN);
+        let kv = self.backend.kv_bytes(self.slot) as f64 / f64::from(1 << 20);
+        println!("  memory beyond the file: {:.1} MiB, of which KV {kv:.1} MiB", kib / 1024.0);
     }
 
     fn release(&mut self) {

@@ -24,6 +24,8 @@ use crate::backend::{KV_PAGE_TOKENS, KvType};
 /// little beside its products, and their sums still lie in the first-level cache.
 pub const ROWS_TILE_MAX: usize = 16;
 
+const CACHE_LINE_BYTES: usize = 64;
+
 /// Tokens in a split of a row that attends to `len` tokens: enough splits to share a long row among workers, few enough
 /// that merging is nothing. Whole pages.
 pub fn split_len(len: usize) -> usize {
@@ -273,8 +275,13 @@ fn split_state<E: KvElement, S: Simd>(
 ) {
     let geometry = p.kv.geometry();
     let pages = p.step.pages(rows.start);
+    let tokens_end = tokens.end;
     for start in tokens.step_by(KV_PAGE_TOKENS) {
         let head = p.kv.head::<E>(pages[start / KV_PAGE_TOKENS], p.layer, kv_head);
+        let next = match pages.get(start / KV_PAGE_TOKENS + 1) {
+            Some(&page) if start + KV_PAGE_TOKENS < tokens_end => p.kv.head::<E>(page, p.layer, kv_head).k,
+            _ => &[],
+        };
         let visible = |row: usize| p.step.len(row).saturating_sub(start).min(KV_PAGE_TOKENS);
         let mut first = rows.start;
         while first < rows.end {
@@ -287,23 +294,29 @@ fn split_state<E: KvElement, S: Simd>(
             let tokens = visible(first);
             if tokens > 0 {
                 let queries = (first - rows.start) * p.group..(end - rows.start) * p.group;
-                page(s, &head, geometry.head_dim, queries, tokens, scratch);
+                page(s, &head, next, geometry.head_dim, queries, tokens, scratch);
             }
             first = end;
         }
     }
 }
 
-/// Takes the first `tokens` tokens of a page into the state of `queries`.
+/// Takes the first `tokens` tokens of a page into the state of `queries`. `next` are the keys of the page to come.
+///
+/// A step reads more weights than caches hold, so keys and values come from memory each time, in runs that end with each
+/// 4 KiB where the processor's own prefetching starts anew: values are asked for ahead of the scores, and the next keys
+/// ahead of the values' sum.
 #[inline(always)]
 fn page<E: KvElement, S: Simd>(
     s: S,
     head: &KvHead<'_, E>,
+    next: &[E],
     head_dim: usize,
     queries: Range<usize>,
     tokens: usize,
     scratch: &mut AttentionScratch,
 ) {
+    fetch(s, head.v);
     let mut q = queries.start;
     while q < queries.end {
         let n = (queries.end - q).min(S::SUMS / 4).max(1);
@@ -317,6 +330,9 @@ fn page<E: KvElement, S: Simd>(
         for q in q..q + n {
             softmax(s, q, tokens, scratch);
         }
+        if q == queries.start {
+            fetch(s, next);
+        }
         match n {
             4 => weigh::<E, S, 4>(s, head.v, tokens, q, scratch),
             3 => weigh::<E, S, 3>(s, head.v, tokens, q, scratch),
@@ -324,6 +340,14 @@ fn page<E: KvElement, S: Simd>(
             _ => weigh::<E, S, 1>(s, head.v, tokens, q, scratch),
         }
         q += n;
+    }
+}
+
+/// Asks for all cache lines of `elements`.
+#[inline(always)]
+fn fetch<E: KvElement, S: Simd>(s: S, elements: &[E]) {
+    for line in elements.chunks(CACHE_LINE_BYTES / size_of::<E>()) {
+        s.prefetch(&line[0]);
     }
 }
 

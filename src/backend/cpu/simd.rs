@@ -34,6 +34,8 @@ pub trait Simd: Copy + Send + Sync {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Where a lane of either is NaN: the lane of `b`.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for the cache line of `at` ahead of its use. Changes nothing.
+    fn prefetch<T>(self, at: &T);
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integers `n` in -126..=127.
@@ -123,6 +125,8 @@ impl Simd for Portable {
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
+    #[inline(always)]
+    fn prefetch<T>(self, _at: &T) {}
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
         a.map(f32::round_ties_even)
@@ -257,6 +261,11 @@ mod x86 {
             halves!(_mm256_min_ps, a, b)
         }
         #[inline(always)]
+        fn prefetch<T>(self, at: &T) {
+            // SAFETY: a prefetch of any address is allowed, and SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
+        }
+        #[inline(always)]
         fn round(self, a: Self::V) -> Self::V {
             // SAFETY: AVX2 was detected; no memory is touched.
             unsafe { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
@@ -375,6 +384,11 @@ mod x86 {
         #[inline(always)]
         fn min(self, a: Self::V, b: Self::V) -> Self::V {
             whole!(_mm512_min_ps, a, b)
+        }
+        #[inline(always)]
+        fn prefetch<T>(self, at: &T) {
+            // SAFETY: a prefetch of any address is allowed, and SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
         }
         #[inline(always)]
         fn round(self, a: Self::V) -> Self::V {
