@@ -24,6 +24,8 @@ pub struct Daemon {
     child: Child,
     dir: TempDir,
     client: PathBuf,
+    /// It was seen to end.
+    ended: bool,
     /// From its start to its first answer.
     pub ready_after: Duration,
 }
@@ -65,7 +67,7 @@ impl Daemon {
         let started = Instant::now();
         let child = command.spawn().map_err(Error::at(&program))?;
         let client = binaries.join("rocmforge-client");
-        let mut daemon = Self { child, dir, client, ready_after: Duration::ZERO };
+        let mut daemon = Self { child, dir, client, ended: false, ready_after: Duration::ZERO };
         daemon.wait_ready(started)?;
         Ok(daemon)
     }
@@ -73,6 +75,7 @@ impl Daemon {
     fn wait_ready(&mut self, started: Instant) -> Result<()> {
         loop {
             if let Some(status) = self.child.try_wait().map_err(Error::io("wait"))? {
+                self.ended = true;
                 return Err(Error::DaemonEnded { status, log: self.log() });
             }
             host::check_interrupted()?;
@@ -123,10 +126,17 @@ impl Daemon {
         }
     }
 
-    /// `None` when it had ended before.
+    /// `None` when it had ended before, which is then said, with its log.
     fn end(&mut self) -> Option<ExitStatus> {
-        if !matches!(self.child.try_wait(), Ok(None)) {
-            return None;
+        match self.child.try_wait() {
+            Ok(None) => {}
+            Err(_) => return None,
+            Ok(Some(status)) => {
+                if !std::mem::replace(&mut self.ended, true) {
+                    eprintln!("the daemon ended by itself with {status}; its log:\n{}", self.log());
+                }
+                return None;
+            }
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
             // It may have ended since; the wait below sees that.
@@ -135,6 +145,7 @@ impl Daemon {
         let asked = Instant::now();
         while asked.elapsed() < STOP_MAX {
             if let Ok(Some(status)) = self.child.try_wait() {
+                self.ended = true;
                 return Some(status);
             }
             thread::sleep(Duration::from_millis(20));
@@ -142,6 +153,7 @@ impl Daemon {
         eprintln!("the daemon did not end within {} s of SIGTERM; killing it", STOP_MAX.as_secs());
         // Nothing gentler is left.
         let _ = self.child.kill();
+        self.ended = true;
         self.child.wait().ok()
     }
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask demo`: from nothing to a streamed answer of a real model, in one command.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -15,10 +16,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// What to ask
-    #[arg(long, default_value = "What is the capital of France? Tell me two things about it.")]
+    #[arg(long, default_value = "Why is the sky blue?")]
     prompt: String,
     /// Most tokens of the answer
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 160)]
     max_tokens: u32,
     /// Print one JSON object at the end; the answer is not streamed
     #[arg(long)]
@@ -27,21 +28,20 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let step = |text: &str| eprintln!("\x1b[1m== {text}\x1b[0m");
-    step("building the daemon and the client");
+    heading("== building the daemon and the client");
     let binaries = daemon::build()?;
-    step("getting a model");
+    heading("== getting a model");
     let model = match &args.model {
         Some(path) => path.canonicalize().map_err(Error::at(path))?,
         None => models::ensure(models::SMOLLM2)?,
     };
     eprintln!("{}", model.display());
-    step("starting rocmforged on a private socket");
+    heading("== starting rocmforged on a private socket");
     let dir = model.parent().unwrap_or(Path::new("."));
     let daemon = Daemon::start(&binaries, dir, "")?;
     eprintln!("ready after {:.0} ms", daemon.ready_after.as_secs_f64() * 1e3);
     ask(args, &daemon, &model_name(&model))?;
-    step("stopping the daemon");
+    heading("== stopping the daemon");
     daemon.stop()
 }
 
@@ -55,10 +55,17 @@ fn ask(args: &Args, daemon: &Daemon, name: &str) -> Result<()> {
         println!("{:#}", json!({ "model": name, "ready_ms": ready_ms, "answer": answer, "status": status }));
         return Ok(());
     }
-    let mut command = daemon.client();
-    command.args(question).arg("--stats");
-    eprintln!("\x1b[1m$ {}\x1b[0m", host::shown(&command));
-    host::run(&mut command)?;
-    eprintln!("\x1b[1m$ rocmforge-client status\x1b[0m");
+    heading(&format!("$ rocmforge-client run {name} --chat {:?} --temperature 0 --stats", args.prompt));
+    host::run(daemon.client().args(question).arg("--stats"))?;
+    heading("$ rocmforge-client status");
     host::run(daemon.client().arg("status"))
+}
+
+/// What comes next: bold on a terminal.
+fn heading(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("\x1b[1m{text}\x1b[0m");
+    } else {
+        eprintln!("{text}");
+    }
 }

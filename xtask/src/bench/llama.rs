@@ -70,12 +70,12 @@ impl LlamaBench {
             return Ok(Self { program: program.into(), root: None });
         }
         let root = work.join("llama.cpp");
-        if find(&root, "llama-bench").is_none() {
+        let program = root.join("usr/bin/llama-bench");
+        if !program.is_file() {
             unpack(&root)?;
         }
         let missing =
             || Error::Unavailable { what: "llama-bench", why: "the packages hold less than expected".into() };
-        let program = find(&root, "llama-bench").ok_or_else(missing)?;
         let linker = find_by(&root, &|name| name.starts_with("ld-linux")).ok_or_else(missing)?;
         let library = |name: &str| find(&root, name).and_then(|path| path.parent().map(Path::to_path_buf));
         let libraries = ["libc.so.6", "libllama.so.0", "libllama-bench-impl.so"]

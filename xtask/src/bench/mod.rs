@@ -71,12 +71,22 @@ pub fn run(args: &Args) -> Result<()> {
         Some(threads) => threads,
         None => std::thread::available_parallelism().map_err(Error::io("number of threads"))?.get(),
     };
+    warn_of_company(threads);
     let dir = model.parent().unwrap_or(Path::new("."));
     let daemon = Daemon::start(&binaries, dir, &format!("[cpu]\nthreads = {threads}\n"))?;
     let bench = Bench { name: model_name(&model), model, daemon, threads };
     let result = bench.measure(peer.as_ref(), args.rounds.max(1))?;
     result.print(args.json);
     bench.daemon.stop()
+}
+
+/// Says when other programs keep the processors busy: engines bear that differently, so the ratios then mean little.
+fn warn_of_company(threads: usize) {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: Option<f64> = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    if let Some(load) = load.filter(|load| *load > 0.3 * threads as f64) {
+        eprintln!("the machine is not quiet (load average {load}): ratios are not to be trusted");
+    }
 }
 
 /// A model's name is its file's name without `.gguf`.
