@@ -5,6 +5,9 @@
 # fuzzed for SECONDS from the kept corpus and from what earlier runs on this machine came upon (fuzz/target/corpus).
 # All targets run side by side. Exit status 0: every planted fault found, and no other. A finding is left in
 # fuzz/target/findings; keep it in fuzz/corpus under the name of its fault once it is mended.
+#
+# Without address sanitizer: parser and frame code hold no unsafe block, and with it (RUSTC_BOOTSTRAP=1, -Zsanitizer=address
+# beside the flags of .cargo/config.toml; it links and works) the parser runs 14,000 times a second instead of 110,000.
 set -eu
 seconds=${1:?usage: fuzz/run.sh SECONDS [TARGET...]}
 shift

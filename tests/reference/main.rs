@@ -1,5 +1,7 @@
 //! Answers compared with those of programs we did not write, and arithmetic with plain f64.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // helpers of tests may fail by panic
+
 #[path = "../common/mod.rs"]
 mod common;
 

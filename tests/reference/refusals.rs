@@ -80,7 +80,10 @@ fn units_out_of_order_and_foreign_weights_are_refused() {
         position: 3,
         top_logprobs: 0,
     };
-    assert!(matches!(runner.backend.sample(&[draw.clone()]), Err(BackendError::Batch(_))), "no logits yet");
+    assert!(
+        matches!(runner.backend.sample(std::slice::from_ref(&draw)), Err(BackendError::Batch(_))),
+        "no logits yet"
+    );
     assert!(matches!(runner.backend.logits(0), Err(BackendError::Batch(_))));
     assert!(matches!(runner.backend.attention(2), Err(BackendError::Batch(_))), "a layer there is not");
     let shape = |result: Result<(), BackendError>| assert!(matches!(result, Err(BackendError::Shape { .. })));

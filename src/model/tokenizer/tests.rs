@@ -161,7 +161,8 @@ fn texts_must_be_unique_and_of_sane_length() {
     assert_eq!(sample.error(), "token 263 has 65537 bytes of text; the limit is 65536 bytes");
     // Padding without a text is tolerated, more than once.
     let mut sample = Sample::byte_pair();
-    (sample.add("", 1, 0.0), sample.add("", 5, 0.0));
+    sample.add("", 1, 0.0);
+    sample.add("", 5, 0.0);
     let tokenizer = sample.build().unwrap();
     assert_eq!(tokenizer.token_bytes(264, true), Some(&b""[..]));
 }
