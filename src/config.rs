@@ -162,11 +162,7 @@ impl Default for Limits {
 
 /// `/run/rocmforge/api.sock` for root, else in the user's own runtime directory.
 fn default_socket() -> PathBuf {
-    let system = PathBuf::from("/run/rocmforge/api.sock");
-    if rustix::process::geteuid().is_root() {
-        return system;
-    }
-    std::env::var_os("XDG_RUNTIME_DIR").map_or(system, |dir| PathBuf::from(dir).join("rocmforge/api.sock"))
+    rocmforge_client::user_socket().unwrap_or_else(|| PathBuf::from(rocmforge_client::DEFAULT_SOCKET))
 }
 
 /// Why there is no configuration.

@@ -35,4 +35,4 @@ pub use client::{Client, random_request_id};
 pub use connection::{Connection, Pending};
 pub use error::{ClientError, ProtocolError};
 pub use generation::Generation;
-pub use options::{DEFAULT_SOCKET, Options, SOCKET_VARIABLE, ServerTrust};
+pub use options::{DEFAULT_SOCKET, Options, SOCKET_VARIABLE, ServerTrust, user_socket};

@@ -3,8 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where the daemon listens unless told otherwise.
+/// Where the system's daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rocmforge/api.sock";
+
+/// Where a user's own daemon listens unless told otherwise: `$XDG_RUNTIME_DIR/rocmforge/api.sock`. `None` without that
+/// variable, and for root, whose daemon is the system's.
+pub fn user_socket() -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty())?;
+    Some(PathBuf::from(dir).join("rocmforge/api.sock"))
+}
 
 /// Environment variable that names another socket.
 pub const SOCKET_VARIABLE: &str = "ROCMFORGE_SOCKET";
@@ -32,11 +42,13 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// `$ROCMFORGE_SOCKET`, else [`DEFAULT_SOCKET`]; 2 s to connect, 30 s for a reply.
+    /// `$ROCMFORGE_SOCKET`, else the [`user_socket`] where there is one, else [`DEFAULT_SOCKET`]; 2 s to connect, 30 s for
+    /// a reply.
     fn default() -> Self {
-        let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
+        let named = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let socket = named.or_else(|| user_socket().filter(|path| path.exists()));
         Self {
-            socket: socket.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from),
+            socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
             client_name: concat!("rocmforge-client/", env!("CARGO_PKG_VERSION")).to_owned(),
             connect_timeout: Duration::from_secs(2),
             absent_timeout: Duration::from_millis(300),

@@ -106,8 +106,8 @@ impl Daemon {
         let os = |what| move |e: tokio::task::JoinError| DaemonError::Os { what, source: e.into() };
         tokio::task::spawn_blocking(move || scan.rescan()).await.map_err(os("looking for models"))?;
 
-        let program = std::env::current_exe()
-            .map_err(|source| DaemonError::Os { what: "finding the program's own file", source })?;
+        // Not its path: an upgrade may have put another program there, which an answer must not depend on.
+        let program = PathBuf::from("/proc/self/exe");
         let settings = Settings {
             context_tokens: config.limits.context_tokens,
             requests_per_uid: config.limits.requests_per_uid,

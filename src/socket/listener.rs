@@ -4,10 +4,10 @@
 //! socket removed, and only after a connect has been refused, so a live one is never taken away. The lock file stays:
 //! removing it would let two daemons hold locks on two files of one name.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use interprocess::ConnectWaitMode;
@@ -94,9 +94,10 @@ impl Endpoint {
         if bytes > PATH_BYTES_MAX {
             return Err(ListenError::PathTooLong { path: path.into(), bytes });
         }
+        let os = |what| move |source| ListenError::Os { path: path.into(), what, source };
+        make_directory(path).map_err(os("cannot make the directory of the socket"))?;
         let lock = lock(path)?;
         remove_stale(path)?;
-        let os = |what| move |source| ListenError::Os { path: path.into(), what, source };
         let listener = ListenerOptions::new()
             .name(name(path)?)
             .reclaim_name(false)
@@ -157,6 +158,17 @@ impl Drop for Endpoint {
         if ours && let Err(error) = std::fs::remove_file(&bound.path) {
             tracing::warn!(path = %bound.path.display(), %error, "the socket could not be removed");
         }
+    }
+}
+
+/// Makes the directory that a socket is to lie in, if only that one is missing: for its owner alone.
+fn make_directory(socket: &Path) -> std::io::Result<()> {
+    let Some(dir) = socket.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.exists()) else {
+        return Ok(());
+    };
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()), // another daemon was faster
+        outcome => outcome,
     }
 }
 
@@ -242,6 +254,17 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "an orderly end takes the socket away");
         Endpoint::bind(&path).unwrap();
+    }
+
+    #[test]
+    fn the_directory_of_a_socket_is_made_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let endpoint = Endpoint::bind(&dir.path().join("rocmforge/api.sock")).unwrap();
+        let mode = std::fs::metadata(dir.path().join("rocmforge")).unwrap().mode();
+        assert_eq!(mode & 0o077, 0);
+        drop(endpoint);
     }
 
     #[test]

@@ -22,7 +22,8 @@ const COMMON: &str = "Options of all commands";
 #[derive(Debug, Parser)]
 #[command(name = "rocmforge-client", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Arguments {
-    /// The daemon's socket [default: /run/rocmforge/api.sock]
+    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, where there is one, else
+    /// /run/rocmforge/api.sock]
     #[arg(long, global = true, help_heading = COMMON, env = rocmforge_client::SOCKET_VARIABLE, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Print one JSON object instead of text

@@ -34,16 +34,12 @@ pub struct Renderer {
 }
 
 impl Renderer {
-    /// A renderer that starts `program` (a `rocmforged`) and gives each rendering 5 s from request to text, which is more
+    /// A renderer that starts `program` (a `rocmforged`; `/proc/self/exe` is the running one, also after its file was
+    /// replaced) and gives each rendering 5 s from request to text, which is more
     /// than twice the processor time it may take.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let deadline = Duration::from_secs(5);
         Self { program: program.into(), deadline, running: Mutex::new(0), ended: Condvar::new() }
-    }
-
-    /// A renderer that starts the running program again, also after its file was replaced; only for `rocmforged` itself.
-    pub fn of_this_program() -> Self {
-        Self::new("/proc/self/exe")
     }
 
     /// The same with another deadline.
