@@ -41,6 +41,11 @@ pub trait Backend: Send {
     /// Gives the memory of these KV pages back. Pages never written are ignored.
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
 
+    /// What one KV page of a model of these sizes takes of the device's memory, with all padding and rounding: what the
+    /// budget counts, and what [`Backend::kv_bytes`] grows by. `u64::MAX` when there can be no such page. A plain
+    /// function, because sessions ask on threads of their own.
+    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64;
+
     /// Bytes that the pages of `slot` take now.
     fn kv_bytes(&self, slot: ModelSlot) -> u64;
 

@@ -80,15 +80,6 @@ pub struct ModelDims {
     pub logits_rows_max: usize,
 }
 
-impl ModelDims {
-    /// Values of one KV page: keys and values of [`KV_PAGE_TOKENS`] tokens in all layers.
-    pub fn kv_page_values(&self) -> u64 {
-        [self.n_layers, self.n_kv_heads, self.head_dim, 2, KV_PAGE_TOKENS]
-            .iter()
-            .fold(1, |n: u64, &d| n.saturating_mul(d as u64))
-    }
-}
-
 /// A tensor that a backend can compute with.
 #[derive(Clone, Debug)]
 pub struct DeviceTensor {

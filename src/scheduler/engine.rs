@@ -7,7 +7,6 @@ use super::core::Core;
 use super::handle::Shared;
 use super::{EngineHandle, EngineOptions};
 use crate::backend::{Backend, BackendError};
-use crate::tensor::DType;
 
 /// Why no engine started.
 #[derive(Debug, thiserror::Error)]
@@ -43,12 +42,7 @@ impl Engine {
         F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
     {
         let backend = factory()?;
-        let shared = Arc::new(Shared::new(
-            backend.info(),
-            DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
-            options.queue_max,
-            options.kv_budget_bytes,
-        ));
+        let shared = Arc::new(Shared::new(backend.as_ref(), &options));
         let handle = EngineHandle { shared: Arc::clone(&shared) };
         let core = Core::new(options, shared, backend, Box::new(factory));
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || core.run())?;

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
-use crate::backend::{BackendError, BackendInfo, KvType, ModelDims};
+use crate::backend::{Backend, BackendError, BackendInfo, ModelDims};
 use crate::model::ModelId;
 use crate::model::plan::ExecutionPlan;
 use crate::tensor::DType;
@@ -82,37 +82,30 @@ pub(super) struct Shared {
     pub supported: Vec<DType>,
     pub queue_max: usize,
     pub kv_budget_bytes: u64,
+    kv_page_bytes: fn(&ModelDims) -> u64,
     next_id: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(
-        info: BackendInfo,
-        supported: Vec<DType>,
-        queue_max: usize,
-        kv_budget_bytes: u64,
-    ) -> Self {
+    pub(super) fn new(backend: &dyn Backend, options: &EngineOptions) -> Self {
         Self {
             inbox: Mutex::default(),
             wake: Condvar::new(),
             heartbeat: AtomicU64::new(0),
             published: Mutex::default(),
             drained: watch::Sender::new(false),
-            info,
-            supported,
-            queue_max,
-            kv_budget_bytes,
+            info: backend.info(),
+            supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
+            queue_max: options.queue_max,
+            kv_budget_bytes: options.kv_budget_bytes,
+            kv_page_bytes: backend.kv_page_bytes(),
             next_id: AtomicU64::new(1),
         }
     }
 
     /// Bytes of one KV page of a model on this backend.
     pub(super) fn page_bytes(&self, dims: &ModelDims) -> u64 {
-        let value_bytes = match self.info.kv {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
-        };
-        dims.kv_page_values().saturating_mul(value_bytes)
+        (self.kv_page_bytes)(dims)
     }
 }
 

@@ -50,6 +50,9 @@ impl Backend for Faulty {
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         self.inner.release_pages(slot, pages);
     }
+    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+        self.inner.kv_page_bytes()
+    }
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
         self.inner.kv_bytes(slot)
     }

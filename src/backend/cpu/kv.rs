@@ -91,9 +91,16 @@ fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
     narrow
 }
 
-/// Sizes of a page, in elements.
+/// Bytes of memory that one page of a model takes; `u64::MAX` when it would not fit in the address space.
+pub fn page_bytes(dims: &ModelDims, kv: KvType) -> u64 {
+    KvGeometry::of(dims, kv).map_or(u64::MAX, |geometry| geometry.mapped_bytes as u64)
+}
+
+/// Sizes of a page, in elements but for the mapping's.
 #[derive(Clone, Copy, Debug)]
 pub struct KvGeometry {
+    /// Bytes of a page's mapping: whole pages of the kernel, since it gives memory in no other measure.
+    mapped_bytes: usize,
     n_layers: usize,
     n_kv_heads: usize,
     /// Values of a head.
@@ -107,10 +114,11 @@ impl KvGeometry {
     pub fn of(dims: &ModelDims, kv: KvType) -> Option<Self> {
         let (n_layers, n_kv_heads, head_dim) = (dims.n_layers, dims.n_kv_heads, dims.head_dim);
         let head_stride = head_dim.checked_next_multiple_of(LANES)?;
-        let this = Self { n_layers, n_kv_heads, head_dim, head_stride };
         let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
         let all = head.checked_mul(n_layers)?.checked_mul(n_kv_heads)?.checked_mul(element_bytes(kv))?;
-        (all > 0 && isize::try_from(all).is_ok()).then_some(this)
+        let mapped_bytes = all.checked_next_multiple_of(rustix::param::page_size())?;
+        let this = Self { mapped_bytes, n_layers, n_kv_heads, head_dim, head_stride };
+        (all > 0 && isize::try_from(mapped_bytes).is_ok()).then_some(this)
     }
 
     fn k_len(&self) -> usize {
@@ -119,10 +127,6 @@ impl KvGeometry {
 
     fn head_len(&self) -> usize {
         (self.head_dim + self.head_stride) * KV_PAGE_TOKENS
-    }
-
-    fn page_len(&self) -> usize {
-        self.head_len() * self.n_kv_heads * self.n_layers
     }
 
     fn head_start(&self, layer: usize, kv_head: usize) -> usize {
@@ -150,7 +154,9 @@ pub struct KvHead<'a, E> {
 pub struct KvPool {
     geometry: KvGeometry,
     kv: KvType,
-    /// By page number; a page that is not used has no memory.
+    /// Page numbers are below this.
+    size: u32,
+    /// By page number, as far as pages were used; a page that is not used has no memory.
     pages: Vec<Option<Memory>>,
     used: u64,
 }
@@ -165,18 +171,10 @@ pub struct KvPlace {
 }
 
 impl KvPool {
-    /// A pool of `pages` pages, none of which takes memory yet.
-    ///
-    /// # Errors
-    /// [`BackendError::OutOfMemory`] when the table cannot be had.
-    pub fn new(geometry: KvGeometry, kv: KvType, pages: u32) -> Result<Self, BackendError> {
-        let mut table = Vec::new();
-        table.try_reserve_exact(pages as usize).map_err(|_| BackendError::OutOfMemory {
-            what: "the table of KV pages",
-            need_bytes: u64::from(pages) * size_of::<Option<Memory>>() as u64,
-        })?;
-        table.resize_with(pages as usize, || None);
-        Ok(Self { geometry, kv, pages: table, used: 0 })
+    /// A pool of `size` pages, none of which takes memory yet: a budget of some GiB has millions of small pages, so
+    /// their table too grows with use.
+    pub fn new(geometry: KvGeometry, kv: KvType, size: u32) -> Self {
+        Self { geometry, kv, size, pages: Vec::new(), used: 0 }
     }
 
     /// Sizes of a page.
@@ -194,9 +192,9 @@ impl KvPool {
         self.pages.get(page as usize).is_some_and(Option::is_some)
     }
 
-    /// Bytes of one page.
+    /// Bytes of memory that one page takes.
     pub fn page_bytes(&self) -> u64 {
-        (self.geometry.page_len() * element_bytes(self.kv)) as u64
+        self.geometry.mapped_bytes as u64
     }
 
     /// Bytes that pages take now.
@@ -210,18 +208,32 @@ impl KvPool {
     /// # Errors
     /// [`BackendError::OutOfMemory`]; [`BackendError::Batch`] for a page outside the pool.
     pub fn materialise(&mut self, page: u32) -> Result<(), BackendError> {
-        let need_bytes = self.page_bytes();
-        let slot =
-            self.pages.get_mut(page as usize).ok_or(BackendError::Batch("a KV page outside the pool"))?;
-        if slot.is_none() {
-            let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes };
-            let mut memory = Memory::zeroed(need_bytes as usize, true).ok_or(refused)?;
-            if cfg!(debug_assertions) {
-                memory.bytes_mut().fill(0xff); // NaN in both types: what was never written may not take part
-            }
-            *slot = Some(memory);
-            self.used += 1;
+        if page >= self.size {
+            return Err(BackendError::Batch("a KV page outside the pool"));
         }
+        if self.is_used(page) {
+            return Ok(());
+        }
+        self.grow_table(page as usize + 1)?;
+        let bytes = self.geometry.mapped_bytes;
+        let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: bytes as u64 };
+        let mut memory = Memory::zeroed(bytes, true).ok_or(refused)?;
+        if cfg!(debug_assertions) {
+            memory.bytes_mut().fill(0xff); // NaN in both types: what was never written may not take part
+        }
+        self.pages[page as usize] = Some(memory);
+        self.used += 1;
+        Ok(())
+    }
+
+    /// Makes the table at least `len` entries long.
+    fn grow_table(&mut self, len: usize) -> Result<(), BackendError> {
+        let more = len.saturating_sub(self.pages.len());
+        self.pages.try_reserve(more).map_err(|_| BackendError::OutOfMemory {
+            what: "the table of KV pages",
+            need_bytes: len as u64 * size_of::<Option<Memory>>() as u64,
+        })?;
+        self.pages.resize_with(self.pages.len() + more, || None);
         Ok(())
     }
 
@@ -238,7 +250,7 @@ impl KvPool {
     fn base<E: KvElement>(&self, page: u32) -> *mut E {
         assert_eq!(size_of::<E>(), element_bytes(self.kv), "element type of another pool");
         let memory = self.pages.get(page as usize).and_then(Option::as_ref);
-        assert!(memory.is_some_and(|m| m.len() == self.page_bytes() as usize), "a KV page without memory");
+        assert!(memory.is_some_and(|m| m.len() == self.geometry.mapped_bytes), "a KV page without memory");
         memory.map_or(std::ptr::null_mut(), |m| m.base().cast())
     }
 
@@ -249,7 +261,7 @@ impl KvPool {
     pub fn head<E: KvElement>(&self, page: u32, layer: usize, kv_head: usize) -> KvHead<'_, E> {
         let start = self.geometry.head_start(layer, kv_head);
         let base = self.base::<E>(page);
-        // SAFETY: `base` checked that the page is a live mapping of `page_len` elements (aligned: mappings start at
+        // SAFETY: `base` checked that the page is a live mapping of all heads' elements (aligned: mappings start at
         // page boundaries; any bytes are an f16 or f32), and `head_start` that the head lies in it. The mapping lives
         // as long as `&self`; writes go through `&mut self` only.
         let head = unsafe { std::slice::from_raw_parts(base.add(start), self.geometry.head_len()) };
@@ -330,7 +342,7 @@ mod tests {
 
     fn check_written<E: KvElement + Into<f32>>(kv: KvType, level: Level) {
         let geometry = KvGeometry::of(&dims(), kv).unwrap();
-        let mut pages = KvPool::new(geometry, kv, 3).unwrap();
+        let mut pages = KvPool::new(geometry, kv, 3);
         let mut workers = Pool::new(2).unwrap();
         pages.materialise(1).unwrap();
         pages.materialise(2).unwrap();
@@ -368,9 +380,12 @@ mod tests {
     #[test]
     fn pages_take_memory_from_first_use_until_release() {
         let geometry = KvGeometry::of(&dims(), KvType::F16).unwrap();
-        let mut pages = KvPool::new(geometry, KvType::F16, 2).unwrap();
-        // 2 layers, 2 heads, 32 tokens, 20 + 32 values of 2 bytes.
-        assert_eq!((pages.bytes(), pages.page_bytes()), (0, 2 * 2 * 32 * 52 * 2));
+        let mut pages = KvPool::new(geometry, KvType::F16, 2);
+        // 2 layers, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, in whole pages of the kernel.
+        let values = 2 * 2 * 32 * 52 * 2_u64;
+        let whole = values.next_multiple_of(rustix::param::page_size() as u64);
+        assert_eq!((pages.bytes(), pages.page_bytes()), (0, whole));
+        assert_eq!(page_bytes(&dims(), KvType::F16), whole);
         pages.materialise(1).unwrap();
         pages.materialise(1).unwrap();
         assert_eq!(pages.bytes(), pages.page_bytes());
@@ -383,12 +398,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted_is_what_the_kernel_gives() {
+        // Heads of 2 values: V rows of 16, and a page of 2304 bytes that takes a whole page of the kernel.
+        let tiny = ModelDims { n_layers: 1, n_heads: 2, n_kv_heads: 2, head_dim: 2, ..dims() };
+        for kv in [KvType::F16, KvType::F32] {
+            let geometry = KvGeometry::of(&tiny, kv).unwrap();
+            let mut pool = KvPool::new(geometry, kv, u32::MAX);
+            pool.materialise(0).unwrap();
+            let mapping = pool.pages[0].as_ref().unwrap();
+            assert_eq!(mapping.len() as u64, page_bytes(&tiny, kv));
+            assert!(mapping.len().is_multiple_of(rustix::param::page_size()));
+            assert!(mapping.len() >= 2 * 32 * (2 + 16) * element_bytes(kv));
+        }
+    }
+
+    #[test]
+    fn a_pool_of_millions_of_pages_has_a_table_of_those_in_use() {
+        let geometry = KvGeometry::of(&dims(), KvType::F16).unwrap();
+        let mut pool = KvPool::new(geometry, KvType::F16, u32::MAX);
+        assert_eq!(pool.pages.capacity(), 0);
+        pool.materialise(3).unwrap();
+        assert_eq!((pool.pages.len(), pool.bytes()), (4, pool.page_bytes()));
+        assert!(pool.is_used(3) && !pool.is_used(0) && !pool.is_used(1 << 30));
+        pool.release(1 << 30);
+        pool.release(3);
+        assert_eq!(pool.bytes(), 0);
+    }
+
+    #[test]
     fn pages_beyond_the_address_space_are_refused() {
         let huge = ModelDims { n_layers: usize::MAX / 4, ..dims() };
         assert!(KvGeometry::of(&huge, KvType::F16).is_none());
+        assert_eq!(page_bytes(&huge, KvType::F16), u64::MAX);
         let large = ModelDims { n_layers: 1 << 46, ..dims() };
         let geometry = KvGeometry::of(&large, KvType::F16).unwrap();
-        let mut pages = KvPool::new(geometry, KvType::F16, 1).unwrap();
+        let mut pages = KvPool::new(geometry, KvType::F16, 1);
         assert!(matches!(pages.materialise(0), Err(BackendError::OutOfMemory { .. })));
         assert_eq!(pages.bytes(), 0);
     }

@@ -167,6 +167,13 @@ impl Backend for CpuBackend {
         }
     }
 
+    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+        match self.kv {
+            KvType::F16 => |dims| kv::page_bytes(dims, KvType::F16),
+            KvType::F32 => |dims| kv::page_bytes(dims, KvType::F32),
+        }
+    }
+
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
         self.models.get(&slot).map_or(0, |model| model.kv.bytes())
     }

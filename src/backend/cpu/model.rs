@@ -58,7 +58,7 @@ impl Model {
         let rows = dims.rows_max;
         let (q, kv_cols) = (heads(dims.n_heads)?, heads(dims.n_kv_heads)?);
         Ok(Self {
-            kv: KvPool::new(geometry, kv, pages)?,
+            kv: KvPool::new(geometry, kv, pages),
             step: Step::default(),
             rope: RopeTable::default(),
             rope_made_with: None,

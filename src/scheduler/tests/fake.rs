@@ -18,6 +18,11 @@ pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
     ((hash >> 20) % vocab as u64) as u32
 }
 
+/// What a page of this device takes: more than its values, as on a device that pads and rounds.
+pub fn page_bytes(dims: &ModelDims) -> u64 {
+    (dims.n_layers * dims.n_kv_heads * dims.head_dim * 1000) as u64
+}
+
 /// What a test does to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -183,6 +188,10 @@ impl Backend for Fake {
         for &page in pages {
             state.pages.remove(&(slot.0, page));
         }
+    }
+
+    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+        page_bytes
     }
 
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
