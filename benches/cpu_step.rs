@@ -287,7 +287,10 @@ impl<'a> Run<'a> {
         };
         let drawn = backend.sample(&[greedy])?;
         lap(7);
-        drawn.first().map(|d| d.id).ok_or_else(|| "no token was drawn".into())
+        match drawn.into_iter().next() {
+            Some(drawn) => Ok(drawn?.id),
+            None => Err("no token was drawn".into()),
+        }
     }
 
     /// Prints the time of each unit per token since the last report.

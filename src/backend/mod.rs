@@ -85,9 +85,12 @@ pub trait Backend: Send {
     #[allow(missing_docs)]
     fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError>;
 
-    /// Draws one token for each of `batch.logits_rows`; `rows` is parallel to it.
-    #[allow(missing_docs)]
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError>;
+    /// Draws one token for each of `batch.logits_rows`; `rows` is parallel to it, and so is the result. A row from whose
+    /// logits nothing can be drawn ([`BackendError::NotFinite`]) fails alone.
+    ///
+    /// # Errors
+    /// As all units, for what fails all rows.
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError>;
 
     /// Copies the logits of `batch.logits_rows[index]` to the host: `vocab` values.
     #[allow(missing_docs)]

@@ -40,6 +40,9 @@ struct Room {
     gone: bool,
 }
 
+/// What came of drawing a sequence's token.
+type Drawn = Result<Sampled, BackendError>;
+
 enum Turn {
     /// Go on at once.
     Worked,
@@ -275,7 +278,7 @@ impl Core {
     }
 
     /// Computes `in_step`. The time is what loads took of it.
-    fn compute(&mut self) -> (Result<Vec<Sampled>, BackendError>, Duration) {
+    fn compute(&mut self) -> (Result<Vec<Drawn>, BackendError>, Duration) {
         let Some(step) = &self.in_step else { return (Ok(Vec::new()), Duration::ZERO) };
         let Some(room) = self.rooms.get_mut(&step.model) else { return (Ok(Vec::new()), Duration::ZERO) };
         let slot = match room.slot {
@@ -304,7 +307,7 @@ impl Core {
         (result, room.resident.load_time - before)
     }
 
-    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Sampled>, load: Duration) {
+    fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
         let now = Instant::now();
         self.policy.complete(step, now);
         self.counters.steps += 1;
@@ -320,7 +323,15 @@ impl Core {
             if !work.samples {
                 continue;
             }
-            let Some(token) = sampled.next() else { continue };
+            let token = match sampled.next() {
+                None => continue,
+                Some(Ok(token)) => token,
+                Some(Err(error)) => {
+                    tracing::warn!(model = step.model.0, %error, "no token could be drawn");
+                    self.fail(work.id, JobError::Backend(error));
+                    continue;
+                }
+            };
             let (batch, reason) = sequence.accept(token, now);
             let heard = sequence.send(Event::Tokens(batch));
             if let Some(reason) = reason {

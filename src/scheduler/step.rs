@@ -70,7 +70,8 @@ pub(super) struct StepDevice<'a> {
     pub heartbeat: &'a AtomicU64,
 }
 
-/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed.
+/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed, or why nothing
+/// could be drawn for it.
 ///
 /// # Errors
 /// [`BackendError`] of the first load or unit that failed; the KV rows of this step are then undefined.
@@ -78,7 +79,7 @@ pub(super) fn run(
     device: StepDevice<'_>,
     model: &mut ResidentModel,
     arrays: &StepArrays,
-) -> Result<Vec<Sampled>, BackendError> {
+) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
     let StepDevice { backend, cache, slot, heartbeat } = device;
     let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
     backend.begin_step(slot, &arrays.batch())?;

@@ -85,7 +85,7 @@ impl Backend for Faulty {
     fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
         self.inner.head(norm, output)
     }
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         self.inner.sample(rows)
     }
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {

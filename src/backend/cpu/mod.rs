@@ -226,7 +226,7 @@ impl Backend for CpuBackend {
         units::head(compute, model, norm, output)
     }
 
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let level = self.compute.level;
         let model = self.current.and_then(|slot| self.models.get(&slot));
         let model = model.filter(|m| m.has_logits).ok_or(BackendError::Batch("no logits to draw from"))?;
@@ -234,10 +234,8 @@ impl Backend for CpuBackend {
             return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
         }
         let scratch = &mut self.sample;
-        rows.iter()
-            .zip(0..)
-            .map(|(row, i)| sample::sample(level, model.logits.row(i), row, scratch))
-            .collect()
+        let draw = |(row, i)| sample::sample(level, model.logits.row(i), row, scratch);
+        Ok(rows.iter().zip(0..).map(draw).collect())
     }
 
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {

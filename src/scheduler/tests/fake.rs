@@ -23,6 +23,9 @@ pub fn page_bytes(dims: &ModelDims) -> u64 {
     (dims.n_layers * dims.n_kv_heads * dims.head_dim * 1000) as u64
 }
 
+/// The logits of a sequence with this seed are not finite.
+pub const BROKEN_SEED: u64 = 0xbad;
+
 /// What a test does to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -269,7 +272,7 @@ impl Backend for Fake {
         self.unit("head")
     }
 
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Sampled>, BackendError> {
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let step = self.step.take().ok_or(BackendError::Batch("no step"))?;
         let state = self.control.0.0.lock();
         let dims = state.slots.get(&step.slot.0).expect("the slot is open");
@@ -288,9 +291,12 @@ impl Backend for Fake {
                 page.and_then(|p| p[position as usize % KV_PAGE_TOKENS]).expect("every position was computed")
             };
             let tokens: Vec<u32> = (0..=last).map(token).collect();
+            if sample.seed == BROKEN_SEED {
+                return Err(BackendError::NotFinite);
+            }
             let id = next_token(&tokens, sample.seed, dims.vocab);
             let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
-            Sampled { id, logprob: -0.5, top }
+            Ok(Sampled { id, logprob: -0.5, top })
         };
         Ok(rows.iter().zip(&step.logits).map(draw).collect())
     }

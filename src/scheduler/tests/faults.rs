@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::fake::Fault;
+use super::fake::{BROKEN_SEED, Fault};
 use super::*;
 
 #[test]
@@ -66,6 +66,25 @@ fn a_device_error_fails_the_step_alone() {
         assert_eq!(rig.ask(&prompt(1, 10), 5).finish().ids, expected(&prompt(1, 10), 5));
         rig.assert_empty();
     }
+}
+
+#[test]
+fn logits_that_are_not_finite_fail_their_sequence_alone() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.control.allow(0); // all are there before the first step
+    let before = rig.ask(&prompt(1, 10), 20);
+    let (mut job, broken) = rig.job(&prompt(2, 10), 20);
+    job.sampling.seed = BROKEN_SEED;
+    rig.handle().submit(job).unwrap();
+    let after = rig.ask(&prompt(3, 10), 20);
+    rig.control.wait_held();
+    rig.control.release();
+    let answer = broken.finish();
+    assert!(matches!(answer.error(), JobError::Backend(BackendError::NotFinite)), "{answer:?}");
+    assert_eq!(answer.ids, [0_u32; 0]);
+    assert_eq!(before.finish().ids, expected(&prompt(1, 10), 20));
+    assert_eq!(after.finish().ids, expected(&prompt(3, 10), 20), "and each gets its own token");
+    rig.assert_empty();
 }
 
 #[test]
