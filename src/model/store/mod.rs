@@ -5,11 +5,11 @@
 //! directory's. Whoever names a file, the same file (device, inode, size, times) is mapped once.
 //!
 //! A mapping's life: `Opening` (one opener, the others wait) -> `Ready` -> `Retired` (unloaded, replaced or poisoned;
-//! its requests finish) -> gone. A failed opening leaves nothing behind: every waiter gets the error, the next request
-//! tries again.
+//! its requests finish) -> gone. What no name leads to and no request uses is gone in any state. A failed opening leaves
+//! nothing behind: every waiter gets the error, the next request tries again.
 //!
 //! Calls block (they open and stat files, and wait for an opener): not for runtime threads. One lock, `tables`, held for
-//! look-ups only; nothing is opened and no callback runs under it.
+//! look-ups only; nothing is opened or unmapped and no callback runs under it.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,8 +28,8 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use tables::{Gone, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
-use tables::{Opened, Slot, SlotState, Tables};
 
 /// Most names from directories.
 pub const NAMES_MAX: usize = 4096;
@@ -173,9 +173,9 @@ impl std::fmt::Debug for Store {
 /// What an unload did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unloaded {
-    /// It was mapped.
+    /// It was mapped, or about to be: a request was opening it.
     pub was_mapped: bool,
-    /// Requests that still use it.
+    /// Requests that still use it, those that wait for its opening among them.
     pub in_use: u32,
 }
 
@@ -360,15 +360,19 @@ impl Store {
                     let gone = tables.retire(id);
                     drop(tables);
                     self.tell(gone);
+                    drop(model); // before the lock: it may be the last to hold the mapping
                     tables = self.tables.lock();
                 }
                 Some((id, SlotState::Ready(model))) => {
-                    tables.use_slot(id);
+                    tables.revive_and_use(id);
                     return Ok((Lease { store: Arc::clone(self), model }, false));
                 }
-                Some((_, SlotState::Opening(flight))) => {
-                    self.wait(&mut tables, &flight)
+                Some((id, SlotState::Opening(flight))) => {
+                    tables.revive_and_use(id);
+                    let model = self
+                        .wait(tables, &flight)
                         .map_err(|source| StoreError::Open { name: name.into(), source })?;
+                    return Ok((Lease { store: Arc::clone(self), model }, false));
                 }
             }
         };
@@ -376,33 +380,32 @@ impl Store {
         tables.insert(id, Slot::opening(identity, uid, Arc::clone(&flight)));
         drop(tables);
 
-        let result = self.open_caught(id, name, file);
+        let result = self.open_caught(id, name, file).map(Arc::new).map_err(Arc::new);
         let mut tables = self.tables.lock();
-        let result = match result {
-            Ok(model) => {
-                let model = Arc::new(model);
-                tables.opened(id, &model);
-                Ok((Lease { store: Arc::clone(self), model }, true))
-            }
-            Err(error) => {
-                tables.failed(id);
-                let source = Arc::new(error);
-                let _ = flight.set(Err(Arc::clone(&source)));
-                Err(StoreError::Open { name: name.into(), source })
-            }
-        };
-        let _ = flight.set(Ok(()));
+        match &result {
+            Ok(model) => tables.opened(id, model),
+            Err(_) => tables.failed(id),
+        }
+        let _ = flight.set(result.clone());
         drop(tables);
         self.opened.notify_all();
-        result
+        match result {
+            Ok(model) => Ok((Lease { store: Arc::clone(self), model }, true)),
+            Err(source) => Err(StoreError::Open { name: name.into(), source }),
+        }
     }
 
-    fn wait(&self, tables: &mut MutexGuard<'_, Tables>, flight: &Opened) -> Result<(), Arc<OpenError>> {
+    /// What the opening came to. Who waits is counted as a user already.
+    fn wait(
+        &self,
+        mut tables: MutexGuard<'_, Tables>,
+        flight: &Opened,
+    ) -> Result<Arc<Model>, Arc<OpenError>> {
         loop {
             if let Some(result) = flight.get() {
                 return result.clone();
             }
-            self.opened.wait(tables);
+            self.opened.wait(&mut tables);
         }
     }
 
@@ -411,9 +414,10 @@ impl Store {
             .unwrap_or_else(|panic| Err(OpenError::Panicked(panic_text(&*panic))))
     }
 
-    fn tell(&self, gone: Vec<ModelId>) {
-        for id in gone {
-            (self.on_gone)(id);
+    /// Called without the lock: dropping `gone` unmaps.
+    fn tell(&self, gone: Gone) {
+        for (id, _slot) in &gone {
+            (self.on_gone)(*id);
         }
     }
 }

@@ -10,15 +10,18 @@ use super::{Model, ModelId, OpenError, Source, StoreError, Unloaded};
 use crate::tensor::FileIdentity;
 
 /// Where an opening's end is told.
-pub(super) type Opened = OnceLock<Result<(), Arc<OpenError>>>;
+pub(super) type Opened = OnceLock<Result<Arc<Model>, Arc<OpenError>>>;
+
+/// Mappings that left the tables. Unmapping gigabytes takes milliseconds: drop it after the lock.
+pub(super) type Gone = Vec<(ModelId, Slot)>;
 
 /// A mapping, from the first request for it on.
 pub(super) struct Slot {
     identity: FileIdentity,
     state: SlotState,
-    /// Requests that hold a lease.
+    /// Requests that hold a lease, or wait for the opening to get one.
     in_use: u32,
-    /// No new requests, unless the same file is asked for again; gone when `in_use` is 0.
+    /// A name no longer keeps it, unless the same file is asked for again.
     retired: bool,
     /// Who asked first.
     loaded_by: u32,
@@ -31,8 +34,9 @@ pub(super) enum SlotState {
 }
 
 impl Slot {
+    /// A slot that its opener uses.
     pub(super) fn opening(identity: FileIdentity, loaded_by: u32, flight: Arc<Opened>) -> Self {
-        Self { identity, state: SlotState::Opening(flight), in_use: 0, retired: false, loaded_by }
+        Self { identity, state: SlotState::Opening(flight), in_use: 1, retired: false, loaded_by }
     }
 
     fn model(&self) -> Option<&Arc<Model>> {
@@ -78,7 +82,7 @@ pub struct Listing {
     pub file_bytes: u64,
     /// Architecture; empty while not mapped.
     pub architecture: String,
-    /// Requests that use it now.
+    /// Requests that use it now, or wait until it is mapped.
     pub in_use: u32,
     /// Why it is poisoned or unusable, else empty.
     pub reason: String,
@@ -114,7 +118,7 @@ impl Tables {
     }
 
     /// Takes in a new look at the directories. Models whose file went away are retired.
-    pub(super) fn replace_entries(&mut self, entries: BTreeMap<String, Entry>) -> Vec<ModelId> {
+    pub(super) fn replace_entries(&mut self, entries: BTreeMap<String, Entry>) -> Gone {
         let mut old = std::mem::take(&mut self.listed);
         for (name, entry) in entries {
             let before = old.remove(&name);
@@ -126,7 +130,7 @@ impl Tables {
     }
 
     /// A name's file is this one now; the mapping of the one before is retired.
-    pub(super) fn seen(&mut self, name: &str, identity: FileIdentity) -> Vec<ModelId> {
+    pub(super) fn seen(&mut self, name: &str, identity: FileIdentity) -> Gone {
         let Some(listed) = self.listed.get_mut(name) else { return Vec::new() };
         match listed.seen.replace(identity) {
             Some(before) if before != identity => self.retire_unnamed(before),
@@ -164,25 +168,30 @@ impl Tables {
         self.slots.insert(id, slot);
     }
 
-    /// The opening succeeded; its opener uses it.
+    /// The opening succeeded.
     pub(super) fn opened(&mut self, id: ModelId, model: &Arc<Model>) {
-        if let Some(slot) = self.slots.get_mut(&id) {
-            slot.state = SlotState::Ready(Arc::clone(model));
-            slot.in_use += 1;
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        slot.state = SlotState::Ready(Arc::clone(model));
+        if slot.retired {
+            self.not_current(id);
         }
     }
 
+    /// The opening failed: nobody has a lease, so the slot goes with all who waited.
     pub(super) fn failed(&mut self, id: ModelId) {
-        if let Some(slot) = self.slots.remove(&id) {
+        self.not_current(id);
+        self.slots.remove(&id);
+    }
+
+    fn not_current(&mut self, id: ModelId) {
+        if let Some(slot) = self.slots.get(&id)
+            && self.current.get(&slot.identity) == Some(&id)
+        {
             self.current.remove(&slot.identity);
         }
     }
 
-    /// Counts one more request; a retired slot serves again.
-    pub(super) fn use_slot(&mut self, id: ModelId) {
-        self.revive_and_use(id);
-    }
-
+    /// Counts one more request; a retired slot serves again. False when it is gone.
     pub(super) fn revive_and_use(&mut self, id: ModelId) -> bool {
         let Some(slot) = self.slots.get_mut(&id) else { return false };
         slot.in_use += 1;
@@ -191,42 +200,49 @@ impl Tables {
         true
     }
 
-    pub(super) fn release(&mut self, id: ModelId) -> Vec<ModelId> {
+    pub(super) fn release(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
         slot.in_use = slot.in_use.saturating_sub(1);
         self.sweep(id)
     }
 
-    /// No new requests for a mapping. Returns what is gone.
-    pub(super) fn retire(&mut self, id: ModelId) -> Vec<ModelId> {
+    /// No new requests for a mapping; those that have it, or wait for its opening, finish. Returns what is gone.
+    pub(super) fn retire(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
-        // An opening has a waiter that will use it: it is left to the next look.
-        if slot.model().is_none() {
-            return Vec::new();
-        }
         slot.retired = true;
-        if self.current.get(&slot.identity) == Some(&id) {
-            self.current.remove(&slot.identity);
+        // An opening stays where the next request for the same file finds it, or that would open the file again.
+        if slot.model().is_some() {
+            self.not_current(id);
         }
         self.sweep(id)
     }
 
-    /// Drops a slot that is retired, unused and unnamed.
-    fn sweep(&mut self, id: ModelId) -> Vec<ModelId> {
-        let idle = self.slots.get(&id).is_some_and(|slot| slot.retired && slot.in_use == 0);
-        if !idle || self.passed.values().any(|passed| *passed == id) {
+    /// Drops a slot that nothing uses and no name keeps. The one rule for all ends: whichever way a slot lost its names
+    /// (or never got one: a quota that filled meanwhile, a name that vanished while the file was opened), its last user
+    /// takes it along.
+    fn sweep(&mut self, id: ModelId) -> Gone {
+        let Some(slot) = self.slots.get(&id) else { return Vec::new() };
+        if slot.in_use > 0 || self.passed.values().any(|passed| *passed == id) {
             return Vec::new();
         }
-        self.slots.remove(&id);
-        vec![id]
+        // Up to `NAMES_MAX` comparisons, some 10 us, once no request uses the model.
+        if !slot.retired && self.is_seen(slot.identity) {
+            return Vec::new();
+        }
+        self.not_current(id);
+        self.slots.remove(&id).map(|slot| (id, slot)).into_iter().collect()
+    }
+
+    /// True when a directory's name leads to that file.
+    fn is_seen(&self, identity: FileIdentity) -> bool {
+        self.listed.values().any(|listed| listed.seen == Some(identity))
     }
 
     /// Retires the mapping of a file that no name leads to any more.
-    fn retire_unnamed(&mut self, identity: FileIdentity) -> Vec<ModelId> {
+    fn retire_unnamed(&mut self, identity: FileIdentity) -> Gone {
         let Some(id) = self.current.get(&identity).copied() else { return Vec::new() };
         let passed = self.passed.values().any(|passed| *passed == id);
-        let listed = self.listed.values().any(|listed| listed.seen == Some(identity));
-        if passed || listed { Vec::new() } else { self.retire(id) }
+        if passed || self.is_seen(identity) { Vec::new() } else { self.retire(id) }
     }
 
     pub(super) fn may_pass(&self, uid: u32, name: &str, limit: usize) -> bool {
@@ -241,7 +257,7 @@ impl Tables {
     }
 
     /// Names a passed file; what the name led to before is retired.
-    pub(super) fn set_passed(&mut self, uid: u32, name: &str, id: ModelId) -> Vec<ModelId> {
+    pub(super) fn set_passed(&mut self, uid: u32, name: &str, id: ModelId) -> Gone {
         match self.passed.insert((uid, name.to_owned()), id) {
             Some(before) if before != id => self.unnamed(before),
             _ => Vec::new(),
@@ -249,7 +265,7 @@ impl Tables {
     }
 
     /// A passed name stopped leading to this mapping.
-    fn unnamed(&mut self, id: ModelId) -> Vec<ModelId> {
+    fn unnamed(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get(&id) else { return Vec::new() };
         let identity = slot.identity;
         if slot.retired { self.sweep(id) } else { self.retire_unnamed(identity) }
@@ -260,7 +276,7 @@ impl Tables {
         uid: u32,
         administrator: bool,
         name: &str,
-    ) -> Result<(Unloaded, Vec<ModelId>), StoreError> {
+    ) -> Result<(Unloaded, Gone), StoreError> {
         if let Some(id) = self.passed.remove(&(uid, name.to_owned())) {
             let in_use = self.slots.get(&id).map_or(0, |slot| slot.in_use);
             return Ok((Unloaded { was_mapped: true, in_use }, self.unnamed(id)));
@@ -273,7 +289,7 @@ impl Tables {
         if !administrator && slot.loaded_by != uid {
             return Err(StoreError::NotYours { name: name.into() });
         }
-        let unloaded = Unloaded { was_mapped: slot.model().is_some(), in_use: slot.in_use };
+        let unloaded = Unloaded { was_mapped: true, in_use: slot.in_use };
         if self.passed.values().any(|passed| *passed == id) {
             return Ok((unloaded, Vec::new()));
         }
@@ -334,7 +350,8 @@ impl Tables {
 
 fn slot_listing(name: &str, slot: &Slot) -> Listing {
     let Some(model) = slot.model() else {
-        return unmapped(name, slot.identity.size, ModelStatus::Registered, "");
+        let opening = unmapped(name, slot.identity.size, ModelStatus::Registered, "");
+        return Listing { in_use: slot.in_use, ..opening };
     };
     let poison = model.file.check_poison().err();
     let status = match (&poison, slot.retired) {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Weak};
 use std::time::Duration;
 
 use super::*;
@@ -206,4 +207,116 @@ fn passed_files_are_bounded_and_checked() {
     assert!(matches!(f.store.acquire(ALICE, "b"), Err(StoreError::Changed { .. })));
     grown.set_len(1000).unwrap();
     assert!(matches!(f.store.acquire(ALICE, "b"), Err(StoreError::Poisoned { .. })));
+}
+
+#[test]
+fn files_mapped_while_the_quota_filled_are_let_go() {
+    let all_open = Barrier::new(4);
+    let f = fixture(move |_| {
+        all_open.wait();
+    });
+    let pass = |name: &str| {
+        copy_model(&f.path(name));
+        f.store.pass(ALICE, name, File::open(f.path(name)).unwrap())
+    };
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let callers = ["a", "b", "c", "d"].map(|name| scope.spawn(move || pass(name)));
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+    });
+    let refused = results.iter().filter(|r| matches!(r, Err(StoreError::Quota { limit: 2 }))).count();
+    assert_eq!((refused, f.store.mapped(), f.gone.lock().len()), (2, 2, 2));
+    drop(results);
+    assert_eq!(f.store.mapped(), 2, "what has a name stays");
+}
+
+/// A fixture whose first opening waits twice: the other side acts between the two.
+fn paused_fixture() -> (Fixture, Arc<Barrier>) {
+    let pause = Arc::new(Barrier::new(2));
+    let inside = Arc::clone(&pause);
+    let f = fixture(move |call| {
+        if call == 0 {
+            inside.wait();
+            inside.wait();
+        }
+    });
+    (f, pause)
+}
+
+#[test]
+fn a_file_replaced_while_it_is_opened_goes_with_its_last_request() {
+    let (f, pause) = paused_fixture();
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| f.store.acquire(ALICE, "tiny").unwrap().0);
+        pause.wait();
+        copy_model(&f.path("next"));
+        std::fs::rename(f.path("next"), f.path("tiny.gguf")).unwrap();
+        f.store.acquire(ALICE, "tiny").unwrap();
+        pause.wait();
+        let old = caller.join().unwrap();
+        assert_eq!((f.store.mapped(), f.gone.lock().len()), (2, 0));
+        let id = old.model().id;
+        drop(old);
+        assert_eq!((f.store.mapped(), f.gone.lock().clone()), (1, vec![id]));
+    });
+}
+
+#[test]
+fn a_model_whose_name_vanishes_before_or_while_it_is_opened_goes_with_its_last_request() {
+    let f = fixture(|_| ());
+    let Some(Source::Directory(entry)) = f.store.tables.lock().resolve(ALICE, "tiny") else { panic!() };
+    f.store.set_directories(Vec::new());
+    f.store.rescan();
+    let (lease, _) = f.store.acquire_entry(ALICE, "tiny", &entry).unwrap();
+    drop(lease);
+    assert_eq!((f.store.mapped(), f.gone.lock().len()), (0, 1));
+
+    let (f, pause) = paused_fixture();
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| f.store.acquire(ALICE, "tiny").unwrap().0);
+        pause.wait();
+        f.store.set_directories(Vec::new());
+        f.store.rescan();
+        pause.wait();
+        drop(caller.join().unwrap());
+    });
+    assert_eq!((f.store.mapped(), f.gone.lock().len()), (0, 1));
+}
+
+#[test]
+fn a_model_unloaded_while_it_is_opened_serves_who_waits_and_goes_with_them() {
+    let (f, pause) = paused_fixture();
+    let leases: Vec<Lease> = std::thread::scope(|scope| {
+        let callers: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| f.store.acquire(ALICE, "tiny").unwrap().0)).collect();
+        pause.wait();
+        while f.store.status(ALICE, "tiny").unwrap().in_use < 3 {
+            std::thread::yield_now();
+        }
+        assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 3 });
+        pause.wait();
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+    });
+    assert_eq!((f.opened(), f.status(ALICE, "tiny")), (1, Some(ModelStatus::Draining)));
+    drop(leases);
+    assert_eq!((f.store.mapped(), f.gone.lock().len()), (0, 1));
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Registered));
+}
+
+#[test]
+fn a_mapping_is_unmapped_after_the_tables_are_free() {
+    let dir = tempfile::tempdir().unwrap();
+    copy_model(&dir.path().join("tiny.gguf"));
+    let (model, alive) = (Arc::new(Mutex::new(Weak::<Model>::new())), Arc::new(AtomicUsize::new(0)));
+    let (seen, count) = (Arc::clone(&model), Arc::clone(&alive));
+    let on_gone = move |_| {
+        count.fetch_add(Weak::strong_count(&seen.lock()), Ordering::SeqCst);
+    };
+    let open = |id, name: &str, file| Ok(Model::open(id, name, file)?);
+    let store = Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(on_gone));
+    let (lease, _) = store.acquire(ALICE, "tiny").unwrap();
+    *model.lock() = Arc::downgrade(lease.model());
+    drop(lease);
+    store.unload(ALICE, false, "tiny").unwrap();
+    // `on_gone` runs under no lock: what it still finds was not dropped under one.
+    assert_eq!((alive.load(Ordering::SeqCst), model.lock().strong_count()), (1, 0));
 }
