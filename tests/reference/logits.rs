@@ -76,8 +76,14 @@ fn smollm2_in_eight_bits_loses_no_more_than_llama_cpp_does() {
     let Some(model) = common::smollm2() else { return };
     let expected = Expected::read("smollm2", &model);
     let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
-    // At one step of 480 (margin 0.504, in "41 + 6 =") llama.cpp's own 8-bit activations take another token too: what both
-    // lose is lost by the format.
+    // At one step of the 364 that are clear by more than 0.5 (margin 0.504, in "41 + 6 =") llama.cpp's own 8-bit activations
+    // take another token too: what both lose is lost by the format. No more than that one is excused.
+    let excused = |p: &Prompt| {
+        (0..p.greedy.len())
+            .filter(|&step| p.margins[step] > 0.5 && p.default_greedy[step] != p.greedy[step])
+            .count()
+    };
+    assert!(expected.prompts.iter().map(excused).sum::<usize>() <= 1, "the reference excuses too much");
     let far = expected
         .compare(&mut runner, |p, step| p.margins[step] > 0.5 && p.default_greedy[step] == p.greedy[step]);
     let most = LOSS_RATIO_MAX * expected.default_kl_mean;
