@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
@@ -179,18 +179,22 @@ fn replace_rest(address: usize) -> bool {
         // Before the pages: whoever sees the zeros finds the flag set.
         slot.poisoned.store(true, Ordering::Release);
         // By number, not through libc's mmap, which may take a lock (musl's does for MAP_FIXED).
+        // Arguments of a variadic function are taken as they are passed, and libc takes a register of each: an int would
+        // leave its upper half, the sign of -1 among it, to chance.
+        let length = range.end.wrapping_sub(page) as c_long;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: `page..range.end` lies inside a mapping that `Watched::new`'s caller owns and reads only. It is live:
         // the faulting read goes through a reference that `Watched` outlives. Readers see zeros in place of bytes that
         // could not be read at all; no other mapping is touched.
-        let got = unsafe {
+        let got: c_long = unsafe {
             libc::syscall(
                 libc::SYS_mmap,
-                page,
-                range.end.wrapping_sub(page),
-                libc::PROT_READ,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                -1,
-                0,
+                page as c_long,
+                length,
+                c_long::from(libc::PROT_READ),
+                c_long::from(flags),
+                -1 as c_long,
+                0 as c_long,
             )
         };
         return got as usize == page;

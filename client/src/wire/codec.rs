@@ -81,7 +81,8 @@ pub fn encode<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
 
 /// The message that `payload` holds: all of it, nothing after it, each field within its own limit.
 ///
-/// Allocates at most about 4 times the payload's size and once 1 MiB for a length that turns out to be a lie.
+/// Allocates at most 10 times the payload's size (entries of 10 bytes that take 32, in a list that grows), and 1 MiB for
+/// each length that turns out to be a lie: one on each level of lists in lists.
 ///
 /// # Errors
 /// [`CodecError`]; the frame's own bounds were kept, so the connection can go on.

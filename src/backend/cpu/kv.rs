@@ -307,7 +307,8 @@ impl KvPool {
         let start = self.geometry.head_start(layer, kv_head);
         for (row, place) in places.iter().enumerate() {
             let base = self.base::<E>(place.page);
-            // SAFETY: in bounds and aligned as in `head`; the mapping is writable, and the caller has the head to itself.
+            // SAFETY: in bounds and aligned as in `head`; `base` is the mapping's own pointer, made of no reference, so it
+            // may be written through, and the caller has the head to itself: heads do not overlap.
             let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), self.geometry.head_len()) };
             let (k, v) = head.split_at_mut(self.geometry.k_len());
             let [key, value] = rows(row, kv_head);

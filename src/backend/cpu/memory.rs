@@ -1,11 +1,12 @@
 //! Memory straight from the kernel: zeroed, page-aligned, and given back at once when dropped. An allocator would keep
 //! freed KV pages for itself, and ends the process where this returns an error.
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{MmapOptions, MmapRaw};
 
-/// An anonymous mapping.
+/// An anonymous mapping. Held raw: a pointer made from a `&[u8]` over it may not be written through, and would end with
+/// the first `&mut` to any part.
 pub struct Memory {
-    map: MmapMut,
+    map: MmapRaw,
 }
 
 impl Memory {
@@ -17,7 +18,7 @@ impl Memory {
         if touched {
             options.populate();
         }
-        options.map_anon().ok().map(|map| Self { map })
+        options.map_anon().ok().map(|map| Self { map: map.into() })
     }
 
     /// Size in bytes.
@@ -27,11 +28,31 @@ impl Memory {
 
     /// All bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.map
+        // SAFETY: the mapping is `len` initialised bytes, readable and writable, and lives as long as `self`; `&mut self`
+        // is the only way to it, since users of `base` keep to the borrow they called it under.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.map.len()) }
     }
 
-    /// First byte, at a page boundary. Valid for reads and writes of `len` bytes while `self` lives.
+    /// First byte, at a page boundary: the kernel's pointer, valid for reads and writes of all `len` bytes while `self`
+    /// lives. Making it touches no reference. What is made of it keeps to Rust's rules among itself: who writes has the
+    /// bytes alone.
     pub fn base(&self) -> *mut u8 {
-        self.map.as_ptr().cast_mut()
+        self.map.as_mut_ptr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_through_the_base_is_read_as_bytes() {
+        let mut memory = Memory::zeroed(5000, false).unwrap();
+        assert_eq!((memory.len(), memory.base() as usize % 4096), (5000, 0));
+        let base = memory.base();
+        // SAFETY: in bounds of the mapping, which lives on, and no reference into it exists.
+        unsafe { base.add(4999).write(7) };
+        assert_eq!(memory.bytes_mut().iter().position(|byte| *byte != 0), Some(4999));
+        assert_eq!(memory.bytes_mut()[4999], 7);
     }
 }

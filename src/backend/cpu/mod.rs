@@ -18,6 +18,7 @@ pub mod isa;
 #[allow(unsafe_code)]
 mod kv;
 pub mod matmul;
+#[allow(unsafe_code)]
 mod memory;
 mod model;
 mod norm;

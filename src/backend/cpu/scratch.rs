@@ -47,7 +47,8 @@ impl Plane {
     /// All values, to be written.
     pub fn values_mut(&mut self) -> &mut [f32] {
         let base = self.base();
-        // SAFETY: as in `values`; the mapping is writable and `&mut self` is the only way to it.
+        // SAFETY: as in `values`; the pointer is the mapping's own, made of no reference, so it may be written through, and
+        // `&mut self` is the only way to it.
         unsafe { std::slice::from_raw_parts_mut(base, self.rows * self.cols) }
     }
 
