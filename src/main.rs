@@ -13,7 +13,7 @@ use rocmforge::model::template;
 
 const EXIT_CODES: &str = "\
 Exit status: 0 after an orderly end, 2 wrong arguments, 69 the socket is in use or cannot be had, 70 the engine hung \
-when stopping, 71 the system or device refused something, 78 the configuration is wrong, 130 ended at once by a second \
+when stopping or lost its device, 71 the system or device refused something, 78 the configuration is wrong, 130 ended at once by a second \
 signal.
 
 Signals: TERM and INT stop (running answers are finished first, see limits.drain_s); HUP reads the configuration again and \

@@ -34,10 +34,10 @@ pub struct Start {
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. SIGHUP reads the configuration again and looks for models. A second
-/// SIGTERM or SIGINT ends at once with status 130.
+/// SIGTERM or SIGINT ends at once with status 130. Ends by itself when the engine has no device any more.
 ///
 /// # Errors
-/// [`DaemonError`].
+/// [`DaemonError`]; [`DaemonError::EngineFailed`] after an end by itself.
 pub fn run<F>(start: Start, factory: F) -> Result<(), DaemonError>
 where
     F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
@@ -66,19 +66,26 @@ where
         }
         let status = status(&daemon, &config);
         notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
-        while let Some(signal) = signals.next().await {
-            if signal == SIGHUP {
-                reload(&daemon, &source, &mut config).await;
-                continue;
+        let engine = daemon.engine.handle();
+        let failed = loop {
+            tokio::select! {
+                () = engine.failed() => break true,
+                signal = signals.next() => match signal {
+                    Some(SIGHUP) => reload(&daemon, &source, &mut config).await,
+                    _ => break false,
+                },
             }
-            break;
+        };
+        if failed {
+            // Whoever started the daemon can start it anew; a daemon that refuses everything helps nobody.
+            tracing::error!("the engine has ended: no request can be answered, so the daemon ends too");
         }
         stopping.store(true, Ordering::Release);
         tracing::info!(drain_s = config.limits.drain_s, "stopping: running answers are finished first");
         notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers are finished first")]);
         daemon.stop().await?;
         tracing::info!("stopped");
-        Ok(())
+        if failed { Err(DaemonError::EngineFailed) } else { Ok(()) }
     });
     // Nothing that still blocks can hold the end up.
     runtime.shutdown_background();

@@ -52,18 +52,23 @@ pub enum DaemonError {
         #[source]
         source: std::io::Error,
     },
+    /// The engine lost its device while the daemon served.
+    #[error(
+        "the engine lost its device and could not open it again (the log says why): start the daemon anew"
+    )]
+    EngineFailed,
     /// The engine did not end its step when the daemon stopped.
     #[error("the engine did not stop within {} ms: a step hangs", LAST_WORDS.as_millis())]
     EngineHangs,
 }
 
 impl DaemonError {
-    /// Exit status: 78 for the configuration, 69 for the socket, 70 for a hanging engine, 71 for the rest (sysexits).
+    /// Exit status: 78 for the configuration, 69 for the socket, 70 for an engine that hangs or lost its device, 71 for the rest (sysexits).
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) => 78,
             Self::Listen(_) => 69,
-            Self::EngineHangs => 70,
+            Self::EngineFailed | Self::EngineHangs => 70,
             Self::Engine(_) | Self::Os { .. } => 71,
         }
     }

@@ -3,7 +3,8 @@
 //! One turn: commands, expiries, admission, at most one step, reports. When a turn did nothing the thread sleeps until
 //! a command or the next expiry, a second at most. A panic inside a step fails that step's sequences and takes the
 //! model's room down; its other sequences take their tokens in anew. A panic elsewhere, or in the cleaning up, fails
-//! everything and opens the device anew. Either way the engine serves on.
+//! everything and opens the device anew. Either way the engine serves on; it ends, and says so, only when there is no
+//! device to be opened.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -101,29 +102,52 @@ impl Core {
         core
     }
 
-    /// The thread's whole life.
+    /// The thread's whole life. When it ends other than by being stopped, that is told as
+    /// [`EngineHandle::failed`](super::EngineHandle::failed).
     pub fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let stopped = catch_unwind(AssertUnwindSafe(|| {
+            let stopped = self.serve();
+            self.shared.inbox.lock().stop = true;
+            self.take_commands();
+            self.fail_all(|| JobError::Draining);
+            self.settle();
+            stopped
+        }));
+        shared.inbox.lock().stop = true;
+        shared.failed.send_replace(!stopped.unwrap_or(false));
+        shared.drained.send_replace(true);
+    }
+
+    /// Turns until it is stopped (true), or until there is no device to go on with.
+    fn serve(&mut self) -> bool {
         let mut idle = true;
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.turn(idle))) {
                 Ok(Turn::Worked) => idle = false,
                 Ok(Turn::Idle) => idle = true,
-                Ok(Turn::Stop) => break,
+                Ok(Turn::Stop) => return true,
                 Err(panic) => {
                     idle = false;
                     let text = panic_text(panic.as_ref());
-                    let recovered = catch_unwind(AssertUnwindSafe(|| self.recover(text)));
-                    if !matches!(recovered, Ok(Ok(()))) {
-                        break; // no device: the heartbeat stands still, and the watchdog starts the daemon anew
+                    match catch_unwind(AssertUnwindSafe(|| self.recover(text))) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::error!(%error, "the device could not be opened anew: the engine ends");
+                            return false;
+                        }
+                        Err(panic) => {
+                            let panic = panic_text(panic.as_ref());
+                            tracing::error!(
+                                panic,
+                                "a second panic while the first was cleaned up: the engine ends"
+                            );
+                            return false;
+                        }
                     }
                 }
             }
         }
-        self.shared.inbox.lock().stop = true;
-        self.take_commands();
-        self.fail_all(|| JobError::Draining);
-        self.settle();
-        self.shared.drained.send_replace(true);
     }
 
     fn turn(&mut self, idle: bool) -> Turn {

@@ -78,6 +78,8 @@ pub(super) struct Shared {
     pub published: Mutex<Arc<EngineSnapshot>>,
     /// True once a drain has emptied the engine, or its thread has ended.
     pub drained: watch::Sender<bool>,
+    /// True once the thread has ended without having been stopped.
+    pub failed: watch::Sender<bool>,
     pub info: BackendInfo,
     pub supported: Vec<DType>,
     pub queue_max: usize,
@@ -94,6 +96,7 @@ impl Shared {
             heartbeat: AtomicU64::new(0),
             published: Mutex::default(),
             drained: watch::Sender::new(false),
+            failed: watch::Sender::new(false),
             info: backend.info(),
             supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
             queue_max: options.queue_max,
@@ -229,6 +232,13 @@ impl EngineHandle {
     pub async fn drained(&self) {
         // The sender lives in `shared`, which this handle keeps: waiting cannot fail.
         let _ = self.shared.drained.subscribe().wait_for(|done| *done).await;
+    }
+
+    /// Waits until the engine has ended by itself, which it does when a panic took its device and no other could be
+    /// opened: no request will be answered any more.
+    pub async fn failed(&self) {
+        // As in `drained`.
+        let _ = self.shared.failed.subscribe().wait_for(|failed| *failed).await;
     }
 
     /// A count that moves with every unit of a step, and at least once a second when idle. When it stands, the engine

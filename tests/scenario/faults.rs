@@ -11,7 +11,7 @@ use rocmforge::backend::{
     Projection, SampleRow, Sampled, StepBatch,
 };
 use rocmforge::config::Config;
-use rocmforge::daemon::Daemon;
+use rocmforge::daemon::{self, ConfigSource, Daemon, DaemonError, Start};
 use rocmforge::tensor::{DType, LazyTensor};
 use rocmforge_client::wire::ErrorCode;
 use rocmforge_client::{Client, Options};
@@ -24,6 +24,8 @@ const WELL: u32 = 0;
 const PANIC: u32 = 1;
 const NOT_FINITE: u32 = 2;
 const OUT_OF_MEMORY: u32 = 3;
+/// A panic that cannot be cleaned up.
+const BROKEN: u32 = 4;
 
 /// The CPU, with a fault on demand in the middle of a step.
 struct Faulty {
@@ -45,6 +47,7 @@ impl Backend for Faulty {
         self.inner.open_model(dims, kv_pages)
     }
     fn close_model(&mut self, slot: ModelSlot) {
+        assert_ne!(self.fault.load(Ordering::SeqCst), BROKEN, "a fault in close_model");
         self.inner.close_model(slot);
     }
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
@@ -66,6 +69,7 @@ impl Backend for Faulty {
         self.inner.attention_input(layer, weights)
     }
     fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        assert_ne!(self.fault.load(Ordering::SeqCst), BROKEN, "a fault that stays");
         match self.fault.swap(WELL, Ordering::SeqCst) {
             PANIC => panic!("a fault in attention"),
             NOT_FINITE => Err(BackendError::NotFinite),
@@ -131,4 +135,37 @@ fn a_step_that_panics_or_fails_ends_its_requests_and_the_daemon_serves_on() {
     }
     runtime.block_on(daemon.stop()).unwrap();
     assert!(!config.socket.exists());
+}
+
+#[test]
+fn a_daemon_that_lost_its_device_ends_with_a_status() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(common::tinystories(), dir.path().join(format!("{TINY}.gguf"))).unwrap();
+    let config =
+        Config { socket: dir.path().join("api.sock"), models: vec![dir.path().into()], ..Config::default() };
+    let fault = Arc::new(AtomicU32::new(WELL));
+    let (armed, opened) = (Arc::clone(&fault), AtomicU32::new(0));
+    let factory = move || -> Result<Box<dyn Backend>, BackendError> {
+        if opened.fetch_add(1, Ordering::SeqCst) > 0 {
+            return Err(BackendError::Start { what: "the device", why: "it is gone".to_owned() });
+        }
+        let inner = CpuBackend::new(CpuOptions::default())?;
+        Ok(Box::new(Faulty { inner, fault: Arc::clone(&armed) }))
+    };
+    let client = Client::new(Options {
+        socket: config.socket.clone(),
+        connect_timeout: PATIENCE,
+        absent_timeout: PATIENCE,
+        ..Options::default()
+    });
+    let start = Start { config, source: ConfigSource::default(), listener: None };
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(daemon::run(start, factory)));
+
+    answer(&client, &story(8)).unwrap();
+    fault.store(BROKEN, Ordering::SeqCst);
+    assert_eq!(code(answer(&client, &story(8))), ErrorCode::Internal as u16);
+    let error = end.recv_timeout(PATIENCE).expect("the daemon ends by itself").unwrap_err();
+    assert!(matches!(error, DaemonError::EngineFailed), "{error}");
+    assert_eq!(error.exit_status(), 70);
 }

@@ -32,6 +32,10 @@ pub enum Fault {
     PanicInAttention,
     PanicInAttentionAndClose,
     PanicInRelease,
+    /// As `PanicInRelease`, and no device can be opened after it.
+    LoseDevice,
+    /// As `LoseDevice`, by a panic in opening it.
+    LoseDeviceByPanic,
     FailInHead,
     FailInOpen,
 }
@@ -60,6 +64,10 @@ impl Control {
     pub fn factory(&self) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
         let control = self.clone();
         move || {
+            assert!(control.take(&[Fault::LoseDeviceByPanic]).is_none(), "planted in the factory");
+            if control.take(&[Fault::LoseDevice]).is_some() {
+                return Err(BackendError::Start { what: "the device", why: "it is gone".into() });
+            }
             let mut state = control.0.0.lock();
             state.opened += 1;
             state.slots.clear();
@@ -187,6 +195,8 @@ impl Backend for Fake {
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         assert!(self.control.take(&[Fault::PanicInRelease]).is_none(), "planted in release_pages");
+        let lost = [Fault::LoseDevice, Fault::LoseDeviceByPanic]; // they strike again in the factory
+        assert!(self.control.0.0.lock().fault.is_none_or(|f| !lost.contains(&f)), "planted in release_pages");
         let mut state = self.control.0.0.lock();
         for &page in pages {
             state.pages.remove(&(slot.0, page));

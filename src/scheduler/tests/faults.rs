@@ -57,6 +57,37 @@ fn a_device_broken_by_a_panic_is_opened_anew() {
 }
 
 #[test]
+fn an_engine_without_a_device_ends_and_says_so() {
+    for fault in [Fault::LoseDevice, Fault::LoseDeviceByPanic] {
+        let mut rig = Rig::new(EngineOptions::default());
+        let (mut job, mut bystander) = rig.job(&prompt(1, 40), 30);
+        job.credit = 1;
+        rig.handle().submit(job).unwrap();
+        bystander.take(1);
+        rig.control.fault(fault);
+        assert!(rig.ask(&prompt(3, 10), 5).finish().end.is_some());
+        assert!(matches!(bystander.finish().error(), JobError::Panicked(_)), "{fault:?}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let told = async { tokio::time::timeout(Duration::from_secs(20), rig.handle().failed()).await };
+        runtime.block_on(told).expect("the failure is told");
+        runtime.block_on(rig.handle().drained());
+        let (job, _asked) = rig.job(&prompt(1, 10), 5);
+        assert!(matches!(rig.handle().submit(job), Err(JobError::Draining)), "nothing is taken in any more");
+        rig.engine.take().unwrap().stop();
+    }
+}
+
+#[test]
+fn an_engine_that_is_stopped_has_not_failed() {
+    let mut rig = Rig::new(EngineOptions::default());
+    let handle = rig.handle();
+    rig.engine.take().unwrap().stop();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handle.drained());
+    assert!(!*handle.shared.failed.borrow());
+}
+
+#[test]
 fn a_device_error_fails_the_step_alone() {
     for (fault, want) in [(Fault::FailInHead, "not finite"), (Fault::FailInOpen, "scratch needs")] {
         let rig = Rig::new(EngineOptions::default());
