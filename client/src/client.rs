@@ -3,10 +3,15 @@
 use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::connection::{Connection, lock};
 use crate::error::ClientError;
@@ -110,16 +115,13 @@ impl Client {
     /// # Errors
     /// [`ClientError::File`], and as [`Connection::call`].
     pub fn load_file(&self, path: &Path, name: Option<&str>) -> Result<LoadReply, ClientError> {
-        let failed =
-            |error: std::io::Error| ClientError::File { path: path.to_owned(), reason: error.to_string() };
-        let file = File::open(path).map_err(failed)?;
+        let failed = |reason: &str| ClientError::File { path: path.to_owned(), reason: reason.to_owned() };
         let name = match name {
             Some(name) => name.to_owned(),
-            None => model_name(path).ok_or_else(|| ClientError::File {
-                path: path.to_owned(),
-                reason: "its name is not UTF-8: give the model a name".to_owned(),
-            })?,
+            None if path.file_name().is_none() => return Err(failed("it names no file")),
+            None => model_name(path).ok_or_else(|| failed("its name is not UTF-8: give the model a name"))?,
         };
+        let file = open_regular(path).map_err(|error| failed(&error.to_string()))?;
         self.load_descriptor(file.as_fd(), &name)
     }
 
@@ -219,6 +221,25 @@ impl Client {
             // A daemon that is going keeps its connections: the next one is asked by a new one.
             lock(&self.connection).take_if(|current| current.is(&connection));
         }
+    }
+}
+
+/// Opens a file for reading. Without `NONBLOCK` a FIFO without a writer would block in open(2) for good, and without
+/// `NOCTTY` a terminal could become ours.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let kind = |what: &str| io::Error::other(format!("it is {what}, not a regular file"));
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        // What open(2) says of a socket.
+        Err(Errno::NXIO) => return Err(kind("a socket or a device that is not there")),
+        opened => File::from(opened?),
+    };
+    let found = file.metadata()?.file_type();
+    match () {
+        () if found.is_file() => Ok(file),
+        () if found.is_dir() => Err(kind("a directory")),
+        () if found.is_fifo() => Err(kind("a pipe")),
+        () => Err(kind("a device")),
     }
 }
 

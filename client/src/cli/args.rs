@@ -115,7 +115,9 @@ min-p 0.05. With --temperature 0 the most likely token is taken each time.
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
 max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed,
 timings {queue, load, prefill, decode} in milliseconds, and with --logprobs one
-{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage and timings are null.";
+{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage and timings are null.
+An error's object (see --help of the program) on standard error holds, beside \"error\", what had come
+before it: text, prompt_ids, ids, and with --logprobs logprobs; not where nothing could be asked.";
 
 /// Generate text.
 #[derive(Debug, Args)]
@@ -147,7 +149,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// The prompt is token ids, separated by commas or spaces; nothing is added to them
-    #[arg(long, conflicts_with = "chat")]
+    #[arg(long, conflicts_with_all = ["chat", "system"])]
     pub ids: bool,
     /// The prompt is a user's message: put it through the model's chat template
     #[arg(long)]

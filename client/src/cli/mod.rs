@@ -32,6 +32,11 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Show { model, full } => {
             output.show(&client.show(&model_named(&client, model)?, *full)?, tables::show)?
         }
+        Command::Load { model, name: Some(_) } if !is_path(model) => {
+            return Err(Failure::usage(&format!(
+                "--name is for a file, and {model:?} is a model's name: leave it out, or give a file with a `/`"
+            )));
+        }
         Command::Load { model, name } => {
             output.show(&load(&client, model, name.as_deref())?, tables::load)?
         }

@@ -53,6 +53,7 @@ impl Failure {
         }
     }
 
+    /// What stands under `error`.
     fn to_json(&self) -> Value {
         let (name, code) = match self {
             Self::Usage(_) => ("Usage", None),
@@ -71,14 +72,14 @@ impl Failure {
             .flat_map(|error| &error.detail)
             .map(|entry| (entry.key.clone(), Value::from(entry.value.clone())))
             .collect();
-        json!({ "error": {
+        json!({
             "name": name,
             "code": code,
             "message": self.to_string(),
             "retryable": wire.is_some_and(|error| error.retryable),
             "retry_after_ms": wire.map_or(0, |error| error.retry_after_ms),
             "detail": detail,
-        }})
+        })
     }
 }
 
@@ -133,12 +134,20 @@ impl Output {
 
     /// Prints an error and gives its exit code. A reader that went away is no error.
     pub fn fail(self, failure: &Failure) -> ExitCode {
+        self.fail_with(failure, json!({}))
+    }
+
+    /// As [`Output::fail`]; with `--json` the fields of `partial`, what came before the error, stand beside it.
+    pub fn fail_with(self, failure: &Failure, mut partial: Value) -> ExitCode {
         let code = failure.exit_code();
         if code != 0 {
             let mut stderr = io::stderr().lock();
             // Where not even standard error can be written, the exit code has to do.
             let _ = match (self.json, failure) {
-                (true, _) => writeln!(stderr, "{}", failure.to_json()),
+                (true, _) => {
+                    partial["error"] = failure.to_json();
+                    writeln!(stderr, "{partial}")
+                }
                 (false, Failure::Client(error)) => {
                     writeln!(
                         stderr,

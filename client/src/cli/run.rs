@@ -39,7 +39,13 @@ pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<
     let cancelled = match outcome {
         Ok(()) => false,
         Err(Failure::Client(error)) if error.code() == Some(ErrorCode::Cancelled as u16) => true,
-        Err(failure) => return Err(failure),
+        Err(failure) if output.json => {
+            return Ok(output.fail_with(&failure, so_far(&answer, arguments.logprobs > 0)));
+        }
+        Err(failure) => {
+            end_line(&answer.text)?;
+            return Err(failure);
+        }
     };
     if output.json {
         writeln!(io::stdout(), "{}", to_json(&answer, arguments.logprobs > 0))?;
@@ -145,27 +151,29 @@ fn end_line(text: &str) -> io::Result<()> {
     if io::stdout().is_terminal() && !text.ends_with('\n') { writeln!(io::stdout()) } else { Ok(()) }
 }
 
+/// What came before an error, to be printed with it: it was computed, and a script may go on from it.
+fn so_far(answer: &Answer, logprobs: bool) -> Value {
+    let mut object = json!({ "text": answer.text, "prompt_ids": answer.prompt_ids, "ids": answer.ids });
+    if logprobs {
+        object["logprobs"] = json!(answer.logprobs);
+    }
+    object
+}
+
 fn to_json(answer: &Answer, logprobs: bool) -> Value {
     let end = answer.end.as_ref();
     let reason = end.map_or("cancelled".to_owned(), |end| snake_case(&format!("{:?}", end.stop_reason)));
     let ms = |us: u64| us as f64 / 1e3;
-    let mut object = json!({
-        "text": answer.text,
-        "prompt_ids": answer.prompt_ids,
-        "ids": answer.ids,
-        "stop_reason": reason,
-        "usage": end.map(|end| end.usage),
-        "seed": end.map(|end| end.seed),
-        "timings": end.map(|end| json!({
-            "queue": ms(end.timings.queue_us),
-            "load": ms(end.timings.load_us),
-            "prefill": ms(end.timings.prefill_us),
-            "decode": ms(end.timings.decode_us),
-        })),
-    });
-    if logprobs {
-        object["logprobs"] = json!(answer.logprobs);
-    }
+    let mut object = so_far(answer, logprobs);
+    object["stop_reason"] = json!(reason);
+    object["usage"] = json!(end.map(|end| end.usage));
+    object["seed"] = json!(end.map(|end| end.seed));
+    object["timings"] = json!(end.map(|end| json!({
+        "queue": ms(end.timings.queue_us),
+        "load": ms(end.timings.load_us),
+        "prefill": ms(end.timings.prefill_us),
+        "decode": ms(end.timings.decode_us),
+    })));
     object
 }
 

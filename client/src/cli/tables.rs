@@ -83,7 +83,7 @@ pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
     if reply.mapped_now {
         writeln!(out, "{name}: mapped in {:.1} ms", reply.elapsed_us as f64 / 1e3)
     } else {
-        writeln!(out, "{name}: was mapped already")
+        writeln!(out, "{name}: its file was mapped already")
     }
 }
 

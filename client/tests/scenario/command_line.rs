@@ -8,13 +8,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::server::{Peer, Server, end, item, summary};
 
-fn client(server: &Server) -> Command {
+pub fn client(server: &Server) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforge-client"));
     command.env("ROCMFORGE_SOCKET", server.socket()).stdin(Stdio::null());
     command
 }
 
-fn spawn(server: &Server, arguments: &[&str]) -> Child {
+pub fn spawn(server: &Server, arguments: &[&str]) -> Child {
     client(server)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -24,12 +24,12 @@ fn spawn(server: &Server, arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-fn run(server: &Server, arguments: &[&str]) -> (i32, String, String) {
+pub fn run(server: &Server, arguments: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = client(server).args(arguments).output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-fn generate(peer: &mut Peer) -> (u32, GenerateRequest) {
+pub fn generate(peer: &mut Peer) -> (u32, GenerateRequest) {
     let request = peer.request().unwrap();
     let ClientMessage::Generate(generate) = request.message else { panic!("{:?}", request.message) };
     (request.header.stream, generate)

@@ -4,6 +4,7 @@
 
 mod command_line;
 mod connecting;
+mod failing;
 mod server;
 
 use std::io::{Read, Write};
