@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, BackendError};
@@ -82,6 +83,7 @@ pub struct Daemon {
     acceptor: Arc<Acceptor>,
     engine: Engine,
     endpoint: Arc<Endpoint>,
+    accepting: JoinHandle<()>,
     /// No more connections.
     stop_accepting: CancellationToken,
     /// No more frames on open connections.
@@ -121,8 +123,19 @@ impl Daemon {
         let service = Service::new(Arc::clone(&store), engine.handle(), settings);
         let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
-        tokio::spawn(Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone()));
-        Ok(Self { service, store, acceptor, engine, endpoint, stop_accepting, close, drain: config.drain() })
+        let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
+        let accepting = tokio::spawn(accept);
+        Ok(Self {
+            service,
+            store,
+            acceptor,
+            engine,
+            endpoint,
+            accepting,
+            stop_accepting,
+            close,
+            drain: config.drain(),
+        })
     }
 
     /// Takes over what can change while it runs: model directories and the limits of connections.
@@ -157,7 +170,13 @@ impl Daemon {
         }
         self.stop_accepting.cancel();
         self.close.cancel();
-        let _ = tokio::time::timeout(LAST_WORDS, self.acceptor.closed()).await;
+        let ended = async {
+            let _ = self.accepting.await;
+            self.acceptor.closed().await;
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+        // Here and not with the last owner, which may be a task that the end of the process leaves where it is.
+        self.endpoint.unlink();
         let engine = self.engine;
         let stopped = tokio::task::spawn_blocking(move || engine.stop());
         tokio::time::timeout(LAST_WORDS, stopped)

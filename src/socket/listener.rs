@@ -95,6 +95,8 @@ impl Endpoint {
             return Err(ListenError::PathTooLong { path: path.into(), bytes });
         }
         let os = |what| move |source| ListenError::Os { path: path.into(), what, source };
+        // Before anything is made: `--socket /tmp` must not leave a /tmp.lock.
+        socket_exists(path)?;
         make_directory(path).map_err(os("cannot make the directory of the socket"))?;
         let lock = lock(path)?;
         remove_stale(path)?;
@@ -143,6 +145,18 @@ impl Endpoint {
         self.listener.accept().await
     }
 
+    /// Takes the path away, if it is ours and still there; no new client finds it. What drops last does this too, but
+    /// that can be a task of a runtime that is being shut down, and then never.
+    pub fn unlink(&self) {
+        // Under the lock nobody else binds this path, so between the check and the removal it cannot become another's,
+        // unless someone removes and binds by hand.
+        let Some(bound) = &self.bound else { return };
+        let ours = std::fs::symlink_metadata(&bound.path).is_ok_and(|m| (m.dev(), m.ino()) == bound.id);
+        if ours && let Err(error) = std::fs::remove_file(&bound.path) {
+            tracing::warn!(path = %bound.path.display(), %error, "the socket could not be removed");
+        }
+    }
+
     /// True when systemd keeps the socket: clients that connect while we stop wait for our successor.
     pub fn is_handed_over(&self) -> bool {
         self.bound.is_none()
@@ -151,13 +165,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Under the lock nobody else binds this path, so between the check and the removal it cannot become another's,
-        // unless someone removes and binds by hand.
-        let Some(bound) = &self.bound else { return };
-        let ours = std::fs::symlink_metadata(&bound.path).is_ok_and(|m| (m.dev(), m.ino()) == bound.id);
-        if ours && let Err(error) = std::fs::remove_file(&bound.path) {
-            tracing::warn!(path = %bound.path.display(), %error, "the socket could not be removed");
-        }
+        self.unlink();
     }
 }
 
@@ -189,22 +197,28 @@ fn lock(socket: &Path) -> Result<File, ListenError> {
     }
 }
 
+/// True when a socket is at `path`, false when nothing is.
+fn socket_exists(path: &Path) -> Result<bool, ListenError> {
+    let kind = match std::fs::symlink_metadata(path) {
+        Ok(meta) => meta.file_type(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(source) => return Err(ListenError::Os { path: path.into(), what: "cannot stat", source }),
+    };
+    let kind = match () {
+        () if kind.is_socket() => return Ok(true),
+        () if kind.is_symlink() => "symbolic link",
+        () if kind.is_dir() => "directory",
+        () if kind.is_file() => "file",
+        () => "device or pipe",
+    };
+    Err(ListenError::NotASocket { path: path.into(), kind })
+}
+
 /// Removes a socket that nobody listens on. The caller holds the lock.
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let os = |what, source| ListenError::Os { path: path.into(), what, source };
-    let kind = match std::fs::symlink_metadata(path) {
-        Ok(meta) => meta.file_type(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(os("cannot stat", e)),
-    };
-    if !kind.is_socket() {
-        let kind = match () {
-            () if kind.is_symlink() => "symbolic link",
-            () if kind.is_dir() => "directory",
-            () if kind.is_file() => "file",
-            () => "device or pipe",
-        };
-        return Err(ListenError::NotASocket { path: path.into(), kind });
+    if !socket_exists(path)? {
+        return Ok(());
     }
     // A listener with a full backlog lets us connect "later": that too is a live one.
     let probe = ConnectOptions::new()
@@ -301,6 +315,32 @@ mod tests {
         assert!(matches!(Endpoint::bind(&long), Err(ListenError::PathTooLong { .. })));
         let nowhere = dir.path().join("no/such/api.sock");
         assert!(matches!(Endpoint::bind(&nowhere), Err(ListenError::Os { .. })));
+    }
+
+    #[test]
+    fn what_is_no_socket_gets_no_lock_file_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("models");
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(Endpoint::bind(&path), Err(ListenError::NotASocket { kind: "directory", .. })));
+        let entries: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(entries, ["models"]);
+    }
+
+    #[test]
+    fn a_socket_is_unlinked_while_others_still_hold_it_and_its_successor_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let endpoint = std::sync::Arc::new(Endpoint::bind(&path).unwrap());
+        let held_by_a_task = std::sync::Arc::clone(&endpoint);
+        endpoint.unlink();
+        assert!(!path.exists());
+        std::fs::write(&path, "another's").unwrap();
+        drop((endpoint, held_by_a_task));
+        assert!(path.exists(), "only our own socket is removed");
     }
 
     #[test]
