@@ -18,7 +18,7 @@ use super::kv::{KvElement, KvHead, KvPool};
 use super::pool::{Parts, Pool};
 use super::simd::{LANES, Level, Simd, vectorize};
 use super::step::Step;
-use crate::backend::{KV_PAGE_TOKENS, KvType};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
 
 /// Most queries (rows times heads of a group) of a tile, where a group is not larger: enough that widening a key costs
 /// little beside its products, and their sums still lie in the first-level cache.
@@ -92,6 +92,21 @@ pub struct Partials {
     values: Vec<f32>,
 }
 
+impl Partials {
+    /// Room for `items` results of `item_len` values; they are unspecified.
+    fn resize(&mut self, items: usize, item_len: usize) -> Result<&mut [f32], BackendError> {
+        let refused = |len: usize| BackendError::OutOfMemory {
+            what: "attention's results by split",
+            need_bytes: (len as u64).saturating_mul(size_of::<f32>() as u64),
+        };
+        let len = items.checked_mul(item_len).ok_or_else(|| refused(usize::MAX))?;
+        let more = len.saturating_sub(self.values.len());
+        self.values.try_reserve(more).map_err(|_| refused(len))?;
+        self.values.resize(len, 0.0);
+        Ok(&mut self.values)
+    }
+}
+
 vectorize!(fn tile_f16 = tile::<f16, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
 vectorize!(fn tile_f32 = tile::<f32, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
 vectorize!(fn partial_f16 = partial::<f16, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
@@ -107,6 +122,9 @@ struct Item {
 }
 
 /// Attention of all rows: `out` gets `[rows][n_kv_heads * group * head_dim]` at `out_stride`.
+///
+/// # Errors
+/// [`BackendError::OutOfMemory`] for the results of splits; nothing is computed then.
 pub fn attend(
     level: Level,
     p: &Problem<'_>,
@@ -114,15 +132,15 @@ pub fn attend(
     workers: &mut [Worker],
     partials: &mut Partials,
     out: &mut [f32],
-) {
+) -> Result<(), BackendError> {
     let tiles = p.step.tiles.len() * p.n_kv_heads;
     let many_splits = p.step.splits.len() > p.step.rows();
     // Fewer tiles than this leave workers idle at the end; more items make partial results large.
     if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
-        attend_by_split(level, p, pool, workers, partials, out);
-    } else {
-        attend_by_tile(level, p, pool, workers, out);
+        return attend_by_split(level, p, pool, workers, partials, out);
     }
+    attend_by_tile(level, p, pool, workers, out);
+    Ok(())
 }
 
 fn attend_by_tile(level: Level, p: &Problem<'_>, pool: &mut Pool, workers: &mut [Worker], out: &mut [f32]) {
@@ -142,12 +160,11 @@ fn attend_by_split(
     workers: &mut [Worker],
     partials: &mut Partials,
     out: &mut [f32],
-) {
+) -> Result<(), BackendError> {
     let geometry = p.kv.geometry();
     let item_len = p.group * (geometry.head_stride + 2);
     let items = p.step.splits.len() * p.n_kv_heads;
-    partials.values.resize(items * item_len, 0.0);
-    let parts = Parts::new(&mut partials.values);
+    let parts = Parts::new(partials.resize(items, item_len)?);
     pool.run_with(workers, items, |worker, chunk| {
         let scratch = &mut worker.attention;
         let (row, split) = p.step.splits[chunk / p.n_kv_heads];
@@ -166,6 +183,7 @@ fn attend_by_split(
         merge_row(level, p, &partials.values, first..first + count, &mut workers[0].attention, out);
         first += count;
     }
+    Ok(())
 }
 
 /// All splits of the queries of `rows` with one KV head (told by the block's columns).
@@ -495,4 +513,20 @@ fn exp<S: Simd>(s: S, x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
     s.store(s.exp(s.splat(x)), &mut lanes);
     lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_beyond_memory_are_an_error() {
+        let mut partials = Partials::default();
+        assert_eq!(partials.resize(3, 18).unwrap().len(), 54);
+        for (items, item_len) in [(usize::MAX, 2), (usize::MAX / 4, 1), (1 << 40, 1 << 20)] {
+            let refused = partials.resize(items, item_len);
+            assert!(matches!(refused, Err(BackendError::OutOfMemory { .. })), "{items} of {item_len}");
+        }
+        assert_eq!(partials.resize(2, 18).unwrap().len(), 36);
+    }
 }

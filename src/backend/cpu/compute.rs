@@ -218,8 +218,9 @@ impl Compute {
         Ok(())
     }
 
+    /// The first error of a product, taken out. All are: one left behind would fail the next product.
     fn check_workers(&mut self) -> Result<(), BackendError> {
-        match self.workers.iter_mut().find_map(|worker| worker.error.take()) {
+        match self.workers.iter_mut().fold(None, |first, worker| first.or(worker.error.take())) {
             None => Ok(()),
             Some(error) => Err(BackendError::Internal(error.to_string())),
         }
@@ -254,4 +255,22 @@ pub fn append_values(tensor: &DeviceTensor, out: &mut Vec<f32>) -> Result<(), Ba
     out.resize(start + tensor.rows() * tensor.cols(), 0.0);
     quant::dequantize_row(tensor.dtype(), bytes, &mut out[start..])
         .map_err(|error| BackendError::Internal(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CpuBackend, CpuOptions};
+    use super::*;
+
+    #[test]
+    fn errors_of_one_product_are_not_those_of_the_next() {
+        let mut compute = CpuBackend::with_exact_threads(CpuOptions::default(), 3).unwrap().compute;
+        compute.check_workers().unwrap();
+        for (worker, dtype) in compute.workers.iter_mut().zip([DType::F16, DType::F32, DType::Q4_0]) {
+            worker.error = Some(MatmulError::Unsupported(dtype));
+        }
+        let error = compute.check_workers().unwrap_err().to_string();
+        assert!(error.contains("F16"), "the first: {error}");
+        compute.check_workers().unwrap();
+    }
 }

@@ -142,8 +142,7 @@ pub fn attention(compute: &mut Compute, model: &mut Model, layer: u32) -> Result
         &mut compute.workers,
         &mut model.partials,
         out,
-    );
-    Ok(())
+    )
 }
 
 /// Residual += output projection of the attention result.
