@@ -518,7 +518,7 @@ impl Core {
                     prompt_tokens: sequence.prompt_tokens(),
                     prefilled_tokens: view.computed.min(sequence.prompt_tokens()),
                     generated_tokens: sequence.generated_tokens(),
-                    max_tokens: sequence.job.max_tokens,
+                    max_tokens: sequence.answer_tokens(),
                     kv_pages: view.kv_pages,
                     arrived: sequence.job.arrived,
                     queue_position: view.queue_position,

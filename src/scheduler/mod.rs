@@ -61,10 +61,11 @@ pub struct Job {
     pub model: Arc<Model>,
     /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.
     pub prompt: Vec<u32>,
-    /// Most tokens to generate; at least 1; prompt + this is at most `context_tokens`.
+    /// Most tokens to generate, as asked for; at least 1. It may be more than the context has room for: the answer then
+    /// ends with [`StopReason::ContextFull`].
     pub max_tokens: u32,
-    /// The context in force: the model's own within the configured limit. An answer that reaches it ends with
-    /// [`StopReason::ContextFull`]. KV pages are reserved for prompt + `max_tokens` only.
+    /// The context in force: the model's own within the configured limit. KV pages are reserved for prompt +
+    /// `max_tokens` within it only.
     pub context_tokens: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
@@ -83,6 +84,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// Most tokens that an answer to a prompt of `prompt_tokens` can have.
+    fn answer_tokens(&self, prompt_tokens: u32) -> u32 {
+        self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens))
+    }
+
     /// Positions that the sequence can come to fill.
     pub fn positions(&self) -> u32 {
         let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
@@ -92,15 +98,14 @@ impl Job {
     /// The promises of the fields above. Sessions answer for them with better words; this is the last guard.
     fn check(&self) -> Result<(), JobError> {
         let invalid = |why| Err(JobError::Invalid(why));
-        let positions = self.prompt.len() as u64 + u64::from(self.max_tokens);
         if self.prompt.is_empty() {
             return invalid("the prompt has no token");
         }
         if self.max_tokens == 0 {
             return invalid("no token is asked for");
         }
-        if positions > u64::from(self.context_tokens) {
-            return invalid("prompt and answer are longer than the context");
+        if self.prompt.len() as u64 >= u64::from(self.context_tokens) {
+            return invalid("the prompt leaves no room for an answer in the context");
         }
         if self.prompt.iter().any(|&id| id as usize >= self.model.plan.dims.vocab) {
             return invalid("a token id outside the vocabulary");
@@ -152,7 +157,7 @@ pub enum StopReason {
     EndOfGeneration,
     /// `max_tokens` were generated.
     MaxTokens,
-    /// The context is full.
+    /// The context was full before `max_tokens` were generated.
     ContextFull,
     /// A stop text came.
     StopText,

@@ -49,6 +49,11 @@ impl Sequence {
         self.tokens.len() as u32 - self.prompt_tokens
     }
 
+    /// Most tokens that the answer can have.
+    pub fn answer_tokens(&self) -> u32 {
+        self.job.answer_tokens(self.prompt_tokens)
+    }
+
     pub fn admit(&mut self, now: Instant) {
         self.admitted = Some(now);
     }
@@ -89,10 +94,11 @@ impl Sequence {
         let reason = match () {
             () if ends => Some(StopReason::EndOfGeneration),
             () if self.text.stopped() => Some(StopReason::StopText),
+            // First: who gets all tokens that were asked for does not miss any for want of room.
+            () if self.generated_tokens() >= self.job.max_tokens => Some(StopReason::MaxTokens),
             () if self.tokens.len() as u64 >= u64::from(self.job.context_tokens) => {
                 Some(StopReason::ContextFull)
             }
-            () if self.generated_tokens() >= self.job.max_tokens => Some(StopReason::MaxTokens),
             () => None,
         };
         let logprobs = match self.job.sampling.top_logprobs {

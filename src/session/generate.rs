@@ -123,7 +123,7 @@ fn prepare(call: &Call, name: &str, prompt: Prompt, max_tokens: u32) -> Result<V
     }
     let context_tokens = model.context_length.min(service.settings.context_tokens);
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    let Some(room @ 1..) = context_tokens.checked_sub(prompt_tokens) else {
+    if prompt_tokens >= context_tokens {
         let (own, limit) = (model.context_length, service.settings.context_tokens);
         let text = format!(
             "the prompt has {prompt_tokens} tokens and the context {context_tokens} (the model's {own}, limits.context_tokens \
@@ -133,8 +133,8 @@ fn prepare(call: &Call, name: &str, prompt: Prompt, max_tokens: u32) -> Result<V
         return Err(error
             .with_detail("prompt_tokens", prompt_tokens)
             .with_detail("context_tokens", context_tokens));
-    };
-    let max_tokens = if max_tokens == 0 { room } else { max_tokens.min(room) };
+    }
+    let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
     Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
 }
 

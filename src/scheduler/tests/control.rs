@@ -95,8 +95,7 @@ fn jobs_that_break_their_promises_are_refused() {
     };
     check(|job| job.prompt.clear(), "no token");
     check(|job| job.max_tokens = 0, "no token is asked for");
-    check(|job| job.context_tokens = 14, "longer than the context");
-    check(|job| job.max_tokens = u32::MAX, "longer than the context");
+    check(|job| job.context_tokens = 10, "no room for an answer");
     check(|job| job.prompt[3] = VOCAB as u32, "outside the vocabulary");
     rig.control.allow(0);
     let (first, asked) = rig.job(&prompt(1, 10), 5);
@@ -111,10 +110,20 @@ fn jobs_that_break_their_promises_are_refused() {
 #[test]
 fn a_full_context_is_told_from_a_reached_count() {
     let rig = Rig::new(EngineOptions::default());
-    let (mut job, asked) = rig.job(&prompt(1, 10), 5);
-    job.context_tokens = 15;
-    rig.handle().submit(job).unwrap();
-    assert_eq!(asked.finish().outcome().reason, StopReason::ContextFull);
+    // Asked for less than there is room, for just as much, for more, and for all there is.
+    let cases = [
+        (4, StopReason::MaxTokens, 4),
+        (5, StopReason::MaxTokens, 5),
+        (6, StopReason::ContextFull, 5),
+        (u32::MAX, StopReason::ContextFull, 5),
+    ];
+    for (max_tokens, reason, tokens) in cases {
+        let (mut job, asked) = rig.job(&prompt(1, 10), max_tokens);
+        job.context_tokens = 15;
+        rig.handle().submit(job).unwrap();
+        let answer = asked.finish();
+        assert_eq!((answer.outcome().reason, answer.ids), (reason, expected(&prompt(1, 10), tokens)));
+    }
 }
 
 #[test]
