@@ -31,12 +31,38 @@ pub struct Model {
     pub gguf: gguf::Gguf,
     /// Text to tokens and back.
     pub tokenizer: tokenizer::Tokenizer,
-    /// Chat template source (`tokenizer.chat_template`), at most 256 KiB, not yet compiled.
-    pub chat_template: Option<String>,
+    /// Chat template, not yet compiled.
+    pub chat_template: ChatTemplate,
     /// What to run.
     pub plan: plan::ExecutionPlan,
     /// Context length the file states, in tokens.
     pub context_length: u32,
+}
+
+/// What a file has for a chat template (`tokenizer.chat_template`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// None.
+    Absent,
+    /// Its Jinja source.
+    Source(String),
+    /// One of more than [`template::SOURCE_BYTES_MAX`] bytes, which is not kept: chats fail, all else works.
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+    },
+}
+
+impl ChatTemplate {
+    fn of(source: Option<&str>) -> Self {
+        match source {
+            None => Self::Absent,
+            Some(source) if source.len() > template::SOURCE_BYTES_MAX => {
+                Self::TooLong { bytes: source.len() }
+            }
+            Some(source) => Self::Source(source.to_owned()),
+        }
+    }
 }
 
 /// Why a file did not become a [`Model`].
@@ -72,8 +98,44 @@ impl Model {
         let (gguf, file) = gguf::Gguf::open(file)?;
         let tokenizer = tokenizer::Tokenizer::from_gguf(&gguf)?;
         let plan = plan::ExecutionPlan::build(&gguf, &file, tokenizer.vocab_size())?;
-        let chat_template = gguf.string("tokenizer.chat_template").map(str::to_owned);
+        let chat_template = ChatTemplate::of(gguf.string("tokenizer.chat_template"));
         let context_length = plan.context_length;
         Ok(Self { id, name: name.to_owned(), file, gguf, tokenizer, chat_template, plan, context_length })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+
+    use super::*;
+
+    /// The small model with a chat template of `bytes` bytes. What is put in has to keep the data's alignment of 32.
+    fn with_template(bytes: usize) -> Model {
+        const KEY: &[u8] = b"tokenizer.chat_template";
+        const STRING: u32 = 8;
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
+        let old = std::fs::read(path).unwrap();
+        let entries = u64::from_le_bytes(old[16..24].try_into().unwrap()) + 1;
+        let mut new = [&old[..16], &entries.to_le_bytes(), &(KEY.len() as u64).to_le_bytes(), KEY].concat();
+        new.extend_from_slice(&STRING.to_le_bytes());
+        new.extend_from_slice(&(bytes as u64).to_le_bytes());
+        new.resize(new.len() + bytes, b'x');
+        assert_eq!((new.len() - 24) % 32, 0);
+        new.extend_from_slice(&old[24..]);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&new).unwrap();
+        file.rewind().unwrap();
+        Model::open(ModelId(1), "long", std::fs::File::open(file.path()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_chat_template_past_the_limit_is_not_kept_and_the_model_opens() {
+        let kept = template::SOURCE_BYTES_MAX - 11;
+        assert_eq!(with_template(kept).chat_template, ChatTemplate::Source("x".repeat(kept)));
+        let bytes = template::SOURCE_BYTES_MAX + 21;
+        assert_eq!(with_template(bytes).chat_template, ChatTemplate::TooLong { bytes });
+        let longest = "x".repeat(template::SOURCE_BYTES_MAX);
+        assert_eq!(ChatTemplate::of(Some(&longest)), ChatTemplate::Source(longest.clone()));
     }
 }

@@ -13,10 +13,10 @@ use super::error::{Failure, failure, of_job, of_store, of_template};
 use super::service::random;
 use super::text::check_ids;
 use super::{Call, CreditSink};
-use crate::model::Model;
 use crate::model::store::Lease;
-use crate::model::template::{Message, TemplateRequest};
+use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
+use crate::model::{ChatTemplate, Model};
 use crate::scheduler::{Event, Job, Outcome, Sampling, StopReason, TokenBatch};
 
 /// Highest temperature: beyond it every token is as likely as any other.
@@ -149,9 +149,16 @@ fn prompt_ids(call: &Call, model: &Model, prompt: Prompt) -> Result<Vec<u32>, Fa
         }
         Prompt::Chat(messages) => messages,
     };
-    let Some(template) = &model.chat_template else {
-        let text = "the model's file has no chat template: send the prompt as text, in the form the model was trained on";
-        return Err(failure(ErrorCode::NoChatTemplate, text));
+    let template = match &model.chat_template {
+        ChatTemplate::Source(source) => source,
+        ChatTemplate::Absent => {
+            let text = "the model's file has no chat template: send the prompt as text, in the form the model was trained on";
+            return Err(failure(ErrorCode::NoChatTemplate, text));
+        }
+        ChatTemplate::TooLong { bytes } => {
+            let limit = SOURCE_BYTES_MAX;
+            return Err(of_template(&TemplateError::SourceTooLong { bytes: *bytes, limit }));
+        }
     };
     let messages = messages.into_iter().map(|message| Message::new(message.role, message.content)).collect();
     let request = TemplateRequest::new(template.as_str(), messages).with_tokens_of(&model.tokenizer);

@@ -13,9 +13,9 @@ use rocmforge_client::wire::{
 use super::Call;
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
-use crate::model::Model;
 use crate::model::gguf::{Array, Value};
 use crate::model::store::{Listing, ModelStatus};
+use crate::model::{ChatTemplate, Model};
 
 /// Bytes of metadata and tensors in one `ShowReply`; the client asks again for the rest.
 const SHOW_BYTES: usize = 512 << 10;
@@ -189,7 +189,7 @@ fn describe(model: &Model, summary: ModelSummary, request: &ShowRequest) -> Show
         ffn: number(dims.ffn),
         vocab: number(vocab),
         tokenizer: model.tokenizer.kind().to_owned(),
-        chat_template: model.chat_template.is_some(),
+        chat_template: matches!(model.chat_template, ChatTemplate::Source(_)),
         end_of_generation: model
             .tokenizer
             .end_of_generation()
