@@ -20,6 +20,16 @@ impl Answer {
         Self { connection, stream, ended: false }
     }
 
+    /// The first of several, which may be large: it waits for room.
+    ///
+    /// # Errors
+    /// A message that does not fit a frame.
+    pub(super) async fn first_item<T: Message>(&self, message: &T) -> Result<(), Failure> {
+        let frame = self.frame(Op::Item, Flags::MORE, message)?;
+        self.connection.outbox.send_in_turn(frame, || ()).await;
+        Ok(())
+    }
+
     /// One of several; the stream goes on.
     ///
     /// # Errors
@@ -30,18 +40,30 @@ impl Answer {
         Ok(())
     }
 
-    /// The whole answer.
+    /// The end of the stream, once there is room for it.
+    pub(super) async fn in_turn<T: Message>(mut self, op: Op, result: Result<T, Failure>) {
+        let frame = match result {
+            Ok(message) => self.last_frame(op, &message),
+            Err(error) => self.last_frame(Op::Error, self.logged(&error)),
+        };
+        if let Some(frame) = frame {
+            let outbox = self.connection.outbox.clone();
+            outbox.send_in_turn(frame, || self.close()).await;
+        }
+    }
+
+    /// The whole answer, at once: for small ones, from where nothing may wait.
     pub(super) fn reply<T: Message>(self, message: &T) {
         self.finish(Op::Reply, message);
     }
 
-    /// The end after items.
-    pub(super) fn end<T: Message>(self, message: &T) {
-        self.finish(Op::End, message);
+    /// The failure of the request, at once.
+    pub(super) fn fail(self, error: &Failure) {
+        let error = self.logged(error);
+        self.finish(Op::Error, error);
     }
 
-    /// The failure of the request.
-    pub(super) fn fail(self, error: Failure) {
+    fn logged<'a>(&self, error: &'a Failure) -> &'a Failure {
         if error.code >= ErrorCode::DeviceFailed as u16 {
             tracing::warn!(
                 uid = self.connection.peer.uid,
@@ -50,7 +72,7 @@ impl Answer {
                 "a request failed"
             );
         }
-        self.finish(Op::Error, &error);
+        error
     }
 
     fn finish<T: Message>(mut self, op: Op, message: &T) {
@@ -58,20 +80,26 @@ impl Answer {
     }
 
     fn finish_by_ref<T: Message>(&mut self, op: Op, message: &T) {
+        if let Some(frame) = self.last_frame(op, message) {
+            self.close();
+            self.connection.outbox.send(frame);
+        }
+    }
+
+    /// Out of the table before the last frame is sent: a client that has seen the end may open the next stream at once.
+    fn close(&mut self) {
         self.ended = true;
-        let frame = match self.frame(op, Flags::NONE, message) {
-            Ok(frame) => frame,
-            Err(error) => match self.frame(Op::Error, Flags::NONE, &error) {
-                Ok(frame) => frame,
-                Err(error) => {
-                    tracing::error!(message = error.message, "an error could not be encoded");
-                    return;
-                }
-            },
-        };
-        // First out of the table: a client that has seen the end may open the next stream at once.
         self.connection.streams.lock().remove(&self.stream);
-        self.connection.outbox.send(frame);
+    }
+
+    /// The frame that ends the stream: of `message`, or of why that cannot be sent.
+    fn last_frame<T: Message>(&self, op: Op, message: &T) -> Option<Vec<u8>> {
+        let frame = self.frame(op, Flags::NONE, message);
+        let frame = frame.or_else(|error| self.frame(Op::Error, Flags::NONE, &error));
+        if let Err(error) = &frame {
+            tracing::error!(message = error.message, "an error could not be encoded");
+        }
+        frame.ok()
     }
 
     fn frame<T: Message>(&self, op: Op, flags: Flags, message: &T) -> Result<Vec<u8>, Failure> {

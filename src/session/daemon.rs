@@ -43,10 +43,10 @@ pub(super) fn info(call: &Call) -> InfoReply {
 }
 
 /// All requests for tokens. Another uid's name for a model is told only where everyone knows it.
-pub(super) fn ps(call: &Call) -> PsReply {
+pub(super) async fn ps(call: Call) -> Result<PsReply, Failure> {
     let snapshot = call.service().engine.snapshot();
     let sequences = snapshot.sequences.iter().take(wire::limits::SEQUENCES_MAX);
-    PsReply { sequences: sequences.map(|sequence| entry(call, sequence)).collect(), ext: Ext::new() }
+    Ok(PsReply { sequences: sequences.map(|sequence| entry(&call, sequence)).collect(), ext: Ext::new() })
 }
 
 fn entry(call: &Call, sequence: &SequenceSnapshot) -> SequenceEntry {

@@ -8,11 +8,11 @@ use rocmforge_client::wire::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::Call;
 use super::answer::Answer;
 use super::error::{Failure, failure, of_job, of_store, of_template};
 use super::service::random;
 use super::text::check_ids;
-use super::{Call, CreditSink};
 use crate::model::store::Lease;
 use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
@@ -21,6 +21,9 @@ use crate::scheduler::{Event, Job, Outcome, Sampling, StopReason, TokenBatch};
 
 /// Highest temperature: beyond it every token is as likely as any other.
 const TEMPERATURE_MAX: f32 = 100.0;
+
+/// Bytes of the first item that are left for what is not the prompt's ids; with the largest frames `IDS_MAX` fit beside.
+const FIRST_ITEM_BYTES: usize = 4096;
 
 /// A request that was checked against the model and the limits.
 struct ValidRequest {
@@ -60,14 +63,7 @@ pub(super) async fn run(
     let prompt_ids = valid.prompt.clone();
     let seed = sampling.seed;
     ticket.runs_as(id, &name);
-    let saved = {
-        let mut credit = call.control.credit.lock();
-        match std::mem::replace(&mut *credit, CreditSink::Sequence(id)) {
-            CreditSink::Saved(items) => items,
-            CreditSink::Sequence(_) => 0, // a stream is one request: this was not set before
-        }
-    };
-    let job = Job {
+    let job = |credit| Job {
         id,
         uid: call.peer().uid,
         model: Arc::clone(valid.lease.model()),
@@ -79,10 +75,10 @@ pub(super) async fn run(
         ignore_eog,
         deadline,
         arrived,
-        credit: saved,
+        credit,
         events: sender,
     };
-    engine.submit(job).map_err(|error| of_job(&error))?;
+    call.control.submit(id, |credit| engine.submit(job(credit))).map_err(|error| of_job(&error))?;
     let outcome = stream(call, answer, id, prompt_ids, &mut events).await?;
     check_whole(call, valid.lease).await?;
     Ok(end(outcome, seed))
@@ -115,6 +111,7 @@ fn prepare(call: &Call, name: &str, prompt: Prompt, max_tokens: u32) -> Result<V
     let vocab = model.plan.dims.vocab;
     let prompt = prompt_ids(call, model, prompt)?;
     check_ids(&prompt, vocab)?;
+    check_frame(&prompt, call.connection.limits.max_frame)?;
     if prompt.is_empty() {
         return Err(failure(
             ErrorCode::EmptyPrompt,
@@ -136,6 +133,20 @@ fn prepare(call: &Call, name: &str, prompt: Prompt, max_tokens: u32) -> Result<V
     }
     let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
     Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
+}
+
+/// The first item tells the prompt's ids, whole: refused before the work where it would not fit the client's frames.
+fn check_frame(prompt: &[u32], payload_bytes_max: u32) -> Result<(), Failure> {
+    let fit = (payload_bytes_max as usize).saturating_sub(FIRST_ITEM_BYTES) / size_of::<u32>();
+    if prompt.len() <= fit {
+        return Ok(());
+    }
+    let text = format!(
+        "the prompt has {} tokens and the {payload_bytes_max} bytes of the connection's max_frame hold the ids of {fit}: \
+         connect with a larger max_frame",
+        prompt.len()
+    );
+    Err(failure(ErrorCode::LimitExceeded, &text))
 }
 
 /// Blocks, for a chat as long as its template takes.
@@ -224,7 +235,13 @@ async fn stream(
             // Once something could not be sent, the rest is only waited for.
             Some(Event::Tokens(_)) if unsent.is_some() => {}
             Some(Event::Tokens(batch)) => {
-                if let Err(error) = answer.item(&item(batch, std::mem::take(&mut prompt_ids))) {
+                let item = item(batch, std::mem::take(&mut prompt_ids));
+                let sent = if item.prompt_ids.is_empty() {
+                    answer.item(&item)
+                } else {
+                    answer.first_item(&item).await
+                };
+                if let Err(error) = sent {
                     engine.cancel(id);
                     unsent = Some(error);
                 }
@@ -233,7 +250,7 @@ async fn stream(
                 Some(error) => return Err(error),
                 None if prompt_ids.is_empty() => return Ok(outcome),
                 None => {
-                    answer.item(&item(TokenBatch::default(), prompt_ids))?;
+                    answer.first_item(&item(TokenBatch::default(), prompt_ids)).await?;
                     return Ok(outcome);
                 }
             },
@@ -317,6 +334,20 @@ mod tests {
             assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
             assert!(error.message.starts_with(name), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn a_prompt_whose_ids_do_not_fit_the_first_item_is_refused() {
+        let fit = (65536 - FIRST_ITEM_BYTES) / 4;
+        assert_eq!(check_frame(&vec![0; fit], 65536), Ok(()));
+        let error = check_frame(&vec![0; fit + 1], 65536).unwrap_err();
+        assert_eq!(error.code, ErrorCode::LimitExceeded as u16);
+        let max = wire::limits::IDS_MAX;
+        assert_eq!(
+            check_frame(&vec![0; max], wire::PAYLOAD_BYTES_MAX),
+            Ok(()),
+            "never with the largest frames"
+        );
     }
 
     #[test]

@@ -35,6 +35,8 @@ use error::{Failure, failure, of_codec};
 pub use outbox::Outbox;
 pub use service::{Service, Settings};
 
+use crate::scheduler::SequenceId;
+
 /// A frame as it came: its header was checked, its payload has the announced length, its descriptors the announced number.
 #[derive(Debug)]
 pub struct Frame {
@@ -98,7 +100,7 @@ enum CreditSink {
     /// Kept until the sequence is submitted.
     Saved(u32),
     /// To the engine.
-    Sequence(crate::scheduler::SequenceId),
+    Sequence(SequenceId),
 }
 
 impl Session {
@@ -147,7 +149,10 @@ impl Session {
         let Some(control) = control else { return Ok(()) };
         match message {
             ClientMessage::Cancel(_) => control.cancel.cancel(),
-            ClientMessage::Credit(credit) => control.credit(&self.connection.service, credit.items),
+            ClientMessage::Credit(credit) => {
+                let engine = &self.connection.service.engine;
+                control.credit(credit.items, |id, items| engine.credit(id, items));
+            }
             _ => {}
         }
         Ok(())
@@ -180,7 +185,7 @@ impl Session {
         let message = match ClientMessage::decode(frame.header.op, &frame.payload) {
             Ok(message) => message,
             Err(error) => {
-                answer.fail(of_codec(&error));
+                answer.fail(&of_codec(&error));
                 return Ok(());
             }
         };
@@ -189,15 +194,15 @@ impl Session {
         {
             let text =
                 format!("by_descriptor is {}, and {} descriptors came", load.by_descriptor, frame.fds.len());
-            answer.fail(failure(ErrorCode::BadDescriptors, &text));
+            answer.fail(&failure(ErrorCode::BadDescriptors, &text));
             return Err(fatal(ErrorCode::BadDescriptors, &text));
         }
         let call = Call { connection: Arc::clone(&self.connection), control };
         match message {
             ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
-            ClientMessage::Fail(request) => answer.fail(daemon::fail(&request)),
+            ClientMessage::Fail(request) => answer.fail(&daemon::fail(&request)),
             ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
-            ClientMessage::Ps(_) => answer.reply(&daemon::ps(&call)),
+            ClientMessage::Ps(_) => call.spawn(answer, daemon::ps(call.clone())),
             ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),
             ClientMessage::List(_) => call.spawn(answer, models::list(call.clone())),
             ClientMessage::Show(request) => call.spawn(answer, models::show(call.clone(), request)),
@@ -262,10 +267,7 @@ impl Call {
                 result = work => result.unwrap_or_else(|_| Err(panicked())),
                 () = cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
             };
-            match result {
-                Ok(reply) => answer.reply(&reply),
-                Err(error) => answer.fail(error),
-            }
+            answer.in_turn(Op::Reply, result).await;
         });
     }
 
@@ -273,10 +275,8 @@ impl Call {
         let tasks = self.service().tasks.clone();
         tasks.spawn(async move {
             let work = AssertUnwindSafe(generate::run(&self, &answer, request)).catch_unwind();
-            match work.await.unwrap_or_else(|_| Err(panicked())) {
-                Ok(end) => answer.end(&end),
-                Err(error) => answer.fail(error),
-            }
+            let result = work.await.unwrap_or_else(|_| Err(panicked()));
+            answer.in_turn(Op::End, result).await;
         });
     }
 
@@ -298,11 +298,25 @@ impl Control {
         Self { cancel: CancellationToken::new(), credit: Mutex::new(CreditSink::Saved(credit)) }
     }
 
-    fn credit(&self, service: &Service, items: u32) {
+    /// Keeps what the client grants, or passes it on to the request's sequence.
+    fn credit(&self, items: u32, pass_on: impl FnOnce(SequenceId, u32)) {
         match &mut *self.credit.lock() {
             CreditSink::Saved(saved) => *saved = saved.saturating_add(items),
-            CreditSink::Sequence(id) => service.engine.credit(*id, items),
+            CreditSink::Sequence(id) => pass_on(*id, items),
         }
+    }
+
+    /// Submits the request's sequence with the credit that was kept. What is granted meanwhile waits until the sequence
+    /// is known: the engine ignores credit for one that it does not have.
+    fn submit<E>(&self, id: SequenceId, submit: impl FnOnce(u32) -> Result<(), E>) -> Result<(), E> {
+        let mut sink = self.credit.lock();
+        let saved = match &*sink {
+            CreditSink::Saved(items) => *items,
+            CreditSink::Sequence(_) => 0, // a stream is one request: this was not set before
+        };
+        submit(saved)?;
+        *sink = CreditSink::Sequence(id);
+        Ok(())
     }
 }
 
@@ -313,4 +327,50 @@ fn fatal(code: ErrorCode, message: &str) -> Fatal {
 /// A request that panicked: a bug of ours, told as such; the panic's text is in the log.
 fn panicked() -> Failure {
     failure(ErrorCode::Internal, "a fault of the daemon ended this request; its log has more")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn credit_granted_while_a_sequence_is_submitted_is_not_lost() {
+        let control = Control::new(3);
+        control.credit(4, |_, _| unreachable!("nothing was submitted"));
+        let id = SequenceId(9);
+        let live = AtomicBool::new(false);
+        let passed_on = Mutex::new(0);
+        let (granting, granted) = channel();
+        std::thread::scope(|scope| {
+            let submitted: Result<(), ()> = control.submit(id, |saved| {
+                assert_eq!(saved, 7);
+                scope.spawn(|| {
+                    granting.send(()).unwrap();
+                    control.credit(5, |to, items| {
+                        assert!(live.load(Ordering::SeqCst), "the engine would ignore it");
+                        assert_eq!(to, id);
+                        *passed_on.lock() += items;
+                    });
+                });
+                granted.recv().unwrap();
+                std::thread::sleep(Duration::from_millis(50)); // time for what is wrong to happen
+                live.store(true, Ordering::SeqCst);
+                Ok(())
+            });
+            assert_eq!(submitted, Ok(()));
+        });
+        assert_eq!(*passed_on.lock(), 5);
+    }
+
+    #[test]
+    fn credit_of_a_request_that_was_refused_stays_here() {
+        let control = Control::new(3);
+        assert_eq!(control.submit(SequenceId(9), |_| Err("full")), Err("full"));
+        control.credit(5, |_, _| unreachable!("there is no sequence"));
+        assert!(matches!(*control.credit.lock(), CreditSink::Saved(8)));
+    }
 }

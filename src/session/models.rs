@@ -17,7 +17,7 @@ use crate::model::gguf::{Array, Value};
 use crate::model::store::{Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
 
-/// Bytes of metadata and tensors in one `ShowReply`; the client asks again for the rest.
+/// Most bytes of metadata and tensors in one `ShowReply`, where the client takes such frames; it asks again for the rest.
 const SHOW_BYTES: usize = 512 << 10;
 
 /// Elements of an array, and bytes of a text, that are shown.
@@ -149,31 +149,48 @@ pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, 
             .map_err(|error| of_store(&error))?;
         let mut summary = summary_of(call, &request.model)?;
         summary.sequences = summary.sequences.saturating_sub(1); // this request itself
-        Ok(describe(lease.model(), summary, &request))
+        describe(lease.model(), summary, &request, call.connection.limits.max_frame)
     })
     .await
 }
 
-fn describe(model: &Model, summary: ModelSummary, request: &ShowRequest) -> ShowReply {
+/// A reply of at most `payload_bytes_max` bytes.
+fn describe(
+    model: &Model,
+    summary: ModelSummary,
+    request: &ShowRequest,
+    payload_bytes_max: u32,
+) -> Result<ShowReply, Failure> {
+    let mut reply = overview(model, summary);
+    if request.full {
+        let taken = wire::encode(&reply).map_err(|error| of_codec(&error))?.len();
+        let mut room = (payload_bytes_max as usize).saturating_sub(taken).min(SHOW_BYTES);
+        reply.metadata = metadata(model, request.skip_metadata as usize, &mut room);
+        reply.tensors = tensors(model, request.skip_tensors as usize, &mut room);
+    }
+    Ok(reply)
+}
+
+fn metadata(model: &Model, skip: usize, room: &mut usize) -> Vec<MetadataEntry> {
+    let entries = model.gguf.metadata().skip(skip).map(|(key, value)| metadata_entry(key, value));
+    fill(room, entries, |e| e.key.len() + e.kind.len() + e.value.len() + 24)
+}
+
+fn tensors(model: &Model, skip: usize, room: &mut usize) -> Vec<TensorEntry> {
+    let entries = model.gguf.tensors().iter().skip(skip).map(|tensor| TensorEntry {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype.name().to_owned(),
+        dims: tensor.shape.dims().to_vec(),
+        offset_bytes: tensor.range.start,
+        bytes: tensor.range.end - tensor.range.start,
+    });
+    fill(room, entries, |e| e.name.len() + e.dtype.len() + 8 * e.dims.len() + 40)
+}
+
+/// What is shown without `full`.
+fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     let gguf = &model.gguf;
     let dims = &model.plan.dims;
-    let (mut metadata, mut tensors) = (Vec::new(), Vec::new());
-    if request.full {
-        let mut room = SHOW_BYTES;
-        let entries = gguf
-            .metadata()
-            .skip(request.skip_metadata as usize)
-            .map(|(key, value)| metadata_entry(key, value));
-        metadata = fill(&mut room, entries, |e| e.key.len() + e.kind.len() + e.value.len() + 24);
-        let entries = gguf.tensors().iter().skip(request.skip_tensors as usize).map(|tensor| TensorEntry {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype.name().to_owned(),
-            dims: tensor.shape.dims().to_vec(),
-            offset_bytes: tensor.range.start,
-            bytes: tensor.range.end - tensor.range.start,
-        });
-        tensors = fill(&mut room, entries, |e| e.name.len() + e.dtype.len() + 8 * e.dims.len() + 40);
-    }
     let vocab = model.tokenizer.vocab_size();
     ShowReply {
         summary,
@@ -200,8 +217,8 @@ fn describe(model: &Model, summary: ModelSummary, request: &ShowRequest) -> Show
         types: types(model),
         metadata_total: number(gguf.metadata().count()),
         tensors_total: number(gguf.tensors().len()),
-        metadata,
-        tensors,
+        metadata: Vec::new(),
+        tensors: Vec::new(),
         ext: Ext::new(),
     }
 }

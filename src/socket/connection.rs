@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
-use rocmforge_client::wire::{ClientHello, ErrorCode, Flags, Op, ServerHello, WireError, encode_frame};
+use rocmforge_client::wire::{ClientHello, ErrorCode, ServerHello};
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
@@ -28,9 +28,13 @@ pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, clo
     };
     let Some(hello) = hello else { return };
     let outbox = Outbox::new();
-    let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone()));
     let payload_bytes_max = hello.limits.max_frame;
     let mut session = Session::new(service, peer, &hello, outbox.clone());
+    let overflow = session.last_words(&Fatal {
+        code: ErrorCode::OutputOverflow,
+        message: "too much waits to be read: read answers as they come".to_owned(),
+    });
+    let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone(), overflow));
     let end = tokio::select! {
         end = read(&stream, payload_bytes_max, &mut session) => end,
         () = outbox.closed() => End::Quiet,
@@ -100,8 +104,8 @@ async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
     (answer.status == 0).then_some(answer)
 }
 
-/// Writes what is in the outbox until it ends, the client hangs up, or it takes nothing for too long.
-async fn write(stream: Arc<Stream>, outbox: Outbox) {
+/// Writes what is in the outbox until it ends, the client hangs up, or it takes nothing for too long: then, last, `overflow`.
+async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>) {
     let mut stream = &*stream;
     while let Some(chunk) = outbox.next_chunk().await {
         let mut rest = chunk.as_slice();
@@ -118,12 +122,10 @@ async fn write(stream: Arc<Stream>, outbox: Outbox) {
             }
         }
     }
-    if outbox.overflowed() {
+    if let Some(frame) = overflow
+        && outbox.overflowed()
+    {
         // The last frame was written whole; this one is tried, no more: the client does not read.
-        let error =
-            WireError::new(ErrorCode::OutputOverflow, "too much waits to be read: read answers as they come");
-        if let Ok(frame) = encode_frame(0, Op::Error, Flags::NONE, u32::MAX, &error) {
-            let _ = stream.write_all(&frame).await;
-        }
+        let _ = stream.write_all(&frame).await;
     }
 }

@@ -1,11 +1,16 @@
 //! Bytes that break the framing rules: a typed error on stream 0, then the connection closes, and only it.
 
 use std::io::Write;
+use std::time::{Duration, Instant};
 
-use rocmforge_client::wire::{ClientHello, Credit, ErrorCode, Op, PingRequest};
+use rocmforge_client::wire::{
+    ClientHello, Credit, ErrorCode, FEATURE_CHECKSUM, Flags, Op, PAYLOAD_BYTES_MIN, PingRequest, ShowReply,
+    ShowRequest, TokenizeRequest, WireError, decode, encode_frame,
+};
 
+use crate::forge::{Value, tiny_llama};
 use crate::raw::{Raw, header};
-use crate::rig::{Rig, story};
+use crate::rig::{PATIENCE, Rig, TINY, story};
 
 /// Sends `bytes` after the hello; the connection must end with `code`.
 #[track_caller]
@@ -58,7 +63,7 @@ fn more_streams_than_agreed_close_the_connection_and_end_its_requests() {
     loop {
         let (header, payload) = raw.receive();
         if header.stream == 0 {
-            let error: rocmforge_client::wire::WireError = rocmforge_client::wire::decode(&payload).unwrap();
+            let error: WireError = decode(&payload).unwrap();
             assert_eq!(error.code, ErrorCode::TooManyStreams as u16);
             break;
         }
@@ -125,13 +130,7 @@ fn who_does_not_read_is_dropped_and_others_are_served() {
     let mut stream = 1;
     // 1 MiB in the daemon and what the kernel holds, then the connection ends.
     let error = loop {
-        let frame = rocmforge_client::wire::encode_frame(
-            stream,
-            Op::Ping,
-            rocmforge_client::wire::Flags::NONE,
-            1 << 20,
-            &ping,
-        );
+        let frame = encode_frame(stream, Op::Ping, Flags::NONE, 1 << 20, &ping);
         match raw.0.write_all(&frame.unwrap()) {
             Ok(()) => stream += 2,
             Err(error) => break error,
@@ -144,4 +143,93 @@ fn who_does_not_read_is_dropped_and_others_are_served() {
     );
     rig.assert_serves();
     assert!(rig.log_text().contains("does not read"), "the log says so");
+}
+
+#[test]
+fn large_answers_asked_for_at_once_wait_for_who_reads() {
+    let mut rig = Rig::start();
+    let mut raw = Raw::connect(&rig);
+    let request = TokenizeRequest {
+        model: TINY.into(),
+        text: "q7".repeat(100_000),
+        add_special: false,
+        parse_special: false,
+        ext: vec![],
+    };
+    for stream in [1, 3, 5, 7] {
+        raw.send(stream, Op::Tokenize, &request);
+    }
+    raw.ping(9);
+    let mut replies = Vec::new();
+    let mut bytes = 0;
+    while replies.len() < 5 {
+        let (header, _) = raw.receive();
+        assert_eq!(header.known_op(), Some(Op::Reply), "{header:?}");
+        if replies.is_empty() {
+            std::thread::sleep(Duration::from_millis(500)); // the other answers have to wait now
+        }
+        bytes += header.len;
+        replies.push(header.stream);
+    }
+    replies.sort_unstable();
+    assert_eq!(replies, [1, 3, 5, 7, 9]);
+    assert!(bytes > 3 << 20 >> 1, "more than the daemon keeps: {bytes}");
+    rig.assert_serves();
+}
+
+#[test]
+fn the_last_words_to_who_does_not_read_have_a_checksum_where_agreed() {
+    let rig = Rig::start();
+    let hello = ClientHello { features: FEATURE_CHECKSUM, ..ClientHello::new("crc") };
+    let mut raw = Raw::connect_as(&rig, &hello);
+    let mut writer = raw.0.try_clone().unwrap();
+    let pings = std::thread::spawn(move || {
+        let ping = PingRequest { payload: vec![7; 256], ext: vec![] };
+        let frame = |stream| encode_frame(stream, Op::Ping, Flags::NONE, 1 << 20, &ping).unwrap();
+        (0..200_000).any(|n| writer.write_all(&frame(2 * n + 1)).is_err())
+    });
+    let until = Instant::now() + PATIENCE;
+    while !rig.log_text().contains("does not read") {
+        assert!(Instant::now() < until, "never dropped");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // From here on it reads.
+    let last = loop {
+        let (header, payload) = raw.receive();
+        assert!(header.flags.contains(Flags::CRC), "{header:?}");
+        header.check_payload(&payload).unwrap();
+        if header.stream == 0 {
+            break decode::<WireError>(&payload).unwrap();
+        }
+    };
+    assert_eq!(last.code, ErrorCode::OutputOverflow as u16);
+    drop(raw);
+    assert!(pings.join().unwrap(), "the connection ended");
+}
+
+#[test]
+fn a_description_fits_the_frames_that_were_agreed() {
+    let rig = Rig::start();
+    let mut model = tiny_llama(3);
+    for n in 0..200 {
+        model = model.set(&format!("test.text.{n}"), Value::string(&"x".repeat(900)));
+    }
+    std::fs::write(rig.model("wordy"), model.build().bytes).unwrap();
+    let hello = ClientHello { max_frame: PAYLOAD_BYTES_MIN, ..ClientHello::new("small") };
+    let mut raw = Raw::connect_as(&rig, &hello);
+    let mut request =
+        ShowRequest { model: "wordy".into(), full: true, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
+    for stream in (1..).step_by(2) {
+        raw.send(stream, Op::Show, &request);
+        let (header, payload) = raw.receive();
+        assert_eq!(header.known_op(), Some(Op::Reply), "{header:?}");
+        let reply: ShowReply = decode(&payload).unwrap();
+        assert!(!reply.metadata.is_empty() || !reply.tensors.is_empty(), "no progress");
+        request.skip_metadata += reply.metadata.len() as u32;
+        request.skip_tensors += reply.tensors.len() as u32;
+        if (request.skip_metadata, request.skip_tensors) == (reply.metadata_total, reply.tensors_total) {
+            assert!(stream >= 5, "it is too much for two frames");
+            return;
+        }
+    }
 }

@@ -25,8 +25,13 @@ impl Raw {
 
     /// Connected, hellos exchanged.
     pub fn connect(rig: &Rig) -> Self {
+        Self::connect_as(rig, &ClientHello::new("raw"))
+    }
+
+    /// Connected with a hello of one's own.
+    pub fn connect_as(rig: &Rig, hello: &ClientHello) -> Self {
         let mut raw = Self::silent(rig);
-        raw.write(&ClientHello::new("raw").to_bytes().unwrap());
+        raw.write(&hello.to_bytes().unwrap());
         assert_eq!(raw.hello().status, 0);
         raw
     }
