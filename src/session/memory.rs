@@ -1,10 +1,13 @@
 //! Requests that must not be done twice: the last ones of each uid, by the number the client gave them.
 //!
-//! A client that lost its connection sends the request again with the same number and gets the first answer. Every such
+//! A client that lost its connection sends the request again with the same number and gets the first answer, also while
+//! the first request still runs: then the repeat waits for it. Every such
 //! request is harmless to repeat besides, so forgetting (a restart, too many uids) costs nothing but time.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hasher;
+
+use tokio::sync::watch;
 
 /// Requests remembered for a uid.
 const REQUESTS_MAX: usize = 1024;
@@ -29,14 +32,23 @@ struct Remembered {
 struct Answer {
     /// Of op and payload: a client that makes two requests collide only confuses itself.
     fingerprint: u64,
-    reply: Vec<u8>,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Ends when the request does.
+    Running(watch::Receiver<()>),
+    Replied(Vec<u8>),
 }
 
 /// What is known of a request number.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Recall {
-    /// Nothing.
-    New,
+    /// Nothing: from now on it runs, until the sender drops.
+    New(watch::Sender<()>),
+    /// The same request runs: to be asked again when the sender is gone.
+    Running(watch::Receiver<()>),
     /// The same request was answered with this.
     Answered(Vec<u8>),
     /// Another request had this number.
@@ -44,20 +56,38 @@ pub enum Recall {
 }
 
 impl RequestMemory {
-    /// What is known of `id`, which stands for `request` (op and payload). 0 is no number.
-    pub fn recall(&self, uid: u32, id: u128, request: &[u8]) -> Recall {
-        match self.uids.get(&uid).and_then(|known| known.answers.get(&id)) {
-            _ if id == 0 => Recall::New,
-            None => Recall::New,
-            Some(answer) if answer.fingerprint == fingerprint(request) => {
-                Recall::Answered(answer.reply.clone())
-            }
-            Some(_) => Recall::Conflict,
+    /// What is known of `id`, which stands for `request` (op and payload); of a new one, that it runs. 0 is no number.
+    pub fn recall(&mut self, uid: u32, id: u128, request: &[u8]) -> Recall {
+        if id != 0
+            && let Some(answer) = self.uids.get(&uid).and_then(|known| known.answers.get(&id))
+        {
+            return match &answer.state {
+                _ if answer.fingerprint != fingerprint(request) => Recall::Conflict,
+                State::Running(end) => Recall::Running(end.clone()),
+                State::Replied(reply) => Recall::Answered(reply.clone()),
+            };
         }
+        let (sender, end) = watch::channel(());
+        self.keep(uid, id, request, State::Running(end));
+        Recall::New(sender)
     }
 
     /// Keeps an answer.
     pub fn remember(&mut self, uid: u32, id: u128, request: &[u8], reply: Vec<u8>) {
+        self.keep(uid, id, request, State::Replied(reply));
+    }
+
+    /// Forgets a request that ended without an answer to keep.
+    pub fn forget_running(&mut self, uid: u32, id: u128) {
+        if let Some(known) = self.uids.get_mut(&uid)
+            && let Some(Answer { state: State::Running(_), .. }) = known.answers.get(&id)
+        {
+            known.answers.remove(&id);
+            known.arrivals.retain(|other| *other != id);
+        }
+    }
+
+    fn keep(&mut self, uid: u32, id: u128, request: &[u8], state: State) {
         if id == 0 {
             return;
         }
@@ -70,7 +100,7 @@ impl RequestMemory {
             self.arrivals.push_back(uid);
         }
         let known = self.uids.entry(uid).or_default();
-        if known.answers.insert(id, Answer { fingerprint: fingerprint(request), reply }).is_none() {
+        if known.answers.insert(id, Answer { fingerprint: fingerprint(request), state }).is_none() {
             known.arrivals.push_back(id);
         }
         if known.arrivals.len() > REQUESTS_MAX
@@ -91,16 +121,45 @@ fn fingerprint(request: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
+    fn is_new(recall: &Recall) -> bool {
+        matches!(recall, Recall::New(_))
+    }
+
+    fn answer(recall: Recall) -> Vec<u8> {
+        match recall {
+            Recall::Answered(reply) => reply,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_repeat_gets_the_first_answer_and_another_request_does_not() {
         let mut memory = RequestMemory::default();
-        assert_eq!(memory.recall(1, 7, b"load"), Recall::New);
+        assert!(is_new(&memory.recall(1, 7, b"load")));
         memory.remember(1, 7, b"load", b"done".into());
-        assert_eq!(memory.recall(1, 7, b"load"), Recall::Answered(b"done".into()));
-        assert_eq!(memory.recall(1, 7, b"unload"), Recall::Conflict);
-        assert_eq!(memory.recall(2, 7, b"load"), Recall::New, "another uid's numbers are its own");
+        assert_eq!(answer(memory.recall(1, 7, b"load")), b"done");
+        assert!(matches!(memory.recall(1, 7, b"unload"), Recall::Conflict));
+        assert!(is_new(&memory.recall(2, 7, b"load")), "another uid's numbers are its own");
         memory.remember(1, 0, b"load", b"done".into());
-        assert_eq!(memory.recall(1, 0, b"load"), Recall::New, "0 is no number");
+        assert!(is_new(&memory.recall(1, 0, b"load")), "0 is no number");
+        assert!(is_new(&memory.recall(1, 0, b"load")));
+    }
+
+    #[test]
+    fn a_repeat_of_what_runs_waits_for_its_end() {
+        let mut memory = RequestMemory::default();
+        let Recall::New(running) = memory.recall(1, 7, b"load") else { unreachable!() };
+        let Recall::Running(end) = memory.recall(1, 7, b"load") else { unreachable!("it runs") };
+        assert!(end.has_changed().is_ok(), "not ended");
+        assert!(matches!(memory.recall(1, 7, b"unload"), Recall::Conflict));
+        memory.forget_running(1, 7);
+        drop(running);
+        assert!(end.has_changed().is_err(), "ended");
+        assert!(is_new(&memory.recall(1, 7, b"load")), "it failed: the repeat does it");
+        memory.remember(1, 7, b"load", b"done".into());
+        memory.forget_running(1, 7);
+        assert_eq!(answer(memory.recall(1, 7, b"load")), b"done");
+        assert_eq!(memory.uids[&1].arrivals.len(), 1);
     }
 
     #[test]
@@ -109,12 +168,12 @@ mod tests {
         for id in 1..=REQUESTS_MAX as u128 + 1 {
             memory.remember(1, id, b"", vec![]);
         }
-        assert_eq!(memory.recall(1, 1, b""), Recall::New, "the first is forgotten");
-        assert_ne!(memory.recall(1, 2, b""), Recall::New);
+        assert!(!is_new(&memory.recall(1, 2, b"")));
+        assert!(is_new(&memory.recall(1, 1, b"")), "the first is forgotten");
         for uid in 2..=UIDS_MAX as u32 + 1 {
             memory.remember(uid, 1, b"", vec![]);
         }
-        assert_eq!(memory.recall(1, 2, b""), Recall::New);
+        assert!(is_new(&memory.recall(1, 3, b"")));
         assert_eq!((memory.uids.len(), memory.arrivals.len()), (UIDS_MAX, UIDS_MAX));
     }
 }

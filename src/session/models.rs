@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_client::wire::{
     self, ErrorCode, Ext, ListReply, LoadReply, LoadRequest, MetadataEntry, ModelState, ModelSummary, Op,
     ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest, limits,
 };
+use tokio::sync::watch;
 
-use super::Call;
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
+use super::{Call, Service};
 use crate::model::gguf::{Array, Value};
 use crate::model::store::{Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
@@ -43,25 +45,22 @@ pub(super) async fn load(
 ) -> Result<LoadReply, Failure> {
     call.service().admit()?;
     let id = request.request_id;
-    once(&call, id, Op::Load, &payload, async {
-        call.blocking(move |call| {
-            let begun = Instant::now();
-            let (store, uid) = (&call.service().store, call.peer().uid);
-            let result = match fd {
-                Some(fd) => store.pass(uid, &request.name, File::from(fd)),
-                None => store.acquire(uid, &request.name),
-            };
-            let (_lease, mapped_now) = result.map_err(|error| of_store(&error))?;
-            let mut summary = summary_of(call, &request.name)?;
-            summary.sequences = summary.sequences.saturating_sub(1); // this request itself
-            Ok(LoadReply {
-                summary,
-                mapped_now,
-                elapsed_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
-                ext: Ext::new(),
-            })
+    once(&call, id, Op::Load, &payload, move |call| {
+        let begun = Instant::now();
+        let (store, uid) = (&call.service().store, call.peer().uid);
+        let result = match fd {
+            Some(fd) => store.pass(uid, &request.name, File::from(fd)),
+            None => store.acquire(uid, &request.name),
+        };
+        let (_lease, mapped_now) = result.map_err(|error| of_store(&error))?;
+        let mut summary = summary_of(call, &request.name)?;
+        summary.sequences = summary.sequences.saturating_sub(1); // this request itself
+        Ok(LoadReply {
+            summary,
+            mapped_now,
+            elapsed_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            ext: Ext::new(),
         })
-        .await
     })
     .await
 }
@@ -72,46 +71,66 @@ pub(super) async fn unload(
     payload: Vec<u8>,
 ) -> Result<UnloadReply, Failure> {
     let id = request.request_id;
-    once(&call, id, Op::Unload, &payload, async {
-        call.blocking(move |call| {
-            let peer = call.peer();
-            let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
-            let unloaded = unloaded.map_err(|error| of_store(&error))?;
-            Ok(UnloadReply {
-                was_mapped: unloaded.was_mapped,
-                draining_sequences: unloaded.in_use,
-                ext: Ext::new(),
-            })
+    once(&call, id, Op::Unload, &payload, move |call| {
+        let peer = call.peer();
+        let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
+        let unloaded = unloaded.map_err(|error| of_store(&error))?;
+        Ok(UnloadReply {
+            was_mapped: unloaded.was_mapped,
+            draining_sequences: unloaded.in_use,
+            ext: Ext::new(),
         })
-        .await
     })
     .await
 }
 
-/// Does `work`, unless the request was answered before: then the first answer is given again.
-async fn once<T: wire::Message>(
+/// Does `work`, which blocks, unless the request was made before: then the first answer is given again, once it is there.
+///
+/// The work goes on, and its answer is kept, also when nobody waits for it any more: that is the case repeats are for.
+async fn once<T: wire::Message + Send + 'static>(
     call: &Call,
     id: u128,
     op: Op,
     payload: &[u8],
-    work: impl Future<Output = Result<T, Failure>>,
+    work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let uid = call.peer().uid;
     let mut request = (op as u16).to_le_bytes().to_vec();
     request.extend_from_slice(payload);
-    let recalled = call.service().memory.lock().recall(uid, id, &request);
-    match recalled {
-        Recall::Answered(reply) => wire::decode(&reply).map_err(|error| of_codec(&error)),
-        Recall::Conflict => {
-            let text = format!("request_id {id:#x} was used for another request: choose a new one");
-            Err(failure(ErrorCode::InvalidArgument, &text))
+    let ended = loop {
+        let recalled = call.service().memory.lock().recall(uid, id, &request);
+        match recalled {
+            Recall::New(ended) => break ended,
+            Recall::Running(mut end) => while end.changed().await.is_ok() {},
+            Recall::Answered(reply) => return wire::decode(&reply).map_err(|error| of_codec(&error)),
+            Recall::Conflict => {
+                let text = format!("request_id {id:#x} was used for another request: choose a new one");
+                return Err(failure(ErrorCode::InvalidArgument, &text));
+            }
         }
-        Recall::New => {
-            let reply = work.await?;
-            let bytes = wire::encode(&reply).map_err(|error| of_codec(&error))?;
-            call.service().memory.lock().remember(uid, id, &request, bytes);
-            Ok(reply)
-        }
+    };
+    let running = Running { service: Arc::clone(call.service()), uid, id, _ended: ended };
+    call.blocking(move |call| {
+        let reply = work(call)?;
+        let bytes = wire::encode(&reply).map_err(|error| of_codec(&error))?;
+        running.service.memory.lock().remember(uid, id, &request, bytes);
+        Ok(reply)
+    })
+    .await
+}
+
+/// A request that repeats of it wait for, until it drops: answered, or failed and then forgotten.
+struct Running {
+    service: Arc<Service>,
+    uid: u32,
+    id: u128,
+    /// Dropped last: by then the memory knows.
+    _ended: watch::Sender<()>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.service.memory.lock().forget_running(self.uid, self.id);
     }
 }
 

@@ -172,6 +172,21 @@ fn repeated_loads_with_one_number_are_one_load() {
 }
 
 #[test]
+fn an_unload_whose_client_hung_up_is_answered_to_who_asks_again() {
+    let rig = Rig::start();
+    for request_id in 1..=30 {
+        let connection = Connection::connect(&rig.options()).unwrap();
+        let load = wire::LoadRequest { name: TINY.into(), by_descriptor: false, request_id: 0, ext: vec![] };
+        assert!(connection.call(&load).unwrap().mapped_now);
+        let unload = wire::UnloadRequest { name: TINY.into(), request_id, ext: vec![] };
+        let mut raw = Raw::connect(&rig);
+        raw.send(1, wire::Op::Unload, &unload);
+        drop(raw);
+        assert!(connection.call(&unload).unwrap().was_mapped, "the first answer, or the first one's work");
+    }
+}
+
+#[test]
 fn a_chat_is_put_through_the_models_own_template() {
     let Some(smollm2) = common::smollm2() else { return };
     let rig = Rig::start();
