@@ -180,7 +180,7 @@ fn an_unload_whose_client_hung_up_is_answered_to_who_asks_again() {
         assert!(connection.call(&load).unwrap().mapped_now);
         let unload = wire::UnloadRequest { name: TINY.into(), request_id, ext: vec![] };
         let mut raw = Raw::connect(&rig);
-        raw.send(1, wire::Op::Unload, &unload);
+        raw.send(1, Op::Unload, &unload);
         drop(raw);
         assert!(connection.call(&unload).unwrap().was_mapped, "the first answer, or the first one's work");
     }
