@@ -32,6 +32,7 @@ enum Failed {
 
 /// A connection on which both hellos were exchanged.
 pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), ClientError> {
+    options.check()?;
     let start = Instant::now();
     let deadline = start + options.connect_timeout;
     let absent_deadline = deadline.min(start + options.absent_timeout);
@@ -107,20 +108,23 @@ fn check_server(transport: &Transport, options: &Options) -> Result<(), Failed> 
     if uid.is_some_and(|uid| options.trust.trusts(uid)) {
         return Ok(());
     }
-    Err(Failed::Final(ClientError::UntrustedServer { socket: options.socket.clone(), uid }))
+    Err(Failed::Final(ClientError::UntrustedServer {
+        socket: options.socket.clone(),
+        uid,
+        trusted: options.trust.clone(),
+    }))
 }
 
 fn accepted(hello: &ServerHello) -> Result<(), Failed> {
     const UNSUPPORTED: u16 = ErrorCode::UnsupportedMajor as u16;
-    let mismatch = || {
-        Failed::Final(ClientError::UnsupportedVersion {
-            server_min: hello.min_major,
-            server_max: hello.max_major,
-        })
+    let mismatch = |server_min, server_max| {
+        Err(Failed::Final(ClientError::UnsupportedVersion { server_min, server_max }))
     };
     match hello.status {
         0 if hello.major == VERSION_MAJOR => Ok(()),
-        0 | UNSUPPORTED => Err(mismatch()),
+        // It goes on in a version of its own choice, whatever range it names.
+        0 => mismatch(hello.major, hello.major),
+        UNSUPPORTED => mismatch(hello.min_major, hello.max_major),
         code => {
             let refused = ClientError::Refused { code, retry_after_ms: hello.retry_after_ms };
             match ErrorClass::of(code) {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::options::ServerTrust;
 use crate::wire::{CodecError, ErrorClass, ErrorCode, HeaderError, HelloError, VERSION_MAJOR, WireError};
 
 /// Why a call failed.
@@ -22,6 +23,16 @@ pub enum ClientError {
         /// How long they took.
         waited_ms: u64,
     },
+    /// A path that no socket can have.
+    #[error("the socket's path has {bytes} bytes, 1 to {max} are possible: {socket}")]
+    SocketPath {
+        /// The path.
+        socket: PathBuf,
+        /// Its size.
+        bytes: usize,
+        /// The kernel's limit.
+        max: usize,
+    },
     /// The socket may not be used.
     #[error("no permission to use {socket}: join its group, usually `rocmforge-users`, and log in again")]
     PermissionDenied {
@@ -30,7 +41,7 @@ pub enum ClientError {
     },
     /// Someone serves the socket who should not.
     #[error(
-        "{socket} is served by {}, not by root, the user rocmforge or you: nothing was asked of it; trust it with --server-uid if it is right",
+        "{socket} is served by {}, not by {trusted}: nothing was asked of it; trust it with --server-uid if it is right",
         uid.map_or("an unknown process outside this container".to_owned(), |uid| format!("uid {uid}"))
     )]
     UntrustedServer {
@@ -38,10 +49,14 @@ pub enum ClientError {
         socket: PathBuf,
         /// Its uid, where the kernel tells.
         uid: Option<u32>,
+        /// Who may serve.
+        trusted: ServerTrust,
     },
     /// No common version.
     #[error(
-        "the daemon speaks protocol versions {server_min} to {server_max}, this client {VERSION_MAJOR}: update the older of the two"
+        "the daemon speaks protocol {}, this client version {VERSION_MAJOR}: update {}",
+        versions(*server_min, *server_max),
+        if *server_max < VERSION_MAJOR { "the daemon" } else { "this client" }
     )]
     UnsupportedVersion {
         /// The daemon's lowest.
@@ -139,6 +154,7 @@ impl ClientError {
     pub fn code_name(&self) -> &'static str {
         match self {
             Self::Unavailable { .. } => "Unavailable",
+            Self::SocketPath { .. } => ErrorCode::InvalidArgument.name(),
             Self::PermissionDenied { .. } => "PermissionDenied",
             Self::UntrustedServer { .. } => "UntrustedServer",
             Self::UnsupportedVersion { .. } => ErrorCode::UnsupportedMajor.name(),
@@ -153,12 +169,40 @@ impl ClientError {
         }
     }
 
-    /// The code on the wire, where the daemon sent one.
+    /// The [`ErrorCode`] as a number: the daemon's, or the one it would have sent for what the client found first.
     pub fn code(&self) -> Option<u16> {
+        let code = match self {
+            Self::Refused { code, .. } => return Some(*code),
+            Self::Server(error) => return Some(error.code),
+            Self::Unavailable { .. } => ErrorCode::Unavailable,
+            Self::SocketPath { .. } => ErrorCode::InvalidArgument,
+            Self::UnsupportedVersion { .. } => ErrorCode::UnsupportedMajor,
+            Self::Request(error) => error.code(),
+            Self::TooManyStreams { .. } => ErrorCode::TooManyStreams,
+            _ => return None,
+        };
+        Some(code as u16)
+    }
+
+    /// True where the same request may succeed later.
+    pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Refused { code, .. } => Some(*code),
-            Self::Server(error) => Some(error.code),
-            _ => None,
+            Self::Server(error) => error.retryable,
+            // Of a code that this version does not know, its class tells.
+            Self::Refused { code, .. } => ErrorCode::from_u16(*code)
+                .map_or(ErrorClass::of(*code) == Some(ErrorClass::Capacity), ErrorCode::retryable),
+            Self::Unavailable { .. } | Self::Disconnected { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Where it is retryable: not before this many milliseconds.
+    pub fn retry_after_ms(&self) -> u32 {
+        match self {
+            Self::Server(WireError { retry_after_ms, .. }) | Self::Refused { retry_after_ms, .. } => {
+                *retry_after_ms
+            }
+            _ => 0,
         }
     }
 
@@ -172,6 +216,10 @@ impl ClientError {
             _ => false,
         }
     }
+}
+
+fn versions(min: u16, max: u16) -> String {
+    if min == max { format!("version {min}") } else { format!("versions {min} to {max}") }
 }
 
 fn name_of(code: u16) -> &'static str {

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::ClientError;
+
 /// Where the system's daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rocmforge/api.sock";
 
@@ -41,6 +43,23 @@ pub struct Options {
     pub checksum: bool,
 }
 
+/// Bytes of a socket's path: the kernel's `sun_path` has 108, and a zero ends it.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+impl Options {
+    /// Whether they can be used at all; connecting checks it too.
+    ///
+    /// # Errors
+    /// [`ClientError::SocketPath`].
+    pub fn check(&self) -> Result<(), ClientError> {
+        let bytes = self.socket.as_os_str().len();
+        if (1..=SOCKET_PATH_BYTES_MAX).contains(&bytes) {
+            return Ok(());
+        }
+        Err(ClientError::SocketPath { socket: self.socket.clone(), bytes, max: SOCKET_PATH_BYTES_MAX })
+    }
+}
+
 impl Default for Options {
     /// `$ROCMFORGE_SOCKET`, else the [`user_socket`] where there is one, else [`DEFAULT_SOCKET`]; 2 s to connect, 30 s for
     /// a reply.
@@ -74,6 +93,20 @@ pub enum ServerTrust {
 
 /// The daemon's user.
 const DAEMON_USER: &str = "rocmforge";
+
+impl std::fmt::Display for ServerTrust {
+    /// Who is trusted, after "not by".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usual => f.write_str("root, the user rocmforge or you"),
+            Self::Uids(uids) => {
+                let uids: Vec<_> = uids.iter().map(|uid| format!("uid {uid}")).collect();
+                f.write_str(&uids.join(" or "))
+            }
+            Self::Anyone => f.write_str("anyone"),
+        }
+    }
+}
 
 impl ServerTrust {
     /// Whether a server of this uid is trusted.

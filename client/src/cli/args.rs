@@ -30,10 +30,10 @@ pub struct Arguments {
     #[arg(long, global = true, help_heading = COMMON)]
     pub json: bool,
     /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
-    #[arg(long, global = true, help_heading = COMMON, value_name = "UID")]
+    #[arg(long, global = true, help_heading = COMMON, value_name = "UID", allow_negative_numbers = true)]
     pub server_uid: Vec<u32>,
     /// Give up connecting after this time
-    #[arg(long = "connect-timeout", global = true, help_heading = COMMON, value_name = "MS", default_value_t = 2000)]
+    #[arg(long = "connect-timeout", global = true, help_heading = COMMON, value_name = "MS", default_value_t = 2000, allow_negative_numbers = true, value_parser = number)]
     pub connect_timeout_ms: u64,
     /// What to ask.
     #[command(subcommand)]
@@ -94,7 +94,7 @@ pub enum Command {
     #[command(after_help = "Example:\n  rocmforge-client ping --count 10")]
     Ping {
         /// How many
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
         count: u32,
     },
     /// Show the daemon's version, requests and limits
@@ -128,22 +128,22 @@ pub struct RunArguments {
     /// The text to go on from, as it is; `-` or nothing reads standard input
     pub prompt: Option<String>,
     /// Most tokens to generate; 0: until the model ends or the context is full
-    #[arg(short = 'n', long, default_value_t = 0, value_name = "N")]
+    #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: u32,
     /// Randomness, 0 to 100; 0 takes the most likely token each time
-    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T")]
+    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true)]
     pub temperature: f32,
     /// Draw from this many most likely tokens; 0: from all
-    #[arg(long, default_value_t = 40, value_name = "N")]
+    #[arg(long, default_value_t = 40, value_name = "N", allow_negative_numbers = true)]
     pub top_k: u32,
     /// Draw from the most likely tokens that together have this probability; 1: from all
-    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true)]
     pub top_p: f32,
     /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
-    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true)]
     pub min_p: f32,
     /// Makes the draws repeatable [default: a random one, told with --json and --stats]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
@@ -161,10 +161,10 @@ pub struct RunArguments {
     #[arg(long)]
     pub ignore_eog: bool,
     /// Tell the log-probabilities of this many most likely tokens with each token, 0 to 20
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub logprobs: u32,
     /// Fail after this time, waiting included; 0: never
-    #[arg(long, default_value_t = 0, value_name = "MS")]
+    #[arg(long, default_value_t = 0, value_name = "MS", allow_negative_numbers = true)]
     pub timeout: u32,
     /// Print tokens per second and times to standard error at the end
     #[arg(long, visible_alias = "verbose")]
@@ -198,10 +198,17 @@ pub struct DetokenizeArguments {
     /// A name, or a file: with a `/`, or an existing `*.gguf`
     pub model: String,
     /// The ids, separated by commas or spaces; `-` or nothing reads standard input
+    #[arg(allow_negative_numbers = true)]
     pub ids: Vec<String>,
     /// Spell special tokens out
     #[arg(long)]
     pub special: bool,
+}
+
+/// A `u64`; clap's own parser says of a number out of range only that it has an invalid digit.
+fn number(text: &str) -> Result<u64, String> {
+    let number: i128 = text.parse().map_err(|_| "not a whole number".to_owned())?;
+    u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod report;
 mod run;
 mod tables;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -18,14 +19,33 @@ use report::{Failure, Output};
 
 /// Parses, asks, prints; the exit code is documented in `--help`.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Help and version are no errors, and people get clap's own words.
+        Err(error) if !error.use_stderr() || !asks_for_json(std::env::args_os()) => error.exit(),
+        Err(error) => return Output { json: true }.fail(&Failure::usage(&one_line(&error.to_string()))),
+    };
     let output = Output { json: arguments.json };
     let outcome = dispatch(&arguments, output);
     outcome.unwrap_or_else(|failure| output.fail(&failure))
 }
 
+/// Whether `--json` is among arguments that do not parse; what comes after `--` is no option.
+fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
+}
+
+/// What clap says went wrong, without its heading and the usage after it.
+fn one_line(error: &str) -> String {
+    let what = error.split("\n\nUsage:").next().unwrap_or(error);
+    let words: Vec<_> = what.strip_prefix("error: ").unwrap_or(what).split_whitespace().collect();
+    words.join(" ")
+}
+
 fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> {
-    let client = Client::new(options(arguments));
+    let options = options(arguments);
+    options.check()?;
+    let client = Client::new(options);
     match &arguments.command {
         Command::Run(run) => return run::run(&client, run, output),
         Command::List => output.show(&client.list()?, tables::list)?,

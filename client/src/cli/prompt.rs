@@ -21,6 +21,12 @@ pub fn text(argument: Option<&str>) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().take(limits::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::usage(&format!("standard input: {error}")))?;
+    if bytes.len() > limits::TEXT_BYTES_MAX {
+        let max = limits::TEXT_BYTES_MAX;
+        return Err(Failure::TooLong(format!(
+            "standard input has more than {max} bytes, the most that a request holds: pass less"
+        )));
+    }
     String::from_utf8(bytes).map_err(|error| Failure::usage(&format!("standard input is not UTF-8: {error}")))
 }
 

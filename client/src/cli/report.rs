@@ -20,6 +20,8 @@ pub const EXIT_CANCELLED: u8 = 130;
 pub enum Failure {
     /// The arguments make no sense.
     Usage(String),
+    /// More input than a request can hold.
+    TooLong(String),
     /// The client or daemon says no.
     Client(Box<ClientError>),
     /// Our own output cannot be written.
@@ -36,7 +38,7 @@ impl Failure {
         let error = match self {
             Self::Usage(_) => return EXIT_USAGE,
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
-            Self::Output(_) => return EXIT_FAILED,
+            Self::Output(_) | Self::TooLong(_) => return EXIT_FAILED,
             Self::Client(error) => error,
         };
         match **error {
@@ -57,27 +59,26 @@ impl Failure {
     fn to_json(&self) -> Value {
         let (name, code) = match self {
             Self::Usage(_) => ("Usage", None),
+            Self::TooLong(_) => (ErrorCode::LimitExceeded.name(), Some(ErrorCode::LimitExceeded as u16)),
             Self::Client(error) => (error.code_name(), error.code()),
             Self::Output(_) => ("Output", None),
         };
-        let wire = match self {
-            Self::Client(error) => match &**error {
-                ClientError::Server(error) => Some(error),
-                _ => None,
-            },
+        let client = match self {
+            Self::Client(error) => Some(&**error),
             _ => None,
         };
-        let detail: Map<_, _> = wire
-            .iter()
-            .flat_map(|error| &error.detail)
-            .map(|entry| (entry.key.clone(), Value::from(entry.value.clone())))
-            .collect();
+        let entries = match client {
+            Some(ClientError::Server(error)) => error.detail.as_slice(),
+            _ => &[],
+        };
+        let detail: Map<_, _> =
+            entries.iter().map(|entry| (entry.key.clone(), Value::from(entry.value.clone()))).collect();
         json!({
             "name": name,
             "code": code,
             "message": self.to_string(),
-            "retryable": wire.is_some_and(|error| error.retryable),
-            "retry_after_ms": wire.map_or(0, |error| error.retry_after_ms),
+            "retryable": client.is_some_and(ClientError::is_retryable),
+            "retry_after_ms": client.map_or(0, ClientError::retry_after_ms),
             "detail": detail,
         })
     }
@@ -86,7 +87,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Usage(message) => f.write_str(message),
+            Self::Usage(message) | Self::TooLong(message) => f.write_str(message),
             Self::Client(error) => match &**error {
                 ClientError::Server(error) => f.write_str(&error.message),
                 error => write!(f, "{error}"),
@@ -98,7 +99,10 @@ impl std::fmt::Display for Failure {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::Client(Box::new(error))
+        match error {
+            ClientError::SocketPath { .. } => Self::Usage(error.to_string()),
+            error => Self::Client(Box::new(error)),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The program where something is wrong: what it keeps, what it refuses, and what it says.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
 
 use crate::command_line::{generate, run, spawn};
-use crate::server::{Server, item, summary};
+use crate::server::{Server, accept, item, summary};
 
 /// A server that nobody must ask anything.
 fn unasked() -> Server {
@@ -108,4 +109,133 @@ fn a_new_name_for_a_mapped_file_is_not_said_to_be_old() {
     let (code, stdout, _) = run(&server, &["load", path.to_str().unwrap(), "--name", "new"]);
     assert_eq!((code, stdout.as_str()), (0, "new: its file was mapped already\n"));
     server.join();
+}
+
+#[test]
+fn errors_the_client_makes_have_their_codes() {
+    // Refused for now, in the hello, until the client gives up.
+    let server = Server::new(|listener| {
+        let mut peer = accept(&listener);
+        peer.client_hello();
+        peer.write(&ServerOffer::default().refuse(ErrorCode::Quota, 70_000).to_bytes());
+    });
+    let told = |stderr: &str| {
+        let error = object(stderr)["error"].take();
+        ["name", "code", "retryable", "retry_after_ms"].map(|key| error[key].clone())
+    };
+    let (exit, _, stderr) = run(&server, &["list", "--json"]);
+    assert_eq!(exit, 3, "{stderr}");
+    assert_eq!(told(&stderr), [json!("Quota"), json!(301), json!(true), json!(70_000)]);
+    server.join();
+
+    let server = unasked();
+    let (_, _, stderr) = run(&server, &["list", "--json", "--connect-timeout", "50"]);
+    assert_eq!(told(&stderr), [json!("Unavailable"), json!(303), json!(true), json!(0)]);
+    server.join();
+
+    let server = Server::greeting(|mut peer| drop(peer.drain()));
+    let name = "n".repeat(limits::NAME_BYTES_MAX + 1);
+    let (_, _, stderr) = run(&server, &["unload", &name, "--json"]);
+    assert_eq!(told(&stderr), [json!("LimitExceeded"), json!(202), json!(false), json!(0)]);
+    server.join();
+
+    let server = Server::greeting(|mut peer| drop(generate(&mut peer)));
+    let (_, _, stderr) = run(&server, &["run", "m", "p", "--json"]);
+    assert_eq!(told(&stderr), [json!("Disconnected"), json!(null), json!(true), json!(0)]);
+    server.join();
+}
+
+#[test]
+fn arguments_that_do_not_parse_are_one_object_in_json() {
+    let server = unasked();
+    let cases: [(&[&str], &str); 4] = [
+        (&["--json", "nonsense"], "nonsense"),
+        (&["run", "--json"], "<MODEL>"),
+        (&["run", "m", "p", "-n", "-1", "--json"], "-1 is not in 0..=4294967295"),
+        (&["run", "m", "p", "--seed", "-1", "--json"], "-1 is not in 0..=18446744073709551615"),
+    ];
+    for (arguments, says) in cases {
+        let (code, stdout, stderr) = run(&server, arguments);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{stderr}");
+        let error = object(&stderr)["error"].take();
+        assert_eq!((&error["name"], &error["retryable"]), (&json!("Usage"), &json!(false)));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(says) && !message.starts_with("error:"), "{message}");
+    }
+    let (code, _, stderr) = run(&server, &["run", "m", "--nonsense", "--", "--json"]);
+    assert!(code == 2 && stderr.starts_with("error: "), "a prompt is no option: {stderr}");
+    let (code, stdout, _) = run(&server, &["--json", "--help"]);
+    assert!(code == 0 && stdout.contains("Exit codes"), "{stdout}");
+    server.join();
+}
+
+#[test]
+fn a_socket_path_no_socket_can_have_is_an_argument_error() {
+    let server = unasked();
+    let path = format!("/{}", "s".repeat(107));
+    // Standard input stays open: the path is refused before it is read.
+    let mut child = spawn(&server, &["run", "m", "-", "--socket", &path]);
+    let stdin = child.stdin.take();
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("108 bytes, 1 to 107 are possible"), "{stderr}");
+    server.join();
+}
+
+#[test]
+fn input_over_the_limit_is_said_to_be_more() {
+    let server = unasked();
+    let mut child = spawn(&server, &["run", "m", "-", "--json"]);
+    // Two bytes a character: the limit is even, so one byte more cuts one in half.
+    let text = "é".repeat(limits::TEXT_BYTES_MAX);
+    let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let error = object(str::from_utf8(&output.stderr).unwrap())["error"].take();
+    assert_eq!((output.status.code(), &error["code"]), (Some(1), &json!(202)), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("more than 1044480 bytes"), "{error}");
+    server.join();
+}
+
+#[test]
+fn a_server_that_is_not_the_named_one_is_said_to_be_that() {
+    let server = Server::new(|listener| {
+        let mut peer = accept(&listener);
+        peer.client_hello();
+    });
+    let own = rustix::process::geteuid().as_raw();
+    let other = (own + 1).to_string();
+    let (code, _, stderr) = run(&server, &["list", "--server-uid", &other]);
+    assert_eq!(code, 3, "{stderr}");
+    assert!(stderr.contains(&format!("served by uid {own}, not by uid {other}:")), "{stderr}");
+    server.join();
+}
+
+#[test]
+fn other_versions_are_told_with_who_is_older() {
+    let refusing = |min, max| ServerHello {
+        min_major: min,
+        max_major: max,
+        ..ServerOffer::default().refuse(ErrorCode::UnsupportedMajor, 0)
+    };
+    let cases = [
+        (refusing(2, 3), "versions 2 to 3, this client version 1: update this client"),
+        (refusing(0, 0), "version 0, this client version 1: update the daemon"),
+        (
+            ServerHello { status: 0, major: 2, ..refusing(1, 1) },
+            "version 2, this client version 1: update this",
+        ),
+    ];
+    for (hello, says) in cases {
+        let server = Server::new(move |listener| {
+            let mut peer = accept(&listener);
+            peer.client_hello();
+            peer.write(&hello.to_bytes());
+        });
+        let (code, _, stderr) = run(&server, &["list"]);
+        assert_eq!(code, 3, "{stderr}");
+        assert!(stderr.contains(says), "{stderr}");
+        server.join();
+    }
 }
