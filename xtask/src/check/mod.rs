@@ -143,9 +143,11 @@ fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
 }
 
 /// Programs, and the Debian packages they come in, that stages and tests call.
-const TOOLS: [(&str, &str, &str); 3] = [
+const TOOLS: [(&str, &str, &str); 5] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
+    ("kill", "procps", "verifying the units, which name it"),
+    ("strip", "binutils", "the size of the client"),
     ("g++", "g++", "libFuzzer"),
 ];
 
