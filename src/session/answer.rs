@@ -63,6 +63,11 @@ impl Answer {
         self.finish(Op::Error, error);
     }
 
+    /// The failure that the request asked for, at once: nothing failed, so nothing is logged.
+    pub(super) fn fail_as_asked(self, error: &Failure) {
+        self.finish(Op::Error, error);
+    }
+
     fn logged<'a>(&self, error: &'a Failure) -> &'a Failure {
         if error.code >= ErrorCode::DeviceFailed as u16 {
             tracing::warn!(

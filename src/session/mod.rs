@@ -200,7 +200,7 @@ impl Session {
         let call = Call { connection: Arc::clone(&self.connection), control };
         match message {
             ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
-            ClientMessage::Fail(request) => answer.fail(&daemon::fail(&request)),
+            ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
             ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
             ClientMessage::Ps(_) => call.spawn(answer, daemon::ps(call.clone())),
             ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),

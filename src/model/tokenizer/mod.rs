@@ -38,7 +38,8 @@ const TEXT_BYTES_MAX: usize = 1 << 30;
 pub struct EncodeOptions {
     /// Add the beginning- and end-of-sequence tokens that the file asks for.
     pub add_special: bool,
-    /// Recognise special tokens written out in the text (`<|im_start|>`): for rendered templates, never for raw user text.
+    /// Recognise special tokens written out in the text (`<|im_start|>`): for rendered templates, not for prompts. A
+    /// rendered template holds what users wrote, so in a chat their markup counts too, as in llama.cpp.
     pub parse_special: bool,
 }
 
