@@ -22,11 +22,31 @@ pub trait Backend: Send {
     /// Whether weights of this type can be computed with.
     fn supports(&self, dtype: crate::tensor::DType) -> bool;
 
-    /// Makes `tensor` usable. The CPU takes it in place at no cost; a GPU uploads it.
+    /// Makes `tensor` usable. The CPU takes it in place at no cost; a GPU starts to upload it and returns at once: units
+    /// wait for what they use, and fail with [`BackendError::Upload`] when it never came.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], [`BackendError::OutOfMemory`].
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError>;
+
+    /// As [`Backend::load_tensor`] for the table of [`Backend::embed`], of which a step takes single rows: a device may
+    /// leave it where it is.
+    ///
+    /// # Errors
+    /// As [`Backend::load_tensor`].
+    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.load_tensor(tensor)
+    }
+
+    /// How many layers before their turn loads are worth starting; 0 where a load costs nothing.
+    fn layers_ahead(&self) -> usize {
+        0
+    }
+
+    /// What the device did since it was opened.
+    fn counters(&self) -> DeviceCounters {
+        DeviceCounters::default()
+    }
 
     /// Room for one model: scratch for `dims.rows_max` rows and an empty KV pool of `kv_pages` pages of
     /// [`KV_PAGE_TOKENS`] tokens. Pages take memory when first written and give it back by [`Backend::release_pages`].

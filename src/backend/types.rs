@@ -1,5 +1,9 @@
 //! What crosses the [`Backend`](super::Backend) trait.
 
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use crate::tensor::{DType, LazyTensor};
 
 /// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
@@ -94,6 +98,34 @@ pub struct DeviceTensor {
 pub enum Storage {
     /// In the file mapping, read in place.
     InPlace,
+    /// In memory of the device's own, or on the way there.
+    Device(Arc<dyn DeviceMemory>),
+}
+
+/// One tensor's copy in a device's memory. Its memory is given back when the last handle drops.
+pub trait DeviceMemory: Any + Debug + Send + Sync {
+    /// Bytes of device memory it takes.
+    fn bytes(&self) -> u64;
+
+    /// Where on the device: equal for equal copies.
+    fn address(&self) -> u64;
+
+    /// Whether the values have arrived.
+    fn state(&self) -> LoadState;
+
+    /// Calls `done` once the values have arrived or never will; at once where that is decided. Must not block.
+    fn when_decided(&self, done: Box<dyn FnOnce() + Send>);
+}
+
+/// How far a load is. It ends once, in one of the two last states.
+#[derive(Clone, Debug)]
+pub enum LoadState {
+    /// On the way.
+    Loading,
+    /// There.
+    Resident,
+    /// It never will be: the copy is worth nothing, the next request makes a new one.
+    Failed(BackendError),
 }
 
 impl DeviceTensor {
@@ -114,8 +146,17 @@ impl DeviceTensor {
 
     /// Bytes on the device beyond the mapping.
     pub fn device_bytes(&self) -> u64 {
-        match self.storage {
+        match &self.storage {
             Storage::InPlace => 0,
+            Storage::Device(memory) => memory.bytes(),
+        }
+    }
+
+    /// How far its load is.
+    pub fn state(&self) -> LoadState {
+        match &self.storage {
+            Storage::InPlace => LoadState::Resident,
+            Storage::Device(memory) => memory.state(),
         }
     }
 }
@@ -222,6 +263,26 @@ pub struct BackendInfo {
     pub activations: Activations,
     /// KV cache element type.
     pub kv: KvType,
+    /// What else a person wants to know of it, as names and values: driver, memory, how weights get there, why it is no
+    /// other device.
+    pub notes: Vec<(&'static str, String)>,
+}
+
+/// What a device did since it was opened. Zeros where weights are read in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounters {
+    /// Tensors whose bytes were brought to the device.
+    pub uploads: u64,
+    /// Bytes read from files for them.
+    pub upload_bytes: u64,
+    /// Loads that failed.
+    pub upload_failures: u64,
+    /// Steps whose layers were one replay of a recorded graph.
+    pub graph_replays: u64,
+    /// Graphs recorded.
+    pub graphs: u64,
+    /// Bytes of device memory in use: weights, KV pages, scratch.
+    pub used_bytes: u64,
 }
 
 /// Why a backend did not do what was asked.
@@ -272,6 +333,37 @@ pub enum BackendError {
         /// The expected shape.
         want: String,
     },
+    /// A device refused a call, and can be used on.
+    #[error("{device}: {call}: {why}")]
+    Device {
+        /// Which.
+        device: String,
+        /// The call.
+        call: &'static str,
+        /// What it said, with its code.
+        why: String,
+    },
+    /// A device is gone, hangs, or nothing on it can be trusted any more.
+    #[error("{device} was lost in {call}: {why}")]
+    DeviceLost {
+        /// Which.
+        device: String,
+        /// The call.
+        call: &'static str,
+        /// What it said, with its code.
+        why: String,
+    },
+    /// A tensor's bytes did not reach the device.
+    #[error("tensor {tensor} could not be brought to the device: {why}")]
+    Upload {
+        /// Its name.
+        tensor: String,
+        /// Why.
+        why: String,
+    },
+    /// Nobody wanted the step any more.
+    #[error("the step was given up")]
+    GivenUp,
     /// Values that are no numbers came out: the weights are broken.
     #[error("logits are not finite: the model's weights hold infinities or NaN")]
     NotFinite,

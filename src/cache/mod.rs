@@ -1,21 +1,21 @@
 //! Which tensors a device holds: each is loaded once, by one loader, when first needed.
 //!
-//! A tensor's life on a device: `Absent -> Resident -> Absent`. A failed load leaves it absent and the next request
-//! tries again. The engine thread that owns the device owns its cache too, so there is no lock and no second loader;
-//! whoever wants a tensor resident asks that thread.
+//! A tensor's life on a device: `Absent -> Loading -> Resident -> Absent`. A load that fails leaves it absent and the
+//! next request tries again. The engine thread that owns the device owns its cache too, so there is no lock and no
+//! second loader: whoever asks while a tensor is on the way gets the same handle, and waits for that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::backend::{Backend, BackendError, DeviceTensor};
+use crate::backend::{Backend, BackendError, DeviceTensor, LoadState};
 use crate::tensor::{LazyTensor, MappedFile};
 
 /// What a cache did since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Tensors loaded.
+    /// Loads begun.
     pub loads: u64,
-    /// Requests for tensors that were there.
+    /// Requests for tensors that were there or on the way.
     pub hits: u64,
 }
 
@@ -27,17 +27,27 @@ pub struct TensorCache {
     device_bytes: u64,
 }
 
-/// A tensor is its bytes: a tied output matrix is the embedding. An entry keeps its mapping alive, so no other mapping
-/// can come to have its address.
+/// What a tensor is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Use {
+    /// All of it is read in a step.
+    Whole,
+    /// Single rows are taken.
+    Rows,
+}
+
+/// A tensor is its bytes: a tied output matrix is the embedding where both are used alike. An entry keeps its mapping
+/// alive, so no other mapping can come to have its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     mapping: usize,
     start: u64,
+    used: Use,
 }
 
 impl Key {
-    fn of(tensor: &LazyTensor) -> Self {
-        Self { mapping: address(tensor.file()), start: tensor.range().start }
+    fn of(tensor: &LazyTensor, used: Use) -> Self {
+        Self { mapping: address(tensor.file()), start: tensor.range().start, used }
     }
 }
 
@@ -51,7 +61,8 @@ impl TensorCache {
         Self::default()
     }
 
-    /// The tensor on the device, loaded now when it is not there. A hit costs one lookup; the handle is cheap to clone.
+    /// The tensor on the device; its load begins now when it is not there and not on the way. A hit costs one lookup;
+    /// the handle is cheap to clone.
     ///
     /// # Errors
     /// [`BackendError`] of the load; the tensor stays absent.
@@ -60,16 +71,50 @@ impl TensorCache {
         backend: &mut dyn Backend,
         tensor: &LazyTensor,
     ) -> Result<DeviceTensor, BackendError> {
-        let key = Key::of(tensor);
-        if let Some(loaded) = self.resident.get(&key) {
-            self.counters.hits += 1;
-            return Ok(loaded.clone());
+        self.load(Key::of(tensor, Use::Whole), || backend.load_tensor(tensor))
+    }
+
+    /// As [`TensorCache::load_tensor`] for a table of which a step takes single rows.
+    ///
+    /// # Errors
+    /// As [`TensorCache::load_tensor`].
+    pub fn load_table(
+        &mut self,
+        backend: &mut dyn Backend,
+        tensor: &LazyTensor,
+    ) -> Result<DeviceTensor, BackendError> {
+        self.load(Key::of(tensor, Use::Rows), || backend.load_table(tensor))
+    }
+
+    fn load(
+        &mut self,
+        key: Key,
+        load: impl FnOnce() -> Result<DeviceTensor, BackendError>,
+    ) -> Result<DeviceTensor, BackendError> {
+        if let Some(there) = self.resident.get(&key) {
+            if !matches!(there.state(), LoadState::Failed(_)) {
+                self.counters.hits += 1;
+                return Ok(there.clone());
+            }
+            self.remove(&key); // before the new load: there may be room for one copy only
         }
-        let loaded = backend.load_tensor(tensor)?;
+        let loaded = load()?;
         self.counters.loads += 1;
         self.device_bytes += loaded.device_bytes();
         self.resident.insert(key, loaded.clone());
         Ok(loaded)
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(gone) = self.resident.remove(key) {
+            self.device_bytes -= gone.device_bytes();
+        }
+    }
+
+    /// Lets go of loads that failed, so that nothing of them stays behind.
+    pub fn clear_failed(&mut self) {
+        self.resident.retain(|_, there| !matches!(there.state(), LoadState::Failed(_)));
+        self.device_bytes = self.resident.values().map(DeviceTensor::device_bytes).sum();
     }
 
     /// Lets go of all tensors of a file; their memory is free once the last handle is dropped. Returns how many.
@@ -86,7 +131,14 @@ impl TensorCache {
         self.device_bytes = 0;
     }
 
-    /// Tensors that are resident.
+    /// Bytes of the tensors of a file on the device, and how many there are.
+    pub fn of_file(&self, file: &Arc<MappedFile>) -> (u64, usize) {
+        let mapping = address(file);
+        let tensors = self.resident.iter().filter(|(key, _)| key.mapping == mapping);
+        tensors.fold((0, 0), |(bytes, count), (_, there)| (bytes + there.device_bytes(), count + 1))
+    }
+
+    /// Tensors that are resident or on the way.
     pub fn len(&self) -> usize {
         self.resident.len()
     }
@@ -96,7 +148,7 @@ impl TensorCache {
         self.resident.is_empty()
     }
 
-    /// Device bytes of resident tensors beyond their mappings.
+    /// Device bytes of these tensors beyond their mappings.
     pub fn device_bytes(&self) -> u64 {
         self.device_bytes
     }

@@ -292,6 +292,7 @@ impl Core {
         }
         match result {
             Ok(sampled) => self.deliver(&step, sampled, load),
+            Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
             Err(error) => {
                 tracing::warn!(model = step.model.0, %error, "a step failed");
                 for work in &step.work {
@@ -320,14 +321,27 @@ impl Core {
                 self.arrays.push(work, sequence.tokens(), pages, || sequence.sample_row());
             }
         }
+        let (shared, sequences) = (&self.shared, &self.sequences);
+        let given_up = || {
+            let inbox = shared.inbox.lock();
+            let unwanted =
+                |id| inbox.cancels.contains(id) || sequences.get(id).is_none_or(|s| s.job.events.is_closed());
+            inbox.stop || step.work.iter().all(|work| unwanted(&work.id))
+        };
         let device = StepDevice {
             backend: self.backend.as_mut(),
             cache: &mut self.cache,
             slot,
-            heartbeat: &self.shared.heartbeat,
+            heartbeat: &shared.heartbeat,
+            given_up: &given_up,
         };
         let before = room.resident.load_time;
         let result = step::run(device, &mut room.resident, &self.arrays);
+        if result.is_err() {
+            // What is on its way may fail yet: all handles are asked for anew, and what failed leaves nothing behind.
+            room.resident.forget();
+            self.cache.clear_failed();
+        }
         (result, room.resident.load_time - before)
     }
 

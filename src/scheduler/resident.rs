@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::backend::{AttentionInput, Backend, BackendError, DeviceTensor, FfnInput, Projection};
 use crate::cache::TensorCache;
 use crate::model::Model;
-use crate::model::plan::{LayerPlan, LazyProjection};
+use crate::model::plan::{ExecutionPlan, LayerPlan, LazyProjection};
 use crate::tensor::LazyTensor;
 
 /// Handles of one model's tensors on one device. What was resolved once costs a comparison per layer, no lookup.
@@ -93,6 +93,10 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
+    fn table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.cache.load_table(self.backend, tensor)
+    }
+
     fn tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         self.cache.load_tensor(self.backend, tensor)
     }
@@ -106,6 +110,10 @@ impl Loader<'_> {
             weight: self.tensor(&lazy.weight)?,
             bias: self.optional(lazy.bias.as_ref())?,
         })
+    }
+
+    fn head(&mut self, plan: &ExecutionPlan) -> Result<Head, BackendError> {
+        Ok(Head { norm: self.tensor(&plan.output_norm)?, output: self.tensor(&plan.output)? })
     }
 
     fn layer(&mut self, plan: &LayerPlan) -> Result<ResidentLayer, BackendError> {
@@ -134,6 +142,11 @@ impl ResidentModel {
         &self.model
     }
 
+    /// True when every load was begun in an earlier step: nothing is left to wait for that a step could be given up over.
+    pub fn is_resolved(&self) -> bool {
+        self.head.is_some()
+    }
+
     pub fn layer_count(&self) -> usize {
         self.model.plan.layers.len()
     }
@@ -157,7 +170,7 @@ impl ResidentModel {
         if self.first.is_none() {
             let (plan, started) = (&self.model.plan, Instant::now());
             let mut loader = Loader { cache, backend };
-            let embedding = loader.tensor(&plan.embedding)?;
+            let embedding = loader.table(&plan.embedding)?;
             let rope_factors = loader.optional(plan.rope_factors.as_ref())?;
             self.load_time += started.elapsed();
             self.first = Some(First { embedding, rope_factors });
@@ -165,25 +178,40 @@ impl ResidentModel {
         self.first.as_ref().ok_or(BackendError::Batch("the first tensors are not resolved"))
     }
 
-    /// A layer's handles and the rotary factors. Layers are asked for in order.
+    /// A layer's handles and the rotary factors. Layers are asked for in order; loads begin as many layers ahead as the
+    /// backend finds worth it, the head's after those of the last layer.
     pub fn layer(
         &mut self,
         index: usize,
         backend: &mut dyn Backend,
         cache: &mut TensorCache,
     ) -> Result<(&ResidentLayer, Option<&DeviceTensor>), BackendError> {
-        if index == self.layers.len()
-            && let Some(plan) = self.model.plan.layers.get(index)
-        {
-            let started = Instant::now();
-            let layer = Loader { cache, backend }.layer(plan)?;
-            self.load_time += started.elapsed();
-            self.layers.push(layer);
+        if self.head.is_none() {
+            self.load_through(index + backend.layers_ahead(), backend, cache)?;
         }
         let rope_factors = self.first.as_ref().and_then(|f| f.rope_factors.as_ref());
         let layer =
             self.layers.get(index).ok_or(BackendError::Batch("layers were asked for out of order"))?;
         Ok((layer, rope_factors))
+    }
+
+    /// Begins the loads of all layers up to `last`, and of the head where that is past the last layer.
+    fn load_through(
+        &mut self,
+        last: usize,
+        backend: &mut dyn Backend,
+        cache: &mut TensorCache,
+    ) -> Result<(), BackendError> {
+        let (plan, started) = (&self.model.plan, Instant::now());
+        for plan in plan.layers.iter().take(last + 1).skip(self.layers.len()) {
+            let layer = Loader { cache, backend }.layer(plan)?;
+            self.layers.push(layer);
+        }
+        if last >= plan.layers.len() {
+            self.head = Some(Loader { cache, backend }.head(plan)?);
+        }
+        self.load_time += started.elapsed();
+        Ok(())
     }
 
     /// What the last unit of a step needs.
@@ -193,12 +221,7 @@ impl ResidentModel {
         cache: &mut TensorCache,
     ) -> Result<&Head, BackendError> {
         if self.head.is_none() {
-            let (plan, started) = (&self.model.plan, Instant::now());
-            let mut loader = Loader { cache, backend };
-            let norm = loader.tensor(&plan.output_norm)?;
-            let output = loader.tensor(&plan.output)?;
-            self.load_time += started.elapsed();
-            self.head = Some(Head { norm, output });
+            self.load_through(self.layer_count(), backend, cache)?;
         }
         self.head.as_ref().ok_or(BackendError::Batch("the head is not resolved"))
     }

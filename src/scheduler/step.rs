@@ -68,24 +68,32 @@ pub(super) struct StepDevice<'a> {
     pub slot: ModelSlot,
     /// Moves with every unit.
     pub heartbeat: &'a AtomicU64,
+    /// Whether nobody wants the step any more. Asked between layers while weights are still on their way: a step over
+    /// resident weights is short.
+    pub given_up: &'a dyn Fn() -> bool,
 }
 
 /// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed, or why nothing
 /// could be drawn for it.
 ///
 /// # Errors
-/// [`BackendError`] of the first load or unit that failed; the KV rows of this step are then undefined.
+/// [`BackendError`] of the first load or unit that failed, [`BackendError::GivenUp`]; the KV rows of this step are then
+/// undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
     model: &mut ResidentModel,
     arrays: &StepArrays,
 ) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-    let StepDevice { backend, cache, slot, heartbeat } = device;
+    let StepDevice { backend, cache, slot, heartbeat, given_up } = device;
     let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
     backend.begin_step(slot, &arrays.batch())?;
     let first = model.first(backend, cache)?;
     backend.embed(&first.embedding)?;
+    let cold = !model.is_resolved();
     for index in 0..model.layer_count() {
+        if cold && given_up() {
+            return Err(BackendError::GivenUp);
+        }
         let (layer, rope_factors) = model.layer(index, backend, cache)?;
         let number = index as u32;
         backend.attention_input(number, &layer.attention_input(rope_factors))?;

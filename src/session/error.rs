@@ -123,7 +123,11 @@ fn backend_code(error: &BackendError) -> ErrorCode {
         BackendError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
         BackendError::Shape { .. } | BackendError::NotFinite => ErrorCode::ModelCorrupt,
         BackendError::Dims(_) => ErrorCode::ModelUnsupported,
-        BackendError::Start { .. } => ErrorCode::DeviceFailed,
+        BackendError::Start { .. }
+        | BackendError::Device { .. }
+        | BackendError::DeviceLost { .. }
+        | BackendError::Upload { .. } => ErrorCode::DeviceFailed,
+        BackendError::GivenUp => ErrorCode::Cancelled,
         BackendError::Batch(_) | BackendError::Internal(_) => ErrorCode::Internal,
     }
 }

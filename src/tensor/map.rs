@@ -178,6 +178,30 @@ impl MappedFile {
         self.map.get(start..end).ok_or_else(err)
     }
 
+    /// Reads the bytes from `offset` on into `out`, all of it, with no page of the mapping touched: a file cut short is
+    /// an error here and no SIGBUS. For bytes on their way to a device.
+    ///
+    /// # Errors
+    /// [`MapError::OutOfRange`], [`MapError::Poisoned`] when the file ends before, [`MapError::Os`].
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), MapError> {
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len());
+        let Some(end) = end else {
+            let end = offset.saturating_add(out.len() as u64);
+            return Err(MapError::OutOfRange { start: offset, end, len: self.len() });
+        };
+        let mut rest = out;
+        while !rest.is_empty() {
+            let from = end - rest.len() as u64;
+            match rustix::io::pread(&self.file, &mut *rest, from) {
+                Ok(0) => return Err(MapError::Poisoned),
+                Ok(read) => rest = rest.get_mut(read..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(os("pread")(error)),
+            }
+        }
+        Ok(())
+    }
+
     /// Fails when the file lost bytes under the mapping (SIGBUS was caught) since it was mapped. One atomic load.
     ///
     /// # Errors
@@ -255,6 +279,19 @@ mod tests {
             Err(MapError::NotRegular { kind: found }) => assert_eq!(found, kind),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn bytes_are_read_past_the_mapping_and_a_lost_end_is_an_error() {
+        let file = temp(&(0..=255).collect::<Vec<u8>>());
+        let mapped = MappedFile::map(File::open(file.path()).unwrap()).unwrap();
+        let mut out = [0; 6];
+        mapped.read_at(250, &mut out).unwrap();
+        assert_eq!(out, [250, 251, 252, 253, 254, 255]);
+        assert!(matches!(mapped.read_at(251, &mut out), Err(MapError::OutOfRange { end: 257, .. })));
+        assert!(matches!(mapped.read_at(u64::MAX, &mut out), Err(MapError::OutOfRange { .. })));
+        file.as_file().set_len(253).unwrap();
+        assert!(matches!(mapped.read_at(250, &mut out), Err(MapError::Poisoned)));
     }
 
     #[test]

@@ -133,6 +133,7 @@ impl Backend for CpuBackend {
             threads: self.compute.pool.threads(),
             activations: self.compute.mode,
             kv: self.kv,
+            notes: Vec::new(),
         }
     }
 

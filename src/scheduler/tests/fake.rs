@@ -162,6 +162,7 @@ impl Backend for Fake {
             threads: 1,
             activations: Activations::F32,
             kv: KvType::F16,
+            notes: Vec::new(),
         }
     }
 
