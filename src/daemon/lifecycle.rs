@@ -12,6 +12,7 @@ use signal_hook_tokio::Signals;
 use super::{ConfigSource, Daemon, DaemonError, watchdog};
 use crate::backend::{Backend, BackendError};
 use crate::config::Config;
+use crate::session;
 
 /// Exit status when a second signal cuts the end short.
 const CUT_SHORT: i32 = 130;
@@ -19,8 +20,8 @@ const CUT_SHORT: i32 = 130;
 /// Runtime threads: they only move frames; models are computed on the engine's own threads.
 const RUNTIME_THREADS: usize = 2;
 
-/// Threads for what blocks: opening models, tokenising, rendering. More callers wait.
-const BLOCKING_THREADS: usize = 64;
+/// Threads for what blocks: one for each request that may, and some so that the daemon's own reload and end wait for none.
+const BLOCKING_THREADS: usize = session::BLOCKING_MAX + 4;
 
 /// What a daemon starts with.
 #[derive(Debug)]

@@ -42,7 +42,6 @@ pub(super) fn of_store(error: &StoreError) -> Failure {
 
 pub(super) fn of_template(error: &TemplateError) -> Failure {
     let code = match error {
-        TemplateError::Busy { .. } => ErrorCode::Busy,
         TemplateError::Process { .. } => ErrorCode::Unavailable,
         TemplateError::RequestTooLong { .. } => ErrorCode::LimitExceeded,
         _ => ErrorCode::TemplateFailed,

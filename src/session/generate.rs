@@ -4,34 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, Prompt, SamplingOptions, TopToken,
+    self, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::Call;
 use super::answer::Answer;
-use super::error::{Failure, failure, of_job, of_store, of_template};
+use super::error::{Failure, failure, of_job};
 use super::service::random;
-use super::text::check_ids;
+use super::{Call, prompt};
 use crate::model::store::Lease;
-use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
-use crate::model::tokenizer::{EncodeOptions, Tokenizer};
-use crate::model::{ChatTemplate, Model};
 use crate::scheduler::{Event, Job, Outcome, Sampling, StopReason, TokenBatch};
 
 /// Highest temperature: beyond it every token is as likely as any other.
 const TEMPERATURE_MAX: f32 = 100.0;
-
-/// Bytes of the first item that are left for what is not the prompt's ids; with the largest frames `IDS_MAX` fit beside.
-const FIRST_ITEM_BYTES: usize = 4096;
-
-/// A request that was checked against the model and the limits.
-struct ValidRequest {
-    lease: Lease,
-    prompt: Vec<u32>,
-    max_tokens: u32,
-    context_tokens: u32,
-}
 
 /// Answers one request: items as they come, then what ends the stream.
 pub(super) async fn run(
@@ -53,8 +38,7 @@ pub(super) async fn run(
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
-    let name = model.clone();
-    let prepare = call.blocking(move |call| prepare(call, &model, prompt, max_tokens));
+    let prepare = prompt::prepare(call, model.clone(), prompt, max_tokens);
     let valid = before_the_job(call, deadline, prepare).await?;
 
     let engine = &call.service().engine;
@@ -62,7 +46,7 @@ pub(super) async fn run(
     let (sender, mut events) = unbounded_channel();
     let prompt_ids = valid.prompt.clone();
     let seed = sampling.seed;
-    ticket.runs_as(id, &name);
+    ticket.runs_as(id, &model);
     let job = |credit| Job {
         id,
         uid: call.peer().uid,
@@ -101,91 +85,6 @@ async fn before_the_job<T>(
         () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
         () = passed => Err(failure(ErrorCode::DeadlineExceeded, "the deadline passed while the prompt was being read")),
     }
-}
-
-/// Blocks: maps the model if it is not, turns the prompt into ids, checks everything against the model.
-fn prepare(call: &Call, name: &str, prompt: Prompt, max_tokens: u32) -> Result<ValidRequest, Failure> {
-    let service = call.service();
-    let (lease, _) = service.store.acquire(call.peer().uid, name).map_err(|error| of_store(&error))?;
-    let model = lease.model();
-    let vocab = model.plan.dims.vocab;
-    let prompt = prompt_ids(call, model, prompt)?;
-    check_ids(&prompt, vocab)?;
-    check_frame(&prompt, call.connection.limits.max_frame)?;
-    if prompt.is_empty() {
-        return Err(failure(
-            ErrorCode::EmptyPrompt,
-            "the prompt has no tokens: a model needs at least one to go on from",
-        ));
-    }
-    let context_tokens = model.context_length.min(service.settings.context_tokens);
-    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if prompt_tokens >= context_tokens {
-        let (own, limit) = (model.context_length, service.settings.context_tokens);
-        let text = format!(
-            "the prompt has {prompt_tokens} tokens and the context {context_tokens} (the model's {own}, limits.context_tokens \
-             {limit}), which leaves no room for an answer: shorten it or raise the limit"
-        );
-        let error = failure(ErrorCode::PromptTooLong, &text);
-        return Err(error
-            .with_detail("prompt_tokens", prompt_tokens)
-            .with_detail("context_tokens", context_tokens));
-    }
-    let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
-    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
-}
-
-/// The first item tells the prompt's ids, whole: refused before the work where it would not fit the client's frames.
-fn check_frame(prompt: &[u32], payload_bytes_max: u32) -> Result<(), Failure> {
-    let fit = (payload_bytes_max as usize).saturating_sub(FIRST_ITEM_BYTES) / size_of::<u32>();
-    if prompt.len() <= fit {
-        return Ok(());
-    }
-    let text = format!(
-        "the prompt has {} tokens and the {payload_bytes_max} bytes of the connection's max_frame hold the ids of {fit}: \
-         connect with a larger max_frame",
-        prompt.len()
-    );
-    Err(failure(ErrorCode::LimitExceeded, &text))
-}
-
-/// Blocks, for a chat as long as its template takes.
-fn prompt_ids(call: &Call, model: &Model, prompt: Prompt) -> Result<Vec<u32>, Failure> {
-    let messages = match prompt {
-        Prompt::Ids(ids) => return Ok(ids),
-        Prompt::Text(text) => {
-            return Ok(model
-                .tokenizer
-                .encode(&text, EncodeOptions { add_special: true, parse_special: false }));
-        }
-        Prompt::Chat(messages) => messages,
-    };
-    let template = match &model.chat_template {
-        ChatTemplate::Source(source) => source,
-        ChatTemplate::Absent => {
-            let text = "the model's file has no chat template: send the prompt as text, in the form the model was trained on";
-            return Err(failure(ErrorCode::NoChatTemplate, text));
-        }
-        ChatTemplate::TooLong { bytes } => {
-            let limit = SOURCE_BYTES_MAX;
-            return Err(of_template(&TemplateError::SourceTooLong { bytes: *bytes, limit }));
-        }
-    };
-    let messages = messages.into_iter().map(|message| Message::new(message.role, message.content)).collect();
-    let request = TemplateRequest::new(template.as_str(), messages).with_tokens_of(&model.tokenizer);
-    let text = call.service().renderer.render(&request).map_err(|error| of_template(&error))?;
-    Ok(rendered_ids(&model.tokenizer, &text))
-}
-
-/// Ids of a rendered conversation. Special tokens written out in it count. Where the vocabulary asks for a beginning of
-/// sequence there is one, whether the template wrote it or not, and never two.
-fn rendered_ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
-    let added = tokenizer.encode("", EncodeOptions { add_special: true, parse_special: false });
-    if let Some(bos) = tokenizer.bos().filter(|bos| added.first() == Some(bos) && ids.first() != Some(bos)) {
-        ids.insert(0, bos);
-    }
-    ids
 }
 
 fn sampling(options: &SamplingOptions) -> Result<Sampling, Failure> {
@@ -334,20 +233,6 @@ mod tests {
             assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
             assert!(error.message.starts_with(name), "{}", error.message);
         }
-    }
-
-    #[test]
-    fn a_prompt_whose_ids_do_not_fit_the_first_item_is_refused() {
-        let fit = (65536 - FIRST_ITEM_BYTES) / 4;
-        assert_eq!(check_frame(&vec![0; fit], 65536), Ok(()));
-        let error = check_frame(&vec![0; fit + 1], 65536).unwrap_err();
-        assert_eq!(error.code, ErrorCode::LimitExceeded as u16);
-        let max = wire::limits::IDS_MAX;
-        assert_eq!(
-            check_frame(&vec![0; max], wire::PAYLOAD_BYTES_MAX),
-            Ok(()),
-            "never with the largest frames"
-        );
     }
 
     #[test]

@@ -27,13 +27,15 @@ mod generate;
 mod memory;
 mod models;
 pub mod outbox;
+mod prompt;
 mod service;
 mod text;
+mod turns;
 
 use answer::Answer;
 use error::{Failure, failure, of_codec};
 pub use outbox::Outbox;
-pub use service::{Service, Settings};
+pub use service::{BLOCKING_MAX, Service, Settings};
 
 use crate::scheduler::SequenceId;
 
@@ -280,13 +282,20 @@ impl Call {
         });
     }
 
-    /// Runs what blocks, off the runtime's threads.
+    /// Runs what blocks, off the runtime's threads, once it is this uid's turn. Work that has begun is done whole, and
+    /// keeps its turn, also when nobody waits for it any more.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let call = self.clone();
-        match tokio::task::spawn_blocking(move || work(&call)).await {
+        let turn = self.service().blocking.take(self.peer().uid).await;
+        let work = move || {
+            let result = work(&call);
+            drop(turn);
+            result
+        };
+        match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
             Err(_) => Err(panicked()),
         }

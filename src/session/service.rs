@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rocmforge_client::wire::{ErrorCode, ServerOffer};
@@ -13,9 +13,21 @@ use tokio_util::task::TaskTracker;
 
 use super::error::{Failure, failure};
 use super::memory::RequestMemory;
+use super::turns::{Turn, Turns};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
+
+/// Requests that block a thread at once (opening models, tokenising, rendering), and those of one uid among them.
+pub const BLOCKING_MAX: usize = 64;
+const BLOCKING_MAX_OF_UID: usize = 16;
+
+/// Chat templates rendered at once, in processes that together take at most 1 GiB, and those of one uid among them.
+const RENDERING_MAX: usize = 4;
+const RENDERING_MAX_OF_UID: usize = 2;
+
+/// How long a request waits to have its chat template rendered.
+const RENDERING_WAIT: Duration = Duration::from_secs(5);
 
 /// Bounds on requests, from the configuration.
 #[derive(Clone, Debug)]
@@ -36,6 +48,8 @@ pub struct Service {
     pub(super) settings: Settings,
     pub(super) renderer: Renderer,
     pub(super) memory: Mutex<RequestMemory>,
+    pub(super) blocking: Arc<Turns>,
+    rendering: Arc<Turns>,
     /// Requests of all sessions, so that the daemon can wait for them when it stops.
     pub(super) tasks: TaskTracker,
     pub(super) started: Instant,
@@ -76,6 +90,8 @@ impl Service {
             renderer: Renderer::new(&settings.program),
             settings,
             memory: Mutex::default(),
+            blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
+            rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             tasks: TaskTracker::new(),
             started: Instant::now(),
             offer,
@@ -140,6 +156,18 @@ impl Service {
         *count += 1;
         drop(active);
         Ok(Ticket { service: Arc::clone(self), uid, sequence: None })
+    }
+
+    /// Waits until a chat template may be rendered for that uid, for a while.
+    pub(super) async fn rendering_turn(&self, uid: u32) -> Result<Turn, Failure> {
+        tokio::time::timeout(RENDERING_WAIT, self.rendering.take(uid)).await.map_err(|_| {
+            let text = format!(
+                "{RENDERING_MAX} chat templates are rendered at once, {RENDERING_MAX_OF_UID} of a uid, and none ended \
+                 within {} s: try again later",
+                RENDERING_WAIT.as_secs()
+            );
+            failure(ErrorCode::Busy, &text)
+        })
     }
 
     /// Who asked for a sequence, and by which name.

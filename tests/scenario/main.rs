@@ -4,6 +4,7 @@
 
 mod activation;
 mod changes;
+mod chats;
 mod child;
 mod clients;
 #[path = "../common/mod.rs"]

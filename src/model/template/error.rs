@@ -61,16 +61,6 @@ pub enum TemplateError {
         /// How it ended.
         status: String,
     },
-    /// As many templates as may be at once are being rendered.
-    #[error(
-        "{running} chat templates are being rendered, and none ended within {waited_ms} ms: try again later"
-    )]
-    Busy {
-        /// How many.
-        running: usize,
-        /// How long this one waited.
-        waited_ms: u64,
-    },
     /// The rendering process could not be started, or not be talked to.
     #[error("the process that renders chat templates could not be {action}")]
     Process {

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -18,19 +17,15 @@ use super::{
     TemplateError, TemplateRequest,
 };
 
-/// Rendering processes at once: together they take at most 1 GiB.
-const RUNNING_MAX: usize = 4;
-
 /// Bytes of standard error that are looked at.
 const STDERR_BYTES_MAX: usize = 4 << 10;
 
-/// Renders templates in processes of `program`. Shared by reference between threads.
+/// Renders templates in processes of `program`. Shared by reference between threads; each that renders has a process of
+/// [`MEMORY_MIB_MAX`], so the caller bounds how many do at once.
 #[derive(Debug)]
 pub struct Renderer {
     program: PathBuf,
     deadline: Duration,
-    running: Mutex<usize>,
-    ended: Condvar,
 }
 
 impl Renderer {
@@ -39,7 +34,7 @@ impl Renderer {
     /// than twice the processor time it may take.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let deadline = Duration::from_secs(5);
-        Self { program: program.into(), deadline, running: Mutex::new(0), ended: Condvar::new() }
+        Self { program: program.into(), deadline }
     }
 
     /// The same with another deadline.
@@ -65,7 +60,6 @@ impl Renderer {
             return Err(TemplateError::RequestTooLong { bytes: request.len(), limit });
         }
         let end = Instant::now() + self.deadline;
-        let _turn = self.turn(end)?;
         let mut process = Process::start(&self.program)?;
         let outcome = process.talk(&request, end);
         let status = process.end(outcome.is_ok())?;
@@ -74,19 +68,6 @@ impl Renderer {
             Ended::OutputTooLong => Err(TemplateError::OutputTooLong { limit: OUTPUT_BYTES_MAX }),
             Ended::Deadline => Err(self.too_slow()),
         }
-    }
-
-    /// Waits until another process may be started.
-    fn turn(&self, end: Instant) -> Result<Turn<'_>, TemplateError> {
-        let mut running = self.running.lock();
-        while *running >= RUNNING_MAX {
-            if self.ended.wait_until(&mut running, end).timed_out() && *running >= RUNNING_MAX {
-                let waited_ms = u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX);
-                return Err(TemplateError::Busy { running: *running, waited_ms });
-            }
-        }
-        *running += 1;
-        Ok(Turn(self))
     }
 
     fn verdict(&self, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Result<String, TemplateError> {
@@ -125,16 +106,6 @@ impl Renderer {
 
     fn too_slow(&self) -> TemplateError {
         TemplateError::TooSlow { limit: format!("{} ms", self.deadline.as_millis()) }
-    }
-}
-
-/// One of the processes that may run at once.
-struct Turn<'a>(&'a Renderer);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        *self.0.running.lock() -= 1;
-        self.0.ended.notify_one();
     }
 }
 
@@ -291,27 +262,4 @@ fn read_some<R: Read>(pipe: &mut Option<R>, into: &mut Vec<u8>, limit: usize) ->
 
 fn process_error(action: &'static str, source: io::Error) -> TemplateError {
     TemplateError::Process { action, source }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_so_many_run_at_once_and_the_others_wait() {
-        let renderer = Renderer::new("").with_deadline(Duration::from_millis(20));
-        let end = || Instant::now() + renderer.deadline;
-        let mut turns: Vec<_> = (0..RUNNING_MAX).map(|_| renderer.turn(end()).unwrap()).collect();
-        let error = renderer.turn(end()).map(drop).unwrap_err();
-        assert!(matches!(error, TemplateError::Busy { running: RUNNING_MAX, waited_ms: 20 }), "{error:?}");
-        turns.pop();
-        assert!(renderer.turn(end()).is_ok());
-        // One that waits is woken by one that ends.
-        turns.push(renderer.turn(end()).unwrap());
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| renderer.turn(Instant::now() + Duration::from_secs(600)).is_ok());
-            turns.clear();
-            assert!(waiter.join().unwrap());
-        });
-    }
 }

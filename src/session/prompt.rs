@@ -1,0 +1,167 @@
+//! A request's prompt, from what the client sent to ids that were checked against the model and the limits.
+
+use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
+
+use super::Call;
+use super::error::{Failure, failure, of_store, of_template};
+use super::text::check_ids;
+use crate::model::store::Lease;
+use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
+use crate::model::tokenizer::{EncodeOptions, Tokenizer};
+use crate::model::{ChatTemplate, Model};
+
+/// Bytes of the first item that are left for what is not the prompt's ids; with the largest frames `IDS_MAX` fit beside.
+const FIRST_ITEM_BYTES: usize = 4096;
+
+/// A request that was checked against the model and the limits.
+pub(super) struct ValidRequest {
+    pub lease: Lease,
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
+    pub context_tokens: u32,
+}
+
+/// Maps the model if it is not, turns the prompt into ids, checks everything against the model.
+pub(super) async fn prepare(
+    call: &Call,
+    name: String,
+    prompt: Prompt,
+    max_tokens: u32,
+) -> Result<ValidRequest, Failure> {
+    let messages = match prompt {
+        Prompt::Chat(messages) => messages,
+        Prompt::Ids(ids) => {
+            return call
+                .blocking(move |call| valid_request(call, acquire(call, &name)?, ids, max_tokens))
+                .await;
+        }
+        Prompt::Text(text) => {
+            return call
+                .blocking(move |call| {
+                    let lease = acquire(call, &name)?;
+                    let options = EncodeOptions { add_special: true, parse_special: false };
+                    let ids = lease.model().tokenizer.encode(&text, options);
+                    valid_request(call, lease, ids, max_tokens)
+                })
+                .await;
+        }
+    };
+    let (lease, request) = call
+        .blocking(move |call| {
+            let lease = acquire(call, &name)?;
+            let request = template_request(lease.model(), messages)?;
+            Ok((lease, request))
+        })
+        .await?;
+    // The model is open and has a template: only what will be rendered waits for a turn.
+    let turn = call.service().rendering_turn(call.peer().uid).await?;
+    call.blocking(move |call| {
+        let text = call.service().renderer.render(&request).map_err(|error| of_template(&error));
+        drop((turn, request));
+        let ids = rendered_ids(&lease.model().tokenizer, &text?);
+        valid_request(call, lease, ids, max_tokens)
+    })
+    .await
+}
+
+/// Blocks, as long as the model takes to open.
+fn acquire(call: &Call, name: &str) -> Result<Lease, Failure> {
+    let acquired = call.service().store.acquire(call.peer().uid, name);
+    acquired.map(|(lease, _)| lease).map_err(|error| of_store(&error))
+}
+
+fn valid_request(
+    call: &Call,
+    lease: Lease,
+    prompt: Vec<u32>,
+    max_tokens: u32,
+) -> Result<ValidRequest, Failure> {
+    let service = call.service();
+    let model = lease.model();
+    check_ids(&prompt, model.plan.dims.vocab)?;
+    check_frame(&prompt, call.connection.limits.max_frame)?;
+    if prompt.is_empty() {
+        return Err(failure(
+            ErrorCode::EmptyPrompt,
+            "the prompt has no tokens: a model needs at least one to go on from",
+        ));
+    }
+    let context_tokens = model.context_length.min(service.settings.context_tokens);
+    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    if prompt_tokens >= context_tokens {
+        let (own, limit) = (model.context_length, service.settings.context_tokens);
+        let text = format!(
+            "the prompt has {prompt_tokens} tokens and the context {context_tokens} (the model's {own}, limits.context_tokens \
+             {limit}), which leaves no room for an answer: shorten it or raise the limit"
+        );
+        let error = failure(ErrorCode::PromptTooLong, &text);
+        return Err(error
+            .with_detail("prompt_tokens", prompt_tokens)
+            .with_detail("context_tokens", context_tokens));
+    }
+    let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
+    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
+}
+
+/// The first item tells the prompt's ids, whole: refused before the work where it would not fit the client's frames.
+fn check_frame(prompt: &[u32], payload_bytes_max: u32) -> Result<(), Failure> {
+    let fit = (payload_bytes_max as usize).saturating_sub(FIRST_ITEM_BYTES) / size_of::<u32>();
+    if prompt.len() <= fit {
+        return Ok(());
+    }
+    let text = format!(
+        "the prompt has {} tokens and the {payload_bytes_max} bytes of the connection's max_frame hold the ids of {fit}: \
+         connect with a larger max_frame",
+        prompt.len()
+    );
+    Err(failure(ErrorCode::LimitExceeded, &text))
+}
+
+/// What to render for a chat.
+fn template_request(model: &Model, messages: Vec<ChatMessage>) -> Result<TemplateRequest, Failure> {
+    let template = match &model.chat_template {
+        ChatTemplate::Source(source) => source,
+        ChatTemplate::Absent => {
+            let text = "the model's file has no chat template: send the prompt as text, in the form the model was trained on";
+            return Err(failure(ErrorCode::NoChatTemplate, text));
+        }
+        ChatTemplate::TooLong { bytes } => {
+            let limit = SOURCE_BYTES_MAX;
+            return Err(of_template(&TemplateError::SourceTooLong { bytes: *bytes, limit }));
+        }
+    };
+    let messages = messages.into_iter().map(|message| Message::new(message.role, message.content)).collect();
+    Ok(TemplateRequest::new(template.as_str(), messages).with_tokens_of(&model.tokenizer))
+}
+
+/// Ids of a rendered conversation. Special tokens written out in it count. Where the vocabulary asks for a beginning of
+/// sequence there is one, whether the template wrote it or not, and never two.
+fn rendered_ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
+    let added = tokenizer.encode("", EncodeOptions { add_special: true, parse_special: false });
+    if let Some(bos) = tokenizer.bos().filter(|bos| added.first() == Some(bos) && ids.first() != Some(bos)) {
+        ids.insert(0, bos);
+    }
+    ids
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::wire;
+
+    use super::*;
+
+    #[test]
+    fn a_prompt_whose_ids_do_not_fit_the_first_item_is_refused() {
+        let fit = (65536 - FIRST_ITEM_BYTES) / 4;
+        assert_eq!(check_frame(&vec![0; fit], 65536), Ok(()));
+        let error = check_frame(&vec![0; fit + 1], 65536).unwrap_err();
+        assert_eq!(error.code, ErrorCode::LimitExceeded as u16);
+        let max = wire::limits::IDS_MAX;
+        assert_eq!(
+            check_frame(&vec![0; max], wire::PAYLOAD_BYTES_MAX),
+            Ok(()),
+            "never with the largest frames"
+        );
+    }
+}
