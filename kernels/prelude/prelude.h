@@ -1,0 +1,87 @@
+// What kernels are written in: one set of names over AMD GPUs (amd.h), NVIDIA GPUs (nvidia.h) and the CPU (host.h).
+//
+// A kernel file includes this file and nothing of a vendor. The rules that keep one source right on all of them:
+// - a collective (shuffle, reduction, ballot, uniform, mma) is called by all lanes of a wave; a barrier by all threads of a
+//   block that have not returned. The CPU body reports what breaks this, at once.
+// - WAVE, never a literal 32 or 64. Explicit fma_f32 where one rounding is meant: nothing is contracted.
+// - no sin, cos, erf, pow, no device function that is not inlined (DEV), no recursion, no array indexed by a run-time number
+//   (it would live in memory: fully unroll).
+//
+// Kernels
+//   KERNEL(256, add_f32, const f32* a, f32* b, u32 n) { ... }     at most 256 threads a block; entry point `add_f32`
+//   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
+//   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
+//   LDS(tile, f32[64][65]);                                       block-shared array (uninitialised), 16-byte aligned
+//   LDS_DYNAMIC(f16, buffer);                                     pointer to the launch's dynamic LDS, 16-byte aligned
+// Types
+//   u8 i8 u16 i16 u32 i32 u64 i64 f16 f32; bf16 is a struct of its bits. u32x2 u32x4 i32x4 f32x2 f32x4: .x .y .z .w and [i]
+// Where am I
+//   thread_id() block_threads() block_x() block_y() block_z() grid_x() grid_y() grid_z() (blocks in the grid)
+//   WAVE lane() (0..WAVE) wave() (of this thread in its block)
+// Waiting
+//   barrier_lds()    block barrier that orders LDS only       barrier()       block barrier, LDS and global memory
+//   wave_sync()      orders LDS among the lanes of a wave     fence_device()  orders this thread's global memory for all blocks
+//   bool last_block(u32* counter, u32 total)   true in the last of `total` blocks to arrive, which then sees what all of them
+//                                              wrote; a zeroed counter is zero again afterwards. Called by a whole block.
+//   wait_for_predecessor()  before touching what an earlier launch wrote, when launches overlap. First thing, or after weight loads.
+// Across a wave (T: f32 i32 u32 u64)
+//   shfl(v, lane) shfl_xor(v, mask) shfl_down(v, n) (lanes past the end get their own v)   u64 ballot(p)  any(p)  all(p)
+//   uniform(v)       v, where all lanes hold the same (u32, i32, u64 or a pointer): lives in a scalar register
+//   wave_sum<WIDTH>(v) wave_max<WIDTH>(v) wave_min<WIDTH>(v)   over groups of WIDTH lanes (default WAVE), in every lane, xor tree
+//   block_sum<THREADS>(v) block_max<THREADS>(v)                over the block, in every thread; LDS inside, two barriers
+// Loads and stores (16-byte aligned where it says 16, and so on)
+//   u32x4 load16(p)  load16_once(p) (weights: read once, keep out of caches where that helps)  u32x2 load8(p)  u32 load4(p)
+//   store16(p, v)  store8(p, v)    as_f32(u32) as_u32(f32) as_i32(u32)
+// Atomics (device scope; u32* in global memory or LDS)
+//   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
+//   atomic_add_acq_rel(p, v)  load_acquire(p)  store_release(p, v)  store_release_system(p, v) (seen by the host)
+// Integers
+//   dot4(i32 a, i32 b, i32 c)      c + sum of four i8*i8          dot4_us(u32 a, i32 b, i32 c)   four u8*i8
+//   u32x2 table16(u32 q, u32x4 t)  16 bytes looked up: .x by the low nibbles of q's bytes, .y by the high nibbles
+//   min_u32 max_u32 min_i32 max_i32 clamp_i32 popcount(u32) popcount(u64) ctz(u32) ctz(u64) clz(u32)
+//   bits(v, from, count)  byte_i8(u32, i)  byte_u8(u32, i)   ceil_div(a, b)   pack_i8x4(a, b, c, d)
+// Floats
+//   fma_f32 min_f32 max_f32 abs_f32 sqrt_f32 (exact) floor_f32 round_even_f32   a / b is exact
+//   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
+//   silu_f32 INFINITY_F32 LOG2_E LN_2
+//   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)
+//   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)
+//   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)
+// Matrix unit, where HAS_MATRIX_UNIT is 1 (else 0 and none of these): D = A B + C, 16x16x16, f16 in, f32 sum, one wave
+//   Frag::A a = Frag::load_a(p, ld)    element (row, k) = p[row*ld + k], rows 16-byte aligned    Frag::A::SIZE elements a lane:
+//   Frag::B b = Frag::load_bt(p, ld)   element (k, col) = p[col*ld + k], rows 16-byte aligned      a.get(l) a.set(l, f16)
+//   Frag::B b = Frag::load_b(p, ld)    element (k, col) = p[k*ld + col]                            A::row(l) A::k(l) B::k(l) B::col(l)
+//   Frag::load_a_lds, load_bt_lds      the same from LDS                                           C::row(l) C::col(l)
+//   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
+#pragma once
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef short i16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef float f32;
+
+#if defined(ROCMFORGE_HOST)
+#include "host.h"
+#elif defined(__CUDACC__)
+#include "nvidia.h"
+#else
+#include "amd.h"
+#endif
+
+#include "numbers.h"
+#include "wave.h"
+
+#if HAS_MATRIX_UNIT
+#if defined(ROCMFORGE_HOST)
+#include "host_matrix.h"
+#elif defined(__CUDACC__)
+#include "nvidia_matrix.h"
+#else
+#include "amd_matrix.h"
+#endif
+#endif

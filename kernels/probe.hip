@@ -1,0 +1,39 @@
+// Ceilings of a device: how fast it reads, how fast it copies, what an empty launch costs.
+#include "prelude/prelude.h"
+
+// Reads `count` 16-byte words in the order of a matrix-vector product, four in flight a lane. `out[block]` is the xor of all
+// that the block read, so that no load can be left out.
+KERNEL(256, probe_read, const u32* in, u32* out, u64 count) {
+    u64 step = (u64)grid_x() * 256;
+    u64 at = (u64)block_x() * 256 + thread_id();
+    u32 seen = 0;
+    for (; at + 3 * step < count; at += 4 * step) {
+        u32x4 a = load16_once(in + 4 * at), b = load16_once(in + 4 * (at + step));
+        u32x4 c = load16_once(in + 4 * (at + 2 * step)), d = load16_once(in + 4 * (at + 3 * step));
+        seen ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    for (; at < count; at += step) {
+        u32x4 a = load16_once(in + 4 * at);
+        seen ^= a.x ^ a.y ^ a.z ^ a.w;
+    }
+    UNROLL for (u32 mask = 1; mask < WAVE; mask *= 2) seen ^= shfl_xor(seen, mask);
+    LDS(partial, u32[256 / WAVE]);
+    if (lane() == 0) partial[wave()] = seen;
+    barrier_lds();
+    if (thread_id() == 0) {
+        u32 all = 0;
+        for (u32 i = 0; i < 256 / WAVE; i++) all ^= partial[i];
+        out[block_x()] = all;
+    }
+}
+
+// Copies `count` 16-byte words.
+KERNEL(256, probe_copy, const u32* in, u32* out, u64 count) {
+    u64 step = (u64)grid_x() * 256;
+    for (u64 at = (u64)block_x() * 256 + thread_id(); at < count; at += step) store16(out + 4 * at, load16(in + 4 * at));
+}
+
+// Adds one to `*count`, once a launch: what a launch costs, and whether it took place.
+KERNEL(64, probe_launch, u32* count) {
+    if (block_x() == 0 && thread_id() == 0) *count += 1;
+}
