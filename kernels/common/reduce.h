@@ -1,0 +1,37 @@
+// Sums and maxima over 32 neighbouring lanes and over a block, in an order that is the same for waves of 32 and of 64.
+//
+// A "team" is 32 lanes whose first thread is a multiple of 32: a whole wave, or half of one. All reductions go through
+// teams, so that the same input gives the same bits at both wave sizes. Every lane of the wave calls together.
+#pragma once
+#include "../prelude/prelude.h"
+
+constexpr u32 TEAM = 32;
+// Teams of the largest block.
+constexpr u32 TEAMS_MAX = 32;
+
+DEV u32 team_lane() { return thread_id() % TEAM; }
+DEV u32 team_id() { return thread_id() / TEAM; }
+
+template <class T> DEV T team_sum(T v) { return wave_sum<TEAM>(v); }
+// NaNs are passed over.
+template <class T> DEV T team_max(T v) { return wave_max<TEAM>(v); }
+
+// Over the block: a tree in each team, then the teams in rising order. `room` holds TEAMS_MAX values in LDS; between two
+// uses of one room stands a barrier.
+template <class T> DEV T teams_sum(T v, T* room) {
+    v = team_sum(v);
+    if (team_lane() == 0) room[team_id()] = v;
+    barrier_lds();
+    T sum = room[0];
+    for (u32 i = 1; i < block_threads() / TEAM; i++) sum += room[i];
+    return sum;
+}
+
+template <class T> DEV T teams_max(T v, T* room) {
+    v = team_max(v);
+    if (team_lane() == 0) room[team_id()] = v;
+    barrier_lds();
+    T most = room[0];
+    for (u32 i = 1; i < block_threads() / TEAM; i++) most = Max::of(most, room[i]);
+    return most;
+}

@@ -1,0 +1,120 @@
+// embed_rows: x[m] = row m of file bytes, as f32: embedding rows that the host gathered from the file
+//
+// Shapes     bytes: row m at m * row_bytes, whole blocks of the type as in a GGUF file; x: f32[M][cols]
+// Variants   embed_rows_<type>, type f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4
+// Requires   cols a multiple of the type's block; bytes 16-byte aligned; row_bytes even, for f32 a multiple of 4 (mxfp4: any)
+// Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
+// Exact      values equal ggml's dequantize_row_* to the bit
+#include "prelude/prelude.h"
+namespace embed_rows {
+
+// f16 at an even address.
+DEV f32 half_at(const u8* p) { return f16_to_f32(f16_from_bits(*(const u16*)p)); }
+// Low nibble of byte i for values below 16 of a block of 32, high nibble of the same bytes for the others.
+DEV f32 nibble(const u8* codes, u32 i) { return (f32)(codes[i % 16] >> (i / 16 * 4) & 15); }
+// As `nibble`, with bit i of the four bytes at `high` on top.
+DEV f32 five_bits(const u8* codes, const u8* high, u32 i) { return nibble(codes, i) + (f32)((high[i / 8] >> i % 8 & 1) * 16); }
+
+// Each type: values and bytes of a block, and value i of a block.
+struct F32 {
+    static constexpr u32 LENGTH = 1, BYTES = 4;
+    DEV static f32 value(const u8* b, u32) { return *(const f32*)b; }
+};
+struct F16 {
+    static constexpr u32 LENGTH = 1, BYTES = 2;
+    DEV static f32 value(const u8* b, u32) { return half_at(b); }
+};
+struct Bf16 {
+    static constexpr u32 LENGTH = 1, BYTES = 2;
+    DEV static f32 value(const u8* b, u32) { return as_f32((u32) * (const u16*)b << 16); }
+};
+struct Q8_0 {
+    static constexpr u32 LENGTH = 32, BYTES = 34;
+    DEV static f32 value(const u8* b, u32 i) { return (f32)(i8)b[2 + i] * half_at(b); }
+};
+struct Q4_0 {
+    static constexpr u32 LENGTH = 32, BYTES = 18;
+    DEV static f32 value(const u8* b, u32 i) { return (nibble(b + 2, i) - 8.0f) * half_at(b); }
+};
+struct Q4_1 {
+    static constexpr u32 LENGTH = 32, BYTES = 20;
+    DEV static f32 value(const u8* b, u32 i) { return nibble(b + 4, i) * half_at(b) + half_at(b + 2); }
+};
+struct Q5_0 {
+    static constexpr u32 LENGTH = 32, BYTES = 22;
+    DEV static f32 value(const u8* b, u32 i) { return (five_bits(b + 6, b + 2, i) - 16.0f) * half_at(b); }
+};
+struct Q5_1 {
+    static constexpr u32 LENGTH = 32, BYTES = 24;
+    DEV static f32 value(const u8* b, u32 i) { return five_bits(b + 8, b + 4, i) * half_at(b) + half_at(b + 2); }
+};
+// Scale j and minimum j (0..8) of the 12 packed bytes of Q4_K and Q5_K, 6 bits each.
+struct ScaleMin {
+    u32 scale, min;
+    DEV ScaleMin(const u8* p, u32 j) {
+        u32 a = p[j % 4], b = p[4 + j % 4], c = p[8 + j % 4];
+        scale = j < 4 ? a & 63 : (c & 15) | a >> 6 << 4;
+        min = j < 4 ? b & 63 : c >> 4 | b >> 6 << 4;
+    }
+};
+struct Q4K {
+    static constexpr u32 LENGTH = 256, BYTES = 144;
+    DEV static f32 value(const u8* b, u32 i) {
+        ScaleMin s(b + 4, i / 32);
+        u32 code = b[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
+        return half_at(b) * (f32)s.scale * (f32)code - half_at(b + 2) * (f32)s.min;
+    }
+};
+struct Q5K {
+    static constexpr u32 LENGTH = 256, BYTES = 176;
+    DEV static f32 value(const u8* b, u32 i) {
+        ScaleMin s(b + 4, i / 32);
+        u32 code = b[48 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
+        code += (b[16 + i % 32] >> i / 32 & 1) * 16;
+        return half_at(b) * (f32)s.scale * (f32)code - half_at(b + 2) * (f32)s.min;
+    }
+};
+struct Q6K {
+    static constexpr u32 LENGTH = 256, BYTES = 210;
+    DEV static f32 value(const u8* b, u32 i) {
+        u32 half = i / 128, quarter = i / 32 % 4, at = i % 32;
+        u32 low = b[64 * half + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
+        u32 high = b[128 + 32 * half + at] >> (2 * quarter) & 3;
+        f32 scale = (f32)(i8)b[192 + i / 16];
+        return half_at(b + 208) * scale * (f32)((i32)(low | high << 4) - 32);
+    }
+};
+struct Mxfp4 {
+    static constexpr u32 LENGTH = 32, BYTES = 17;
+    DEV static f32 value(const u8* b, u32 i) {
+        // Doubled values of the 4-bit float, sign in bit 3: 0 1 2 3 4 6 8 12, a byte each; the scale is halved for it.
+        u32 code = (u32)nibble(b + 1, i), doubled = (u32)(0x0c08060403020100ull >> (8 * (code % 8))) & 255;
+        return e8m0_half_to_f32(b[0]) * (code >= 8 ? -(f32)doubled : (f32)doubled);
+    }
+};
+
+template <class Type> DEV void run(const u8* bytes, f32* x, u64 row_bytes, u32 cols) {
+    u32 k = block_x() * block_threads() + thread_id();
+    wait_for_predecessor();
+    if (k >= cols) return;
+    const u8* block = bytes + block_y() * row_bytes + (u64)(k / Type::LENGTH) * Type::BYTES;
+    x[(u64)block_y() * cols + k] = Type::value(block, k % Type::LENGTH);
+}
+
+} // namespace embed_rows
+
+#define EMBED_ROWS(NAME, TYPE)                                                                                                 \
+    KERNEL(256, NAME, const u8* bytes, f32* x, u64 row_bytes, u32 cols) { embed_rows::run<embed_rows::TYPE>(bytes, x, row_bytes, cols); }
+
+EMBED_ROWS(embed_rows_f32, F32)
+EMBED_ROWS(embed_rows_f16, F16)
+EMBED_ROWS(embed_rows_bf16, Bf16)
+EMBED_ROWS(embed_rows_q8_0, Q8_0)
+EMBED_ROWS(embed_rows_q4_0, Q4_0)
+EMBED_ROWS(embed_rows_q4_1, Q4_1)
+EMBED_ROWS(embed_rows_q5_0, Q5_0)
+EMBED_ROWS(embed_rows_q5_1, Q5_1)
+EMBED_ROWS(embed_rows_q4_k, Q4K)
+EMBED_ROWS(embed_rows_q5_k, Q5K)
+EMBED_ROWS(embed_rows_q6_k, Q6K)
+EMBED_ROWS(embed_rows_mxfp4, Mxfp4)

@@ -1,0 +1,34 @@
+// quantise: rows of f32 in the form that a matmul takes, where what produced them could not write it itself
+//
+// Shapes     x: f32, row m at m * stride
+// Variants   quantise_a8: A8 rows of `padded` values (a multiple of 32, >= cols);
+//            quantise_x16: f16[M][cols] and f32 row_scales[M] (common/activation.h says what these are)
+// Launch     a8: grid = (ceil(padded / 1024), M); x16: grid = M. block = 256
+// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read value by value
+// Moves      4 * cols bytes in (x16 reads them twice, the second time from a cache), 1.2 or 2 * cols out per row
+#include "prelude/prelude.h"
+#include "common/activation.h"
+#include "common/reduce.h"
+
+KERNEL(256, quantise_a8, const f32* x, i8* codes, f32* scales, i16* sums, u32 stride, u32 cols, u32 padded) {
+    wait_for_predecessor();
+    bool wide = rows_are_wide(x, stride) && cols % 4 == 0;
+    u32 k = (block_x() * block_threads() + thread_id()) * 4;
+    Four values = load_four(x + (u64)block_y() * stride, k, cols, wide);
+    store_a8(a8_row(codes, scales, sums, block_y(), padded), k, padded, values);
+}
+
+KERNEL(256, quantise_x16, const f32* x, f16* out, f32* row_scales, u32 stride, u32 cols) {
+    LDS(room, u32[TEAMS_MAX]);
+    wait_for_predecessor();
+    bool wide = rows_are_wide(x, stride) && cols % 4 == 0, wide_out = rows_are_wide(out, cols);
+    const f32* row = x + (u64)block_x() * stride;
+    u32 amax = 0, step = block_threads() * 4;
+    for (u32 k = thread_id() * 4; k < cols; k += step) amax = max_u32(amax, magnitude(load_four(row, k, cols, wide)));
+    X16Scale scale = x16_scale(teams_max(amax, room));
+    if (thread_id() == 0) row_scales[block_x()] = scale.scale;
+    f16* to = out + (u64)block_x() * cols;
+    for (u32 k = thread_id() * 4; k < cols; k += step) {
+        store_x16(to, k, cols, wide_out, load_four(row, k, cols, wide), scale.factor);
+    }
+}

@@ -1,0 +1,124 @@
+// rope_kv: bias, per-head RMS norm and rotation of q and k; q to scratch, k and v to their KV pages
+//
+// Shapes     qkv: f32[M][(n_heads + 2 * n_kv_heads) * head_dim], as q heads, k heads, v heads
+//            q_bias: f32[n_heads * head_dim], k_bias, v_bias: f32[n_kv_heads * head_dim], each or null
+//            q_norm, k_norm: f32[head_dim], each or null: x * w / sqrt(mean(x^2) + eps) over a head, after the bias
+//            angles: f32[positions][rope_dims / 2][2] of (cos, sin), with every scaling folded in
+//            q: f32[M][n_heads * head_dim], rotated, not scaled by 1 / sqrt(head_dim)
+//            positions, row_seq: u32[M]; page_tables, page_base, layer_offset: common/pages.h
+//            A row_seq of NO_SEQUENCE: q is 0, no page is written, its position is not used
+// Variants   rope_kv_f16, rope_kv_f32: element of the pages (f16 rounds to nearest even; past 65504 it is infinite)
+// Rotation   pairs (2i, 2i + 1) when `halves` is 0, else (i, i + rope_dims / 2), i < rope_dims / 2; the rest passes
+// Requires   head_dim even, 2..=256; rope_dims even, <= head_dim
+// Launch     grid = (ceil((n_heads + 2 * n_kv_heads) / 8), M), block = 256: 32 lanes a head
+// Sums in    f32, fixed order; a head's bits depend on its row alone
+// Moves      4 bytes in, 4 (q) or an element (k, v) out per value; bound by latency at few rows
+#include "prelude/prelude.h"
+#include "common/pages.h"
+#include "common/reduce.h"
+
+namespace rope_kv {
+
+// Pairs of a head that a lane holds, at most: 256 values among 32 lanes.
+constexpr u32 PAIRS_MAX = 4;
+
+// One head of one row, spread over the lanes of a team: lane l holds pairs l, l + 32, .., the rotated ones first.
+struct Head {
+    f32 a[PAIRS_MAX], b[PAIRS_MAX];
+    u32 head_dim, rope_dims;
+    bool halves;
+
+    DEV u32 pair(u32 i) const { return team_lane() + i * TEAM; }
+    DEV bool holds(u32 i) const { return pair(i) * 2 < head_dim; }
+    DEV bool by_halves(u32 i) const { return halves && pair(i) < rope_dims / 2; }
+    DEV u32 first(u32 i) const { return by_halves(i) ? pair(i) : 2 * pair(i); }
+    DEV u32 second(u32 i) const { return by_halves(i) ? pair(i) + rope_dims / 2 : 2 * pair(i) + 1; }
+
+    DEV void load(const f32* x, const f32* bias) {
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            a[i] = b[i] = 0.0f;
+            if (!holds(i)) continue;
+            a[i] = x[first(i)] + (bias ? bias[first(i)] : 0.0f);
+            b[i] = x[second(i)] + (bias ? bias[second(i)] : 0.0f);
+        }
+    }
+
+    // The sums are taken by every team of a wave, also by those whose heads have no norm.
+    DEV void norm(const f32* weight, f32 eps) {
+        f32 sum = 0.0f;
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) sum = fma_f32(a[i], a[i], fma_f32(b[i], b[i], sum));
+        f32 factor = 1.0f / sqrt_f32(team_sum(sum) / (f32)head_dim + eps);
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            if (!weight || !holds(i)) continue;
+            a[i] = a[i] * factor * weight[first(i)];
+            b[i] = b[i] * factor * weight[second(i)];
+        }
+    }
+
+    DEV void rotate(const f32* angles) {
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            if (pair(i) >= rope_dims / 2) continue;
+            f32 cos = angles[2 * pair(i)], sin = angles[2 * pair(i) + 1], x = a[i];
+            a[i] = x * cos - b[i] * sin;
+            b[i] = x * sin + b[i] * cos;
+        }
+    }
+
+    DEV void clear() {
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) a[i] = b[i] = 0.0f;
+    }
+
+    template <class T> DEV void store(T* out) const {
+        UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
+            if (!holds(i)) continue;
+            to_element(a[i], out[first(i)]);
+            to_element(b[i], out[second(i)]);
+        }
+    }
+};
+
+template <class T>
+DEV void run(const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_bias, const f32* q_norm, const f32* k_norm,
+             const f32* angles, const u32* positions, const u32* row_seq, const u32* page_tables, const u64* page_base, f32* q,
+             u64 layer_offset, f32 eps, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 rope_dims, u32 halves,
+             u32 table_stride) {
+    wait_for_predecessor();
+    u32 heads = n_heads + 2 * n_kv_heads, row = block_y();
+    u32 h = block_x() * (block_threads() / TEAM) + team_id();
+    // Teams past the last head compute it again and store nothing: all lanes of a wave take part in sums.
+    bool live = h < heads;
+    if (!live) h = heads - 1;
+    bool is_q = h < n_heads, is_v = h >= n_heads + n_kv_heads;
+    u32 kv_head = is_q ? 0 : is_v ? h - n_heads - n_kv_heads : h - n_heads;
+    const f32* bias = is_q ? q_bias : is_v ? v_bias : k_bias;
+    if (bias) bias += (u64)(is_q ? h : kv_head) * head_dim;
+    u32 sequence = row_seq[row], position = positions[row];
+    bool padding = sequence == NO_SEQUENCE;
+    Head head{{}, {}, head_dim, rope_dims, halves != 0};
+    head.load(qkv + ((u64)row * heads + h) * head_dim, bias);
+    if (q_norm || k_norm) head.norm(is_q ? q_norm : is_v ? nullptr : k_norm, eps);
+    if (padding) head.clear();
+    else if (!is_v) head.rotate(angles + (u64)position * rope_dims);
+    if (!live) return;
+    if (is_q) {
+        head.store(q + ((u64)row * n_heads + h) * head_dim);
+    } else if (!padding) {
+        HeadPages<T> pages(page_base, page_tables, table_stride, sequence, layer_offset, n_kv_heads, kv_head, head_dim);
+        T* key = pages.key(position);
+        head.store(is_v ? pages.values_of(key) : key);
+    }
+}
+
+} // namespace rope_kv
+
+#define ROPE_KV(NAME, T)                                                                                                       \
+    KERNEL(256, NAME, const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_bias, const f32* q_norm,              \
+           const f32* k_norm, const f32* angles, const u32* positions, const u32* row_seq, const u32* page_tables,             \
+           const u64* page_base, f32* q, u64 layer_offset, f32 eps, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 rope_dims,  \
+           u32 halves, u32 table_stride) {                                                                                     \
+        rope_kv::run<T>(qkv, q_bias, k_bias, v_bias, q_norm, k_norm, angles, positions, row_seq, page_tables, page_base, q,    \
+                        layer_offset, eps, n_heads, n_kv_heads, head_dim, rope_dims, halves, table_stride);                    \
+    }
+
+ROPE_KV(rope_kv_f16, f16)
+ROPE_KV(rope_kv_f32, f32)
