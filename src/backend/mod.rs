@@ -66,6 +66,11 @@ pub trait Backend: Send {
     /// function, because sessions ask on threads of their own.
     fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64;
 
+    /// Most bytes that KV pages of all models may ever take beside weights; `None` where the configured budget alone says.
+    fn kv_bytes_max(&self) -> Option<u64> {
+        None
+    }
+
     /// Bytes that the pages of `slot` take now.
     fn kv_bytes(&self, slot: ModelSlot) -> u64;
 

@@ -3,8 +3,8 @@
 //! One turn: commands, expiries, admission, at most one step, reports. When a turn did nothing the thread sleeps until
 //! a command or the next expiry, a second at most. A panic inside a step fails that step's sequences and takes the
 //! model's room down; its other sequences take their tokens in anew. A panic elsewhere, or in the cleaning up, fails
-//! everything and opens the device anew. Either way the engine serves on; it ends, and says so, only when there is no
-//! device to be opened.
+//! everything and opens the device anew, and so does the loss of the device. Either way the engine serves on; it ends,
+//! and says so, only when there is no device to be opened.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,8 +28,8 @@ use crate::tensor::MapError;
 const IDLE_WAKE: Duration = Duration::from_secs(1);
 /// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
 const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
-/// Bytes of a panic's text that are passed on.
-const PANIC_TEXT_MAX: usize = 256;
+
+mod recovery;
 
 /// A model that has, or lately had, sequences.
 struct Room {
@@ -50,6 +50,8 @@ enum Turn {
     /// Nothing to do but wait.
     Idle,
     Stop,
+    /// The device is gone and there is no other.
+    Lost,
 }
 
 pub(super) struct Core {
@@ -70,6 +72,8 @@ pub(super) struct Core {
     drain: Option<Instant>,
     published: Instant,
     housekept: Instant,
+    /// There is no device to go on with.
+    lost: bool,
 }
 
 impl Core {
@@ -79,7 +83,7 @@ impl Core {
         backend: Box<dyn Backend>,
         factory: Factory,
     ) -> Self {
-        let policy = Policy::new(limits(&options));
+        let policy = Policy::new(limits(&options, &shared));
         let now = Instant::now();
         let mut core = Self {
             options,
@@ -97,6 +101,7 @@ impl Core {
             drain: None,
             published: now,
             housekept: now,
+            lost: false,
         };
         core.publish();
         core
@@ -127,9 +132,10 @@ impl Core {
                 Ok(Turn::Worked) => idle = false,
                 Ok(Turn::Idle) => idle = true,
                 Ok(Turn::Stop) => return true,
+                Ok(Turn::Lost) => return false,
                 Err(panic) => {
                     idle = false;
-                    let text = panic_text(panic.as_ref());
+                    let text = recovery::panic_text(panic.as_ref());
                     match catch_unwind(AssertUnwindSafe(|| self.recover(text))) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => {
@@ -137,7 +143,7 @@ impl Core {
                             return false;
                         }
                         Err(panic) => {
-                            let panic = panic_text(panic.as_ref());
+                            let panic = recovery::panic_text(panic.as_ref());
                             tracing::error!(
                                 panic,
                                 "a second panic while the first was cleaned up: the engine ends"
@@ -173,7 +179,11 @@ impl Core {
         if self.drain.is_some() && self.sequences.is_empty() {
             self.shared.drained.send_replace(true);
         }
-        if worked { Turn::Worked } else { Turn::Idle }
+        match (self.lost, worked) {
+            (true, _) => Turn::Lost,
+            (false, true) => Turn::Worked,
+            (false, false) => Turn::Idle,
+        }
     }
 
     /// Sends last events, and publishes a snapshot when there are any, when it is due or the last one is old.
@@ -231,7 +241,7 @@ impl Core {
         self.policy.submit(Request {
             id: job.id,
             model: model.id,
-            page_bytes: self.shared.page_bytes(&model.plan.dims),
+            page_bytes: self.shared.facts().page_bytes(&model.plan.dims),
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
             positions: job.positions(),
             credit: job.credit,
@@ -293,6 +303,13 @@ impl Core {
         match result {
             Ok(sampled) => self.deliver(&step, sampled, load),
             Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
+            Err(error @ BackendError::DeviceLost { .. }) => {
+                tracing::error!(%error, "all requests fail, and the device is opened anew");
+                if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
+                    tracing::error!(%error, "there is no device any more: the engine ends");
+                    self.lost = true;
+                }
+            }
             Err(error) => {
                 tracing::warn!(model = step.model.0, %error, "a step failed");
                 for work in &step.work {
@@ -482,41 +499,6 @@ impl Core {
         self.cache.clear_file(&room.resident.model().file);
     }
 
-    /// Cleans up after a panic.
-    ///
-    /// # Errors
-    /// When the device cannot be opened again.
-    fn recover(&mut self, text: String) -> Result<(), BackendError> {
-        tracing::error!(panic = text, in_step = self.in_step.is_some(), "the engine panicked");
-        let step = self.in_step.take();
-        let local = step.is_some_and(|step| {
-            catch_unwind(AssertUnwindSafe(|| {
-                if let Some(slot) = self.rooms.get_mut(&step.model).and_then(|r| r.slot.take()) {
-                    self.backend.close_model(slot);
-                }
-                for work in &step.work {
-                    self.fail(work.id, JobError::Panicked(text.clone()));
-                }
-                self.policy.rewind(step.model);
-                self.settle();
-            }))
-            .is_ok()
-        });
-        if local {
-            return Ok(());
-        }
-        self.policy = Policy::new(limits(&self.options));
-        self.rooms.clear();
-        self.cache.clear();
-        let sequences = std::mem::take(&mut self.sequences);
-        self.counters.sequences_failed += sequences.len() as u64;
-        let failed = |s| (s, Event::Failed(JobError::Panicked(text.clone())));
-        self.ended.extend(sequences.into_values().map(failed));
-        let opened = (self.factory)().map(|backend| self.backend = backend);
-        self.settle();
-        opened
-    }
-
     fn publish(&mut self) {
         self.published = Instant::now();
         let sequences: Vec<_> = self
@@ -548,7 +530,7 @@ impl Core {
             kv_pages_max,
             kv_bytes: slots.map(|slot| self.backend.kv_bytes(slot)).sum(),
             kv_reserved_bytes: self.policy.reserved_bytes(),
-            kv_budget_bytes: self.options.kv_budget_bytes,
+            kv_budget_bytes: self.policy.limits().kv_budget_bytes,
             device_bytes: self.cache.device_bytes(),
             sequences,
         };
@@ -559,12 +541,12 @@ impl Core {
     }
 }
 
-fn limits(options: &EngineOptions) -> Limits {
+fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Limits {
         rows_max: count(options.rows_max),
         sequences_max: count(options.sequences_max),
-        kv_budget_bytes: options.kv_budget_bytes,
+        kv_budget_bytes: shared.facts().kv_budget_bytes,
         slow_reader: options.slow_reader,
     }
 }
@@ -579,16 +561,6 @@ fn open(
     let mut dims = model.plan.dims.clone();
     dims.rows_max = policy.limits().rows_max as usize;
     dims.logits_rows_max = policy.limits().sequences_max as usize;
-    let pages = policy.pool_pages(shared.page_bytes(&dims));
+    let pages = policy.pool_pages(shared.facts().page_bytes(&dims));
     backend.open_model(&dims, pages)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let mut text = text.unwrap_or("a panic without a text").to_owned();
-    while text.len() > PANIC_TEXT_MAX {
-        text.pop();
-    }
-    text
 }

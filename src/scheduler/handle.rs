@@ -2,7 +2,8 @@
 //!
 //! Commands go through an inbox under one short lock (never held across an await or a step). Its bounds: `jobs` by
 //! [`EngineOptions::queue_max`](super::EngineOptions), everything else by the sequences that are live, because a
-//! command for a sequence that is not live is dropped at once. Lock order: `inbox`, then `published`.
+//! command for a sequence that is not live is dropped at once. Lock order: `inbox`, then `published` or
+//! `facts`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -80,12 +81,36 @@ pub(super) struct Shared {
     pub drained: watch::Sender<bool>,
     /// True once the thread has ended without having been stopped.
     pub failed: watch::Sender<bool>,
-    pub info: BackendInfo,
-    pub supported: Vec<DType>,
     pub queue_max: usize,
+    /// Of the device in use; another one after a loss. Innermost lock: held for a clone.
+    facts: Mutex<Arc<Facts>>,
+    next_id: AtomicU64,
+}
+
+/// What is fixed about a device from its opening on.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub info: BackendInfo,
+    supported: Vec<DType>,
     pub kv_budget_bytes: u64,
     kv_page_bytes: fn(&ModelDims) -> u64,
-    next_id: AtomicU64,
+}
+
+impl Facts {
+    fn of(backend: &dyn Backend, options: &EngineOptions) -> Self {
+        let most = backend.kv_bytes_max().unwrap_or(u64::MAX);
+        Self {
+            info: backend.info(),
+            supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
+            kv_budget_bytes: options.kv_budget_bytes.min(most),
+            kv_page_bytes: backend.kv_page_bytes(),
+        }
+    }
+
+    /// Bytes of one KV page of a model on this device.
+    pub fn page_bytes(&self, dims: &ModelDims) -> u64 {
+        (self.kv_page_bytes)(dims)
+    }
 }
 
 impl Shared {
@@ -97,18 +122,20 @@ impl Shared {
             published: Mutex::default(),
             drained: watch::Sender::new(false),
             failed: watch::Sender::new(false),
-            info: backend.info(),
-            supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
             queue_max: options.queue_max,
-            kv_budget_bytes: options.kv_budget_bytes,
-            kv_page_bytes: backend.kv_page_bytes(),
+            facts: Mutex::new(Arc::new(Facts::of(backend, options))),
             next_id: AtomicU64::new(1),
         }
     }
 
-    /// Bytes of one KV page of a model on this backend.
-    pub(super) fn page_bytes(&self, dims: &ModelDims) -> u64 {
-        (self.kv_page_bytes)(dims)
+    /// What is fixed about the device in use.
+    pub(super) fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&self.facts.lock())
+    }
+
+    /// Another device is in use from now on.
+    pub(super) fn set_device(&self, backend: &dyn Backend, options: &EngineOptions) {
+        *self.facts.lock() = Arc::new(Facts::of(backend, options));
     }
 }
 
@@ -124,9 +151,9 @@ impl EngineHandle {
         SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What computes.
-    pub fn info(&self) -> &BackendInfo {
-        &self.shared.info
+    /// What computes now.
+    pub fn info(&self) -> BackendInfo {
+        self.shared.facts().info.clone()
     }
 
     /// Whether the backend computes with every tensor of `plan`: to refuse a model when it is loaded, by name.
@@ -134,11 +161,12 @@ impl EngineHandle {
     /// # Errors
     /// [`BackendError::Unsupported`], naming the first tensor of a type it has no arithmetic for.
     pub fn check_plan(&self, plan: &ExecutionPlan) -> Result<(), BackendError> {
-        let unsupported = |(dtype, _): &(DType, _)| !self.shared.supported.contains(dtype);
+        let facts = self.shared.facts();
+        let unsupported = |(dtype, _): &(DType, _)| !facts.supported.contains(dtype);
         match plan.dtypes().into_iter().find(unsupported) {
             None => Ok(()),
             Some((dtype, tensor)) => {
-                Err(BackendError::Unsupported { tensor, dtype, backend: self.shared.info.kind })
+                Err(BackendError::Unsupported { tensor, dtype, backend: facts.info.kind })
             }
         }
     }
@@ -146,7 +174,7 @@ impl EngineHandle {
     /// Bytes of KV cache that a sequence of `positions` tokens reserves while it runs: whole pages of
     /// [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
     pub fn kv_bytes(&self, dims: &ModelDims, positions: u32) -> u64 {
-        u64::from(sequence_pages(positions)).saturating_mul(self.shared.page_bytes(dims))
+        u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(dims))
     }
 
     /// Hands over a request. On success its last event will be `Done` or `Failed`, always; on failure no event comes.
@@ -159,7 +187,7 @@ impl EngineHandle {
         job.model.file.check_poison()?;
         self.check_plan(&job.model.plan)?;
         let need_bytes = self.kv_bytes(&job.model.plan.dims, job.positions());
-        let budget_bytes = self.shared.kv_budget_bytes;
+        let budget_bytes = self.shared.facts().kv_budget_bytes;
         if need_bytes > budget_bytes {
             return Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes });
         }

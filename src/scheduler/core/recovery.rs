@@ -1,0 +1,70 @@
+//! Going on after a panic, or after the device was lost.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{Core, limits};
+use crate::backend::BackendError;
+use crate::scheduler::policy::Policy;
+use crate::scheduler::{Event, JobError};
+
+/// Bytes of a panic's text that are passed on.
+const PANIC_TEXT_MAX: usize = 256;
+
+impl Core {
+    /// Cleans up after a panic.
+    ///
+    /// # Errors
+    /// When the device cannot be opened again.
+    pub(super) fn recover(&mut self, text: String) -> Result<(), BackendError> {
+        tracing::error!(panic = text, in_step = self.in_step.is_some(), "the engine panicked");
+        let step = self.in_step.take();
+        let local = step.is_some_and(|step| {
+            catch_unwind(AssertUnwindSafe(|| {
+                if let Some(slot) = self.rooms.get_mut(&step.model).and_then(|r| r.slot.take()) {
+                    self.backend.close_model(slot);
+                }
+                for work in &step.work {
+                    self.fail(work.id, JobError::Panicked(text.clone()));
+                }
+                self.policy.rewind(step.model);
+                self.settle();
+            }))
+            .is_ok()
+        });
+        if local {
+            return Ok(());
+        }
+        self.reopen(&|| JobError::Panicked(text.clone()))
+    }
+
+    /// Fails everything with `error` and opens the device anew, or another one that the factory has instead.
+    ///
+    /// # Errors
+    /// When there is no device to be opened.
+    pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
+        self.in_step = None;
+        self.rooms.clear();
+        self.cache.clear();
+        let sequences = std::mem::take(&mut self.sequences);
+        self.counters.sequences_failed += sequences.len() as u64;
+        self.ended.extend(sequences.into_values().map(|sequence| (sequence, Event::Failed(error()))));
+        let opened = (self.factory)().map(|backend| {
+            self.shared.set_device(backend.as_ref(), &self.options);
+            self.backend = backend;
+        });
+        self.policy = Policy::new(limits(&self.options, &self.shared));
+        self.settle();
+        opened
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let mut text = text.unwrap_or("a panic without a text").to_owned();
+    while text.len() > PANIC_TEXT_MAX {
+        text.pop();
+    }
+    text
+}
