@@ -333,16 +333,6 @@ pub enum BackendError {
         /// The expected shape.
         want: String,
     },
-    /// A device refused a call, and can be used on.
-    #[error("{device}: {call}: {why}")]
-    Device {
-        /// Which.
-        device: String,
-        /// The call.
-        call: &'static str,
-        /// What it said, with its code.
-        why: String,
-    },
     /// A device is gone, hangs, or nothing on it can be trusted any more.
     #[error("{device} was lost in {call}: {why}")]
     DeviceLost {

@@ -122,10 +122,9 @@ fn backend_code(error: &BackendError) -> ErrorCode {
         BackendError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
         BackendError::Shape { .. } | BackendError::NotFinite => ErrorCode::ModelCorrupt,
         BackendError::Dims(_) => ErrorCode::ModelUnsupported,
-        BackendError::Start { .. }
-        | BackendError::Device { .. }
-        | BackendError::DeviceLost { .. }
-        | BackendError::Upload { .. } => ErrorCode::DeviceFailed,
+        BackendError::Start { .. } | BackendError::DeviceLost { .. } | BackendError::Upload { .. } => {
+            ErrorCode::DeviceFailed
+        }
         BackendError::GivenUp => ErrorCode::Cancelled,
         BackendError::Batch(_) | BackendError::Internal(_) => ErrorCode::Internal,
     }
