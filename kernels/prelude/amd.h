@@ -5,6 +5,7 @@
 #define KERNEL(THREADS, NAME, ...)                                                                                             \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, THREADS))) void NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
+#define GLOBAL __attribute__((address_space(1)))
 #define LDS(NAME, ...) __attribute__((shared, aligned(16))) Same<__VA_ARGS__> NAME
 #define LDS_DYNAMIC(T, NAME) T* NAME = (T*)amd::dynamic_lds
 

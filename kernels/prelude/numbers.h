@@ -5,6 +5,11 @@ constexpr f32 LOG2_E = 1.4426950408889634f;
 constexpr f32 LN_2 = 0.6931471805599453f;
 #define INFINITY_F32 as_f32(0x7f800000u)
 
+#if !defined(GLOBAL)
+#define GLOBAL
+#endif
+template <class T> DEV T* global_address(u64 address) { return (T*)(GLOBAL T*)address; }
+
 DEV i32 as_i32(u32 v) { return (i32)v; }
 DEV u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 DEV u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }

@@ -32,6 +32,7 @@
 // Loads and stores (16-byte aligned where it says 16, and so on)
 //   u32x4 load16(p)  load16_once(p) (weights: read once, keep out of caches where that helps)  u32x2 load8(p)  u32 load4(p)
 //   store16(p, v)  store8(p, v)    as_f32(u32) as_u32(f32) as_i32(u32)
+//   global_address<T>(u64)  an address that was itself loaded: a pointer that the compiler knows to lie in global memory
 // Atomics (device scope; u32* in global memory or LDS)
 //   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
 //   atomic_add_acq_rel(p, v)  load_acquire(p)  store_release(p, v)  store_release_system(p, v) (seen by the host)

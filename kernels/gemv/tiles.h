@@ -1,0 +1,121 @@
+// Activations of up to M rows in LDS, a stretch of columns at a time, and their products with weights from registers.
+//
+// A tile is cut into *units*: what one lane multiplies at once, 32 columns of a quantised type, 8 or 4 of a float type. Each 16-byte
+// part of a unit lies in an array of its own, so that neighbouring lanes, which take neighbouring units, read neighbouring
+// 16-byte words: no bank conflicts.
+//
+// Rows past the step's last and units past the row's end are zeros: they add nothing, and no lane needs a branch.
+#pragma once
+#include "../quant/floats.h"
+#include "../quant/types.h"
+
+struct A8In {
+    const u8* codes;   // i8 [rows][cols]
+    const f32* scales; // [rows][cols / 32]
+    const u32* sums;   // i16 pairs [rows][cols / 32]
+};
+
+// 8-bit activations: 20 KB whatever M is.
+template <u32 M> struct A8Tile {
+    static constexpr u32 UNITS = 512 / M;
+    using In = A8In;
+    u32x4 low[M][UNITS], high[M][UNITS];
+    f32 scale[M][UNITS];
+    u32 sums[M][UNITS];
+
+    // Fills `count` units from unit `first` of rows of `total` units; `rows` of the M rows exist, from row `row` of `in`.
+    DEV void stage(const In& in, u32 row, u32 rows, u32 first, u32 count, u32 total) {
+        UNROLL for (u32 m = 0; m < M; m++) {
+            const u64 start = u64(row + m) * total + first;
+            const u32 have = m >= rows ? 0 : min_u32(count, total - first);
+            for (u32 i = thread_id(); i < 2 * count; i += 256) {
+                const u32 unit = i / 2;
+                u32x4 v = {0, 0, 0, 0};
+                if (unit < have) v = load16(in.codes + start * 32 + i * 16);
+                if (i % 2 == 0) low[m][unit] = v;
+                else high[m][unit] = v;
+            }
+            for (u32 i = thread_id(); i < count; i += 256) {
+                scale[m][i] = i < have ? in.scales[start + i] : 0.0f;
+                sums[m][i] = i < have ? in.sums[start + i] : 0;
+            }
+        }
+    }
+
+    // acc[r * M + m] += weights raw[r] (group `g` of its row) times unit `at` of row m.
+    template <class T, u32 R> DEV void multiply(const typename T::Raw (&raw)[R], u32 g, u32 at, f32 (&acc)[R * M]) const {
+        Group w[R];
+        UNROLL for (u32 r = 0; r < R; r++) w[r] = T::decode(raw[r], g);
+        UNROLL for (u32 m = 0; m < M; m++) {
+            const u32x4 a = low[m][at], b = high[m][at];
+            const f32 d = scale[m][at];
+            const i32 sum_a = i32(i16(sums[m][at])), sum_b = i32(sums[m][at]) >> 16;
+            UNROLL for (u32 r = 0; r < R; r++) {
+                const i32* c = w[r].code;
+                i32 dot_a = T::halves ? -T::offset * sum_a : 0, dot_b = T::halves ? -T::offset * sum_b : -T::offset * (sum_a + sum_b);
+                dot_a = dot4(c[3], i32(a.w), dot4(c[2], i32(a.z), dot4(c[1], i32(a.y), dot4(c[0], i32(a.x), dot_a))));
+                dot_b = dot4(c[7], i32(b.w), dot4(c[6], i32(b.z), dot4(c[5], i32(b.y), dot4(c[4], i32(b.x), dot_b))));
+                f32 part;
+                if constexpr (T::halves) part = fma_f32(w[r].scale[1], f32(dot_b), w[r].scale[0] * f32(dot_a));
+                else part = w[r].scale[0] * f32(dot_a + dot_b);
+                if constexpr (T::affine) part = fma_f32(w[r].min, f32(sum_a + sum_b), part);
+                acc[r * M + m] = fma_f32(d, part, acc[r * M + m]);
+            }
+        }
+    }
+};
+
+struct F32In {
+    const f32* x; // [rows][stride]
+    u32 cols, stride;
+};
+
+// f32 activations in units of VALUES columns: 32 KB whatever M is.
+template <u32 VALUES, u32 M> struct F32Tile {
+    static constexpr u32 UNITS = 8192 / VALUES / M;
+    using In = F32In;
+    f32x4 x[M][VALUES / 4][UNITS];
+
+    DEV void stage(const In& in, u32 row, u32 rows, u32 first, u32 count, u32) {
+        UNROLL for (u32 m = 0; m < M; m++) {
+            const f32* from = in.x + u64(row + m) * in.stride;
+            const bool aligned = in.stride % 4 == 0;
+            for (u32 i = thread_id(); i < count * (VALUES / 4); i += 256) {
+                const u32 col = first * VALUES + 4 * i;
+                f32x4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (m < rows && col < in.cols) {
+                    if (aligned && col + 4 <= in.cols) {
+                        const u32x4 words = load16(from + col);
+                        v = {as_f32(words.x), as_f32(words.y), as_f32(words.z), as_f32(words.w)};
+                    } else {
+                        v.x = from[col];
+                        if (col + 1 < in.cols) v.y = from[col + 1];
+                        if (col + 2 < in.cols) v.z = from[col + 2];
+                        if (col + 3 < in.cols) v.w = from[col + 3];
+                    }
+                }
+                x[m][i % (VALUES / 4)][i / (VALUES / 4)] = v;
+            }
+        }
+    }
+
+    template <class T, u32 R> DEV void multiply(const typename T::Raw (&raw)[R], u32 g, u32 at, f32 (&acc)[R * M]) const {
+        f32 w[R][VALUES];
+        UNROLL for (u32 r = 0; r < R; r++) {
+            if constexpr (VALUES == 32) group_values<T>(T::decode(raw[r], g), w[r]);
+            else T::decode(raw[r], w[r]);
+        }
+        UNROLL for (u32 m = 0; m < M; m++) {
+            UNROLL for (u32 p = 0; p < VALUES / 4; p++) {
+                const f32x4 v = x[m][p][at];
+                UNROLL for (u32 r = 0; r < R; r++) {
+                    f32& sum = acc[r * M + m];
+                    sum = fma_f32(w[r][4 * p], v.x, sum);
+                    sum = fma_f32(w[r][4 * p + 1], v.y, sum);
+                    sum = fma_f32(w[r][4 * p + 2], v.z, sum);
+                    sum = fma_f32(w[r][4 * p + 3], v.w, sum);
+                }
+            }
+        }
+    }
+};

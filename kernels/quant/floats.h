@@ -1,0 +1,67 @@
+// Float weights: rows as in the file, each padded with zeros to a multiple of 16 bytes, so that every lane loads 16.
+//
+// A type T has `values` per 16-byte chunk, the Raw of a chunk and
+//   load(view, c)     chunk c, counted through the whole tensor
+//   decode(raw, out)  its values as f32, exact
+#pragma once
+#include "planes.h"
+
+struct F32 {
+    static constexpr u32 values = 4;
+    static constexpr u32 bytes = 4;
+    using Raw = u32x4;
+    using View = const u8*;
+    static DEV View view(const u8* base, u64) { return base; }
+    static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
+    static DEV void decode(const Raw& raw, f32 (&out)[values]) {
+        out[0] = as_f32(raw.x);
+        out[1] = as_f32(raw.y);
+        out[2] = as_f32(raw.z);
+        out[3] = as_f32(raw.w);
+    }
+};
+
+struct F16 {
+    static constexpr u32 values = 8;
+    static constexpr u32 bytes = 2;
+    using Raw = u32x4;
+    using View = const u8*;
+    static DEV View view(const u8* base, u64) { return base; }
+    static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
+    static DEV void decode(const Raw& raw, f32 (&out)[values]) {
+        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+        UNROLL for (u32 w = 0; w < 4; w++) {
+            const f32x2 pair = unpack_f16x2(words[w]);
+            out[2 * w] = pair.x;
+            out[2 * w + 1] = pair.y;
+        }
+    }
+};
+
+struct BF16 {
+    static constexpr u32 values = 8;
+    static constexpr u32 bytes = 2;
+    using Raw = u32x4;
+    using View = const u8*;
+    static DEV View view(const u8* base, u64) { return base; }
+    static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
+    static DEV void decode(const Raw& raw, f32 (&out)[values]) {
+        const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+        UNROLL for (u32 w = 0; w < 4; w++) {
+            const f32x2 pair = unpack_bf16x2(words[w]);
+            out[2 * w] = pair.x;
+            out[2 * w + 1] = pair.y;
+        }
+    }
+};
+
+// 16-byte chunks of a row of `cols` weights.
+template <class T>
+DEV u32 row_chunks(u32 cols) {
+    return (cols + T::values - 1) / T::values;
+}
+
+template <class T> constexpr bool IS_FLOAT = false;
+template <> constexpr bool IS_FLOAT<F32> = true;
+template <> constexpr bool IS_FLOAT<F16> = true;
+template <> constexpr bool IS_FLOAT<BF16> = true;

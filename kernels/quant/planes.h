@@ -1,0 +1,94 @@
+// Where a weight tensor's numbers lie on the device.
+//
+// Planar form: the same bits as in the file, but each kind of number in a plane of its own: first the quant plane, then the
+// side planes, each starting at a multiple of 256 bytes. Within a plane, entries follow the rows of the matrix. Blocks of a
+// file are 17 to 210 bytes long; a plane's entries are 1, 2, 4, 8 or 16 bytes and aligned, so that a lane loads its part of a
+// row 16 bytes at a time, and loads headers beside codes, not after them.
+//
+// A *group* is 32 consecutive weights of a row, the unit that meets one scale of the activations. Numbers by type:
+//
+// | type        | quant plane, per group | side planes                                                                  |
+// |-------------|------------------------|------------------------------------------------------------------------------|
+// | Q8_0        | 32 B codes             | f16 d per group                                                              |
+// | Q4_0        | 16 B nibbles           | f16 d per group                                                              |
+// | Q4_1        | 16 B nibbles           | f16 (d, m) per group                                                         |
+// | Q5_0        | 16 B nibbles           | 4 B fifth bits per group; f16 d per group                                    |
+// | Q5_1        | 16 B nibbles           | 4 B fifth bits per group; f16 (d, m) per group                               |
+// | MXFP4       | 16 B nibbles           | e8m0 byte per group                                                          |
+// | Q4_K        | 16 B nibbles           | 16 B header per 256: f16 (d, dmin), then 8 x 12 bits: scale, minimum << 6    |
+// | Q5_K        | 16 B nibbles           | 4 B fifth bits per group; header as Q4_K                                     |
+// | Q6_K        | 16 B nibbles           | 8 B upper bits per group; i8 scale x 2 per group; f16 d per 256              |
+// | F32 F16 BF16| as in the file, each row padded with zeros to a multiple of 16 bytes                                  |
+//
+// Nibbles: byte i of a group holds weight i (low) and weight i + 16 (high), whatever the file's order. Upper bits: bit 8b + w
+// of the 4 bytes of Q5 is the fifth bit of weight 4w + b; bits 8b + 2w, 8b + 2w + 1 of word h of the 8 bytes of Q6_K are the
+// upper bits of weight 16h + 4w + b. So word w of four codes gets its upper bits by one shift and one mask.
+//
+// src/backend/hip/kernels/matmul.rs computes the same offsets; a test compares the two.
+#pragma once
+#include "../prelude/prelude.h"
+
+// Entry sizes of up to four planes: bytes per `per` weights, 0 bytes for no plane.
+struct PlaneSpec {
+    u32 bytes;
+    u32 per;
+};
+
+// Byte offset of plane `index` of a tensor of `weights` values; of index 4: the tensor's size.
+template <class T>
+DEV u64 plane_offset(u64 weights, u32 index) {
+    u64 at = 0;
+    UNROLL for (u32 i = 0; i < 4; i++) {
+        const PlaneSpec plane = T::plane(i);
+        if (i < index) { at += (weights / plane.per * plane.bytes + 255) & ~u64(255); }
+    }
+    return at;
+}
+
+// A group decoded: eight words of four int8 codes each, and how codes become values. Weight 4w + b is byte b of code[w].
+// Value = scale[i / 16] * (code - T::offset) + min, where min is 0 unless T::affine, and both scales are equal unless T::halves.
+struct Group {
+    i32 code[8];
+    f32 scale[2];
+    f32 min;
+};
+
+// Entry `index` of a plane.
+DEV u32x4 plane_16(const u8* plane, u64 index) { return load16_once(plane + 16 * index); }
+DEV u32x2 plane_8(const u8* plane, u64 index) { return load8(plane + 8 * index); }
+DEV u32 plane_4(const u8* plane, u64 index) { return load4(plane + 4 * index); }
+DEV u16 plane_2(const u8* plane, u64 index) { return *(const u16*)(plane + 2 * index); }
+DEV u8 plane_1(const u8* plane, u64 index) { return plane[index]; }
+
+DEV void unpack_nibbles(const u32x4& q, i32 (&code)[8]) {
+    const u32 words[4] = {q.x, q.y, q.z, q.w};
+    UNROLL for (u32 w = 0; w < 4; w++) {
+        code[w] = i32(words[w] & 0x0f0f0f0fu);
+        code[w + 4] = i32((words[w] >> 4) & 0x0f0f0f0fu);
+    }
+}
+
+// Adds the fifth bits of a group (order: see above) to its nibbles.
+DEV void add_fifth_bits(u32 high, i32 (&code)[8]) {
+    UNROLL for (u32 w = 0; w < 8; w++) {
+        const u32 spread = w <= 4 ? high << (4 - w) : high >> (w - 4);
+        code[w] |= i32(spread & 0x10101010u);
+    }
+}
+
+// Scale and minimum, 6 bits each, of group `index` (0..8) of a Q4_K or Q5_K header.
+DEV u32 scale_and_min(const u32x4& header, u32 index) {
+    const u32 low = index < 3 ? header.y : index < 6 ? header.z : header.w;
+    const u32 high = index < 3 ? header.z : header.w;
+    const u64 both = u64(high) << 32 | low;
+    return u32(both >> (12 * index & 31)) & 0xfff;
+}
+
+// The 32 values of a group.
+template <class T>
+DEV void group_values(const Group& group, f32 (&out)[32]) {
+    UNROLL for (u32 i = 0; i < 32; i++) {
+        const i32 code = byte_i8(u32(group.code[i / 4]), i % 4) - T::offset;
+        out[i] = T::affine ? fma_f32(group.scale[0], f32(code), group.min) : group.scale[i / 16] * f32(code);
+    }
+}
