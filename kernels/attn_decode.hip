@@ -13,14 +13,14 @@
 //            a KV head are done by one block, so a block reads keys and values once for them
 // Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; page and q planes 16-byte aligned
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. splits >= what split_tokens
-//            (common/splits.h) gives for every row, and may be more: blocks past a row's own splits leave at once
+//            (attention/splits.h) gives for every row, and may be more: blocks past a row's own splits leave at once
 // Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, not on grid, not on wave size
 // Moves      4 * head_dim bytes (f16) per token and KV head, once per block of g heads
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/pages.h"
 #include "common/reduce.h"
-#include "common/splits.h"
+#include "attention/splits.h"
 
 namespace attn_decode {
 

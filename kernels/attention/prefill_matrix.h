@@ -1,0 +1,197 @@
+// attn_prefill on a matrix unit: f16 queries, keys, weights and values, f32 sums; head_dim known when compiled.
+//
+// A wave takes 16 queries, which it keeps as fragments, with 16 x head_dim sums. A page goes through LDS, keys by token, values
+// turned so that both are read along a fragment's inner index; the next page is on its way meanwhile. Scores pass through LDS
+// too: there a row lies in few lanes whatever the fragment's layout is, and comes back as the weights' operand.
+#pragma once
+#include "prefill.h"
+
+#if HAS_MATRIX_UNIT
+namespace prefill {
+
+constexpr u32 WAVES = 4, SIDE = 16;
+// Lanes that share a row of scores, and the tokens of each.
+constexpr u32 ROW_LANES = WAVE / SIDE, ROW_TOKENS = KV_PAGE_TOKENS / ROW_LANES;
+// Distances of rows in LDS, such that rows are 16-byte aligned and few banks meet.
+constexpr u32 VALUE_STRIDE = KV_PAGE_TOKENS + 8, SCORE_STRIDE = KV_PAGE_TOKENS + 4, WEIGHT_STRIDE = KV_PAGE_TOKENS + 8;
+
+template <u32 HEAD> struct Sizes {
+    static constexpr u32 PARTS = HEAD / SIDE, KEY_STRIDE = HEAD + 8, CHUNKS = HEAD / 8;
+    // 16-byte chunks of a page of keys that a thread moves.
+    static constexpr u32 PER_THREAD = (KV_PAGE_TOKENS * CHUNKS + WAVES * WAVE - 1) / (WAVES * WAVE);
+    static constexpr u32 KEYS = KV_PAGE_TOKENS * KEY_STRIDE, VALUES = HEAD * VALUE_STRIDE;
+    static_assert(QUERIES * KEY_STRIDE <= KEYS + VALUES, "queries are staged where pages will lie");
+};
+
+// A page of keys and values on its way from memory to LDS.
+template <u32 HEAD> struct Transfer {
+    using S = Sizes<HEAD>;
+    u32x4 keys[S::PER_THREAD], values[S::PER_THREAD];
+
+    // Tokens from `tokens` on become 0: nothing was written there.
+    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 tokens) {
+        const f16* key = pages.keys(index);
+        const f16* value = pages.values_of((f16*)key);
+        UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
+            u32 chunk = i * block_threads() + thread_id();
+            keys[i] = values[i] = {0, 0, 0, 0};
+            // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, as they will lie in LDS.
+            if (chunk / S::CHUNKS < tokens) keys[i] = load16(key + chunk * 8);
+            if (chunk % KV_PAGE_TOKENS < tokens && chunk < KV_PAGE_TOKENS * S::CHUNKS) {
+                values[i] = load16(value + chunk % KV_PAGE_TOKENS * HEAD + chunk / KV_PAGE_TOKENS * 8);
+            }
+        }
+    }
+
+    DEV void store(f16* to_keys, f16* to_values) const {
+        UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
+            u32 chunk = i * block_threads() + thread_id();
+            if (chunk >= KV_PAGE_TOKENS * S::CHUNKS) continue;
+            store16(to_keys + chunk / S::CHUNKS * S::KEY_STRIDE + chunk % S::CHUNKS * 8, keys[i]);
+            f16* column = to_values + chunk / KV_PAGE_TOKENS * 8 * VALUE_STRIDE + chunk % KV_PAGE_TOKENS;
+            UNROLL for (u32 d = 0; d < 8; d++) {
+                u32 pair = values[i][d / 2];
+                column[d * VALUE_STRIDE] = f16_from_bits((u16)(d % 2 ? pair >> 16 : pair));
+            }
+        }
+    }
+};
+
+// Online softmax of a wave's 16 queries. ROW_LANES neighbouring lanes share a row's greatest score and sum.
+template <u32 HEAD> struct MatrixState {
+    using S = Sizes<HEAD>;
+    Frag::A queries[S::PARTS];
+    Frag::C values[S::PARTS];
+    u32 length;
+    f32 most, sum;
+
+    DEV static u32 row() { return lane() / ROW_LANES; }
+    DEV static u32 first_token() { return lane() % ROW_LANES * ROW_TOKENS; }
+
+    // `room`: LDS for QUERIES rows, free again after the next block barrier.
+    DEV MatrixState(const Tile& tile, f16* room) : length(tile.length(wave() * SIDE + row())), most(NO_SCORE), sum(0.0f) {
+        f16* mine = room + wave() * SIDE * S::KEY_STRIDE;
+        for (u32 i = lane(); i < SIDE * HEAD / 4; i += WAVE) {
+            u32 query = wave() * SIDE + i / (HEAD / 4), d = i % (HEAD / 4) * 4;
+            u32x4 raw = {0, 0, 0, 0};
+            if (query < tile.queries()) raw = load16(tile.task.q + tile.at(query) + d);
+            f32 scale = tile.task.scale;
+            store8(mine + i / (HEAD / 4) * S::KEY_STRIDE + d,
+                   {pack_f16x2(as_f32(raw.x) * scale, as_f32(raw.y) * scale),
+                    pack_f16x2(as_f32(raw.z) * scale, as_f32(raw.w) * scale)});
+        }
+        wave_sync();
+        UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+            queries[part] = Frag::load_a_lds(mine + part * SIDE, S::KEY_STRIDE);
+            values[part] = Frag::zero();
+        }
+    }
+
+    // Scores of the page's tokens, to the wave's `scores`: [16][SCORE_STRIDE].
+    DEV void score(const f16* keys, f32* scores) const {
+        UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
+            Frag::C c = Frag::zero();
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+                c = Frag::mma(queries[part],
+                              Frag::load_bt_lds(keys + half * SIDE * S::KEY_STRIDE + part * SIDE, S::KEY_STRIDE), c);
+            }
+            UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+                scores[Frag::C::row(l) * SCORE_STRIDE + half * SIDE + Frag::C::col(l)] = c.get(l);
+            }
+        }
+        wave_sync();
+    }
+
+    // Weights 2^(score - greatest), to the wave's `weights`: [16][WEIGHT_STRIDE]. The sum is that of the rounded weights.
+    DEV void weigh(const f32* scores, f16* weights, u32 start) {
+        f32 score[ROW_TOKENS], top = most;
+        UNROLL for (u32 i = 0; i < ROW_TOKENS; i += 4) {
+            u32x4 raw = load16(scores + row() * SCORE_STRIDE + first_token() + i);
+            UNROLL for (u32 j = 0; j < 4; j++) score[i + j] = as_f32(raw[j]);
+        }
+        u32 seen = length > start + first_token() ? length - start - first_token() : 0;
+        UNROLL for (u32 i = 0; i < ROW_TOKENS; i++) top = i < seen ? max_f32(top, score[i]) : top;
+        top = wave_max<ROW_LANES>(top);
+        f32 factor = exp2_f32(most - top), more = 0.0f;
+        UNROLL for (u32 i = 0; i < ROW_TOKENS; i += 8) {
+            u32 packed[4];
+            UNROLL for (u32 j = 0; j < 8; j += 2) {
+                f32 a = i + j < seen ? exp2_f32(score[i + j] - top) : 0.0f;
+                f32 b = i + j + 1 < seen ? exp2_f32(score[i + j + 1] - top) : 0.0f;
+                packed[j / 2] = pack_f16x2(a, b);
+                f32x2 rounded = unpack_f16x2(packed[j / 2]);
+                more += rounded.x + rounded.y;
+            }
+            store16(weights + row() * WEIGHT_STRIDE + first_token() + i, {packed[0], packed[1], packed[2], packed[3]});
+        }
+        sum = fma_f32(sum, factor, wave_sum<ROW_LANES>(more));
+        // Most pages bring no row a greater score: then nothing is rescaled. A factor of 1 changes no bit.
+        if (any(top != most)) rescale(factor);
+        most = top;
+        wave_sync();
+    }
+
+    DEV void rescale(f32 factor) {
+        UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+            f32 of_row = shfl(factor, Frag::C::row(l) * ROW_LANES);
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) values[part].set(l, values[part].get(l) * of_row);
+        }
+    }
+
+    DEV void add(const f16* weights, const f16* page) {
+        UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
+            Frag::A a = Frag::load_a_lds(weights + half * SIDE, WEIGHT_STRIDE);
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+                values[part] = Frag::mma(
+                    a, Frag::load_bt_lds(page + part * SIDE * VALUE_STRIDE + half * SIDE, VALUE_STRIDE), values[part]);
+            }
+        }
+    }
+
+    DEV void store(const Tile& tile) const {
+        f32 inverse = 1.0f / sum;
+        UNROLL for (u32 l = 0; l < Frag::C::SIZE; l++) {
+            u32 query = wave() * SIDE + Frag::C::row(l);
+            f32 of_row = shfl(inverse, Frag::C::row(l) * ROW_LANES);
+            if (query >= tile.queries()) continue;
+            UNROLL for (u32 part = 0; part < S::PARTS; part++) {
+                tile.store(query, part * SIDE + Frag::C::col(l), values[part].get(l) * of_row);
+            }
+        }
+    }
+};
+
+template <u32 HEAD> DEV void run_matrix(const Task& t) {
+    using S = Sizes<HEAD>;
+    LDS(room, f16[S::KEYS + S::VALUES]);
+    LDS(all_scores, f32[WAVES][SIDE * SCORE_STRIDE]);
+    LDS(all_weights, f16[WAVES][SIDE * WEIGHT_STRIDE]);
+    wait_for_predecessor();
+    Tile tile(t);
+    HeadPages<f16> pages = tile.pages<f16>();
+    f16 *keys = room, *values = room + S::KEYS;
+    f32* scores = all_scores[wave()];
+    f16* weights = all_weights[wave()];
+    u32 length = tile.longest(QUERIES), wave_first = wave() * SIDE;
+    // Of this wave's queries; 0 when it has none.
+    u32 wave_length = wave_first < tile.queries() ? tile.longest(wave_first + SIDE) : 0;
+    MatrixState<HEAD> state(tile, room);
+    Transfer<HEAD> transfer;
+    transfer.fetch(pages, 0, length);
+    for (u32 start = 0; start < length; start += KV_PAGE_TOKENS) {
+        barrier_lds();
+        transfer.store(keys, values);
+        barrier_lds();
+        u32 next = start + KV_PAGE_TOKENS;
+        if (next < length) transfer.fetch(pages, next / KV_PAGE_TOKENS, length - next);
+        if (start >= wave_length) continue;
+        state.score(keys, scores);
+        state.weigh(scores, weights, start);
+        state.add(weights, values);
+    }
+    state.store(tile);
+    tile.store_scales();
+}
+
+} // namespace prefill
+#endif

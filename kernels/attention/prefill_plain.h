@@ -1,0 +1,104 @@
+// attn_prefill without a matrix unit: f32 arithmetic, any head_dim up to 256, f16 or f32 pages.
+//
+// A team of 32 lanes takes 8 queries. For scores a lane is a token of the page, for values it is every 32nd value of a head;
+// keys and then values of a page lie in LDS as f32.
+#pragma once
+#include "prefill.h"
+
+namespace prefill {
+
+constexpr u32 TEAM_QUERIES = 8, HEAD_MAX = 256, HEAD_PARTS = HEAD_MAX / TEAM;
+
+// Keys or values of a page, to LDS; those of tokens from `tokens` on become 0, as nothing was written there.
+template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 head_dim) {
+    barrier_lds();
+    for (u32 i = thread_id(); i < KV_PAGE_TOKENS * head_dim; i += block_threads()) {
+        u32 token = i / head_dim, d = i % head_dim;
+        to[token * (head_dim + 1) + d] = token < tokens ? from_element(from[i]) : 0.0f;
+    }
+    barrier_lds();
+}
+
+// Online softmax of a team's queries.
+struct PlainState {
+    u64 at[TEAM_QUERIES];
+    u32 length[TEAM_QUERIES];
+    f32 most[TEAM_QUERIES], sum[TEAM_QUERIES], score[TEAM_QUERIES], values[TEAM_QUERIES][HEAD_PARTS];
+
+    DEV PlainState(const Tile& tile, u32 first) {
+        UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+            length[i] = tile.length(first + i);
+            at[i] = tile.at(length[i] > 0 ? first + i : 0);
+            most[i] = NO_SCORE, sum[i] = 0.0f;
+            UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) values[i][j] = 0.0f;
+        }
+    }
+
+    DEV void take_keys(const Task& t, const f32* keys, u32 start) {
+        UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) score[i] = 0.0f;
+        const f32* key = keys + team_lane() * (t.head_dim + 1);
+        for (u32 d = 0; d < t.head_dim; d++) {
+            UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) score[i] = fma_f32(t.q[at[i] + d], key[d], score[i]);
+        }
+        UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+            bool seen = start + team_lane() < length[i];
+            f32 scaled = score[i] * t.scale, top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
+            f32 factor = exp2_f32(most[i] - top);
+            score[i] = seen ? exp2_f32(scaled - top) : 0.0f;
+            most[i] = top;
+            sum[i] = fma_f32(sum[i], factor, team_sum(score[i]));
+            UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) values[i][j] *= factor;
+        }
+    }
+
+    // No value that a query may not see takes part in its sums, not even with weight 0.
+    DEV void take_values(u32 head_dim, const f32* page, u32 start) {
+        for (u32 token = 0; token < KV_PAGE_TOKENS; token++) {
+            f32 value[HEAD_PARTS];
+            UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
+                u32 d = team_lane() + j * TEAM;
+                value[j] = d < head_dim ? page[token * (head_dim + 1) + d] : 0.0f;
+            }
+            UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+                f32 weight = shfl(score[i], lane() / TEAM * TEAM + token);
+                UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
+                    f32 more = fma_f32(weight, value[j], values[i][j]);
+                    values[i][j] = start + token < length[i] ? more : values[i][j];
+                }
+            }
+        }
+    }
+
+    DEV void store(const Tile& tile, u32 first) const {
+        UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
+            UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
+                u32 d = team_lane() + j * TEAM;
+                if (length[i] > 0 && d < tile.task.head_dim) tile.store(first + i, d, values[i][j] / sum[i]);
+            }
+        }
+    }
+};
+
+template <class T> DEV void run_plain(const Task& t) {
+    LDS(page, f32[KV_PAGE_TOKENS * (HEAD_MAX + 1)]);
+    wait_for_predecessor();
+    Tile tile(t);
+    HeadPages<T> pages = tile.pages<T>();
+    u32 at_once = block_threads() / TEAM * TEAM_QUERIES;
+    for (u32 first = 0; first < tile.queries(); first += at_once) {
+        u32 mine = first + team_id() * TEAM_QUERIES, length = tile.longest(first + at_once);
+        PlainState state(tile, mine);
+        for (u32 start = 0; start < length; start += KV_PAGE_TOKENS) {
+            const T* keys = pages.keys(start / KV_PAGE_TOKENS);
+            u32 tokens = min_u32(length - start, KV_PAGE_TOKENS);
+            load_page(page, keys, tokens, t.head_dim);
+            state.take_keys(t, page, start);
+            load_page(page, (const T*)pages.values_of((T*)keys), tokens, t.head_dim);
+            state.take_values(t.head_dim, page, start);
+        }
+        state.store(tile, mine);
+    }
+    tile.store_scales();
+}
+
+} // namespace prefill

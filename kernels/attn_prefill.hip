@@ -1,0 +1,47 @@
+// attn_prefill: causal attention of many rows, as tiles of neighbouring rows of one sequence: out = softmax(q . K / sqrt(d)) V
+//
+// Shapes     q: f32[M][n_heads * head_dim], rotated; tiles: u32[T][2], each first row and number of rows: rows of one sequence,
+//            positions rising by 1, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
+//            positions, row_seq: u32[M] (a row attends to positions 0..=its own; no NO_SEQUENCE in a tile);
+//            page_tables, page_base, layer_offset: common/pages.h; scale: log2(e) / sqrt(head_dim)
+//            Out, each that is null is not written: out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with
+//            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
+// Variants   attn_prefill_f16_<64 | 80 | 96 | 128>: f16 pages, that head_dim, on the matrix unit where the target has one;
+//            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
+// Requires   n_heads / n_kv_heads <= 64; page and q planes 16-byte aligned
+// Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: best given first
+// Sums in    f32, pages in rising order. On the matrix unit queries (times scale) and weights are rounded to f16. A row's bits
+//            depend on its own tokens; there is one exception: on the matrix unit a value that is NaN or infinite reaches the
+//            rows before it of its tile and page, which are of the same sequence
+// Moves      4 * head_dim bytes (f16) per token, KV head and tile
+#include "prelude/prelude.h"
+
+#include "attention/prefill_matrix.h"
+#include "attention/prefill_plain.h"
+
+namespace prefill {
+
+template <u32 HEAD> DEV void run_sized(const Task& t) {
+#if HAS_MATRIX_UNIT
+    run_matrix<HEAD>(t);
+#else
+    run_plain<f16>(t);
+#endif
+}
+
+} // namespace prefill
+
+#define ATTN_PREFILL(NAME, RUN)                                                                                                \
+    KERNEL(256, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,        \
+           const u64* page_base, f32* out, f16* out16, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads,              \
+           u32 n_kv_heads, u32 head_dim, u32 table_stride) {                                                                   \
+        prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, layer_offset, scale,       \
+                      n_heads, n_kv_heads, head_dim, table_stride});                                                           \
+    }
+
+ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)
+ATTN_PREFILL(attn_prefill_f16_80, run_sized<80>)
+ATTN_PREFILL(attn_prefill_f16_96, run_sized<96>)
+ATTN_PREFILL(attn_prefill_f16_128, run_sized<128>)
+ATTN_PREFILL(attn_prefill_f16_any, run_plain<f16>)
+ATTN_PREFILL(attn_prefill_f32_any, run_plain<f32>)
