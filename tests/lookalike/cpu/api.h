@@ -1,0 +1,62 @@
+// What every exported function does first and last: counts itself, obeys the script of faults, takes the lock, keeps the
+// last error.
+#pragma once
+
+#include <string.h>
+
+#include "counters.h"
+#include "engine.h"
+#include "faults.h"
+#include "memory.h"
+#include "settings.h"
+
+#define LOOKALIKE_API extern "C" __attribute__((visibility("default"))) lookalike::Code
+
+namespace lookalike {
+
+extern thread_local u32 current_device;
+extern thread_local Code last_error;
+
+template <class F> Code call(const char* name, F body) {
+    count(name, 1);
+    Fault fault = next_fault(name);
+    Locked guard;
+    Code code;
+    if (fault.kind == Fault::RETURN) code = fault.code;
+    else if (fault.kind == Fault::LOST) {
+        for (u32 i = 0; i < devices().size(); i++) lose(i, fault.code);
+        code = fault.code;
+    } else if (devices().empty()) code = hipErrorNoDevice;
+    else {
+        // Queued work never leaves its queue while this call, on its own thread, waits for ever.
+        if (fault.kind == Fault::HANG) wait_until([] { return false; });
+        code = body();
+    }
+    if (code != hipSuccess && code != hipErrorNotReady) last_error = code;
+    return code;
+}
+
+// As `call`, for all that needs a device which works.
+template <class F> Code device_call(const char* name, F body) {
+    return call(name, [&]() -> Code {
+        Code broken = devices()[current_device]->error;
+        return broken != hipSuccess ? broken : body(current_device);
+    });
+}
+
+// As `device_call`, with the stream of a handle.
+template <class F> Code stream_call(const char* name, void* handle, F body) {
+    return device_call(name, [&](u32 device) -> Code {
+        Stream* stream = find_stream(handle, device);
+        if (!stream) return complain(hipErrorInvalidHandle, "%s: %p is no stream, or was destroyed", name, handle);
+        Code broken = devices()[stream->device]->error;
+        return broken != hipSuccess ? broken : body(*stream);
+    });
+}
+
+// Queues work on a stream, or adds it to what the stream captures.
+Code submit(Stream& stream, const Work& work);
+// Waits for `done`; the device's error, should it fail meanwhile.
+Code wait_on(u32 device, const std::function<bool()>& done);
+
+} // namespace lookalike
