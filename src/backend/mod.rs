@@ -6,6 +6,7 @@
 //! positions and pages by number only, so that all of it can lie on a device.
 
 pub mod cpu;
+pub mod hip;
 mod types;
 
 pub use types::*;

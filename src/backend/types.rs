@@ -354,6 +354,9 @@ pub enum BackendError {
     /// Nobody wanted the step any more.
     #[error("the step was given up")]
     GivenUp,
+    /// A device did not do what was asked, and goes on.
+    #[error(transparent)]
+    Device(super::hip::HipError),
     /// Values that are no numbers came out: the weights are broken.
     #[error("logits are not finite: the model's weights hold infinities or NaN")]
     NotFinite,

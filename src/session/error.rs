@@ -125,6 +125,8 @@ fn backend_code(error: &BackendError) -> ErrorCode {
         BackendError::Start { .. } | BackendError::DeviceLost { .. } | BackendError::Upload { .. } => {
             ErrorCode::DeviceFailed
         }
+        BackendError::Device(error) if error.is_out_of_memory() => ErrorCode::OutOfMemory,
+        BackendError::Device(_) => ErrorCode::DeviceFailed,
         BackendError::GivenUp => ErrorCode::Cancelled,
         BackendError::Batch(_) | BackendError::Internal(_) => ErrorCode::Internal,
     }

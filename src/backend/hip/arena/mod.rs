@@ -1,0 +1,268 @@
+//! Device memory: large chunks from the driver, handed out in pieces, with a ledger of who has how much.
+//!
+//! A tensor costs no driver call, and giving memory back does not stop the device. A chunk that became empty goes back to the
+//! driver, but for one that is kept for the next who asks.
+
+mod blocks;
+mod buffer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub use buffer::{Buffer, DeviceRange};
+
+use super::driver::{Chunk, Context};
+use super::error::HipError;
+use blocks::{Blocks, Place};
+
+/// Every buffer starts at a multiple of this: what the widest loads and the runtimes' own allocators use.
+pub const ALIGN: usize = 256;
+
+/// Bytes asked of the driver at once: some dozens of chunks for a large model, a twentieth of a small card.
+pub const CHUNK_BYTES: usize = 256 << 20;
+
+/// Larger wishes are rounded up to this, so that chunks of one size serve tensors of nearly that size.
+const LARGE_ROUND: usize = 2 << 20;
+
+/// What memory is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// Tensors of models.
+    Weights,
+    /// Pages of keys and values.
+    Kv,
+    /// Activations and step arrays.
+    Scratch,
+    /// Where uploads lie before they are laid out.
+    Staging,
+    /// What captured graphs need for themselves.
+    Graphs,
+}
+
+impl Owner {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Weights, Self::Kv, Self::Scratch, Self::Staging, Self::Graphs];
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Weights => "weights",
+            Self::Kv => "KV pages",
+            Self::Scratch => "scratch",
+            Self::Staging => "staging",
+            Self::Graphs => "graphs",
+        })
+    }
+}
+
+/// How an arena asks the driver.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaOptions {
+    /// Bytes of a chunk. 0: every buffer is an allocation of its own, so that a driver which checks lifetimes sees each.
+    pub chunk_bytes: usize,
+    /// Most bytes taken from the driver.
+    pub limit_bytes: u64,
+}
+
+impl Default for ArenaOptions {
+    fn default() -> Self {
+        Self { chunk_bytes: CHUNK_BYTES, limit_bytes: u64::MAX }
+    }
+}
+
+/// Who has how much.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Bytes in buffers, by owner; those with none are absent.
+    pub bytes: BTreeMap<Owner, u64>,
+    /// Bytes in buffers now.
+    pub used_bytes: u64,
+    /// Most bytes in buffers at any time.
+    pub peak_bytes: u64,
+    /// Bytes taken from the driver.
+    pub driver_bytes: u64,
+    /// Chunks taken from the driver.
+    pub chunks: usize,
+}
+
+impl Ledger {
+    /// Bytes in buffers of `owner`.
+    pub fn of(&self, owner: Owner) -> u64 {
+        self.bytes.get(&owner).copied().unwrap_or(0)
+    }
+}
+
+/// The memory of one device.
+#[derive(Debug)]
+pub struct Arena {
+    context: Arc<Context>,
+    options: ArenaOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blocks: Blocks,
+    chunks: BTreeMap<u32, Taken>,
+    next: u32,
+    ledger: Ledger,
+}
+
+#[derive(Debug)]
+struct Taken {
+    chunk: Chunk,
+    bytes: usize,
+}
+
+impl Arena {
+    pub(super) fn new(context: &Arc<Context>, options: ArenaOptions) -> Self {
+        Self { context: context.clone(), options, state: Mutex::default() }
+    }
+
+    /// `bytes` bytes for `owner`, at least one, aligned to [`ALIGN`]. What is in them is undefined.
+    ///
+    /// # Errors
+    /// [`HipError::OutOfMemory`], [`HipError::Call`], [`HipError::Lost`].
+    pub fn take(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Buffer, HipError> {
+        self.context.alive()?;
+        let room = bytes.max(1).checked_next_multiple_of(ALIGN);
+        let room = room.ok_or_else(|| HipError::refused("device memory", format!("{bytes} bytes")))?;
+        let mut state = self.state.lock();
+        let place = match state.blocks.take(room) {
+            Some(place) => place,
+            None => self.take_from_driver(&mut state, room, owner)?,
+        };
+        let base = state.chunks.get(&place.chunk).map(|taken| taken.chunk.address());
+        let base = base.ok_or_else(|| HipError::refused("device memory", "a chunk that is not there"))?;
+        let ledger = &mut state.ledger;
+        *ledger.bytes.entry(owner).or_default() += room as u64;
+        ledger.used_bytes += room as u64;
+        ledger.peak_bytes = ledger.peak_bytes.max(ledger.used_bytes);
+        drop(state);
+        Ok(Buffer::new(self, place, base + place.start as u64, bytes, owner))
+    }
+
+    /// Gets a chunk that holds `room` bytes, and these of it.
+    fn take_from_driver(&self, state: &mut State, room: usize, owner: Owner) -> Result<Place, HipError> {
+        let chunk_bytes = self.options.chunk_bytes;
+        let large = room.checked_next_multiple_of(LARGE_ROUND).unwrap_or(room);
+        // A whole chunk, or, where memory is short, no more than is asked for.
+        let wishes = match room {
+            _ if chunk_bytes == 0 => vec![room],
+            _ if room > chunk_bytes => vec![large, room],
+            _ => vec![chunk_bytes, large.min(chunk_bytes), room],
+        };
+        let mut tried = 0;
+        for bytes in wishes {
+            if bytes == tried {
+                continue;
+            }
+            tried = bytes;
+            if let Some(id) = self.add_chunk(state, bytes)? {
+                return state.blocks.take_in(id, room).ok_or_else(|| {
+                    HipError::refused("device memory", format!("a new chunk of {bytes} bytes had no {room}"))
+                });
+            }
+        }
+        let (free, _) = self.context.memory()?;
+        let allowed = self.options.limit_bytes.saturating_sub(state.ledger.driver_bytes);
+        Err(HipError::OutOfMemory {
+            device: self.context.index(),
+            owner,
+            need_bytes: room as u64,
+            free_bytes: free.min(allowed),
+        })
+    }
+
+    /// A new chunk; `None` when memory or the limit is short, after giving back what is empty.
+    fn add_chunk(&self, state: &mut State, bytes: usize) -> Result<Option<u32>, HipError> {
+        let over =
+            |state: &State| state.ledger.driver_bytes.saturating_add(bytes as u64) > self.options.limit_bytes;
+        if over(state) {
+            state.give_back_empty(0);
+        }
+        if over(state) {
+            return Ok(None);
+        }
+        let mut got = Chunk::new(&self.context, bytes);
+        if got.as_ref().is_err_and(HipError::is_out_of_memory) && state.give_back_empty(0) {
+            got = Chunk::new(&self.context, bytes);
+        }
+        let chunk = match got {
+            Ok(chunk) => chunk,
+            Err(error) if error.is_out_of_memory() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let id = state.next;
+        state.next += 1;
+        state.chunks.insert(id, Taken { chunk, bytes });
+        state.blocks.add(id, bytes);
+        state.ledger.driver_bytes += bytes as u64;
+        state.ledger.chunks += 1;
+        Ok(Some(id))
+    }
+
+    /// Called by a buffer's drop.
+    fn give(&self, place: Place, owner: Owner) {
+        let mut state = self.state.lock();
+        let bytes = place.bytes as u64;
+        if let Some(all) = state.ledger.bytes.get_mut(&owner) {
+            *all = all.saturating_sub(bytes);
+            if *all == 0 {
+                state.ledger.bytes.remove(&owner);
+            }
+        }
+        state.ledger.used_bytes = state.ledger.used_bytes.saturating_sub(bytes);
+        state.blocks.give(place);
+        // One empty chunk stays: who frees at the edge of a chunk and takes again would ask the driver each time.
+        let stay = usize::from(self.options.chunk_bytes > 0);
+        state.give_back_empty(stay);
+    }
+
+    /// Gives every empty chunk back to the driver.
+    pub fn trim(&self) {
+        self.state.lock().give_back_empty(0);
+    }
+
+    /// Who has how much.
+    pub fn ledger(&self) -> Ledger {
+        self.state.lock().ledger.clone()
+    }
+
+    /// Bytes that could still be taken: free at the driver within the limit, and free in chunks.
+    ///
+    /// # Errors
+    /// [`HipError::Call`], [`HipError::Lost`].
+    pub fn free_bytes(&self) -> Result<u64, HipError> {
+        let (free, _) = self.context.memory()?;
+        let ledger = self.ledger();
+        let allowed = self.options.limit_bytes.saturating_sub(ledger.driver_bytes);
+        Ok(free.min(allowed) + (ledger.driver_bytes - ledger.used_bytes))
+    }
+}
+
+impl State {
+    /// Gives empty chunks back until at most `stay` are left; whether any was. Large ones go first.
+    fn give_back_empty(&mut self, stay: usize) -> bool {
+        let mut empty: Vec<(usize, u32)> = self
+            .blocks
+            .empty_chunks()
+            .filter_map(|id| self.chunks.get(&id).map(|taken| (taken.bytes, id)))
+            .collect();
+        empty.sort_unstable();
+        let gone: Vec<u32> = empty.into_iter().skip(stay).map(|(_, id)| id).collect();
+        for id in &gone {
+            self.blocks.remove(*id);
+            if let Some(taken) = self.chunks.remove(id) {
+                self.ledger.driver_bytes = self.ledger.driver_bytes.saturating_sub(taken.bytes as u64);
+                self.ledger.chunks -= 1;
+                drop(taken.chunk);
+            }
+        }
+        !gone.is_empty()
+    }
+}

@@ -1,0 +1,204 @@
+//! Memory from the driver: on the device, and pinned on the host.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use super::super::binding::sys;
+use super::super::error::HipError;
+use super::super::pointer::DevicePtr;
+use super::context::Context;
+use super::event::Event;
+
+/// Device memory as the driver gives it.
+#[derive(Debug)]
+pub(in crate::backend::hip) struct Chunk {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl Chunk {
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, HipError> {
+        let mut place: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a place for one pointer is passed.
+        context.call("hipMalloc", |api| unsafe { (api.hipMalloc)(&raw mut place, bytes) })?;
+        if place.is_null() {
+            return Err(HipError::refused("hipMalloc", format!("no address came for {bytes} bytes")));
+        }
+        Ok(Self { context: context.clone(), address: place.addr() as u64 })
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let place = self.address as *mut c_void;
+        // SAFETY: the address came from hipMalloc and is given back once, here. The driver waits for work that uses it.
+        self.context.give_back("hipFree", |api| unsafe { (api.hipFree)(place) });
+    }
+}
+
+/// Pinned host memory as the driver gives it.
+#[derive(Debug)]
+struct Pinned {
+    context: Arc<Context>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory of the process, given back through a driver that may be called from any thread; who may touch
+// its bytes when is up to the two owners below.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    fn new(context: &Arc<Context>, bytes: usize, flags: u32) -> Result<Self, HipError> {
+        let mut place: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a place for one pointer is passed.
+        context.call("hipHostMalloc", |api| unsafe {
+            (api.hipHostMalloc)(&raw mut place, bytes.max(1), flags)
+        })?;
+        let start = NonNull::new(place.cast::<u8>()).filter(|start| start.addr().get() % 64 == 0);
+        let start = start.ok_or_else(|| {
+            HipError::refused(
+                "hipHostMalloc",
+                format!("no address of 64-byte alignment came for {bytes} bytes"),
+            )
+        })?;
+        // SAFETY: the driver gave `bytes` bytes at `start`, and nobody else has them yet.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Self { context: context.clone(), start, bytes })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let place = self.start.as_ptr().cast::<c_void>();
+        // SAFETY: the address came from hipHostMalloc and is given back once, here.
+        self.context.give_back("hipHostFree", |api| unsafe { (api.hipHostFree)(place) });
+    }
+}
+
+/// Pinned host memory for transfers. Its bytes can be touched only while no transfer of it is under way: each records an
+/// event, and the bytes are shown once that has happened.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    memory: Pinned,
+    /// Recorded after the last transfer; `busy` says whether it is still to be waited for.
+    done: Event,
+    busy: bool,
+}
+
+impl PinnedBuffer {
+    pub(in crate::backend::hip) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, HipError> {
+        let memory = Pinned::new(context, bytes, sys::hipHostMallocDefault)?;
+        Ok(Self { memory, done: Event::new(context, false)?, busy: false })
+    }
+
+    /// Bytes it holds.
+    pub fn len(&self) -> usize {
+        self.memory.bytes
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.bytes == 0
+    }
+
+    /// Whether its last transfer is over: [`PinnedBuffer::bytes_mut`] does not wait then.
+    ///
+    /// # Errors
+    /// [`HipError::Call`], [`HipError::Lost`].
+    pub fn is_idle(&self) -> Result<bool, HipError> {
+        if self.busy { self.done.is_done() } else { Ok(true) }
+    }
+
+    /// Its bytes, after waiting for its last transfer.
+    ///
+    /// # Errors
+    /// [`HipError::Call`], [`HipError::Lost`].
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], HipError> {
+        if self.busy {
+            self.done.synchronize()?;
+            self.busy = false;
+        }
+        // SAFETY: `bytes` bytes lie there, written at least once; no transfer is under way, and starting one takes `&mut`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.bytes) })
+    }
+
+    /// Start of its bytes, for a transfer that the caller follows by recording the event and [`PinnedBuffer::set_busy`].
+    pub(super) fn start(&self) -> *mut u8 {
+        self.memory.start.as_ptr()
+    }
+
+    pub(super) fn done(&self) -> &Event {
+        &self.done
+    }
+
+    pub(super) fn set_busy(&mut self) {
+        self.busy = true;
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // The memory goes back right after: not before the transfer is over. A lost device transfers no more.
+        if self.busy
+            && let Err(error) = self.done.synchronize()
+        {
+            tracing::debug!(%error, "a transfer's end was not seen");
+        }
+    }
+}
+
+/// Pinned host memory that host and device both see all the time, as words: what a step is told and what it answers.
+///
+/// The host reads and writes them as atomics, so a device that writes meanwhile changes values and nothing else.
+#[derive(Debug)]
+pub struct HostWords {
+    memory: Pinned,
+    device: u64,
+}
+
+// SAFETY: shared access reaches the memory as `AtomicU32` only.
+unsafe impl Sync for HostWords {}
+
+impl HostWords {
+    pub(in crate::backend::hip) fn new(context: &Arc<Context>, words: usize) -> Result<Self, HipError> {
+        let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or_else(|| HipError::refused("host words", format!("{words} of them")))?;
+        let memory = Pinned::new(context, bytes, sys::hipHostMallocMapped)?;
+        let mut device: *mut c_void = std::ptr::null_mut();
+        let host = memory.start.as_ptr().cast::<c_void>();
+        // SAFETY: `host` came from hipHostMalloc with the flag that this call asks for; a place for one pointer is passed.
+        context.call("hipHostGetDevicePointer", |api| unsafe {
+            (api.hipHostGetDevicePointer)(&raw mut device, host, 0)
+        })?;
+        Ok(Self { memory, device: device.addr() as u64 })
+    }
+
+    /// The words.
+    pub fn words(&self) -> &[AtomicU32] {
+        // SAFETY: the memory is aligned to 64 bytes, was zeroed, lives as long as `self`, and is only ever seen as atomics.
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().cast(), self.memory.bytes / 4) }
+    }
+
+    /// Where a kernel finds word `index`.
+    ///
+    /// # Errors
+    /// [`HipError::Refused`] past the end.
+    pub fn device_ptr(&self, index: usize) -> Result<DevicePtr<u32>, HipError> {
+        if index >= self.words().len() {
+            return Err(HipError::refused("host words", format!("word {index} of {}", self.words().len())));
+        }
+        Ok(DevicePtr::at(self.device + index as u64 * 4))
+    }
+
+    /// Start of the words, for copies within them.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.memory.start.as_ptr()
+    }
+}

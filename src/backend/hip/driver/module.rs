@@ -1,0 +1,99 @@
+//! Loaded code objects and their kernels.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::super::binding::{Raw, sys};
+use super::super::error::HipError;
+use super::context::Context;
+
+/// A code object on a device, with the kernels that were asked for.
+#[derive(Debug)]
+pub(in crate::backend::hip) struct Module {
+    context: Arc<Context>,
+    handle: usize,
+    functions: HashMap<&'static str, Function>,
+}
+
+/// A kernel in a loaded module, and how often it was launched (or captured).
+#[derive(Debug)]
+pub(in crate::backend::hip) struct Function {
+    handle: usize,
+    launches: AtomicU64,
+}
+
+impl Module {
+    /// Loads `image` and finds those of `names` that are in it.
+    pub fn load(
+        context: &Arc<Context>,
+        image: &[u8],
+        names: impl Iterator<Item = &'static str>,
+    ) -> Result<Self, HipError> {
+        let mut handle: sys::hipModule_t = std::ptr::null_mut();
+        // Word-aligned, as the driver reads headers in place; its end is known from them.
+        let words: Vec<u64> = image
+            .chunks(8)
+            .map(|chunk| {
+                let mut word = [0; 8];
+                word[..chunk.len()].copy_from_slice(chunk);
+                u64::from_ne_bytes(word)
+            })
+            .collect();
+        let start = words.as_ptr().cast::<c_void>();
+        context.call("hipModuleLoadData", |api| {
+            // SAFETY: `start` is the copy of a whole code object, ours or named by the administrator; the driver copies it.
+            unsafe { (api.hipModuleLoadData)(&raw mut handle, start) }
+        })?;
+        let mut module = Self { context: context.clone(), handle: handle.addr(), functions: HashMap::new() };
+        for name in names {
+            if let Some(function) = module.find(name)? {
+                module.functions.insert(name, function);
+            }
+        }
+        Ok(module)
+    }
+
+    fn find(&self, name: &str) -> Result<Option<Function>, HipError> {
+        let text = CString::new(name).map_err(|_| HipError::refused("a kernel's name", "it holds a zero"))?;
+        let mut handle: sys::hipFunction_t = std::ptr::null_mut();
+        let module = self.handle as *mut c_void as sys::hipModule_t;
+        // SAFETY: the module is loaded, the name ends with a zero, a place for one handle is passed.
+        let code = self
+            .context
+            .code(|api| unsafe { (api.hipModuleGetFunction)(&raw mut handle, module, text.as_ptr()) })?;
+        if code == sys::hipError_t::hipErrorNotFound as Raw {
+            return Ok(None);
+        }
+        self.context.check("hipModuleGetFunction", code)?;
+        Ok(Some(Function { handle: handle.addr(), launches: AtomicU64::new(0) }))
+    }
+
+    pub fn function(&self, name: &str) -> Option<&Function> {
+        self.functions.get(name)
+    }
+
+    /// Kernels and how often each was launched.
+    pub fn launches(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.functions.iter().map(|(name, function)| (*name, function.launches.load(Ordering::Relaxed)))
+    }
+}
+
+impl Function {
+    pub(super) fn handle(&self) -> sys::hipFunction_t {
+        self.handle as *mut c_void as sys::hipFunction_t
+    }
+
+    pub(super) fn count(&self) {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let module = self.handle as *mut c_void as sys::hipModule_t;
+        // SAFETY: the handle came from the driver and is given back once, here; functions of it go with `self`.
+        self.context.give_back("hipModuleUnload", |api| unsafe { (api.hipModuleUnload)(module) });
+    }
+}

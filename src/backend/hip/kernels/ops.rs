@@ -1,0 +1,5 @@
+//! All other kernels.
+
+use super::kernels;
+
+kernels! {}

@@ -1,0 +1,27 @@
+//! GPUs through the HIP runtime: whatever libamdhip64 is there, with kernels built ahead for each architecture.
+//!
+//! [`binding`] finds the runtime, [`driver`] owns its objects, [`arena`] hands out memory, [`objects`] chooses the code,
+//! [`kernels`] declares what is in it, [`launch`] starts it. A [`Device`] is all of that together. Unsafe code is in `binding`
+//! and `driver` alone.
+
+mod arena;
+#[allow(unsafe_code)] // functions of another language; layers.rs names this room
+mod binding;
+mod device;
+#[allow(unsafe_code)] // as above
+mod driver;
+mod error;
+pub mod kernels;
+mod launch;
+pub mod objects;
+mod pointer;
+
+pub use arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Owner};
+pub use binding::{Library, LibraryError};
+pub use device::{Device, DeviceOptions};
+pub use driver::{
+    DeviceDescription, Event, Graph, GraphExec, HostWords, PinnedBuffer, Runtime, Stream, StreamPriority,
+};
+pub use error::{CallFailure, HipError};
+pub use launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};
+pub use pointer::DevicePtr;
