@@ -12,7 +12,7 @@ use rocmforge::backend::{
     SampleRow, StepBatch,
 };
 use rocmforge::model::gguf::{Array, Gguf};
-use rocmforge::model::plan::{ExecutionPlan, LayerPlan, LazyProjection};
+use rocmforge::model::plan::{ExecutionPlan, FfnPlan, LayerPlan, LazyProjection};
 use rocmforge::tensor::{LazyTensor, MappedFile};
 
 type Failure = Box<dyn std::error::Error>;
@@ -196,6 +196,9 @@ impl Layer {
         let optional = |backend: &mut CpuBackend, tensor: &Option<LazyTensor>| {
             tensor.as_ref().map(|t| backend.load_tensor(t)).transpose()
         };
+        let FfnPlan::Dense { gate, up, down } = &plan.ffn else {
+            return Err("layers of experts are not measured here".into());
+        };
         Ok(Self {
             attn_norm: backend.load_tensor(&plan.attn_norm)?,
             qkv: [
@@ -206,8 +209,8 @@ impl Layer {
             qk_norm: [optional(backend, &plan.q_norm)?, optional(backend, &plan.k_norm)?],
             attn_output: Part::load(backend, &plan.attn_output)?,
             ffn_norm: backend.load_tensor(&plan.ffn_norm)?,
-            gate_up: [Part::load(backend, &plan.gate)?, Part::load(backend, &plan.up)?],
-            down: Part::load(backend, &plan.down)?,
+            gate_up: [Part::load(backend, gate)?, Part::load(backend, up)?],
+            down: Part::load(backend, down)?,
         })
     }
 }

@@ -1,14 +1,17 @@
 //! What computes: one trait of fused units that a GPU takes as single launches.
 //!
 //! A step takes `rows` token rows of several sequences of one model down the layers:
-//! `begin_step`, `embed`, per layer (`attention_input`, `attention`, `attention_output`, `ffn_input`, `ffn_output`),
-//! `head`, then `sample` or `logits`. Activations, KV pages and scratch belong to the backend; the caller names rows,
-//! positions and pages by number only, so that all of it can lie on a device.
+//! `begin_step`, `embed`, per layer (`attention_input`, `attention`, `attention_output`, then `ffn_input`, `ffn_output`,
+//! or in a layer of experts `route`, `experts`), `head`, then `sample` or `logits`. Activations, KV pages and scratch
+//! belong to the backend; the caller names rows, positions and pages by number only, so that all of it can lie on a
+//! device.
 
 pub mod cpu;
 pub mod hip;
+mod rope;
 mod types;
 
+pub use rope::*;
 pub use types::*;
 
 use crate::tensor::LazyTensor;
@@ -106,6 +109,21 @@ pub trait Backend: Send {
     /// Residual += down projection of the scratch (+ bias).
     #[allow(missing_docs)]
     fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError>;
+
+    /// Norm, router, and the choice of each row's `used` best experts (the lower number of equals) with their weights:
+    /// `softmax(logits)`, as [`ExpertDims`] says normalised and scaled. Normed rows, choice and weights stay on the device.
+    #[allow(missing_docs)]
+    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError>;
+
+    /// Numbers of the experts that the last [`Backend::route`] chose for any row, rising. Waits for the device, so it is
+    /// asked only while some of the layer's experts are not loaded.
+    #[allow(missing_docs)]
+    fn routed(&mut self) -> Result<Vec<u32>, BackendError>;
+
+    /// Residual += the weighted sum over each row's chosen experts of `down(silu(gate x) * up x)`, x the row normed by
+    /// [`Backend::route`]. All that were chosen are loaded.
+    #[allow(missing_docs)]
+    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError>;
 
     /// Final norm and output projection of `batch.logits_rows`; logits stay on the device.
     #[allow(missing_docs)]

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::RopeSpec;
 use crate::tensor::{DType, LazyTensor};
 
 /// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
@@ -35,29 +36,7 @@ pub enum Activations {
     F32,
 }
 
-/// Which values of a head a rotary pair joins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// Neighbours `(2i, 2i+1)`: llama in GGUF.
-    Interleaved,
-    /// Halves `(i, i + dims/2)`: NeoX, qwen.
-    Halves,
-}
-
-/// Rotary embedding of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeSpec {
-    /// Which values form a pair.
-    pub layout: RopeLayout,
-    /// Rotated dimensions of each head; the rest pass. Even, at most head_dim.
-    pub dims: usize,
-    /// Base of the angles.
-    pub theta: f32,
-    /// Positions are multiplied by this (linear scaling: 1 / factor).
-    pub position_scale: f32,
-}
-
-/// Sizes of a dense decoder, all that scratch and KV need.
+/// Sizes of a decoder, all that scratch and KV need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelDims {
     /// Width of the residual stream.
@@ -70,8 +49,10 @@ pub struct ModelDims {
     pub n_kv_heads: usize,
     /// Values of a head (k and v alike).
     pub head_dim: usize,
-    /// Width of the feed-forward hidden layer, the largest of all layers.
+    /// Width of the feed-forward hidden layer in layers without experts, the largest of them; 0 when all have experts.
     pub ffn: usize,
+    /// What layers with experts look like, where there are any.
+    pub experts: Option<ExpertDims>,
     /// Tokens in the vocabulary: rows of the output matrix.
     pub vocab: usize,
     /// Added to the mean square in every norm.
@@ -82,6 +63,21 @@ pub struct ModelDims {
     pub rows_max: usize,
     /// Most rows of one step whose logits are wanted.
     pub logits_rows_max: usize,
+}
+
+/// Sizes of feed-forward layers that are split into experts, of which each row uses a few. All such layers are alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertDims {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a row uses: 1 to `count`.
+    pub used: usize,
+    /// Width of one expert's hidden layer.
+    pub ffn: usize,
+    /// The weights of a row's experts are made to add up to 1; else they are their share among all experts.
+    pub normalise: bool,
+    /// Then they are multiplied by this.
+    pub scale: f32,
 }
 
 /// A tensor that a backend can compute with.
@@ -198,6 +194,36 @@ pub struct FfnInput<'a> {
     pub gate: Projection<'a>,
     /// `[ffn, hidden]`.
     pub up: Projection<'a>,
+}
+
+/// Weights that choose each row's experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Router<'a> {
+    /// RMS-norm weight, `[hidden]`.
+    pub norm: &'a DeviceTensor,
+    /// `[experts.count, hidden]`.
+    pub logits: Projection<'a>,
+}
+
+/// One expert of a layer. All experts of a layer have the same types, part by part.
+#[derive(Clone, Debug)]
+pub struct Expert {
+    /// `[experts.ffn, hidden]`.
+    pub gate: DeviceTensor,
+    /// `[experts.ffn, hidden]`.
+    pub up: DeviceTensor,
+    /// `[hidden, experts.ffn]`.
+    pub down: DeviceTensor,
+}
+
+/// A layer's experts as far as they are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts<'a> {
+    /// By number, `experts.count` of them; `None` for those that no step has needed yet.
+    pub loaded: &'a [Option<Expert>],
+    /// Another number whenever `loaded` is another, and never one that was used before: a device that keeps a table of
+    /// addresses makes it anew then.
+    pub version: u64,
 }
 
 /// One step's variable data: plain arrays of numbers, ready to be copied to a device.

@@ -36,18 +36,20 @@ enum Use {
     Rows,
 }
 
-/// A tensor is its bytes: a tied output matrix is the embedding where both are used alike. An entry keeps its mapping
-/// alive, so no other mapping can come to have its address.
+/// A tensor is its bytes: a tied output matrix is the embedding where both are used alike, and a part of a tensor is not
+/// the whole. An entry keeps its mapping alive, so no other mapping can come to have its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     mapping: usize,
     start: u64,
+    end: u64,
     used: Use,
 }
 
 impl Key {
     fn of(tensor: &LazyTensor, used: Use) -> Self {
-        Self { mapping: address(tensor.file()), start: tensor.range().start, used }
+        let bytes = tensor.range();
+        Self { mapping: address(tensor.file()), start: bytes.start, end: bytes.end, used }
     }
 }
 

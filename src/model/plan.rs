@@ -37,9 +37,9 @@ pub struct LazyProjection {
     pub bias: Option<LazyTensor>,
 }
 
-/// One dense decoder layer.
+/// One decoder layer.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)] // each is the tensor of that role, shapes as in `backend::AttentionInput` and `FfnInput`
+#[allow(missing_docs)] // each is the tensor of that role, shapes as in `backend::AttentionInput`
 pub struct LayerPlan {
     pub attn_norm: LazyTensor,
     pub q: LazyProjection,
@@ -49,9 +49,26 @@ pub struct LayerPlan {
     pub k_norm: Option<LazyTensor>,
     pub attn_output: LazyProjection,
     pub ffn_norm: LazyTensor,
-    pub gate: LazyProjection,
-    pub up: LazyProjection,
-    pub down: LazyProjection,
+    pub ffn: FfnPlan,
+}
+
+/// The second half of a layer.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)] // shapes as in `backend::FfnInput` and `Router`
+pub enum FfnPlan {
+    /// Every row goes through all of it.
+    Dense { gate: LazyProjection, up: LazyProjection, down: LazyProjection },
+    /// Every row goes through the experts that the router chooses for it.
+    Experts { router: LazyProjection, experts: Vec<ExpertPlan> },
+}
+
+/// One expert; shapes as in `backend::Expert`. Loaded when a row first uses it.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct ExpertPlan {
+    pub gate: LazyTensor,
+    pub up: LazyTensor,
+    pub down: LazyTensor,
 }
 
 /// A tensor that the architecture needs and the file does not have.
@@ -232,7 +249,7 @@ impl ExecutionPlan {
 }
 
 impl LayerPlan {
-    /// The layer's tensors in the order a step first needs them.
+    /// The layer's tensors in the order a step first needs them, all experts among them.
     pub fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
         std::iter::once(&self.attn_norm)
             .chain([&self.q, &self.k, &self.v].into_iter().flat_map(LazyProjection::tensors))
@@ -240,7 +257,22 @@ impl LayerPlan {
             .chain(&self.k_norm)
             .chain(self.attn_output.tensors())
             .chain(std::iter::once(&self.ffn_norm))
-            .chain([&self.gate, &self.up, &self.down].into_iter().flat_map(LazyProjection::tensors))
+            .chain(self.ffn.tensors())
+    }
+}
+
+impl FfnPlan {
+    fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+        let (dense, router, experts) = match self {
+            Self::Dense { gate, up, down } => (Some([gate, up, down]), None, &[][..]),
+            Self::Experts { router, experts } => (None, Some(router), experts.as_slice()),
+        };
+        dense
+            .into_iter()
+            .flatten()
+            .chain(router)
+            .flat_map(LazyProjection::tensors)
+            .chain(experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]))
     }
 }
 

@@ -1,12 +1,15 @@
 //! A plan's tensors as a device has them, resolved layer by layer when a layer first runs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::backend::{AttentionInput, Backend, BackendError, DeviceTensor, FfnInput, Projection};
+use crate::backend::{
+    AttentionInput, Backend, BackendError, DeviceTensor, Expert, Experts, FfnInput, Projection, Router,
+};
 use crate::cache::TensorCache;
 use crate::model::Model;
-use crate::model::plan::{ExecutionPlan, LayerPlan, LazyProjection};
+use crate::model::plan::{ExecutionPlan, ExpertPlan, FfnPlan, LayerPlan, LazyProjection};
 use crate::tensor::LazyTensor;
 
 /// Handles of one model's tensors on one device. What was resolved once costs a comparison per layer, no lookup.
@@ -55,9 +58,29 @@ pub(super) struct ResidentLayer {
     k_norm: Option<DeviceTensor>,
     attn_output: ResidentProjection,
     ffn_norm: DeviceTensor,
-    gate: ResidentProjection,
-    up: ResidentProjection,
-    down: ResidentProjection,
+    ffn: ResidentFfn,
+}
+
+#[derive(Debug)]
+enum ResidentFfn {
+    Dense { gate: ResidentProjection, up: ResidentProjection, down: ResidentProjection },
+    Experts { router: ResidentProjection, experts: ResidentExperts },
+}
+
+/// A layer's experts: each is loaded when a row first uses it.
+#[derive(Debug)]
+struct ResidentExperts {
+    loaded: Vec<Option<Expert>>,
+    missing: usize,
+    version: u64,
+}
+
+/// What runs the second half of a layer.
+pub(super) enum Ffn<'a> {
+    /// `ffn_input`, then `ffn_output`.
+    Dense(FfnInput<'a>, Projection<'a>),
+    /// `route`, then the [experts](ResidentModel::experts) that it chose.
+    Experts(Router<'a>),
 }
 
 impl ResidentLayer {
@@ -77,13 +100,39 @@ impl ResidentLayer {
         self.attn_output.view()
     }
 
-    pub fn ffn_input(&self) -> FfnInput<'_> {
-        FfnInput { norm: &self.ffn_norm, gate: self.gate.view(), up: self.up.view() }
+    /// Whether none of its experts is left to be loaded.
+    fn is_whole(&self) -> bool {
+        match &self.ffn {
+            ResidentFfn::Dense { .. } => true,
+            ResidentFfn::Experts { experts, .. } => experts.missing == 0,
+        }
     }
 
-    pub fn ffn_output(&self) -> Projection<'_> {
-        self.down.view()
+    pub fn ffn(&self) -> Ffn<'_> {
+        let norm = &self.ffn_norm;
+        match &self.ffn {
+            ResidentFfn::Dense { gate, up, down } => {
+                Ffn::Dense(FfnInput { norm, gate: gate.view(), up: up.view() }, down.view())
+            }
+            ResidentFfn::Experts { router, .. } => Ffn::Experts(Router { norm, logits: router.view() }),
+        }
     }
+}
+
+impl ResidentExperts {
+    fn new(count: usize) -> Self {
+        Self { loaded: vec![None; count], missing: count, version: version() }
+    }
+
+    fn view(&self) -> Experts<'_> {
+        Experts { loaded: &self.loaded, version: self.version }
+    }
+}
+
+/// A number that no table of experts had before.
+fn version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Loads through the cache and counts the time.
@@ -126,9 +175,25 @@ impl Loader<'_> {
             k_norm: self.optional(plan.k_norm.as_ref())?,
             attn_output: self.projection(&plan.attn_output)?,
             ffn_norm: self.tensor(&plan.ffn_norm)?,
-            gate: self.projection(&plan.gate)?,
-            up: self.projection(&plan.up)?,
-            down: self.projection(&plan.down)?,
+            ffn: match &plan.ffn {
+                FfnPlan::Dense { gate, up, down } => ResidentFfn::Dense {
+                    gate: self.projection(gate)?,
+                    up: self.projection(up)?,
+                    down: self.projection(down)?,
+                },
+                FfnPlan::Experts { router, experts } => ResidentFfn::Experts {
+                    router: self.projection(router)?,
+                    experts: ResidentExperts::new(experts.len()),
+                },
+            },
+        })
+    }
+
+    fn expert(&mut self, plan: &ExpertPlan) -> Result<Expert, BackendError> {
+        Ok(Expert {
+            gate: self.tensor(&plan.gate)?,
+            up: self.tensor(&plan.up)?,
+            down: self.tensor(&plan.down)?,
         })
     }
 }
@@ -144,7 +209,7 @@ impl ResidentModel {
 
     /// True when every load was begun in an earlier step: nothing is left to wait for that a step could be given up over.
     pub fn is_resolved(&self) -> bool {
-        self.head.is_some()
+        self.head.is_some() && self.layers.iter().all(ResidentLayer::is_whole)
     }
 
     pub fn layer_count(&self) -> usize {
@@ -193,6 +258,40 @@ impl ResidentModel {
         let layer =
             self.layers.get(index).ok_or(BackendError::Batch("layers were asked for out of order"))?;
         Ok((layer, rope_factors))
+    }
+
+    /// A layer's experts after `route`: those that it chose are loaded now, if they were not.
+    pub fn experts(
+        &mut self,
+        index: usize,
+        backend: &mut dyn Backend,
+        cache: &mut TensorCache,
+    ) -> Result<Experts<'_>, BackendError> {
+        let plan = self.model.plan.layers.get(index).map(|layer| &layer.ffn);
+        let layer = self.layers.get_mut(index).map(|layer| &mut layer.ffn);
+        let (Some(FfnPlan::Experts { experts: plans, .. }), Some(ResidentFfn::Experts { experts, .. })) =
+            (plan, layer)
+        else {
+            return Err(BackendError::Batch("experts of a layer that has none"));
+        };
+        if experts.missing > 0 {
+            let chosen = backend.routed()?;
+            let started = Instant::now();
+            let mut loader = Loader { cache, backend };
+            for number in chosen {
+                let number = number as usize;
+                let (Some(slot), Some(plan)) = (experts.loaded.get_mut(number), plans.get(number)) else {
+                    return Err(BackendError::Batch("an expert was chosen that the layer does not have"));
+                };
+                if slot.is_none() {
+                    *slot = Some(loader.expert(plan)?);
+                    experts.missing -= 1;
+                    experts.version = version();
+                }
+            }
+            self.load_time += started.elapsed();
+        }
+        Ok(experts.view())
     }
 
     /// Begins the loads of all layers up to `last`, and of the head where that is past the last layer.

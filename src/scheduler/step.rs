@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::policy::Work;
-use super::resident::ResidentModel;
+use super::resident::{Ffn, ResidentModel};
 use crate::backend::{Backend, BackendError, ModelSlot, SampleRow, Sampled, StepBatch};
 use crate::cache::TensorCache;
 
@@ -101,9 +101,19 @@ pub(super) fn run(
         backend.attention(number)?;
         beat();
         backend.attention_output(&layer.attention_output())?;
-        backend.ffn_input(&layer.ffn_input())?;
-        beat();
-        backend.ffn_output(&layer.ffn_output())?;
+        match layer.ffn() {
+            Ffn::Dense(input, output) => {
+                backend.ffn_input(&input)?;
+                beat();
+                backend.ffn_output(&output)?;
+            }
+            Ffn::Experts(router) => {
+                backend.route(number, &router)?;
+                beat();
+                let experts = model.experts(index, backend, cache)?;
+                backend.experts(number, &experts)?;
+            }
+        }
         beat();
     }
     if arrays.samples.is_empty() {

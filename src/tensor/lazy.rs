@@ -86,6 +86,21 @@ impl LazyTensor {
         Ok(Self(Arc::new(Inner { name: name.into(), dtype, shape, range, file })))
     }
 
+    /// Rows `rows` as a tensor of their own, called `name`: one expert of a tensor that holds all of a layer's.
+    ///
+    /// # Errors
+    /// [`MapError::OutOfRange`] when there are no such rows, or none at all.
+    pub fn part(&self, name: &str, rows: Range<u64>) -> Result<Self, MapError> {
+        let Range { start, end } = self.range();
+        let outside = || MapError::OutOfRange { start, end, len: self.file().len() };
+        let row_bytes = self.dtype().row_bytes(self.shape().cols()).ok_or_else(outside)?;
+        let count = rows.end.checked_sub(rows.start).filter(|_| rows.end <= self.shape().rows());
+        let shape = count.and_then(|count| Shape::new(&[self.shape().cols(), count])).ok_or_else(outside)?;
+        // At most the tensor's own rows, whose bytes were counted without overflow when it was made.
+        let range = start + rows.start * row_bytes..start + rows.end * row_bytes;
+        Self::new(name, self.dtype(), shape, range, Arc::clone(self.file()))
+    }
+
     /// The tensor's name in the file, as `blk.0.attn_q.weight`.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -125,5 +140,29 @@ impl LazyTensor {
     /// True when both handles are the same tensor of the same mapping.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_its_rows_and_nothing_else() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&(0..=255).collect::<Vec<u8>>()).unwrap();
+        let file = MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap();
+        // Three experts of two rows of four values, after 16 other bytes.
+        let shape = Shape::new(&[4, 2, 3]).unwrap();
+        let all = LazyTensor::new("all", DType::F32, shape, 16..112, file).unwrap();
+        let second = all.part("all[1]", 2..4).unwrap();
+        assert_eq!((second.name(), second.shape().dims(), second.range()), ("all[1]", &[4, 2][..], 48..80));
+        assert_eq!(second.bytes(), (48..80).collect::<Vec<u8>>());
+        for rows in [0..0, 2..2, 5..7, 6..8, Range { start: 3, end: 2 }, 0..u64::MAX, u64::MAX - 1..u64::MAX]
+        {
+            assert!(matches!(all.part("none", rows), Err(MapError::OutOfRange { .. })));
+        }
     }
 }

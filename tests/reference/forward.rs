@@ -1,10 +1,10 @@
-//! A dense decoder in plain f64, written from the formulas and from nothing else.
+//! A decoder in plain f64, written from the formulas and from nothing else.
 //!
 //! Sublayers take the residual rows of one whole sequence, positions `0..rows`, and give what is added to them.
 
-use rocmforge::backend::{ModelDims, RopeLayout};
+use rocmforge::backend::{ModelDims, RopeLayout, RopeScaling, RopeSpec};
 
-use crate::small::{Layer, Linear, Matrix, Small};
+use crate::small::{Ffn, Layer, Linear, Matrix, Small, Weight};
 
 /// Rows of values.
 pub type Rows = Vec<Vec<f64>>;
@@ -21,21 +21,40 @@ fn linear(part: &Linear, x: &[f64]) -> Vec<f64> {
     (0..part.weight.exact.rows).map(|row| product(row) + bias(row)).collect()
 }
 
+/// What pair `i` turns by at `position`, and how much longer it gets.
+fn turn(spec: &RopeSpec, factor: f64, position: usize, i: usize) -> (f64, f64) {
+    let (dims, theta) = (spec.dims as f64, f64::from(spec.theta));
+    let angle = position as f64 * theta.powf(-(2.0 * i as f64) / dims) / factor;
+    match spec.scaling {
+        RopeScaling::None => (angle, 1.0),
+        RopeScaling::Linear { factor } => (angle / f64::from(factor), 1.0),
+        // arXiv 2309.00071: lambda, b', d and the ramp gamma of section 3.2, the temperature of 3.4.
+        RopeScaling::Yarn(y) => {
+            let turns_at = |beta: f32| {
+                let wavelength = f64::from(y.original_context) / f64::from(beta);
+                dims * (wavelength / std::f64::consts::TAU).ln() / (2.0 * theta.ln())
+            };
+            let (low, high) = (turns_at(y.beta_fast).floor(), turns_at(y.beta_slow).ceil());
+            let slow = ((i as f64 - low.max(0.0)) / (high.min(dims - 1.0) - low.max(0.0))).clamp(0.0, 1.0);
+            let s = f64::from(y.factor);
+            (angle / s * slow + angle * (1.0 - slow), 0.1 * s.ln() + 1.0)
+        }
+    }
+}
+
 /// Turns the pairs of one head by the angles of `position`.
 fn rope(dims: &ModelDims, factors: Option<&Matrix>, position: usize, head: &mut [f64]) {
     let spec = &dims.rope;
     let half = spec.dims / 2;
     for i in 0..half {
-        let factor = factors.map_or(1.0, |f| f.row(0)[i]);
-        let frequency = f64::from(spec.theta).powf(-(2.0 * i as f64) / spec.dims as f64) / factor;
-        let angle = position as f64 * f64::from(spec.position_scale) * frequency;
+        let (angle, length) = turn(spec, factors.map_or(1.0, |f| f.row(0)[i]), position, i);
         let (a, b) = match spec.layout {
             RopeLayout::Interleaved => (2 * i, 2 * i + 1),
             RopeLayout::Halves => (i, i + half),
         };
         let (x, y) = (head[a], head[b]);
-        head[a] = x * angle.cos() - y * angle.sin();
-        head[b] = x * angle.sin() + y * angle.cos();
+        head[a] = (x * angle.cos() - y * angle.sin()) * length;
+        head[b] = (x * angle.sin() + y * angle.cos()) * length;
     }
 }
 
@@ -85,15 +104,40 @@ pub fn attention(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
         .collect()
 }
 
+fn swiglu(gate: Vec<f64>, up: Vec<f64>) -> Vec<f64> {
+    gate.into_iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect()
+}
+
 /// Norm and feed-forward layer.
 pub fn ffn(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
     let one = |x: &Vec<f64>| {
         let x = rms_norm(x, &layer.ffn_norm.exact, model.dims.norm_eps);
-        let gated = linear(&layer.gate, &x).into_iter().zip(linear(&layer.up, &x));
-        let gated: Vec<f64> = gated.map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
-        linear(&layer.down, &gated)
+        match &layer.ffn {
+            Ffn::Dense { gate, up, down } => linear(down, &swiglu(linear(gate, &x), linear(up, &x))),
+            Ffn::Experts { router, experts } => mixture(model, &linear(router, &x), experts, &x),
+        }
     };
     residual.iter().map(one).collect()
+}
+
+/// The experts with the largest probabilities, weighted by them.
+fn mixture(model: &Small, logits: &[f64], experts: &[[Weight; 3]], x: &[f64]) -> Vec<f64> {
+    let dims = model.dims.experts.as_ref().unwrap();
+    let total: f64 = logits.iter().map(|l| l.exp()).sum();
+    let mut best: Vec<(f64, usize)> = logits.iter().map(|l| l.exp() / total).zip(0..).collect();
+    best.sort_by(|a, b| b.0.total_cmp(&a.0));
+    best.truncate(dims.used);
+    let sum: f64 = if dims.normalise { best.iter().map(|(p, _)| p).sum() } else { 1.0 };
+    let product = |w: &Weight, x: &[f64]| -> Vec<f64> {
+        (0..w.exact.rows).map(|row| w.exact.row(row).iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+    };
+    let mut out = vec![0.0; x.len()];
+    for (p, expert) in best {
+        let [gate, up, down] = &experts[expert];
+        let result = product(down, &swiglu(product(gate, x), product(up, x)));
+        out.iter_mut().zip(result).for_each(|(out, y)| *out += p / sum * f64::from(dims.scale) * y);
+    }
+    out
 }
 
 /// Logits of each residual row.

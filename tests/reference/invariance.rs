@@ -30,7 +30,8 @@ fn run_long(runner: &mut Runner<'_>, ids: &[u32], chunk: usize) -> Vec<Vec<u32>>
 #[test]
 fn chunks_threads_and_instructions_change_no_bit() {
     for (dtype, options) in [(DType::Q8_0, CpuOptions::default()), (DType::F16, FLOAT)] {
-        let model = Small::new(&long_recipe(dtype));
+        let dense = long_recipe(dtype);
+        let model = Small::new(&if dtype == DType::F16 { dense.with_experts() } else { dense });
         let ids = tokens(5, LONG + 4);
         let mut fast = Runner::new(&model, options, 2);
         let want = run_long(&mut fast, &ids, 128);
@@ -48,11 +49,15 @@ fn chunks_threads_and_instructions_change_no_bit() {
 
 #[test]
 fn other_rows_of_a_step_change_no_bit() {
-    let model = Small::new(&long_recipe(DType::Q4_1));
+    check_company(&Small::new(&long_recipe(DType::Q4_1)));
+    check_company(&Small::new(&long_recipe(DType::Q4_1).with_experts()));
+}
+
+fn check_company(model: &Small) {
     let sequences: Vec<Vec<u32>> = (0..5).map(|s| tokens(200 + s, 90 + 13 * s as usize)).collect();
     let tables: Vec<Vec<u32>> = (0..5).map(|s| (0..5).map(|p| s * 5 + 4 - p).collect()).collect();
     let mut random = Random::new(6);
-    let mut runner = Runner::new(&model, CpuOptions::default(), 2);
+    let mut runner = Runner::new(model, CpuOptions::default(), 2);
     let mut done = [0usize; 5];
     let mut mixed: Vec<Vec<Vec<f32>>> = vec![Vec::new(); 5];
     // Every step takes some rows of some sequences: prefill beside decode, in changing company.
@@ -77,7 +82,7 @@ fn other_rows_of_a_step_change_no_bit() {
         }
     }
     for (s, sequence) in sequences.iter().enumerate() {
-        let mut alone = Runner::new(&model, CpuOptions::default(), 1);
+        let mut alone = Runner::new(model, CpuOptions::default(), 1);
         let own = [tables[s].clone()];
         let mut want = Vec::new();
         for start in (0..sequence.len()).step_by(100) {

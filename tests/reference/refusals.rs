@@ -2,10 +2,13 @@
 //! are no numbers.
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::backend::{AttentionInput, Backend, BackendError, FfnInput, ModelDims, SampleRow, StepBatch};
+use rocmforge::backend::{
+    AttentionInput, Backend, BackendError, Expert, ExpertDims, Experts, FfnInput, ModelDims, Router,
+    SampleRow, StepBatch,
+};
 use rocmforge::tensor::DType;
 
-use crate::small::{Recipe, Small, VOCAB, weight_of};
+use crate::small::{Ffn, Recipe, Small, VOCAB, weight_of};
 use crate::steps::{Batch, Runner, long_recipe, projection, rows, table, tokens};
 
 #[test]
@@ -88,13 +91,15 @@ fn units_out_of_order_and_foreign_weights_are_refused() {
     assert!(matches!(runner.backend.attention(2), Err(BackendError::Batch(_))), "a layer there is not");
     let shape = |result: Result<(), BackendError>| assert!(matches!(result, Err(BackendError::Shape { .. })));
     let (layer, foreign) = (&model.layers[0], &wider.layers[0]);
+    let (Ffn::Dense { gate, .. }, Ffn::Dense { up, down, .. }) = (&layer.ffn, &foreign.ffn) else {
+        panic!("dense layers");
+    };
     shape(runner.backend.embed(&wider.embedding.device));
     shape(runner.backend.attention_output(&projection(&foreign.attn_output)));
-    shape(runner.backend.ffn_output(&projection(&foreign.down)));
+    shape(runner.backend.ffn_output(&projection(down)));
     shape(runner.backend.head(&wider.output_norm.device, &model.output.device));
     shape(runner.backend.head(&model.output_norm.device, &wider.output.device));
-    let input =
-        FfnInput { norm: &layer.ffn_norm.device, gate: projection(&layer.gate), up: projection(&foreign.up) };
+    let input = FfnInput { norm: &layer.ffn_norm.device, gate: projection(gate), up: projection(up) };
     shape(runner.backend.ffn_input(&input));
     let input = AttentionInput {
         norm: &layer.attn_norm.device,
@@ -113,6 +118,51 @@ fn units_out_of_order_and_foreign_weights_are_refused() {
 }
 
 #[test]
+fn experts_out_of_order_and_experts_not_loaded_are_refused() {
+    let model = Small::new(&long_recipe(DType::F32).with_experts());
+    let dense = Small::new(&long_recipe(DType::F32));
+    let (norm, Ffn::Experts { router, experts }) = (&model.layers[0].ffn_norm.device, &model.layers[0].ffn)
+    else {
+        panic!("a layer of experts");
+    };
+    let router = Router { norm, logits: projection(router) };
+    let mut loaded: Vec<Option<Expert>> = experts
+        .iter()
+        .map(|parts| parts.each_ref().map(|w| w.device.clone()))
+        .map(|[gate, up, down]| Some(Expert { gate, up, down }))
+        .collect();
+    let batch = |result: Result<(), BackendError>| assert!(matches!(result, Err(BackendError::Batch(_))));
+    let given = |loaded: &[Option<Expert>], runner: &mut Runner<'_>, layer| {
+        runner.backend.experts(layer, &Experts { loaded, version: 0 })
+    };
+
+    let mut other = Runner::new(&dense, CpuOptions::default(), 1);
+    other.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
+    batch(other.backend.route(0, &router));
+    let mut runner = Runner::new(&model, CpuOptions::default(), 1);
+    runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
+    batch(given(&loaded, &mut runner, 0));
+    assert!(matches!(runner.backend.routed(), Err(BackendError::Batch(_))));
+    batch(runner.backend.route(2, &router));
+    runner.backend.route(0, &router).unwrap();
+    batch(given(&loaded, &mut runner, 1));
+    runner.backend.route(0, &router).unwrap();
+    batch(given(&loaded[1..], &mut runner, 0));
+    runner.backend.route(0, &router).unwrap();
+    given(&loaded, &mut runner, 0).unwrap();
+    batch(given(&loaded, &mut runner, 0)); // twice
+    runner.backend.route(0, &router).unwrap();
+    let chosen = runner.backend.routed().unwrap();
+    assert!(chosen.is_sorted_by(|a, b| a < b) && (3..=6).contains(&chosen.len()), "{chosen:?}");
+    let expert = loaded[chosen[0] as usize].take();
+    batch(given(&loaded, &mut runner, 0));
+    let crossed = expert.map(|e| Expert { gate: e.down.clone(), ..e });
+    loaded[chosen[0] as usize] = crossed;
+    runner.backend.route(0, &router).unwrap();
+    assert!(matches!(given(&loaded, &mut runner, 0), Err(BackendError::Shape { .. })));
+}
+
+#[test]
 fn sizes_that_contradict_themselves_are_refused() {
     let good = Small::new(&long_recipe(DType::F32)).dims;
     let mut backend = CpuBackend::new(CpuOptions::default()).unwrap();
@@ -124,6 +174,10 @@ fn sizes_that_contradict_themselves_are_refused() {
     check(&|d| d.hidden = 0);
     check(&|d| d.n_kv_heads = 0);
     check(&|d| d.n_kv_heads = 4);
+    let experts = ExpertDims { count: 4, used: 2, ffn: 8, normalise: true, scale: 1.0 };
+    check(&|d| d.experts = Some(ExpertDims { used: 5, ..experts.clone() }));
+    check(&|d| d.experts = Some(ExpertDims { used: 0, ..experts.clone() }));
+    check(&|d| d.experts = Some(ExpertDims { ffn: 0, ..experts.clone() }));
     check(&|d| d.rope.dims = 15);
     check(&|d| d.rope.dims = 18);
     check(&|d| d.rows_max = 0);

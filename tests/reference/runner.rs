@@ -5,10 +5,10 @@ use std::path::Path;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use rocmforge::backend::{
-    Activations, AttentionInput, Backend, DeviceTensor, FfnInput, KV_PAGE_TOKENS, KvType, ModelSlot,
-    Projection, StepBatch,
+    Activations, AttentionInput, Backend, DeviceTensor, Expert, Experts, FfnInput, KV_PAGE_TOKENS, KvType,
+    ModelSlot, Projection, Router, StepBatch,
 };
-use rocmforge::model::plan::{LayerPlan, LazyProjection};
+use rocmforge::model::plan::{ExpertPlan, FfnPlan, LayerPlan, LazyProjection};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::tensor::LazyTensor;
 
@@ -45,9 +45,33 @@ struct LayerWeights {
     k_norm: Option<DeviceTensor>,
     attn_output: LoadedProjection,
     ffn_norm: DeviceTensor,
-    gate: LoadedProjection,
-    up: LoadedProjection,
-    down: LoadedProjection,
+    ffn: LoadedFfn,
+}
+
+enum LoadedFfn {
+    Dense { gate: LoadedProjection, up: LoadedProjection, down: LoadedProjection },
+    Experts { router: LoadedProjection, experts: Vec<Option<Expert>> },
+}
+
+impl LoadedFfn {
+    fn load(backend: &mut CpuBackend, plan: &FfnPlan) -> Self {
+        match plan {
+            FfnPlan::Dense { gate, up, down } => Self::Dense {
+                gate: LoadedProjection::load(backend, gate),
+                up: LoadedProjection::load(backend, up),
+                down: LoadedProjection::load(backend, down),
+            },
+            FfnPlan::Experts { router, experts } => {
+                let mut expert = |plan: &ExpertPlan| Expert {
+                    gate: load(backend, &plan.gate),
+                    up: load(backend, &plan.up),
+                    down: load(backend, &plan.down),
+                };
+                let experts = experts.iter().map(|plan| Some(expert(plan))).collect();
+                Self::Experts { router: LoadedProjection::load(backend, router), experts }
+            }
+        }
+    }
 }
 
 struct LoadedProjection {
@@ -80,9 +104,7 @@ impl LayerWeights {
             k_norm: plan.k_norm.as_ref().map(|norm| load(backend, norm)),
             attn_output: LoadedProjection::load(backend, &plan.attn_output),
             ffn_norm: load(backend, &plan.ffn_norm),
-            gate: LoadedProjection::load(backend, &plan.gate),
-            up: LoadedProjection::load(backend, &plan.up),
-            down: LoadedProjection::load(backend, &plan.down),
+            ffn: LoadedFfn::load(backend, &plan.ffn),
         }
     }
 }
@@ -158,9 +180,19 @@ impl Runner {
             backend.attention_input(number, &input).expect("attention input");
             backend.attention(number).expect("attention");
             backend.attention_output(&layer.attn_output.get()).expect("attention output");
-            let input = FfnInput { norm: &layer.ffn_norm, gate: layer.gate.get(), up: layer.up.get() };
-            backend.ffn_input(&input).expect("feed-forward input");
-            backend.ffn_output(&layer.down.get()).expect("feed-forward output");
+            let norm = &layer.ffn_norm;
+            match &layer.ffn {
+                LoadedFfn::Dense { gate, up, down } => {
+                    let input = FfnInput { norm, gate: gate.get(), up: up.get() };
+                    backend.ffn_input(&input).expect("feed-forward input");
+                    backend.ffn_output(&down.get()).expect("feed-forward output");
+                }
+                LoadedFfn::Experts { router, experts } => {
+                    backend.route(number, &Router { norm, logits: router.get() }).expect("choice of experts");
+                    let experts = Experts { loaded: experts, version: u64::from(number) };
+                    backend.experts(number, &experts).expect("experts");
+                }
+            }
         }
         self.position += ids.len();
         if logits_rows.is_empty() {

@@ -1,11 +1,11 @@
-//! Random dense decoders: their tensors in a mapped file, as a backend takes them, and the same weights as f64.
+//! Random decoders: their tensors in a mapped file, as a backend takes them, and the same weights as f64.
 
 use std::io::Write;
 use std::sync::Arc;
 
 use half::f16;
 use rocmforge::backend::cpu::quant;
-use rocmforge::backend::{DeviceTensor, ModelDims, RopeLayout, RopeSpec, Storage};
+use rocmforge::backend::{DeviceTensor, ExpertDims, ModelDims, RopeLayout, RopeScaling, RopeSpec, Storage};
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
 
 /// Numbers that are the same in every run: xorshift64*.
@@ -68,9 +68,14 @@ pub struct Layer {
     pub k_norm: Option<Weight>,
     pub attn_output: Linear,
     pub ffn_norm: Weight,
-    pub gate: Linear,
-    pub up: Linear,
-    pub down: Linear,
+    pub ffn: Ffn,
+}
+
+/// The second half of a layer.
+#[allow(clippy::large_enum_variant)] // a handful in a test
+pub enum Ffn {
+    Dense { gate: Linear, up: Linear, down: Linear },
+    Experts { router: Linear, experts: Vec<[Weight; 3]> },
 }
 
 /// A model.
@@ -100,6 +105,9 @@ pub struct Recipe {
     pub biases: bool,
     pub head_norms: bool,
     pub rope_factors: bool,
+    pub scaling: RopeScaling,
+    /// Layers of experts, `ffn` wide each.
+    pub experts: Option<ExpertDims>,
 }
 
 impl Recipe {
@@ -118,7 +126,15 @@ impl Recipe {
             biases: false,
             head_norms: false,
             rope_factors: false,
+            scaling: RopeScaling::Linear { factor: 2.0 },
+            experts: None,
         }
+    }
+
+    /// 6 experts, of which each row uses 3.
+    pub fn with_experts(self) -> Self {
+        let experts = ExpertDims { count: 6, used: 3, ffn: self.ffn, normalise: true, scale: 1.0 };
+        Self { experts: Some(experts), ..self }
     }
 }
 
@@ -196,9 +212,16 @@ impl Small {
             let head_norms = r.head_norms.then(|| [norm(&mut b, r.head_dim), norm(&mut b, r.head_dim)]);
             let attn_output = linear(&mut b, r.hidden, q_cols, 1.0);
             let ffn_norm = norm(&mut b, r.hidden);
-            let gate_up = [(); 2].map(|()| linear(&mut b, r.ffn, r.hidden, 1.0));
-            let down = linear(&mut b, r.hidden, r.ffn, 1.0);
-            layers.push((attn_norm, qkv, head_norms, attn_output, ffn_norm, gate_up, down));
+            let count = r.experts.as_ref().map_or(0, |e| e.count);
+            // A router in single precision, as files have it. Its logits are several times as far apart as they are large.
+            let router = (count > 0).then(|| b.add(DType::F32, count, r.hidden, 0.0, 0.3));
+            let ffn: Vec<[Parts; 3]> = (0..count.max(1))
+                .map(|_| {
+                    [[r.ffn, r.hidden], [r.ffn, r.hidden], [r.hidden, r.ffn]]
+                        .map(|[rows, cols]| linear(&mut b, rows, cols, 1.0))
+                })
+                .collect();
+            layers.push((attn_norm, qkv, head_norms, attn_output, ffn_norm, router, ffn));
         }
         let factors = r.rope_factors.then(|| b.add(DType::F32, 1, r.rope_dims / 2, 2.0, 1.0));
         let output_norm = norm(&mut b, r.hidden);
@@ -212,7 +235,7 @@ impl Small {
         let pair = |parts: Parts| Linear { weight: weight(parts.0), bias: parts.1.map(weight) };
         let layers = layers
             .into_iter()
-            .map(|(attn_norm, [q, k, v], head_norms, attn_output, ffn_norm, [gate, up], down)| Layer {
+            .map(|(attn_norm, [q, k, v], head_norms, attn_output, ffn_norm, router, ffn)| Layer {
                 attn_norm: weight(attn_norm),
                 q: pair(q),
                 k: pair(k),
@@ -221,9 +244,16 @@ impl Small {
                 k_norm: head_norms.map(|n| weight(n[1])),
                 attn_output: pair(attn_output),
                 ffn_norm: weight(ffn_norm),
-                gate: pair(gate),
-                up: pair(up),
-                down: pair(down),
+                ffn: match router {
+                    None => {
+                        let [gate, up, down] = ffn[0].map(pair);
+                        Ffn::Dense { gate, up, down }
+                    }
+                    Some(router) => Ffn::Experts {
+                        router: Linear { weight: weight(router), bias: None },
+                        experts: ffn.iter().map(|parts| parts.map(|(number, _)| weight(number))).collect(),
+                    },
+                },
             })
             .collect();
         Self {
@@ -245,9 +275,16 @@ fn dims(r: &Recipe) -> ModelDims {
         n_kv_heads: r.n_kv_heads,
         head_dim: r.head_dim,
         ffn: r.ffn,
+        experts: r.experts.clone(),
         vocab: VOCAB,
         norm_eps: 1e-5,
-        rope: RopeSpec { layout: r.layout, dims: r.rope_dims, theta: 1e4, position_scale: 0.5 },
+        rope: RopeSpec {
+            layout: r.layout,
+            dims: r.rope_dims,
+            theta: 1e4,
+            scaling: r.scaling,
+            magnitude: 1.0,
+        },
         rows_max: 128,
         logits_rows_max: 128,
     }

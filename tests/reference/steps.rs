@@ -2,12 +2,13 @@
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use rocmforge::backend::{
-    Activations, AttentionInput, Backend, FfnInput, KvType, ModelSlot, Projection, StepBatch,
+    Activations, AttentionInput, Backend, Expert, Experts, FfnInput, KvType, ModelSlot, Projection, Router,
+    StepBatch,
 };
 use rocmforge::tensor::DType;
 
 use crate::forward::Rows;
-use crate::small::{Linear, Random, Recipe, Small, VOCAB};
+use crate::small::{Ffn, Linear, Random, Recipe, Small, VOCAB};
 
 pub const FLOAT: CpuOptions =
     CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32 };
@@ -75,9 +76,24 @@ impl<'a> Runner<'a> {
 
     pub fn ffn(&mut self, layer: usize) {
         let weights = &self.model.layers[layer];
-        let (gate, up) = (projection(&weights.gate), projection(&weights.up));
-        self.backend.ffn_input(&FfnInput { norm: &weights.ffn_norm.device, gate, up }).unwrap();
-        self.backend.ffn_output(&projection(&weights.down)).unwrap();
+        let norm = &weights.ffn_norm.device;
+        match &weights.ffn {
+            Ffn::Dense { gate, up, down } => {
+                let (gate, up) = (projection(gate), projection(up));
+                self.backend.ffn_input(&FfnInput { norm, gate, up }).unwrap();
+                self.backend.ffn_output(&projection(down)).unwrap();
+            }
+            Ffn::Experts { router, experts } => {
+                self.backend.route(layer as u32, &Router { norm, logits: projection(router) }).unwrap();
+                // Only what was chosen is given.
+                let mut loaded = vec![None; experts.len()];
+                for number in self.backend.routed().unwrap() {
+                    let [gate, up, down] = experts[number as usize].each_ref().map(|w| w.device.clone());
+                    loaded[number as usize] = Some(Expert { gate, up, down });
+                }
+                self.backend.experts(layer as u32, &Experts { loaded: &loaded, version: 0 }).unwrap();
+            }
+        }
     }
 
     pub fn head(&mut self) {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, FfnInput, ModelDims, ModelSlot,
-    Projection, SampleRow, Sampled, StepBatch,
+    AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, Experts, FfnInput, ModelDims,
+    ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
 };
 use rocmforge::config::Config;
 use rocmforge::daemon::{self, ConfigSource, Daemon, DaemonError, Start};
@@ -85,6 +85,15 @@ impl Backend for Faulty {
     }
     fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
         self.inner.ffn_output(weights)
+    }
+    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
+        self.inner.route(layer, weights)
+    }
+    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
+        self.inner.routed()
+    }
+    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
+        self.inner.experts(layer, experts)
     }
     fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
         self.inner.head(norm, output)

@@ -1,5 +1,7 @@
 //! What the units share: kernels, threads, and the phases that are made of them.
 
+use std::ops::Range;
+
 use super::Kernels;
 use super::activations::ActivationBuffer;
 use super::attention::AttentionScratch;
@@ -8,6 +10,7 @@ use super::matmul::{MatmulError, MatmulScratch, MatrixView};
 use super::norm;
 use super::pool::Pool;
 use super::quant::{self, GroupKind};
+use super::scratch::Plane;
 use super::simd::Level;
 use crate::backend::{Activations, BackendError, DeviceTensor, Projection};
 use crate::tensor::DType;
@@ -29,6 +32,14 @@ pub struct Worker {
     matmul: MatmulScratch,
     tile: Vec<f32>,
     error: Option<MatmulError>,
+}
+
+/// A run of activation rows and the weights that they alone meet.
+pub struct Run<'a, const N: usize> {
+    /// The rows. Not empty.
+    pub rows: Range<usize>,
+    /// Their weights.
+    pub weights: [MatrixView<'a>; N],
 }
 
 /// Kernels and threads of a backend.
@@ -218,6 +229,49 @@ impl Compute {
         Ok(())
     }
 
+    /// Multiplies runs of activation rows with weights of their own, in one phase: row m of `runs[i].rows` with those of
+    /// `runs[i]`, and has `finish(run, products, row)` make row m of `out` of its products with them. All weights of one
+    /// place in `weights` have `cols` rows.
+    ///
+    /// # Errors
+    /// As [`project`](Self::project).
+    pub fn project_runs<const N: usize>(
+        &mut self,
+        runs: &[Run<'_, N>],
+        acts: &ActivationBuffer,
+        cols: usize,
+        out: &mut Plane,
+        finish: impl Fn([&mut [f32]; N], &mut [f32]) + Sync,
+    ) -> Result<(), BackendError> {
+        let rows: Vec<_> = runs.iter().map(|run| run.rows.clone()).collect();
+        let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        let chunks = (self.pool.threads() * CHUNKS_PER_WORKER).div_ceil(runs.len().max(1));
+        let cached = (TILE_VALUES_MAX / (N * most).max(1)).max(16);
+        let block_cols = cols.div_ceil(chunks).min(cached).next_multiple_of(16);
+        let grid = Grid { stride: out.cols(), rows: &rows, cols, block_cols };
+        let (kernels, mode, acts) = (self.kernels, self.mode, acts.view());
+        grid.run(&mut self.pool, &mut self.workers, out.values_mut(), |worker, mut block| {
+            let (cols, width, rows) = (block.cols(), block.cols().len(), block.rows());
+            let run = runs.partition_point(|run| run.rows.end <= rows.start);
+            let Some(run) = runs.get(run) else { return };
+            let size = rows.len() * width;
+            grow(&mut worker.tile, N * size);
+            let acts = acts.rows_from(rows.start, rows.len());
+            for (weight, out) in run.weights.iter().zip(worker.tile.chunks_exact_mut(size)) {
+                let done =
+                    kernels.matmul_rows(weight, cols.clone(), &acts, mode, &mut worker.matmul, out, width);
+                worker.error = done.err().or(worker.error.take());
+            }
+            for (index, row) in rows.enumerate() {
+                let mut products = worker.tile.chunks_exact_mut(size);
+                let products =
+                    [(); N].map(|()| &mut products.next().unwrap_or_default()[index * width..][..width]);
+                finish(products, block.row(row));
+            }
+        });
+        self.check_workers()
+    }
+
     /// The first error of a product, taken out. All are: one left behind would fail the next product.
     fn check_workers(&mut self) -> Result<(), BackendError> {
         match self.workers.iter_mut().fold(None, |first, worker| first.or(worker.error.take())) {
@@ -234,7 +288,8 @@ fn grow(tile: &mut Vec<f32>, len: usize) {
     }
 }
 
-fn matrix(tensor: &DeviceTensor) -> Result<MatrixView<'_>, BackendError> {
+/// A tensor's bytes as a matrix.
+pub fn matrix(tensor: &DeviceTensor) -> Result<MatrixView<'_>, BackendError> {
     let bytes = tensor.tensor.bytes();
     MatrixView::new(tensor.dtype(), tensor.rows(), tensor.cols(), bytes)
         .map_err(|error| BackendError::Internal(error.to_string()))

@@ -322,10 +322,16 @@ impl KvPool {
 mod tests {
     use super::super::simd::tests::levels;
     use super::*;
-    use crate::backend::{RopeLayout, RopeSpec};
+    use crate::backend::{RopeLayout, RopeScaling, RopeSpec};
 
     fn dims() -> ModelDims {
-        let rope = RopeSpec { layout: RopeLayout::Halves, dims: 20, theta: 1e4, position_scale: 1.0 };
+        let rope = RopeSpec {
+            layout: RopeLayout::Halves,
+            dims: 20,
+            theta: 1e4,
+            scaling: RopeScaling::None,
+            magnitude: 1.0,
+        };
         ModelDims {
             hidden: 40,
             n_layers: 2,
@@ -333,6 +339,7 @@ mod tests {
             n_kv_heads: 2,
             head_dim: 20,
             ffn: 8,
+            experts: None,
             vocab: 9,
             norm_eps: 1e-5,
             rope,

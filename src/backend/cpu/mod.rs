@@ -12,6 +12,7 @@ mod attention;
 mod compute;
 pub mod convert;
 pub mod cores;
+mod experts;
 #[allow(unsafe_code)]
 mod grid;
 pub mod isa;
@@ -39,14 +40,15 @@ pub use isa::{Isa, Kernels};
 use std::collections::HashMap;
 
 use compute::{Compute, Worker};
+use experts::ExpertRows;
 use model::Model;
 use pool::Pool;
 use sample::SampleScratch;
 use simd::Level;
 
 use super::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, FfnInput, KvType,
-    ModelDims, ModelSlot, Projection, SampleRow, Sampled, StepBatch, Storage,
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, Experts, FfnInput, KvType,
+    ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch, Storage,
 };
 use crate::tensor::{DType, LazyTensor};
 
@@ -185,6 +187,7 @@ impl Backend for CpuBackend {
         let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
         model.has_logits = false;
         model.rope_made_with = None;
+        model.experts.iter_mut().for_each(ExpertRows::clear);
         model.step.begin(batch, &model.dims, &mut model.kv)?;
         if cfg!(debug_assertions) {
             model.poison();
@@ -221,6 +224,21 @@ impl Backend for CpuBackend {
     fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
         let (compute, model) = self.step()?;
         units::ffn_output(compute, model, weights)
+    }
+
+    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        experts::route(compute, model, layer, weights)
+    }
+
+    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
+        let (_, model) = self.step()?;
+        experts::routed(model)
+    }
+
+    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
+        let (compute, model) = self.step()?;
+        experts::experts(compute, model, layer, experts)
     }
 
     fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {

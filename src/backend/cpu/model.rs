@@ -2,6 +2,7 @@
 
 use super::activations::ActivationBuffer;
 use super::attention::Partials;
+use super::experts::ExpertRows;
 use super::kv::{KvGeometry, KvPool};
 use super::rope::RopeTable;
 use super::scratch::Plane;
@@ -33,6 +34,8 @@ pub struct Model {
     pub gated: Plane,
     /// Columns of `gated` in use.
     pub gated_cols: usize,
+    /// What layers of experts work on, where the model has any.
+    pub experts: Option<ExpertRows>,
     /// `[logits_rows_max][vocab]`.
     pub logits: Plane,
     /// Whether `logits` are those of the step at hand.
@@ -68,6 +71,7 @@ impl Model {
             attended: Plane::new("attention results", rows, q)?,
             gated: Plane::new("the feed-forward layer", rows, dims.ffn)?,
             gated_cols: dims.ffn,
+            experts: dims.experts.as_ref().map(|e| ExpertRows::new(e, rows, dims.hidden)).transpose()?,
             logits: Plane::new("logits", dims.logits_rows_max, dims.vocab)?,
             has_logits: false,
             partials: Partials::default(),
@@ -84,6 +88,9 @@ impl Model {
             let cols = plane.cols();
             plane.values_mut()[..rows * cols].fill(f32::NAN);
         }
+        if let Some(experts) = &mut self.experts {
+            experts.poison(rows);
+        }
         (0..self.step.logits_rows.len()).for_each(|row| self.logits.row_mut(row).fill(f32::NAN));
     }
 
@@ -94,10 +101,13 @@ impl Model {
 }
 
 fn check(dims: &ModelDims) -> Result<(), BackendError> {
-    let sizes =
-        [dims.hidden, dims.n_layers, dims.n_heads, dims.n_kv_heads, dims.head_dim, dims.ffn, dims.vocab];
+    let ffn = dims.experts.as_ref().map_or(dims.ffn, |e| e.ffn.min(e.count));
+    let sizes = [dims.hidden, dims.n_layers, dims.n_heads, dims.n_kv_heads, dims.head_dim, ffn, dims.vocab];
     if sizes.contains(&0) || dims.rows_max == 0 {
         return Err(BackendError::Dims("a size is 0"));
+    }
+    if dims.experts.as_ref().is_some_and(|e| e.used == 0 || e.used > e.count) {
+        return Err(BackendError::Dims("a row uses no expert, or more than there are"));
     }
     if !dims.n_heads.is_multiple_of(dims.n_kv_heads) {
         return Err(BackendError::Dims("KV heads do not divide the query heads"));

@@ -1,36 +1,22 @@
 //! Rotary position embedding.
 
-use crate::backend::{RopeLayout, RopeSpec};
+use crate::backend::{RopeAngles, RopeLayout, RopeSpec};
 
 /// Cosines and sines of a step's rows: `[rows][dims / 2]` pairs.
 #[derive(Debug, Default)]
 pub struct RopeTable {
     pairs: usize,
-    /// (cos, sin), row by row.
-    values: Vec<(f32, f32)>,
+    /// [cos, sin], row by row.
+    values: Vec<[f32; 2]>,
 }
 
 impl RopeTable {
-    /// Computes the table for rows at `positions`. Angles in f64, so that they are right at any position:
-    /// `position * scale * theta^(-2i / dims) / factors[i]`.
-    ///
-    /// About 20 ns per pair; once per step.
+    /// Computes the table for rows at `positions`; once per step.
     pub fn fill(&mut self, spec: &RopeSpec, factors: Option<&[f32]>, positions: &[u32]) {
-        self.pairs = spec.dims / 2;
+        let angles = RopeAngles::new(spec, factors);
+        self.pairs = angles.pairs();
         self.values.clear();
-        let frequencies: Vec<f64> = (0..self.pairs)
-            .map(|i| {
-                let exponent = -2.0 * i as f64 / spec.dims as f64;
-                let factor = factors.and_then(|f| f.get(i)).map_or(1.0, |&f| f64::from(f));
-                f64::from(spec.theta).powf(exponent) * f64::from(spec.position_scale) / factor
-            })
-            .collect();
-        for &position in positions {
-            self.values.extend(frequencies.iter().map(|frequency| {
-                let (sin, cos) = (f64::from(position) * frequency).sin_cos();
-                (cos as f32, sin as f32)
-            }));
-        }
+        positions.iter().for_each(|&position| angles.append(position, &mut self.values));
     }
 
     /// Rotates the first `dims` values of each of a row's heads, in place. `heads` holds whole heads of `head_dim`.
@@ -55,16 +41,18 @@ impl RopeTable {
     }
 }
 
-fn rotate(a: f32, b: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
+fn rotate(a: f32, b: f32, [cos, sin]: [f32; 2]) -> [f32; 2] {
     [a * cos - b * sin, a * sin + b * cos]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::RopeScaling;
 
     fn spec(layout: RopeLayout) -> RopeSpec {
-        RopeSpec { layout, dims: 4, theta: 100.0, position_scale: 0.5 }
+        let scaling = RopeScaling::Linear { factor: 2.0 };
+        RopeSpec { layout, dims: 4, theta: 100.0, scaling, magnitude: 1.0 }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::quant;
 use crate::backend::{AttentionInput, BackendError, DeviceTensor, FfnInput, Projection};
 
 /// Refuses a tensor that is not `rows` rows of `cols` values.
-fn want(tensor: &DeviceTensor, rows: usize, cols: usize) -> Result<(), BackendError> {
+pub fn want(tensor: &DeviceTensor, rows: usize, cols: usize) -> Result<(), BackendError> {
     if (tensor.rows(), tensor.cols()) == (rows, cols) {
         return Ok(());
     }
@@ -23,7 +23,8 @@ fn want(tensor: &DeviceTensor, rows: usize, cols: usize) -> Result<(), BackendEr
     })
 }
 
-fn want_projection(part: &Projection<'_>, rows: usize, cols: usize) -> Result<(), BackendError> {
+/// As [`want`], the bias included.
+pub fn want_projection(part: &Projection<'_>, rows: usize, cols: usize) -> Result<(), BackendError> {
     want(part.weight, rows, cols)?;
     part.bias.map_or(Ok(()), |bias| want(bias, 1, rows))
 }
@@ -233,7 +234,8 @@ pub fn head(
     compute.project(&[part], &model.acts, Store::Replace, model.logits.values_mut(), stride)
 }
 
-fn check_layer(model: &Model, layer: u32) -> Result<usize, BackendError> {
+/// Refuses a layer that the model does not have.
+pub fn check_layer(model: &Model, layer: u32) -> Result<usize, BackendError> {
     let layer = layer as usize;
     if layer < model.dims.n_layers {
         Ok(layer)
@@ -242,7 +244,8 @@ fn check_layer(model: &Model, layer: u32) -> Result<usize, BackendError> {
     }
 }
 
-fn read_norm(norm: &DeviceTensor, values: &mut Vec<f32>) -> Result<(), BackendError> {
+/// Makes `values` a norm's weight.
+pub fn read_norm(norm: &DeviceTensor, values: &mut Vec<f32>) -> Result<(), BackendError> {
     values.clear();
     append_values(norm, values)
 }

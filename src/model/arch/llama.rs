@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::metadata::Metadata;
 use super::tensors::{Tensors, Want};
-use crate::backend::{ModelDims, RopeLayout, RopeSpec};
+use crate::backend::{ModelDims, RopeLayout, RopeScaling, RopeSpec};
 use crate::model::gguf::Gguf;
-use crate::model::plan::{ExecutionPlan, LayerPlan, PlanError, excerpt};
+use crate::model::plan::{ExecutionPlan, FfnPlan, LayerPlan, PlanError, excerpt};
 use crate::tensor::MappedFile;
 
 const NAME: &str = "llama";
@@ -95,6 +95,7 @@ fn dims(metadata: &Metadata<'_>, vocab: usize) -> Result<ModelDims, PlanError> {
         n_kv_heads,
         head_dim,
         ffn,
+        experts: None,
         vocab,
         norm_eps,
         rope,
@@ -139,10 +140,10 @@ fn rope(metadata: &Metadata<'_>, head_dim: usize) -> Result<RopeSpec, PlanError>
         Some(factor) => factor,
         None => metadata.float_if_there("rope.scale_linear")?.unwrap_or(0.0), // the key's name before 2023-09
     };
-    let position_scale = match kind {
-        "none" => 1.0,
-        "linear" if factor == 0.0 => 1.0,
-        "linear" if factor > 0.0 => 1.0 / factor,
+    let scaling = match kind {
+        "none" => RopeScaling::None,
+        "linear" if factor == 0.0 => RopeScaling::None,
+        "linear" if factor > 0.0 => RopeScaling::Linear { factor },
         "linear" => {
             let key = metadata.key("rope.scaling.factor");
             return Err(PlanError::Float { key, value: factor, want: "at least 0" });
@@ -152,7 +153,7 @@ fn rope(metadata: &Metadata<'_>, head_dim: usize) -> Result<RopeSpec, PlanError>
             return Err(PlanError::Feature { architecture: NAME.to_owned(), feature });
         }
     };
-    Ok(RopeSpec { layout: RopeLayout::Interleaved, dims, theta, position_scale })
+    Ok(RopeSpec { layout: RopeLayout::Interleaved, dims, theta, scaling, magnitude: 1.0 })
 }
 
 fn layer(tensors: &mut Tensors<'_>, dims: &ModelDims, index: usize) -> Option<LayerPlan> {
@@ -181,8 +182,6 @@ fn layer(tensors: &mut Tensors<'_>, dims: &ModelDims, index: usize) -> Option<La
         k_norm,
         attn_output: attn_output?,
         ffn_norm: ffn_norm?,
-        gate: gate?,
-        up: up?,
-        down: down?,
+        ffn: FfnPlan::Dense { gate: gate?, up: up?, down: down? },
     })
 }

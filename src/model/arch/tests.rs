@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::Path;
 
 use super::*;
-use crate::backend::RopeLayout;
+use crate::backend::{RopeLayout, RopeScaling};
+use crate::model::plan::FfnPlan;
 use crate::tensor::DType;
 
 /// A metadata value as the writer below knows it.
@@ -150,9 +151,10 @@ fn a_sound_header_becomes_a_plan() {
     assert_eq!((dims.n_heads, dims.n_kv_heads, dims.head_dim, dims.norm_eps), (4, 2, 16, 1e-5));
     let rope = &dims.rope;
     assert_eq!((rope.layout, rope.dims, rope.theta), (RopeLayout::Interleaved, 16, 10_000.0));
-    assert_eq!((rope.position_scale, plan.context_length, plan.layers.len()), (1.0, 512, 2));
+    assert_eq!((rope.scaling, plan.context_length, plan.layers.len()), (RopeScaling::None, 512, 2));
     assert!(plan.output.same(&plan.embedding) || plan.output.range() == plan.embedding.range(), "tied");
-    assert_eq!(plan.layers[1].down.weight.name(), "blk.1.ffn_down.weight");
+    let FfnPlan::Dense { down, .. } = &plan.layers[1].ffn else { panic!("a dense layer") };
+    assert_eq!(down.weight.name(), "blk.1.ffn_down.weight");
     assert_eq!(plan.tensors().count(), 2 + 2 * 9 + 1);
     let used = plan.dtypes();
     assert_eq!(used[0], (DType::Q8_0, "token_embd.weight".to_owned()));
@@ -185,15 +187,15 @@ fn numbers_stated_otherwise_are_read() {
         .with("llama.rope.scaling.type", Meta::Text("linear"))
         .with("llama.rope.scaling.factor", Meta::Real(4.0));
     let rope = forge.plan().unwrap().dims.rope;
-    assert_eq!((rope.dims, rope.theta, rope.position_scale), (8, 5e5, 0.25));
+    assert_eq!((rope.dims, rope.theta, rope.scaling), (8, 5e5, RopeScaling::Linear { factor: 4.0 }));
     let scale = |kind, factor| {
         let forge = Forge::llama().with("llama.rope.scaling.type", Meta::Text(kind));
         let forge = forge.with("llama.rope.scaling.factor", Meta::Real(factor));
-        forge.plan().unwrap().dims.rope.position_scale
+        forge.plan().unwrap().dims.rope.scaling
     };
-    assert_eq!((scale("linear", 0.0), scale("none", 8.0)), (1.0, 1.0));
+    assert_eq!((scale("linear", 0.0), scale("none", 8.0)), (RopeScaling::None, RopeScaling::None));
     let legacy = Forge::llama().with("llama.rope.scale_linear", Meta::Real(2.0));
-    assert_eq!(legacy.plan().unwrap().dims.rope.position_scale, 0.5);
+    assert_eq!(legacy.plan().unwrap().dims.rope.scaling, RopeScaling::Linear { factor: 2.0 });
     let shared = Forge::llama().without("llama.attention.head_count_kv").plan().unwrap_err();
     assert!(matches!(shared, PlanError::Shape { .. }), "4 kv heads without the key: {shared}");
 }

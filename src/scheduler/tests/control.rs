@@ -1,6 +1,7 @@
 //! Cancel, deadlines, slow readers, drain, limits, letting go.
 
 use super::*;
+use crate::model::plan::FfnPlan;
 
 #[test]
 fn a_cancelled_sequence_gives_its_pages_back() {
@@ -213,11 +214,12 @@ fn types_without_arithmetic_are_named() {
     let rig = Rig::new(EngineOptions::default());
     rig.handle().check_plan(&rig.model.plan).unwrap();
     let mut plan = rig.model.plan.clone();
-    let old = &plan.layers[2].up.weight;
+    let FfnPlan::Dense { up, .. } = &mut plan.layers[2].ffn else { panic!("a dense layer") };
+    let old = &up.weight;
     let shape = crate::tensor::Shape::new(&[old.byte_len() / 2, 1]).unwrap();
     let f16 = crate::tensor::DType::F16;
     let halves = LazyTensor::new("blk.2.ffn_up.weight", f16, shape, old.range(), old.file().clone());
-    plan.layers[2].up.weight = halves.unwrap();
+    up.weight = halves.unwrap();
     let text = rig.handle().check_plan(&plan).unwrap_err().to_string();
     assert_eq!(text, "tensor blk.2.ffn_up.weight: type F16 is not supported by the fake backend");
 }

@@ -276,6 +276,19 @@ impl Backend for Fake {
         self.unit("ffn_output")
     }
 
+    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
+        assert_eq!(weights.logits.weight.tensor.name(), format!("blk.{layer}.ffn_gate_inp.weight"));
+        self.unit("route")
+    }
+
+    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
+        Err(BackendError::Batch("this device chooses no experts"))
+    }
+
+    fn experts(&mut self, _layer: u32, _experts: &Experts<'_>) -> Result<(), BackendError> {
+        self.unit("experts")
+    }
+
     fn head(&mut self, _norm: &DeviceTensor, _output: &DeviceTensor) -> Result<(), BackendError> {
         if self.control.take(&[Fault::FailInHead]).is_some() {
             return Err(BackendError::NotFinite);

@@ -1,0 +1,210 @@
+//! Rotary embedding: what a model says of it, and the one table of cosines and sines that every device rotates with.
+
+/// Which values of a head a rotary pair joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Neighbours `(2i, 2i+1)`: llama in GGUF.
+    Interleaved,
+    /// Halves `(i, i + dims/2)`: NeoX, qwen.
+    Halves,
+}
+
+/// Rotary embedding of a model. Divisors of single frequencies (Llama 3, LongRoPE) are a tensor beside it:
+/// [`AttentionInput::rope_factors`](super::AttentionInput::rope_factors).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Which values form a pair.
+    pub layout: RopeLayout,
+    /// Rotated dimensions of each head; the rest pass. Even, at most head_dim.
+    pub dims: usize,
+    /// Base of the angles.
+    pub theta: f32,
+    /// How positions past the trained context are brought into it.
+    pub scaling: RopeScaling,
+    /// Rotated pairs become this much longer, beside what [`RopeScaling::Yarn`] adds; 1 for nearly all models.
+    pub magnitude: f32,
+}
+
+/// How positions past the trained context are brought into it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// They are taken as they are.
+    #[default]
+    None,
+    /// All positions are divided.
+    Linear {
+        /// By this. Above 0.
+        factor: f32,
+    },
+    /// Slow pairs are divided, fast ones taken as they are, those between mixed (arXiv 2309.00071).
+    Yarn(Yarn),
+}
+
+/// Numbers of [`RopeScaling::Yarn`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// Divisor of slow pairs' positions. Above 0.
+    pub factor: f32,
+    /// Trained context in tokens. At least 1.
+    pub original_context: u32,
+    /// How much of the mix is taken: 1 for all of it, 0 is linear scaling.
+    pub ext_factor: f32,
+    /// Pairs with more turns than this in the trained context are fast. Above 0.
+    pub beta_fast: f32,
+    /// Pairs with fewer turns than this in the trained context are slow. Above 0.
+    pub beta_slow: f32,
+    /// Weight of the length that was trained into the model already (`mscale_all_dim`); 0 for most.
+    pub log_multiplier: f32,
+}
+
+/// What each pair of a head turns by from one position to the next. Made once for a model; f64 throughout, so that
+/// angles are right at any position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeAngles {
+    /// Radians per position, by pair.
+    frequencies: Vec<f64>,
+    /// Length that cosines and sines are multiplied by.
+    magnitude: f64,
+}
+
+impl RopeAngles {
+    /// `factors`, where there are any, divide the frequencies pair by pair; `dims / 2` of them.
+    pub fn new(spec: &RopeSpec, factors: Option<&[f32]>) -> Self {
+        let dims = spec.dims as f64;
+        let theta = f64::from(spec.theta);
+        let ramp = match spec.scaling {
+            RopeScaling::Yarn(yarn) => Some((yarn, yarn.ramp(dims, theta))),
+            RopeScaling::None | RopeScaling::Linear { .. } => None,
+        };
+        let frequency = |pair: usize| {
+            let divisor = factors.and_then(|f| f.get(pair)).map_or(1.0, |&f| f64::from(f));
+            let plain = theta.powf(-2.0 * pair as f64 / dims) / divisor;
+            match (spec.scaling, ramp) {
+                (RopeScaling::Linear { factor }, _) => plain / f64::from(factor),
+                (_, Some((yarn, [low, high]))) => {
+                    let fast = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    let mix = fast * f64::from(yarn.ext_factor);
+                    plain / f64::from(yarn.factor) * (1.0 - mix) + plain * mix
+                }
+                _ => plain,
+            }
+        };
+        let length = ramp.map_or(1.0, |(yarn, _)| yarn.length());
+        Self {
+            frequencies: (0..spec.dims / 2).map(frequency).collect(),
+            magnitude: f64::from(spec.magnitude) * length,
+        }
+    }
+
+    /// Pairs of a head.
+    pub fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// Appends `[cosine, sine]` of each pair at `position`, magnitude included. About 20 ns a pair.
+    ///
+    /// Called for positions 0, 1, 2, ... it makes the table `[positions][dims / 2][2]` that devices keep.
+    pub fn append(&self, position: u32, table: &mut Vec<[f32; 2]>) {
+        table.extend(self.frequencies.iter().map(|frequency| {
+            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+            [(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]
+        }));
+    }
+}
+
+impl Yarn {
+    /// The last pair that turns fast enough to be left alone, and the first that is slow.
+    fn ramp(&self, dims: f64, theta: f64) -> [f64; 2] {
+        // The pair that turns `turns` times within the trained context.
+        let pair_of = |turns: f32| {
+            let context = f64::from(self.original_context);
+            let wavelengths = context / (f64::from(turns) * 2.0 * std::f64::consts::PI);
+            dims * wavelengths.ln() / (2.0 * theta.ln())
+        };
+        [pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(dims - 1.0)]
+    }
+
+    /// Attention gets flatter as contexts grow: q and k are made longer against it.
+    fn length(&self) -> f64 {
+        let factor = f64::from(self.factor);
+        if self.ext_factor == 0.0 || factor <= 1.0 {
+            return 1.0;
+        }
+        let scale = |multiplier: f64| 1.0 + 0.1 * multiplier * factor.ln();
+        match f64::from(self.log_multiplier) {
+            0.0 => scale(1.0),
+            multiplier => scale(1.0) / scale(multiplier),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn angles(scaling: RopeScaling, factors: Option<&[f32]>) -> RopeAngles {
+        let spec = RopeSpec { layout: RopeLayout::Halves, dims: 8, theta: 1e4, scaling, magnitude: 1.0 };
+        RopeAngles::new(&spec, factors)
+    }
+
+    #[track_caller]
+    fn close(got: &[f64], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() <= want.abs() * 1e-12, "{got} where {want} was expected");
+        }
+    }
+
+    #[test]
+    fn frequencies_fall_by_powers_of_the_base() {
+        close(&angles(RopeScaling::None, None).frequencies, &[1.0, 0.1, 0.01, 0.001]);
+        close(
+            &angles(RopeScaling::Linear { factor: 4.0 }, Some(&[1.0, 2.0, 1.0, 8.0])).frequencies,
+            &[0.25, 0.0125, 0.0025, 0.000_031_25],
+        );
+    }
+
+    /// By hand: with a trained context of 2000 pi the pairs turn 1000, 100, 10 and 1 times in it. So `beta_fast` 10 is
+    /// pair 2 and `beta_slow` 1 pair 3: pairs up to 2 are left alone, pair 3 is divided.
+    #[test]
+    fn yarn_leaves_fast_pairs_alone_and_divides_slow_ones() {
+        let mut yarn = Yarn {
+            factor: 4.0,
+            original_context: 6284, // just above 2000 pi, so that rounding down and up gives 2 and 3 + 1
+            ext_factor: 1.0,
+            beta_fast: 10.0,
+            beta_slow: 1.0,
+            log_multiplier: 0.0,
+        };
+        let made = angles(RopeScaling::Yarn(yarn), None);
+        // The ramp goes from pair 2 to pair 4 (3.0001 rounded up): pair 3 lies half way.
+        close(&made.frequencies, &[1.0, 0.1, 0.01, 0.001 * (0.5 + 0.5 / 4.0)]);
+        close(&[made.magnitude], &[1.0 + 0.1 * 4f64.ln()]);
+        yarn.log_multiplier = 1.0;
+        close(&[angles(RopeScaling::Yarn(yarn), None).magnitude], &[1.0]);
+        yarn.ext_factor = 0.0;
+        let linear = angles(RopeScaling::Linear { factor: 4.0 }, None);
+        assert_eq!(angles(RopeScaling::Yarn(yarn), None), linear, "no mix: linear, and no longer pairs");
+        (yarn.ext_factor, yarn.factor, yarn.log_multiplier) = (1.0, 1.0, 0.0);
+        close(&angles(RopeScaling::Yarn(yarn), None).frequencies, &[1.0, 0.1, 0.01, 0.001]);
+        // A context too short for any turn, and one base: still numbers.
+        (yarn.original_context, yarn.factor) = (1, 8.0);
+        assert!(angles(RopeScaling::Yarn(yarn), None).frequencies.iter().all(|f| f.is_finite()));
+    }
+
+    #[test]
+    fn a_table_holds_cosines_and_sines_with_the_magnitude() {
+        let spec = RopeSpec {
+            layout: RopeLayout::Halves,
+            dims: 4,
+            theta: 100.0,
+            scaling: RopeScaling::None,
+            magnitude: 2.0,
+        };
+        let (angles, mut table) = (RopeAngles::new(&spec, None), Vec::new());
+        (0..3).for_each(|position| angles.append(position, &mut table));
+        let want = |angle: f64| [(2.0 * angle.cos()) as f32, (2.0 * angle.sin()) as f32];
+        assert_eq!(angles.pairs(), 2);
+        assert_eq!(table, [0.0, 0.0, 1.0, 0.1, 2.0, 0.2].map(want));
+    }
+}
