@@ -55,7 +55,7 @@ impl Step {
         kv: &mut KvPool,
     ) -> Result<(), BackendError> {
         self.clear();
-        check_lengths(batch, dims)?;
+        batch.check(dims)?;
         self.token_ids.extend_from_slice(batch.token_ids);
         self.positions.extend_from_slice(batch.positions);
         self.sequences.extend_from_slice(batch.row_sequences);
@@ -126,49 +126,4 @@ impl Step {
             }
         }
     }
-}
-
-fn check_lengths(batch: &StepBatch<'_>, dims: &ModelDims) -> Result<(), BackendError> {
-    let refuse = |why| Err(BackendError::Batch(why));
-    let rows = batch.token_ids.len();
-    if rows == 0 || rows > dims.rows_max {
-        return refuse("no rows, or more than the model was opened for");
-    }
-    if batch.positions.len() != rows || batch.row_sequences.len() != rows {
-        return refuse("token ids, positions and sequences differ in number");
-    }
-    if batch.token_ids.iter().any(|&id| id as usize >= dims.vocab) {
-        return refuse("a token id outside the vocabulary");
-    }
-    if batch.page_table_stride == 0 || !batch.page_tables.len().is_multiple_of(batch.page_table_stride) {
-        return refuse("page tables are not whole");
-    }
-    let sequences = batch.page_tables.len() / batch.page_table_stride;
-    if batch.row_sequences.iter().any(|&s| s as usize >= sequences) {
-        return refuse("a row of a sequence without page table");
-    }
-    if batch.logits_rows.len() > dims.logits_rows_max {
-        return refuse("more rows with logits than the model was opened for");
-    }
-    if batch.logits_rows.iter().any(|&r| r as usize >= rows) {
-        return refuse("logits of a row that the step does not have");
-    }
-    if !batch.logits_rows.is_sorted_by(|a, b| a < b) {
-        return refuse("rows with logits do not rise");
-    }
-    check_order(batch)
-}
-
-/// Positions of a sequence rise from row to row. A sequence's rows need not stand together.
-fn check_order(batch: &StepBatch<'_>) -> Result<(), BackendError> {
-    let mut order: Vec<usize> = (0..batch.row_sequences.len()).collect();
-    order.sort_by_key(|&row| batch.row_sequences[row]); // stable: rows of a sequence keep their order
-    let falls = |w: &[usize]| {
-        batch.row_sequences[w[0]] == batch.row_sequences[w[1]]
-            && batch.positions[w[0]] >= batch.positions[w[1]]
-    };
-    if order.windows(2).any(falls) {
-        return Err(BackendError::Batch("positions of a sequence do not rise"));
-    }
-    Ok(())
 }
