@@ -1,5 +1,343 @@
-//! All other kernels.
+//! All other kernels. Each file of `kernels/` says what its arguments mean, which shapes it takes and how it is launched.
 
+use super::super::pointer::DevicePtr;
 use super::kernels;
 
-kernels! {}
+kernels! {
+    /// Embedding rows in the file's bytes as f32. Grid: 256 values a block, rows.
+    EmbedRows [
+        embed_rows_f32,
+        embed_rows_f16,
+        embed_rows_bf16,
+        embed_rows_q8_0,
+        embed_rows_q4_0,
+        embed_rows_q4_1,
+        embed_rows_q5_0,
+        embed_rows_q5_1,
+        embed_rows_q4_k,
+        embed_rows_q5_k,
+        embed_rows_q6_k,
+        embed_rows_mxfp4,
+    ] {
+        /// Row m at `m * row_bytes`.
+        bytes: DevicePtr<u8>,
+        /// f32 `[M][cols]`.
+        x: DevicePtr<f32>,
+        /// From row to row.
+        row_bytes: u64,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// RMS norm to 8-bit rows. Grid: rows.
+    NormA8 [norm_a8] {
+        /// f32 `[*][cols]`.
+        x: DevicePtr<f32>,
+        /// f32 `[cols]`.
+        weight: DevicePtr<f32>,
+        /// Which rows, or null for the first ones.
+        rows: DevicePtr<u32>,
+        /// i8 `[M][padded]`.
+        codes: DevicePtr<i8>,
+        /// f32 `[M][padded / 32]`.
+        scales: DevicePtr<f32>,
+        /// i16 `[M][padded / 16]`.
+        sums: DevicePtr<i16>,
+        /// Added to the mean square.
+        eps: f32,
+        /// Values of a row.
+        cols: u32,
+        /// With zeros up to a multiple of 32.
+        padded: u32,
+    }
+
+    /// RMS norm to f32 rows. Grid: rows.
+    NormF32 [norm_f32] {
+        /// f32 `[*][cols]`.
+        x: DevicePtr<f32>,
+        /// f32 `[cols]`.
+        weight: DevicePtr<f32>,
+        /// Which rows, or null for the first ones.
+        rows: DevicePtr<u32>,
+        /// f32 `[M][cols]`.
+        out: DevicePtr<f32>,
+        /// Added to the mean square.
+        eps: f32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// RMS norm to f16 rows with a scale each. Grid: rows.
+    NormX16 [norm_x16] {
+        /// f32 `[*][cols]`.
+        x: DevicePtr<f32>,
+        /// f32 `[cols]`.
+        weight: DevicePtr<f32>,
+        /// Which rows, or null for the first ones.
+        rows: DevicePtr<u32>,
+        /// f16 `[M][cols]`.
+        out: DevicePtr<u16>,
+        /// f32 `[M]`.
+        row_scales: DevicePtr<f32>,
+        /// Added to the mean square.
+        eps: f32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// f32 rows to 8-bit rows. Grid: 1024 values a block, rows.
+    QuantiseA8 [quantise_a8] {
+        /// f32, row m at `m * stride`.
+        x: DevicePtr<f32>,
+        /// i8 `[M][padded]`.
+        codes: DevicePtr<i8>,
+        /// f32 `[M][padded / 32]`.
+        scales: DevicePtr<f32>,
+        /// i16 `[M][padded / 16]`.
+        sums: DevicePtr<i16>,
+        /// From row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+        /// With zeros up to a multiple of 32.
+        padded: u32,
+    }
+
+    /// f32 rows to f16 rows with a scale each. Grid: rows.
+    QuantiseX16 [quantise_x16] {
+        /// f32, row m at `m * stride`.
+        x: DevicePtr<f32>,
+        /// f16 `[M][cols]`.
+        out: DevicePtr<u16>,
+        /// f32 `[M]`.
+        row_scales: DevicePtr<f32>,
+        /// From row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// `silu(gate) * up` to 8-bit rows. Grid: 1024 values a block, rows.
+    GatedA8 [swiglu_a8] {
+        /// f32, row m at `m * stride`.
+        gate: DevicePtr<f32>,
+        /// f32, row m at `m * stride`.
+        up: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        gate_bias: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        up_bias: DevicePtr<f32>,
+        /// i8 `[M][padded]`.
+        codes: DevicePtr<i8>,
+        /// f32 `[M][padded / 32]`.
+        scales: DevicePtr<f32>,
+        /// i16 `[M][padded / 16]`.
+        sums: DevicePtr<i16>,
+        /// From row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+        /// With zeros up to a multiple of 32.
+        padded: u32,
+    }
+
+    /// `silu(gate) * up` to f32 rows. Grid: 1024 values a block, rows.
+    GatedF32 [swiglu_f32] {
+        /// f32, row m at `m * stride`.
+        gate: DevicePtr<f32>,
+        /// f32, row m at `m * stride`.
+        up: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        gate_bias: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        up_bias: DevicePtr<f32>,
+        /// f32 `[M][cols]`.
+        out: DevicePtr<f32>,
+        /// From row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// `silu(gate) * up` to f16 rows with a scale each. Grid: rows.
+    GatedX16 [swiglu_x16] {
+        /// f32, row m at `m * stride`.
+        gate: DevicePtr<f32>,
+        /// f32, row m at `m * stride`.
+        up: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        gate_bias: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        up_bias: DevicePtr<f32>,
+        /// f16 `[M][cols]`.
+        out: DevicePtr<u16>,
+        /// f32 `[M]`.
+        row_scales: DevicePtr<f32>,
+        /// From row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// Bias, per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads a block, rows.
+    RopeKv [rope_kv_f16, rope_kv_f32] {
+        /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`.
+        qkv: DevicePtr<f32>,
+        /// Or null.
+        q_bias: DevicePtr<f32>,
+        /// Or null.
+        k_bias: DevicePtr<f32>,
+        /// Or null.
+        v_bias: DevicePtr<f32>,
+        /// f32 `[head_dim]`, or null.
+        q_norm: DevicePtr<f32>,
+        /// f32 `[head_dim]`, or null.
+        k_norm: DevicePtr<f32>,
+        /// f32 `[positions][rope_dims / 2][2]`.
+        angles: DevicePtr<f32>,
+        /// `[M]`.
+        positions: DevicePtr<u32>,
+        /// `[M]`.
+        row_seq: DevicePtr<u32>,
+        /// `[sequences][table_stride]`.
+        page_tables: DevicePtr<u32>,
+        /// Addresses by page number.
+        page_base: DevicePtr<u64>,
+        /// f32 `[M][n_heads * head_dim]`.
+        q: DevicePtr<f32>,
+        /// Bytes from a page's start to the layer.
+        layer_offset: u64,
+        /// Of the per-head norm.
+        eps: f32,
+        /// Query heads.
+        n_heads: u32,
+        /// Key and value heads.
+        n_kv_heads: u32,
+        /// Values of a head.
+        head_dim: u32,
+        /// Of them rotated.
+        rope_dims: u32,
+        /// Pairs are halves, not neighbours.
+        halves: u32,
+        /// Entries of a page table.
+        table_stride: u32,
+    }
+
+    /// Attention of few rows. Grid: KV heads times blocks of g heads, splits, rows.
+    AttnDecode [
+        attn_decode_f16_64_1,
+        attn_decode_f16_64_2,
+        attn_decode_f16_64_4,
+        attn_decode_f16_64_8,
+        attn_decode_f16_128_1,
+        attn_decode_f16_128_2,
+        attn_decode_f16_128_4,
+        attn_decode_f16_128_8,
+        attn_decode_f16_any_1,
+        attn_decode_f16_any_4,
+        attn_decode_f32_any_1,
+        attn_decode_f32_any_4,
+    ] {
+        /// f32 `[M][n_heads * head_dim]`.
+        q: DevicePtr<f32>,
+        /// Which rows, or null for the first ones.
+        rows: DevicePtr<u32>,
+        /// `[M]`.
+        positions: DevicePtr<u32>,
+        /// `[M]`.
+        row_seq: DevicePtr<u32>,
+        /// `[sequences][table_stride]`.
+        page_tables: DevicePtr<u32>,
+        /// Addresses by page number.
+        page_base: DevicePtr<u64>,
+        /// f32 `[R][n_heads][splits][head_dim]`.
+        part_values: DevicePtr<f32>,
+        /// f32 `[R][n_heads][splits][2]`.
+        part_stats: DevicePtr<f32>,
+        /// `[R][grid x]`, 0.
+        counters: DevicePtr<u32>,
+        /// f32 `[M][n_heads * head_dim]`, or null.
+        out: DevicePtr<f32>,
+        /// f16 `[M][n_heads * head_dim]`, or null.
+        out16: DevicePtr<u16>,
+        /// f32 `[M]`, with `out16`.
+        row_scales: DevicePtr<f32>,
+        /// i8 `[M][padded]`, or null.
+        codes: DevicePtr<i8>,
+        /// f32 `[M][padded / 32]`.
+        scales: DevicePtr<f32>,
+        /// i16 `[M][padded / 16]`.
+        sums: DevicePtr<i16>,
+        /// Bytes from a page's start to the layer.
+        layer_offset: u64,
+        /// log2(e) / sqrt(head_dim).
+        scale: f32,
+        /// Query heads.
+        n_heads: u32,
+        /// Key and value heads.
+        n_kv_heads: u32,
+        /// Values of a head.
+        head_dim: u32,
+        /// Entries of a page table.
+        table_stride: u32,
+        /// Values of a row with zeros up to a multiple of 32.
+        padded: u32,
+    }
+
+    /// Attention of many rows. Grid: KV heads, tiles; 4 waves a block.
+    AttnPrefill [
+        attn_prefill_f16_64,
+        attn_prefill_f16_80,
+        attn_prefill_f16_96,
+        attn_prefill_f16_128,
+        attn_prefill_f16_any,
+        attn_prefill_f32_any,
+    ] {
+        /// f32 `[M][n_heads * head_dim]`.
+        q: DevicePtr<f32>,
+        /// `[T][2]`: first row, rows.
+        tiles: DevicePtr<u32>,
+        /// `[M]`.
+        positions: DevicePtr<u32>,
+        /// `[M]`.
+        row_seq: DevicePtr<u32>,
+        /// `[sequences][table_stride]`.
+        page_tables: DevicePtr<u32>,
+        /// Addresses by page number.
+        page_base: DevicePtr<u64>,
+        /// f32 `[M][n_heads * head_dim]`, or null.
+        out: DevicePtr<f32>,
+        /// f16 `[M][n_heads * head_dim]`, or null.
+        out16: DevicePtr<u16>,
+        /// f32 `[M]`, with `out16`.
+        row_scales: DevicePtr<f32>,
+        /// Bytes from a page's start to the layer.
+        layer_offset: u64,
+        /// log2(e) / sqrt(head_dim).
+        scale: f32,
+        /// Query heads.
+        n_heads: u32,
+        /// Key and value heads.
+        n_kv_heads: u32,
+        /// Values of a head.
+        head_dim: u32,
+        /// Entries of a page table.
+        table_stride: u32,
+    }
+
+    /// The most likely token of each row. Grid: 2048 tokens a block, rows.
+    SampleGreedy [sample_greedy] {
+        /// f32 `[L][vocab]`.
+        logits: DevicePtr<f32>,
+        /// `[L][grid x]`.
+        parts: DevicePtr<u64>,
+        /// `[L]`, 0.
+        counters: DevicePtr<u32>,
+        /// `[L]`, or null.
+        next_ids: DevicePtr<u32>,
+        /// `[L][8]`.
+        reports: DevicePtr<u32>,
+        /// Tokens of the vocabulary.
+        vocab: u32,
+    }
+}
