@@ -6,7 +6,7 @@
 //! belong to the backend; the caller names rows, positions and pages by number only, so that all of it can lie on a
 //! device.
 
-mod batch;
+mod checks;
 pub mod cpu;
 pub mod hip;
 mod rope;

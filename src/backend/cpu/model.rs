@@ -54,7 +54,7 @@ impl Model {
     /// # Errors
     /// [`BackendError::Dims`], [`BackendError::OutOfMemory`].
     pub fn open(dims: &ModelDims, kv: KvType, pages: u32) -> Result<Self, BackendError> {
-        check(dims)?;
+        dims.check()?;
         let geometry =
             KvGeometry::of(dims, kv).ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
         let heads = |n: usize| n.checked_mul(dims.head_dim).ok_or(BackendError::Dims("heads are too many"));
@@ -98,25 +98,4 @@ impl Model {
     pub fn head_cols(&self) -> (usize, usize) {
         (self.dims.n_heads * self.dims.head_dim, self.dims.n_kv_heads * self.dims.head_dim)
     }
-}
-
-fn check(dims: &ModelDims) -> Result<(), BackendError> {
-    let ffn = dims.experts.as_ref().map_or(dims.ffn, |e| e.ffn.min(e.count));
-    let sizes = [dims.hidden, dims.n_layers, dims.n_heads, dims.n_kv_heads, dims.head_dim, ffn, dims.vocab];
-    if sizes.contains(&0) || dims.rows_max == 0 {
-        return Err(BackendError::Dims("a size is 0"));
-    }
-    if dims.experts.as_ref().is_some_and(|e| e.used == 0 || e.used > e.count) {
-        return Err(BackendError::Dims("a row uses no expert, or more than there are"));
-    }
-    if !dims.n_heads.is_multiple_of(dims.n_kv_heads) {
-        return Err(BackendError::Dims("KV heads do not divide the query heads"));
-    }
-    if !dims.rope.dims.is_multiple_of(2) || dims.rope.dims > dims.head_dim {
-        return Err(BackendError::Dims("rotated dimensions are odd or more than a head has"));
-    }
-    if dims.logits_rows_max > dims.rows_max || u32::try_from(dims.vocab).is_err() {
-        return Err(BackendError::Dims("more rows with logits than rows, or a vocabulary past 2^32"));
-    }
-    Ok(())
 }

@@ -13,20 +13,12 @@ use crate::backend::{AttentionInput, BackendError, DeviceTensor, FfnInput, Proje
 
 /// Refuses a tensor that is not `rows` rows of `cols` values.
 pub fn want(tensor: &DeviceTensor, rows: usize, cols: usize) -> Result<(), BackendError> {
-    if (tensor.rows(), tensor.cols()) == (rows, cols) {
-        return Ok(());
-    }
-    Err(BackendError::Shape {
-        tensor: tensor.tensor.name().to_owned(),
-        shape: tensor.tensor.shape().to_string(),
-        want: if rows == 1 { format!("[{cols}]") } else { format!("[{cols}, {rows}]") },
-    })
+    tensor.want(rows, cols)
 }
 
 /// As [`want`], the bias included.
 pub fn want_projection(part: &Projection<'_>, rows: usize, cols: usize) -> Result<(), BackendError> {
-    want(part.weight, rows, cols)?;
-    part.bias.map_or(Ok(()), |bias| want(bias, 1, rows))
+    part.want(rows, cols)
 }
 
 /// Residual row r = row `token_ids[r]` of `table`.
