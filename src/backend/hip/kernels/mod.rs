@@ -5,6 +5,7 @@
 
 pub mod matmul;
 pub mod ops;
+pub mod probe;
 
 use std::marker::PhantomData;
 
@@ -20,7 +21,6 @@ pub struct Kernel<A> {
 
 impl<A: Arguments> Kernel<A> {
     /// Only the macro makes them: a name without a declaration would escape the check.
-    #[allow(dead_code)] // until the first kernel is declared
     const fn new(name: &'static str) -> Self {
         Self { name, of: PhantomData }
     }
@@ -73,7 +73,7 @@ pub struct Declaration {
 
 /// Every kernel there has to be in a code object.
 pub fn declared() -> impl Iterator<Item = Declaration> {
-    matmul::DECLARED.iter().chain(ops::DECLARED).copied()
+    matmul::DECLARED.iter().chain(ops::DECLARED).chain(probe::DECLARED).copied()
 }
 
 /// Arguments of a kernel: a struct made by [`kernels!`].
@@ -127,7 +127,6 @@ impl Value for u64 {
 }
 
 /// Offsets as the compilers lay arguments out: in order, each aligned to its size.
-#[allow(dead_code)] // until the first kernel is declared
 const fn layout<const N: usize>(arguments: [(&'static str, ArgumentKind, usize); N]) -> [Argument; N] {
     assert!(N <= super::launch::MAX_ARGUMENTS, "more arguments than a launch has slots for");
     let mut laid = [Argument { name: "", kind: ArgumentKind::Value, offset: 0, size: 0 }; N];

@@ -1,0 +1,240 @@
+//! The device layer itself: memory, streams, events, graphs, launches, and what it refuses.
+
+use std::sync::atomic::Ordering;
+
+use rocmforge::backend::hip::kernels::probe::{ProbeLaunch, ProbeMemory};
+use rocmforge::backend::hip::{ArenaOptions, DevicePtr, Grid, HipError, Owner, StreamPriority};
+
+use crate::rig::{Rig, rig, rig_with};
+
+const MIB: usize = 1 << 20;
+
+fn numbers(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ 0x9e37).collect()
+}
+
+#[test]
+fn a_kernel_gets_its_arguments_and_its_shape() {
+    let Some(rig) = rig() else { return };
+    let values = numbers(4 * 1000);
+    let (input, output) = (rig.upload(&values), rig.output::<u32>(values.len()));
+    let arguments = ProbeMemory { input: input.ptr(), output: output.ptr(), count: 1000 };
+    rig.device.launch(&rig.stream, ProbeMemory::probe_copy, Grid::x(3), &arguments).unwrap();
+    assert_eq!(rig.download::<u32>(&output), values);
+
+    let blocks = rig.output::<u32>(5);
+    let arguments = ProbeMemory { input: input.ptr(), output: blocks.ptr(), count: 1000 };
+    rig.device.launch(&rig.stream, ProbeMemory::probe_read, Grid::x(5), &arguments).unwrap();
+    let seen = rig.download::<u32>(&blocks).into_iter().fold(0, |all, block| all ^ block);
+    assert_eq!(seen, values.iter().fold(0, |all, value| all ^ value));
+    let launches = rig.device.launches();
+    assert!(launches.iter().any(|(name, count)| *name == "probe_copy" && *count > 0), "{launches:?}");
+}
+
+#[test]
+fn a_shape_that_cannot_be_is_refused_before_the_driver_sees_it() {
+    let Some(rig) = rig() else { return };
+    let counter = rig.upload(&[0u32]);
+    let arguments = ProbeLaunch { count: counter.ptr() };
+    for grid in [Grid::x(0), Grid::x(1).threads(17), Grid::x(1).lds(u32::MAX), Grid::xy(1, 70_000)] {
+        let error = rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &arguments).unwrap_err();
+        assert!(matches!(error, HipError::Refused { what: "probe_launch", .. }), "{error}");
+    }
+    let grid = Grid::x(4).threads(64);
+    rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &arguments).unwrap();
+    assert_eq!(rig.download::<u32>(&counter), [1]);
+}
+
+#[test]
+fn ranges_and_pointers_stay_in_their_buffer() {
+    let Some(rig) = rig() else { return };
+    let buffer = rig.upload(&numbers(10));
+    assert!(buffer.range(36, 4).is_ok() && buffer.range(40, 0).is_ok());
+    assert!(buffer.range(36, 5).is_err() && buffer.range(usize::MAX, 2).is_err());
+    assert!(buffer.ptr_at::<u32>(36).is_ok_and(|ptr| ptr.address() == buffer.ptr::<u32>().address() + 36));
+    assert!(buffer.ptr_at::<u32>(37).is_err() && buffer.ptr_at::<u64>(36).is_err());
+    let mut few = [0u32; 3];
+    assert!(rig.stream.download(buffer.all(), &mut few).is_err(), "lengths differ");
+    rig.stream.download(buffer.range(4, 12).unwrap(), &mut few).unwrap();
+    assert_eq!(few, numbers(10)[1..4]);
+    assert!(DevicePtr::<u8>::NULL.is_null() && !buffer.ptr::<u8>().is_null());
+}
+
+#[test]
+fn pinned_memory_shows_its_bytes_only_when_the_copy_is_over() {
+    let Some(rig) = rig() else { return };
+    let mut there = rig.device.pinned(4096).unwrap();
+    let mut back = rig.device.pinned(4096).unwrap();
+    let buffer = rig.output::<u8>(2000);
+    for round in 0..4u8 {
+        there.bytes_mut().unwrap().fill(round);
+        rig.stream.upload_pinned(buffer.all(), &mut there, 96).unwrap();
+        rig.stream.download_pinned(buffer.range(0, 1000).unwrap(), &mut back, 8).unwrap();
+        let bytes = back.bytes_mut().unwrap();
+        assert!(bytes[8..1008].iter().all(|byte| *byte == round));
+        assert!(bytes[..8].iter().chain(&bytes[1008..]).all(|byte| *byte == 0));
+        assert!(back.is_idle().unwrap());
+    }
+    assert!(rig.stream.upload_pinned(buffer.all(), &mut there, 2097).is_err(), "past its end");
+}
+
+#[test]
+fn an_event_orders_two_streams() {
+    let Some(rig) = rig() else { return };
+    let other = rig.device.stream(StreamPriority::Low).unwrap();
+    let values = numbers(4 * 4096);
+    let (input, middle) = (rig.upload(&values), rig.output::<u32>(values.len()));
+    let output = rig.output::<u32>(values.len());
+    let first = ProbeMemory { input: input.ptr(), output: middle.ptr(), count: 4096 };
+    let second = ProbeMemory { input: middle.ptr(), output: output.ptr(), count: 4096 };
+    rig.stream.synchronize().unwrap();
+    let copied = rig.device.event(false).unwrap();
+    rig.device.launch(&other, ProbeMemory::probe_copy, Grid::x(2), &first).unwrap();
+    other.record(&copied).unwrap();
+    rig.stream.wait(&copied).unwrap();
+    rig.device.launch(&rig.stream, ProbeMemory::probe_copy, Grid::x(2), &second).unwrap();
+    assert_eq!(rig.download::<u32>(&output), values);
+    assert!(copied.is_done().unwrap() && other.is_done().unwrap());
+}
+
+#[test]
+fn times_are_told_by_events_made_for_it() {
+    let Some(rig) = rig() else { return };
+    let buffer = rig.output::<u8>(MIB);
+    let (start, end) = (rig.device.event(true).unwrap(), rig.device.event(true).unwrap());
+    rig.stream.record(&start).unwrap();
+    rig.stream.fill(buffer.all(), 1).unwrap();
+    rig.stream.record(&end).unwrap();
+    end.synchronize().unwrap();
+    let milliseconds = end.milliseconds_since(&start).unwrap();
+    assert!(milliseconds >= 0.0 && milliseconds.is_finite(), "{milliseconds}");
+}
+
+/// Adds up `launches` launches and copies words in and out, in one graph.
+fn count_in(rig: &Rig, counter: DevicePtr<u32>, launches: u32) -> rocmforge::backend::hip::Graph {
+    rig.stream
+        .capture(|| -> Result<(), HipError> {
+            for _ in 0..launches {
+                let grid = Grid::x(1).threads(64);
+                rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &ProbeLaunch { count: counter })?;
+            }
+            Ok(())
+        })
+        .unwrap()
+}
+
+#[test]
+fn a_graph_does_nothing_when_captured_and_all_of_it_at_each_launch() {
+    let Some(rig) = rig_with(ArenaOptions::default()) else { return };
+    let (first, second) = (rig.upload(&[0u32]), rig.upload(&[0u32]));
+    let graph = count_in(&rig, first.ptr(), 3);
+    assert_eq!(graph.nodes().unwrap(), 3);
+    assert_eq!(rig.download::<u32>(&first), [0]);
+    let mut exec = graph.instantiate().unwrap();
+    for _ in 0..4 {
+        exec.launch(&rig.stream).unwrap();
+    }
+    assert_eq!(rig.download::<u32>(&first), [12]);
+    // The same launches at another address: taken over. Another number of launches: a new graph.
+    assert!(exec.update(count_in(&rig, second.ptr(), 3)).unwrap());
+    exec.launch(&rig.stream).unwrap();
+    assert_eq!((rig.download::<u32>(&first), rig.download::<u32>(&second)), (vec![12], vec![3]));
+    assert!(!exec.update(count_in(&rig, second.ptr(), 4)).unwrap());
+    exec.launch(&rig.stream).unwrap();
+    assert_eq!(rig.download::<u32>(&second), [6]);
+}
+
+#[test]
+fn a_graph_keeps_the_words_it_copies() {
+    let Some(rig) = rig_with(ArenaOptions::default()) else { return };
+    let buffer = rig.output::<u32>(4);
+    let words = rig.device.host_words(8).unwrap();
+    let exec = {
+        let (inner, buffer) = (&words, &buffer);
+        let graph = rig.stream.capture(|| -> Result<(), HipError> {
+            rig.stream.upload_words(buffer.all(), inner, 0)?;
+            rig.stream.download_words(buffer.all(), inner, 4)
+        });
+        graph.unwrap().instantiate().unwrap()
+    };
+    for round in 1..4u32 {
+        for (i, word) in words.words()[..4].iter().enumerate() {
+            word.store(round * 10 + i as u32, Ordering::Relaxed);
+        }
+        exec.launch(&rig.stream).unwrap();
+        rig.stream.synchronize().unwrap();
+        let back: Vec<u32> = words.words()[4..].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        assert_eq!(back, [round * 10, round * 10 + 1, round * 10 + 2, round * 10 + 3]);
+    }
+    let kept = std::sync::Arc::downgrade(&words);
+    drop(words);
+    assert!(kept.upgrade().is_some(), "the graph copies them at each launch");
+    exec.launch(&rig.stream).unwrap();
+    rig.stream.synchronize().unwrap();
+    drop(exec);
+    assert!(kept.upgrade().is_none());
+}
+
+#[test]
+fn a_failed_capture_leaves_the_stream_usable() {
+    let Some(rig) = rig_with(ArenaOptions::default()) else { return };
+    let failed = rig.stream.capture(|| Err::<(), _>(HipError::NoDevice));
+    assert!(matches!(failed, Err(HipError::NoDevice)));
+    let counter = rig.upload(&[7u32]);
+    let grid = Grid::x(1).threads(64);
+    rig.device
+        .launch(&rig.stream, ProbeLaunch::probe_launch, grid, &ProbeLaunch { count: counter.ptr() })
+        .unwrap();
+    assert_eq!(rig.download::<u32>(&counter), [8]);
+}
+
+#[test]
+fn words_are_seen_by_host_and_kernel_alike() {
+    let Some(rig) = rig() else { return };
+    let words = rig.device.host_words(4).unwrap();
+    words.words()[2].store(41, Ordering::Release);
+    let arguments = ProbeLaunch { count: words.device_ptr(2).unwrap() };
+    let grid = Grid::x(1).threads(64);
+    rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &arguments).unwrap();
+    rig.stream.synchronize().unwrap();
+    assert_eq!(words.words()[2].load(Ordering::Acquire), 42);
+    assert!(words.device_ptr(4).is_err());
+    assert!(rig.device.host_words(0).is_err());
+}
+
+#[test]
+fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
+    let Some(rig) = rig_with(ArenaOptions { chunk_bytes: 4 * MIB, ..ArenaOptions::default() }) else { return };
+    let take = |bytes, owner| rig.device.take(bytes, owner).unwrap();
+    let weights: Vec<_> = (0..7).map(|_| take(MIB - 100, Owner::Weights)).collect();
+    let page = take(1, Owner::Kv);
+    let ledger = rig.device.ledger();
+    assert_eq!((ledger.of(Owner::Weights), ledger.of(Owner::Kv)), (7 * MIB as u64, 256));
+    assert_eq!((ledger.chunks, ledger.driver_bytes), (2, 8 * MIB as u64));
+    assert!(weights.iter().all(|buffer| buffer.ptr::<u8>().address() % 256 == 0));
+    let large = take(9 * MIB, Owner::Scratch);
+    assert_eq!(rig.device.ledger().chunks, 3);
+    drop((weights, page, large));
+    let ledger = rig.device.ledger();
+    assert_eq!((ledger.used_bytes, ledger.bytes.len()), (0, 0));
+    assert_eq!(ledger.peak_bytes, 16 * MIB as u64 + 256);
+    assert_eq!((ledger.chunks, ledger.driver_bytes), (1, 4 * MIB as u64), "one is kept for the next");
+    rig.device.arena().trim();
+    assert_eq!(rig.device.ledger().driver_bytes, 0);
+}
+
+#[test]
+fn a_limit_is_kept_and_the_error_has_the_numbers() {
+    let options = ArenaOptions { chunk_bytes: 4 * MIB, limit_bytes: 6 * MIB as u64 };
+    let Some(rig) = rig_with(options) else { return };
+    let first = rig.device.take(3 * MIB, Owner::Weights).unwrap();
+    // No second whole chunk fits the limit: one of the size that was asked for does.
+    let second = rig.device.take(2 * MIB, Owner::Weights).unwrap();
+    let error = rig.device.take(2 * MIB, Owner::Kv).unwrap_err();
+    let HipError::OutOfMemory { owner: Owner::Kv, need_bytes, free_bytes: 0, .. } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(need_bytes, 2 * MIB as u64);
+    drop((first, second));
+    assert!(rig.device.take(5 * MIB, Owner::Kv).is_ok(), "empty chunks make room");
+}

@@ -1,0 +1,9 @@
+//! Kernels and the device layer, through whatever libamdhip64 `ROCMFORGE_HIP_LIB` names, else through the look-alike that
+//! runs the same kernels on the CPU. What comes back is compared with f64.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
+
+#[path = "../common/mod.rs"]
+mod common;
+mod device;
+mod rig;
