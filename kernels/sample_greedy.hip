@@ -2,13 +2,13 @@
 //
 // Shapes     logits: f32[L][vocab]; parts: u64[L][grid x], room; counters: u32[L], 0 before the first launch and after each
 //            next_ids: u32[L], or null: the tokens, for the next step; on failure 0
-//            reports: u32[L][REPORT_WORDS] (common/sampling.h); REPORT_TOP becomes 0
+//            reports: u32[L][REPORT_WORDS] (sampling/report.h); REPORT_TOP becomes 0
 // Launch     grid = (ceil(vocab / 2048), L), block = 256. vocab > 0
 // Exact      as argmax in src/backend/cpu/sample.rs: -0 equals 0
 // Moves      4 * vocab bytes per row
 #include "prelude/prelude.h"
 #include "common/reduce.h"
-#include "common/sampling.h"
+#include "sampling/report.h"
 
 namespace greedy {
 
