@@ -340,4 +340,102 @@ kernels! {
         /// Tokens of the vocabulary.
         vocab: u32,
     }
+
+    /// A token of each row by its settings, and the likeliest ones. After `sample_greedy`. Grid: rows, 1024 threads a block.
+    SampleDraw [sample_draw] {
+        /// f32 `[L][vocab]`.
+        logits: DevicePtr<f32>,
+        /// `[L][8]`: temperature, top_k, top_p, ln(min_p) (minus infinity unless min_p > 0), seed low and high, position,
+        /// how many of the likeliest to list.
+        settings: DevicePtr<u32>,
+        /// `[L]`, or null.
+        next_ids: DevicePtr<u32>,
+        /// `[L][8]`.
+        reports: DevicePtr<u32>,
+        /// `[L][top_stride][2]`, or null.
+        tops: DevicePtr<u32>,
+        /// Tokens of the vocabulary.
+        vocab: u32,
+        /// Room of a row's list.
+        top_stride: u32,
+    }
+
+    /// Rows of a table on the device as f32. Grid: 8192 values a block, rows.
+    Embed [
+        embed_f32,
+        embed_f16,
+        embed_bf16,
+        embed_q8_0,
+        embed_q4_0,
+        embed_q4_1,
+        embed_q5_0,
+        embed_q5_1,
+        embed_q4_k,
+        embed_q5_k,
+        embed_q6_k,
+        embed_mxfp4,
+    ] {
+        /// In planar form.
+        table: DevicePtr<u8>,
+        /// `[M]`, each below `rows`.
+        ids: DevicePtr<u32>,
+        /// f32 `[M][cols]`.
+        x: DevicePtr<f32>,
+        /// Of the table.
+        rows: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// Which experts each row uses. Grid: 8 rows a block.
+    Route [route] {
+        /// f32 `[M][count]`.
+        logits: DevicePtr<f32>,
+        /// `[M][used]`, best first.
+        experts: DevicePtr<u32>,
+        /// f32 `[M][used]`.
+        weights: DevicePtr<f32>,
+        /// The weights are multiplied by this.
+        scale: f32,
+        /// M.
+        rows: u32,
+        /// Experts, at most 512.
+        count: u32,
+        /// Of them for each row.
+        used: u32,
+        /// Weights are shares of the chosen ones, not of all.
+        normalise: u32,
+    }
+
+    /// Pairs of rows and experts by expert. Grid: experts.
+    RouteGroup [route_group] {
+        /// `[pairs]`.
+        experts: DevicePtr<u32>,
+        /// `[count + 1]`: where each expert's pairs begin.
+        offsets: DevicePtr<u32>,
+        /// `[pairs]`: numbers of pairs, by expert.
+        order: DevicePtr<u32>,
+        /// `[pairs]`: where each stands in `order`.
+        places: DevicePtr<u32>,
+        /// Rows times experts of a row.
+        pairs: u32,
+        /// Experts.
+        count: u32,
+    }
+
+    /// Residual += weighted sum of experts' results. Grid: 1024 values a block, rows.
+    Combine [combine] {
+        /// f32 `[pairs][cols]`.
+        results: DevicePtr<f32>,
+        /// f32 `[M][used]`.
+        weights: DevicePtr<f32>,
+        /// Where each pair's result stands, or null for its own number.
+        places: DevicePtr<u32>,
+        /// f32 `[M][cols]`.
+        residual: DevicePtr<f32>,
+        /// Experts of a row.
+        used: u32,
+        /// Values of a row.
+        cols: u32,
+    }
 }

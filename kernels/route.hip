@@ -1,0 +1,115 @@
+// route: which experts each row uses, and with what weights
+//
+// Shapes     logits: f32[M][count]; experts: u32[M][used] and weights: f32[M][used], best first: the `used` experts with the
+//            largest logits, the lower number of equals; weight = e^logit / sum of e^logit * scale, the sum over the chosen
+//            ones when `normalise` is not 0, else over all
+//            A logit that is no number counts as the largest: its row's weights are no numbers either
+// Requires   1 <= used <= count <= 512
+// Launch     grid = ceil(M / 8), block = 256: 32 lanes a row
+// Sums in    f32, fixed order; a row's bits depend on its logits alone
+#include "prelude/prelude.h"
+#include "common/reduce.h"
+
+namespace routing {
+
+// Experts that a lane looks after, at most.
+constexpr u32 EACH = 16;
+// Below the rank of every expert that can still be chosen.
+constexpr u64 NONE = 0;
+
+// Larger logits first, then lower numbers.
+DEV u64 rank(f32 logit, u32 expert) {
+    u32 b = as_u32(logit == 0.0f ? 0.0f : logit);
+    if ((b & 0x7fffffffu) > 0x7f800000u) b = 0x7f800000u;
+    u32 size = b & 0x80000000u ? ~b : b | 0x80000000u;
+    return (u64)size << 32 | ~expert;
+}
+
+} // namespace routing
+
+KERNEL(256, route, const f32* logits, u32* experts, f32* weights, f32 scale, u32 rows, u32 count, u32 used, u32 normalise) {
+    using namespace routing;
+    wait_for_predecessor();
+    u32 wanted = block_x() * (block_threads() / TEAM) + team_id();
+    // A team without a row does the last again and writes nothing: all lanes of a wave reduce together.
+    u32 row = min_u32(wanted, rows - 1);
+    f32 logit[EACH];
+    u64 left[EACH];
+    u64 best = NONE;
+    UNROLL for (u32 i = 0; i < EACH; i++) {
+        u32 expert = i * TEAM + team_lane();
+        logit[i] = expert < count ? logits[(u64)row * count + expert] : 0.0f;
+        left[i] = expert < count ? rank(logit[i], expert) : NONE;
+        best = Max::of(best, left[i]);
+    }
+    f32 most = logits[(u64)row * count + ~(u32)team_max(best)], total = 0.0f;
+    if (normalise == 0) {
+        UNROLL for (u32 i = 0; i < EACH; i++) {
+            if (i * TEAM + team_lane() < count) total += exp_f32(logit[i] - most);
+        }
+        total = team_sum(total);
+    }
+    // The shares of what is chosen, each in the lane of its place: 32 places at a time.
+    for (u32 pass = 0; pass < 2; pass++) {
+        if (pass == 0 && normalise == 0) continue;
+        f32 sum = 0.0f;
+        u64 taken = ~0ull;
+        for (u32 place = 0; place < used; place++) {
+            u64 next = NONE;
+            UNROLL for (u32 i = 0; i < EACH; i++) next = left[i] < taken ? Max::of(next, left[i]) : next;
+            taken = team_max(next);
+            u32 expert = ~(u32)taken;
+            f32 share = exp_f32(logits[(u64)row * count + expert] - most);
+            sum += share;
+            if (pass == 1 && team_lane() == 0 && wanted < rows) {
+                experts[(u64)row * used + place] = expert;
+                weights[(u64)row * used + place] = share / total * scale;
+            }
+        }
+        if (pass == 0) total = sum;
+    }
+}
+
+// route_group: pairs of a row and an expert by expert, for products that take all rows of an expert together
+//
+// Shapes     experts: u32[pairs], as `route` left them; offsets: u32[count + 1], where each expert's pairs begin in `order`;
+//            order: u32[pairs], numbers of pairs by expert, then rising; places: u32[pairs], where each pair stands in `order`
+// Launch     grid = count, block = 256
+KERNEL(256, route_group, const u32* experts, u32* offsets, u32* order, u32* places, u32 pairs, u32 count) {
+    LDS(lower, u32[TEAMS_MAX]);
+    LDS(equal, u32[TEAMS_MAX]);
+    wait_for_predecessor();
+    u32 expert = block_x(), teams = block_threads() / TEAM;
+    // Each team takes a run of whole 32s.
+    u32 run = ceil_div(ceil_div(pairs, teams), TEAM) * TEAM, first = team_id() * run;
+    u32 below = 0, same = 0;
+    for (u32 i = first + team_lane(); i < min_u32(first + run, pairs); i += TEAM) {
+        below += experts[i] < expert ? 1 : 0;
+        same += experts[i] == expert ? 1 : 0;
+    }
+    below = team_sum(below);
+    same = team_sum(same);
+    if (team_lane() == 0) lower[team_id()] = below, equal[team_id()] = same;
+    barrier_lds();
+    u32 begin = 0, place = 0;
+    for (u32 t = 0; t < teams; t++) {
+        begin += lower[t];
+        place += t < team_id() ? equal[t] : 0;
+    }
+    place += begin;
+    if (thread_id() == 0) {
+        offsets[expert] = begin;
+        if (expert + 1 == count) offsets[count] = pairs;
+    }
+    for (u32 start = first; start < first + run; start += TEAM) {
+        u32 pair = start + team_lane();
+        bool mine = pair < pairs && experts[pair] == expert;
+        u32 team_mask = (u32)(ballot(mine) >> (lane() / TEAM * TEAM));
+        if (mine) {
+            u32 at = place + popcount(team_mask & ((1u << team_lane()) - 1));
+            order[at] = pair;
+            places[pair] = at;
+        }
+        place += popcount(team_mask);
+    }
+}
