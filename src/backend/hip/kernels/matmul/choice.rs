@@ -1,0 +1,444 @@
+//! Which kernel multiplies a type for so many rows, and the shape of its launch.
+
+use super::super::super::launch::Grid;
+use super::super::Kernel;
+use super::{
+    Dequant, ExpertsA8, ExpertsF32, ExpertsSwigluA8, ExpertsSwigluF32, GemvA8, GemvF32, Repack, SwigluA8,
+    SwigluF32,
+};
+use crate::tensor::DType;
+
+/// Outputs of a block of `gemv_*` and `gemv_experts_*`.
+const GEMV_TILE: u32 = 16;
+/// Outputs of a block of `gemv_swiglu_*` and `gemv_experts_swiglu_*`.
+const SWIGLU_TILE: u32 = 32;
+/// Rows and outputs of a block of `gemm_f16`.
+const GEMM_TILE: u32 = 128;
+
+/// A kernel and the activation rows that its blocks take at once.
+#[derive(Debug)]
+pub struct Columns<A> {
+    /// The kernel.
+    pub kernel: Kernel<A>,
+    /// Rows of a block.
+    pub columns: u32,
+}
+
+/// The variant with the fewest columns that takes `rows` at once, else the one with the most.
+fn fitting<A: super::super::Arguments, const N: usize>(
+    kernels: [(Kernel<A>, u32); N],
+    rows: u32,
+) -> Option<Columns<A>> {
+    let chosen = kernels.iter().find(|k| k.1 >= rows).or(kernels.last())?;
+    Some(Columns { kernel: chosen.0, columns: chosen.1 })
+}
+
+/// Blocks of a `gemv_*` launch: outputs of its matrices and activation rows.
+pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
+    let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add);
+    Grid::xy(tiles.max(1), rows.div_ceil(columns.max(1)).max(1))
+}
+
+/// Blocks of a `gemv_swiglu_*` launch.
+pub fn swiglu_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
+    Grid::xy(outputs.div_ceil(SWIGLU_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
+}
+
+/// Blocks of a `gemv_experts_*` launch.
+pub fn experts_grid(outputs: u32, pairs: u32) -> Grid {
+    Grid::xy(outputs.div_ceil(GEMV_TILE).max(1), pairs.max(1))
+}
+
+/// Blocks of a `gemv_experts_swiglu_*` launch.
+pub fn experts_swiglu_grid(outputs: u32, pairs: u32) -> Grid {
+    Grid::xy(outputs.div_ceil(SWIGLU_TILE).max(1), pairs.max(1))
+}
+
+/// Blocks of a `gemm_f16` launch.
+pub fn gemm_grid(outputs: u32, rows: u32) -> Grid {
+    Grid::xy(rows.div_ceil(GEMM_TILE).max(1), outputs.div_ceil(GEMM_TILE).max(1))
+}
+
+/// Lays out a quantised type; `None` for float types, whose rows [`super::RepackRows`] copies, and for types without kernels.
+pub fn repack(dtype: DType) -> Option<Kernel<Repack>> {
+    Some(match dtype {
+        DType::Q8_0 => Repack::repack_q8_0,
+        DType::Q4_0 => Repack::repack_q4_0,
+        DType::Q4_1 => Repack::repack_q4_1,
+        DType::Q5_0 => Repack::repack_q5_0,
+        DType::Q5_1 => Repack::repack_q5_1,
+        DType::MXFP4 => Repack::repack_mxfp4,
+        DType::Q4_K => Repack::repack_q4_k,
+        DType::Q5_K => Repack::repack_q5_k,
+        DType::Q6_K => Repack::repack_q6_k,
+        _ => return None,
+    })
+}
+
+/// Makes f16 rows; `None` for F16, which has that form, and for types without kernels.
+pub fn dequant(dtype: DType) -> Option<Kernel<Dequant>> {
+    Some(match dtype {
+        DType::Q8_0 => Dequant::dequant_q8_0,
+        DType::Q4_0 => Dequant::dequant_q4_0,
+        DType::Q4_1 => Dequant::dequant_q4_1,
+        DType::Q5_0 => Dequant::dequant_q5_0,
+        DType::Q5_1 => Dequant::dequant_q5_1,
+        DType::MXFP4 => Dequant::dequant_mxfp4,
+        DType::Q4_K => Dequant::dequant_q4_k,
+        DType::Q5_K => Dequant::dequant_q5_k,
+        DType::Q6_K => Dequant::dequant_q6_k,
+        DType::BF16 => Dequant::dequant_bf16,
+        DType::F32 => Dequant::dequant_f32,
+        _ => return None,
+    })
+}
+
+/// Multiplies a quantised type with 8-bit rows.
+pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
+    match dtype {
+        DType::Q8_0 => fitting(
+            [
+                (GemvA8::gemv_q8_0_a8_1, 1),
+                (GemvA8::gemv_q8_0_a8_2, 2),
+                (GemvA8::gemv_q8_0_a8_4, 4),
+                (GemvA8::gemv_q8_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_0 => fitting(
+            [
+                (GemvA8::gemv_q4_0_a8_1, 1),
+                (GemvA8::gemv_q4_0_a8_2, 2),
+                (GemvA8::gemv_q4_0_a8_4, 4),
+                (GemvA8::gemv_q4_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_1 => fitting(
+            [
+                (GemvA8::gemv_q4_1_a8_1, 1),
+                (GemvA8::gemv_q4_1_a8_2, 2),
+                (GemvA8::gemv_q4_1_a8_4, 4),
+                (GemvA8::gemv_q4_1_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_0 => fitting(
+            [
+                (GemvA8::gemv_q5_0_a8_1, 1),
+                (GemvA8::gemv_q5_0_a8_2, 2),
+                (GemvA8::gemv_q5_0_a8_4, 4),
+                (GemvA8::gemv_q5_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_1 => fitting(
+            [
+                (GemvA8::gemv_q5_1_a8_1, 1),
+                (GemvA8::gemv_q5_1_a8_2, 2),
+                (GemvA8::gemv_q5_1_a8_4, 4),
+                (GemvA8::gemv_q5_1_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::MXFP4 => fitting(
+            [
+                (GemvA8::gemv_mxfp4_a8_1, 1),
+                (GemvA8::gemv_mxfp4_a8_2, 2),
+                (GemvA8::gemv_mxfp4_a8_4, 4),
+                (GemvA8::gemv_mxfp4_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_K => fitting(
+            [
+                (GemvA8::gemv_q4_k_a8_1, 1),
+                (GemvA8::gemv_q4_k_a8_2, 2),
+                (GemvA8::gemv_q4_k_a8_4, 4),
+                (GemvA8::gemv_q4_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_K => fitting(
+            [
+                (GemvA8::gemv_q5_k_a8_1, 1),
+                (GemvA8::gemv_q5_k_a8_2, 2),
+                (GemvA8::gemv_q5_k_a8_4, 4),
+                (GemvA8::gemv_q5_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q6_K => fitting(
+            [
+                (GemvA8::gemv_q6_k_a8_1, 1),
+                (GemvA8::gemv_q6_k_a8_2, 2),
+                (GemvA8::gemv_q6_k_a8_4, 4),
+                (GemvA8::gemv_q6_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        _ => None,
+    }
+}
+
+/// Multiplies with f32 rows.
+pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
+    match dtype {
+        DType::Q8_0 => fitting([(GemvF32::gemv_q8_0_f32_1, 1), (GemvF32::gemv_q8_0_f32_4, 4)], rows),
+        DType::Q4_0 => fitting([(GemvF32::gemv_q4_0_f32_1, 1), (GemvF32::gemv_q4_0_f32_4, 4)], rows),
+        DType::Q4_1 => fitting([(GemvF32::gemv_q4_1_f32_1, 1), (GemvF32::gemv_q4_1_f32_4, 4)], rows),
+        DType::Q5_0 => fitting([(GemvF32::gemv_q5_0_f32_1, 1), (GemvF32::gemv_q5_0_f32_4, 4)], rows),
+        DType::Q5_1 => fitting([(GemvF32::gemv_q5_1_f32_1, 1), (GemvF32::gemv_q5_1_f32_4, 4)], rows),
+        DType::MXFP4 => fitting([(GemvF32::gemv_mxfp4_f32_1, 1), (GemvF32::gemv_mxfp4_f32_4, 4)], rows),
+        DType::Q4_K => fitting([(GemvF32::gemv_q4_k_f32_1, 1), (GemvF32::gemv_q4_k_f32_4, 4)], rows),
+        DType::Q5_K => fitting([(GemvF32::gemv_q5_k_f32_1, 1), (GemvF32::gemv_q5_k_f32_4, 4)], rows),
+        DType::Q6_K => fitting([(GemvF32::gemv_q6_k_f32_1, 1), (GemvF32::gemv_q6_k_f32_4, 4)], rows),
+        DType::F32 => fitting(
+            [
+                (GemvF32::gemv_f32_f32_1, 1),
+                (GemvF32::gemv_f32_f32_2, 2),
+                (GemvF32::gemv_f32_f32_4, 4),
+                (GemvF32::gemv_f32_f32_8, 8),
+            ],
+            rows,
+        ),
+        DType::F16 => fitting(
+            [
+                (GemvF32::gemv_f16_f32_1, 1),
+                (GemvF32::gemv_f16_f32_2, 2),
+                (GemvF32::gemv_f16_f32_4, 4),
+                (GemvF32::gemv_f16_f32_8, 8),
+            ],
+            rows,
+        ),
+        DType::BF16 => fitting(
+            [
+                (GemvF32::gemv_bf16_f32_1, 1),
+                (GemvF32::gemv_bf16_f32_2, 2),
+                (GemvF32::gemv_bf16_f32_4, 4),
+                (GemvF32::gemv_bf16_f32_8, 8),
+            ],
+            rows,
+        ),
+        _ => None,
+    }
+}
+
+/// Gate and up of a quantised type with 8-bit rows.
+pub fn swiglu_a8(dtype: DType, rows: u32) -> Option<Columns<SwigluA8>> {
+    match dtype {
+        DType::Q8_0 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q8_0_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q8_0_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q8_0_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q8_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_0 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q4_0_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q4_0_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q4_0_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q4_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_1 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q4_1_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q4_1_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q4_1_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q4_1_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_0 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q5_0_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q5_0_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q5_0_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q5_0_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_1 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q5_1_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q5_1_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q5_1_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q5_1_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::MXFP4 => fitting(
+            [
+                (SwigluA8::gemv_swiglu_mxfp4_a8_1, 1),
+                (SwigluA8::gemv_swiglu_mxfp4_a8_2, 2),
+                (SwigluA8::gemv_swiglu_mxfp4_a8_4, 4),
+                (SwigluA8::gemv_swiglu_mxfp4_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q4_K => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q4_k_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q4_k_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q4_k_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q4_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q5_K => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q5_k_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q5_k_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q5_k_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q5_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        DType::Q6_K => fitting(
+            [
+                (SwigluA8::gemv_swiglu_q6_k_a8_1, 1),
+                (SwigluA8::gemv_swiglu_q6_k_a8_2, 2),
+                (SwigluA8::gemv_swiglu_q6_k_a8_4, 4),
+                (SwigluA8::gemv_swiglu_q6_k_a8_8, 8),
+            ],
+            rows,
+        ),
+        _ => None,
+    }
+}
+
+/// Gate and up with f32 rows.
+pub fn swiglu_f32(dtype: DType, rows: u32) -> Option<Columns<SwigluF32>> {
+    match dtype {
+        DType::Q8_0 => {
+            fitting([(SwigluF32::gemv_swiglu_q8_0_f32_1, 1), (SwigluF32::gemv_swiglu_q8_0_f32_4, 4)], rows)
+        }
+        DType::Q4_0 => {
+            fitting([(SwigluF32::gemv_swiglu_q4_0_f32_1, 1), (SwigluF32::gemv_swiglu_q4_0_f32_4, 4)], rows)
+        }
+        DType::Q4_1 => {
+            fitting([(SwigluF32::gemv_swiglu_q4_1_f32_1, 1), (SwigluF32::gemv_swiglu_q4_1_f32_4, 4)], rows)
+        }
+        DType::Q5_0 => {
+            fitting([(SwigluF32::gemv_swiglu_q5_0_f32_1, 1), (SwigluF32::gemv_swiglu_q5_0_f32_4, 4)], rows)
+        }
+        DType::Q5_1 => {
+            fitting([(SwigluF32::gemv_swiglu_q5_1_f32_1, 1), (SwigluF32::gemv_swiglu_q5_1_f32_4, 4)], rows)
+        }
+        DType::MXFP4 => {
+            fitting([(SwigluF32::gemv_swiglu_mxfp4_f32_1, 1), (SwigluF32::gemv_swiglu_mxfp4_f32_4, 4)], rows)
+        }
+        DType::Q4_K => {
+            fitting([(SwigluF32::gemv_swiglu_q4_k_f32_1, 1), (SwigluF32::gemv_swiglu_q4_k_f32_4, 4)], rows)
+        }
+        DType::Q5_K => {
+            fitting([(SwigluF32::gemv_swiglu_q5_k_f32_1, 1), (SwigluF32::gemv_swiglu_q5_k_f32_4, 4)], rows)
+        }
+        DType::Q6_K => {
+            fitting([(SwigluF32::gemv_swiglu_q6_k_f32_1, 1), (SwigluF32::gemv_swiglu_q6_k_f32_4, 4)], rows)
+        }
+        DType::F32 => fitting(
+            [
+                (SwigluF32::gemv_swiglu_f32_f32_1, 1),
+                (SwigluF32::gemv_swiglu_f32_f32_2, 2),
+                (SwigluF32::gemv_swiglu_f32_f32_4, 4),
+                (SwigluF32::gemv_swiglu_f32_f32_8, 8),
+            ],
+            rows,
+        ),
+        DType::F16 => fitting(
+            [
+                (SwigluF32::gemv_swiglu_f16_f32_1, 1),
+                (SwigluF32::gemv_swiglu_f16_f32_2, 2),
+                (SwigluF32::gemv_swiglu_f16_f32_4, 4),
+                (SwigluF32::gemv_swiglu_f16_f32_8, 8),
+            ],
+            rows,
+        ),
+        DType::BF16 => fitting(
+            [
+                (SwigluF32::gemv_swiglu_bf16_f32_1, 1),
+                (SwigluF32::gemv_swiglu_bf16_f32_2, 2),
+                (SwigluF32::gemv_swiglu_bf16_f32_4, 4),
+                (SwigluF32::gemv_swiglu_bf16_f32_8, 8),
+            ],
+            rows,
+        ),
+        _ => None,
+    }
+}
+
+/// Experts of a quantised type with 8-bit rows.
+pub fn experts_a8(dtype: DType) -> Option<Kernel<ExpertsA8>> {
+    Some(match dtype {
+        DType::Q8_0 => ExpertsA8::gemv_experts_q8_0_a8,
+        DType::Q4_0 => ExpertsA8::gemv_experts_q4_0_a8,
+        DType::Q4_1 => ExpertsA8::gemv_experts_q4_1_a8,
+        DType::Q5_0 => ExpertsA8::gemv_experts_q5_0_a8,
+        DType::Q5_1 => ExpertsA8::gemv_experts_q5_1_a8,
+        DType::MXFP4 => ExpertsA8::gemv_experts_mxfp4_a8,
+        DType::Q4_K => ExpertsA8::gemv_experts_q4_k_a8,
+        DType::Q5_K => ExpertsA8::gemv_experts_q5_k_a8,
+        DType::Q6_K => ExpertsA8::gemv_experts_q6_k_a8,
+        _ => return None,
+    })
+}
+
+/// Experts with f32 rows.
+pub fn experts_f32(dtype: DType) -> Option<Kernel<ExpertsF32>> {
+    Some(match dtype {
+        DType::Q8_0 => ExpertsF32::gemv_experts_q8_0_f32,
+        DType::Q4_0 => ExpertsF32::gemv_experts_q4_0_f32,
+        DType::Q4_1 => ExpertsF32::gemv_experts_q4_1_f32,
+        DType::Q5_0 => ExpertsF32::gemv_experts_q5_0_f32,
+        DType::Q5_1 => ExpertsF32::gemv_experts_q5_1_f32,
+        DType::MXFP4 => ExpertsF32::gemv_experts_mxfp4_f32,
+        DType::Q4_K => ExpertsF32::gemv_experts_q4_k_f32,
+        DType::Q5_K => ExpertsF32::gemv_experts_q5_k_f32,
+        DType::Q6_K => ExpertsF32::gemv_experts_q6_k_f32,
+        DType::F32 => ExpertsF32::gemv_experts_f32_f32,
+        DType::F16 => ExpertsF32::gemv_experts_f16_f32,
+        DType::BF16 => ExpertsF32::gemv_experts_bf16_f32,
+        _ => return None,
+    })
+}
+
+/// Gate and up of experts of a quantised type with 8-bit rows.
+pub fn experts_swiglu_a8(dtype: DType) -> Option<Kernel<ExpertsSwigluA8>> {
+    Some(match dtype {
+        DType::Q8_0 => ExpertsSwigluA8::gemv_experts_swiglu_q8_0_a8,
+        DType::Q4_0 => ExpertsSwigluA8::gemv_experts_swiglu_q4_0_a8,
+        DType::Q4_1 => ExpertsSwigluA8::gemv_experts_swiglu_q4_1_a8,
+        DType::Q5_0 => ExpertsSwigluA8::gemv_experts_swiglu_q5_0_a8,
+        DType::Q5_1 => ExpertsSwigluA8::gemv_experts_swiglu_q5_1_a8,
+        DType::MXFP4 => ExpertsSwigluA8::gemv_experts_swiglu_mxfp4_a8,
+        DType::Q4_K => ExpertsSwigluA8::gemv_experts_swiglu_q4_k_a8,
+        DType::Q5_K => ExpertsSwigluA8::gemv_experts_swiglu_q5_k_a8,
+        DType::Q6_K => ExpertsSwigluA8::gemv_experts_swiglu_q6_k_a8,
+        _ => return None,
+    })
+}
+
+/// Gate and up of experts with f32 rows.
+pub fn experts_swiglu_f32(dtype: DType) -> Option<Kernel<ExpertsSwigluF32>> {
+    Some(match dtype {
+        DType::Q8_0 => ExpertsSwigluF32::gemv_experts_swiglu_q8_0_f32,
+        DType::Q4_0 => ExpertsSwigluF32::gemv_experts_swiglu_q4_0_f32,
+        DType::Q4_1 => ExpertsSwigluF32::gemv_experts_swiglu_q4_1_f32,
+        DType::Q5_0 => ExpertsSwigluF32::gemv_experts_swiglu_q5_0_f32,
+        DType::Q5_1 => ExpertsSwigluF32::gemv_experts_swiglu_q5_1_f32,
+        DType::MXFP4 => ExpertsSwigluF32::gemv_experts_swiglu_mxfp4_f32,
+        DType::Q4_K => ExpertsSwigluF32::gemv_experts_swiglu_q4_k_f32,
+        DType::Q5_K => ExpertsSwigluF32::gemv_experts_swiglu_q5_k_f32,
+        DType::Q6_K => ExpertsSwigluF32::gemv_experts_swiglu_q6_k_f32,
+        DType::F32 => ExpertsSwigluF32::gemv_experts_swiglu_f32_f32,
+        DType::F16 => ExpertsSwigluF32::gemv_experts_swiglu_f16_f32,
+        DType::BF16 => ExpertsSwigluF32::gemv_experts_swiglu_bf16_f32,
+        _ => return None,
+    })
+}

@@ -1,0 +1,83 @@
+//! Where a weight tensor's numbers lie on the device: `kernels/quant/planes.h` in Rust.
+
+use crate::tensor::DType;
+
+/// A plane starts at a multiple of this.
+pub const PLANE_ALIGN: u64 = 256;
+
+/// Most planes of a type.
+pub const PLANES_MAX: usize = 4;
+
+/// The planes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planes {
+    /// Bytes from the tensor's start to each plane; the tensor's size for planes that it does not have.
+    pub offsets: [u64; PLANES_MAX],
+    /// Bytes of the tensor.
+    pub bytes: u64,
+}
+
+/// Bytes per so many values, for each plane of a quantised type.
+fn entries(dtype: DType) -> &'static [(u64, u64)] {
+    match dtype {
+        DType::Q8_0 => &[(32, 32), (2, 32)],
+        DType::Q4_0 => &[(16, 32), (2, 32)],
+        DType::Q4_1 => &[(16, 32), (4, 32)],
+        DType::Q5_0 => &[(16, 32), (4, 32), (2, 32)],
+        DType::Q5_1 => &[(16, 32), (4, 32), (4, 32)],
+        DType::MXFP4 => &[(16, 32), (1, 32)],
+        DType::Q4_K => &[(16, 32), (16, 256)],
+        DType::Q5_K => &[(16, 32), (4, 32), (16, 256)],
+        DType::Q6_K => &[(16, 32), (8, 32), (2, 32), (2, 256)],
+        _ => &[],
+    }
+}
+
+/// The planes of `rows` x `cols` values; `None` for types without kernels, rows of broken blocks, and sizes whose groups of 32
+/// (for float types: 16-byte chunks) the kernels could not count in 32 bits.
+pub fn planes(dtype: DType, rows: u64, cols: u64) -> Option<Planes> {
+    let row_bytes = dtype.row_bytes(cols)?;
+    let weights = rows.checked_mul(cols)?;
+    let mut planes = Planes { offsets: [0; PLANES_MAX], bytes: 0 };
+    if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        planes.bytes = row_bytes.checked_next_multiple_of(16)?.checked_mul(rows)?;
+        u32::try_from(planes.bytes / 16).ok()?;
+    } else {
+        if entries(dtype).is_empty() {
+            return None;
+        }
+        u32::try_from(weights / 32).ok()?;
+        for (i, offset) in planes.offsets.iter_mut().enumerate() {
+            *offset = planes.bytes;
+            let &(bytes, per) = entries(dtype).get(i).unwrap_or(&(0, 1));
+            planes.bytes += (weights / per * bytes).next_multiple_of(PLANE_ALIGN); // below 2^32 * 33: no overflow
+        }
+        return Some(planes);
+    }
+    planes.offsets[1..].fill(planes.bytes);
+    Some(planes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_follow_each_other_at_multiples_of_256() {
+        let found = planes(DType::Q6_K, 3, 256).unwrap();
+        assert_eq!(found.offsets, [0, 512, 768, 1024]);
+        assert_eq!(found.bytes, 1280);
+        let found = planes(DType::Q4_K, 2, 4096).unwrap();
+        assert_eq!(found, Planes { offsets: [0, 4096, 4608, 4608], bytes: 4608 });
+        assert_eq!(planes(DType::F32, 3, 5).unwrap().bytes, 96);
+        assert_eq!(planes(DType::BF16, 3, 5).unwrap().bytes, 48);
+    }
+
+    #[test]
+    fn what_kernels_cannot_count_is_refused() {
+        assert_eq!(planes(DType::Q4_K, 1, 128), None);
+        assert_eq!(planes(DType::Q2_K, 1, 256), None);
+        assert_eq!(planes(DType::Q8_0, 1 << 20, 1 << 17), None);
+        assert_eq!(planes(DType::F16, u64::MAX, 2), None);
+    }
+}
