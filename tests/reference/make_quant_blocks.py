@@ -14,7 +14,7 @@ import libggml
 from gguf import quants
 from gguf.constants import GGMLQuantizationType as Q
 
-TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K]
+TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K, Q.Q5_0, Q.Q5_1, Q.Q5_K, Q.MXFP4]
 ROWS, COLS = 3, 512
 
 base = glob.glob(os.path.join(list(libggml.__path__)[0], "lib*", "libggml-base.so"))[0]
