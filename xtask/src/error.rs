@@ -34,6 +34,8 @@ pub enum Error {
     Stages { failed: usize, all: usize, names: String },
     #[error("no stage is called {name:?}; `cargo xtask check --list` shows them")]
     UnknownStage { name: String },
+    #[error("{what} needs root")]
+    Root { what: &'static str },
     #[error("may not be skipped here: {what}")]
     Skipped { what: String },
     #[error("{} has {bytes} bytes, at most {max} are allowed", file.display())]

@@ -1,6 +1,7 @@
 //! Project commands, run as `cargo xtask <command>`: what a newcomer, a contributor and the checks need beside `cargo`.
 
 mod bench;
+mod boot;
 mod check;
 mod daemon;
 mod demo;
@@ -30,6 +31,8 @@ enum Command {
     Models(models::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
+    /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
+    Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
     Bench(bench::Args),
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Oracle(args) => oracle::run(&args),
+        Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
     };
     match done {

@@ -11,7 +11,7 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{host, models};
+use crate::{boot, host, models};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -49,7 +49,7 @@ struct Stage {
 }
 
 /// In order: what is quick or fails most often first, the tests last so that their results end the output.
-const STAGES: [Stage; 11] = [
+const STAGES: [Stage; 12] = [
     Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
     Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
     Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
@@ -65,6 +65,11 @@ const STAGES: [Stage; 11] = [
         name: "client",
         about: "size of the stripped client, time from its start to its first byte",
         run: client::run,
+    },
+    Stage {
+        name: "boot",
+        about: "the package under a real systemd: start, kill, hang, restart, drain, remove",
+        run: under_systemd,
     },
     Stage {
         name: "fuzz",
@@ -168,6 +173,14 @@ fn tools() -> Result<Done> {
         }
     }
     Ok(done)
+}
+
+fn under_systemd() -> Result<Done> {
+    match boot::run(&boot::Args::default()) {
+        Ok(()) => Ok(Done::default()),
+        Err(error @ (Error::Root { .. } | Error::ToolMissing { .. })) => Ok(Done::skipped(error.to_string())),
+        Err(error) => Err(error),
+    }
 }
 
 fn fmt() -> Result<Done> {

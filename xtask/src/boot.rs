@@ -1,0 +1,85 @@
+//! `cargo xtask boot`: the Debian package under a real systemd, in a container that is thrown away.
+//!
+//! `tests/boot/container` boots a small Debian, `tests/boot/inside.py` installs the package there and goes through what
+//! administrators do: socket activation, reload, kills, restarts under load, a hung daemon, drain, upgrade, purge.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use crate::error::{Error, Result};
+use crate::host;
+
+/// The version the package was written against.
+const CARGO_DEB: &str = "3.8.0";
+const MODEL: &str = "tinystories-260k-f32.gguf";
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// How often the daemon is killed while eight clients ask
+    #[arg(long, default_value_t = 10)]
+    kills: u32,
+    /// How often it is restarted while eight clients ask
+    #[arg(long, default_value_t = 5)]
+    restarts: u32,
+    /// Most seconds that a client may wait for an answer meanwhile; the bar of a quiet machine is 1
+    #[arg(long, default_value_t = 5.0)]
+    gap: f64,
+    /// Seconds for boot and scenarios together
+    #[arg(long, default_value_t = 600)]
+    timeout: u32,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self { kills: 10, restarts: 5, gap: 5.0, timeout: 600 }
+    }
+}
+
+/// Builds the package and runs the scenarios.
+///
+/// # Errors
+/// What could not be built; [`Error::Command`] when a scenario failed.
+pub fn run(args: &Args) -> Result<()> {
+    if !host::is_root() {
+        return Err(Error::Root { what: "a container with a systemd of its own" });
+    }
+    let files = stage()?;
+    let mut command = std::process::Command::new(host::root().join("tests/boot/container"));
+    command
+        .args(["--timeout", &args.timeout.to_string()])
+        .arg(&files)
+        .args(["python3", "/opt/boot/inside.py"])
+        .args(["--kills", &args.kills.to_string(), "--restarts", &args.restarts.to_string()])
+        .args(["--gap", &args.gap.to_string()]);
+    host::run(&mut command)
+}
+
+/// What lies over the container's root: the package, the scenarios, a model.
+fn stage() -> Result<PathBuf> {
+    let files = host::target_dir().join("boot");
+    let folder = files.join("opt/boot");
+    fs::create_dir_all(&folder).map_err(Error::io(folder.display().to_string()))?;
+    package(&folder.join("rocmforge.deb"))?;
+    for (from, to) in [
+        (host::root().join("tests/boot/inside.py"), "inside.py"),
+        (host::root().join("tests/models").join(MODEL), MODEL),
+    ] {
+        fs::copy(&from, folder.join(to)).map_err(Error::io(from.display().to_string()))?;
+    }
+    Ok(files)
+}
+
+/// The Debian package, out of release binaries.
+fn package(to: &Path) -> Result<()> {
+    if !host::works(host::cargo().args(["deb", "--version"])) {
+        let package = format!("cargo-deb@{CARGO_DEB}");
+        host::run(host::cargo().args(["install", "--locked", "--quiet", &package]))?;
+    }
+    host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+    let mut command = host::cargo();
+    command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
+    if let Some(dir) = env::var_os("CARGO_TARGET_DIR") {
+        command.arg("--target-dir").arg(dir);
+    }
+    host::run(&mut command)
+}
