@@ -116,7 +116,12 @@ fn count_in(rig: &Rig, counter: DevicePtr<u32>, launches: u32) -> rocmforge::bac
         .capture(|| -> Result<(), HipError> {
             for _ in 0..launches {
                 let grid = Grid::x(1).threads(64);
-                rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &ProbeLaunch { count: counter })?;
+                rig.device.launch(
+                    &rig.stream,
+                    ProbeLaunch::probe_launch,
+                    grid,
+                    &ProbeLaunch { count: counter },
+                )?;
             }
             Ok(())
         })
@@ -204,7 +209,9 @@ fn words_are_seen_by_host_and_kernel_alike() {
 
 #[test]
 fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
-    let Some(rig) = rig_with(ArenaOptions { chunk_bytes: 4 * MIB, ..ArenaOptions::default() }) else { return };
+    let Some(rig) = rig_with(ArenaOptions { chunk_bytes: 4 * MIB, ..ArenaOptions::default() }) else {
+        return;
+    };
     let take = |bytes, owner| rig.device.take(bytes, owner).unwrap();
     let weights: Vec<_> = (0..7).map(|_| take(MIB - 100, Owner::Weights)).collect();
     let page = take(1, Owner::Kv);

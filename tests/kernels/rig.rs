@@ -14,6 +14,9 @@ use crate::common::skip;
 /// What the CPU look-alike says it is.
 const LOOKALIKE: &str = "ROCmForge CPU look-alike";
 
+/// What can compile it, as `cargo xtask kernels` looks for them.
+const COMPILERS: [&str; 4] = ["clang++-22", "clang++-21", "clang++-20", "clang++-19"];
+
 /// A device and a stream on it.
 pub struct Rig {
     pub device: Device,
@@ -41,7 +44,24 @@ pub fn rig_with(arena: ArenaOptions) -> Option<Rig> {
 }
 
 fn why_not() -> String {
-    "no HIP runtime is named in ROCMFORGE_HIP_LIB, and clang++-22 for the look-alike is missing".into()
+    format!(
+        "no HIP runtime is named in ROCMFORGE_HIP_LIB, and for the look-alike one of {} is missing",
+        COMPILERS.join(", ")
+    )
+}
+
+/// The file of the runtime that tests run on: the one that was asked for, else the look-alike; `None` after [`skip`].
+pub fn library() -> Option<PathBuf> {
+    let found = named().or_else(|| lookalike().map(PathBuf::from));
+    if found.is_none() {
+        skip(&why_not());
+    }
+    found
+}
+
+/// Whether `runtime` is the CPU look-alike.
+pub fn is_lookalike(runtime: &Runtime) -> bool {
+    runtime.describe(0).is_ok_and(|description| description.name == LOOKALIKE)
 }
 
 fn open(arena: ArenaOptions) -> Option<Rig> {
@@ -49,8 +69,7 @@ fn open(arena: ArenaOptions) -> Option<Rig> {
         Some(path) => Runtime::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
         None => {
             let runtime = Runtime::open(lookalike()?).unwrap();
-            let description = runtime.describe(0).unwrap();
-            assert_eq!(description.name, LOOKALIKE, "the look-alike was built, something else answers");
+            assert!(is_lookalike(&runtime), "the look-alike was built, something else answers");
             runtime
         }
     };
@@ -69,9 +88,11 @@ pub fn lookalike() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT
         .get_or_init(|| {
-            Command::new("clang++-22").arg("--version").output().ok()?;
+            COMPILERS.iter().find(|compiler| Command::new(compiler).arg("--version").output().is_ok())?;
+            // Waves of 32 lanes, unless the environment names another of its variants.
+            let variant = std::env::var("ROCMFORGE_LOOKALIKE_VARIANT").unwrap_or_else(|_| "wave32".into());
             let output = Command::new(env!("CARGO"))
-                .args(["run", "--quiet", "--package", "xtask", "--", "kernels", "--lookalike"])
+                .args(["run", "--quiet", "--package", "xtask", "--", "kernels", "--lookalike", &variant])
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .output()
                 .expect("cargo can be run");
@@ -79,7 +100,10 @@ pub fn lookalike() -> Option<&'static Path> {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "the look-alike could not be built: {errors}");
             let path = text.lines().last().map(PathBuf::from).unwrap_or_default();
-            assert!(path.is_file(), "cargo xtask kernels --lookalike ends with the library's path: {text}{errors}");
+            assert!(
+                path.is_file(),
+                "cargo xtask kernels --lookalike ends with the library's path: {text}{errors}"
+            );
             Some(path)
         })
         .as_deref()

@@ -202,3 +202,12 @@ impl HostWords {
         self.memory.start.as_ptr()
     }
 }
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        // The memory goes back right after: not before copies and kernels that were given it are over.
+        if let Err(error) = self.memory.context.synchronize() {
+            tracing::debug!(%error, "the end of work on host words was not seen");
+        }
+    }
+}

@@ -162,8 +162,8 @@ impl Stream {
         start: usize,
     ) -> Result<(), HipError> {
         let source = self.words_at("an upload", from, start, to.len())?;
-        // SAFETY: the bytes lie within the words (checked). The driver waits for work that uses pinned memory before it
-        // takes it back, and a graph keeps the words (`words_at`).
+        // SAFETY: the bytes lie within the words (checked), which wait for the device's work before they go, and which a
+        // graph keeps (`words_at`).
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }
     }
 

@@ -1,0 +1,46 @@
+// Exported: code objects and launches.
+#include "driver.h"
+
+using namespace lookalike;
+
+namespace {
+
+// Lets a kernel have all the dynamic shared memory that a block can get: without asking it is 48 KiB in all.
+CUresult allow_shared_memory(const Driver& cuda, CUfunction function) {
+    CUdevice device;
+    int most = 0, fixed = 0;
+    if (CUresult result = cuda.cuDeviceGet_(&device, current_device)) return result;
+    if (CUresult result = cuda.cuDeviceGetAttribute_(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device))
+        return result;
+    if (CUresult result = cuda.cuFuncGetAttribute_(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) return result;
+    return cuda.cuFuncSetAttribute_(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - fixed);
+}
+
+} // namespace
+
+LOOKALIKE_API hipModuleLoadData(CUmodule* module, const void* image) {
+    if (!module || !image) return INVALID_VALUE;
+    return device_call([&](const Driver& cuda) { return cuda.cuModuleLoadData_(module, image); });
+}
+
+LOOKALIKE_API hipModuleUnload(CUmodule module) {
+    return device_call([&](const Driver& cuda) { return cuda.cuModuleUnload_(module); });
+}
+
+LOOKALIKE_API hipModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+    if (!function || !name) return INVALID_VALUE;
+    return device_call([&](const Driver& cuda) {
+        if (CUresult result = cuda.cuModuleGetFunction_(function, module, name)) return result;
+        return allow_shared_memory(cuda, *function);
+    });
+}
+
+LOOKALIKE_API hipModuleLaunchKernel(CUfunction function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                                    uint32_t block_y, uint32_t block_z, uint32_t lds_bytes, CUstream stream,
+                                    void** parameters, void** extra) {
+    if (extra) return NOT_SUPPORTED;
+    return device_call([&](const Driver& cuda) {
+        return cuda.cuLaunchKernel_(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes, stream, parameters,
+                                    nullptr);
+    });
+}
