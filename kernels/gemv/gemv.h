@@ -108,7 +108,7 @@ DEV void swiglu_tile(const GateUp& w, u32 tile_index, Tile& tile, Activations<Ti
     rows.view[0] = T::view(w.gate, u64(w.n) * w.cols);
     rows.view[1] = T::view(w.up, u64(w.n) * w.cols);
     const Place<4, M> at = place<4, M>();
-    for (u32 pass = 0; pass < 2; pass++) {
+    ROLLED for (u32 pass = 0; pass < 2; pass++) {
         const u32 local = team() * 4 + pass * 2;
         UNROLL for (u32 r = 0; r < 4; r++) rows.first[r] = min_u32(tile_index * 32 + local + r % 2, w.n - 1) * a.units;
         f32 acc[4 * M];

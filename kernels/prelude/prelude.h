@@ -11,6 +11,7 @@
 //   KERNEL(256, add_f32, const f32* a, f32* b, u32 n) { ... }     at most 256 threads a block; entry point `add_f32`
 //   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
+//   ROLLED for (...)                                              left a loop: its body is long
 //   LDS(tile, f32[64][65]);                                       block-shared array (uninitialised), 16-byte aligned
 //   LDS_DYNAMIC(f16, buffer);                                     pointer to the launch's dynamic LDS, 16-byte aligned
 // Types
@@ -55,6 +56,8 @@
 //   Frag::load_a_lds, load_bt_lds      the same from LDS                                           C::row(l) C::col(l)
 //   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
 #pragma once
+
+#define ROLLED _Pragma("unroll 1")
 
 typedef unsigned char u8;
 typedef signed char i8;

@@ -61,7 +61,7 @@ DEV u32 row_chunks(u32 cols) {
     return (cols + T::values - 1) / T::values;
 }
 
-template <class T> constexpr bool IS_FLOAT = false;
-template <> constexpr bool IS_FLOAT<F32> = true;
-template <> constexpr bool IS_FLOAT<F16> = true;
-template <> constexpr bool IS_FLOAT<BF16> = true;
+template <class T> inline constexpr bool IS_FLOAT = false;
+template <> inline constexpr bool IS_FLOAT<F32> = true;
+template <> inline constexpr bool IS_FLOAT<F16> = true;
+template <> inline constexpr bool IS_FLOAT<BF16> = true;

@@ -7,4 +7,7 @@
 mod common;
 mod device;
 mod faults;
+mod matmul;
+#[allow(dead_code)] // each module of tests uses its own part
+mod random;
 mod rig;

@@ -1,0 +1,253 @@
+//! `gemv_swiglu_*` and `gemv_experts_swiglu_*`.
+
+use rocmforge::backend::hip::kernels::matmul::{
+    ExpertsSwigluA8, ExpertsSwigluF32, SwigluA8, SwigluF32, choice,
+};
+use rocmforge::backend::hip::{Buffer, DevicePtr};
+use rocmforge::tensor::DType;
+
+use super::weights::{FLOATS, QUANTISED, Weights};
+use super::{Form, Kind, Rows, Sum, or_null, quantised};
+use crate::random::Random;
+use crate::rig::{Rig, rig};
+
+/// Gate and up of the same shape.
+struct Pair {
+    gate: Weights,
+    up: Weights,
+    device: [Buffer; 2],
+}
+
+impl Pair {
+    fn random(rig: &Rig, dtype: DType, n: usize, cols: usize, random: &mut Random) -> Self {
+        let (gate, up) = (Weights::random(dtype, n, cols, random), Weights::random(dtype, n, cols, random));
+        let device = [gate.lay_out(rig), up.lay_out(rig)];
+        Self { gate, up, device }
+    }
+}
+
+/// Where results go: 8-bit planes, or f32.
+struct Out {
+    codes: Buffer,
+    scales: Buffer,
+    sums: Buffer,
+    values: Option<Buffer>,
+}
+
+impl Out {
+    fn new(rig: &Rig, rows: usize, n: usize, a8: bool) -> Self {
+        Self {
+            codes: rig.output::<i8>(rows * n.next_multiple_of(32)),
+            scales: rig.output::<f32>(rows * n.div_ceil(32)),
+            sums: rig.output::<i16>(rows * n.div_ceil(32) * 2),
+            values: (!a8).then(|| rig.output::<f32>(rows * n)),
+        }
+    }
+}
+
+fn launch(rig: &Rig, pair: &Pair, biases: Option<&[Buffer; 2]>, rows: &Rows, m: usize, out: &Out) {
+    let (dtype, n) = (pair.gate.dtype, pair.gate.rows as u32);
+    let [gate, up] = [pair.device[0].ptr(), pair.device[1].ptr()];
+    let (gate_bias, up_bias) = (or_null(biases.map(|b| &b[0])), or_null(biases.map(|b| &b[1])));
+    let (cols, m) = (rows.cols as u32, m as u32);
+    let (out_codes, out_scales, out_sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
+    let out = or_null(out.values.as_ref());
+    match &rows.device {
+        Form::A8 { codes, scales, sums } => {
+            let chosen = choice::swiglu_a8(dtype, m).unwrap();
+            let (codes, scales, sums) = (codes.ptr(), scales.ptr(), sums.ptr());
+            let arguments = SwigluA8 {
+                gate,
+                up,
+                n,
+                gate_bias,
+                up_bias,
+                cols,
+                codes,
+                scales,
+                sums,
+                rows: m,
+                out_codes,
+                out_scales,
+                out_sums,
+                out,
+            };
+            let grid = choice::swiglu_grid(n, m, chosen.columns);
+            rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        }
+        Form::F32(x) => {
+            let chosen = choice::swiglu_f32(dtype, m).unwrap();
+            let arguments = SwigluF32 {
+                gate,
+                up,
+                n,
+                gate_bias,
+                up_bias,
+                cols,
+                x: x.ptr(),
+                x_stride: cols,
+                rows: m,
+                out_codes,
+                out_scales,
+                out_sums,
+                out,
+            };
+            let grid = choice::swiglu_grid(n, m, chosen.columns);
+            rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        }
+    }
+}
+
+/// `silu(gate) * up`, with what the errors of both may come to: each sum's own, times the slope or the other factor, and a few
+/// units of the last place for the exponential and the quotient.
+fn check(gate: Sum, up: Sum, got: f32, what: &dyn Fn() -> String) {
+    let sigmoid = 1.0 / (1.0 + (-gate.value).exp());
+    let silu = gate.value * sigmoid;
+    let want = silu * up.value;
+    let slack = 2e-6 * (1.1 * gate.size * up.value.abs() + silu.abs() * up.size);
+    // exp2(-x * log2 e) in f32: the product's rounding grows with x, but only where the result is small.
+    let bound = slack + want.abs() * (2e-6 + 1.2e-7 * gate.value.abs()) + 1e-30;
+    let off = (f64::from(got) - want).abs();
+    assert!(off <= bound, "{}: {got} instead of {want}, off {off:e} of {bound:e}", what());
+}
+
+fn kinds(dtype: DType) -> &'static [Kind] {
+    if dtype.block_len() == 1 { &[Kind::F32] } else { &[Kind::A8, Kind::F32] }
+}
+
+#[test]
+fn gate_and_up_meet_in_one_launch() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+        let (n, cols) = if dtype.block_len() == 1 { (43, 57) } else { (64, dtype.block_len().max(96)) };
+        let pair = Pair::random(rig, dtype, n, cols, &mut random);
+        let biases = [random.normals(n), random.normals(n)];
+        let device_biases = [rig.upload(&biases[0]), rig.upload(&biases[1])];
+        for &kind in kinds(dtype) {
+            let rows = Rows::random(rig, kind, 11, cols, &mut random);
+            let mut before: Vec<f32> = Vec::new();
+            for m in [11, 5, 4, 3, 2, 1] {
+                let out = Out::new(rig, m, n, false);
+                launch(rig, &pair, Some(&device_biases), &rows, m, &out);
+                let got = rig.download::<f32>(out.values.as_ref().unwrap());
+                for (i, &got) in got.iter().enumerate() {
+                    let (row, n) = (i / n, i % n);
+                    let gate = Sum::of(pair.gate.row(n), rows.seen(row)).plus(biases[0][n]);
+                    let up = Sum::of(pair.up.row(n), rows.seen(row)).plus(biases[1][n]);
+                    check(gate, up, got, &|| format!("{dtype} {kind:?} row {row} of {m} output {n}"));
+                }
+                let same = got.iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{dtype} {kind:?}: other bits with {m} rows");
+                before = got;
+            }
+        }
+    }
+}
+
+/// The 8-bit form is what quantising the f32 form gives, to the bit.
+#[test]
+fn results_are_quantised_where_they_are_made() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+        let cols = dtype.block_len().max(64);
+        let pair = Pair::random(rig, dtype, 96, cols, &mut random);
+        for &kind in kinds(dtype) {
+            let rows = Rows::random(rig, kind, 9, cols, &mut random);
+            for m in [1, 2, 3, 9] {
+                let (planes, values) = (Out::new(rig, m, 96, true), Out::new(rig, m, 96, false));
+                launch(rig, &pair, None, &rows, m, &planes);
+                launch(rig, &pair, None, &rows, m, &values);
+                let (codes, scales, sums) = quantised(&rig.download::<f32>(values.values.as_ref().unwrap()));
+                assert_eq!(rig.download::<i8>(&planes.codes), codes, "{dtype} {kind:?} {m} rows");
+                assert_eq!(rig.download::<f32>(&planes.scales), scales, "{dtype} {kind:?} {m} rows");
+                assert_eq!(rig.download::<i16>(&planes.sums), sums, "{dtype} {kind:?} {m} rows");
+                let untouched = rig.download::<u8>(&values.codes);
+                assert!(untouched.iter().all(|&b| b == 0xff), "{dtype}: both forms were written");
+            }
+        }
+    }
+}
+
+/// Addresses of the first or second matrix of each pair.
+fn table(rig: &Rig, pairs: &[Pair], which: usize) -> Buffer {
+    rig.upload(&pairs.iter().map(|p| p.device[which].ptr::<u8>().address()).collect::<Vec<u64>>())
+}
+
+fn launch_experts(rig: &Rig, pairs: &[Pair], chosen: &[u32], slots: u32, rows: &Rows, out: &Out) {
+    let (dtype, n, cols) = (pairs[0].gate.dtype, pairs[0].gate.rows as u32, rows.cols as u32);
+    let (gates, ups, experts) = (table(rig, pairs, 0), table(rig, pairs, 1), rig.upload(chosen));
+    let (gate_table, up_table, experts) = (gates.ptr(), ups.ptr(), experts.ptr());
+    let (out_codes, out_scales, out_sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
+    let out: DevicePtr<f32> = or_null(out.values.as_ref());
+    let grid = choice::experts_swiglu_grid(n, chosen.len() as u32);
+    match &rows.device {
+        Form::A8 { codes, scales, sums } => {
+            let (codes, scales, sums) = (codes.ptr(), scales.ptr(), sums.ptr());
+            let arguments = ExpertsSwigluA8 {
+                gate_table,
+                up_table,
+                experts,
+                n,
+                cols,
+                codes,
+                scales,
+                sums,
+                slots,
+                out_codes,
+                out_scales,
+                out_sums,
+                out,
+            };
+            rig.device
+                .launch(&rig.stream, choice::experts_swiglu_a8(dtype).unwrap(), grid, &arguments)
+                .unwrap();
+        }
+        Form::F32(x) => {
+            let arguments = ExpertsSwigluF32 {
+                gate_table,
+                up_table,
+                experts,
+                n,
+                cols,
+                x: x.ptr(),
+                x_stride: cols,
+                slots,
+                out_codes,
+                out_scales,
+                out_sums,
+                out,
+            };
+            rig.device
+                .launch(&rig.stream, choice::experts_swiglu_f32(dtype).unwrap(), grid, &arguments)
+                .unwrap();
+        }
+    }
+    rig.stream.synchronize().unwrap();
+}
+
+#[test]
+fn each_pair_meets_gate_and_up_of_its_own_expert() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+        let (n, cols) = (32, dtype.block_len().max(32));
+        let pairs: Vec<Pair> = (0..3).map(|_| Pair::random(rig, dtype, n, cols, &mut random)).collect();
+        let chosen = [2, 0, 1, 2];
+        for &kind in kinds(dtype) {
+            let rows = Rows::random(rig, kind, 2, cols, &mut random);
+            let (values, planes) = (Out::new(rig, 4, n, false), Out::new(rig, 4, n, true));
+            launch_experts(rig, &pairs, &chosen, 2, &rows, &values);
+            launch_experts(rig, &pairs, &chosen, 2, &rows, &planes);
+            let got = rig.download::<f32>(values.values.as_ref().unwrap());
+            for (i, &got) in got.iter().enumerate() {
+                let (pair, n) = (i / n, i % n);
+                let (w, x) = (&pairs[chosen[pair] as usize], rows.seen(pair / 2));
+                let what = || format!("{dtype} {kind:?} pair {pair} output {n}");
+                check(Sum::of(w.gate.row(n), x), Sum::of(w.up.row(n), x), got, &what);
+            }
+            assert_eq!(rig.download::<i8>(&planes.codes), quantised(&got).0, "{dtype} {kind:?}");
+        }
+    }
+}
