@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::tensor::{FileIdentity, MappedFile};
+use crate::tensor::{FileIdentity, MappedFile, is_shortage};
 
 pub mod arch;
 pub mod gguf;
@@ -80,6 +80,17 @@ pub enum ModelError {
     /// The file could not be mapped.
     #[error(transparent)]
     Map(#[from] crate::tensor::MapError),
+}
+
+impl ModelError {
+    /// True when nothing is wrong with the file: see [`is_shortage`].
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            Self::Map(error) | Self::Gguf(gguf::GgufError::Map(error)) => error.is_shortage(),
+            Self::Gguf(gguf::GgufError::Read { source, .. }) => is_shortage(source),
+            _ => false,
+        }
+    }
 }
 
 impl Model {

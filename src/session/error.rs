@@ -12,7 +12,7 @@ use crate::model::store::{OpenError, StoreError};
 use crate::model::template::TemplateError;
 use crate::model::tokenizer::TokenizerError;
 use crate::scheduler::JobError;
-use crate::tensor::MapError;
+use crate::tensor::{MapError, is_shortage};
 
 /// How long a client should wait when queues are full.
 const BUSY_RETRY_MS: u32 = 500;
@@ -36,7 +36,19 @@ pub(super) fn of_codec(error: &CodecError) -> Failure {
     failure(error.code(), &error.to_string())
 }
 
+/// The daemon itself has not what a request needs for the moment.
+pub(super) fn shortage(what: &str) -> Failure {
+    let text = format!(
+        "the daemon is short of file descriptors or memory for the moment ({what}): try again, and see LimitNOFILE of its \
+         unit and the memory of the machine if this lasts"
+    );
+    failure(ErrorCode::Busy, &text)
+}
+
 pub(super) fn of_store(error: &StoreError) -> Failure {
+    if error.is_shortage() {
+        return shortage(&error.to_string());
+    }
     failure(store_code(error), &error.to_string())
 }
 
@@ -48,6 +60,9 @@ pub(super) fn of_template(error: &TemplateError) -> Failure {
     };
     if let TemplateError::Process { source, .. } = error {
         tracing::warn!(%error, %source, "a chat template was not rendered");
+        if is_shortage(source) {
+            return shortage(&format!("{error}: {source}"));
+        }
     }
     failure(code, &error.to_string())
 }
@@ -159,5 +174,22 @@ mod tests {
         assert_eq!(long.code, ErrorCode::NotAModelFile as u16);
         assert_eq!(long.message.len(), 512);
         assert!(!long.retryable);
+    }
+
+    #[test]
+    fn what_the_daemon_lacks_is_not_the_files_fault() {
+        let lacking = |errno: i32| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            let source = std::sync::Arc::new(MapError::Os { what: "open", source });
+            of_store(&StoreError::File { name: "m".into(), source })
+        };
+        let (no_descriptors, no_access) = (24, 13);
+        let error = lacking(no_descriptors);
+        assert_eq!((error.code, error.retryable, error.retry_after_ms), (300, true, BUSY_RETRY_MS));
+        assert!(error.message.contains("m: open: Too many open files"), "{}", error.message);
+        assert_eq!(lacking(no_access).code, ErrorCode::Unavailable as u16);
+        let source = std::io::Error::from_raw_os_error(no_descriptors);
+        let error = of_template(&TemplateError::Process { action: "started", source });
+        assert_eq!((error.code, error.retryable), (300, true));
     }
 }

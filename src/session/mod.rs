@@ -33,7 +33,7 @@ mod text;
 mod turns;
 
 use answer::Answer;
-use error::{Failure, failure, of_codec};
+use error::{Failure, failure, of_codec, shortage};
 pub use outbox::Outbox;
 pub use service::{BLOCKING_MAX, Service, Settings};
 
@@ -48,6 +48,8 @@ pub struct Frame {
     pub payload: Vec<u8>,
     /// What came along.
     pub fds: Vec<OwnedFd>,
+    /// True when the process had no descriptors left for what came along; then `fds` are not all.
+    pub fds_lost: bool,
 }
 
 /// Who is at the other end, as the kernel says.
@@ -129,8 +131,9 @@ impl Session {
         if frame.header.flags.contains(Flags::MORE) {
             return Err(fatal(ErrorCode::BadFrame, "a client's message is one frame: MORE must not be set"));
         }
-        if !frame.fds.is_empty() && op != Some(Op::Load) {
-            let text = format!("op {} takes no file descriptors, {} came", frame.header.op, frame.fds.len());
+        if frame.header.n_fds > 0 && op != Some(Op::Load) {
+            let text =
+                format!("op {} takes no file descriptors, {} came", frame.header.op, frame.header.n_fds);
             return Err(fatal(ErrorCode::BadDescriptors, &text));
         }
         match op {
@@ -192,12 +195,18 @@ impl Session {
             }
         };
         if let ClientMessage::Load(load) = &message
-            && frame.fds.len() != usize::from(load.by_descriptor)
+            && frame.header.n_fds != u8::from(load.by_descriptor)
         {
-            let text =
-                format!("by_descriptor is {}, and {} descriptors came", load.by_descriptor, frame.fds.len());
+            let text = format!(
+                "by_descriptor is {}, and {} descriptors came",
+                load.by_descriptor, frame.header.n_fds
+            );
             answer.fail(&failure(ErrorCode::BadDescriptors, &text));
             return Err(fatal(ErrorCode::BadDescriptors, &text));
+        }
+        if frame.fds_lost {
+            answer.fail(&shortage("the kernel could not hand over the model's descriptor"));
+            return Ok(());
         }
         let call = Call { connection: Arc::clone(&self.connection), control };
         match message {

@@ -59,8 +59,8 @@ pub enum ReceiveError {
         /// Descriptors that the header announces.
         announced: u8,
     },
-    /// More descriptors than the daemon takes; the kernel dropped the rest.
-    #[error("more file descriptors than the {FDS_MAX} that a frame may have")]
+    /// Descriptors that the daemon does not take; the kernel dropped them.
+    #[error("file descriptors where none belong, or more than the {FDS_MAX} that a frame may have")]
     DescriptorsCutOff,
     /// The operating system refused.
     #[error("reading failed: {0}")]
@@ -111,10 +111,15 @@ pub async fn frame(stream: &Stream, payload_bytes_max: u32) -> Result<Frame, Rec
         let (_, unread) = header.split_at_mut(first.bytes);
         expect_descriptors(&fill(stream, unread, false).await?, 0)?;
         let header = FrameHeader::parse(&header, payload_bytes_max)?;
-        expect_descriptors(&first.fds, header.n_fds)?;
+        // Of lost ones the kernel does not say how many there were; that some came, and who lost them, is known.
+        match (first.fds_lost, header.n_fds) {
+            (true, 0) => return Err(ReceiveError::DescriptorsCutOff),
+            (true, _) => {}
+            (false, announced) => expect_descriptors(&first.fds, announced)?,
+        }
         let payload = payload(stream, header.len as usize).await?;
         header.check_payload(&payload)?;
-        Ok(Frame { header, payload, fds: first.fds })
+        Ok(Frame { header, payload, fds: first.fds, fds_lost: first.fds_lost })
     };
     let deadline = Instant::now() + FRAME_TIME;
     timeout_at(deadline, rest).await.map_err(|_| ReceiveError::FrameTimeout)?
@@ -153,7 +158,8 @@ async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<V
             bytes => have += bytes,
         }
         fds.append(&mut received.fds);
-        if fds.len() > usize::from(FDS_MAX) {
+        // Lost or not, they did not belong where this reads.
+        if received.fds_lost || fds.len() > usize::from(FDS_MAX) {
             return Err(ReceiveError::DescriptorsCutOff);
         }
     }
@@ -163,6 +169,8 @@ async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<V
 struct Received {
     bytes: usize,
     fds: Vec<OwnedFd>,
+    /// The process had no room in its table for all that came.
+    fds_lost: bool,
 }
 
 /// One `recvmsg`. Descriptors are close-on-exec from the first moment.
@@ -184,8 +192,11 @@ async fn receive(stream: &Stream, bytes: &mut [u8]) -> Result<Received, ReceiveE
             Ok((received.bytes, received.flags))
         })
         .await?;
-    if flags.contains(ReturnFlags::CTRUNC) {
+    // The kernel cuts off what has no room in the buffer, and what has none in our table of descriptors: in the second case
+    // the buffer is not full.
+    let cut_off = flags.contains(ReturnFlags::CTRUNC);
+    if cut_off && fds.len() >= usize::from(FDS_MAX) {
         return Err(ReceiveError::DescriptorsCutOff);
     }
-    Ok(Received { bytes, fds })
+    Ok(Received { bytes, fds, fds_lost: cut_off })
 }

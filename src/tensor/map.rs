@@ -91,6 +91,13 @@ pub enum MapError {
     },
 }
 
+impl MapError {
+    /// True when nothing is wrong with the file: see [`is_shortage`].
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if is_shortage(source))
+    }
+}
+
 /// A read-only mapping of one file. Shared by reference ([`Arc`]), never cloned.
 #[derive(Debug)]
 pub struct MappedFile {
@@ -239,6 +246,14 @@ impl MappedFile {
     }
 }
 
+/// True when the operating system refused for want of descriptors or memory, ours or everyone's: nothing is wrong with
+/// what was asked for, and later it may be had.
+pub fn is_shortage(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM].into_iter().any(|shortage| errno == Some(shortage))
+}
+
 impl FileIdentity {
     fn of(stat: &rustix::fs::Stat) -> Self {
         let ns = |seconds: i128, nanoseconds: i128| seconds * 1_000_000_000 + nanoseconds;
@@ -258,7 +273,7 @@ fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Error, Write};
     use std::os::fd::OwnedFd;
 
     use super::*;
@@ -320,6 +335,17 @@ mod tests {
         assert!(matches!(MappedFile::map(open("/proc/self/mem", OFlags::RDONLY)), Err(MapError::Empty)));
         assert!(matches!(MappedFile::map(temp(b"").reopen_read_only()), Err(MapError::Empty)));
         assert_eq!(MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
+    }
+
+    #[test]
+    fn a_shortage_is_told_from_a_refusal() {
+        use rustix::io::Errno;
+        for (errno, shortage) in
+            [(Errno::MFILE, true), (Errno::NFILE, true), (Errno::NOMEM, true), (Errno::ACCESS, false)]
+        {
+            assert_eq!(is_shortage(&errno.into()), shortage, "{errno}");
+        }
+        assert!(!is_shortage(&Error::other("of another kind")));
     }
 
     trait ReopenReadOnly {

@@ -10,4 +10,4 @@ mod resident;
 
 pub use dtype::DType;
 pub use lazy::{LazyTensor, Shape};
-pub use map::{FileIdentity, MapError, MappedFile};
+pub use map::{FileIdentity, MapError, MappedFile, is_shortage};

@@ -176,21 +176,8 @@ fn requests_of_a_uid_are_bounded() {
 
 #[test]
 fn a_daemon_without_descriptors_waits_for_some_and_recovers() {
-    let mut rig = Rig::idle();
-    let mut command = std::process::Command::new("/bin/sh");
-    command.args(["-c", "ulimit -n 48; exec \"$@\"", "sh"]);
-    let daemon = rig.command();
-    command.arg(daemon.get_program()).args(daemon.get_args());
-    rig.spawn(&mut command);
-    rig.assert_serves();
-    // The kernel completes these connections; the daemon has no descriptors to take them all.
-    let held: Vec<Raw> = (0..64).map(|_| Raw::silent(&rig)).collect();
-    let until = std::time::Instant::now() + crate::rig::PATIENCE;
-    while !rig.log_text().contains("cannot be accepted") {
-        assert!(std::time::Instant::now() < until, "the log never says so");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    drop(held);
+    let mut rig = Rig::start_with_few_descriptors();
+    drop(rig.take_all_descriptors());
     rig.assert_serves();
     let lines = rig.log_text().lines().filter(|line| line.contains("cannot be accepted")).count();
     assert!(lines < 20, "{lines} lines: a failing accept must not fill the log");

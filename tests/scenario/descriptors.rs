@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rocmforge_client::Connection;
 use rocmforge_client::wire::{
-    self, ErrorCode, Flags, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
+    self, ErrorCode, Flags, GenerateRequest, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
     encode_frame_with_descriptors,
 };
 use rustix::fs::{Mode, OFlags};
 
 use crate::raw::{Raw, header};
-use crate::rig::{Answer, Rig, TINY, answer, code, story};
+use crate::rig::{Answer, Rig, TINY, answer, code, refusal, story};
 
 fn null() -> File {
     File::open("/dev/null").unwrap()
@@ -71,6 +72,45 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
 }
 
 #[test]
+fn a_daemon_without_descriptors_says_so_and_keeps_its_names() {
+    let mut rig = Rig::start_with_few_descriptors();
+    std::fs::copy(rig.model(TINY), rig.model("other")).unwrap();
+    let connection = Connection::connect(&rig.options()).unwrap();
+    let mut raw = Raw::connect(&rig);
+    let list = || connection.call(&wire::ListRequest::default()).unwrap().models;
+    let before = list();
+    assert_eq!(before.len(), 2);
+    let held = rig.take_all_descriptors();
+
+    assert_eq!(list(), before);
+    let load_other = LoadRequest { name: "other".into(), by_descriptor: false, request_id: 0, ext: vec![] };
+    let assert_busy = |error: &wire::WireError| {
+        let told = (error.code, error.retryable, error.retry_after_ms > 0);
+        assert_eq!(told, (ErrorCode::Busy as u16, true, true), "{error:?}");
+        assert!(error.message.contains("descriptors"), "{}", error.message);
+    };
+    assert_busy(&refusal(connection.call(&load_other)));
+    assert_eq!(list(), before, "nothing is wrong with the file");
+    let file = File::open(rig.model("other")).unwrap();
+    raw.send_with(&load(1, true), &[file.as_fd()]);
+    let (stream, error) = raw.error();
+    assert_eq!(stream, 1, "the connection goes on");
+    assert_busy(&error);
+    let request = GenerateRequest { model: "other".into(), ..story(4) };
+    assert_busy(&refusal(connection.generate(&request).unwrap().next_item()));
+    // A stray descriptor is still the client's fault, whoever lost it.
+    let mut liar = raw;
+    liar.send_with(&header(0, 3, Op::List as u16, 0, 0), &[file.as_fd()]);
+    let (stream, error) = liar.error();
+    assert_eq!((stream, error.code), (0, ErrorCode::BadDescriptors as u16), "{error:?}");
+    liar.assert_closed();
+
+    drop(held);
+    rig.assert_serves();
+    assert!(rig.client().load("other").unwrap().mapped_now);
+}
+
+#[test]
 fn only_a_regular_file_opened_for_reading_is_taken() {
     let mut rig = Rig::start();
     let client = rig.client();
@@ -110,7 +150,7 @@ fn a_passed_file_answers_under_its_name_and_is_the_same_mapping() {
         (false, ModelState::Mapped),
         "the file was mapped already"
     );
-    let request = wire::GenerateRequest { model: "mine".into(), ..story(16) };
+    let request = GenerateRequest { model: "mine".into(), ..story(16) };
     assert_eq!(answer(&client, &request).unwrap(), by_name);
     assert_eq!(client.status().unwrap().models_mapped, 1);
     assert!(client.unload("mine").unwrap().was_mapped);

@@ -102,6 +102,24 @@ fn a_file_that_went_away_is_a_model_that_is_not_found() {
 }
 
 #[test]
+fn a_directory_that_is_missing_is_logged_when_that_begins_and_ends() {
+    let mut rig = Rig::idle();
+    let missing = rig.dir.path().join("missing");
+    let mut command = rig.command();
+    rig.spawn(command.arg("--models").arg(&missing));
+    let client = rig.client();
+    let look = || (0..5).for_each(|_| assert_eq!(client.list().unwrap().models.len(), 1));
+    let lines = |text: &str| rig.log_text().lines().filter(|line| line.contains(text)).count();
+    look();
+    assert_eq!(lines("cannot be read"), 1, "clients can ask as often as they like");
+    std::fs::create_dir(&missing).unwrap();
+    look();
+    std::fs::remove_dir(&missing).unwrap();
+    look();
+    assert_eq!((lines("cannot be read"), lines("can be read again")), (2, 1));
+}
+
+#[test]
 fn the_list_says_what_cannot_be_used_and_why() {
     let rig = Rig::start();
     std::fs::write(rig.model("empty"), "").unwrap();

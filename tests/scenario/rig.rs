@@ -1,6 +1,7 @@
 //! A daemon of a test: its own process, socket, directory of models and log.
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -43,6 +44,30 @@ impl Rig {
         rig.configure(config);
         rig.run();
         rig
+    }
+
+    /// A daemon that serves the kept model and may have 48 descriptors.
+    pub fn start_with_few_descriptors() -> Self {
+        let mut rig = Self::idle();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "ulimit -n 48; exec \"$@\"", "sh"]);
+        let daemon = rig.command();
+        command.arg(daemon.get_program()).args(daemon.get_args());
+        rig.spawn(&mut command);
+        rig.assert_serves();
+        rig
+    }
+
+    /// Connections that leave such a daemon without a descriptor, until they drop.
+    pub fn take_all_descriptors(&self) -> Vec<UnixStream> {
+        // The kernel completes these connections; the daemon has no descriptors to take them all.
+        let held = (0..64).map(|_| UnixStream::connect(self.socket()).unwrap()).collect();
+        let until = Instant::now() + PATIENCE;
+        while !self.log_text().contains("cannot be accepted") {
+            assert!(Instant::now() < until, "the log never says so");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        held
     }
 
     pub fn configure(&self, config: &str) {

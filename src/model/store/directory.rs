@@ -1,7 +1,8 @@
 //! The files of the model directories.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
@@ -17,30 +18,93 @@ pub(super) struct Entry {
     pub unusable: Option<String>,
 }
 
-/// All `.gguf` entries of `directories` by name. Of equal names the first directory's is served.
+/// What the last look into each directory found.
 ///
-/// Nothing is opened. Directories that cannot be read are logged and passed over: the others' models are still served.
-pub(super) fn scan(directories: &[PathBuf]) -> BTreeMap<String, Entry> {
-    let mut entries = BTreeMap::new();
-    for directory in directories {
-        let listing = match std::fs::read_dir(directory) {
-            Ok(listing) => listing,
+/// A directory that cannot be read keeps the names it had: a daemon that is short of descriptors, or a disk that fails
+/// for a moment, is no reason to let go of models that are mapped. One that is gone has none.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    directories: HashMap<PathBuf, Look>,
+    /// The directory that had more than there was room for.
+    cut_off: Option<PathBuf>,
+}
+
+/// One directory.
+#[derive(Debug, Default)]
+struct Look {
+    entries: BTreeMap<String, Entry>,
+    /// Why it could not be read.
+    fault: Option<ErrorKind>,
+}
+
+impl Looks {
+    /// Looks into `directories`: all their `.gguf` entries by name. Of equal names the first directory's is served.
+    ///
+    /// No file is opened. What is wrong with a directory is logged when it begins and when it ends: clients make the store
+    /// look as often as they like.
+    pub(super) fn look(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {
+        self.directories.retain(|directory, _| directories.contains(directory));
+        let mut all: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut cut_off = None;
+        for directory in directories {
+            let look = self.directories.entry(directory.clone()).or_default();
+            look.again(directory);
+            for (name, entry) in &look.entries {
+                if all.len() < NAMES_MAX {
+                    all.entry(name.clone()).or_insert_with(|| entry.clone());
+                } else if !all.contains_key(name) {
+                    cut_off = Some(directory);
+                }
+            }
+        }
+        if cut_off != self.cut_off.as_ref() {
+            if let Some(directory) = cut_off {
+                tracing::warn!(directory = %directory.display(), limit = NAMES_MAX, "too many models; the rest is left out");
+            }
+            self.cut_off = cut_off.cloned();
+        }
+        all
+    }
+}
+
+impl Look {
+    fn again(&mut self, directory: &Path) {
+        let fault = match read(directory) {
+            Ok(entries) => {
+                self.entries = entries;
+                None
+            }
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), %error, "a model directory cannot be read");
-                continue;
+                let kind = error.kind();
+                if matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory) {
+                    self.entries.clear();
+                }
+                if self.fault != Some(kind) {
+                    let names_kept = self.entries.len();
+                    tracing::warn!(directory = %directory.display(), %error, names_kept, "a model directory cannot be read");
+                }
+                Some(kind)
             }
         };
-        for item in listing.flatten() {
-            if entries.len() >= NAMES_MAX {
-                tracing::warn!(directory = %directory.display(), limit = NAMES_MAX, "too many models; the rest is left out");
-                return entries;
-            }
-            let path = item.path();
-            let Some(name) = name_of(&path) else { continue };
-            entries.entry(name).or_insert_with(|| inspect(path));
+        if fault.is_none() && self.fault.is_some() {
+            tracing::info!(directory = %directory.display(), "a model directory can be read again");
+        }
+        self.fault = fault;
+    }
+}
+
+/// The `.gguf` entries of one directory, one more than [`NAMES_MAX`] at most.
+fn read(directory: &Path) -> std::io::Result<BTreeMap<String, Entry>> {
+    let mut entries = BTreeMap::new();
+    for item in std::fs::read_dir(directory)? {
+        let path = item?.path();
+        let Some(name) = name_of(&path) else { continue };
+        entries.insert(name, inspect(path));
+        if entries.len() > NAMES_MAX {
+            break;
         }
     }
-    entries
+    Ok(entries)
 }
 
 /// A model's name: its file's name without `.gguf`. None for other files and for names that cannot be asked for.
@@ -100,7 +164,7 @@ mod tests {
         std::fs::create_dir(first.path().join("dir.gguf")).unwrap();
         std::os::unix::fs::symlink("nowhere", second.path().join("link.gguf")).unwrap();
         let missing = first.path().join("missing");
-        let found = scan(&[first.path().into(), missing, second.path().into()]);
+        let found = Looks::default().look(&[first.path().into(), missing, second.path().into()]);
 
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["a", "b", "dir", "link"]);
@@ -108,6 +172,42 @@ mod tests {
         assert_eq!(found["b"].unusable.as_deref(), Some("the file is empty"));
         assert_eq!(found["dir"].unusable.as_deref(), Some("not a regular file"));
         assert!(found["link"].unusable.as_deref().is_some_and(|why| why.contains("No such file")));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_read_keeps_its_names_and_one_that_is_gone_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("models");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("a.gguf"), "x").unwrap();
+        let directories = [directory.clone()];
+        let mut looks = Looks::default();
+        let names = |looks: &mut Looks| looks.look(&directories).into_keys().collect::<Vec<_>>();
+        assert_eq!(names(&mut looks), ["a"]);
+        // A link to itself cannot be read, by root neither.
+        std::fs::rename(&directory, dir.path().join("away")).unwrap();
+        std::os::unix::fs::symlink(&directory, &directory).unwrap();
+        assert_eq!(names(&mut looks), ["a"], "unreadable");
+        std::fs::remove_file(&directory).unwrap();
+        assert_eq!(names(&mut looks), [""; 0], "gone");
+        std::fs::rename(dir.path().join("away"), &directory).unwrap();
+        assert_eq!(names(&mut looks), ["a"], "back");
+        assert_eq!(Looks::default().look(&[]), BTreeMap::new());
+    }
+
+    #[test]
+    fn names_past_the_limit_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        for n in 0..=NAMES_MAX {
+            std::fs::write(dir.path().join(format!("{n}.gguf")), "").unwrap();
+        }
+        let mut looks = Looks::default();
+        let directories = [dir.path().to_path_buf()];
+        assert_eq!(looks.look(&directories).len(), NAMES_MAX);
+        assert_eq!(looks.cut_off.as_ref(), directories.first());
+        std::fs::remove_file(dir.path().join("0.gguf")).unwrap();
+        assert_eq!(looks.look(&directories).len(), NAMES_MAX);
+        assert_eq!(looks.cut_off, None);
     }
 
     #[test]

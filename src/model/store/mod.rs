@@ -21,13 +21,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Model, ModelError, ModelId};
 use crate::backend::BackendError;
-use crate::tensor::{FileIdentity, MapError, MappedFile};
+use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 
 mod directory;
 mod tables;
 #[cfg(test)]
 mod tests;
 
+use directory::Looks;
 use tables::{Gone, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
 
@@ -104,6 +105,20 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// True when nothing is wrong with the model: the daemon is short of descriptors or memory.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            Self::File { source, .. } => source.is_shortage(),
+            Self::Open { source, .. } => match &**source {
+                OpenError::Model(error) => error.is_shortage(),
+                OpenError::Backend(_) | OpenError::Panicked(_) => false,
+            },
+            _ => false,
+        }
+    }
+}
+
 /// Why a file did not open as a model that can run here.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -129,13 +144,21 @@ pub struct Store {
     tables: Mutex<Tables>,
     /// Told at the end of each opening.
     opened: Condvar,
-    /// Number of the last finished directory scan; held while one runs.
-    scan: Mutex<u64>,
+    /// The last finished look into the directories; held while one runs.
+    scan: Mutex<Scan>,
     scans_started: AtomicU64,
     next_id: AtomicU64,
     passed_per_uid_max: usize,
     open: Box<Opener>,
     on_gone: Box<OnGone>,
+}
+
+/// Looks into the directories.
+#[derive(Default)]
+struct Scan {
+    /// How many have finished.
+    finished: u64,
+    looks: Looks,
 }
 
 /// A mapped model in use by one request. The mapping stays until the last one drops.
@@ -196,7 +219,7 @@ impl Store {
         Arc::new(Self {
             tables: Mutex::new(Tables::new(directories)),
             opened: Condvar::new(),
-            scan: Mutex::new(0),
+            scan: Mutex::default(),
             scans_started: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
             passed_per_uid_max,
@@ -213,16 +236,16 @@ impl Store {
     /// Looks into the directories. Callers that come while one looks share the next look: a storm of misses costs two.
     pub fn rescan(&self) {
         let wanted = self.scans_started.load(Ordering::SeqCst) + 1;
-        let mut finished = self.scan.lock();
-        if *finished >= wanted {
+        let mut scan = self.scan.lock();
+        if scan.finished >= wanted {
             return;
         }
         let number = self.scans_started.fetch_add(1, Ordering::SeqCst) + 1;
         let directories = self.tables.lock().directories.clone();
-        let entries = directory::scan(&directories);
+        let entries = scan.looks.look(&directories);
         let gone = self.tables.lock().replace_entries(entries);
-        *finished = number;
-        drop(finished);
+        scan.finished = number;
+        drop(scan);
         self.tell(gone);
     }
 
@@ -334,13 +357,20 @@ impl Store {
                 self.rescan();
                 return Err(StoreError::NotFound { name: name.into() });
             }
+            Err(source) if is_shortage(&source) => {
+                return Err(file_error(name, MapError::Os { what: "open", source }));
+            }
             Err(error) => return Err(StoreError::Unusable { name: name.into(), reason: error.to_string() }),
         };
         let identity = inspect(name, &file)?;
         let gone = self.tables.lock().seen(name, identity);
         self.tell(gone);
         let result = self.lease(uid, name, file, identity);
-        self.tables.lock().note_failure(name, identity, result.as_ref().err());
+        // A shortage is ours: the file may be well.
+        let failure = result.as_ref().err();
+        if !failure.is_some_and(StoreError::is_shortage) {
+            self.tables.lock().note_failure(name, identity, failure);
+        }
         result
     }
 
@@ -423,8 +453,11 @@ impl Store {
 }
 
 fn inspect(name: &str, file: &File) -> Result<FileIdentity, StoreError> {
-    MappedFile::inspect(file)
-        .map_err(|source| StoreError::File { name: name.into(), source: Arc::new(source) })
+    MappedFile::inspect(file).map_err(|source| file_error(name, source))
+}
+
+fn file_error(name: &str, source: MapError) -> StoreError {
+    StoreError::File { name: name.into(), source: Arc::new(source) }
 }
 
 /// What a panic said.
