@@ -29,7 +29,7 @@ mod tables;
 mod tests;
 
 use directory::Looks;
-use tables::{Gone, Opened, Slot, SlotState, Tables};
+use tables::{Gone, InTables, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
 
 /// Most names from directories.
@@ -198,7 +198,7 @@ impl std::fmt::Debug for Store {
 pub struct Unloaded {
     /// It was mapped, or about to be: a request was opening it.
     pub was_mapped: bool,
-    /// Requests that still use it, those that wait for its opening among them.
+    /// Requests that its end waits for, those that wait for its opening among them; 0 where another name keeps it.
     pub in_use: u32,
 }
 
@@ -295,13 +295,14 @@ impl Store {
     }
 
     /// Lets a model go: a passed one loses its name, the mapping goes when nothing uses it. A directory's name stays, and
-    /// the next request for it maps it again.
+    /// the next request for it maps it again; so do all names that directories have for the same file. A file that was
+    /// passed under another name, or has a directory's name besides the passed one, stays mapped for that.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::NotYours`].
     pub fn unload(&self, uid: u32, administrator: bool, name: &str) -> Result<Unloaded, StoreError> {
         let mut tables = self.tables.lock();
-        let (unloaded, gone) = tables.unload(uid, administrator, name)?;
+        let (unloaded, gone) = tables.unload(uid, administrator, name, self.passed_per_uid_max)?;
         drop(tables);
         self.tell(gone);
         Ok(unloaded)
@@ -310,12 +311,14 @@ impl Store {
     /// All names this uid can ask for, in order.
     pub fn list(&self, uid: u32) -> Vec<Listing> {
         self.rescan();
-        self.tables.lock().list(uid)
+        let all = self.tables.lock().list(uid);
+        all.into_iter().map(InTables::look_at_file).collect()
     }
 
     /// One name, as [`Store::list`] has it. Looks into no directory.
     pub fn status(&self, uid: u32, name: &str) -> Option<Listing> {
-        self.tables.lock().listing(uid, name)
+        let found = self.tables.lock().listing(uid, name);
+        found.map(InTables::look_at_file)
     }
 
     /// Names that everyone knows.

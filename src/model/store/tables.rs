@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
 use super::{Model, ModelId, OpenError, Source, StoreError, Unloaded};
-use crate::tensor::FileIdentity;
+use crate::tensor::{FileIdentity, MapError};
 
 /// Where an opening's end is told.
 pub(super) type Opened = OnceLock<Result<Arc<Model>, Arc<OpenError>>>;
@@ -65,7 +65,7 @@ pub enum ModelStatus {
     Mapped,
     /// Unloaded while requests run on it.
     Draining,
-    /// Its file lost bytes while it was mapped.
+    /// Its file lost bytes or changed while it was mapped.
     Poisoned,
     /// It cannot be a model, or did not open.
     Unusable,
@@ -88,12 +88,34 @@ pub struct Listing {
     pub reason: String,
 }
 
+/// What the tables know of a name; what became of its file is asked of the file, under no lock.
+pub(super) struct InTables {
+    listing: Listing,
+    model: Option<Arc<Model>>,
+}
+
+impl InTables {
+    /// The listing, with the file as it is now.
+    pub(super) fn look_at_file(self) -> Listing {
+        let Self { mut listing, model } = self;
+        let Some(model) = model else { return listing };
+        let whole = model.file.check_poison().and_then(|()| model.file.check_unchanged());
+        if let Err(error @ (MapError::Poisoned | MapError::Changed)) = whole {
+            listing.status = ModelStatus::Poisoned;
+            listing.reason = error.to_string();
+        }
+        listing
+    }
+}
+
 /// Names and mappings.
 pub(super) struct Tables {
     pub(super) directories: Vec<PathBuf>,
     listed: BTreeMap<String, Listed>,
     /// Files passed by descriptor, by uid and name.
     passed: BTreeMap<(u32, String), ModelId>,
+    /// Passed names that were unloaded while requests ran, for as long as these do; of a uid, as many as it may pass.
+    draining: BTreeMap<(u32, String), ModelId>,
     slots: HashMap<ModelId, Slot>,
     /// The slot that serves new requests for a file.
     current: HashMap<FileIdentity, ModelId>,
@@ -105,6 +127,7 @@ impl Tables {
             directories,
             listed: BTreeMap::new(),
             passed: BTreeMap::new(),
+            draining: BTreeMap::new(),
             slots: HashMap::new(),
             current: HashMap::new(),
         }
@@ -179,8 +202,13 @@ impl Tables {
 
     /// The opening failed: nobody has a lease, so the slot goes with all who waited.
     pub(super) fn failed(&mut self, id: ModelId) {
+        self.remove(id);
+    }
+
+    fn remove(&mut self, id: ModelId) -> Gone {
         self.not_current(id);
-        self.slots.remove(&id);
+        self.draining.retain(|_, draining| *draining != id);
+        self.slots.remove(&id).map(|slot| (id, slot)).into_iter().collect()
     }
 
     fn not_current(&mut self, id: ModelId) {
@@ -229,8 +257,7 @@ impl Tables {
         if !slot.retired && self.is_seen(slot.identity) {
             return Vec::new();
         }
-        self.not_current(id);
-        self.slots.remove(&id).map(|slot| (id, slot)).into_iter().collect()
+        self.remove(id)
     }
 
     /// True when a directory's name leads to that file.
@@ -246,18 +273,12 @@ impl Tables {
     }
 
     pub(super) fn may_pass(&self, uid: u32, name: &str, limit: usize) -> bool {
-        self.passed.contains_key(&(uid, name.to_owned())) || self.passed_of(uid).count() < limit
-    }
-
-    fn passed_of(&self, uid: u32) -> impl Iterator<Item = (&String, ModelId)> {
-        self.passed
-            .range((uid, String::new())..)
-            .take_while(move |((u, _), _)| *u == uid)
-            .map(|((_, n), id)| (n, *id))
+        self.passed.contains_key(&(uid, name.to_owned())) || of_uid(&self.passed, uid).count() < limit
     }
 
     /// Names a passed file; what the name led to before is retired.
     pub(super) fn set_passed(&mut self, uid: u32, name: &str, id: ModelId) -> Gone {
+        self.draining.remove(&(uid, name.to_owned()));
         match self.passed.insert((uid, name.to_owned()), id) {
             Some(before) if before != id => self.unnamed(before),
             _ => Vec::new(),
@@ -271,15 +292,23 @@ impl Tables {
         if slot.retired { self.sweep(id) } else { self.retire_unnamed(identity) }
     }
 
+    /// `draining_max` names of a uid are still listed while they drain.
     pub(super) fn unload(
         &mut self,
         uid: u32,
         administrator: bool,
         name: &str,
+        draining_max: usize,
     ) -> Result<(Unloaded, Gone), StoreError> {
-        if let Some(id) = self.passed.remove(&(uid, name.to_owned())) {
-            let in_use = self.slots.get(&id).map_or(0, |slot| slot.in_use);
-            return Ok((Unloaded { was_mapped: true, in_use }, self.unnamed(id)));
+        let own = (uid, name.to_owned());
+        if let Some(id) = self.passed.remove(&own) {
+            let was_mapped = self.slots.contains_key(&id);
+            let gone = self.unnamed(id);
+            let in_use = self.slots.get(&id).filter(|slot| slot.retired).map_or(0, |slot| slot.in_use);
+            if in_use > 0 && of_uid(&self.draining, uid).count() < draining_max {
+                self.draining.insert(own, id);
+            }
+            return Ok((Unloaded { was_mapped, in_use }, gone));
         }
         let listed = self.listed.get(name).ok_or_else(|| StoreError::NotFound { name: name.into() })?;
         let id = listed.seen.and_then(|identity| self.current.get(&identity)).copied();
@@ -289,11 +318,11 @@ impl Tables {
         if !administrator && slot.loaded_by != uid {
             return Err(StoreError::NotYours { name: name.into() });
         }
-        let unloaded = Unloaded { was_mapped: true, in_use: slot.in_use };
+        let in_use = slot.in_use;
         if self.passed.values().any(|passed| *passed == id) {
-            return Ok((unloaded, Vec::new()));
+            return Ok((Unloaded { was_mapped: true, in_use: 0 }, Vec::new()));
         }
-        Ok((unloaded, self.retire(id)))
+        Ok((Unloaded { was_mapped: true, in_use }, self.retire(id)))
     }
 
     pub(super) fn names(&self) -> usize {
@@ -308,32 +337,44 @@ impl Tables {
         self.listed.contains_key(name)
     }
 
-    pub(super) fn list(&self, uid: u32) -> Vec<Listing> {
-        let mut all: BTreeMap<&String, Listing> = BTreeMap::new();
+    pub(super) fn list(&self, uid: u32) -> Vec<InTables> {
+        let mut all: BTreeMap<&String, InTables> = BTreeMap::new();
         for (name, listed) in &self.listed {
             all.insert(name, self.listed_listing(name, listed));
         }
-        for (name, id) in self.passed_of(uid) {
+        for (name, id) in of_uid(&self.passed, uid) {
             all.insert(name, self.passed_listing(name, id));
+        }
+        for (name, id) in of_uid(&self.draining, uid) {
+            if let Some(listing) = self.draining_listing(name, id) {
+                all.entry(name).or_insert(listing);
+            }
         }
         all.into_values().collect()
     }
 
-    pub(super) fn listing(&self, uid: u32, name: &str) -> Option<Listing> {
-        if let Some(id) = self.passed.get(&(uid, name.to_owned())) {
+    pub(super) fn listing(&self, uid: u32, name: &str) -> Option<InTables> {
+        let own = (uid, name.to_owned());
+        if let Some(id) = self.passed.get(&own) {
             return Some(self.passed_listing(name, *id));
         }
-        self.listed.get(name).map(|listed| self.listed_listing(name, listed))
+        let listed = self.listed.get(name).map(|listed| self.listed_listing(name, listed));
+        listed.or_else(|| self.draining_listing(name, *self.draining.get(&own)?))
     }
 
-    fn passed_listing(&self, name: &str, id: ModelId) -> Listing {
+    /// None where another name keeps the mapping by now.
+    fn draining_listing(&self, name: &str, id: ModelId) -> Option<InTables> {
+        self.slots.get(&id).filter(|slot| slot.retired).map(|slot| slot_listing(name, slot))
+    }
+
+    fn passed_listing(&self, name: &str, id: ModelId) -> InTables {
         match self.slots.get(&id) {
             Some(slot) => slot_listing(name, slot),
             None => unmapped(name, 0, ModelStatus::Unusable, "the mapping is gone: load it again"),
         }
     }
 
-    fn listed_listing(&self, name: &str, listed: &Listed) -> Listing {
+    fn listed_listing(&self, name: &str, listed: &Listed) -> InTables {
         let slot = listed.seen.and_then(|identity| {
             let current = self.current.get(&identity).and_then(|id| self.slots.get(id));
             current.or_else(|| self.slots.values().find(|slot| slot.identity == identity))
@@ -348,34 +389,28 @@ impl Tables {
     }
 }
 
-fn slot_listing(name: &str, slot: &Slot) -> Listing {
-    let Some(model) = slot.model() else {
-        let opening = unmapped(name, slot.identity.size, ModelStatus::Registered, "");
-        return Listing { in_use: slot.in_use, ..opening };
-    };
-    let poison = model.file.check_poison().err();
-    let status = match (&poison, slot.retired) {
-        (Some(_), _) => ModelStatus::Poisoned,
-        (None, true) => ModelStatus::Draining,
-        (None, false) => ModelStatus::Mapped,
-    };
-    Listing {
-        name: name.to_owned(),
-        status,
-        file_bytes: slot.identity.size,
-        architecture: model.plan.architecture.clone(),
-        in_use: slot.in_use,
-        reason: poison.map_or_else(String::new, |e| e.to_string()),
-    }
+/// A uid's own names.
+fn of_uid(names: &BTreeMap<(u32, String), ModelId>, uid: u32) -> impl Iterator<Item = (&String, ModelId)> {
+    names.range((uid, String::new())..).take_while(move |((u, _), _)| *u == uid).map(|((_, n), id)| (n, *id))
 }
 
-fn unmapped(name: &str, file_bytes: u64, status: ModelStatus, reason: &str) -> Listing {
-    Listing {
+fn slot_listing(name: &str, slot: &Slot) -> InTables {
+    let opening = unmapped(name, slot.identity.size, ModelStatus::Registered, "");
+    let listing = Listing { in_use: slot.in_use, ..opening.listing };
+    let Some(model) = slot.model() else { return InTables { listing, model: None } };
+    let status = if slot.retired { ModelStatus::Draining } else { ModelStatus::Mapped };
+    let architecture = model.plan.architecture.clone();
+    InTables { listing: Listing { status, architecture, ..listing }, model: Some(Arc::clone(model)) }
+}
+
+fn unmapped(name: &str, file_bytes: u64, status: ModelStatus, reason: &str) -> InTables {
+    let listing = Listing {
         name: name.to_owned(),
         status,
         file_bytes,
         architecture: String::new(),
         in_use: 0,
         reason: reason.to_owned(),
-    }
+    };
+    InTables { listing, model: None }
 }

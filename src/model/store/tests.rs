@@ -183,6 +183,77 @@ fn a_passed_file_shares_the_mapping_and_its_name_is_its_uids_alone() {
 }
 
 #[test]
+fn an_unload_tells_what_its_own_mapping_waits_for() {
+    let f = fixture(|_| ());
+    let file = || File::open(f.path("tiny.gguf")).unwrap();
+    let (running, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    drop(f.store.pass(BOB, "his", file()).unwrap());
+    drop(f.store.pass(ALICE, "mine", file()).unwrap());
+    let stays = Unloaded { was_mapped: true, in_use: 0 };
+    assert_eq!(f.store.unload(ALICE, false, "mine").unwrap(), stays, "the directory's name has it");
+    assert_eq!(f.status(ALICE, "mine"), None, "nothing of it drains");
+    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), stays, "his name has it");
+    assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
+    f.store.unload(BOB, false, "his").unwrap();
+    let goes = Unloaded { was_mapped: true, in_use: 1 };
+    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), goes);
+    drop(running);
+    assert_eq!(f.store.mapped(), 0);
+}
+
+#[test]
+fn a_passed_model_is_listed_while_it_drains() {
+    let f = fixture(|_| ());
+    copy_model(&f.path("other"));
+    let pass = || f.store.pass(ALICE, "mine", File::open(f.path("other")).unwrap()).unwrap().0;
+    let running = pass();
+    assert_eq!(f.store.unload(ALICE, false, "mine").unwrap(), Unloaded { was_mapped: true, in_use: 1 });
+    let listed = f.store.list(ALICE);
+    assert_eq!((listed[0].name.as_str(), listed[0].status), ("mine", ModelStatus::Draining));
+    assert_eq!((listed[0].in_use, f.store.list(BOB).len()), (1, 1));
+    assert!(matches!(f.store.acquire(ALICE, "mine"), Err(StoreError::NotFound { .. })));
+    assert!(matches!(f.store.unload(ALICE, false, "mine"), Err(StoreError::NotFound { .. })));
+    // Passed again it serves again.
+    drop(pass());
+    assert_eq!(f.status(ALICE, "mine"), Some(ModelStatus::Mapped));
+    f.store.unload(ALICE, false, "mine").unwrap();
+    drop(running);
+    assert_eq!((f.status(ALICE, "mine"), f.store.list(ALICE).len()), (None, 1));
+    assert_eq!(f.store.mapped(), 0);
+    // Names that drain are bounded like those that serve.
+    let running = pass();
+    for name in ["a", "b", "c"] {
+        f.store.unload(ALICE, false, "mine").ok();
+        drop(f.store.pass(ALICE, name, File::open(f.path("other")).unwrap()).unwrap());
+        f.store.unload(ALICE, false, name).unwrap();
+    }
+    assert_eq!(f.store.list(ALICE).len(), 1 + 2);
+    drop(running);
+    assert_eq!(f.store.list(ALICE).len(), 1);
+}
+
+#[test]
+fn a_mapped_file_that_changed_or_shrank_is_listed_as_such_at_once() {
+    let f = fixture(|_| ());
+    copy_model(&f.path("other"));
+    drop(f.store.pass(ALICE, "mine", File::open(f.path("other")).unwrap()).unwrap());
+    let told = || {
+        let listing = f.store.list(ALICE).remove(0);
+        (listing.name, listing.status, listing.reason)
+    };
+    assert_eq!(told(), ("mine".to_owned(), ModelStatus::Mapped, String::new()));
+    let writer = File::options().write(true).open(f.path("other")).unwrap();
+    writer.set_modified(std::time::UNIX_EPOCH).unwrap();
+    let (_, status, reason) = told();
+    assert_eq!(status, ModelStatus::Poisoned);
+    assert!(reason.contains("changed on disk"), "{reason}");
+    writer.set_len(20_000).unwrap();
+    let (_, status, reason) = told();
+    assert_eq!(status, ModelStatus::Poisoned);
+    assert!(reason.contains("lost bytes"), "{reason}");
+}
+
+#[test]
 fn passed_files_are_bounded_and_checked() {
     let f = fixture(|_| ());
     for name in ["a", "b", "c"] {
