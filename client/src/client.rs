@@ -70,12 +70,20 @@ impl Client {
         self.call(&InfoRequest::default())
     }
 
-    /// The models known by name.
+    /// All models known by name, in as many calls as that takes.
     ///
     /// # Errors
     /// As [`Connection::call`].
     pub fn list(&self) -> Result<ListReply, ClientError> {
-        self.call(&ListRequest::default())
+        let mut whole = self.call(&ListRequest::default())?;
+        while whole.more
+            && let Some(last) = whole.models.last()
+        {
+            let mut next = self.call(&ListRequest { after: last.name.clone(), ext: vec![] })?;
+            whole.more = next.more && !next.models.is_empty();
+            whole.models.append(&mut next.models);
+        }
+        Ok(whole)
     }
 
     /// About one model; with `full` all its metadata and tensors, in as many calls as that takes.
@@ -141,12 +149,20 @@ impl Client {
         self.call(&UnloadRequest { name: name.to_owned(), request_id: random_request_id(), ext: vec![] })
     }
 
-    /// The requests that run or wait.
+    /// All requests that run or wait, in as many calls as that takes.
     ///
     /// # Errors
     /// As [`Connection::call`].
     pub fn ps(&self) -> Result<PsReply, ClientError> {
-        self.call(&PsRequest::default())
+        let mut whole = self.call(&PsRequest::default())?;
+        while whole.more
+            && let Some(last) = whole.sequences.last()
+        {
+            let mut next = self.call(&PsRequest { after: last.id, ext: vec![] })?;
+            whole.more = next.more && !next.sequences.is_empty();
+            whole.sequences.append(&mut next.sequences);
+        }
+        Ok(whole)
     }
 
     /// How the daemon is.

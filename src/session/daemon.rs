@@ -2,9 +2,10 @@
 
 use rocmforge_client::wire::{
     self, DeviceStatus, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest, PsReply,
-    SequenceEntry, StatusReply, WireError,
+    PsRequest, SequenceEntry, StatusReply, WireError,
 };
 
+use super::models::{fill, page_room};
 use super::{Call, Failure, failure};
 use crate::scheduler::{EngineSnapshot, SequenceSnapshot, SequenceState};
 
@@ -43,19 +44,39 @@ pub(super) fn info(call: &Call) -> InfoReply {
 }
 
 /// All requests for tokens. Another uid's name for a model is told only where everyone knows it.
-pub(super) async fn ps(call: Call) -> Result<PsReply, Failure> {
+pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failure> {
     let snapshot = call.service().engine.snapshot();
-    let sequences = snapshot.sequences.iter().take(wire::limits::SEQUENCES_MAX);
-    Ok(PsReply { sequences: sequences.map(|sequence| entry(&call, sequence)).collect(), ext: Ext::new() })
+    let mut all: Vec<&SequenceSnapshot> = snapshot.sequences.iter().collect();
+    all.retain(|sequence| sequence.id.0 > request.after);
+    all.sort_unstable_by_key(|sequence| sequence.id.0);
+    let of_all = all.len();
+    all.truncate(wire::limits::SEQUENCES_MAX);
+    let names = names(&call, &all);
+    let entries = all.into_iter().zip(names).map(|(sequence, model)| entry(sequence, model));
+    let mut room = page_room(call.connection.limits.max_frame);
+    let sequences = fill(&mut room, entries, entry_bytes);
+    Ok(PsReply { more: sequences.len() < of_all, sequences, ext: Ext::new() })
 }
 
-fn entry(call: &Call, sequence: &SequenceSnapshot) -> SequenceEntry {
-    let peer = call.peer();
-    let service = call.service();
-    let model = match service.asked_by(sequence.id) {
-        Some((uid, name)) if uid == peer.uid || peer.administrator || service.store.is_public(&name) => name,
+/// An entry in a payload.
+fn entry_bytes(entry: &SequenceEntry) -> usize {
+    entry.model.len() + 64
+}
+
+/// What each sequence's model is called, as far as the asking uid may know.
+fn names(call: &Call, sequences: &[&SequenceSnapshot]) -> Vec<String> {
+    let (peer, service) = (call.peer(), call.service());
+    let asked_by = service.asked_by(sequences.iter().map(|sequence| sequence.id));
+    let names = asked_by.iter().map(|asked| asked.as_ref().map_or("", |(_, name)| name.as_str()));
+    let public = service.store.are_public(names);
+    let told = |(asked, public): (Option<(u32, String)>, bool)| match asked {
+        Some((uid, name)) if uid == peer.uid || peer.administrator || public => name,
         _ => String::new(),
     };
+    asked_by.into_iter().zip(public).map(told).collect()
+}
+
+fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
     SequenceEntry {
         id: sequence.id.0,
         uid: sequence.uid,
@@ -149,6 +170,33 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ModelId;
+    use crate::scheduler::SequenceId;
+
+    #[test]
+    fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
+        let sequence = SequenceSnapshot {
+            id: SequenceId(1),
+            uid: 1,
+            model: ModelId(1),
+            state: SequenceState::Queued,
+            prompt_tokens: 1,
+            prefilled_tokens: 1,
+            generated_tokens: 1,
+            max_tokens: 1,
+            kv_pages: 1,
+            arrived: std::time::Instant::now(),
+            queue_position: 1,
+        };
+        let longest = || entry(&sequence, "n".repeat(wire::limits::NAME_BYTES_MAX));
+        let mut room = page_room(wire::PAYLOAD_BYTES_MIN);
+        let entries = std::iter::repeat_with(longest).take(1000);
+        let sequences = fill(&mut room, entries, entry_bytes);
+        assert!(sequences.len() < 1000);
+        let reply = PsReply { sequences, more: true, ext: Ext::new() };
+        let (encoded, limit) = (wire::encode(&reply).unwrap().len(), wire::PAYLOAD_BYTES_MIN as usize);
+        assert!(encoded <= limit && encoded + entry_bytes(&longest()) > limit, "{encoded}");
+    }
 
     #[test]
     fn memory_is_read_from_the_kernels_text() {

@@ -213,9 +213,9 @@ impl Session {
             ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
             ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
             ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
-            ClientMessage::Ps(_) => call.spawn(answer, daemon::ps(call.clone())),
+            ClientMessage::Ps(request) => call.spawn(answer, daemon::ps(call.clone(), request)),
             ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),
-            ClientMessage::List(_) => call.spawn(answer, models::list(call.clone())),
+            ClientMessage::List(request) => call.spawn(answer, models::list(call.clone(), request)),
             ClientMessage::Show(request) => call.spawn(answer, models::show(call.clone(), request)),
             ClientMessage::Load(request) => {
                 let fd = frame.fds.into_iter().next();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_client::wire::{
-    self, ErrorCode, Ext, ListReply, LoadReply, LoadRequest, MetadataEntry, ModelState, ModelSummary, Op,
-    ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest, limits,
+    self, ErrorCode, Ext, ListReply, ListRequest, LoadReply, LoadRequest, MetadataEntry, ModelState,
+    ModelSummary, Op, ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest, limits,
 };
 use tokio::sync::watch;
 
@@ -26,15 +26,27 @@ const SHOW_BYTES: usize = 512 << 10;
 const SHOWN_ELEMENTS: usize = 8;
 const SHOWN_BYTES: usize = 1024;
 
-pub(super) async fn list(call: Call) -> Result<ListReply, Failure> {
-    call.blocking(|call| {
-        let models = call.service().store.list(call.peer().uid);
-        Ok(ListReply {
-            models: models.into_iter().take(limits::MODELS_MAX).map(summary).collect(),
-            ext: Ext::new(),
-        })
+pub(super) async fn list(call: Call, request: ListRequest) -> Result<ListReply, Failure> {
+    call.blocking(move |call| {
+        let mut all = call.service().store.list(call.peer().uid);
+        all.retain(|listing| listing.name > request.after);
+        let of_all = all.len();
+        let mut room = page_room(call.connection.limits.max_frame);
+        let all = all.into_iter().take(limits::MODELS_MAX).map(summary);
+        let models = fill(&mut room, all, summary_bytes);
+        Ok(ListReply { more: models.len() < of_all, models, ext: Ext::new() })
     })
     .await
+}
+
+/// A summary in a payload.
+fn summary_bytes(model: &ModelSummary) -> usize {
+    model.name.len() + model.architecture.len() + model.reason.len() + 48
+}
+
+/// Bytes for the entries of a reply that is a list, whether there are more, and no extensions.
+pub(super) fn page_room(payload_bytes_max: u32) -> usize {
+    (payload_bytes_max as usize).saturating_sub(8 + 1 + 8)
 }
 
 pub(super) async fn load(
@@ -243,7 +255,11 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
 }
 
 /// As many entries as fit the room that is left and one list.
-fn fill<T>(room: &mut usize, entries: impl Iterator<Item = T>, bytes: impl Fn(&T) -> usize) -> Vec<T> {
+pub(super) fn fill<T>(
+    room: &mut usize,
+    entries: impl Iterator<Item = T>,
+    bytes: impl Fn(&T) -> usize,
+) -> Vec<T> {
     let fits = |entry: &T| {
         let left = room.checked_sub(bytes(entry));
         *room = left.unwrap_or(0);
@@ -342,6 +358,27 @@ mod tests {
         let entry = metadata_entry("k", &Value::String("é".repeat(1000)));
         assert_eq!(entry.value.len(), SHOWN_BYTES + "... (2000 bytes in all)".len());
         assert_eq!(metadata_entry("k", &Value::F32(0.5)).value, "0.5");
+    }
+
+    #[test]
+    fn a_page_of_the_longest_names_fits_its_payload_and_wastes_none() {
+        let longest = ModelSummary {
+            name: "n".repeat(limits::NAME_BYTES_MAX),
+            state: ModelState::Unusable,
+            file_bytes: 1,
+            architecture: "a".repeat(limits::LABEL_BYTES_MAX),
+            sequences: 1,
+            reason: "r".repeat(limits::ERROR_BYTES_MAX),
+            ext: Ext::new(),
+        };
+        let mut room = page_room(wire::PAYLOAD_BYTES_MIN);
+        let models = fill(&mut room, std::iter::repeat_n(&longest, 1000), |model| summary_bytes(model));
+        let models: Vec<ModelSummary> = models.into_iter().cloned().collect();
+        assert!(models.len() < 1000);
+        let reply = ListReply { models, more: true, ext: Ext::new() };
+        let encoded = wire::encode(&reply).unwrap().len();
+        let limit = wire::PAYLOAD_BYTES_MIN as usize;
+        assert!(encoded <= limit && encoded + summary_bytes(&longest) > limit, "{encoded}");
     }
 
     #[test]

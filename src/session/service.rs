@@ -170,9 +170,10 @@ impl Service {
         })
     }
 
-    /// Who asked for a sequence, and by which name.
-    pub(super) fn asked_by(&self, id: SequenceId) -> Option<(u32, String)> {
-        self.active.lock().sequences.get(&id).cloned()
+    /// Who asked for each of these sequences, and by which name.
+    pub(super) fn asked_by(&self, ids: impl Iterator<Item = SequenceId>) -> Vec<Option<(u32, String)>> {
+        let active = self.active.lock();
+        ids.map(|id| active.sequences.get(&id).cloned()).collect()
     }
 }
 

@@ -28,8 +28,8 @@ struct InfoReply: version string LABEL; ops [OpInfo] OPS; limits Limits; ext Ext
 struct OpInfo: op u16; name string LABEL
 struct Limits: frame_bytes_max u32; streams_max u32; fds_max u32; initial_credit u32; context_tokens_max u32;
     stop_texts_max u32; stop_text_bytes_max u32; top_logprobs_max u32; ext Ext
-struct ListRequest: ext Ext
-struct ListReply: models [ModelSummary] MODELS; ext Ext
+struct ListRequest: after string NAME; ext Ext
+struct ListReply: models [ModelSummary] MODELS; more bool; ext Ext
 struct ModelSummary: name string NAME; state ModelState; file_bytes u64; architecture string LABEL; sequences u32;
     reason string VALUE; ext Ext
 enum ModelState: 0 Registered; 1 Mapped; 2 Draining; 3 Poisoned; 4 Unusable
@@ -61,8 +61,8 @@ struct GenerateEnd: stop_reason StopReason; text string TEXT; usage Usage; timin
 enum StopReason: 0 EndOfGeneration; 1 MaxTokens; 2 ContextFull; 3 StopText
 struct Usage: prompt_tokens u32; generated_tokens u32
 struct Timings: queue_us u64; load_us u64; prefill_us u64; decode_us u64
-struct PsRequest: ext Ext
-struct PsReply: sequences [SequenceEntry] SEQUENCES; ext Ext
+struct PsRequest: after u64; ext Ext
+struct PsReply: sequences [SequenceEntry] SEQUENCES; more bool; ext Ext
 struct SequenceEntry: id u64; uid u32; model string NAME; state SequenceState; prompt_tokens u32; prefilled_tokens
     u32; generated_tokens u32; max_tokens u32; kv_pages u32; age_ms u64; queue_position u32; ext Ext
 enum SequenceState: 0 Queued; 1 Prefill; 2 Decode; 3 Stalled

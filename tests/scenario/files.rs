@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use rocmforge_client::wire::{ErrorCode, GenerateRequest, ModelState, Prompt, WireError};
+use rocmforge_client::Connection;
+use rocmforge_client::wire::{ErrorCode, GenerateRequest, ListRequest, ModelState, Prompt, WireError};
 
 use crate::common;
 use crate::forge::{Value, tiny_llama};
@@ -117,6 +118,19 @@ fn a_directory_that_is_missing_is_logged_when_that_begins_and_ends() {
     std::fs::remove_dir(&missing).unwrap();
     look();
     assert_eq!((lines("cannot be read"), lines("can be read again")), (2, 1));
+}
+
+#[test]
+fn a_list_that_fits_no_frame_comes_in_parts() {
+    let rig = Rig::start();
+    let names: Vec<String> = (0..3500).map(|n| format!("{}{n:04}", "n".repeat(246))).collect();
+    names.iter().for_each(|name| std::fs::write(rig.model(name), "").unwrap());
+    let first = Connection::connect(&rig.options()).unwrap().call(&ListRequest::default()).unwrap();
+    assert!(first.more && first.models.len() < names.len(), "{}", first.models.len());
+    let models = rig.client().list().unwrap().models;
+    let mut listed: Vec<String> = models.into_iter().map(|model| model.name).collect();
+    assert_eq!(listed.pop().as_deref(), Some(TINY));
+    assert_eq!(listed, names);
 }
 
 #[test]

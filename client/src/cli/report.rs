@@ -167,11 +167,11 @@ impl Output {
     }
 }
 
-/// The wire's structures as scripts like them: without `ext`, states in snake case.
+/// The wire's structures as scripts like them: whole, so without `more`; without `ext`, states in snake case.
 fn for_scripts(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let keep = fields.into_iter().filter(|(key, _)| key != "ext");
+            let keep = fields.into_iter().filter(|(key, _)| key != "ext" && key != "more");
             Value::Object(
                 keep.map(|(key, value)| {
                     let value = match value {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn scripts_see_no_extensions_and_plain_states() {
-        let value = json!({ "models": [{ "state": "NotYet", "ext": [] }], "ext": [] });
+        let value = json!({ "models": [{ "state": "NotYet", "ext": [] }], "more": false, "ext": [] });
         assert_eq!(for_scripts(value), json!({ "models": [{ "state": "not_yet" }] }));
     }
 }

@@ -265,7 +265,7 @@ mod tests {
             reason: String::new(),
             ext: vec![],
         };
-        list(&mut out, &ListReply { models: vec![model], ext: vec![] }).unwrap();
+        list(&mut out, &ListReply { models: vec![model], more: false, ext: vec![] }).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert_eq!(
             text,

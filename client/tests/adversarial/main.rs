@@ -137,7 +137,7 @@ fn extensions_that_must_be_understood_fail_and_others_pass() {
     let error = decode::<Cancel>(&with(vec![(5, vec![0; limits::EXT_BYTES_MAX + 1])])).unwrap_err();
     assert_eq!(error.code(), ErrorCode::LimitExceeded);
     let nested = ModelSummary { ext: vec![(EXT_CRITICAL, vec![])], ..filled(&mut Smallest) };
-    let list = ListReply { models: vec![nested], ext: vec![] };
+    let list = ListReply { models: vec![nested], more: false, ext: vec![] };
     assert!(matches!(encode(&list), Err(CodecError::Field(Violation::UnknownExtension { .. }))));
 }
 

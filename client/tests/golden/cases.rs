@@ -349,8 +349,8 @@ fn models() -> Vec<Golden> {
         ext: vec![],
     };
     let groups = [
-        three(Op::List, ListRequest { ext: vec![] }),
-        three(Op::Reply, ListReply { models: vec![summary()], ext: vec![] }),
+        three(Op::List, ListRequest { after: name(), ext: vec![] }),
+        three(Op::Reply, ListReply { models: vec![summary()], more: true, ext: vec![] }),
         three(
             Op::Show,
             ShowRequest { model: name(), full: true, skip_metadata: 33, skip_tensors: 272, ext: vec![] },
@@ -482,8 +482,8 @@ fn daemon() -> Vec<Golden> {
     let groups = [
         three(Op::Info, InfoRequest { ext: vec![] }),
         three(Op::Reply, info),
-        three(Op::Ps, PsRequest { ext: vec![] }),
-        three(Op::Reply, PsReply { sequences: vec![sequence], ext: vec![] }),
+        three(Op::Ps, PsRequest { after: 40, ext: vec![] }),
+        three(Op::Reply, PsReply { sequences: vec![sequence], more: true, ext: vec![] }),
         three(Op::Status, StatusRequest { ext: vec![] }),
         three(Op::Reply, status),
     ];

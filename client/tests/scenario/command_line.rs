@@ -271,17 +271,25 @@ fn tokens_go_from_text_to_ids_and_back() {
 
 #[test]
 fn list_and_ping_print_for_people_and_scripts() {
-    let reply = |peer: &mut Peer| {
-        let stream = peer.request().unwrap().header.stream;
-        peer.send(stream, Op::Reply, &ListReply { models: vec![summary("m")], ext: vec![] });
-    };
-    let server = Server::greeting(move |mut peer| reply(&mut peer));
+    // A list that comes in parts is shown whole.
+    let server = Server::greeting(|mut peer| {
+        for (name, after, more) in [("a", "", true), ("m", "a", false)] {
+            let request = peer.request().unwrap();
+            let ClientMessage::List(list) = request.message else { panic!("{:?}", request.message) };
+            assert_eq!(list.after, after);
+            let reply = ListReply { models: vec![summary(name)], more, ext: vec![] };
+            peer.send(request.header.stream, Op::Reply, &reply);
+        }
+    });
     let (_, stdout, _) = run(&server, &["list", "--json"]);
+    let model = |name: &str| {
+        serde_json::json!({
+            "name": name, "state": "mapped", "file_bytes": 1, "architecture": "llama", "sequences": 0, "reason": ""
+        })
+    };
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(&stdout).unwrap(),
-        serde_json::json!({ "models": [{
-            "name": "m", "state": "mapped", "file_bytes": 1, "architecture": "llama", "sequences": 0, "reason": ""
-        }] })
+        serde_json::json!({ "models": [model("a"), model("m")] })
     );
     server.join();
     let server = Server::greeting(|mut peer| {

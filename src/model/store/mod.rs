@@ -331,9 +331,10 @@ impl Store {
         self.tables.lock().mapped()
     }
 
-    /// True when every uid knows a model by this name.
-    pub fn is_public(&self, name: &str) -> bool {
-        self.tables.lock().is_public(name)
+    /// For each name whether every uid knows a model by it, in one look-up.
+    pub fn are_public<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<bool> {
+        let tables = self.tables.lock();
+        names.map(|name| tables.is_public(name)).collect()
     }
 
     fn acquire_passed(self: &Arc<Self>, name: &str, id: ModelId) -> Result<Lease, StoreError> {

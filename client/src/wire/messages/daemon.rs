@@ -94,6 +94,8 @@ pub struct Limits {
 /// Asks which requests run or wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsRequest {
+    /// Only those with an id above this one; 0: from the first on.
+    pub after: u64,
     /// Extensions.
     pub ext: Ext,
 }
@@ -101,8 +103,10 @@ pub struct PsRequest {
 /// Requests that run or wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsReply {
-    /// Oldest first.
+    /// Oldest first, which is by id, rising; as many as fit.
     pub sequences: Vec<SequenceEntry>,
+    /// There are more: to be asked for after the last one's id.
+    pub more: bool,
     /// Extensions.
     pub ext: Ext,
 }
@@ -271,8 +275,8 @@ validate!(Limits {
     top_logprobs_max: any,
     ext: extensions,
 });
-validate!(PsRequest { ext: extensions });
-validate!(PsReply { sequences: list(limits::SEQUENCES_MAX), ext: extensions });
+validate!(PsRequest { after: any, ext: extensions });
+validate!(PsReply { sequences: list(limits::SEQUENCES_MAX), more: any, ext: extensions });
 validate!(SequenceEntry {
     id: any,
     uid: any,

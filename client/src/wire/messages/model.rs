@@ -8,6 +8,8 @@ use crate::wire::validate::{any, extensions, limits, list, nested, numbers, text
 /// Asks for the models known by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListRequest {
+    /// Only those with a name after this one; empty: from the first on.
+    pub after: String,
     /// Extensions.
     pub ext: Ext,
 }
@@ -15,8 +17,10 @@ pub struct ListRequest {
 /// The models known by name to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListReply {
-    /// By name, rising.
+    /// By name, rising; as many as fit.
     pub models: Vec<ModelSummary>,
+    /// There are more: to be asked for after the last one's name.
+    pub more: bool,
     /// Extensions.
     pub ext: Ext,
 }
@@ -248,8 +252,8 @@ pub struct DetokenizeReply {
     pub ext: Ext,
 }
 
-validate!(ListRequest { ext: extensions });
-validate!(ListReply { models: list(limits::MODELS_MAX), ext: extensions });
+validate!(ListRequest { after: text(limits::NAME_BYTES_MAX), ext: extensions });
+validate!(ListReply { models: list(limits::MODELS_MAX), more: any, ext: extensions });
 validate!(ModelSummary {
     name: text(limits::NAME_BYTES_MAX),
     state: any,
