@@ -22,6 +22,7 @@ use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
 use crate::session::{Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
 
+pub mod allocator;
 pub mod inherited;
 mod lifecycle;
 pub mod logging;

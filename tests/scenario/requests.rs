@@ -96,6 +96,25 @@ fn text_and_ids_are_the_same_prompt_and_come_back_as_text() {
 }
 
 #[test]
+fn large_requests_leave_no_memory_behind() {
+    let rig = Rig::start();
+    let client = rig.client();
+    let text = "Once upon a time there was a wonderful thing that happened in the forest. ".repeat(6500);
+    tokenize(&client, "warm");
+    let before = client.status().unwrap().rss_anon_bytes;
+    for _ in 0..2 {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert!(tokenize(&rig.client(), &text).len() > 50_000));
+            }
+        });
+    }
+    // Some heaps of threads, none of them with what a text took to be cut up: that is 15 MB a text.
+    let limit = before + (48 << 20);
+    rig.eventually("the memory is back", |status| status.rss_anon_bytes < limit);
+}
+
+#[test]
 fn a_seed_repeats_an_answer() {
     let rig = Rig::start();
     let client = rig.client();

@@ -1,0 +1,25 @@
+//! What the C library's allocator keeps of memory that was freed.
+
+#![allow(unsafe_code)]
+
+/// Blocks of at least this size are mapped one by one, and so given back the moment they are freed.
+const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
+
+/// Has the allocator give large blocks back when they are freed. To be called before other threads start.
+///
+/// glibc moves this bound up to 32 MiB as blocks are freed, so that the working memory of a large request comes from the
+/// heap of whichever thread served it, and each such heap keeps what its largest request took. Measured with texts of
+/// 0.7 MB tokenised by 8 clients at once (SentencePiece): 154 MB kept before, 14 MB with a bound that stays. A mapping
+/// costs a system call and a fault per page, which a request of that size does not notice; the logits of a row, in a
+/// vocabulary of 150,000 tokens, are smaller.
+pub fn give_large_blocks_back() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: mallopt(3) takes two numbers and touches nothing but the allocator's own settings; no other thread
+        // allocates meanwhile, and one that did would see the old bound or the new one.
+        let taken = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) };
+        if taken == 0 {
+            tracing::warn!("the allocator's bound for large blocks stays as it is");
+        }
+    }
+}
