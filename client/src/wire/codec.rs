@@ -4,6 +4,7 @@
 //! `encode`, accepts trailing bytes and trusts lengths up to its limit; each is closed here: see [`encode`] and [`decode`].
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
+use bincode::error::DecodeError;
 
 use super::header::{Flags, FrameHeader, HEADER_BYTES};
 use super::{ErrorCode, Message, Op, Violation};
@@ -33,7 +34,7 @@ pub enum CodecError {
     Malformed {
         /// Which message.
         message: &'static str,
-        /// What the decoder met.
+        /// What is wrong with the bytes.
         reason: String,
     },
     /// The message ends before the payload does.
@@ -91,12 +92,27 @@ pub fn decode<T: Message>(payload: &[u8]) -> Result<T, CodecError> {
         return Err(CodecError::TooLong { bytes: payload.len(), max: PAYLOAD_BYTES_MAX });
     }
     let (message, used_bytes): (T, usize) = bincode::serde::decode_from_slice(payload, CONFIGURATION)
-        .map_err(|error| CodecError::Malformed { message: T::NAME, reason: error.to_string() })?;
+        .map_err(|error| CodecError::Malformed { message: T::NAME, reason: reason(&error) })?;
     if used_bytes != payload.len() {
         return Err(CodecError::TrailingBytes { message: T::NAME, used_bytes, payload_bytes: payload.len() });
     }
     message.validate()?;
     Ok(message)
+}
+
+/// Why a payload was not decoded, in the words of `PROTOCOL.md`; the decoder's own speak of its types.
+fn reason(error: &DecodeError) -> String {
+    match error {
+        DecodeError::UnexpectedEnd { .. } => "the payload ends before the message does".to_owned(),
+        DecodeError::LimitExceeded | DecodeError::OutsideUsizeRange(_) => {
+            "a count that reaches past the payload".to_owned()
+        }
+        DecodeError::InvalidBooleanValue(byte) => format!("a bool or optional field that begins with {byte}"),
+        DecodeError::UnexpectedVariant { found, .. } => format!("a variant {found} that is not known"),
+        DecodeError::Utf8 { .. } => "a string that is not UTF-8".to_owned(),
+        // What is left are numbers of variants, which serde judges.
+        _ => "a variant that is not known, or another value that its field cannot have".to_owned(),
+    }
 }
 
 /// A whole frame, header and payload; `len_max` is what the two hellos agreed on.
@@ -154,7 +170,7 @@ fn encode_after<T: Message>(bytes: &mut Vec<u8>, message: &T, len_max: u32) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{PingReply, PingRequest, limits};
+    use crate::wire::{GenerateRequest, LoadRequest, PingReply, PingRequest, limits};
 
     #[test]
     fn a_frame_is_its_header_then_its_payload() {
@@ -166,6 +182,26 @@ mod tests {
         assert_eq!(payload, [2, 0, 0, 0, 0, 0, 0, 0, 7, 9, 0, 0, 0, 0, 0, 0, 0, 0]);
         header.check_payload(payload).unwrap();
         assert_eq!(decode::<PingRequest>(payload).unwrap(), ping);
+    }
+
+    #[test]
+    fn bytes_that_are_no_message_are_refused_in_the_protocols_words() {
+        let told = |error: CodecError| match error {
+            CodecError::Malformed { reason, .. } => reason,
+            other => panic!("{other}"),
+        };
+        let cut_short = told(decode::<PingRequest>(b"abc").unwrap_err());
+        assert_eq!(cut_short, "the payload ends before the message does");
+        let count = told(decode::<PingRequest>(&[0xff; 16]).unwrap_err());
+        assert!(count.starts_with("a count") || count == cut_short, "{count}");
+        // A name of one byte, then what follows it.
+        let after_name = |name: u8, rest: &[u8]| [&[1, 0, 0, 0, 0, 0, 0, 0, name], rest].concat();
+        let bool = told(decode::<LoadRequest>(&after_name(b'm', &[2])).unwrap_err());
+        assert_eq!(bool, "a bool or optional field that begins with 2");
+        let text = told(decode::<LoadRequest>(&after_name(0xff, &[1])).unwrap_err());
+        assert_eq!(text, "a string that is not UTF-8");
+        let prompt = told(decode::<GenerateRequest>(&after_name(b'm', &[3, 0, 0, 0])).unwrap_err());
+        assert!(prompt.starts_with("a variant"), "{prompt}");
     }
 
     #[test]
