@@ -16,6 +16,9 @@ Exit codes:
 Errors go to standard error: a name, what happened, what to do; with --json as one object
 {\"error\":{\"name\",\"code\",\"message\",\"retryable\",\"retry_after_ms\",\"detail\"}}.";
 
+/// Most log-probabilities with each token.
+const TOP_LOGPROBS_MAX: i64 = rocmforge_client::wire::limits::TOP_LOGPROBS_MAX as i64;
+
 const COMMON: &str = "Options of all commands";
 
 /// Asks the rocmforged inference daemon.
@@ -131,16 +134,16 @@ pub struct RunArguments {
     #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: u32,
     /// Randomness, 0 to 100; 0 takes the most likely token each time
-    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true)]
+    #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     pub temperature: f32,
     /// Draw from this many most likely tokens; 0: from all
     #[arg(long, default_value_t = 40, value_name = "N", allow_negative_numbers = true)]
     pub top_k: u32,
     /// Draw from the most likely tokens that together have this probability; 1: from all
-    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.95, value_name = "P", allow_negative_numbers = true, value_parser = share)]
     pub top_p: f32,
     /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
-    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true, value_parser = share)]
     pub min_p: f32,
     /// Makes the draws repeatable [default: a random one, told with --json and --stats]
     #[arg(long, allow_negative_numbers = true, value_parser = number)]
@@ -161,7 +164,7 @@ pub struct RunArguments {
     #[arg(long)]
     pub ignore_eog: bool,
     /// Tell the log-probabilities of this many most likely tokens with each token, 0 to 20
-    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=TOP_LOGPROBS_MAX))]
     pub logprobs: u32,
     /// Fail after this time, waiting included; 0: never
     #[arg(long, default_value_t = 0, value_name = "MS", allow_negative_numbers = true)]
@@ -209,6 +212,23 @@ pub struct DetokenizeArguments {
 fn number(text: &str) -> Result<u64, String> {
     let number: i128 = text.parse().map_err(|_| "not a whole number".to_owned())?;
     u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
+}
+
+/// A temperature as the daemon takes it.
+fn temperature(text: &str) -> Result<f32, String> {
+    within(text, 100.0)
+}
+
+/// A share of one.
+fn share(text: &str) -> Result<f32, String> {
+    within(text, 1.0)
+}
+
+/// A number from 0 to `max`, refused here where the daemon would refuse it.
+fn within(text: &str, max: f32) -> Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    // NaN is in no range.
+    if (0.0..=max).contains(&number) { Ok(number) } else { Err(format!("{number} is not in 0..={max}")) }
 }
 
 #[cfg(test)]

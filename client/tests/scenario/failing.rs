@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::process::{Child, Output};
 use std::time::Duration;
 
 use rocmforge_client::wire::*;
@@ -14,6 +15,19 @@ use crate::server::{Server, accept, item, summary};
 /// A server that nobody must ask anything.
 fn unasked() -> Server {
     Server::new(drop)
+}
+
+/// What a program said that is to end by itself. One that hangs in open(2) or waits for input must fail its test, not hang
+/// it: this is longer than any sane start takes.
+fn output_in_time(mut child: Child) -> Output {
+    for _ in 0..2000 {
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = child.kill();
+    child.wait_with_output().unwrap()
 }
 
 fn object(stderr: &str) -> Value {
@@ -66,16 +80,7 @@ fn only_regular_files_are_passed() {
         (Path::new("/"), "it names no file"),
     ];
     for (path, says) in cases {
-        let mut child = spawn(&server, &["load", path.to_str().unwrap()]);
-        // A program that hangs in open(2) must fail the test, not hang it: this is longer than any sane start takes.
-        for _ in 0..2000 {
-            if child.try_wait().unwrap().is_some() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = child.kill();
-        let output = child.wait_with_output().unwrap();
+        let output = output_in_time(spawn(&server, &["load", path.to_str().unwrap()]));
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(4), "{path:?}: {stderr}");
         assert!(stderr.contains(says), "{path:?}: {stderr}");
@@ -148,10 +153,15 @@ fn errors_the_client_makes_have_their_codes() {
 #[test]
 fn arguments_that_do_not_parse_are_one_object_in_json() {
     let server = unasked();
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--json", "nonsense"], "nonsense"),
         (&["run", "--json"], "<MODEL>"),
         (&["run", "m", "p", "-n", "-1", "--json"], "-1 is not in 0..=4294967295"),
+        (&["run", "m", "p", "-t", "-1", "--json"], "-1 is not in 0..=100"),
+        (&["run", "m", "p", "--temperature", "nan", "--json"], "NaN is not in 0..=100"),
+        (&["run", "m", "p", "--top-p", "1.5", "--json"], "1.5 is not in 0..=1"),
+        (&["run", "m", "p", "--min-p", "much", "--json"], "not a number"),
+        (&["run", "m", "p", "--logprobs", "21", "--json"], "21 is not in 0..=20"),
         (&["run", "m", "p", "--seed", "-1", "--json"], "-1 is not in 0..=18446744073709551615"),
     ];
     for (arguments, says) in cases {
@@ -176,7 +186,7 @@ fn a_socket_path_no_socket_can_have_is_an_argument_error() {
     // Standard input stays open: the path is refused before it is read.
     let mut child = spawn(&server, &["run", "m", "-", "--socket", &path]);
     let stdin = child.stdin.take();
-    let output = child.wait_with_output().unwrap();
+    let output = output_in_time(child);
     drop(stdin);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
