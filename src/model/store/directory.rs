@@ -33,6 +33,8 @@ pub(super) struct Looks {
 #[derive(Debug, Default)]
 struct Look {
     entries: BTreeMap<String, Entry>,
+    /// Files whose names nobody can ask for.
+    nameless: usize,
     /// Why it could not be read.
     fault: Option<ErrorKind>,
 }
@@ -70,8 +72,13 @@ impl Looks {
 impl Look {
     fn again(&mut self, directory: &Path) {
         let fault = match read(directory) {
-            Ok(entries) => {
+            Ok((entries, nameless)) => {
                 self.entries = entries;
+                if self.nameless != nameless && nameless > 0 {
+                    let directory = directory.display();
+                    tracing::warn!(%directory, nameless, "*.gguf files are left out: a model's name is UTF-8 of 1 to {NAME_BYTES_MAX} bytes without control characters");
+                }
+                self.nameless = nameless;
                 None
             }
             Err(error) => {
@@ -93,18 +100,26 @@ impl Look {
     }
 }
 
-/// The `.gguf` entries of one directory, one more than [`NAMES_MAX`] at most.
-fn read(directory: &Path) -> std::io::Result<BTreeMap<String, Entry>> {
+/// The `.gguf` entries of one directory, one more than [`NAMES_MAX`] at most, and how many more there are whose names
+/// nobody can ask for.
+fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
     let mut entries = BTreeMap::new();
+    let mut nameless = 0;
     for item in std::fs::read_dir(directory)? {
         let path = item?.path();
-        let Some(name) = name_of(&path) else { continue };
+        if path.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        let Some(name) = name_of(&path) else {
+            nameless += 1;
+            continue;
+        };
         entries.insert(name, inspect(path));
         if entries.len() > NAMES_MAX {
             break;
         }
     }
-    Ok(entries)
+    Ok((entries, nameless))
 }
 
 /// A model's name: its file's name without `.gguf`. None for other files and for names that cannot be asked for.
@@ -147,6 +162,8 @@ pub(super) fn open(path: &Path) -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -193,6 +210,19 @@ mod tests {
         std::fs::rename(dir.path().join("away"), &directory).unwrap();
         assert_eq!(names(&mut looks), ["a"], "back");
         assert_eq!(Looks::default().look(&[]), BTreeMap::new());
+    }
+
+    #[test]
+    fn files_that_nobody_can_name_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let not_utf8 = std::ffi::OsStr::from_bytes(b"caf\xe9.gguf");
+        for name in [not_utf8, "a\tb.gguf".as_ref(), "c.gguf".as_ref(), "caf\u{e9}.gguf".as_ref()] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let mut looks = Looks::default();
+        let names: Vec<String> = looks.look(&[dir.path().into()]).into_keys().collect();
+        assert_eq!(names, ["c", "caf\u{e9}"]);
+        assert_eq!(looks.directories[dir.path()].nameless, 2);
     }
 
     #[test]
