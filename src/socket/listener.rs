@@ -1,7 +1,7 @@
 //! The socket that the daemon listens on: bound by itself, or handed over by systemd.
 //!
 //! Standalone: an exclusive `flock` on `<socket>.lock` is held as long as the daemon runs. Only under it is a stale
-//! socket removed, and only after a connect has been refused, so a live one is never taken away. The lock file stays:
+//! socket removed, and only after a connect has been refused, so a live one is never taken away. The lock file stays, empty:
 //! removing it would let two daemons hold locks on two files of one name.
 
 use std::fs::{DirBuilder, File};

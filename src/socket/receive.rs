@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
 use rocmforge_client::wire::{
-    CLIENT_HELLO_BYTES, ErrorCode, FDS_MAX, FrameHeader, HEADER_BYTES, HeaderError,
+    CLIENT_HELLO_BYTES, ErrorCode, FDS_MAX, FrameHeader, HEADER_BYTES, HeaderError, MAGIC,
 };
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use tokio::io::Interest;
@@ -42,6 +42,9 @@ pub enum ReceiveError {
         /// Bytes that were announced.
         want: usize,
     },
+    /// The first bytes are no hello of this protocol.
+    #[error("the first bytes are no hello")]
+    NotProtocol,
     /// No hello in time.
     #[error("no hello within {} s", HELLO_TIME.as_secs())]
     HelloTimeout,
@@ -72,6 +75,7 @@ impl ReceiveError {
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::HungUp | Self::CutShort { .. } | Self::Os(_) => None,
+            Self::NotProtocol => Some(ErrorCode::NotProtocol),
             Self::HelloTimeout => Some(ErrorCode::HandshakeTimeout),
             Self::FrameTimeout => Some(ErrorCode::FrameTimeout),
             Self::Header(error) => Some(error.code()),
@@ -82,13 +86,22 @@ impl ReceiveError {
 
 /// Reads the client's first message: a fixed number of bytes, in time, without descriptors.
 ///
+/// The first four are looked at one by one: a client of another protocol may send few, and then wait for our answer.
+///
 /// # Errors
 /// [`ReceiveError`].
 pub async fn hello(stream: &Stream) -> Result<[u8; CLIENT_HELLO_BYTES], ReceiveError> {
     let mut bytes = [0; CLIENT_HELLO_BYTES];
     let read = async {
-        let fds = fill(stream, &mut bytes, true).await?;
-        expect_descriptors(&fds, 0)
+        let (first, rest) = bytes.split_at_mut(MAGIC.len());
+        for (n, expected) in MAGIC.into_iter().enumerate() {
+            let byte = &mut first[n..=n];
+            expect_descriptors(&fill(stream, byte, n == 0).await?, 0)?;
+            if *byte != [expected] {
+                return Err(ReceiveError::NotProtocol);
+            }
+        }
+        expect_descriptors(&fill(stream, rest, false).await?, 0)
     };
     let deadline = Instant::now() + HELLO_TIME;
     timeout_at(deadline, read).await.map_err(|_| ReceiveError::HelloTimeout)??;

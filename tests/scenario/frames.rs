@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    ClientHello, Credit, ErrorCode, FEATURE_CHECKSUM, Flags, Op, PAYLOAD_BYTES_MIN, PingRequest, ShowReply,
-    ShowRequest, TokenizeRequest, WireError, decode, encode_frame,
+    Cancel, ClientHello, Credit, ErrorCode, FEATURE_CHECKSUM, Flags, Op, PAYLOAD_BYTES_MIN, PingRequest,
+    ShowReply, ShowRequest, TokenizeRequest, WireError, decode, encode_frame,
 };
 
 use crate::forge::{Value, tiny_llama};
@@ -36,6 +36,16 @@ fn frames_that_break_the_rules_close_their_connection() {
     assert_fatal(&mut rig, &header(0, 7, Op::Cancel as u16, 0, 0), ErrorCode::BadStream);
     assert_fatal(&mut rig, &header(0, 1, ping, 0, 5), ErrorCode::BadDescriptors);
     assert_fatal(&mut rig, &header(0, 1, ping, 0, 1), ErrorCode::BadDescriptors); // none came
+    // A payload of what steers a stream has no stream to fail.
+    let mut ping_and_credit =
+        encode_frame(1, Op::Ping, Flags::NONE, 1 << 20, &PingRequest::default()).unwrap();
+    ping_and_credit.extend(header(3, 1, Op::Credit as u16, 0, 0));
+    ping_and_credit.extend(b"abc");
+    let mut raw = Raw::connect(&rig);
+    raw.write(&ping_and_credit);
+    let error = std::iter::repeat_with(|| raw.receive()).find(|(header, _)| header.stream == 0).unwrap().1;
+    let error: WireError = decode(&error).unwrap();
+    assert_eq!(error.code, ErrorCode::BadFrame as u16, "{error:?}");
 }
 
 #[test]
@@ -46,6 +56,8 @@ fn a_stream_is_used_once() {
     assert_eq!(raw.receive().0.stream, 5);
     // Credit for a stream that has ended comes too late and means nothing.
     raw.send(5, Op::Credit, &Credit { items: 1, ext: vec![] });
+    // So it does for an id that was passed over, which no request can have any more.
+    raw.send(1, Op::Cancel, &Cancel { ext: vec![] });
     raw.ping(3);
     let (stream, error) = raw.error();
     assert_eq!((stream, error.code), (0, ErrorCode::BadStream as u16));
@@ -96,6 +108,13 @@ fn other_protocols_and_versions_are_told_what_this_is() {
     raw.write(&[b'G'; 88]);
     assert_eq!(raw.hello().status, ErrorCode::NotProtocol as u16);
     raw.assert_closed();
+    // Fewer bytes than a hello has, from clients that wait for an answer.
+    for words in [&b"GET / HTTP/1.0\r\n\r\n"[..], b"RF\n"] {
+        let mut raw = Raw::silent(&rig);
+        raw.write(words);
+        assert_eq!(raw.hello().status, ErrorCode::NotProtocol as u16, "at once, not HandshakeTimeout later");
+        raw.assert_closed();
+    }
 
     let mut raw = Raw::silent(&rig);
     let future = ClientHello { min_major: 2, max_major: 9, ..ClientHello::new("future") };
