@@ -42,6 +42,12 @@ pub enum Error {
     TooLarge { file: PathBuf, bytes: u64, max: u64 },
     #[error("{what} cannot be had: {why}")]
     Unavailable { what: &'static str, why: String },
+    #[error("no target is called {name:?}; there are {known}")]
+    UnknownTarget { name: String, known: String },
+    #[error("kernels that may not be shipped:\n  {faults}")]
+    Gates { faults: String },
+    #[error("{} is not what the kernels give now; run `cargo xtask kernels` and keep the result", file.display())]
+    Stale { file: PathBuf },
     #[error("interrupted")]
     Interrupted,
 }

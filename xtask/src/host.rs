@@ -50,9 +50,19 @@ pub fn models_dir() -> PathBuf {
     if let Some(dir) = env::var_os("ROCMFORGE_MODELS_CACHE") {
         return dir.into();
     }
+    cache_dir().join("models")
+}
+
+/// Where compilers and the like are kept that are fetched by version.
+pub fn tools_dir() -> PathBuf {
+    cache_dir().join("tools")
+}
+
+/// `$XDG_CACHE_HOME/rocmforge`, else `~/.cache/rocmforge`.
+fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME")
         .map_or_else(|| PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"), PathBuf::from);
-    cache.join("rocmforge/models")
+    cache.join("rocmforge")
 }
 
 /// True with `ROCMFORGE_STRICT=1`: what would be skipped fails.

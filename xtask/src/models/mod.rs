@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 use crate::host;
 use manifest::{Archive, Item, Source};
 
-pub use pip::find as find_pip;
+pub use manifest::Archive as PipArchive;
+pub use pip::{download as pip_download, find as find_pip};
 
 /// Name of the item that the demo and most tests run.
 pub const SMOLLM2: &str = "smollm2-135m";

@@ -1,0 +1,146 @@
+//! Code objects for AMD GPUs: each kernel file to assembly and to an object, all objects of a target to one code object.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::targets::{self, Target};
+use super::unit::{self, Unit};
+use super::zig::Zig;
+use super::{gates, note, sources};
+use crate::error::{Error, Result};
+use crate::host;
+
+/// A code object.
+pub struct Object {
+    pub target: &'static Target,
+    pub bytes: Vec<u8>,
+    pub kernels: usize,
+    /// What the gates found.
+    pub faults: Vec<String>,
+}
+
+/// Every target's.
+///
+/// # Errors
+/// Those of compiling.
+pub fn build_all() -> Result<Vec<Object>> {
+    let zig = Zig::find()?;
+    let names = sources::names()?;
+    let mut units = Vec::new();
+    for target in &targets::ALL {
+        units.extend(units_of(&zig, target, &names)?);
+    }
+    unit::build(units)?;
+    targets::ALL.iter().map(|target| finish(&zig, target, &names)).collect()
+}
+
+/// One target's.
+///
+/// # Errors
+/// As [`build_all`].
+pub fn build(target: &'static Target) -> Result<Object> {
+    let zig = Zig::find()?;
+    let names = sources::names()?;
+    unit::build(units_of(&zig, target, &names)?)?;
+    finish(&zig, target, &names)
+}
+
+fn dir_of(target: &Target) -> PathBuf {
+    super::dir().join(target.name)
+}
+
+fn units_of(zig: &Zig, target: &Target, names: &[String]) -> Result<Vec<Unit>> {
+    let dir = dir_of(target);
+    fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
+    names.iter().map(|name| compile(zig, target, name, &dir)).collect()
+}
+
+/// The assembly is kept beside the object: the gates read it, and people.
+fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
+    let source = sources::write_unit(&super::dir().join("units"), name, "hip")?;
+    let assembly = dir.join(format!("{name}.s"));
+    let output = dir.join(format!("{name}.o"));
+    let version = format!("-mcode-object-version={}", target.code_object_version);
+    let mut to_assembly = zig.clang();
+    to_assembly
+        .args(["-x", "hip", "--cuda-device-only", "-S", "-nogpuinc", "-nogpulib", "-nostdinc"])
+        .arg(format!("--offload-arch={}", target.name))
+        .arg(&version)
+        // A name of its own instead of a hash of the path: the bytes are the same in every directory.
+        .arg(format!("-cuid={name}"))
+        .args(["-O3", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing"])
+        .args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
+        .args(include_flags())
+        // What the driver calls -MF it does not pass on for devices.
+        .args(["-Xclang", "-MT", "-Xclang", name, "-Xclang", "-dependency-file", "-Xclang"])
+        .arg(unit::list_path(&output))
+        .arg(&source)
+        .arg("-o")
+        .arg(&assembly);
+    let mut to_object = zig.clang();
+    to_object
+        .args(["--target=amdgcn-amd-amdhsa", &format!("-mcpu={}", target.name), &version, "-c"])
+        .arg(&assembly)
+        .arg("-o")
+        .arg(&output);
+    Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt() })
+}
+
+/// Where `prelude/...` and `kernels/x.hip` are found.
+pub fn include_flags() -> [String; 4] {
+    ["-I".into(), sources::dir().display().to_string(), "-I".into(), host::root().display().to_string()]
+}
+
+/// Joins the objects and looks through the result.
+fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object> {
+    let dir = dir_of(target);
+    let mut metadata = Vec::new();
+    let mut inputs = Vec::new();
+    for name in names {
+        let path = dir.join(format!("{name}.o"));
+        let object = fs::read(&path).map_err(Error::at(&path))?;
+        metadata.push(note::read(&object)?);
+        // A code object has one note; the linker would keep one a file.
+        let stripped = dir.join(format!("{name}.no-note.o"));
+        fs::write(&stripped, note::exclude(object)?).map_err(Error::at(&stripped))?;
+        inputs.push(stripped);
+    }
+    let joined = note::join(&metadata)?;
+    inputs.push(assemble_note(zig, target, &dir, &joined)?);
+    let output = super::dir().join(format!("{}.co", target.name));
+    let mut link = zig.lld();
+    link.args(["-m", "elf64_amdgpu", "--no-undefined", "-shared", "-s"]).args(&inputs).arg("-o").arg(&output);
+    run_quietly(&mut link)?;
+    let kernels = gates::kernels(&joined)?;
+    let faults = gates::faults(target, &kernels, &dir, names)?;
+    let bytes = fs::read(&output).map_err(Error::at(&output))?;
+    Ok(Object { target, bytes, kernels: kernels.len(), faults })
+}
+
+/// An object that holds nothing but the joined note.
+fn assemble_note(zig: &Zig, target: &Target, dir: &Path, metadata: &rmpv::Value) -> Result<PathBuf> {
+    let (assembly, output) = (dir.join("note.asm"), dir.join("note.asm.o"));
+    fs::write(&assembly, note::assembly(metadata)?).map_err(Error::at(&assembly))?;
+    let mut command = zig.clang();
+    command
+        .args(["--target=amdgcn-amd-amdhsa", &format!("-mcpu={}", target.name)])
+        .arg(format!("-mcode-object-version={}", target.code_object_version))
+        .args(["-x", "assembler", "-c"])
+        .arg(&assembly)
+        .arg("-o")
+        .arg(&output);
+    run_quietly(&mut command)?;
+    Ok(output)
+}
+
+fn run_quietly(command: &mut Command) -> Result<()> {
+    let shown = host::shown(command);
+    let output = command.output().map_err(Error::io(shown.clone()))?;
+    host::check_interrupted()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    Err(Error::Command { command: shown, status: output.status })
+}

@@ -1,0 +1,146 @@
+//! The look-alike of libamdhip64 that runs the kernels on the CPU (tests/lookalike/cpu), by the system's clang.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::amd::include_flags;
+use super::sources;
+use super::unit::{self, Unit};
+use crate::error::{Error, Result};
+use crate::host;
+
+/// What the look-alike is built as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Variant {
+    /// Waves of 32 lanes: a gfx1100
+    Wave32,
+    /// Waves of 64 lanes: a gfx90a
+    Wave64,
+    /// As wave32, stopping at invalid memory accesses and undefined behaviour
+    Wave32Sanitized,
+    /// As wave64, likewise
+    Wave64Sanitized,
+    /// Waves of 64 lanes without a matrix unit: a gfx906
+    Wave64NoMatrix,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Wave32 => "wave32",
+            Self::Wave64 => "wave64",
+            Self::Wave32Sanitized => "wave32-sanitized",
+            Self::Wave64Sanitized => "wave64-sanitized",
+            Self::Wave64NoMatrix => "wave64-no-matrix",
+        }
+    }
+
+    fn flags(self) -> Vec<&'static str> {
+        const SANITIZED: [&str; 6] = [
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover=all",
+            // Entry points are called through a pointer without a type.
+            "-fno-sanitize=function",
+            "-fsanitize-address-use-after-return=never",
+            "-shared-libasan",
+            "-gline-tables-only",
+        ];
+        let mut flags = match self {
+            Self::Wave32 | Self::Wave32Sanitized => vec!["-DWAVE=32u"],
+            Self::Wave64 | Self::Wave64Sanitized => vec!["-DWAVE=64u"],
+            Self::Wave64NoMatrix => vec!["-DWAVE=64u", "-DHAS_MATRIX_UNIT=0"],
+        };
+        if matches!(self, Self::Wave32Sanitized | Self::Wave64Sanitized) {
+            flags.extend(SANITIZED);
+        }
+        flags
+    }
+}
+
+/// Any of these: the library holds no code whose bytes matter. The last is in every Debian since 12.
+const COMPILERS: [(&str, &str); 4] = [
+    ("clang++-22", "libclang-rt-22-dev"),
+    ("clang++-21", "libclang-rt-21-dev"),
+    ("clang++-20", "libclang-rt-20-dev"),
+    ("clang++-19", "libclang-rt-19-dev"),
+];
+
+/// The library's file, up to date.
+///
+/// # Errors
+/// [`Error::ToolMissing`], those of compiling.
+pub fn build(variant: Variant) -> Result<PathBuf> {
+    let compiler = compiler()?;
+    let dir = host::target_dir().join("lookalike").join(variant.name());
+    fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
+    let mut units = Vec::new();
+    for source in runtime_sources()? {
+        units.push(compile(&compiler, variant, &source, &dir)?);
+    }
+    for name in sources::names()? {
+        let source = sources::write_unit(&dir, &name, "cpp")?;
+        units.push(compile(&compiler, variant, &source, &dir)?);
+    }
+    let library = dir.join("libamdhip64.so");
+    let objects: Vec<PathBuf> = units.iter().map(|unit| unit.output.clone()).collect();
+    unit::build(units)?;
+    if !is_newer(&library, &objects) {
+        let mut link = Command::new(&compiler);
+        link.args(["-shared", "-Wl,-z,defs", "-pthread"]).args(variant.flags());
+        if variant.flags().contains(&"-shared-libasan") {
+            // The sanitizers' names come with the program that loads this.
+            link.arg("-Wl,-z,undefs");
+        }
+        link.args(&objects).arg("-o").arg(&library);
+        host::run(&mut link)?;
+    }
+    Ok(library)
+}
+
+fn compile(compiler: &str, variant: Variant, source: &Path, dir: &Path) -> Result<Unit> {
+    let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let output = dir.join(format!("{stem}.o"));
+    let mut command = Command::new(compiler);
+    command
+        // Three: fused multiply-add and half precision in hardware, as on everything made since 2015.
+        .args(["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden", "-pthread"])
+        .args(["-ffp-contract=off", "-fno-strict-aliasing", "-DROCMFORGE_HOST"])
+        .args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
+        .args(variant.flags())
+        .args(include_flags())
+        .args(["-MMD", "-MF"])
+        .arg(unit::list_path(&output))
+        .arg("-c")
+        .arg(source)
+        .arg("-o")
+        .arg(&output);
+    Ok(Unit { output, commands: vec![command], salt: host::read(Command::new(compiler).arg("--version"))? })
+}
+
+fn runtime_sources() -> Result<Vec<PathBuf>> {
+    let dir = host::root().join("tests/lookalike/cpu");
+    let entries = fs::read_dir(&dir).map_err(Error::at(&dir))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|ending| ending == "cpp"))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+fn compiler() -> Result<String> {
+    if let Some((found, _)) = COMPILERS.iter().find(|(program, _)| host::have(program)) {
+        return Ok((*found).into());
+    }
+    let (program, runtime) = COMPILERS[COMPILERS.len() - 1];
+    host::ensure(program, "clang-19")?;
+    host::install(runtime)?;
+    Ok(program.into())
+}
+
+fn is_newer(file: &Path, than: &[PathBuf]) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let made = time(file);
+    made.is_some() && than.iter().all(|other| time(other) <= made)
+}

@@ -1,0 +1,98 @@
+//! `cargo xtask kernels`: the GPU kernels of `kernels/*.hip`, compiled for what they run on.
+//!
+//! Without options: code objects for every AMD target, looked through by the gates, in `target/kernels/` one by one and
+//! all together in `kernels/code-objects.bin`, which the backend embeds. One compiler of one version makes them, so that
+//! the same sources give the same bytes everywhere.
+
+mod amd;
+mod archive;
+mod gates;
+mod listing;
+mod lookalike;
+mod note;
+mod sources;
+mod targets;
+mod unit;
+mod zig;
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use crate::host;
+
+use lookalike::Variant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Build into memory and compare with kernels/code-objects.bin; write nothing there
+    #[arg(long)]
+    check: bool,
+    /// Just these targets, into target/kernels/ only (gfx1100, gfx9-4-generic, ...)
+    #[arg(long, value_delimiter = ',', value_name = "TARGET", conflicts_with = "check")]
+    target: Vec<String>,
+    /// Build libamdhip64 look-alikes that run the kernels on the CPU, into target/lookalike/
+    #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "VARIANT", conflicts_with = "check")]
+    lookalike: Option<Vec<Variant>>,
+}
+
+/// Where built kernels lie.
+pub fn dir() -> PathBuf {
+    host::target_dir().join("kernels")
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(variants) = &args.lookalike {
+        let all = [Variant::Wave32, Variant::Wave64];
+        for variant in if variants.is_empty() { &all } else { variants.as_slice() } {
+            println!("{}", lookalike::build(*variant)?.display());
+        }
+        return Ok(());
+    }
+    if args.check {
+        println!("{}", check()?);
+        return Ok(());
+    }
+    if !args.target.is_empty() {
+        let targets: Vec<_> = args.target.iter().map(|name| targets::find(name)).collect::<Result<_>>()?;
+        let objects: Vec<_> = targets.into_iter().map(amd::build).collect::<Result<_>>()?;
+        objects.iter().for_each(|object| println!("{}", report(object)));
+        return pass(&objects);
+    }
+    let objects = amd::build_all()?;
+    objects.iter().for_each(|object| println!("{}", report(object)));
+    let bytes = archive::pack(&objects)?;
+    let path = archive::path();
+    fs::write(&path, &bytes).map_err(Error::at(&path))?;
+    println!("{}: {} bytes, {} targets", path.display(), bytes.len(), objects.len());
+    // Written all the same: a kernel on its way has to be tried.
+    pass(&objects)
+}
+
+/// Fails with what the gates found.
+fn pass(objects: &[amd::Object]) -> Result<()> {
+    let faults: Vec<&str> = objects.iter().flat_map(|object| &object.faults).map(String::as_str).collect();
+    if faults.is_empty() { Ok(()) } else { Err(Error::Gates { faults: faults.join("\n  ") }) }
+}
+
+/// Builds everything anew and compares it with the archive of the repository; what there is to say about it.
+///
+/// # Errors
+/// [`Error::Gates`], [`Error::Stale`], those of building.
+pub fn check() -> Result<String> {
+    let objects = amd::build_all()?;
+    pass(&objects)?;
+    let bytes = archive::pack(&objects)?;
+    let path = archive::path();
+    let kept = fs::read(&path).map_err(Error::at(&path))?;
+    if kept != bytes {
+        return Err(Error::Stale { file: path });
+    }
+    let kernels: usize = objects.iter().map(|object| object.kernels).sum();
+    Ok(format!("{} targets, {kernels} kernels, {} bytes, as kept", objects.len(), bytes.len()))
+}
+
+fn report(object: &amd::Object) -> String {
+    format!("{:16} {:4} kernels {:9} bytes", object.target.name, object.kernels, object.bytes.len())
+}

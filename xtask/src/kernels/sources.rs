@@ -1,0 +1,42 @@
+//! The kernel files, and each as a unit of its own namespace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::host;
+
+/// `kernels/` of the repository.
+pub fn dir() -> PathBuf {
+    host::root().join("kernels")
+}
+
+/// Names of the kernel files without their ending, in order.
+pub fn names() -> Result<Vec<String>> {
+    let dir = dir();
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&dir).map_err(Error::at(&dir))? {
+        let path = entry.map_err(Error::at(&dir))?.path();
+        if path.extension().is_some_and(|ending| ending == "hip") {
+            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Writes, as `<into>/kernel_<name>.<ending>`, a file that holds the kernel file in a namespace of its own: helpers of the same
+/// name in two files are different ones. Entry points are `extern "C"` and keep their names.
+pub fn write_unit(into: &Path, name: &str, ending: &str) -> Result<PathBuf> {
+    fs::create_dir_all(into).map_err(Error::at(into))?;
+    let path = into.join(format!("kernel_{name}.{ending}"));
+    let text = format!(
+        "#include \"prelude/prelude.h\"\nnamespace file_{name} {{\n#include \"kernels/{name}.hip\"\n}}\n"
+    );
+    // An unchanged file keeps its time.
+    if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+        return Ok(path);
+    }
+    fs::write(&path, text).map_err(Error::at(&path))?;
+    Ok(path)
+}

@@ -1,0 +1,47 @@
+//! The AMD targets that kernels are built for.
+
+use crate::error::{Error, Result};
+
+/// An architecture as clang names it.
+#[derive(Debug)]
+pub struct Target {
+    pub name: &'static str,
+    /// Exact targets take version 5, which every runtime since ROCm 5 reads; generic ones exist from 6 on.
+    pub code_object_version: u32,
+}
+
+const fn exact(name: &'static str) -> Target {
+    Target { name, code_object_version: 5 }
+}
+
+const fn generic(name: &'static str) -> Target {
+    Target { name, code_object_version: 6 }
+}
+
+/// Neighbours resemble each other, which the archive makes use of.
+pub const ALL: [Target; 16] = [
+    exact("gfx906"),
+    generic("gfx9-generic"),
+    exact("gfx908"),
+    exact("gfx90a"),
+    exact("gfx942"),
+    exact("gfx950"),
+    generic("gfx9-4-generic"),
+    exact("gfx1030"),
+    generic("gfx10-3-generic"),
+    exact("gfx1100"),
+    exact("gfx1101"),
+    exact("gfx1151"),
+    generic("gfx11-generic"),
+    exact("gfx1200"),
+    exact("gfx1201"),
+    generic("gfx12-generic"),
+];
+
+/// The target of that name.
+pub fn find(name: &str) -> Result<&'static Target> {
+    ALL.iter().find(|target| target.name == name).ok_or_else(|| Error::UnknownTarget {
+        name: name.into(),
+        known: ALL.iter().map(|target| target.name).collect::<Vec<_>>().join(", "),
+    })
+}
