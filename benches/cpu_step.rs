@@ -11,7 +11,8 @@ use rocmforge::backend::{
     Activations, AttentionInput, Backend, DeviceTensor, FfnInput, KV_PAGE_TOKENS, ModelSlot, Projection,
     SampleRow, StepBatch,
 };
-use rocmforge::model::gguf::{Array, Gguf};
+use rocmforge::model::files::ModelFiles;
+use rocmforge::model::gguf::Array;
 use rocmforge::model::plan::{ExecutionPlan, FfnPlan, LayerPlan, LazyProjection};
 use rocmforge::tensor::{LazyTensor, MappedFile};
 
@@ -30,15 +31,16 @@ fn main() -> Result<(), Failure> {
         println!("cpu_step: no model given, nothing measured");
         return Ok(());
     };
-    let (gguf, file) = Gguf::open(std::fs::File::open(&arguments.model)?)?;
-    let vocab = match gguf.array("tokenizer.ggml.tokens") {
+    let files = ModelFiles::open(vec![std::fs::File::open(&arguments.model)?])?;
+    let vocab = match files.header().array("tokenizer.ggml.tokens") {
         Some(Array::String(tokens)) => tokens.len(),
         _ => return Err("the file has no vocabulary".into()),
     };
-    let plan = ExecutionPlan::build(&gguf, &file, vocab)?;
+    let plan = ExecutionPlan::build(&files, vocab)?;
     let mut backend = CpuBackend::new(arguments.options)?;
     println!("{:?}", backend.info());
-    let rate = read_rate(&file, backend.info().threads);
+    let file = files.mappings().next().ok_or("a model has files")?;
+    let rate = read_rate(file, backend.info().threads);
     let mut run = Run::open(&mut backend, &plan, &arguments)?;
 
     for round in 0..3 {

@@ -219,8 +219,8 @@ fn connection_limits(config: &Config) -> ConnectionLimits {
 
 fn store(config: &Config, engine: &EngineHandle) -> Arc<Store> {
     let check = engine.clone();
-    let open = move |id, name: &str, file| {
-        let model = Model::open(id, name, file)?;
+    let open = move |id, name: &str, files| {
+        let model = Model::open(id, name, files)?;
         check.check_plan(&model.plan)?;
         Ok::<_, OpenError>(model)
     };

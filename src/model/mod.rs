@@ -3,11 +3,10 @@
 //! A model's life: `Registered` (a name and a file) -> `Mapped` ([`Model`]: header checked, tokenizer and plan built, no
 //! weight byte read) -> `Draining` -> gone; `Poisoned` from anywhere.
 
-use std::sync::Arc;
-
-use crate::tensor::{FileIdentity, MappedFile, is_shortage};
+use crate::tensor::is_shortage;
 
 pub mod arch;
+pub mod files;
 pub mod gguf;
 pub mod plan;
 pub mod store;
@@ -25,10 +24,8 @@ pub struct Model {
     pub id: ModelId,
     /// The name it was first mapped under: the file's name without `.gguf`. For logs; names are the store's business.
     pub name: String,
-    /// The mapping; all tensors of `plan` point into it.
-    pub file: Arc<MappedFile>,
-    /// Metadata and tensor table of the file.
-    pub gguf: gguf::Gguf,
+    /// Its files, mapped; all tensors of `plan` point into them.
+    pub files: files::ModelFiles,
     /// Text to tokens and back.
     pub tokenizer: tokenizer::Tokenizer,
     /// Chat template, not yet compiled.
@@ -68,50 +65,47 @@ impl ChatTemplate {
 /// Why a file did not become a [`Model`].
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The header or tensor table is broken.
+    /// The header or tensor table is broken, or parts do not belong together.
     #[error(transparent)]
-    Gguf(#[from] gguf::GgufError),
+    Files(#[from] files::FilesError),
     /// The vocabulary is broken or of an unknown kind.
     #[error(transparent)]
     Tokenizer(#[from] tokenizer::TokenizerError),
     /// The architecture is unknown, or tensors are missing or misshapen.
     #[error(transparent)]
     Plan(#[from] plan::PlanError),
-    /// The file could not be mapped.
-    #[error(transparent)]
-    Map(#[from] crate::tensor::MapError),
 }
 
 impl ModelError {
     /// True when nothing is wrong with the file: see [`is_shortage`].
     pub fn is_shortage(&self) -> bool {
-        match self {
-            Self::Map(error) | Self::Gguf(gguf::GgufError::Map(error)) => error.is_shortage(),
-            Self::Gguf(gguf::GgufError::Read { source, .. }) => is_shortage(source),
+        use files::FilesError::{Gguf, Part};
+        use gguf::GgufError;
+        let Self::Files(Gguf(error) | Part { source: error, .. }) = self else { return false };
+        match error {
+            GgufError::Map(error) => error.is_shortage(),
+            GgufError::Read { source, .. } => is_shortage(source),
             _ => false,
         }
     }
 }
 
 impl Model {
-    /// Identity of the mapped file.
-    pub fn identity(&self) -> FileIdentity {
-        self.file.identity()
-    }
-
-    /// Maps `file`, checks it and builds tokenizer and plan. Reads the header by pread, no weight byte.
+    /// Maps the model's files, the first part first, checks them and builds tokenizer and plan. Reads headers by pread, no
+    /// weight byte.
     ///
     /// Blocks for 10-35 ms with a vocabulary of 150,000 tokens: call it off the runtime threads.
     ///
     /// # Errors
     /// [`ModelError`].
-    pub fn open(id: ModelId, name: &str, file: std::fs::File) -> Result<Self, ModelError> {
-        let (gguf, file) = gguf::Gguf::open(file)?;
-        let tokenizer = tokenizer::Tokenizer::from_gguf(&gguf)?;
-        let plan = plan::ExecutionPlan::build(&gguf, &file, tokenizer.vocab_size())?;
-        let chat_template = ChatTemplate::of(gguf.string("tokenizer.chat_template"));
+    pub fn open(id: ModelId, name: &str, files: Vec<std::fs::File>) -> Result<Self, ModelError> {
+        let files = files::ModelFiles::open(files)?;
+        let header = files.header();
+        let tokenizer = tokenizer::Tokenizer::from_gguf(header)?;
+        let plan = plan::ExecutionPlan::build(&files, tokenizer.vocab_size())?;
+        let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
         let context_length = plan.context_length;
-        Ok(Self { id, name: name.to_owned(), file, gguf, tokenizer, chat_template, plan, context_length })
+        Ok(Self { id, name: name.to_owned(), files, tokenizer, chat_template, plan, context_length })
     }
 }
 
@@ -137,7 +131,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&new).unwrap();
         file.rewind().unwrap();
-        Model::open(ModelId(1), "long", std::fs::File::open(file.path()).unwrap()).unwrap()
+        Model::open(ModelId(1), "long", vec![std::fs::File::open(file.path()).unwrap()]).unwrap()
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! What to run: a model's layers as lists of lazy tensor handles, built from the header alone.
 
-use std::sync::Arc;
-
 use super::arch;
-use super::gguf::Gguf;
+use super::files::ModelFiles;
 use crate::backend::ModelDims;
-use crate::tensor::{DType, LazyTensor, MappedFile};
+use crate::tensor::{DType, LazyTensor};
 
 /// A model ready to be run, layer by layer; nothing in it has been read.
 #[derive(Clone, Debug)]
@@ -162,6 +160,14 @@ pub enum PlanError {
         /// Values of a head.
         head_dim: usize,
     },
+    /// More experts are used than there are, or none.
+    #[error("{used} experts of {count} are to be used for each token (expert_used_count, expert_count)")]
+    Experts {
+        /// `expert_used_count`.
+        used: usize,
+        /// `expert_count`.
+        count: usize,
+    },
     /// Required tensors are not in the file: all of them, with every name that was tried.
     #[error("{} required tensors are missing: {}", missing.len(), list(missing))]
     MissingTensors {
@@ -209,16 +215,12 @@ fn list(missing: &[MissingTensor]) -> String {
 }
 
 impl ExecutionPlan {
-    /// Builds the plan of a file whose vocabulary has `vocab` tokens. Reads the header only.
+    /// Builds the plan of a model whose vocabulary has `vocab` tokens. Reads headers only.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn build(gguf: &Gguf, file: &Arc<MappedFile>, vocab: usize) -> Result<Self, PlanError> {
-        let name = gguf.string("general.architecture").ok_or(PlanError::NoArchitecture)?;
-        match arch::ARCHITECTURES.iter().find(|a| a.name == name) {
-            Some(architecture) => (architecture.build)(gguf, file, vocab),
-            None => Err(PlanError::Architecture { found: excerpt(name), supported: arch::supported() }),
-        }
+    pub fn build(files: &ModelFiles, vocab: usize) -> Result<Self, PlanError> {
+        arch::plan(files, vocab)
     }
 
     /// All tensors in the order a step first needs them. A tied output appears twice.
@@ -233,7 +235,11 @@ impl ExecutionPlan {
     /// Every tensor type used, each with the name of the first tensor of it: for a backend's refusal by name.
     pub fn dtypes(&self) -> Vec<(DType, String)> {
         let mut found: Vec<(DType, String)> = Vec::new();
-        for tensor in self.tensors() {
+        // A layer's experts are parts of the same tensors: the first stands for all.
+        let head = [&self.output_norm, &self.output];
+        let first = std::iter::once(&self.embedding).chain(&self.rope_factors);
+        let layers = self.layers.iter().flat_map(|layer| layer.tensors_of(1));
+        for tensor in first.chain(layers).chain(head) {
             if !found.iter().any(|(dtype, _)| *dtype == tensor.dtype()) {
                 found.push((tensor.dtype(), tensor.name().to_owned()));
             }
@@ -244,25 +250,31 @@ impl ExecutionPlan {
     /// Bytes of all weights, a tied output counted once.
     pub fn weight_bytes(&self) -> u64 {
         let all: u64 = self.tensors().map(LazyTensor::byte_len).sum();
-        if self.output.range() == self.embedding.range() { all - self.output.byte_len() } else { all }
+        let tied = self.output.same_bytes(&self.embedding);
+        if tied { all - self.output.byte_len() } else { all }
     }
 }
 
 impl LayerPlan {
     /// The layer's tensors in the order a step first needs them, all experts among them.
     pub fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+        self.tensors_of(usize::MAX)
+    }
+
+    /// With so many experts of a layer.
+    fn tensors_of(&self, experts: usize) -> impl Iterator<Item = &LazyTensor> {
         std::iter::once(&self.attn_norm)
             .chain([&self.q, &self.k, &self.v].into_iter().flat_map(LazyProjection::tensors))
             .chain(&self.q_norm)
             .chain(&self.k_norm)
             .chain(self.attn_output.tensors())
             .chain(std::iter::once(&self.ffn_norm))
-            .chain(self.ffn.tensors())
+            .chain(self.ffn.tensors_of(experts))
     }
 }
 
 impl FfnPlan {
-    fn tensors(&self) -> impl Iterator<Item = &LazyTensor> {
+    fn tensors_of(&self, count: usize) -> impl Iterator<Item = &LazyTensor> {
         let (dense, router, experts) = match self {
             Self::Dense { gate, up, down } => (Some([gate, up, down]), None, &[][..]),
             Self::Experts { router, experts } => (None, Some(router), experts.as_slice()),
@@ -272,7 +284,7 @@ impl FfnPlan {
             .flatten()
             .chain(router)
             .flat_map(LazyProjection::tensors)
-            .chain(experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]))
+            .chain(experts.iter().take(count).flat_map(|e| [&e.gate, &e.up, &e.down]))
     }
 }
 

@@ -290,14 +290,14 @@ impl Core {
     /// Runs a step and hands out what came of it.
     fn step(&mut self, step: StepPlan) {
         let Some(room) = self.rooms.get(&step.model) else { return };
-        let file = Arc::clone(&room.resident.model().file);
-        if let Err(error) = file.check_unchanged() {
+        let model = Arc::clone(room.resident.model());
+        if let Err(error) = model.files.check_unchanged() {
             return self.fail_model(step.model, error);
         }
         self.in_step = Some(step);
         let (result, load) = self.compute();
         let Some(step) = self.in_step.take() else { return };
-        if let Err(error) = file.check_poison().and_then(|()| file.check_unchanged()) {
+        if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // what the step read may have been anything: no token of it counts
         }
         match result {
@@ -496,7 +496,9 @@ impl Core {
         }
         self.policy.close_pool(id);
         room.resident.forget();
-        self.cache.clear_file(&room.resident.model().file);
+        for file in room.resident.model().files.mappings() {
+            self.cache.clear_file(file);
+        }
     }
 
     fn publish(&mut self) {

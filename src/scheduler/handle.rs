@@ -184,7 +184,7 @@ impl EngineHandle {
     /// bytes), [`JobError::Backend`] (a tensor type), [`JobError::Invalid`] (a bug of the caller).
     pub fn submit(&self, job: Job) -> Result<(), JobError> {
         job.check()?;
-        job.model.file.check_poison()?;
+        job.model.files.check_poison()?;
         self.check_plan(&job.model.plan)?;
         let need_bytes = self.kv_bytes(&job.model.plan.dims, job.positions());
         let budget_bytes = self.shared.facts().kv_budget_bytes;

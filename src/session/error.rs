@@ -6,6 +6,7 @@ use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 
 use crate::backend::BackendError;
 use crate::model::ModelError;
+use crate::model::files::FilesError;
 use crate::model::gguf::GgufError;
 use crate::model::plan::PlanError;
 use crate::model::store::{OpenError, StoreError};
@@ -101,7 +102,13 @@ fn map_code(error: &MapError) -> ErrorCode {
 
 fn model_code(error: &ModelError) -> ErrorCode {
     match error {
-        ModelError::Gguf(error) => gguf_code(error),
+        ModelError::Files(error) => match error {
+            FilesError::Gguf(error) | FilesError::Part { source: error, .. } => gguf_code(error),
+            FilesError::Alone { .. } => ErrorCode::NotAModelFile,
+            FilesError::Number { .. } | FilesError::Tensors { .. } | FilesError::Twice { .. } => {
+                ErrorCode::ModelCorrupt
+            }
+        },
         ModelError::Tokenizer(TokenizerError::Metadata(error)) => gguf_code(error),
         ModelError::Tokenizer(TokenizerError::Kind(_) | TokenizerError::PreTokenizer { .. }) => {
             ErrorCode::ModelUnsupported
@@ -115,7 +122,6 @@ fn model_code(error: &ModelError) -> ErrorCode {
             PlanError::PerLayer { .. } | PlanError::VectorType { .. } => ErrorCode::ModelUnsupported,
             _ => ErrorCode::ModelCorrupt,
         },
-        ModelError::Map(error) => map_code(error),
     }
 }
 

@@ -162,8 +162,8 @@ async fn stream(
 /// An answer made while the file changed under the mapping may be of no model at all: it does not count.
 async fn check_whole(call: &Call, lease: Lease) -> Result<(), Failure> {
     call.blocking(move |_| {
-        let file = &lease.model().file;
-        file.check_poison().and_then(|()| file.check_unchanged()).map_err(|error| of_job(&error.into()))
+        let files = &lease.model().files;
+        files.check_poison().and_then(|()| files.check_unchanged()).map_err(|error| of_job(&error.into()))
     })
     .await
 }

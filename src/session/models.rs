@@ -203,12 +203,12 @@ fn describe(
 }
 
 fn metadata(model: &Model, skip: usize, room: &mut usize) -> Vec<MetadataEntry> {
-    let entries = model.gguf.metadata().skip(skip).map(|(key, value)| metadata_entry(key, value));
+    let entries = model.files.header().metadata().skip(skip).map(|(key, value)| metadata_entry(key, value));
     fill(room, entries, |e| e.key.len() + e.kind.len() + e.value.len() + 24)
 }
 
 fn tensors(model: &Model, skip: usize, room: &mut usize) -> Vec<TensorEntry> {
-    let entries = model.gguf.tensors().iter().skip(skip).map(|tensor| TensorEntry {
+    let entries = model.files.tensors().skip(skip).map(|tensor| TensorEntry {
         name: tensor.name.clone(),
         dtype: tensor.dtype.name().to_owned(),
         dims: tensor.shape.dims().to_vec(),
@@ -220,14 +220,14 @@ fn tensors(model: &Model, skip: usize, room: &mut usize) -> Vec<TensorEntry> {
 
 /// What is shown without `full`.
 fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
-    let gguf = &model.gguf;
+    let header = model.files.header();
     let dims = &model.plan.dims;
     let vocab = model.tokenizer.vocab_size();
     ShowReply {
         summary,
-        gguf_version: gguf.version(),
-        parameters: gguf.tensors().iter().map(|t| t.shape.elements()).fold(0, u64::saturating_add),
-        weight_bytes: gguf.tensors().iter().map(|t| t.range.end - t.range.start).sum(),
+        gguf_version: header.version(),
+        parameters: model.files.tensors().map(|t| t.shape.elements()).fold(0, u64::saturating_add),
+        weight_bytes: model.files.tensors().map(|t| t.range.end - t.range.start).sum(),
         context_length: model.context_length,
         hidden: number(dims.hidden),
         layers: number(dims.n_layers),
@@ -246,8 +246,8 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
             .take(limits::END_TOKENS_MAX)
             .collect(),
         types: types(model),
-        metadata_total: number(gguf.metadata().count()),
-        tensors_total: number(gguf.tensors().len()),
+        metadata_total: number(header.metadata().count()),
+        tensors_total: number(model.files.tensors().count()),
         metadata: Vec::new(),
         tensors: Vec::new(),
         ext: Ext::new(),
@@ -270,7 +270,7 @@ pub(super) fn fill<T>(
 
 fn types(model: &Model) -> Vec<TypeCount> {
     let mut types: BTreeMap<u32, TypeCount> = BTreeMap::new();
-    for tensor in model.gguf.tensors() {
+    for tensor in model.files.tensors() {
         let count = types.entry(tensor.dtype.ggml()).or_insert_with(|| TypeCount {
             dtype: tensor.dtype.name().to_owned(),
             tensors: 0,

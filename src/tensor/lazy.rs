@@ -137,6 +137,11 @@ impl LazyTensor {
         self.0.file.bytes(self.0.range.clone()).unwrap_or(&[])
     }
 
+    /// True when both handles are on the same bytes of the same mapping, as a tied output matrix and the embedding.
+    pub fn same_bytes(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.file, &other.0.file) && self.0.range == other.0.range
+    }
+
     /// True when both handles are the same tensor of the same mapping.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

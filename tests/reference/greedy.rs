@@ -34,7 +34,7 @@ impl Rig {
         let factory = move || Ok(Box::new(CpuBackend::new(cpu)?) as Box<dyn Backend>);
         let engine = Engine::start(options, factory).unwrap();
         let file = std::fs::File::open(model).unwrap();
-        Self { engine, model: Arc::new(Model::open(ModelId(1), "model", file).unwrap()) }
+        Self { engine, model: Arc::new(Model::open(ModelId(1), "model", vec![file]).unwrap()) }
     }
 
     fn submit(&self, prompt: &[u32], max_tokens: u32, sampling: Sampling) -> UnboundedReceiver<Event> {

@@ -148,7 +148,7 @@ fn a_wrong_answer_is_noticed() {
 }
 
 /// The best there is here.
-fn best_isa() -> Isa {
+pub fn best_isa() -> Isa {
     Isa::ALL.into_iter().rfind(|isa| isa.is_available()).expect("portable code runs everywhere")
 }
 
@@ -261,7 +261,8 @@ fn unpack(rest: &mut &[u8], vocab: usize, step: f64) -> Vec<(usize, f64)> {
     tokens.into_iter().zip(codes.chunks_exact(2).map(logp)).collect()
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
+/// Log-probabilities of logits.
+pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f64::NEG_INFINITY, |most, &x| most.max(f64::from(x)));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - most).exp()).sum();
     logits.iter().map(|&x| f64::from(x) - most - sum.ln()).collect()

@@ -4,7 +4,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/forge/mod.rs"]
+mod forge;
 
+mod decoders;
 mod dense;
 mod forward;
 mod greedy;

@@ -2,8 +2,10 @@
 """oracle.py: what another engine answers, for the tests in logits.rs. `cargo xtask oracle` runs it; it uses none of our code.
 
     oracle.py OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
+    oracle.py --decoders OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
 
-For each model it writes OUT_DIR/NAME.json and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI
+With --decoders it writes OUT_DIR/decoders.json and decoders.logp, for the tests in decoders.rs: what small files of F32
+weights give after the first tokens of one list, exactly; see `decoders` below. Else, for each model it writes OUT_DIR/NAME.json and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI
 wheel `xllamacpp`) on a copy of the model whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as
 quantised, arithmetic in single precision. Flash attention off, F32 KV cache, no repacked weights: so set it agrees with
 transformers to 1e-5 .. 5e-4. llama.cpp's own defaults on the quantised file (8-bit activations, F16 KV cache) are off
@@ -32,16 +34,48 @@ STEP = 0.001       # nats; tests subtract half of it from their tolerance
 FLOOR = -15.0      # nats
 CONTEXT = 1024     # tokens the oracle has room for
 GREEDY = 24        # tokens of continuation
+LENGTHS = [1, 5, 17, 40, 120]  # of --decoders: before, at and past the 64 tokens those files were "trained" with
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def main():
-    out, work, *models = sys.argv[1:]
+    command = decoders if sys.argv[1] == "--decoders" else prompts
+    out, work, *models = [a for a in sys.argv[1:] if a != "--decoders"]
     out, work = pathlib.Path(out), pathlib.Path(work)
     out.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
-    for name, path in (m.split("=", 1) for m in models):
-        make(name, pathlib.Path(path), out, work)
+    command([(name, pathlib.Path(path)) for name, path in (m.split("=", 1) for m in models)], out, work)
+
+
+def prompts(models, out, work):
+    for name, path in models:
+        make(name, path, out, work)
+
+
+def decoders(models, out, work):
+    """decoders.json: oracle, token ids, after how many of them the next token was asked for, and each model's sha256;
+    decoders.logp: for each model in order, for each of those counts, the log-probability of each token: little-endian
+    f32."""
+    ids = [(i * 37 + 11) % 256 + 3 for i in range(max(LENGTHS))]
+    packed, found = bytearray(), []
+    for name, path in models:
+        stem = work / name
+        subprocess.run([sys.executable, __file__, "--next", str(path), str(stem), json.dumps(ids)], check=True)
+        logp = np.load(stem.with_suffix(".npy")).astype("<f4")
+        packed += logp.tobytes()
+        found.append({"name": name, "sha256": sha256(path), "vocab": logp.shape[1]})
+        print(f"{name}: the likeliest token has {[round(float(np.exp(row.max())), 3) for row in logp]}", flush=True)
+    (out / "decoders.logp").write_bytes(packed)
+    facts = {
+        "made_by": "cargo xtask oracle --only decoders",
+        "oracle": f"llama.cpp in xllamacpp {importlib.metadata.version('xllamacpp')}; flash attention off, F32 KV cache, no repacking",
+        "logp_sha256": hashlib.sha256(packed).hexdigest(),
+        "ids": ids,
+        "lengths": LENGTHS,
+    }
+    head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
+    body = ",\n".join("  " + json.dumps(model) for model in found)
+    (out / "decoders.json").write_text(f'{{\n{head} "models": [\n{body}\n ]\n}}\n', encoding="utf-8")
 
 
 def make(name, model, out, work):
@@ -129,50 +163,67 @@ def in_subprocess(model, stem, how, *follow):
     return {"prompts": prompts, "logp": np.load(stem.with_suffix(".npy"))}
 
 
-def answer(model, stem, how, follow=None):
-    import xllamacpp as x
-    p = x.CommonParams()
-    p.model.path = model
-    p.n_ctx, p.n_parallel, p.warmup, p.verbosity = CONTEXT, 1, False, -1
-    p.cpuparams.n_threads = p.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
-    if how == "exact":
-        p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
-        p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        p.no_extra_bufts = True
-    server = x.Server(p)
+class Engine:
+    """llama.cpp's server in this process."""
 
-    def post(path, body):
-        req = urllib.request.Request(server.listening_address + path, json.dumps(body).encode(),
+    def __init__(self, model, how, context):
+        import xllamacpp as x
+        p = x.CommonParams()
+        p.model.path = model
+        p.n_ctx, p.n_parallel, p.warmup, p.verbosity = context, 1, False, -1
+        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+        if how == "exact":
+            p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
+            p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            p.no_extra_bufts = True
+        self.server = x.Server(p)
+
+    def post(self, path, body):
+        req = urllib.request.Request(self.server.listening_address + path, json.dumps(body).encode(),
                                      {"content-type": "application/json"})
         with urllib.request.urlopen(req, timeout=1800) as r:
             return json.loads(r.read())
 
-    def most_likely(ids, k):
+    def most_likely(self, ids, k):
         # The server hides the probabilities where the sampled token ends generation or leaves a UTF-8 sequence open; so
         # force some token: the probabilities reported are those before the bias.
         for token in (70, 40, 99, 7):
-            r = post("/completion", {"prompt": ids, "n_predict": 1, "n_probs": k, "temperature": 0, "cache_prompt": k == 2,
-                                     "logit_bias": [[token, 1000]]})
+            r = self.post("/completion", {"prompt": ids, "n_predict": 1, "n_probs": k, "temperature": 0,
+                                          "cache_prompt": k == 2, "logit_bias": [[token, 1000]]})
             if "completion_probabilities" in r:
                 return [(t["id"], t["logprob"]) for t in r["completion_probabilities"][0]["top_logprobs"]]
         raise SystemExit("no token found whose probabilities the server shows")
 
-    context = min(CONTEXT, context_length(model))
-    prompts, rows = [], []
-    for entry in json.loads((HERE / "prompts.json").read_text(encoding="utf-8")):
-        ids = post("/tokenize", {"content": entry["text"], "add_special": True, "parse_special": True})["tokens"]
-        ids = ids[:context - GREEDY - 8]
-        full = most_likely(ids, 1 << 20)
+    def distribution(self, ids):
+        full = self.most_likely(ids, 1 << 20)
         row = np.full(len(full), -np.inf, np.float32)
         for token, logp in full:
             row[token] = logp
-        rows.append(row)
+        return row
+
+
+def next_tokens(model, stem, ids):
+    ids = json.loads(ids)
+    engine = Engine(model, "exact", context_length(model))
+    np.save(pathlib.Path(stem).with_suffix(".npy"), np.stack([engine.distribution(ids[:n]) for n in LENGTHS]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def answer(model, stem, how, follow=None):
+    engine = Engine(model, how, CONTEXT)
+    context = min(CONTEXT, context_length(model))
+    prompts, rows = [], []
+    for entry in json.loads((HERE / "prompts.json").read_text(encoding="utf-8")):
+        ids = engine.post("/tokenize", {"content": entry["text"], "add_special": True, "parse_special": True})["tokens"]
+        ids = ids[:context - GREEDY - 8]
+        rows.append(engine.distribution(ids))
         found = {"name": entry["name"], "text": entry["text"], "ids": ids}
         # The defaults follow the reference's continuation, so that each step is comparable.
         followed = json.loads(pathlib.Path(follow).read_text(encoding="utf-8"))[len(prompts)]["greedy"] if follow else None
         greedy, margins = [], []
         while len(greedy) < GREEDY:
-            (first, a), (_, b) = most_likely(ids + (followed or greedy)[:len(greedy)], 2)[:2]
+            (first, a), (_, b) = engine.most_likely(ids + (followed or greedy)[:len(greedy)], 2)[:2]
             greedy.append(first)
             margins.append(round(a - b, 4))
         found.update(greedy=greedy, margins=margins)
@@ -209,5 +260,7 @@ def cpu():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--answer"]:
         answer(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--next"]:
+        next_tokens(*sys.argv[2:])
     else:
         main()

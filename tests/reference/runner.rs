@@ -113,7 +113,7 @@ impl Runner {
     /// Maps the file and opens a backend of its own for it.
     pub fn open(path: &Path, isa: Isa, activations: Activations, kv: KvType) -> Self {
         let file = File::open(path).expect("the model's file opens");
-        let model = Model::open(ModelId(1), "reference", file).expect("the model is valid");
+        let model = Model::open(ModelId(1), "reference", vec![file]).expect("the model is valid");
         let options = CpuOptions { threads: None, isa: Some(isa), activations, kv };
         let mut backend = CpuBackend::new(options).expect("a CPU backend starts");
         let mut dims = model.plan.dims.clone();

@@ -10,6 +10,10 @@ use std::process::Command;
 use crate::error::{Error, Result};
 use crate::{host, models};
 
+#[path = "../../tests/common/forge/mod.rs"]
+#[allow(clippy::unwrap_used)] // it is the tests'
+mod forge;
+
 /// What the environment holds. The expected files name the first two.
 const PACKAGES: [&str; 3] = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"];
 
@@ -18,8 +22,8 @@ pub struct Args {
     /// Write here instead of tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model
-    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2"])]
+    /// Only this model, or only the small random decoders
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders"])]
     only: Option<String>,
 }
 
@@ -39,7 +43,25 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let python = environment(&work)?;
     let script = host::root().join("tests/reference/oracle.py");
-    host::run(Command::new(python).arg(script).arg(out).arg(&work).args(inputs))
+    if !inputs.is_empty() {
+        host::run(Command::new(&python).arg(&script).arg(&out).arg(&work).args(inputs))?;
+    }
+    if wanted("decoders") {
+        let inputs = write_decoders(&work)?;
+        host::run(Command::new(python).arg(script).arg("--decoders").arg(out).arg(&work).args(inputs))?;
+    }
+    Ok(())
+}
+
+/// Files of the small random decoders, the same bytes that the tests make.
+fn write_decoders(work: &Path) -> Result<Vec<String>> {
+    let mut inputs = Vec::new();
+    for (name, forge) in forge::decoders() {
+        let path = work.join(name).with_extension("gguf");
+        fs::write(&path, forge.build().bytes).map_err(Error::at(&path))?;
+        inputs.push(format!("{name}={}", path.display()));
+    }
+    Ok(inputs)
 }
 
 /// The environment's Python; made when it is not there or holds other versions.

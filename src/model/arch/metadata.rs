@@ -57,6 +57,30 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// A real number above 0, where the file has it.
+    pub fn above_0(&self, name: &str) -> Result<Option<f32>, PlanError> {
+        match self.float_if_there(name)? {
+            Some(value) if value <= 0.0 => {
+                Err(PlanError::Float { key: self.key(name), value, want: "above 0" })
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A truth value, where the file has it.
+    pub fn flag_if_there(&self, name: &str) -> Result<Option<bool>, PlanError> {
+        let key = self.key(name);
+        if self.gguf.get(&key).is_none() {
+            return Ok(None);
+        }
+        self.gguf.boolean(&key).map(Some).ok_or(PlanError::Key { key, want: "a bool" })
+    }
+
+    /// The error for a model that shares the architecture's name and needs other arithmetic.
+    pub fn unsupported(&self, feature: &str) -> PlanError {
+        PlanError::Feature { architecture: self.prefix.to_owned(), feature: feature.to_owned() }
+    }
+
     /// A text, where the file has it.
     pub fn string_if_there(&self, name: &str) -> Result<Option<&'a str>, PlanError> {
         let key = self.key(name);

@@ -1,31 +1,36 @@
-//! One file per architecture: which tensors by which names, which metadata.
+//! One file per architecture: what its files hold and how its layers compute.
 //!
-//! To add one: a file here with a `build` function, and a row in `ARCHITECTURES`.
+//! To add one that is a decoder of the usual kind: a file here that says what it has, and a row in `ARCHITECTURES`.
+//! Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
 
-use std::sync::Arc;
-
-use super::gguf::Gguf;
-use super::plan::{ExecutionPlan, PlanError};
-use crate::tensor::MappedFile;
-
+mod decoder;
+mod experts;
 mod llama;
 mod metadata;
+mod qwen2;
+mod qwen3;
+mod qwen3moe;
+mod rope;
 mod tensors;
 
-/// An architecture that can be run.
-pub(super) struct Architecture {
-    /// `general.architecture` of its files.
-    pub name: &'static str,
-    /// Builds the plan of a file whose vocabulary has this many tokens.
-    pub build: fn(&Gguf, &Arc<MappedFile>, usize) -> Result<ExecutionPlan, PlanError>,
-}
+use decoder::Decoder;
+
+use super::files::ModelFiles;
+use super::plan::{ExecutionPlan, PlanError, excerpt};
 
 /// All that can be run.
-pub(super) const ARCHITECTURES: &[Architecture] = &[Architecture { name: "llama", build: llama::build }];
+const ARCHITECTURES: [Decoder; 4] = [llama::LLAMA, qwen2::QWEN2, qwen3::QWEN3, qwen3moe::QWEN3MOE];
 
-/// Their names.
-pub(super) fn supported() -> Vec<&'static str> {
-    ARCHITECTURES.iter().map(|a| a.name).collect()
+/// The plan of a model whose vocabulary has `vocab` tokens.
+pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, PlanError> {
+    let name = files.header().string("general.architecture").ok_or(PlanError::NoArchitecture)?;
+    match ARCHITECTURES.iter().find(|a| a.name == name) {
+        Some(architecture) => architecture.plan(files, vocab),
+        None => Err(PlanError::Architecture {
+            found: excerpt(name),
+            supported: ARCHITECTURES.iter().map(|a| a.name).collect(),
+        }),
+    }
 }
 
 #[cfg(test)]

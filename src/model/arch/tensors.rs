@@ -1,11 +1,11 @@
 //! Finding an architecture's tensors: collects what is missing, checks shapes, notices what has no place.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use crate::model::gguf::Gguf;
+use super::decoder::Presence;
+use crate::model::files::ModelFiles;
 use crate::model::plan::{LazyProjection, MissingTensor, PlanError};
-use crate::tensor::{DType, LazyTensor, MappedFile};
+use crate::tensor::{DType, LazyTensor};
 
 /// Shape that a role's tensor has to have.
 #[derive(Clone, Copy)]
@@ -14,25 +14,42 @@ pub(super) enum Want {
     Vector(usize),
     /// `rows` outputs of `cols` inputs.
     Matrix { rows: usize, cols: usize },
+    /// `count` matrices, one after the other.
+    Matrices { count: usize, rows: usize, cols: usize },
 }
 
 /// Looks tensors up by role. A missing one is remembered, so that all are reported at once by [`Tensors::finish`].
 pub(super) struct Tensors<'a> {
-    gguf: &'a Gguf,
-    file: &'a Arc<MappedFile>,
+    files: &'a ModelFiles,
     used: HashSet<String>,
+    unused_prefixes: Vec<String>,
     missing: Vec<MissingTensor>,
     fault: Option<PlanError>,
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(gguf: &'a Gguf, file: &'a Arc<MappedFile>) -> Self {
-        Self { gguf, file, used: HashSet::new(), missing: Vec::new(), fault: None }
+    pub fn new(files: &'a ModelFiles) -> Self {
+        Self { files, used: HashSet::new(), unused_prefixes: Vec::new(), missing: Vec::new(), fault: None }
+    }
+
+    /// Whether any file has that tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.files.lazy(name).is_some()
+    }
+
+    /// The tensor may be there and is never read.
+    pub fn unused(&mut self, name: &str) {
+        self.used.insert(name.to_owned());
+    }
+
+    /// Tensors whose names begin so may be there and are never read.
+    pub fn unused_prefix(&mut self, prefix: &str) {
+        self.unused_prefixes.push(prefix.to_owned());
     }
 
     /// The tensor of `role` under `name`, where the file has it.
     pub fn optional(&mut self, role: &'static str, name: &str, want: Want) -> Option<LazyTensor> {
-        let tensor = self.gguf.lazy(name, self.file)?;
+        let tensor = self.files.lazy(name)?;
         self.used.insert(name.to_owned());
         if let Err(fault) = check(role, &tensor, want) {
             self.fault.get_or_insert(fault);
@@ -49,16 +66,31 @@ impl<'a> Tensors<'a> {
         found
     }
 
-    /// The matrix `STEM.weight`, required, and the bias `STEM.bias` where the file has it.
+    /// The tensor of `role` as far as the architecture has one.
+    pub fn present(
+        &mut self,
+        role: &'static str,
+        name: &str,
+        want: Want,
+        presence: Presence,
+    ) -> Option<LazyTensor> {
+        match presence {
+            Presence::Never => None,
+            Presence::Optional => self.optional(role, name, want),
+            Presence::Required => self.required(role, name, want),
+        }
+    }
+
+    /// The matrix `STEM.weight`, required, and the bias `STEM.bias` as far as the architecture has one.
     pub fn projection(
         &mut self,
         role: &'static str,
         stem: &str,
-        rows: usize,
-        cols: usize,
+        matrix: Want,
+        bias: Presence,
     ) -> Option<LazyProjection> {
-        let weight = self.required(role, &format!("{stem}.weight"), Want::Matrix { rows, cols });
-        let bias = self.optional(role, &format!("{stem}.bias"), Want::Vector(rows));
+        let weight = self.required(role, &format!("{stem}.weight"), matrix);
+        let bias = self.present(role, &format!("{stem}.bias"), Want::Vector(matrix.rows()), bias);
         Some(LazyProjection { weight: weight?, bias })
     }
 
@@ -70,7 +102,10 @@ impl<'a> Tensors<'a> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        let mut unknown = self.gguf.tensors().iter().filter(|t| !self.used.contains(t.name.as_str()));
+        let known = |name: &str| {
+            self.used.contains(name) || self.unused_prefixes.iter().any(|prefix| name.starts_with(prefix))
+        };
+        let mut unknown = self.files.tensors().filter(|t| !known(&t.name));
         let Some(first) = unknown.next() else { return Ok(()) };
         Err(PlanError::UnknownTensors {
             architecture: architecture.to_owned(),
@@ -80,18 +115,36 @@ impl<'a> Tensors<'a> {
     }
 }
 
+impl Want {
+    fn rows(self) -> usize {
+        match self {
+            Self::Vector(_) => 1,
+            Self::Matrix { rows, .. } => rows,
+            Self::Matrices { count, rows, .. } => count * rows, // 2^12 * 2^19 at most
+        }
+    }
+
+    /// Dimensions as a file has them.
+    fn dims(self) -> Vec<u64> {
+        match self {
+            Self::Vector(len) => vec![len as u64],
+            Self::Matrix { rows, cols } => vec![cols as u64, rows as u64],
+            Self::Matrices { count, rows, cols } => vec![cols as u64, rows as u64, count as u64],
+        }
+    }
+}
+
 fn check(role: &'static str, tensor: &LazyTensor, want: Want) -> Result<(), PlanError> {
-    let (rows, cols, text) = match want {
-        Want::Vector(len) => (1, len, format!("[{len}]")),
-        Want::Matrix { rows, cols } => (rows, cols, format!("[{cols}, {rows}]")),
-    };
-    let shape = tensor.shape();
-    if (shape.cols(), shape.rows()) != (cols as u64, rows as u64) {
+    let (found, wanted) = (tensor.shape(), want.dims());
+    // A file may leave out trailing dimensions of 1, or write them out.
+    let plain = |dims: &[u64]| dims.iter().rposition(|&d| d != 1).map_or(0, |last| last + 1);
+    if found.dims()[..plain(found.dims())] != wanted[..plain(&wanted)] {
+        let texts: Vec<String> = wanted.iter().map(u64::to_string).collect();
         return Err(PlanError::Shape {
             tensor: tensor.name().to_owned(),
             role,
-            shape: shape.to_string(),
-            want: text,
+            shape: found.to_string(),
+            want: format!("[{}]", texts.join(", ")),
         });
     }
     if matches!(want, Want::Vector(_)) && tensor.dtype() != DType::F32 {

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
-use super::*;
-use crate::backend::{RopeLayout, RopeScaling};
-use crate::model::plan::FfnPlan;
-use crate::tensor::DType;
+use crate::backend::{ExpertDims, RopeLayout, RopeScaling, Yarn};
+use crate::model::files::ModelFiles;
+use crate::model::plan::{ExecutionPlan, FfnPlan, PlanError};
+use crate::tensor::{DType, LazyTensor};
 
 /// A metadata value as the writer below knows it.
 #[derive(Clone)]
@@ -14,6 +14,7 @@ enum Meta {
     Number(u32),
     Real(f32),
     Text(&'static str),
+    Flag(bool),
     Numbers(Vec<i32>),
 }
 
@@ -29,17 +30,21 @@ const VOCAB: usize = 40;
 impl Forge {
     /// Two layers, width 64, 4 query heads and 2 key/value heads of 16, feed-forward width 96.
     fn llama() -> Self {
-        let number = |name: &str, n| (format!("llama.{name}"), Meta::Number(n));
+        Self::of("llama")
+    }
+
+    fn of(architecture: &'static str) -> Self {
+        let number = |name: &str, n| (format!("{architecture}.{name}"), Meta::Number(n));
         let mut forge = Self {
             keys: vec![
-                ("general.architecture".into(), Meta::Text("llama")),
+                ("general.architecture".into(), Meta::Text(architecture)),
                 number("block_count", 2),
                 number("context_length", 512),
                 number("embedding_length", 64),
                 number("feed_forward_length", 96),
                 number("attention.head_count", 4),
                 number("attention.head_count_kv", 2),
-                ("llama.attention.layer_norm_rms_epsilon".into(), Meta::Real(1e-5)),
+                (format!("{architecture}.attention.layer_norm_rms_epsilon"), Meta::Real(1e-5)),
             ],
             tensors: Vec::new(),
         };
@@ -98,6 +103,7 @@ impl Forge {
             match value {
                 Meta::Number(n) => out.extend([4u32.to_le_bytes(), n.to_le_bytes()].concat()),
                 Meta::Real(n) => out.extend([6u32.to_le_bytes(), n.to_le_bytes()].concat()),
+                Meta::Flag(f) => out.extend([&7u32.to_le_bytes()[..], &[(*f).into()]].concat()),
                 Meta::Text(t) => {
                     out.extend(8u32.to_le_bytes());
                     text(&mut out, t);
@@ -130,8 +136,8 @@ impl Forge {
     fn plan_with(&self, vocab: usize) -> Result<ExecutionPlan, PlanError> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&self.bytes()).unwrap();
-        let (gguf, file) = Gguf::open(std::fs::File::open(file.path()).unwrap()).unwrap();
-        ExecutionPlan::build(&gguf, &file, vocab)
+        let files = ModelFiles::open(vec![std::fs::File::open(file.path()).unwrap()]).unwrap();
+        ExecutionPlan::build(&files, vocab)
     }
 
     fn fails(&self, want: PlanError) {
@@ -170,12 +176,11 @@ fn optional_tensors_are_taken() {
         .tensor("output.weight", &[64, VOCAB as u64], DType::Q8_0)
         .tensor("rope_freqs.weight", &[8], DType::F32)
         .tensor("blk.1.attn_k.bias", &[32], DType::F32)
-        .tensor("blk.0.attn_q_norm.weight", &[16], DType::F32)
         .plan()
         .unwrap();
     assert_eq!(plan.output.name(), "output.weight");
     assert!(plan.rope_factors.is_some() && plan.layers[1].k.bias.is_some());
-    assert!(plan.layers[0].q_norm.is_some() && plan.layers[0].k.bias.is_none());
+    assert!(plan.layers[0].q_norm.is_none() && plan.layers[0].k.bias.is_none());
 }
 
 #[test]
@@ -203,12 +208,18 @@ fn numbers_stated_otherwise_are_read() {
 #[test]
 fn unknown_architectures_are_named() {
     let other = Forge::llama().with("general.architecture", Meta::Text("mamba"));
-    other.fails(PlanError::Architecture { found: "mamba".into(), supported: vec!["llama"] });
+    let supported = vec!["llama", "qwen2", "qwen3", "qwen3moe"];
+    other.fails(PlanError::Architecture { found: "mamba".into(), supported });
     Forge::llama().without("general.architecture").fails(PlanError::NoArchitecture);
-    let text = number("expert_count", 8).plan().unwrap_err().to_string();
-    assert_eq!(text, "architecture \"llama\" with 8 experts (llama.expert_count) is not supported");
-    let yarn = Forge::llama().with("llama.rope.scaling.type", Meta::Text("yarn")).plan().unwrap_err();
-    assert!(matches!(&yarn, PlanError::Feature { feature, .. } if feature.contains("\"yarn\"")), "{yarn}");
+    let text = Forge::of("qwen2").with("qwen2.expert_count", Meta::Number(8)).plan().unwrap_err().to_string();
+    assert_eq!(text, "architecture \"qwen2\" with 8 experts (qwen2.expert_count) is not supported");
+    let other = Forge::llama().with("llama.rope.scaling.type", Meta::Text("dynamic")).plan().unwrap_err();
+    assert!(
+        matches!(&other, PlanError::Feature { feature, .. } if feature.contains("\"dynamic\"")),
+        "{other}"
+    );
+    let later = Forge::llama().with("llama.attention.causal", Meta::Flag(false)).plan().unwrap_err();
+    assert!(matches!(&later, PlanError::Feature { feature, .. } if feature.contains("attention.causal")));
     let wide = number("attention.value_length", 8).plan().unwrap_err();
     assert!(
         matches!(&wide, PlanError::Feature { feature, .. } if feature.contains("value_length")),
@@ -326,11 +337,162 @@ fn tensors_that_do_not_fit_their_role_are_refused() {
     );
 }
 
+/// Replaces the dense halves of layer 0 by `count` experts of width 32.
+fn with_experts(architecture: &'static str, count: u32, used: u32) -> Forge {
+    let key = |name: &str| format!("{architecture}.{name}");
+    let mut forge = Forge::of(architecture)
+        .with(&key("expert_count"), Meta::Number(count))
+        .with(&key("expert_used_count"), Meta::Number(used))
+        .with(&key("expert_feed_forward_length"), Meta::Number(32));
+    for part in ["gate", "up", "down"] {
+        forge = forge.without(&format!("blk.0.ffn_{part}.weight"));
+    }
+    let count = u64::from(count);
+    forge
+        .tensor("blk.0.ffn_gate_inp.weight", &[64, count], DType::F32)
+        .tensor("blk.0.ffn_gate_exps.weight", &[64, 32, count], DType::Q4_0)
+        .tensor("blk.0.ffn_up_exps.weight", &[64, 32, count], DType::Q4_0)
+        .tensor("blk.0.ffn_down_exps.weight", &[32, 64, count], DType::Q8_0)
+}
+
+#[test]
+fn experts_are_parts_of_the_tensors_that_hold_all() {
+    let plan = with_experts("llama", 6, 2).plan().unwrap();
+    let want = ExpertDims { count: 6, used: 2, ffn: 32, normalise: true, scale: 1.0 };
+    assert_eq!((plan.dims.experts.as_ref(), plan.dims.ffn), (Some(&want), 96));
+    let FfnPlan::Experts { router, experts } = &plan.layers[0].ffn else { panic!("experts") };
+    assert_eq!(router.weight.name(), "blk.0.ffn_gate_inp.weight");
+    assert_eq!(experts.len(), 6);
+    let (first, last) = (&experts[0], &experts[5]);
+    assert_eq!(last.down.name(), "blk.0.ffn_down_exps.weight[5]");
+    assert_eq!((last.gate.shape().dims(), last.down.shape().dims()), (&[64, 32][..], &[32, 64][..]));
+    assert_eq!(last.up.range().start - first.up.range().start, 5 * 32 * 36);
+    assert_eq!(last.down.byte_len(), 64 * 34);
+    assert!(matches!(plan.layers[1].ffn, FfnPlan::Dense { .. }), "models may mix both");
+    // The types of all, without a look at each expert; all bytes.
+    assert_eq!(plan.dtypes().len(), 3);
+    let experts: u64 = 6 * (2 * 32 * 36 + 64 * 34);
+    assert_eq!(experts, plan.layers[0].tensors().skip(7).map(LazyTensor::byte_len).sum::<u64>());
+}
+
+#[test]
+fn numbers_of_experts_that_contradict_each_other_are_refused() {
+    let used = |used| with_experts("llama", 4, 2).with("llama.expert_used_count", Meta::Number(used));
+    used(0).fails(PlanError::Experts { used: 0, count: 4 });
+    used(5).fails(PlanError::Experts { used: 5, count: 4 });
+    let without = with_experts("llama", 4, 2).without("llama.expert_used_count");
+    without.fails(PlanError::Key { key: "llama.expert_used_count".into(), want: "an unsigned integer" });
+    let many = number("expert_count", 5000);
+    many.fails(PlanError::Range { key: "llama.expert_count".into(), value: 5000, min: 0, max: 4096 });
+    for (name, value) in [("expert_gating_func", 2), ("expert_shared_count", 1), ("expert_group_count", 2)] {
+        let other = with_experts("llama", 4, 2).with(&format!("llama.{name}"), Meta::Number(value));
+        let error = other.plan().unwrap_err();
+        assert!(matches!(&error, PlanError::Feature { feature, .. } if feature.contains(name)), "{error}");
+    }
+    let short = with_experts("llama", 4, 2).tensor("blk.0.ffn_up_exps.weight", &[64, 32, 3], DType::Q4_0);
+    let PlanError::Shape { tensor, want, .. } = short.plan().unwrap_err() else { panic!("a shape") };
+    assert_eq!((tensor.as_str(), want.as_str()), ("blk.0.ffn_up_exps.weight", "[64, 32, 4]"));
+    // As many values in another form.
+    let crossed = with_experts("llama", 4, 2).tensor("blk.0.ffn_up_exps.weight", &[64, 4, 32], DType::Q4_0);
+    assert!(matches!(crossed.plan(), Err(PlanError::Shape { .. })));
+    let error = with_experts("llama", 4, 2).without("blk.0.ffn_gate_inp.weight").plan().unwrap_err();
+    let PlanError::MissingTensors { missing } = error else { panic!("{error}") };
+    assert_eq!(missing[0].tried, ["blk.0.ffn_gate_inp.weight"]);
+}
+
+#[test]
+fn what_an_architecture_always_has_is_required_and_what_it_never_has_refused() {
+    let error = Forge::of("qwen2").plan().unwrap_err();
+    let PlanError::MissingTensors { missing } = &error else { panic!("{error}") };
+    let tried: Vec<&str> = missing.iter().map(|m| m.tried[0].as_str()).collect();
+    assert_eq!(tried.len(), 6);
+    assert_eq!(tried[0], "blk.0.attn_q.bias");
+    let error = Forge::of("qwen3").plan().unwrap_err().to_string();
+    assert!(error.starts_with("4 required tensors are missing: query norm (tried blk.0.attn_q_norm.weight)"));
+
+    let with_norms = |architecture| {
+        (0..2).fold(Forge::of(architecture), |forge, i| {
+            forge.tensor(&format!("blk.{i}.attn_q_norm.weight"), &[16], DType::F32).tensor(
+                &format!("blk.{i}.attn_k_norm.weight"),
+                &[16],
+                DType::F32,
+            )
+        })
+    };
+    let plan = with_norms("qwen3").plan().unwrap();
+    assert_eq!((plan.architecture.as_str(), plan.dims.rope.layout), ("qwen3", RopeLayout::Halves));
+    assert!(plan.layers[1].k_norm.is_some() && plan.layers[0].q.bias.is_none());
+    let error = with_norms("llama").plan().unwrap_err();
+    assert!(matches!(&error, PlanError::UnknownTensors { count: 4, .. }), "{error}");
+}
+
+#[test]
+fn layers_that_only_predict_are_left_alone() {
+    let forge = number("block_count", 3).with("llama.nextn_predict_layers", Meta::Number(1));
+    let plan = forge.clone().tensor("blk.2.nextn.eh_proj.weight", &[128, 64], DType::Q4_0).plan().unwrap();
+    assert_eq!((plan.dims.n_layers, plan.layers.len()), (2, 2));
+    assert!(plan.tensors().all(|t| !t.name().starts_with("blk.2.")));
+    // A layer past those that the header counts has no place.
+    let error = forge.tensor("blk.3.attn_norm.weight", &[64], DType::F32).plan().unwrap_err();
+    assert!(matches!(error, PlanError::UnknownTensors { count: 1, .. }), "{error}");
+    let key = "llama.nextn_predict_layers".to_owned();
+    let all = Forge::llama().with(&key, Meta::Number(2));
+    all.fails(PlanError::Range { key, value: 2, min: 0, max: 1 });
+}
+
+#[test]
+fn every_scaling_of_positions_is_read() {
+    let scaled = |kind, factor| {
+        Forge::llama()
+            .with("llama.rope.scaling.type", Meta::Text(kind))
+            .with("llama.rope.scaling.factor", Meta::Real(factor))
+            .with("llama.rope.scaling.original_context_length", Meta::Number(128))
+    };
+    let mut want = Yarn {
+        factor: 4.0,
+        original_context: 128,
+        ext_factor: 1.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        log_multiplier: 0.0,
+    };
+    let rope = |forge: &Forge| forge.plan().unwrap().dims.rope;
+    assert_eq!(rope(&scaled("yarn", 4.0)).scaling, RopeScaling::Yarn(want));
+    let stated = scaled("yarn", 4.0)
+        .with("llama.rope.scaling.yarn_ext_factor", Meta::Real(0.5))
+        .with("llama.rope.scaling.yarn_beta_fast", Meta::Real(16.0))
+        .with("llama.rope.scaling.yarn_beta_slow", Meta::Real(2.0))
+        .with("llama.rope.scaling.yarn_log_multiplier", Meta::Real(0.7))
+        .with("llama.rope.scaling.attn_factor", Meta::Real(1.25));
+    (want.ext_factor, want.beta_fast, want.beta_slow, want.log_multiplier) = (0.5, 16.0, 2.0, 0.7);
+    assert_eq!((rope(&stated).scaling, rope(&stated).magnitude), (RopeScaling::Yarn(want), 1.25));
+    let unset = scaled("yarn", 0.0).with("llama.rope.scaling.yarn_ext_factor", Meta::Real(-1.0));
+    let unset = unset.without("llama.rope.scaling.original_context_length");
+    let RopeScaling::Yarn(yarn) = rope(&unset).scaling else { panic!("yarn") };
+    assert_eq!((yarn.factor, yarn.ext_factor, yarn.original_context), (1.0, 1.0, 512));
+
+    let longrope = |original: u32| {
+        scaled("longrope", 0.0)
+            .with("llama.rope.scaling.original_context_length", Meta::Number(original))
+            .tensor("rope_factors_long.weight", &[8], DType::F32)
+            .tensor("rope_factors_short.weight", &[8], DType::F32)
+    };
+    for (original, name) in [(128, "rope_factors_long.weight"), (512, "rope_factors_short.weight")] {
+        assert_eq!(longrope(original).plan().unwrap().rope_factors.unwrap().name(), name);
+    }
+    let error = longrope(128).without("rope_factors_long.weight").plan().unwrap_err();
+    assert!(matches!(error, PlanError::MissingTensors { .. }), "{error}");
+    for name in ["rope.scaling.yarn_beta_fast", "rope.scaling.attn_factor"] {
+        let forge = scaled("yarn", 4.0).with(&format!("llama.{name}"), Meta::Real(0.0));
+        forge.fails(PlanError::Float { key: format!("llama.{name}"), value: 0.0, want: "above 0" });
+    }
+}
+
 #[test]
 fn the_kept_model_has_the_plan_its_origin_states() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf");
-    let (gguf, file) = Gguf::open(std::fs::File::open(path).unwrap()).unwrap();
-    let plan = ExecutionPlan::build(&gguf, &file, 512).unwrap();
+    let files = ModelFiles::open(vec![std::fs::File::open(path).unwrap()]).unwrap();
+    let plan = ExecutionPlan::build(&files, 512).unwrap();
     let dims = &plan.dims; // tests/models/README.md
     assert_eq!((dims.n_layers, dims.hidden, dims.n_heads, dims.n_kv_heads), (5, 64, 8, 4));
     assert_eq!((dims.head_dim, dims.rope.dims), (8, 8));

@@ -7,15 +7,30 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 
+use super::parts::{Part, Parts};
 use super::{NAME_BYTES_MAX, NAMES_MAX};
 
-/// A `.gguf` entry of a model directory.
+/// A model of a directory: a `.gguf` file, or the parts of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    pub path: PathBuf,
+    /// Its files that are there, in order.
+    pub paths: Vec<PathBuf>,
+    /// Size of them all.
     pub bytes: u64,
     /// Why it cannot be a model, where that shows without opening it.
     pub unusable: Option<String>,
+    /// Parts are missing; `unusable` says which.
+    pub incomplete: bool,
+}
+
+impl Entry {
+    /// Opens all its files.
+    ///
+    /// # Errors
+    /// As `open`, of the first that fails.
+    pub fn open(&self) -> std::io::Result<Vec<File>> {
+        self.paths.iter().map(|path| open(path)).collect()
+    }
 }
 
 /// What the last look into each directory found.
@@ -40,7 +55,8 @@ struct Look {
 }
 
 impl Looks {
-    /// Looks into `directories`: all their `.gguf` entries by name. Of equal names the first directory's is served.
+    /// Looks into `directories`: all their models by name. Of equal names the first directory's is served, in a directory
+    /// a whole file before a split one, and of those the one of fewer parts.
     ///
     /// No file is opened. What is wrong with a directory is logged when it begins and when it ends: clients make the store
     /// look as often as they like.
@@ -100,10 +116,10 @@ impl Look {
     }
 }
 
-/// The `.gguf` entries of one directory, one more than [`NAMES_MAX`] at most, and how many more there are whose names
-/// nobody can ask for.
+/// The models of one directory, one more than [`NAMES_MAX`] at most, and how many files more there are whose names nobody
+/// can ask for.
 fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
-    let mut entries = BTreeMap::new();
+    let (mut entries, mut parts) = (BTreeMap::new(), Parts::default());
     let mut nameless = 0;
     for item in std::fs::read_dir(directory)? {
         let path = item?.path();
@@ -114,10 +130,16 @@ fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
             nameless += 1;
             continue;
         };
-        entries.insert(name, inspect(path));
-        if entries.len() > NAMES_MAX {
+        match Part::of(&name) {
+            Some(part) => parts.add(&part, path),
+            None => drop(entries.insert(name, inspect(vec![path]))),
+        }
+        if entries.len() + parts.models() > NAMES_MAX {
             break;
         }
+    }
+    for (name, entry) in parts.entries() {
+        entries.entry(name).or_insert(entry);
     }
     Ok((entries, nameless))
 }
@@ -133,29 +155,40 @@ pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
 }
 
-/// What can be said of a file without opening it; links are followed, directories are the administrator's.
-fn inspect(path: PathBuf) -> Entry {
-    let (bytes, unusable) = match rustix::fs::stat(&path) {
-        Err(errno) => (0, Some(errno.to_string())),
-        Ok(stat) => {
-            let bytes = u64::try_from(stat.st_size).unwrap_or(0);
-            let kind = FileType::from_raw_mode(stat.st_mode);
-            let why = if kind != FileType::RegularFile {
-                Some("not a regular file".to_owned())
-            } else if bytes == 0 {
-                Some("the file is empty".to_owned())
-            } else {
-                let readable = rustix::fs::accessat(CWD, &path, Access::READ_OK, AtFlags::EACCESS);
-                readable.err().map(|errno| format!("not readable by the daemon: {errno}"))
-            };
-            (bytes, why)
-        }
+/// What can be said of files without opening them; links are followed, directories are the administrator's.
+pub(super) fn inspect(paths: Vec<PathBuf>) -> Entry {
+    let split = paths.len() > 1;
+    let (mut bytes, mut unusable) = (0u64, None);
+    for path in &paths {
+        let (more, why) = inspect_file(path);
+        bytes = bytes.saturating_add(more);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let why = why.map(|why| if split { format!("{name}: {why}") } else { why });
+        unusable = unusable.or(why);
+    }
+    Entry { paths, bytes, unusable, incomplete: false }
+}
+
+/// Its size, and why it cannot be a model.
+fn inspect_file(path: &Path) -> (u64, Option<String>) {
+    let stat = match rustix::fs::stat(path) {
+        Err(errno) => return (0, Some(errno.to_string())),
+        Ok(stat) => stat,
     };
-    Entry { path, bytes, unusable }
+    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+    let why = if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        Some("not a regular file".to_owned())
+    } else if bytes == 0 {
+        Some("the file is empty".to_owned())
+    } else {
+        let readable = rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS);
+        readable.err().map(|errno| format!("not readable by the daemon: {errno}"))
+    };
+    (bytes, why)
 }
 
 /// Opens a file for reading without waiting for the other end of a pipe.
-pub(super) fn open(path: &Path) -> std::io::Result<File> {
+fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
@@ -210,6 +243,20 @@ mod tests {
         std::fs::rename(dir.path().join("away"), &directory).unwrap();
         assert_eq!(names(&mut looks), ["a"], "back");
         assert_eq!(Looks::default().look(&[]), BTreeMap::new());
+    }
+
+    #[test]
+    fn parts_are_one_model_and_whole_files_go_before() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a-00002-of-00002", "a-00001-of-00002", "b", "b-00001-of-00001", "c-00001-of-00001"] {
+            std::fs::write(dir.path().join(name).with_extension("gguf"), name).unwrap();
+        }
+        let found = Looks::default().look(&[dir.path().into()]);
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!((found["a"].bytes, found["a"].paths.len(), &found["a"].unusable), (32, 2, &None));
+        assert!(found["b"].paths[0].ends_with("b.gguf"));
+        assert!(found["c"].paths[0].ends_with("c-00001-of-00001.gguf"));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Names come from the model directories, for everyone, and from files that clients passed by descriptor, each for the
 //! uid that passed it alone: whoever can rewrite such a file can only harm himself. A uid's own name goes before a
-//! directory's. Whoever names a file, the same file (device, inode, size, times) is mapped once.
+//! directory's. Whoever names a file, the same file (device, inode, size, times) is mapped once. Parts of a split model
+//! (`NAME-00001-of-00003.gguf`) that lie in one directory are one model with one name and as many mappings.
 //!
 //! A mapping's life: `Opening` (one opener, the others wait) -> `Ready` -> `Retired` (unloaded, replaced or poisoned;
 //! its requests finish) -> gone. What no name leads to and no request uses is gone in any state. A failed opening leaves
@@ -24,6 +25,7 @@ use crate::backend::BackendError;
 use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 
 mod directory;
+mod parts;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -133,8 +135,25 @@ pub enum OpenError {
     Panicked(String),
 }
 
-/// Makes a model of a file: [`Model::open`], and whether a device can run it.
-pub type Opener = dyn Fn(ModelId, &str, File) -> Result<Model, OpenError> + Send + Sync;
+/// Makes a model of its files: [`Model::open`], and whether a device can run it.
+pub type Opener = dyn Fn(ModelId, &str, Vec<File>) -> Result<Model, OpenError> + Send + Sync;
+
+/// What makes open files the same model: the identity of each, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Identity(Arc<[FileIdentity]>);
+
+impl Identity {
+    /// Refuses files that cannot be mapped.
+    fn of(name: &str, files: &[File]) -> Result<Self, StoreError> {
+        let each: Result<_, _> = files.iter().map(MappedFile::inspect).collect();
+        Ok(Self(each.map_err(|source| file_error(name, source))?))
+    }
+
+    /// Size of all files.
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|file| file.size).fold(0, u64::saturating_add)
+    }
+}
 
 /// Called, under no lock, when a mapping is gone: devices let go of what they hold for it.
 pub type OnGone = dyn Fn(ModelId) + Send + Sync;
@@ -208,6 +227,13 @@ enum Source {
     Directory(directory::Entry),
 }
 
+impl Source {
+    /// Parts were missing when it was last looked for.
+    fn is_incomplete(&self) -> bool {
+        matches!(self, Self::Directory(entry) if entry.incomplete)
+    }
+}
+
 impl Store {
     /// A store of `directories`; call [`Store::rescan`] to look into them.
     pub fn new(
@@ -257,7 +283,7 @@ impl Store {
     /// [`StoreError`].
     pub fn acquire(self: &Arc<Self>, uid: u32, name: &str) -> Result<(Lease, bool), StoreError> {
         let mut source = self.tables.lock().resolve(uid, name);
-        if source.is_none() {
+        if source.as_ref().is_none_or(Source::is_incomplete) {
             self.rescan();
             source = self.tables.lock().resolve(uid, name);
         }
@@ -281,8 +307,9 @@ impl Store {
         if !self.tables.lock().may_pass(uid, name, limit) {
             return Err(full());
         }
-        let identity = inspect(name, &file)?;
-        let (lease, mapped_now) = self.lease(uid, name, file, identity)?;
+        let files = vec![file];
+        let identity = Identity::of(name, &files)?;
+        let (lease, mapped_now) = self.lease(uid, name, files, &identity)?;
         let mut tables = self.tables.lock();
         if !tables.may_pass(uid, name, limit) {
             drop(tables);
@@ -340,7 +367,7 @@ impl Store {
     fn acquire_passed(self: &Arc<Self>, name: &str, id: ModelId) -> Result<Lease, StoreError> {
         let not_found = || StoreError::NotFound { name: name.into() };
         let model = self.tables.lock().ready(id).ok_or_else(not_found)?;
-        match model.file.check_poison().and_then(|()| model.file.check_unchanged()) {
+        match model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             Ok(()) => {}
             Err(MapError::Poisoned) => return Err(StoreError::Poisoned { name: name.into() }),
             Err(_) => return Err(StoreError::Changed { name: name.into() }),
@@ -355,42 +382,53 @@ impl Store {
         name: &str,
         entry: &directory::Entry,
     ) -> Result<(Lease, bool), StoreError> {
-        let file = match directory::open(&entry.path) {
-            Ok(file) => file,
+        let unusable = |reason: String| Err(StoreError::Unusable { name: name.into(), reason });
+        if let (true, Some(reason)) = (entry.incomplete, &entry.unusable) {
+            return unusable(reason.clone());
+        }
+        let files = match entry.open() {
+            Ok(files) => files,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 self.rescan();
-                return Err(StoreError::NotFound { name: name.into() });
+                // Of a split model some may still be there.
+                let found = self.tables.lock().resolve(uid, name);
+                return match found {
+                    Some(Source::Directory(entry)) if entry.incomplete => {
+                        unusable(entry.unusable.unwrap_or_default())
+                    }
+                    _ => Err(StoreError::NotFound { name: name.into() }),
+                };
             }
             Err(source) if is_shortage(&source) => {
                 return Err(file_error(name, MapError::Os { what: "open", source }));
             }
-            Err(error) => return Err(StoreError::Unusable { name: name.into(), reason: error.to_string() }),
+            Err(error) => return unusable(error.to_string()),
         };
-        let identity = inspect(name, &file)?;
-        let gone = self.tables.lock().seen(name, identity);
+        let identity = Identity::of(name, &files)?;
+        let gone = self.tables.lock().seen(name, &identity);
         self.tell(gone);
-        let result = self.lease(uid, name, file, identity);
+        let result = self.lease(uid, name, files, &identity);
         // A shortage is ours: the file may be well.
         let failure = result.as_ref().err();
         if !failure.is_some_and(StoreError::is_shortage) {
-            self.tables.lock().note_failure(name, identity, failure);
+            self.tables.lock().note_failure(name, &identity, failure);
         }
         result
     }
 
-    /// A lease on the mapping of that file: the one there is, or a new one.
+    /// A lease on the mapping of those files: the one there is, or a new one.
     fn lease(
         self: &Arc<Self>,
         uid: u32,
         name: &str,
-        file: File,
-        identity: FileIdentity,
+        files: Vec<File>,
+        identity: &Identity,
     ) -> Result<(Lease, bool), StoreError> {
         let mut tables = self.tables.lock();
         let id = loop {
             match tables.current(identity) {
                 None => break ModelId(self.next_id.fetch_add(1, Ordering::Relaxed)),
-                Some((id, SlotState::Ready(model))) if model.file.check_poison().is_err() => {
+                Some((id, SlotState::Ready(model))) if model.files.check_poison().is_err() => {
                     let gone = tables.retire(id);
                     drop(tables);
                     self.tell(gone);
@@ -411,10 +449,10 @@ impl Store {
             }
         };
         let flight: Arc<Opened> = Arc::new(OnceLock::new());
-        tables.insert(id, Slot::opening(identity, uid, Arc::clone(&flight)));
+        tables.insert(id, Slot::opening(identity.clone(), uid, Arc::clone(&flight)));
         drop(tables);
 
-        let result = self.open_caught(id, name, file).map(Arc::new).map_err(Arc::new);
+        let result = self.open_caught(id, name, files).map(Arc::new).map_err(Arc::new);
         let mut tables = self.tables.lock();
         match &result {
             Ok(model) => tables.opened(id, model),
@@ -443,8 +481,8 @@ impl Store {
         }
     }
 
-    fn open_caught(&self, id: ModelId, name: &str, file: File) -> Result<Model, OpenError> {
-        catch_unwind(AssertUnwindSafe(|| (self.open)(id, name, file)))
+    fn open_caught(&self, id: ModelId, name: &str, files: Vec<File>) -> Result<Model, OpenError> {
+        catch_unwind(AssertUnwindSafe(|| (self.open)(id, name, files)))
             .unwrap_or_else(|panic| Err(OpenError::Panicked(panic_text(&*panic))))
     }
 
@@ -454,10 +492,6 @@ impl Store {
             (self.on_gone)(*id);
         }
     }
-}
-
-fn inspect(name: &str, file: &File) -> Result<FileIdentity, StoreError> {
-    MappedFile::inspect(file).map_err(|source| file_error(name, source))
 }
 
 fn file_error(name: &str, source: MapError) -> StoreError {

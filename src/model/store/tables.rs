@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
-use super::{Model, ModelId, OpenError, Source, StoreError, Unloaded};
-use crate::tensor::{FileIdentity, MapError};
+use super::{Identity, Model, ModelId, OpenError, Source, StoreError, Unloaded};
+use crate::tensor::MapError;
 
 /// Where an opening's end is told.
 pub(super) type Opened = OnceLock<Result<Arc<Model>, Arc<OpenError>>>;
@@ -17,7 +17,7 @@ pub(super) type Gone = Vec<(ModelId, Slot)>;
 
 /// A mapping, from the first request for it on.
 pub(super) struct Slot {
-    identity: FileIdentity,
+    identity: Identity,
     state: SlotState,
     /// Requests that hold a lease, or wait for the opening to get one.
     in_use: u32,
@@ -35,7 +35,7 @@ pub(super) enum SlotState {
 
 impl Slot {
     /// A slot that its opener uses.
-    pub(super) fn opening(identity: FileIdentity, loaded_by: u32, flight: Arc<Opened>) -> Self {
+    pub(super) fn opening(identity: Identity, loaded_by: u32, flight: Arc<Opened>) -> Self {
         Self { identity, state: SlotState::Opening(flight), in_use: 1, retired: false, loaded_by }
     }
 
@@ -51,7 +51,7 @@ impl Slot {
 struct Listed {
     entry: Entry,
     /// The file as it was when last asked for.
-    seen: Option<FileIdentity>,
+    seen: Option<Identity>,
     /// Why that file did not open.
     failure: Option<String>,
 }
@@ -78,7 +78,7 @@ pub struct Listing {
     pub name: String,
     /// Its state.
     pub status: ModelStatus,
-    /// Size of the file.
+    /// Size of its files.
     pub file_bytes: u64,
     /// Architecture; empty while not mapped.
     pub architecture: String,
@@ -99,7 +99,7 @@ impl InTables {
     pub(super) fn look_at_file(self) -> Listing {
         let Self { mut listing, model } = self;
         let Some(model) = model else { return listing };
-        let whole = model.file.check_poison().and_then(|()| model.file.check_unchanged());
+        let whole = model.files.check_poison().and_then(|()| model.files.check_unchanged());
         if let Err(error @ (MapError::Poisoned | MapError::Changed)) = whole {
             listing.status = ModelStatus::Poisoned;
             listing.reason = error.to_string();
@@ -118,7 +118,7 @@ pub(super) struct Tables {
     draining: BTreeMap<(u32, String), ModelId>,
     slots: HashMap<ModelId, Slot>,
     /// The slot that serves new requests for a file.
-    current: HashMap<FileIdentity, ModelId>,
+    current: HashMap<Identity, ModelId>,
 }
 
 impl Tables {
@@ -148,35 +148,35 @@ impl Tables {
             let (seen, failure) = before.map_or((None, None), |listed| (listed.seen, listed.failure));
             self.listed.insert(name, Listed { entry, seen, failure });
         }
-        let lost: Vec<FileIdentity> = old.into_values().filter_map(|listed| listed.seen).collect();
-        lost.into_iter().flat_map(|identity| self.retire_unnamed(identity)).collect()
+        let lost: Vec<Identity> = old.into_values().filter_map(|listed| listed.seen).collect();
+        lost.into_iter().flat_map(|identity| self.retire_unnamed(&identity)).collect()
     }
 
     /// A name's file is this one now; the mapping of the one before is retired.
-    pub(super) fn seen(&mut self, name: &str, identity: FileIdentity) -> Gone {
+    pub(super) fn seen(&mut self, name: &str, identity: &Identity) -> Gone {
         let Some(listed) = self.listed.get_mut(name) else { return Vec::new() };
-        match listed.seen.replace(identity) {
-            Some(before) if before != identity => self.retire_unnamed(before),
+        match listed.seen.replace(identity.clone()) {
+            Some(before) if before != *identity => self.retire_unnamed(&before),
             _ => Vec::new(),
         }
     }
 
-    pub(super) fn note_failure(&mut self, name: &str, identity: FileIdentity, error: Option<&StoreError>) {
+    pub(super) fn note_failure(&mut self, name: &str, identity: &Identity, error: Option<&StoreError>) {
         if let Some(listed) = self.listed.get_mut(name)
-            && listed.seen == Some(identity)
+            && listed.seen.as_ref() == Some(identity)
         {
             listed.failure = error.map(ToString::to_string);
         }
     }
 
-    pub(super) fn current(&self, identity: FileIdentity) -> Option<(ModelId, SlotState)> {
-        let by_identity = self.current.get(&identity).copied();
+    pub(super) fn current(&self, identity: &Identity) -> Option<(ModelId, SlotState)> {
+        let by_identity = self.current.get(identity).copied();
         // A retired mapping of the very same file serves again rather than a second one being made.
         let id = by_identity.or_else(|| {
-            let whole = |model: &Arc<Model>| model.file.check_poison().is_ok();
+            let whole = |model: &Arc<Model>| model.files.check_poison().is_ok();
             self.slots
                 .iter()
-                .find(|(_, s)| s.identity == identity && s.model().is_some_and(whole))
+                .find(|(_, s)| s.identity == *identity && s.model().is_some_and(whole))
                 .map(|(id, _)| *id)
         })?;
         self.slots.get(&id).map(|slot| (id, slot.state.clone()))
@@ -187,7 +187,7 @@ impl Tables {
     }
 
     pub(super) fn insert(&mut self, id: ModelId, slot: Slot) {
-        self.current.insert(slot.identity, id);
+        self.current.insert(slot.identity.clone(), id);
         self.slots.insert(id, slot);
     }
 
@@ -215,7 +215,8 @@ impl Tables {
         if let Some(slot) = self.slots.get(&id)
             && self.current.get(&slot.identity) == Some(&id)
         {
-            self.current.remove(&slot.identity);
+            let identity = slot.identity.clone();
+            self.current.remove(&identity);
         }
     }
 
@@ -224,7 +225,7 @@ impl Tables {
         let Some(slot) = self.slots.get_mut(&id) else { return false };
         slot.in_use += 1;
         slot.retired = false;
-        self.current.entry(slot.identity).or_insert(id);
+        self.current.entry(slot.identity.clone()).or_insert(id);
         true
     }
 
@@ -254,20 +255,20 @@ impl Tables {
             return Vec::new();
         }
         // Up to `NAMES_MAX` comparisons, some 10 us, once no request uses the model.
-        if !slot.retired && self.is_seen(slot.identity) {
+        if !slot.retired && self.is_seen(&slot.identity) {
             return Vec::new();
         }
         self.remove(id)
     }
 
     /// True when a directory's name leads to that file.
-    fn is_seen(&self, identity: FileIdentity) -> bool {
-        self.listed.values().any(|listed| listed.seen == Some(identity))
+    fn is_seen(&self, identity: &Identity) -> bool {
+        self.listed.values().any(|listed| listed.seen.as_ref() == Some(identity))
     }
 
     /// Retires the mapping of a file that no name leads to any more.
-    fn retire_unnamed(&mut self, identity: FileIdentity) -> Gone {
-        let Some(id) = self.current.get(&identity).copied() else { return Vec::new() };
+    fn retire_unnamed(&mut self, identity: &Identity) -> Gone {
+        let Some(id) = self.current.get(identity).copied() else { return Vec::new() };
         let passed = self.passed.values().any(|passed| *passed == id);
         if passed || self.is_seen(identity) { Vec::new() } else { self.retire(id) }
     }
@@ -288,8 +289,8 @@ impl Tables {
     /// A passed name stopped leading to this mapping.
     fn unnamed(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get(&id) else { return Vec::new() };
-        let identity = slot.identity;
-        if slot.retired { self.sweep(id) } else { self.retire_unnamed(identity) }
+        let identity = slot.identity.clone();
+        if slot.retired { self.sweep(id) } else { self.retire_unnamed(&identity) }
     }
 
     /// `draining_max` names of a uid are still listed while they drain.
@@ -311,7 +312,7 @@ impl Tables {
             return Ok((Unloaded { was_mapped, in_use }, gone));
         }
         let listed = self.listed.get(name).ok_or_else(|| StoreError::NotFound { name: name.into() })?;
-        let id = listed.seen.and_then(|identity| self.current.get(&identity)).copied();
+        let id = listed.seen.as_ref().and_then(|identity| self.current.get(identity)).copied();
         let Some((id, slot)) = id.and_then(|id| Some((id, self.slots.get(&id)?))) else {
             return Ok((Unloaded { was_mapped: false, in_use: 0 }, Vec::new()));
         };
@@ -375,9 +376,9 @@ impl Tables {
     }
 
     fn listed_listing(&self, name: &str, listed: &Listed) -> InTables {
-        let slot = listed.seen.and_then(|identity| {
-            let current = self.current.get(&identity).and_then(|id| self.slots.get(id));
-            current.or_else(|| self.slots.values().find(|slot| slot.identity == identity))
+        let slot = listed.seen.as_ref().and_then(|identity| {
+            let current = self.current.get(identity).and_then(|id| self.slots.get(id));
+            current.or_else(|| self.slots.values().find(|slot| slot.identity == *identity))
         });
         if let Some(slot) = slot {
             return slot_listing(name, slot);
@@ -395,7 +396,7 @@ fn of_uid(names: &BTreeMap<(u32, String), ModelId>, uid: u32) -> impl Iterator<I
 }
 
 fn slot_listing(name: &str, slot: &Slot) -> InTables {
-    let opening = unmapped(name, slot.identity.size, ModelStatus::Registered, "");
+    let opening = unmapped(name, slot.identity.bytes(), ModelStatus::Registered, "");
     let listing = Listing { in_use: slot.in_use, ..opening.listing };
     let Some(model) = slot.model() else { return InTables { listing, model: None } };
     let status = if slot.retired { ModelStatus::Draining } else { ModelStatus::Mapped };

@@ -23,9 +23,9 @@ fn fixture(before: impl Fn(usize) + Send + Sync + 'static) -> Fixture {
     copy_model(&dir.path().join("tiny.gguf"));
     let (opened, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (count, list) = (Arc::clone(&opened), Arc::clone(&gone));
-    let open = move |id, name: &str, file| {
+    let open = move |id, name: &str, files| {
         before(count.fetch_add(1, Ordering::SeqCst));
-        Ok(Model::open(id, name, file)?)
+        Ok(Model::open(id, name, files)?)
     };
     let store =
         Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(move |id| list.lock().push(id)));
@@ -125,7 +125,7 @@ fn a_replaced_file_is_a_new_model_and_requests_finish_on_the_old_one() {
     std::fs::rename(f.path("next"), f.path("tiny.gguf")).unwrap();
     let (new, mapped_now) = f.store.acquire(ALICE, "tiny").unwrap();
     assert!(mapped_now && old.model().id != new.model().id);
-    assert!(old.model().file.check_unchanged().is_ok(), "what was mapped is still whole");
+    assert!(old.model().files.check_unchanged().is_ok(), "what was mapped is still whole");
     assert!(f.gone.lock().is_empty());
     let id = old.model().id;
     drop(old);
@@ -139,10 +139,10 @@ fn a_file_changed_in_place_is_told_from_one_that_only_got_another_name() {
     let (lease, _) = f.store.acquire(ALICE, "tiny").unwrap();
     std::fs::hard_link(f.path("tiny.gguf"), f.path("other")).unwrap();
     std::fs::rename(f.path("tiny.gguf"), f.path("renamed")).unwrap();
-    assert!(lease.model().file.check_unchanged().is_ok(), "links and names are no content");
+    assert!(lease.model().files.check_unchanged().is_ok(), "links and names are no content");
     let file = std::fs::OpenOptions::new().append(true).open(f.path("renamed")).unwrap();
     file.set_len(file.metadata().unwrap().len() + 1).unwrap();
-    assert!(lease.model().file.check_unchanged().is_err());
+    assert!(lease.model().files.check_unchanged().is_err());
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn a_mapping_is_unmapped_after_the_tables_are_free() {
     let on_gone = move |_| {
         count.fetch_add(Weak::strong_count(&seen.lock()), Ordering::SeqCst);
     };
-    let open = |id, name: &str, file| Ok(Model::open(id, name, file)?);
+    let open = |id, name: &str, files| Ok(Model::open(id, name, files)?);
     let store = Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(on_gone));
     let (lease, _) = store.acquire(ALICE, "tiny").unwrap();
     *model.lock() = Arc::downgrade(lease.model());

@@ -24,7 +24,7 @@ fn kept_model() -> PathBuf {
 
 fn open(id: u64, path: &Path) -> Arc<Model> {
     let file = std::fs::File::open(path).unwrap();
-    Arc::new(Model::open(ModelId(id), "tinystories", file).unwrap())
+    Arc::new(Model::open(ModelId(id), "tinystories", vec![file]).unwrap())
 }
 
 struct Rig {

@@ -8,8 +8,8 @@ const KV_HEADS: u32 = 2;
 const FFN: u64 = 64;
 const LAYERS: u32 = 2;
 
-/// Two layers of width 32, 4 heads over 2 KV heads, a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens.
-pub fn tiny_llama(seed: u64) -> Forge {
+/// A SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens, and how many that are.
+pub(super) fn with_vocabulary(forge: Forge) -> (Forge, u64) {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
     tokens.extend(["\u{2581}", "a", "b", "ab"].map(str::to_owned));
@@ -19,10 +19,22 @@ pub fn tiny_llama(seed: u64) -> Forge {
     types.extend([1; 4]);
     let mut scores = vec![0.0; 259];
     scores.extend([-1.0, -2.0, -3.0, -0.5]);
-    let vocab = tokens.len() as u64;
+    let forge = forge
+        .set("tokenizer.ggml.model", Value::string("llama"))
+        .set("tokenizer.ggml.tokens", Value::strings(&tokens))
+        .set("tokenizer.ggml.scores", Value::f32s(&scores))
+        .set("tokenizer.ggml.token_type", Value::i32s(&types))
+        .set("tokenizer.ggml.bos_token_id", Value::u32(1))
+        .set("tokenizer.ggml.eos_token_id", Value::u32(2))
+        .set("tokenizer.ggml.unknown_token_id", Value::u32(0));
+    (forge, tokens.len() as u64)
+}
+
+/// Two layers of width 32, 4 heads over 2 KV heads, a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens.
+pub fn tiny_llama(seed: u64) -> Forge {
     let kv = HIDDEN / u64::from(HEADS) * u64::from(KV_HEADS);
 
-    let mut forge = Forge::new(seed)
+    let forge = Forge::new(seed)
         .set("general.architecture", Value::string("llama"))
         .set("general.name", Value::string("forged llama"))
         .set("llama.context_length", Value::u32(64))
@@ -32,14 +44,9 @@ pub fn tiny_llama(seed: u64) -> Forge {
         .set("llama.rope.dimension_count", Value::u32(HIDDEN as u32 / HEADS))
         .set("llama.attention.head_count", Value::u32(HEADS))
         .set("llama.attention.head_count_kv", Value::u32(KV_HEADS))
-        .set("llama.attention.layer_norm_rms_epsilon", Value::f32(1e-5))
-        .set("tokenizer.ggml.model", Value::string("llama"))
-        .set("tokenizer.ggml.tokens", Value::strings(&tokens))
-        .set("tokenizer.ggml.scores", Value::f32s(&scores))
-        .set("tokenizer.ggml.token_type", Value::i32s(&types))
-        .set("tokenizer.ggml.bos_token_id", Value::u32(1))
-        .set("tokenizer.ggml.eos_token_id", Value::u32(2))
-        .set("tokenizer.ggml.unknown_token_id", Value::u32(0))
+        .set("llama.attention.layer_norm_rms_epsilon", Value::f32(1e-5));
+    let (forge, vocab) = with_vocabulary(forge);
+    let mut forge = forge
         .tensor("token_embd.weight", &[HIDDEN, vocab], ggml::F32)
         .tensor("output_norm.weight", &[HIDDEN], ggml::F32)
         .tensor("output.weight", &[HIDDEN, vocab], ggml::F32);

@@ -2,13 +2,17 @@
 //!
 //! Own code, after ggml's `docs/gguf.md`; it shares nothing with the parser under test.
 
-#![allow(dead_code)] // each test binary uses its own part
+#![allow(dead_code, unused_imports)] // each binary uses its own part
 
 use std::ops::Range;
 
+mod decoders;
 mod llama;
+mod split;
 
+pub use decoders::decoders;
 pub use llama::tiny_llama;
+pub use split::split;
 
 /// Metadata type numbers of the format.
 pub mod kind {
@@ -99,6 +103,10 @@ impl Value {
 
     pub fn u64(value: u64) -> Self {
         Self(kind::U64, Part::default().u64("value", value))
+    }
+
+    pub fn u16(value: u16) -> Self {
+        Self(kind::U16, Part::default().raw(&value.to_le_bytes()))
     }
 
     pub fn f32(value: f32) -> Self {
@@ -224,6 +232,17 @@ impl Forge {
     /// Changes the tensor `name`.
     pub fn with_tensor(mut self, name: &str, change: impl FnOnce(&mut Tensor)) -> Self {
         change(self.tensors.iter_mut().find(|t| t.name == name.as_bytes()).unwrap());
+        self
+    }
+
+    /// With the data that [`Forge::build`] would make up written out, so that tensors keep them whatever is beside them.
+    pub fn filled(mut self) -> Self {
+        let mut random = Random(self.seed);
+        for tensor in &mut self.tensors {
+            if tensor.data.is_none() {
+                tensor.data = Some(random.data(tensor));
+            }
+        }
         self
     }
 

@@ -1,0 +1,92 @@
+//! Rotary embedding as the metadata have it.
+
+use super::decoder::HEAD_DIM_MAX;
+use super::metadata::Metadata;
+use super::tensors::{Tensors, Want};
+use crate::backend::{RopeLayout, RopeScaling, RopeSpec, Yarn};
+use crate::model::plan::{PlanError, excerpt};
+use crate::tensor::LazyTensor;
+
+/// What the metadata say of a model's rotary embedding.
+pub(super) struct Rope {
+    pub spec: RopeSpec,
+    /// `longrope`: whether the context that the file states goes past what was trained. Its factors are then those for long
+    /// contexts; they are the file's, not a request's, so that a cache of keys stays right as a sequence grows.
+    longrope: Option<bool>,
+}
+
+pub(super) fn rope(
+    metadata: &Metadata<'_>,
+    layout: RopeLayout,
+    head_dim: usize,
+    context: u32,
+) -> Result<Rope, PlanError> {
+    let dims = metadata.count_if_there("rope.dimension_count", 1..=HEAD_DIM_MAX)?.unwrap_or(head_dim);
+    if !dims.is_multiple_of(2) || dims > head_dim {
+        return Err(PlanError::RopeDims { dims, head_dim });
+    }
+    let theta = metadata.above_0("rope.freq_base")?.unwrap_or(10_000.0);
+    // A file without a type but with a factor means linear, as llama.cpp reads it.
+    let kind = metadata.string_if_there("rope.scaling.type")?.unwrap_or("linear");
+    let factor = factor(metadata)?;
+    let original = match metadata.count_if_there("rope.scaling.original_context_length", 0..=1 << 30)? {
+        None | Some(0) => context,
+        Some(tokens) => tokens as u32,
+    };
+    let linear = factor.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor });
+    let (scaling, longrope) = match kind {
+        "none" => (RopeScaling::None, None),
+        "linear" => (linear, None),
+        "longrope" => (linear, Some(context > original)),
+        "yarn" => (yarn(metadata, factor.unwrap_or(1.0), original)?, None),
+        other => {
+            return Err(
+                metadata.unsupported(&format!("rope scaling {:?} (rope.scaling.type)", excerpt(other)))
+            );
+        }
+    };
+    let magnitude = metadata.above_0("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    Ok(Rope { spec: RopeSpec { layout, dims, theta, scaling, magnitude }, longrope })
+}
+
+/// The divisor of positions; 0 means none.
+fn factor(metadata: &Metadata<'_>) -> Result<Option<f32>, PlanError> {
+    let name = match metadata.float_if_there("rope.scaling.factor")? {
+        Some(_) => "rope.scaling.factor",
+        None => "rope.scale_linear", // the key's name before 2023-09
+    };
+    match metadata.float_if_there(name)? {
+        Some(value) if value < 0.0 => {
+            Err(PlanError::Float { key: metadata.key(name), value, want: "at least 0" })
+        }
+        factor => Ok(factor.filter(|&f| f > 0.0)),
+    }
+}
+
+fn yarn(metadata: &Metadata<'_>, factor: f32, original_context: u32) -> Result<RopeScaling, PlanError> {
+    let ext_factor = metadata.float_if_there("rope.scaling.yarn_ext_factor")?.unwrap_or(-1.0);
+    Ok(RopeScaling::Yarn(Yarn {
+        factor,
+        original_context,
+        ext_factor: if ext_factor < 0.0 { 1.0 } else { ext_factor }, // negative: not set
+        beta_fast: metadata.above_0("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+        beta_slow: metadata.above_0("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        log_multiplier: metadata.float_if_there("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0),
+    }))
+}
+
+impl Rope {
+    /// The divisors of frequencies, where the file has any.
+    pub fn factors(&self, tensors: &mut Tensors<'_>) -> Option<LazyTensor> {
+        let want = Want::Vector(self.spec.dims / 2);
+        let Some(long) = self.longrope else {
+            return tensors.optional("rope factors", "rope_freqs.weight", want);
+        };
+        let [used, unused] = match long {
+            true => ["rope_factors_long.weight", "rope_factors_short.weight"],
+            false => ["rope_factors_short.weight", "rope_factors_long.weight"],
+        };
+        tensors.unused(unused);
+        tensors.required("rope factors", used, want)
+    }
+}

@@ -1,0 +1,70 @@
+//! Small random decoders of each architecture and each scaling of positions against another engine, in exact arithmetic.
+//!
+//! The files are made here (tests/common/forge/decoders.rs); `cargo xtask oracle` made tests/reference/expected/decoders.*
+//! from the same bytes.
+
+use std::fs;
+use std::path::Path;
+
+use rocmforge::backend::{Activations, KvType};
+use sha2::{Digest, Sha256};
+
+use crate::forge;
+use crate::logits::{best_isa, log_softmax};
+use crate::runner::Runner;
+
+/// Largest difference of a log-probability, in nats. Sums in another order differ by some 1e-6; angles, which the other
+/// engine has in single precision, by 1e-5 at these positions.
+const LOGP_DIFF_MAX: f64 = 1e-4;
+
+#[derive(serde::Deserialize)]
+struct Expected {
+    logp_sha256: String,
+    ids: Vec<u32>,
+    /// After how many of them the next token's distribution was asked for.
+    lengths: Vec<usize>,
+    models: Vec<Model>,
+}
+
+#[derive(serde::Deserialize)]
+struct Model {
+    name: String,
+    sha256: String,
+    vocab: usize,
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn every_architecture_gives_the_reference() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/expected");
+    let expected: Expected =
+        serde_json::from_str(&fs::read_to_string(dir.join("decoders.json")).unwrap()).unwrap();
+    let logp = fs::read(dir.join("decoders.logp")).unwrap();
+    assert_eq!(sha256(&logp), expected.logp_sha256, "decoders.logp belongs to another run");
+    let mut logp = logp.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)));
+    let made = forge::decoders();
+    let names = |models: &[Model]| models.iter().map(|m| m.name.clone()).collect::<Vec<_>>();
+    assert_eq!(made.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names(&expected.models));
+    let scratch = tempfile::tempdir().unwrap();
+    for ((name, forge), model) in made.iter().zip(&expected.models) {
+        let bytes = forge.build().bytes;
+        assert_eq!(sha256(&bytes), model.sha256, "{name}: not the file that the reference was asked about");
+        let path = scratch.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let mut runner = Runner::open(&path, best_isa(), Activations::F32, KvType::F32);
+        let mut worst = 0f64;
+        for &length in &expected.lengths {
+            runner.reset();
+            let got = log_softmax(&runner.feed(&expected.ids[..length]));
+            assert_eq!(got.len(), model.vocab);
+            let want: Vec<f64> = logp.by_ref().take(model.vocab).collect();
+            worst = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(worst, f64::max);
+            assert!(worst <= LOGP_DIFF_MAX, "{name}: off by {worst:.1e} after {length} tokens");
+        }
+        println!("{name}: off by {worst:.1e} at most");
+    }
+    assert_eq!(logp.next(), None, "the reference has more models");
+}
