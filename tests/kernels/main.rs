@@ -7,6 +7,8 @@
 mod common;
 mod device;
 mod faults;
+#[path = "../common/gpu.rs"]
+mod gpu;
 mod matmul;
 #[allow(dead_code)] // each module of tests uses its own part
 mod random;

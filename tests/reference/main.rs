@@ -6,6 +6,8 @@
 mod common;
 #[path = "../common/forge/mod.rs"]
 mod forge;
+#[path = "../common/gpu.rs"]
+mod gpu;
 
 mod decoders;
 mod dense;
@@ -13,6 +15,7 @@ mod forward;
 mod greedy;
 mod invariance;
 mod logits;
+mod on_gpu;
 mod refusals;
 mod runner;
 mod small;

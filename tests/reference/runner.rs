@@ -21,7 +21,7 @@ const CONTEXT: usize = 512;
 /// A model, a backend, one sequence.
 pub struct Runner {
     pub model: Model,
-    backend: CpuBackend,
+    backend: Box<dyn Backend>,
     slot: ModelSlot,
     weights: Weights,
     pages: Vec<u32>,
@@ -54,7 +54,7 @@ enum LoadedFfn {
 }
 
 impl LoadedFfn {
-    fn load(backend: &mut CpuBackend, plan: &FfnPlan) -> Self {
+    fn load(backend: &mut dyn Backend, plan: &FfnPlan) -> Self {
         match plan {
             FfnPlan::Dense { gate, up, down } => Self::Dense {
                 gate: LoadedProjection::load(backend, gate),
@@ -80,7 +80,7 @@ struct LoadedProjection {
 }
 
 impl LoadedProjection {
-    fn load(backend: &mut CpuBackend, lazy: &LazyProjection) -> Self {
+    fn load(backend: &mut dyn Backend, lazy: &LazyProjection) -> Self {
         Self { weight: load(backend, &lazy.weight), bias: lazy.bias.as_ref().map(|bias| load(backend, bias)) }
     }
 
@@ -89,12 +89,12 @@ impl LoadedProjection {
     }
 }
 
-fn load(backend: &mut CpuBackend, tensor: &LazyTensor) -> DeviceTensor {
+fn load(backend: &mut dyn Backend, tensor: &LazyTensor) -> DeviceTensor {
     backend.load_tensor(tensor).expect("a tensor of a supported type loads")
 }
 
 impl LayerWeights {
-    fn load(backend: &mut CpuBackend, plan: &LayerPlan) -> Self {
+    fn load(backend: &mut dyn Backend, plan: &LayerPlan) -> Self {
         Self {
             attn_norm: load(backend, &plan.attn_norm),
             q: LoadedProjection::load(backend, &plan.q),
@@ -110,23 +110,28 @@ impl LayerWeights {
 }
 
 impl Runner {
-    /// Maps the file and opens a backend of its own for it.
+    /// Maps the file and opens a CPU backend of its own for it.
     pub fn open(path: &Path, isa: Isa, activations: Activations, kv: KvType) -> Self {
+        let options = CpuOptions { threads: None, isa: Some(isa), activations, kv };
+        Self::on(path, Box::new(CpuBackend::new(options).expect("a CPU backend starts")))
+    }
+
+    /// Maps the file for this backend.
+    pub fn on(path: &Path, mut backend: Box<dyn Backend>) -> Self {
         let file = File::open(path).expect("the model's file opens");
         let model = Model::open(ModelId(1), "reference", vec![file]).expect("the model is valid");
-        let options = CpuOptions { threads: None, isa: Some(isa), activations, kv };
-        let mut backend = CpuBackend::new(options).expect("a CPU backend starts");
         let mut dims = model.plan.dims.clone();
         (dims.rows_max, dims.logits_rows_max) = (ROWS_MAX, 1);
         let pages = CONTEXT.div_ceil(KV_PAGE_TOKENS) as u32;
         let slot = backend.open_model(&dims, pages).expect("there is room for a small model");
         let plan = &model.plan;
+        let loaded = backend.as_mut();
         let weights = Weights {
-            embedding: load(&mut backend, &plan.embedding),
-            layers: plan.layers.iter().map(|layer| LayerWeights::load(&mut backend, layer)).collect(),
-            norm: load(&mut backend, &plan.output_norm),
-            output: load(&mut backend, &plan.output),
-            rope_factors: plan.rope_factors.as_ref().map(|factors| load(&mut backend, factors)),
+            embedding: loaded.load_table(&plan.embedding).expect("a table of a supported type loads"),
+            layers: plan.layers.iter().map(|layer| LayerWeights::load(loaded, layer)).collect(),
+            norm: load(loaded, &plan.output_norm),
+            output: load(loaded, &plan.output),
+            rope_factors: plan.rope_factors.as_ref().map(|factors| load(loaded, factors)),
         };
         // Pages in falling order: their numbers must not matter.
         Self { model, backend, slot, weights, pages: (0..pages).rev().collect(), position: 0 }
@@ -135,7 +140,7 @@ impl Runner {
     /// What runs, for messages.
     pub fn describe(&self) -> String {
         let info = self.backend.info();
-        format!("{} {:?} activations, {:?} cache", info.isa, info.activations, info.kv)
+        format!("{} {}, {:?} activations, {:?} cache", info.kind, info.isa, info.activations, info.kv)
     }
 
     /// Forgets the sequence.

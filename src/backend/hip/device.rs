@@ -78,6 +78,11 @@ impl Device {
         self.inner.context.alive()
     }
 
+    /// Counts it as lost although the driver has not said so: `call` got no answer.
+    pub fn lose(&self, call: &'static str, why: &str) -> HipError {
+        self.inner.context.lose(call, why)
+    }
+
     /// Its memory.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.inner.arena

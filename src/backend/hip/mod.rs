@@ -3,8 +3,13 @@
 //! [`binding`] finds the runtime, [`driver`] owns its objects, [`arena`] hands out memory, [`objects`] chooses the code,
 //! [`kernels`] declares what is in it, [`launch`] starts it. A [`Device`] is all of that together. Unsafe code is in `binding`
 //! and `driver` alone.
+//!
+//! [`HipBackend`] computes with it: `upload` brings weights, `weights` says how far they are, `model` is what an open model
+//! keeps, `run` makes launches of units, `sampling` draws, `wait` waits.
 
 mod arena;
+mod arrays;
+mod backend;
 #[allow(unsafe_code)] // functions of another language; layers.rs names this room
 mod binding;
 mod device;
@@ -12,11 +17,21 @@ mod device;
 mod driver;
 mod error;
 pub mod kernels;
+mod kv;
 mod launch;
+mod model;
 pub mod objects;
 mod pointer;
+mod rope;
+mod run;
+mod sampling;
+mod scratch;
+mod upload;
+mod wait;
+mod weights;
 
 pub use arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Owner};
+pub use backend::{HipBackend, HipOptions};
 pub use binding::{Library, LibraryError};
 pub use device::{Device, DeviceOptions};
 pub use driver::{
@@ -25,3 +40,4 @@ pub use driver::{
 pub use error::{CallFailure, HipError};
 pub use launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};
 pub use pointer::DevicePtr;
+pub use upload::UploadPath;

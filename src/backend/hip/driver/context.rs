@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::binding::{Api, Raw};
+use super::super::binding::{Api, Raw, sys};
 use super::super::error::{CallFailure, HipError, means_lost};
 use super::runtime::{DeviceDescription, Runtime, failure};
 
@@ -83,6 +83,14 @@ impl Context {
             return Err(HipError::Lost { failure });
         }
         Err(HipError::Call { failure })
+    }
+
+    /// Counts the device as lost without the driver having said so: it does not answer. `why` stands where the name of its
+    /// code would.
+    pub fn lose(&self, call: &'static str, why: &str) -> HipError {
+        let code = sys::hipError_t::hipErrorLaunchTimeOut as Raw;
+        let failure = || CallFailure { device: Some(self.index()), call, code, name: why.to_owned() };
+        HipError::Lost { failure: self.lost.get_or_init(failure).clone() }
     }
 
     /// Gives something back. There is nobody to tell of a failure; a lost device has nothing to give back to.

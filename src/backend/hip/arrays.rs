@@ -1,0 +1,179 @@
+//! A step's numbers on the device: written into host words that both sides see, and sent by one small copy.
+//!
+//! One after the other, each at a multiple of 16 bytes: positions and sequences of the rows, rows with logits, page
+//! tables, then the file's bytes of each row's embedding. Where they start depends on their sizes alone, so a recorded step
+//! finds them again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Buffer, Device, DevicePtr, HipError, HostWords, Owner, Stream};
+use crate::backend::BackendError;
+
+/// As `row_seq`: a row that only fills a step up (`NO_SEQUENCE` of kernels/common/pages.h).
+pub const NO_SEQUENCE: u32 = u32::MAX;
+
+/// Sizes of a step's arrays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Rows, those that fill up among them.
+    pub rows: usize,
+    /// Rows with logits.
+    pub logits: usize,
+    /// Page numbers of all tables.
+    pub tables: usize,
+    /// Page numbers of one table.
+    pub stride: usize,
+    /// Bytes from one row's embedding to the next.
+    pub embedding_bytes: usize,
+}
+
+/// Words that `count` take with what keeps the next at 16 bytes.
+fn room(count: usize) -> usize {
+    count.next_multiple_of(4)
+}
+
+impl Layout {
+    fn sequences_at(&self) -> usize {
+        room(self.rows)
+    }
+
+    fn logits_at(&self) -> usize {
+        self.sequences_at() + room(self.rows)
+    }
+
+    fn tables_at(&self) -> usize {
+        self.logits_at() + room(self.logits)
+    }
+
+    fn embedding_at(&self) -> usize {
+        self.tables_at() + room(self.tables)
+    }
+
+    fn words(&self) -> usize {
+        self.embedding_at() + room(self.rows * self.embedding_bytes / 4 + 1)
+    }
+}
+
+/// Where a step's arrays lie on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Position of each row.
+    pub positions: DevicePtr<u32>,
+    /// Table of each row.
+    pub sequences: DevicePtr<u32>,
+    /// Rows with logits.
+    pub logits_rows: DevicePtr<u32>,
+    /// Page numbers.
+    pub tables: DevicePtr<u32>,
+    /// The file's bytes of each row's embedding.
+    pub embeddings: DevicePtr<u8>,
+}
+
+/// The arrays of the step at hand.
+#[derive(Debug)]
+pub struct Arrays {
+    words: Arc<HostWords>,
+    buffer: Buffer,
+    layout: Layout,
+}
+
+impl Arrays {
+    /// Empty arrays with room for small steps.
+    ///
+    /// # Errors
+    /// [`HipError`].
+    pub fn new(device: &Device) -> Result<Self, HipError> {
+        let words = 1 << 14;
+        Ok(Self {
+            words: device.host_words(words)?,
+            buffer: device.take(words * 4, Owner::Scratch)?,
+            layout: Layout::default(),
+        })
+    }
+
+    /// Lays the arrays out anew. The last step's copy is done.
+    ///
+    /// # Errors
+    /// [`HipError`] when they grow and there is no memory.
+    pub fn lay_out(&mut self, device: &Device, layout: Layout) -> Result<(), HipError> {
+        let need = layout.words();
+        if need > self.words.words().len() {
+            let words = need.next_power_of_two();
+            self.words = device.host_words(words)?;
+            self.buffer = device.take(words * 4, Owner::Scratch)?;
+        }
+        self.layout = layout;
+        Ok(())
+    }
+
+    /// Sets how long embeddings are: no more than they were laid out for.
+    pub fn set_embedding_bytes(&mut self, bytes: usize) {
+        self.layout.embedding_bytes = bytes.next_multiple_of(4).min(self.layout.embedding_bytes);
+    }
+
+    /// Their sizes.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Writes positions.
+    pub fn set_positions(&self, values: impl Iterator<Item = u32>) {
+        self.set(0, values);
+    }
+
+    /// Writes sequences.
+    pub fn set_sequences(&self, values: impl Iterator<Item = u32>) {
+        self.set(self.layout.sequences_at(), values);
+    }
+
+    /// Writes rows with logits.
+    pub fn set_logits_rows(&self, values: impl Iterator<Item = u32>) {
+        self.set(self.layout.logits_at(), values);
+    }
+
+    /// Writes table number `sequence`, at most as many entries as the stride.
+    pub fn set_table(&self, sequence: usize, pages: &[u32]) {
+        let at = self.layout.tables_at() + sequence * self.layout.stride;
+        self.set(at, pages.iter().copied().take(self.layout.stride));
+    }
+
+    /// Writes a row's embedding as the file has it.
+    pub fn set_embedding(&self, row: usize, bytes: &[u8]) {
+        let at = self.layout.embedding_at() + row * self.layout.embedding_bytes / 4;
+        let (words, rest) = bytes.as_chunks::<4>();
+        let mut last = [0; 4];
+        rest.iter().zip(&mut last).for_each(|(from, to)| *to = *from);
+        let last = (!rest.is_empty()).then_some(last);
+        self.set(at, words.iter().copied().chain(last).map(u32::from_ne_bytes));
+    }
+
+    fn set(&self, at: usize, values: impl Iterator<Item = u32>) {
+        let words = self.words.words().get(at..).unwrap_or_default();
+        words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    }
+
+    /// Starts their copy. May be recorded: it is made anew at every replay then.
+    ///
+    /// # Errors
+    /// [`HipError`].
+    pub fn send(&self, stream: &Stream) -> Result<(), HipError> {
+        stream.upload_words(self.buffer.range(0, self.layout.words() * 4)?, &self.words, 0)
+    }
+
+    /// Where they lie on the device.
+    ///
+    /// # Errors
+    /// [`BackendError`] when the layout is past the buffer: a bug.
+    pub fn places(&self) -> Result<Places, BackendError> {
+        let layout = &self.layout;
+        let at = |word: usize| self.buffer.ptr_at::<u32>(word * 4);
+        Ok(Places {
+            positions: at(0)?,
+            sequences: at(layout.sequences_at())?,
+            logits_rows: at(layout.logits_at())?,
+            tables: at(layout.tables_at())?,
+            embeddings: at(layout.embedding_at())?.cast(),
+        })
+    }
+}

@@ -1,0 +1,457 @@
+//! A GPU as a [`Backend`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::kernels::matmul::{choice, planes};
+use super::model::{Model, Modes};
+use super::run::{Matrix, Op, embed_kernel};
+use super::upload::{Job, UploadPath, Uploader};
+use super::wait::Waiter;
+use super::weights::{Form, Weight};
+use super::{ArenaOptions, Device, DeviceOptions, DevicePtr, Owner, Runtime, Stream, StreamPriority, kv};
+use crate::backend::{
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts,
+    FfnInput, KvType, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch, Storage,
+};
+use crate::tensor::{DType, LazyTensor};
+
+/// How a GPU computes.
+#[derive(Clone, Debug)]
+pub struct HipOptions {
+    /// Which device.
+    pub index: u32,
+    /// What quantised weights meet.
+    pub activations: Activations,
+    /// Element type of KV pages.
+    pub kv: KvType,
+    /// How bytes get from files to the device.
+    pub upload: UploadPath,
+    /// Threads that read files for it.
+    pub upload_threads: usize,
+    /// Most bytes of device memory to take; 0 for all there are.
+    pub memory_bytes: u64,
+    /// A device that does not answer for this long counts as lost.
+    pub patience: Duration,
+}
+
+impl Default for HipOptions {
+    fn default() -> Self {
+        Self {
+            index: 0,
+            activations: Activations::default(),
+            kv: KvType::default(),
+            upload: UploadPath::default(),
+            upload_threads: 4,
+            memory_bytes: 0,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A GPU. Weights arrive when they are first asked for; see `upload`.
+pub struct HipBackend {
+    runtime: Runtime,
+    device: Device,
+    options: HipOptions,
+    modes: Modes,
+    // Before `device` in the order of dropping are those whose work may be under way.
+    uploader: Uploader,
+    models: HashMap<ModelSlot, Model>,
+    stream: Stream,
+    waiter: Waiter,
+    /// Whose step is under way.
+    current: Option<ModelSlot>,
+    next_slot: u32,
+}
+
+impl HipBackend {
+    /// Finds the runtime and opens the device.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] with what is missing and what to do about it.
+    pub fn open(options: HipOptions) -> Result<Self, BackendError> {
+        Self::with_runtime(Runtime::find()?, options)
+    }
+
+    /// Opens a device of this runtime.
+    ///
+    /// # Errors
+    /// As [`HipBackend::open`].
+    pub fn with_runtime(runtime: Runtime, options: HipOptions) -> Result<Self, BackendError> {
+        let limit_bytes = if options.memory_bytes == 0 { u64::MAX } else { options.memory_bytes };
+        let arena = ArenaOptions { limit_bytes, ..ArenaOptions::default() };
+        let opened = DeviceOptions { index: options.index, arena, ..DeviceOptions::default() };
+        let device = Device::open(&runtime, &opened)?;
+        let stream = device.stream(StreamPriority::High)?;
+        Ok(Self {
+            uploader: Uploader::start(&device, options.upload, options.upload_threads)?,
+            models: HashMap::new(),
+            waiter: Waiter::new(&device, options.patience)?,
+            stream,
+            current: None,
+            next_slot: 0,
+            modes: Modes { activations: options.activations, kv: options.kv },
+            runtime,
+            device,
+            options,
+        })
+    }
+
+    /// The device underneath.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The model whose step is under way.
+    fn step(&mut self) -> Result<&mut Model, BackendError> {
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        model.ok_or(BackendError::Batch("no step was begun"))
+    }
+
+    /// Adds an operation to the step, and launches the one before it.
+    fn push(&mut self, op: Op) -> Result<(), BackendError> {
+        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        model.step.ops.push(op);
+        let known = model.step.ops.len() - 1;
+        launch(model, device, stream, modes, known)
+    }
+
+    /// Launches what is left of the step.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
+        let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) else { return Ok(()) };
+        let known = model.step.ops.len();
+        launch(model, device, stream, modes, known)
+    }
+
+    /// Waits until all that was launched is done.
+    fn settle(&mut self) -> Result<(), BackendError> {
+        self.waiter.settle(&self.device, &self.stream)
+    }
+
+    /// A tensor on this device whose upload the compute stream is ordered behind.
+    fn weight(&self, tensor: &DeviceTensor) -> Result<Arc<Weight>, BackendError> {
+        let foreign = || BackendError::Internal(format!("{} is not on this device", tensor.tensor.name()));
+        let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
+        let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
+        let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
+        if !weight.is_ordered() {
+            let late = || self.waiter.late(&self.device, "an upload");
+            if let Some(event) = weight.submitted(self.options.patience, late)? {
+                self.stream.wait(&event)?;
+            }
+            weight.set_ordered();
+        }
+        Ok(weight)
+    }
+
+    fn vector(&self, tensor: &DeviceTensor, len: usize) -> Result<DevicePtr<f32>, BackendError> {
+        tensor.want(1, len)?;
+        if tensor.dtype() != DType::F32 {
+            let (tensor, dtype) = (tensor.tensor.name().to_owned(), tensor.dtype());
+            return Err(BackendError::Unsupported { tensor, dtype, backend: "hip" });
+        }
+        Ok(self.weight(tensor)?.buffer().ptr())
+    }
+
+    fn optional(&self, tensor: Option<&DeviceTensor>, len: usize) -> Result<DevicePtr<f32>, BackendError> {
+        tensor.map_or(Ok(DevicePtr::NULL), |tensor| self.vector(tensor, len))
+    }
+
+    fn matrix(&self, part: &Projection<'_>, rows: usize, cols: usize) -> Result<Matrix, BackendError> {
+        part.want(rows, cols)?;
+        let weight = self.weight(part.weight)?;
+        let Form { dtype, rows, cols } = weight.form();
+        let bias = self.optional(part.bias, rows as usize)?;
+        Ok(Matrix { at: weight.buffer().ptr(), dtype, rows, cols, bias })
+    }
+}
+
+/// Launches operations of a step up to number `known`: of the last one it has to be known what follows, or that nothing does.
+fn launch(
+    model: &mut Model,
+    device: &Device,
+    stream: &Stream,
+    modes: Modes,
+    known: usize,
+) -> Result<(), BackendError> {
+    if model.step.launched >= known {
+        return Ok(());
+    }
+    if model.step.launched == 0 {
+        model.arrays.send(stream)?;
+        model.kv.send_table(device, stream)?;
+    }
+    let run = model.run(device, stream, modes)?;
+    for index in model.step.launched..known {
+        if let Some(op) = model.step.ops.get(index) {
+            run.launch(op, model.step.ops.get(index + 1))?;
+        }
+    }
+    model.step.launched = known;
+    Ok(())
+}
+
+fn check_layer(dims: &ModelDims, layer: u32) -> Result<(), BackendError> {
+    let known = (layer as usize) < dims.n_layers;
+    known.then_some(()).ok_or(BackendError::Batch("a layer the model does not have"))
+}
+
+impl Backend for HipBackend {
+    fn info(&self) -> BackendInfo {
+        let device = self.device.description();
+        let version = self.runtime.version();
+        let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
+        BackendInfo {
+            kind: "hip",
+            device: device.name.clone(),
+            isa: device.arch.clone(),
+            threads: 0,
+            activations: self.options.activations,
+            kv: self.options.kv,
+            notes: vec![
+                ("runtime", format!("{} {major}.{minor}", self.runtime.path().display())),
+                ("code", self.device.code().to_owned()),
+                ("memory", format!("{} MiB", device.memory_bytes >> 20)),
+                ("upload", format!("{:?}, {} threads", self.options.upload, self.options.upload_threads)),
+            ],
+        }
+    }
+
+    fn supports(&self, dtype: DType) -> bool {
+        choice::gemv_f32(dtype, 1).is_some() && embed_kernel(dtype).is_some()
+    }
+
+    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let unsupported =
+            || BackendError::Unsupported { tensor: tensor.name().to_owned(), dtype, backend: "hip" };
+        let planes = planes::planes(dtype, shape.rows(), shape.cols()).ok_or_else(unsupported)?;
+        let (Ok(rows), Ok(cols)) = (u32::try_from(shape.rows()), u32::try_from(shape.cols())) else {
+            return Err(unsupported());
+        };
+        let bytes = usize::try_from(planes.bytes).map_err(|_| unsupported())?;
+        let buffer = self.device.take(bytes, Owner::Weights)?;
+        let weight = Arc::new(Weight::new(tensor.name(), Form { dtype, rows, cols }, buffer));
+        self.uploader.submit(Job::new(tensor, Arc::clone(&weight))?);
+        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(weight) })
+    }
+
+    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        if embed_kernel(tensor.dtype()).is_none() {
+            let (tensor, dtype) = (tensor.name().to_owned(), tensor.dtype());
+            return Err(BackendError::Unsupported { tensor, dtype, backend: "hip" });
+        }
+        // A step takes a few of its rows: they travel with the step's numbers.
+        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
+    }
+
+    fn layers_ahead(&self) -> usize {
+        2
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        let (uploads, upload_bytes, upload_failures) = self.uploader.counts().read();
+        let used_bytes = self.device.ledger().used_bytes;
+        DeviceCounters { uploads, upload_bytes, upload_failures, used_bytes, ..DeviceCounters::default() }
+    }
+
+    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
+        if dims.experts.is_some() {
+            return Err(BackendError::Dims("layers of experts do not run on this backend"));
+        }
+        let model = Model::open(&self.device, &self.stream, dims, self.options.kv, kv_pages)?;
+        let slot = ModelSlot(self.next_slot);
+        self.next_slot += 1;
+        self.models.insert(slot, model);
+        Ok(slot)
+    }
+
+    fn close_model(&mut self, slot: ModelSlot) {
+        if let Err(error) = self.settle() {
+            tracing::warn!(%error, "a model is closed over work that did not end well");
+        }
+        self.models.remove(&slot);
+    }
+
+    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
+        if let Err(error) = self.settle() {
+            tracing::warn!(%error, "pages are given back over work that did not end well");
+        }
+        if let Some(model) = self.models.get_mut(&slot) {
+            pages.iter().for_each(|&page| model.kv.release(page));
+            // Its rows may attend to a page that is gone now.
+            model.step.clear();
+        }
+    }
+
+    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+        match self.options.kv {
+            KvType::F16 => |dims| kv::page_bytes(dims, KvType::F16),
+            KvType::F32 => |dims| kv::page_bytes(dims, KvType::F32),
+        }
+    }
+
+    fn kv_bytes_max(&self) -> Option<u64> {
+        Some(self.device.description().memory_bytes / 2)
+    }
+
+    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
+        self.models.get(&slot).map_or(0, |model| model.kv.bytes())
+    }
+
+    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.current = None;
+        self.settle()?; // the last step's arrays are written over
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
+        model.begin(&self.device, &self.stream, batch)?;
+        self.waiter.set_busy();
+        self.current = Some(slot);
+        Ok(())
+    }
+
+    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
+        let model = self.step()?;
+        table.want(model.dims.vocab, model.dims.hidden)?;
+        let bytes = table.tensor.bytes();
+        let row_bytes = bytes.len() / model.dims.vocab;
+        model.arrays.set_embedding_bytes(row_bytes);
+        for (row, &id) in model.step.token_ids.iter().enumerate() {
+            let start = id as usize * row_bytes;
+            model.arrays.set_embedding(row, bytes.get(start..start + row_bytes).unwrap_or_default());
+        }
+        let dtype = table.dtype();
+        self.push(Op::Begin { dtype })
+    }
+
+    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
+        let dims = &self.step()?.dims;
+        check_layer(dims, layer)?;
+        let (hidden, head) = (dims.hidden, dims.head_dim);
+        let (q_rows, kv_rows) = (dims.n_heads * head, dims.n_kv_heads * head);
+        let norm = self.vector(weights.norm, hidden)?;
+        let parts = [
+            self.matrix(&weights.q, q_rows, hidden)?,
+            self.matrix(&weights.k, kv_rows, hidden)?,
+            self.matrix(&weights.v, kv_rows, hidden)?,
+        ];
+        let (q_norm, k_norm) = (self.optional(weights.q_norm, head)?, self.optional(weights.k_norm, head)?);
+        let angles = self.angles(weights.rope_factors)?;
+        self.push(Op::AttentionInput { layer, norm, parts, q_norm, k_norm, angles })
+    }
+
+    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        check_layer(&self.step()?.dims, layer)?;
+        self.push(Op::Attention { layer })
+    }
+
+    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        let dims = &self.step()?.dims;
+        let (rows, cols) = (dims.hidden, dims.n_heads * dims.head_dim);
+        let matrix = self.matrix(weights, rows, cols)?;
+        self.push(Op::AttentionOutput { matrix })
+    }
+
+    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
+        let dims = &self.step()?.dims;
+        let (hidden, most) = (dims.hidden, dims.ffn);
+        let cols = weights.gate.weight.rows();
+        if cols > most {
+            weights.gate.weight.want(most, hidden)?;
+        }
+        let norm = self.vector(weights.norm, hidden)?;
+        let gate = self.matrix(&weights.gate, cols, hidden)?;
+        let up = self.matrix(&weights.up, cols, hidden)?;
+        self.push(Op::FfnInput { norm, gate, up })
+    }
+
+    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        let model = self.step()?;
+        let Some(Op::FfnInput { gate, .. }) = model.step.ops.last() else {
+            return Err(BackendError::Batch("a down projection without its input"));
+        };
+        let (rows, cols) = (model.dims.hidden, gate.rows as usize);
+        let matrix = self.matrix(weights, rows, cols)?;
+        self.push(Op::FfnOutput { matrix })
+    }
+
+    fn route(&mut self, _layer: u32, _weights: &Router<'_>) -> Result<(), BackendError> {
+        Err(BackendError::Dims("layers of experts do not run on this backend"))
+    }
+
+    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
+        Err(BackendError::Dims("layers of experts do not run on this backend"))
+    }
+
+    fn experts(&mut self, _layer: u32, _experts: &Experts<'_>) -> Result<(), BackendError> {
+        Err(BackendError::Dims("layers of experts do not run on this backend"))
+    }
+
+    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
+        let dims = &self.step()?.dims;
+        let (hidden, vocab) = (dims.hidden, dims.vocab);
+        let norm = self.vector(norm, hidden)?;
+        let matrix = self.matrix(&Projection { weight: output, bias: None }, vocab, hidden)?;
+        self.push(Op::Head { norm, matrix })?;
+        self.flush()?;
+        self.step()?.step.has_logits = true;
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot)).filter(|m| m.step.has_logits);
+        let model = model.ok_or(BackendError::Batch("no logits to draw from"))?;
+        if rows.len() != model.step.logits_rows {
+            return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
+        }
+        let logits = model.scratch.logits.ptr();
+        model.sampler.launch(&self.device, &self.stream, logits, rows)?;
+        self.waiter.settle(&self.device, &self.stream)?;
+        Ok(self.step()?.sampler.read(rows))
+    }
+
+    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
+        let model = self.step()?;
+        if !model.step.has_logits || index >= model.step.logits_rows {
+            return Err(BackendError::Batch("a row without logits"));
+        }
+        self.settle()?;
+        let (device_stream, slot) = (&self.stream, self.current);
+        let model = slot.and_then(|slot| self.models.get(&slot));
+        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let vocab = model.dims.vocab;
+        let mut logits = vec![0f32; vocab];
+        let range = model.scratch.logits.range(index * vocab * 4, vocab * 4)?;
+        device_stream.download(range, logits.as_mut_slice())?;
+        Ok(logits)
+    }
+}
+
+impl HipBackend {
+    /// The rotary table, long enough for the step at hand.
+    fn angles(&mut self, factors: Option<&DeviceTensor>) -> Result<DevicePtr<f32>, BackendError> {
+        let (device, stream) = (&self.device, &self.stream);
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let spec = &model.dims.rope;
+        if let Some(factors) = factors {
+            factors.want(1, spec.dims / 2)?;
+        }
+        let factors = factors.map(|factors| &factors.tensor);
+        let (table, _) = model.rope.cover(device, stream, spec, model.step.positions, factors)?;
+        Ok(table.ptr())
+    }
+}
+
+impl Drop for HipBackend {
+    fn drop(&mut self) {
+        // Memory that submitted work uses goes back to the driver after this.
+        if let Err(error) = self.settle() {
+            tracing::debug!(%error, "the device is closed over work that did not end well");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Activations in the form that the weights they meet ask for.
+
+use super::super::kernels::ops::{NormA8, NormF32, QuantiseA8};
+use super::super::scratch::{Activations as Rows, padded};
+use super::super::{DevicePtr, Grid};
+use super::Run;
+use crate::backend::{Activations, BackendError};
+use crate::tensor::DType;
+
+/// A form of activation rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// 8-bit codes with scales and sums.
+    A8,
+    /// f32.
+    Float,
+}
+
+/// Whether a type holds plain numbers.
+pub fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+impl Run<'_> {
+    /// What weights of a type meet.
+    pub(super) fn form(&self, dtype: DType) -> Form {
+        if is_float(dtype) || self.activations == Activations::F32 { Form::Float } else { Form::A8 }
+    }
+
+    /// RMS norm of residual rows (those that `which` names, or the first ones) into `out`.
+    pub(super) fn norm(
+        &self,
+        weight: DevicePtr<f32>,
+        which: DevicePtr<u32>,
+        rows: u32,
+        out: &Rows,
+        form: Form,
+    ) -> Result<(), BackendError> {
+        let (x, cols, eps) = (self.scratch.residual.ptr(), self.dims.hidden as u32, self.dims.norm_eps);
+        let (device, stream, grid) = (self.device, self.stream, Grid::x(rows));
+        match form {
+            Form::A8 => {
+                let a8 = out.a8();
+                let arguments = NormA8 {
+                    x,
+                    weight,
+                    rows: which,
+                    codes: a8.codes,
+                    scales: a8.scales,
+                    sums: a8.sums,
+                    eps,
+                    cols,
+                    padded: padded(self.dims.hidden) as u32,
+                };
+                device.launch(stream, NormA8::norm_a8, grid, &arguments)?;
+            }
+            Form::Float => {
+                let arguments = NormF32 { x, weight, rows: which, out: out.values(), eps, cols };
+                device.launch(stream, NormF32::norm_f32, grid, &arguments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// 8-bit form of f32 rows without gaps.
+    pub(super) fn quantise(&self, x: DevicePtr<f32>, cols: u32, out: &Rows) -> Result<(), BackendError> {
+        let (a8, padded) = (out.a8(), padded(cols as usize) as u32);
+        let arguments =
+            QuantiseA8 { x, codes: a8.codes, scales: a8.scales, sums: a8.sums, stride: cols, cols, padded };
+        let grid = Grid::xy(padded.div_ceil(1024), self.rows());
+        Ok(self.device.launch(self.stream, QuantiseA8::quantise_a8, grid, &arguments)?)
+    }
+}

@@ -1,0 +1,114 @@
+//! Models on a GPU, or on what plays one: the same logits as the CPU backend, which is held to another engine's.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
+use rocmforge::backend::hip::{HipBackend, HipOptions};
+use rocmforge::backend::{Activations, KvType};
+use rocmforge::model::tokenizer::EncodeOptions;
+
+use crate::common;
+use crate::gpu;
+use crate::runner::Runner;
+
+/// A step of a large model takes seconds on the look-alike.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A model on the GPU; `None` after saying why there is none.
+fn on_gpu(path: &Path, activations: Activations, kv: KvType) -> Option<Runner> {
+    let runtime = gpu::runtime()?;
+    let options = HipOptions { activations, kv, patience: PATIENCE, ..HipOptions::default() };
+    let backend = HipBackend::with_runtime(runtime, options).expect("the device opens");
+    Some(Runner::on(path, Box::new(backend)))
+}
+
+fn on_cpu(path: &Path, activations: Activations, kv: KvType) -> Runner {
+    let options = CpuOptions { activations, kv, ..CpuOptions::default() };
+    Runner::on(path, Box::new(CpuBackend::new(options).expect("a CPU backend starts")))
+}
+
+/// Norm of the difference of two rows of logits over the norm of the second, both less their means, which no
+/// probability depends on.
+fn distance(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let centred = |values: &[f32]| {
+        let mean = values.iter().map(|x| f64::from(*x)).sum::<f64>() / values.len() as f64;
+        values.iter().map(|x| f64::from(*x) - mean).collect::<Vec<_>>()
+    };
+    let (got, want) = (centred(got), centred(want));
+    let square = |sum: f64, x: f64| sum + x * x;
+    let off = got.iter().zip(&want).map(|(a, b)| a - b).fold(0.0, square);
+    (off / want.iter().copied().fold(0.0, square)).sqrt()
+}
+
+/// Feeds the same tokens to both, first `prompt` of them at once and then one at a time.
+#[track_caller]
+fn compare(gpu: &mut Runner, cpu: &mut Runner, ids: &[u32], prompt: usize, most: f64) {
+    let (first, rest) = ids.split_at(prompt);
+    let mut worst: f64 = 0.0;
+    for chunk in std::iter::once(first).chain(rest.chunks(1)) {
+        let off = distance(&gpu.feed(chunk), &cpu.feed(chunk));
+        assert!(off.is_finite(), "no logits came");
+        worst = worst.max(off);
+    }
+    println!("{} against {}: logits off by {worst:.3e} of their norm", gpu.describe(), cpu.describe());
+    assert!(worst <= most, "logits are off by {worst:e} of their norm where {most:e} is allowed");
+}
+
+#[test]
+fn tinystories_has_the_cpu_backends_logits() {
+    let path = common::tinystories();
+    let ids: Vec<u32> = (0..70).map(|i| 3 + i * 37 % 500).collect();
+    for (activations, kv, most) in
+        [(Activations::F32, KvType::F32, 1e-5), (Activations::Int8, KvType::F16, 2e-3)]
+    {
+        let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
+        compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 50, most);
+    }
+}
+
+/// SmolLM2 over 16 positions, the last four one at a time.
+fn smollm2_ids(runner: &Runner) -> Vec<u32> {
+    let options = EncodeOptions { add_special: true, parse_special: true };
+    let text = "The capital of France is Paris. The capital of Italy is Rome, and that of Spain is";
+    let mut ids = runner.model.tokenizer.encode(text, options);
+    ids.truncate(16);
+    ids
+}
+
+#[test]
+fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
+    let Some(path) = common::smollm2() else { return };
+    let (activations, kv) = (Activations::F32, KvType::F32);
+    let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
+    let ids = smollm2_ids(&gpu);
+    compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-4);
+}
+
+/// A code that rounds the other way moves a logit by more than two kernels' different sums do. So both are held against
+/// single precision: the GPU may lose little more than the CPU's 8 bits do.
+#[test]
+fn smollm2_in_eight_bits_loses_no_more_than_the_cpu_backend() {
+    let Some(path) = common::smollm2() else { return };
+    let Some(mut gpu) = on_gpu(&path, Activations::Int8, KvType::F16) else { return };
+    let mut cpu = on_cpu(&path, Activations::Int8, KvType::F16);
+    let mut exact = on_cpu(&path, Activations::F32, KvType::F32);
+    let ids = smollm2_ids(&gpu);
+    let (first, rest) = ids.split_at(12);
+    let (mut lost, mut allowed, mut steps) = (0.0, 0.0, 0.0);
+    for chunk in std::iter::once(first).chain(rest.chunks(1)) {
+        let want = exact.feed(chunk);
+        lost += distance(&gpu.feed(chunk), &want);
+        allowed += distance(&cpu.feed(chunk), &want);
+        steps += 1.0;
+    }
+    println!(
+        "{}: off by {:.3e}, {} by {:.3e}",
+        gpu.describe(),
+        lost / steps,
+        cpu.describe(),
+        allowed / steps
+    );
+    assert!(lost <= 1.25 * allowed, "off by {lost} where the CPU backend is off by {allowed}");
+}
