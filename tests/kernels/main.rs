@@ -3,13 +3,20 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
+mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
+mod embed;
+mod experts;
 mod faults;
+mod forms;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod matmul;
-#[allow(dead_code)] // each module of tests uses its own part
+mod norm;
+mod pages;
 mod random;
 mod rig;
+mod rope;
+mod sample;

@@ -1,0 +1,319 @@
+//! Attention over pages: few rows with their tokens split over blocks, many rows in tiles.
+
+use half::f16;
+use rocmforge::backend::hip::kernels::Kernel;
+use rocmforge::backend::hip::kernels::ops::{AttnDecode, AttnPrefill};
+use rocmforge::backend::hip::{DevicePtr, Grid};
+
+use crate::forms::{A8, X16};
+use crate::pages::{Attended, Cache, Element, Heads, attend};
+use crate::random::Random;
+use crate::rig::{Rig, rig};
+
+/// f32 arithmetic: a score is a sum of up to 256 products of about 1, in parts of 8, off by less than 5e-6; a weight is
+/// off by as much, and so is a sum of weighted values, relative to the sum of their magnitudes.
+const F32_BOUND: f64 = 2e-5;
+/// f16 queries and weights on matrix units: each product's share 2^-11, which does not add up in one direction.
+const F16_BOUND: f64 = 4e-3;
+
+fn scale(heads: Heads) -> f32 {
+    std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
+}
+
+/// Tokens of a split of a row that attends to `len` (kernels/attention/splits.h).
+fn split_tokens(len: usize) -> usize {
+    match len {
+        0..=1024 => 64,
+        1025..=4096 => 128,
+        _ => (len.div_ceil(128)).next_power_of_two().max(256),
+    }
+}
+
+/// Rows to attend, each a sequence and a position; the last rows of the step may be padding.
+struct Rows {
+    heads: Heads,
+    sequences: Vec<u32>,
+    positions: Vec<u32>,
+    q: Vec<f32>,
+}
+
+impl Rows {
+    fn new(random: &mut Random, heads: Heads, at: &[(u32, u32)]) -> Self {
+        let q = random.normals(at.len() * heads.cols());
+        let (sequences, positions) = at.iter().copied().unzip();
+        Self { heads, sequences, positions, q }
+    }
+
+    fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
+        let q = &self.q[row * self.heads.cols()..][..self.heads.cols()];
+        attend(cache, self.sequences[row] as usize, self.positions[row] as usize, q)
+    }
+
+    fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {
+        for (row, got) in got.chunks_exact(self.heads.cols()).enumerate() {
+            if self.sequences[row] == u32::MAX {
+                assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding");
+                continue;
+            }
+            for (i, (&got, want)) in got.iter().zip(self.want(cache, row)).enumerate() {
+                assert!(
+                    (f64::from(got) - want.value).abs() <= want.size * bound,
+                    "{:?} row {row} at {} value {i}: {got} for {}",
+                    self.heads,
+                    self.positions[row],
+                    want.value
+                );
+            }
+        }
+    }
+}
+
+/// One run of decode attention; gives f32 results by row of the step.
+struct Decode<'a> {
+    kernel: Kernel<AttnDecode>,
+    at_once: usize,
+    rows: &'a Rows,
+    /// Which of them; all for `None`.
+    chosen: Option<Vec<u32>>,
+    /// Splits beyond those needed.
+    spare: usize,
+}
+
+impl Decode<'_> {
+    fn run<E: Element>(&self, rig: &Rig, cache: &mut Cache<E>, quantised: bool) -> Vec<f32> {
+        let (heads, rows) = (self.rows.heads, self.rows.len());
+        let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
+        let device = cache.upload(rig);
+        let splits = self.spare
+            + (self.rows.positions.iter())
+                .map(|&p| (p as usize + 1).div_ceil(split_tokens(p as usize + 1)))
+                .max()
+                .unwrap();
+        let count = self.chosen.as_ref().map_or(rows, Vec::len);
+        let blocks = heads.kv * heads.group().div_ceil(self.at_once);
+        let chosen = self.chosen.as_ref().map(|chosen| rig.upload(chosen));
+        let inputs =
+            (rig.upload(&self.rows.q), rig.upload(&self.rows.positions), rig.upload(&self.rows.sequences));
+        let part_values = rig.output::<f32>(count * heads.q * splits * heads.dim);
+        let part_stats = rig.output::<f32>(count * heads.q * splits * 2);
+        let counters = rig.upload(&vec![0u32; count * blocks]);
+        let padded = heads.cols().next_multiple_of(256);
+        let (out, x16, a8) = (
+            rig.output::<f32>(rows * heads.cols()),
+            X16::new(rig, rows, heads.cols()),
+            A8::new(rig, rows, padded),
+        );
+        let arguments = AttnDecode {
+            q: inputs.0.ptr(),
+            rows: chosen.as_ref().map_or(DevicePtr::NULL, |b| b.ptr()),
+            positions: inputs.1.ptr(),
+            row_seq: inputs.2.ptr(),
+            page_tables: device.tables.ptr(),
+            page_base: device.bases.ptr(),
+            part_values: part_values.ptr(),
+            part_stats: part_stats.ptr(),
+            counters: counters.ptr(),
+            out: out.ptr(),
+            out16: x16.values.ptr(),
+            row_scales: x16.scales.ptr(),
+            codes: if quantised { a8.codes.ptr() } else { DevicePtr::NULL },
+            scales: a8.scales.ptr(),
+            sums: a8.sums.ptr(),
+            layer_offset,
+            scale: scale(heads),
+            n_heads: heads.q as u32,
+            n_kv_heads: heads.kv as u32,
+            head_dim: heads.dim as u32,
+            table_stride,
+            padded: padded as u32,
+        };
+        let grid = Grid::xyz(blocks as u32, splits as u32, count as u32);
+        // Twice: what counts arrivals has to be ready for the next launch.
+        for _ in 0..2 {
+            rig.device.launch(&rig.stream, self.kernel, grid, &arguments).unwrap();
+        }
+        assert!(rig.download::<u32>(&counters).iter().all(|&c| c == 0));
+        let got = rig.download::<f32>(&out);
+        if self.chosen.is_none() {
+            let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
+            x16.check_unscaled(rig, &want, heads.cols());
+            if quantised {
+                a8.check(rig, &want, heads.cols());
+            }
+        }
+        got
+    }
+}
+
+fn check_decode<E: Element>(
+    random: &mut Random,
+    rig: &Rig,
+    (kernel, at_once): (Kernel<AttnDecode>, usize),
+    heads: Heads,
+    lengths: &[usize],
+) {
+    let mut cache = Cache::<E>::new(random, heads, lengths);
+    let mut at = vec![(u32::MAX, 5)];
+    for (sequence, &length) in lengths.iter().enumerate() {
+        cache.fill(random, sequence, length);
+        at.push((sequence as u32, length as u32 - 1));
+    }
+    let rows = Rows::new(random, heads, &at);
+    let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
+    let quantised = whole(heads.group()) && whole(at_once);
+    let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0 };
+    let got = decode.run(rig, &mut cache, quantised);
+    rows.check(&cache, &got, F32_BOUND);
+    // One row alone, in a larger grid: the same bits.
+    let last = rows.len() - 1;
+    let decode = Decode { chosen: Some(vec![last as u32]), spare: 2, ..decode };
+    let alone = decode.run(rig, &mut cache, false);
+    let cols = heads.cols();
+    let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    assert!(same(&got[last * cols..], &alone[last * cols..]), "{heads:?}");
+    assert!(alone[..last * cols].iter().all(|v| v.is_nan()), "a row that was not asked for was written");
+}
+
+#[test]
+fn decode_is_that_of_f64_for_heads_of_64_and_128() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (kernel, at_once, q, kv, dim, lengths) in [
+        (AttnDecode::attn_decode_f16_64_1, 1, 3, 3, 64, vec![1, 31, 77]),
+        (AttnDecode::attn_decode_f16_64_2, 2, 4, 2, 64, vec![32, 33, 65]),
+        (AttnDecode::attn_decode_f16_64_4, 4, 9, 3, 64, vec![64, 130, 1025]),
+        (AttnDecode::attn_decode_f16_64_8, 8, 14, 2, 64, vec![200, 1]),
+        (AttnDecode::attn_decode_f16_128_1, 1, 2, 2, 128, vec![31, 70]),
+        (AttnDecode::attn_decode_f16_128_2, 2, 4, 2, 128, vec![32, 129]),
+        (AttnDecode::attn_decode_f16_128_4, 4, 8, 2, 128, vec![33, 600]),
+        (AttnDecode::attn_decode_f16_128_8, 8, 12, 1, 128, vec![1, 100]),
+        (AttnDecode::attn_decode_f16_128_4, 4, 4, 1, 128, vec![4095]),
+    ] {
+        check_decode::<f16>(random, rig, (kernel, at_once), Heads { q, kv, dim }, &lengths);
+    }
+}
+
+#[test]
+fn decode_is_that_of_f64_for_heads_of_any_size() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for dim in [2, 8, 16, 20, 80, 96, 128, 256] {
+        for (q, kv, at_once) in [(2, 2, 1), (6, 1, 4)] {
+            let heads = Heads { q, kv, dim };
+            let half = [AttnDecode::attn_decode_f16_any_1, AttnDecode::attn_decode_f16_any_4][at_once / 4];
+            let single = [AttnDecode::attn_decode_f32_any_1, AttnDecode::attn_decode_f32_any_4][at_once / 4];
+            check_decode::<f16>(random, rig, (half, at_once), heads, &[1, 33, 70]);
+            check_decode::<f32>(random, rig, (single, at_once), heads, &[31, 100]);
+        }
+    }
+}
+
+/// Runs prefill over runs of rows, each a first position and a count, one sequence each; gives f32 results.
+fn prefill<E: Element>(
+    rig: &Rig,
+    kernel: Kernel<AttnPrefill>,
+    rows: &Rows,
+    cache: &mut Cache<E>,
+    tile_rows: usize,
+    halves: bool,
+) -> Vec<f32> {
+    let heads = rows.heads;
+    let mut tiles: Vec<[u32; 2]> = Vec::new();
+    for row in 0..rows.len() {
+        match tiles.last_mut() {
+            Some([first, count])
+                if (*count as usize) < tile_rows
+                    && rows.sequences[row] == rows.sequences[*first as usize] =>
+            {
+                *count += 1;
+            }
+            _ => tiles.push([row as u32, 1]),
+        }
+    }
+    let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
+    let device = cache.upload(rig);
+    let inputs =
+        (rig.upload(&rows.q), rig.upload(&rows.positions), rig.upload(&rows.sequences), rig.upload(&tiles));
+    let (out, x16) = (rig.output::<f32>(rows.len() * heads.cols()), X16::new(rig, rows.len(), heads.cols()));
+    let arguments = AttnPrefill {
+        q: inputs.0.ptr(),
+        tiles: inputs.3.ptr(),
+        positions: inputs.1.ptr(),
+        row_seq: inputs.2.ptr(),
+        page_tables: device.tables.ptr(),
+        page_base: device.bases.ptr(),
+        out: out.ptr(),
+        out16: if halves { x16.values.ptr() } else { DevicePtr::NULL },
+        row_scales: x16.scales.ptr(),
+        layer_offset,
+        scale: scale(heads),
+        n_heads: heads.q as u32,
+        n_kv_heads: heads.kv as u32,
+        head_dim: heads.dim as u32,
+        table_stride,
+    };
+    let grid = Grid::xy(heads.kv as u32, tiles.len() as u32).threads(4 * rig.device.description().wave);
+    rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
+    let got = rig.download::<f32>(&out);
+    if halves {
+        let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
+        x16.check_unscaled(rig, &want, heads.cols());
+    }
+    got
+}
+
+fn check_prefill<E: Element>(
+    random: &mut Random,
+    rig: &Rig,
+    kernel: Kernel<AttnPrefill>,
+    heads: Heads,
+    runs: &[(usize, usize)],
+    bound: f64,
+) {
+    let lengths: Vec<usize> = runs.iter().map(|(first, count)| first + count).collect();
+    let mut cache = Cache::<E>::new(random, heads, &lengths);
+    let mut at = Vec::new();
+    for (sequence, &(first, count)) in runs.iter().enumerate() {
+        cache.fill(random, sequence, first + count);
+        at.extend((first..first + count).map(|position| (sequence as u32, position as u32)));
+    }
+    let rows = Rows::new(random, heads, &at);
+    let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), size_of::<E>() == 2);
+    rows.check(&cache, &got, bound);
+    // The same rows in smaller tiles: the same bits.
+    let small = prefill(rig, kernel, &rows, &mut cache, 3, false);
+    assert!(got.iter().zip(&small).all(|(a, b)| a.to_bits() == b.to_bits()), "{heads:?}");
+}
+
+#[test]
+fn prefill_is_that_of_f64_within_f16() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (kernel, q, kv, dim, runs) in [
+        (AttnPrefill::attn_prefill_f16_64, 9, 3, 64, vec![(0, 70), (5, 17), (33, 1)]),
+        (AttnPrefill::attn_prefill_f16_80, 6, 2, 80, vec![(0, 41), (31, 2)]),
+        (AttnPrefill::attn_prefill_f16_96, 7, 1, 96, vec![(0, 33), (31, 2)]),
+        (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, vec![(0, 65), (64, 33)]),
+        (AttnPrefill::attn_prefill_f16_128, 2, 2, 128, vec![(0, 130)]),
+    ] {
+        check_prefill::<f16>(random, rig, kernel, Heads { q, kv, dim }, &runs, F16_BOUND);
+    }
+}
+
+#[test]
+fn prefill_without_matrix_unit_is_that_of_f64() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for dim in [2, 16, 20, 64, 128, 256] {
+        for (q, kv) in [(6, 2), (2, 2)] {
+            let heads = Heads { q, kv, dim };
+            let (half, single) = (AttnPrefill::attn_prefill_f16_any, AttnPrefill::attn_prefill_f32_any);
+            check_prefill::<f16>(random, rig, half, heads, &[(0, 40), (31, 2)], F32_BOUND);
+            check_prefill::<f32>(random, rig, single, heads, &[(30, 9), (0, 1)], F32_BOUND);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The forms of activations (kernels/common/activation.h), taken back to f64 and checked against what they stand for.
+
+use half::f16;
+use rocmforge::backend::hip::Buffer;
+
+use crate::rig::Rig;
+
+/// Largest share by which f32 arithmetic may be off that leads to a value before it is quantised: sums of a few thousand
+/// squares in 256 lanes, exponentials and quotients, each within a few units of 2^-24.
+pub const F32_SHARE: f64 = 4e-6;
+
+/// Planes of 8-bit rows.
+pub struct A8 {
+    pub codes: Buffer,
+    pub scales: Buffer,
+    pub sums: Buffer,
+    pub padded: usize,
+}
+
+impl A8 {
+    pub fn new(rig: &Rig, rows: usize, padded: usize) -> Self {
+        Self {
+            codes: rig.output::<i8>(rows * padded),
+            scales: rig.output::<f32>(rows * padded / 32),
+            sums: rig.output::<i16>(rows * padded / 16),
+            padded,
+        }
+    }
+
+    /// Everything, as bits.
+    pub fn bits(&self, rig: &Rig) -> (Vec<i8>, Vec<u32>, Vec<i16>) {
+        (rig.download(&self.codes), rig.download(&self.scales), rig.download(&self.sums))
+    }
+
+    /// Checks all planes against the values `want[row][k]` of rows of `cols`.
+    pub fn check(&self, rig: &Rig, want: &[f64], cols: usize) {
+        let codes = rig.download::<i8>(&self.codes);
+        let scales = rig.download::<f32>(&self.scales);
+        let sums = rig.download::<i16>(&self.sums);
+        for (row, want) in want.chunks_exact(cols).enumerate() {
+            for group in 0..self.padded / 32 {
+                let value = |i: usize| want.get(32 * group + i).copied().unwrap_or(0.0);
+                let at = row * self.padded / 32 + group;
+                let amax = (0..32).map(|i| value(i).abs()).fold(0.0, f64::max);
+                let scale = f64::from(scales[at]);
+                let slack = amax / 127.0 * F32_SHARE;
+                assert!(
+                    (scale - amax / 127.0).abs() <= slack,
+                    "row {row} group {group}: scale {scale}, amax {amax}"
+                );
+                for i in 0..32 {
+                    let code = f64::from(codes[32 * at + i]);
+                    // Half a code, and what the value's own error moves it.
+                    let off = (code * scale - value(i)).abs();
+                    assert!(
+                        off <= scale * 0.5 + 127.0 * 2.0 * slack,
+                        "row {row} value {}: code {code} at {scale} for {}",
+                        32 * group + i,
+                        value(i)
+                    );
+                }
+                for half in 0..2 {
+                    let codes = &codes[32 * at + 16 * half..][..16];
+                    let sum: i16 = codes.iter().map(|&code| i16::from(code)).sum();
+                    assert_eq!(sums[2 * at + half], sum, "row {row} group {group} half {half}");
+                }
+            }
+        }
+    }
+}
+
+/// Planes of f16 rows with a scale each.
+pub struct X16 {
+    pub values: Buffer,
+    pub scales: Buffer,
+}
+
+impl X16 {
+    pub fn new(rig: &Rig, rows: usize, cols: usize) -> Self {
+        Self { values: rig.output::<u16>(rows * cols), scales: rig.output::<f32>(rows) }
+    }
+
+    /// What the rows stand for.
+    pub fn values(&self, rig: &Rig, cols: usize) -> Vec<f64> {
+        let scales = rig.download::<f32>(&self.scales);
+        let values = rig.download::<f16>(&self.values);
+        values.iter().enumerate().map(|(i, v)| v.to_f64() * f64::from(scales[i / cols])).collect()
+    }
+
+    /// Checks against `want[row][k]`: half a unit of f16's 11 bits, or half of its smallest step, which is 2^-24 times a
+    /// scale that puts the row's greatest value at 2^13 or above.
+    pub fn check(&self, rig: &Rig, want: &[f64], cols: usize) {
+        self.check_by_step(rig, want, cols, |amax| amax * 2f64.powi(-24 - 13));
+    }
+
+    /// As `check` for rows whose scale is 1.
+    pub fn check_unscaled(&self, rig: &Rig, want: &[f64], cols: usize) {
+        assert!(rig.download::<f32>(&self.scales).iter().all(|&s| s == 1.0));
+        self.check_by_step(rig, want, cols, |_| 2f64.powi(-24));
+    }
+
+    fn check_by_step(&self, rig: &Rig, want: &[f64], cols: usize, step: impl Fn(f64) -> f64) {
+        let got = self.values(rig, cols);
+        for (row, (got, want)) in got.chunks_exact(cols).zip(want.chunks_exact(cols)).enumerate() {
+            let amax = want.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+            for (k, (got, want)) in got.iter().zip(want).enumerate() {
+                let bound = want.abs() * (2f64.powi(-11) + F32_SHARE) + step(amax) / 2.0;
+                assert!((got - want).abs() <= bound, "row {row} value {k}: {got} for {want}");
+            }
+        }
+    }
+}
+
+/// Checks f32 values: a share of each, plus `slack`.
+pub fn check_f32(got: &[f32], want: &[f64], slack: f64) {
+    assert_eq!(got.len(), want.len());
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (f64::from(got) - want).abs() <= want.abs() * F32_SHARE + slack,
+            "value {i}: {got} for {want}"
+        );
+    }
+}
