@@ -1,6 +1,7 @@
 //! What all sessions share: the models, the engine, limits, counters.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ pub struct Service {
     /// Requests of all sessions, so that the daemon can wait for them when it stops.
     pub(super) tasks: TaskTracker,
     pub(super) started: Instant,
+    /// Kept open: where there is no descriptor left, the status is wanted most.
+    pub(super) memory_use: Option<File>,
     offer: ServerOffer,
     draining: AtomicBool,
     connections: AtomicU32,
@@ -94,6 +97,7 @@ impl Service {
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             tasks: TaskTracker::new(),
             started: Instant::now(),
+            memory_use: File::open("/proc/self/status").ok(),
             offer,
             draining: AtomicBool::new(false),
             connections: AtomicU32::new(0),

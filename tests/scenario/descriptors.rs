@@ -98,6 +98,7 @@ fn a_daemon_without_descriptors_says_so_and_keeps_its_names() {
     assert_busy(&error);
     let request = GenerateRequest { model: "other".into(), ..story(4) };
     assert_busy(&refusal(connection.generate(&request).unwrap().next_item()));
+    assert!(connection.call(&wire::StatusRequest::default()).unwrap().rss_anon_bytes > 0);
     // A stray descriptor is still the client's fault, whoever lost it.
     let mut liar = raw;
     liar.send_with(&header(0, 3, Op::List as u16, 0, 0), &[file.as_fd()]);
