@@ -1,0 +1,482 @@
+//! Matmuls of an 8B model on a GPU, by themselves: time per step, and the share of the rate at which the device reads.
+//!
+//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M] [--replays N] [--device I] [TYPE...]`
+//!
+//! Every tensor of every layer has memory of its own, so nothing comes from a cache that would not in a model. A step's launches
+//! stand in one captured graph, as they will in decode; the median of its replays counts. `parts` are graphs of one of the
+//! step's launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill makes f16 of the
+//! weights and multiplies, uncaptured. Results are not looked at here: tests/kernels does that.
+//!
+//! Without `--bench`, as `cargo test --benches` runs it, and where no runtime answers, it says so and ends.
+
+use rocmforge::backend::hip::kernels::matmul::{
+    Dequant, GemmF16, GemvA8, GemvF32, SwigluA8, SwigluF32, choice, planes::planes,
+};
+use rocmforge::backend::hip::kernels::probe::ProbeMemory;
+use rocmforge::backend::hip::{
+    ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Owner, Runtime, Stream,
+    StreamPriority,
+};
+use rocmforge::tensor::DType;
+
+const HIDDEN: u32 = 4096;
+const KV: u32 = 1024;
+const FFN: u32 = 14336;
+const VOCAB: u32 = 128_256;
+
+struct Options {
+    layers: usize,
+    rows: Vec<u32>,
+    prefill: u32,
+    device: u32,
+    replays: usize,
+    dtypes: Vec<DType>,
+}
+
+fn options() -> Result<Option<Options>, String> {
+    let mut options =
+        Options { layers: 32, rows: vec![], prefill: 4096, device: 0, replays: 30, dtypes: vec![] };
+    let mut bench = false;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut number = || {
+            let text = arguments.next().unwrap_or_default();
+            text.parse::<u32>().map_err(|e| format!("{argument} {text}: {e}"))
+        };
+        match argument.as_str() {
+            "--bench" => bench = true,
+            "--layers" => options.layers = number()? as usize,
+            "--rows" => options.rows.push(number()?),
+            "--prefill" => options.prefill = number()?,
+            "--replays" => options.replays = (number()? as usize).max(1),
+            "--device" => options.device = number()?,
+            name => {
+                let dtype = DType::all().find(|t| t.name() == name).ok_or(format!("{name}: no such type"))?;
+                options.dtypes.push(dtype);
+            }
+        }
+    }
+    if options.rows.is_empty() {
+        options.rows = vec![1, 2, 4, 8];
+    }
+    if options.dtypes.is_empty() {
+        options.dtypes = vec![DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::F16];
+    }
+    Ok(bench.then_some(options))
+}
+
+fn main() -> Result<(), String> {
+    let Some(options) = options()? else {
+        println!("hip_matmul: `cargo bench` measures");
+        return Ok(());
+    };
+    let runtime = match Runtime::find() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            println!("hip_matmul: {error}");
+            return Ok(());
+        }
+    };
+    run(&runtime, &options).map_err(|error| error.to_string())
+}
+
+fn run(runtime: &Runtime, options: &Options) -> Result<(), HipError> {
+    let device_options =
+        DeviceOptions { index: options.device, arena: ArenaOptions::default(), ..DeviceOptions::default() };
+    let device = Device::open(runtime, &device_options)?;
+    let description = device.description();
+    println!(
+        "hip, {} ({}), runtime {}, {}, graphs replayed {} times",
+        description.name,
+        device.code(),
+        runtime.version(),
+        runtime.path().display(),
+        options.replays
+    );
+    for &dtype in &options.dtypes {
+        let model = Model::new(device.clone(), dtype, options)?;
+        let ceiling = model.read_rate()?;
+        println!("{dtype}: {:.2} GB of weights, read at {ceiling:.0} GB/s", model.bytes() / 1e9);
+        for &rows in &options.rows {
+            model.report(
+                "step",
+                rows,
+                &[Part::Qkv, Part::Output, Part::GateUp, Part::Down],
+                true,
+                ceiling,
+            )?;
+            for (name, part) in [
+                ("qkv", Part::Qkv),
+                ("output", Part::Output),
+                ("gate+up", Part::GateUp),
+                ("down", Part::Down),
+            ] {
+                model.report(name, rows, &[part], false, ceiling)?;
+            }
+        }
+        if options.prefill > 0 {
+            model.prefill(options.prefill)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Qkv,
+    Output,
+    GateUp,
+    Down,
+}
+
+struct Layer {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    output: Buffer,
+    gate: Buffer,
+    up: Buffer,
+    down: Buffer,
+}
+
+struct Model {
+    device: Device,
+    stream: Stream,
+    dtype: DType,
+    layers: Vec<Layer>,
+    head: Buffer,
+    /// Activations in all forms, and everything else that is written.
+    scratch: Buffer,
+    slab: Buffer,
+    replays: usize,
+}
+
+fn size(dtype: DType, rows: u32, cols: u32) -> usize {
+    planes(dtype, u64::from(rows), u64::from(cols)).map_or(0, |p| p.bytes as usize)
+}
+
+impl Model {
+    fn new(device: Device, dtype: DType, options: &Options) -> Result<Self, HipError> {
+        let stream = device.stream(StreamPriority::High)?;
+        // Bits from xorshift64*, as random as weights look to a memory.
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let noise: Vec<u64> = (0..1 << 21)
+            .map(|_| {
+                state ^= state >> 12;
+                state ^= state << 25;
+                state ^= state >> 27;
+                state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+            })
+            .collect();
+        let source = device.take(size_of_val(&noise[..]), Owner::Scratch)?;
+        stream.upload(source.all(), &noise[..])?;
+        let tensor = |rows: u32, cols: u32| -> Result<Buffer, HipError> {
+            let buffer = device.take(size(dtype, rows, cols), Owner::Weights)?;
+            for start in (0..buffer.len()).step_by(source.len()) {
+                let bytes = source.len().min(buffer.len() - start);
+                stream.copy(buffer.range(start, bytes)?, source.range(0, bytes)?)?;
+            }
+            Ok(buffer)
+        };
+        let mut layers = Vec::new();
+        for _ in 0..options.layers {
+            layers.push(Layer {
+                q: tensor(HIDDEN, HIDDEN)?,
+                k: tensor(KV, HIDDEN)?,
+                v: tensor(KV, HIDDEN)?,
+                output: tensor(HIDDEN, HIDDEN)?,
+                gate: tensor(FFN, HIDDEN)?,
+                up: tensor(FFN, HIDDEN)?,
+                down: tensor(HIDDEN, FFN)?,
+            });
+        }
+        let head = tensor(VOCAB, HIDDEN)?;
+        let most = options.rows.iter().copied().max().unwrap_or(1).max(options.prefill) as usize;
+        // Inputs and outputs of the widest kind: f32 rows of a feed-forward layer, twice; and the head's rows of a few.
+        let wide = most * FFN as usize * 8;
+        let few = options.rows.iter().copied().max().unwrap_or(1) as usize * VOCAB as usize * 4;
+        let scratch = device.take(wide.max(few) * 2, Owner::Scratch)?;
+        stream.fill(scratch.all(), 0)?;
+        let slab = device.take(FFN as usize * HIDDEN as usize * 2, Owner::Scratch)?;
+        stream.synchronize()?;
+        Ok(Self { device, stream, dtype, layers, head, scratch, slab, replays: options.replays })
+    }
+
+    fn layer_tensors(layer: &Layer) -> [&Buffer; 7] {
+        [&layer.q, &layer.k, &layer.v, &layer.output, &layer.gate, &layer.up, &layer.down]
+    }
+
+    fn bytes(&self) -> f64 {
+        let layers: usize = self.layers.iter().flat_map(Self::layer_tensors).map(Buffer::len).sum();
+        (layers + self.head.len()) as f64
+    }
+
+    /// Inputs lie in the first half of the scratch memory, outputs in the second.
+    fn input<T>(&self) -> DevicePtr<T> {
+        self.scratch.ptr()
+    }
+
+    fn output<T>(&self) -> Result<DevicePtr<T>, HipError> {
+        self.scratch.ptr_at(self.scratch.len() / 2)
+    }
+
+    fn gemv(
+        &self,
+        w: [Option<&Buffer>; 3],
+        n: [u32; 3],
+        cols: u32,
+        rows: u32,
+        add: u32,
+    ) -> Result<(), HipError> {
+        let [w0, w1, w2] = w.map(|w| w.map_or(DevicePtr::NULL, Buffer::ptr));
+        let ([n0, n1, n2], out) = (n, self.output()?);
+        let (bias0, bias1, bias2) = (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL);
+        let out_stride = n0 + n1 + n2;
+        if let Some(chosen) = choice::gemv_a8(self.dtype, rows) {
+            let (codes, scales, sums) = (self.input(), self.input(), self.input());
+            let arguments = GemvA8 {
+                w0,
+                w1,
+                w2,
+                n0,
+                n1,
+                n2,
+                bias0,
+                bias1,
+                bias2,
+                cols,
+                codes,
+                scales,
+                sums,
+                rows,
+                out,
+                out_stride,
+                add,
+            };
+            let grid = choice::gemv_grid(n, rows, chosen.columns);
+            return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
+        }
+        let Some(chosen) = choice::gemv_f32(self.dtype, rows) else { return Ok(()) };
+        let arguments = GemvF32 {
+            w0,
+            w1,
+            w2,
+            n0,
+            n1,
+            n2,
+            bias0,
+            bias1,
+            bias2,
+            cols,
+            x: self.input(),
+            x_stride: cols,
+            rows,
+            out,
+            out_stride,
+            add,
+        };
+        let grid = choice::gemv_grid(n, rows, chosen.columns);
+        self.device.launch(&self.stream, chosen.kernel, grid, &arguments)
+    }
+
+    fn swiglu(&self, layer: &Layer, rows: u32) -> Result<(), HipError> {
+        let (gate, up, n, cols) = (layer.gate.ptr(), layer.up.ptr(), FFN, HIDDEN);
+        let (gate_bias, up_bias) = (DevicePtr::NULL, DevicePtr::NULL);
+        let (out_codes, out_scales, out_sums) = (self.output()?, self.output()?, self.output()?);
+        if let Some(chosen) = choice::swiglu_a8(self.dtype, rows) {
+            let (codes, scales, sums) = (self.input(), self.input(), self.input());
+            let arguments = SwigluA8 {
+                gate,
+                up,
+                n,
+                gate_bias,
+                up_bias,
+                cols,
+                codes,
+                scales,
+                sums,
+                rows,
+                out_codes,
+                out_scales,
+                out_sums,
+                out: DevicePtr::NULL,
+            };
+            let grid = choice::swiglu_grid(n, rows, chosen.columns);
+            return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
+        }
+        let Some(chosen) = choice::swiglu_f32(self.dtype, rows) else { return Ok(()) };
+        let arguments = SwigluF32 {
+            gate,
+            up,
+            n,
+            gate_bias,
+            up_bias,
+            cols,
+            x: self.input(),
+            x_stride: cols,
+            rows,
+            out_codes,
+            out_scales,
+            out_sums,
+            out: self.output()?,
+        };
+        let grid = choice::swiglu_grid(n, rows, chosen.columns);
+        self.device.launch(&self.stream, chosen.kernel, grid, &arguments)
+    }
+
+    fn part(&self, layer: &Layer, part: Part, rows: u32) -> Result<(), HipError> {
+        match part {
+            Part::Qkv => {
+                let w = [Some(&layer.q), Some(&layer.k), Some(&layer.v)];
+                self.gemv(w, [HIDDEN, KV, KV], HIDDEN, rows, 0)
+            }
+            Part::Output => self.gemv([Some(&layer.output), None, None], [HIDDEN, 0, 0], HIDDEN, rows, 1),
+            Part::GateUp => self.swiglu(layer, rows),
+            Part::Down => self.gemv([Some(&layer.down), None, None], [HIDDEN, 0, 0], FFN, rows, 1),
+        }
+    }
+
+    /// Weight bytes of a part of a layer.
+    fn part_bytes(layer: &Layer, part: Part) -> usize {
+        match part {
+            Part::Qkv => layer.q.len() + layer.k.len() + layer.v.len(),
+            Part::Output => layer.output.len(),
+            Part::GateUp => layer.gate.len() + layer.up.len(),
+            Part::Down => layer.down.len(),
+        }
+    }
+
+    fn report(
+        &self,
+        name: &str,
+        rows: u32,
+        parts: &[Part],
+        head: bool,
+        ceiling: f64,
+    ) -> Result<(), HipError> {
+        let graph = self.stream.capture(|| -> Result<(), HipError> {
+            for layer in &self.layers {
+                for &part in parts {
+                    self.part(layer, part, rows)?;
+                }
+            }
+            if head {
+                self.gemv([Some(&self.head), None, None], [VOCAB, 0, 0], HIDDEN, rows, 0)?;
+            }
+            Ok(())
+        })?;
+        let exec = graph.instantiate()?;
+        let milliseconds = self.median(self.replays, || exec.launch(&self.stream))?;
+        let layers: usize = self
+            .layers
+            .iter()
+            .flat_map(|layer| parts.iter().map(move |&part| Self::part_bytes(layer, part)))
+            .sum();
+        let bytes = layers + if head { self.head.len() } else { 0 };
+        let rate = bytes as f64 / 1e6 / f64::from(milliseconds);
+        println!(
+            "  {name:8} M {rows:2}: {milliseconds:8.3} ms {rate:6.0} GB/s {:5.2} of reading{}",
+            rate / ceiling,
+            if head { format!(", {:.0} steps/s", 1000.0 / milliseconds) } else { String::new() }
+        );
+        Ok(())
+    }
+
+    fn median(&self, times: usize, mut work: impl FnMut() -> Result<(), HipError>) -> Result<f32, HipError> {
+        let mut measured = Vec::new();
+        let warm = times.min(3);
+        for round in 0..times + warm {
+            let (start, end) = (self.device.event(true)?, self.device.event(true)?);
+            self.stream.record(&start)?;
+            work()?;
+            self.stream.record(&end)?;
+            end.synchronize()?;
+            if round >= warm {
+                measured.push(end.milliseconds_since(&start)?);
+            }
+        }
+        measured.sort_by(f32::total_cmp);
+        Ok(measured[measured.len() / 2])
+    }
+
+    /// GB/s of reading each tensor once, all in one graph.
+    fn read_rate(&self) -> Result<f64, HipError> {
+        let graph = self.stream.capture(|| -> Result<(), HipError> {
+            let tensors = self.layers.iter().flat_map(Self::layer_tensors).chain([&self.head]);
+            for tensor in tensors.filter(|t| t.len() >= 16 << 20) {
+                let arguments = ProbeMemory {
+                    input: tensor.ptr(),
+                    output: self.output()?,
+                    count: tensor.len() as u64 / 16,
+                };
+                self.device.launch(&self.stream, ProbeMemory::probe_read, Grid::x(2048), &arguments)?;
+            }
+            Ok(())
+        })?;
+        let exec = graph.instantiate()?;
+        let milliseconds = self.median(self.replays, || exec.launch(&self.stream))?;
+        let tensors = self.layers.iter().flat_map(Self::layer_tensors).chain([&self.head]);
+        let bytes: usize = tensors.map(Buffer::len).filter(|&len| len >= 16 << 20).sum();
+        Ok(bytes as f64 / 1e6 / f64::from(milliseconds))
+    }
+
+    /// `rows` rows times one tensor: f16 of it in slabs, then the product.
+    fn product(&self, w: &Buffer, n: u32, cols: u32, rows: u32) -> Result<(), HipError> {
+        let mut from: DevicePtr<u16> = w.ptr();
+        if let Some(kernel) = choice::dequant(self.dtype) {
+            let arguments = Dequant {
+                planes: w.ptr(),
+                weights: u64::from(n) * u64::from(cols),
+                cols,
+                first: 0,
+                rows: n,
+                out: self.slab.ptr(),
+            };
+            let groups = (n * (cols / 32)).div_ceil(256);
+            self.device.launch(&self.stream, kernel, Grid::x(groups), &arguments)?;
+            from = self.slab.ptr();
+        }
+        let arguments = GemmF16 {
+            w: from,
+            w_stride: cols,
+            n,
+            x: self.input(),
+            x_stride: cols,
+            x_scale: self.input(),
+            k: cols,
+            rows,
+            out: self.output()?,
+            out_stride: n,
+            bias: DevicePtr::NULL,
+            add: 0,
+        };
+        self.device.launch(&self.stream, GemmF16::gemm_f16, choice::gemm_grid(n, rows), &arguments)
+    }
+
+    fn prefill(&self, rows: u32) -> Result<(), HipError> {
+        let milliseconds = self.median(self.replays.min(5), || {
+            for layer in &self.layers {
+                for (w, n, cols) in [
+                    (&layer.q, HIDDEN, HIDDEN),
+                    (&layer.k, KV, HIDDEN),
+                    (&layer.v, KV, HIDDEN),
+                    (&layer.output, HIDDEN, HIDDEN),
+                    (&layer.gate, FFN, HIDDEN),
+                    (&layer.up, FFN, HIDDEN),
+                    (&layer.down, HIDDEN, FFN),
+                ] {
+                    self.product(w, n, cols, rows)?;
+                }
+            }
+            Ok(())
+        })?;
+        let per_layer = f64::from(HIDDEN) * f64::from(2 * HIDDEN + 2 * KV + 3 * FFN);
+        let flops = 2.0 * f64::from(rows) * per_layer * self.layers.len() as f64;
+        println!(
+            "  prefill  M {rows}: {milliseconds:.1} ms, {:.0} TFLOP/s, {:.0} rows/s",
+            flops / 1e9 / f64::from(milliseconds),
+            1000.0 * f64::from(rows) / f64::from(milliseconds)
+        );
+        Ok(())
+    }
+}
