@@ -1,7 +1,7 @@
 //! GPUs through the HIP runtime: whatever libamdhip64 is there, with kernels built ahead for each architecture.
 //!
-//! [`binding`] finds the runtime, [`driver`] owns its objects, [`arena`] hands out memory, [`objects`] chooses the code,
-//! [`kernels`] declares what is in it, [`launch`] starts it. A [`Device`] is all of that together. Unsafe code is in `binding`
+//! `binding` finds the runtime, `driver` owns its objects, `arena` hands out memory, [`objects`] chooses the code,
+//! [`kernels`] declares what is in it, `launch` starts it. A [`Device`] is all of that together. Unsafe code is in `binding`
 //! and `driver` alone.
 //!
 //! [`HipBackend`] computes with it: `upload` brings weights, `weights` says how far they are, `model` is what an open model

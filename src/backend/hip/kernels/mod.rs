@@ -76,7 +76,7 @@ pub fn declared() -> impl Iterator<Item = Declaration> {
     matmul::DECLARED.iter().chain(ops::DECLARED).chain(probe::DECLARED).copied()
 }
 
-/// Arguments of a kernel: a struct made by [`kernels!`].
+/// Arguments of a kernel: a struct made by `kernels!`.
 pub trait Arguments {
     /// As the code object has to describe them.
     const LAYOUT: &'static [Argument];
