@@ -20,13 +20,11 @@
 #include "common/activation.h"
 #include "common/pages.h"
 #include "common/reduce.h"
-#include "attention/splits.h"
+#include "attention/decode_state.h"
 
 namespace attn_decode {
 
 constexpr u32 THREADS = 256, TEAMS = THREADS / TEAM;
-// Values of a head that a lane holds.
-constexpr u32 PART = 8;
 // f32 in LDS through which teams hand over their sums.
 constexpr u32 EXCHANGE = 4096;
 // Most values of a block's heads.
@@ -54,25 +52,6 @@ struct Task {
     u32 n_heads, n_kv_heads, head_dim, table_stride, padded;
 };
 
-// Part of a token's key or value: 8 elements as they lie in the page.
-template <class T> struct Raw;
-template <> struct Raw<f16> {
-    u32x4 v;
-    DEV void load(const f16* p) { v = load16(p); }
-    DEV void unpack(f32 (&x)[PART]) const {
-        f32x2 a = unpack_f16x2(v.x), b = unpack_f16x2(v.y), c = unpack_f16x2(v.z), d = unpack_f16x2(v.w);
-        x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y, x[4] = c.x, x[5] = c.y, x[6] = d.x, x[7] = d.y;
-    }
-};
-template <> struct Raw<f32> {
-    u32x4 low, high;
-    DEV void load(const f32* p) { low = load16(p), high = load16(p + 4); }
-    DEV void unpack(f32 (&x)[PART]) const {
-        x[0] = as_f32(low.x), x[1] = as_f32(low.y), x[2] = as_f32(low.z), x[3] = as_f32(low.w);
-        x[4] = as_f32(high.x), x[5] = as_f32(high.y), x[6] = as_f32(high.z), x[7] = as_f32(high.w);
-    }
-};
-
 // The block's place: a row, some query heads of a KV head, a split.
 struct Place {
     u32 slot, row, first_head, heads, kv_head, split, start, end, splits;
@@ -95,70 +74,6 @@ struct Place {
     }
 };
 
-// Online softmax of G queries over the tokens of one group of lanes: lane l of LANES holds values 8l..8l+8 of a head.
-template <u32 LANES, u32 G> struct State {
-    f32 most[G], sum[G], values[G][PART];
-
-    DEV State() {
-        UNROLL for (u32 g = 0; g < G; g++) {
-            most[g] = NO_SCORE, sum[g] = 0.0f;
-            UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = 0.0f;
-        }
-    }
-
-    DEV void rescale(u32 g, f32 factor) {
-        sum[g] *= factor;
-        UNROLL for (u32 d = 0; d < PART; d++) values[g][d] *= factor;
-    }
-
-    // Takes in U tokens. Those that are not `live` have no part, whatever their bytes are.
-    template <u32 U, class T>
-    DEV void add(const f32 (&q)[G][PART], const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], const bool (&live)[U]) {
-        f32 score[U][G];
-        UNROLL for (u32 u = 0; u < U; u++) {
-            f32 key[PART];
-            keys[u].unpack(key);
-            UNROLL for (u32 g = 0; g < G; g++) {
-                f32 dot = 0.0f;
-                UNROLL for (u32 d = 0; d < PART; d++) dot = fma_f32(q[g][d], key[d], dot);
-                score[u][g] = wave_sum<LANES>(dot);
-            }
-        }
-        UNROLL for (u32 g = 0; g < G; g++) {
-            f32 top = most[g];
-            UNROLL for (u32 u = 0; u < U; u++) top = live[u] ? max_f32(top, score[u][g]) : top;
-            rescale(g, exp2_f32(most[g] - top));
-            most[g] = top;
-            UNROLL for (u32 u = 0; u < U; u++) {
-                score[u][g] = live[u] ? exp2_f32(score[u][g] - top) : 0.0f;
-                sum[g] += score[u][g];
-            }
-        }
-        UNROLL for (u32 u = 0; u < U; u++) {
-            f32 value[PART];
-            vals[u].unpack(value);
-            UNROLL for (u32 d = 0; d < PART; d++) value[d] = live[u] ? value[d] : 0.0f;
-            UNROLL for (u32 g = 0; g < G; g++) {
-                UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = fma_f32(score[u][g], value[d], values[g][d]);
-            }
-        }
-    }
-
-    // Makes the groups of a team one: each lane ends with the team's sums.
-    DEV void join_team() {
-        UNROLL for (u32 g = 0; g < G; g++) {
-            f32 top = most[g];
-            UNROLL for (u32 mask = LANES; mask < TEAM; mask *= 2) top = max_f32(top, shfl_xor(top, mask));
-            rescale(g, exp2_f32(most[g] - top));
-            most[g] = top;
-            UNROLL for (u32 mask = LANES; mask < TEAM; mask *= 2) {
-                sum[g] += shfl_xor(sum[g], mask);
-                UNROLL for (u32 d = 0; d < PART; d++) values[g][d] += shfl_xor(values[g][d], mask);
-            }
-        }
-    }
-};
-
 // LDS of a block.
 struct Shared {
     f32* exchange;    // [TEAMS][heads at a time][LANES * PART]
@@ -171,7 +86,7 @@ struct Shared {
 };
 
 // The split's result of all teams: result[g][d] unnormalised, most[g], sum[g].
-template <u32 LANES, u32 G> DEV void join_block(const State<LANES, G>& state, const Shared& lds, u32 head_dim) {
+template <u32 LANES, u32 G> DEV void join_block(const TeamState<LANES, G>& state, const Shared& lds, u32 head_dim) {
     constexpr u32 WIDTH = LANES * PART, AT_ONCE = EXCHANGE / (TEAMS * WIDTH);
     u32 part = thread_id() % LANES;
     if (team_lane() == 0) {
@@ -295,9 +210,9 @@ template <class T, bool EXACT> DEV void load_part(Raw<T>& raw, const T* token, u
     }
 }
 
-template <class T, u32 LANES, u32 G, bool EXACT> DEV void run_split(const Task& t, const Place& at, State<LANES, G>& state) {
-    // Tokens that a group of lanes has in flight: 64 in a block, fewer where registers would not do.
-    constexpr u32 GROUPS = THREADS / LANES, U = G == 8 && LANES > 8 ? 2 : LANES == 8 ? 2 : 4;
+template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
+DEV void run_split(const Task& t, const Place& at, State<LANES, G, U>& state) {
+    constexpr u32 GROUPS = THREADS / LANES;
     u32 group = thread_id() / LANES, part = thread_id() % LANES, head_dim = EXACT ? LANES * PART : t.head_dim;
     f32 q[G][PART];
     UNROLL for (u32 g = 0; g < G; g++) {
@@ -311,16 +226,14 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run_split(const Task& 
                        head_dim);
     for (u32 start = at.start; start < at.end; start += GROUPS * U) {
         Raw<T> keys[U], values[U];
-        bool live[U];
         UNROLL for (u32 u = 0; u < U; u++) {
-            u32 position = start + u * GROUPS + group;
-            live[u] = position < at.end;
             // One past the end is loaded as the last, and has no part.
-            const T* key = pages.key(min_u32(position, at.end - 1));
+            const T* key = pages.key(min_u32(start + u * GROUPS + group, at.end - 1));
             load_part<T, EXACT>(keys[u], key, part, head_dim);
             load_part<T, EXACT>(values[u], pages.values_of((T*)key), part, head_dim);
         }
-        state.template add<U, T>(q, keys, values, live);
+        u32 left = at.end - start;
+        state.add(q, keys, values, left > group ? (left - group + GROUPS - 1) / GROUPS : 0);
     }
 }
 
@@ -342,10 +255,11 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
         write_out(t, at, lds);
         return;
     }
-    State<LANES, G> state;
-    run_split<T, LANES, G, EXACT>(t, at, state);
-    state.join_team();
-    join_block(state, lds, t.head_dim);
+    // Tokens that a group of lanes has in flight: 64 in a block, fewer where registers would not do.
+    constexpr u32 U = LANES == 8 || G == 8 ? 2 : 4;
+    State<LANES, G, U> state;
+    run_split<T, LANES, G, U, EXACT>(t, at, state);
+    join_block(TeamState<LANES, G>(state), lds, t.head_dim);
     if (at.splits == 1) {
         for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) result[i] /= sums[i / t.head_dim];
         barrier_lds();

@@ -1,0 +1,141 @@
+// Online softmax of decode attention: what a group of lanes keeps while it walks its tokens.
+//
+// A group is LANES lanes, each with PART values of every head; a token's key and value are read by one group. Everything about
+// scores is in units of log2 (splits.h).
+#pragma once
+#include "../common/reduce.h"
+#include "splits.h"
+
+namespace attn_decode {
+
+// Values of a head that a lane holds.
+constexpr u32 PART = 8;
+
+// Part of a token's key or value: 8 elements as they lie in the page.
+template <class T> struct Raw;
+template <> struct Raw<f16> {
+    u32x4 v;
+    DEV void load(const f16* p) { v = load16(p); }
+    DEV void unpack(f32 (&x)[PART]) const {
+        f32x2 a = unpack_f16x2(v.x), b = unpack_f16x2(v.y), c = unpack_f16x2(v.z), d = unpack_f16x2(v.w);
+        x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y, x[4] = c.x, x[5] = c.y, x[6] = d.x, x[7] = d.y;
+    }
+};
+template <> struct Raw<f32> {
+    u32x4 low, high;
+    DEV void load(const f32* p) { low = load16(p), high = load16(p + 4); }
+    DEV void unpack(f32 (&x)[PART]) const {
+        x[0] = as_f32(low.x), x[1] = as_f32(low.y), x[2] = as_f32(low.z), x[3] = as_f32(low.w);
+        x[4] = as_f32(high.x), x[5] = as_f32(high.y), x[6] = as_f32(high.z), x[7] = as_f32(high.w);
+    }
+};
+
+// U x G scores of a group of LANES lanes, summed over the group such that each lane ends with R of them: score of token u and
+// query g is number g * U + u. Where there are fewer scores than lanes, SHARE neighbouring lanes end with the same.
+template <u32 LANES, u32 G, u32 U> struct Scores {
+    static constexpr u32 N = U * G, SHARE = N < LANES ? LANES / N : 1, R = N > LANES ? N / LANES : 1;
+    static_assert((N & (N - 1)) == 0 && R <= U, "a lane's scores are of one query");
+
+    // Number of the lane's score r.
+    DEV static u32 number(u32 r) { return lane() % LANES / SHARE * R + r; }
+    DEV static u32 token(u32 r) { return number(r) % U; }
+    // The lane that holds score `number`; there it is score number % R.
+    DEV static u32 holder(u32 number) { return lane() / LANES * LANES + number / R * SHARE; }
+
+    // At each step lanes give away the half of the sums that their partner keeps: N - 1 exchanges instead of N log2(LANES).
+    template <u32 LEFT, u32 MASK> DEV static void sum(f32 (&v)[N]) {
+        if constexpr (MASK > 0) {
+            constexpr u32 KEEP = LEFT > 1 ? LEFT / 2 : 1;
+            bool upper = (lane() & MASK) != 0;
+            UNROLL for (u32 i = 0; i < KEEP; i++) {
+                if constexpr (LEFT > 1) {
+                    f32 mine = upper ? v[i + KEEP] : v[i], given = upper ? v[i] : v[i + KEEP];
+                    v[i] = mine + shfl_xor(given, MASK);
+                } else {
+                    v[i] += shfl_xor(v[i], MASK);
+                }
+            }
+            sum<KEEP, MASK / 2>(v);
+        }
+    }
+};
+
+// Online softmax of G queries over the tokens of one group of lanes, U at a time: lane l of LANES holds values 8l..8l+8 of a
+// head. Greatest score and sum are those of the query whose scores the lane ends with; the sum counts its own tokens.
+template <u32 LANES, u32 G, u32 U> struct State {
+    using S = Scores<LANES, G, U>;
+    f32 most = NO_SCORE, sum = 0.0f, values[G][PART];
+
+    DEV State() {
+        UNROLL for (u32 g = 0; g < G; g++) {
+            UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = 0.0f;
+        }
+    }
+
+    // Takes in U tokens, of which the lane's group has token u when `tokens` > u. The others have no part, whatever they are.
+    template <class T> DEV void add(const f32 (&q)[G][PART], const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens) {
+        f32 score[S::N];
+        UNROLL for (u32 u = 0; u < U; u++) {
+            f32 key[PART];
+            keys[u].unpack(key);
+            UNROLL for (u32 g = 0; g < G; g++) {
+                f32 dot = 0.0f;
+                UNROLL for (u32 d = 0; d < PART; d++) dot = fma_f32(q[g][d], key[d], dot);
+                score[g * U + u] = dot;
+            }
+        }
+        S::template sum<S::N, LANES / 2>(score);
+        f32 top = most;
+        UNROLL for (u32 r = 0; r < S::R; r++) top = S::token(r) < tokens ? max_f32(top, score[r]) : top;
+        UNROLL for (u32 mask = 1; mask < U / S::R; mask *= 2) top = max_f32(top, shfl_xor(top, mask * S::SHARE));
+        f32 factor = exp2_f32(most - top);
+        sum *= factor;
+        UNROLL for (u32 r = 0; r < S::R; r++) {
+            score[r] = S::token(r) < tokens ? exp2_f32(score[r] - top) : 0.0f;
+            sum += score[r];
+        }
+        // Most tokens bring no greater score. A factor of 1 changes no bit, so that others' maxima do not either.
+        if (any(top != most)) {
+            UNROLL for (u32 g = 0; g < G; g++) rescale(g, shfl(factor, S::holder(g * U)));
+        }
+        most = top;
+        UNROLL for (u32 u = 0; u < U; u++) {
+            f32 value[PART];
+            vals[u].unpack(value);
+            UNROLL for (u32 d = 0; d < PART; d++) value[d] = u < tokens ? value[d] : 0.0f;
+            UNROLL for (u32 g = 0; g < G; g++) {
+                f32 weight = shfl(score[(g * U + u) % S::R], S::holder(g * U + u));
+                UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = fma_f32(weight, value[d], values[g][d]);
+            }
+        }
+    }
+
+    DEV void rescale(u32 g, f32 factor) {
+        UNROLL for (u32 d = 0; d < PART; d++) values[g][d] *= factor;
+    }
+};
+
+// A team's greatest scores and sums of weights and of weighted values, in all its lanes.
+template <u32 LANES, u32 G> struct TeamState {
+    f32 most[G], sum[G], values[G][PART];
+
+    template <u32 U> DEV explicit TeamState(State<LANES, G, U>& of) {
+        using S = Scores<LANES, G, U>;
+        UNROLL for (u32 mask = 1; mask < U / S::R; mask *= 2) of.sum += shfl_xor(of.sum, mask * S::SHARE);
+        UNROLL for (u32 g = 0; g < G; g++) {
+            f32 group_most = shfl(of.most, S::holder(g * U));
+            sum[g] = shfl(of.sum, S::holder(g * U));
+            most[g] = group_most;
+            UNROLL for (u32 mask = LANES; mask < TEAM; mask *= 2) most[g] = max_f32(most[g], shfl_xor(most[g], mask));
+            f32 factor = exp2_f32(group_most - most[g]);
+            sum[g] *= factor;
+            UNROLL for (u32 d = 0; d < PART; d++) values[g][d] = of.values[g][d] * factor;
+            UNROLL for (u32 mask = LANES; mask < TEAM; mask *= 2) {
+                sum[g] += shfl_xor(sum[g], mask);
+                UNROLL for (u32 d = 0; d < PART; d++) values[g][d] += shfl_xor(values[g][d], mask);
+            }
+        }
+    }
+};
+
+} // namespace attn_decode
