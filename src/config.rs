@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::backend::hip::UploadPath;
 use crate::backend::{Activations, KvType};
 
 /// Configuration files are read whole; a larger one is not a configuration file.
@@ -26,6 +27,8 @@ pub struct Config {
     pub models: Vec<PathBuf>,
     /// Bounds on what clients can ask for.
     pub limits: Limits,
+    /// What computes.
+    pub device: Device,
     /// The CPU backend.
     pub cpu: Cpu,
     /// Keys and values of running sequences.
@@ -56,6 +59,67 @@ pub struct Limits {
     pub passed_models_per_uid: u32,
     /// Seconds that running answers are given when the daemon stops; it ends within two more.
     pub drain_s: u32,
+}
+
+/// What computes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Device {
+    /// Which backend.
+    pub backend: BackendChoice,
+    /// Number of the GPU.
+    pub index: u32,
+    /// What quantised weights are multiplied with on a GPU.
+    pub activations: Activations,
+    /// How weights get to a GPU.
+    pub upload: UploadPath,
+    /// Threads that read model files for a GPU.
+    pub upload_threads: usize,
+    /// Whether decode steps are replayed from recorded graphs.
+    pub graphs: Graphs,
+    /// Most memory of the GPU to take in MiB; 0 for all of it.
+    pub memory_mib: u64,
+    /// Seconds after which a GPU that does not answer counts as lost.
+    pub patience_s: u32,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            backend: BackendChoice::default(),
+            index: 0,
+            activations: Activations::default(),
+            upload: UploadPath::default(),
+            upload_threads: 4,
+            graphs: Graphs::default(),
+            memory_mib: 0,
+            patience_s: 60,
+        }
+    }
+}
+
+/// Which backend computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// A GPU where one works, else the CPU.
+    #[default]
+    Auto,
+    /// A GPU, or nothing.
+    Hip,
+    /// The CPU, whatever there is.
+    Cpu,
+}
+
+/// Whether decode steps are replayed from recorded graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Graphs {
+    /// Where a replay gave what launches one by one gave.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// The CPU backend.
@@ -136,6 +200,7 @@ impl Default for Config {
             socket: default_socket(),
             models: Vec::new(),
             limits: Limits::default(),
+            device: Device::default(),
             cpu: Cpu::default(),
             kv: Kv::default(),
             log: Log::default(),
@@ -239,7 +304,8 @@ impl Config {
     /// [`ConfigError::Range`], [`ConfigError::Relative`].
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
-        let ranges: [(&'static str, u64, u64, u64); 11] = [
+        let d = &self.device;
+        let ranges: [(&'static str, u64, u64, u64); 15] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -249,6 +315,10 @@ impl Config {
             ("limits.step_rows", l.step_rows.into(), 1, 4096),
             ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
             ("limits.drain_s", l.drain_s.into(), 0, 3600),
+            ("device.index", d.index.into(), 0, 63),
+            ("device.upload_threads", d.upload_threads as u64, 1, 64),
+            ("device.memory_mib", d.memory_mib, 0, 1 << 24),
+            ("device.patience_s", d.patience_s.into(), 1, 3600),
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
         ];
@@ -312,8 +382,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 18,
-            "socket, models, 9 limits, 3 cpu, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 26,
+            "socket, models, 9 limits, 8 device, 3 cpu, 2 kv, 2 log: a new key needs its line in the example"
         );
     }
 

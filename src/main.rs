@@ -5,9 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{Backend, BackendError};
-use rocmforge::config::{Config, Simd};
 use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
 use rocmforge::model::template;
 
@@ -71,23 +68,8 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
     let listener = daemon::inherited::listener()?;
-    let options = cpu_options(&config);
-    let backend = move || Ok::<_, BackendError>(Box::new(CpuBackend::new(options)?) as Box<dyn Backend>);
+    let backend = daemon::device::factory(&config);
     daemon::run(Start { config, source, listener }, backend)
-}
-
-fn cpu_options(config: &Config) -> CpuOptions {
-    CpuOptions {
-        threads: (config.cpu.threads > 0).then_some(config.cpu.threads),
-        isa: match config.cpu.simd {
-            Simd::Auto => None,
-            Simd::Portable => Some(Isa::Portable),
-            Simd::Avx2 => Some(Isa::Avx2),
-            Simd::Avx512Vnni => Some(Isa::Avx512Vnni),
-        },
-        activations: config.cpu.activations,
-        kv: config.kv.kind,
-    }
 }
 
 /// Paths on the command line are the caller's, so they start where the caller is.

@@ -7,11 +7,13 @@
 //! device.
 
 mod checks;
+mod closed;
 pub mod cpu;
 pub mod hip;
 mod rope;
 mod types;
 
+pub use closed::Closed;
 pub use rope::*;
 pub use types::*;
 

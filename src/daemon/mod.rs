@@ -23,6 +23,7 @@ use crate::session::{Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
 
 pub mod allocator;
+pub mod device;
 pub mod inherited;
 mod lifecycle;
 pub mod logging;

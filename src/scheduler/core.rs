@@ -534,6 +534,7 @@ impl Core {
             kv_reserved_bytes: self.policy.reserved_bytes(),
             kv_budget_bytes: self.policy.limits().kv_budget_bytes,
             device_bytes: self.cache.device_bytes(),
+            device: self.backend.counters(),
             sequences,
         };
         let queued = self.policy.queued_count();

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::SequenceId;
+use crate::backend::DeviceCounters;
 use crate::model::ModelId;
 
 /// An engine at one moment.
@@ -24,6 +25,8 @@ pub struct EngineSnapshot {
     pub kv_budget_bytes: u64,
     /// Bytes of device copies of weights; 0 where they are read in place.
     pub device_bytes: u64,
+    /// What the device says it did.
+    pub device: DeviceCounters,
 }
 
 impl EngineSnapshot {

@@ -10,6 +10,7 @@ use rocmforge_client::wire::{
 
 use super::models::{fill, page_room};
 use super::{Call, Failure, failure};
+use crate::backend::{BackendInfo, DeviceCounters};
 use crate::scheduler::{EngineSnapshot, SequenceSnapshot, SequenceState};
 
 /// Version told to clients.
@@ -145,8 +146,22 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         tensor_hits: counters.tensor_hits,
         device_bytes: snapshot.device_bytes,
         step_sequences: counters.step_sequences,
-        ext: Ext::new(),
+        ext: DeviceStatus::notes_ext(notes(&info, snapshot)),
     }
+}
+
+/// What a person wants to know of the device beside its numbers.
+fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<Item = (&'a str, String)> {
+    let device = snapshot.device;
+    let fixed = info.notes.iter().map(|(name, value)| (*name, value.clone()));
+    let uploads = (device.uploads + device.upload_failures > 0).then(|| {
+        let DeviceCounters { uploads, upload_bytes, upload_failures, .. } = device;
+        ("uploads", format!("{uploads} tensors, {upload_bytes} bytes, {upload_failures} failed"))
+    });
+    let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
+    let graphs = (device.graphs > 0)
+        .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
+    fixed.chain(uploads).chain(used).chain(graphs)
 }
 
 /// What the kernel counts as this process's memory.

@@ -163,7 +163,8 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
             ),
         ),
     ];
-    pairs(out, fields.into_iter())
+    pairs(out, fields.into_iter())?;
+    pairs(out, device.notes().into_iter().map(|(name, value)| (name, printable(value))))
 }
 
 pub fn ids(out: Out<'_>, reply: &TokenizeReply) -> io::Result<()> {

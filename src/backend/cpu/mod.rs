@@ -75,6 +75,7 @@ pub struct CpuBackend {
     current: Option<ModelSlot>,
     next_slot: u32,
     sample: SampleScratch,
+    notes: Vec<(&'static str, String)>,
 }
 
 impl CpuBackend {
@@ -109,6 +110,7 @@ impl CpuBackend {
             current: None,
             next_slot: 0,
             sample: SampleScratch::default(),
+            notes: Vec::new(),
         })
     }
 
@@ -117,6 +119,13 @@ impl CpuBackend {
     pub fn residual(&self, row: usize) -> Option<Vec<f32>> {
         let model = self.models.get(&self.current?)?;
         (row < model.step.rows()).then(|| model.residual.row(row).to_vec())
+    }
+
+    /// Adds what `info` shall say beside the rest, as why it is the CPU that computes.
+    #[must_use]
+    pub fn with_note(mut self, name: &'static str, text: String) -> Self {
+        self.notes.push((name, text));
+        self
     }
 
     /// The model whose step is under way, beside what computes.
@@ -135,7 +144,7 @@ impl Backend for CpuBackend {
             threads: self.compute.pool.threads(),
             activations: self.compute.mode,
             kv: self.kv,
-            notes: Vec::new(),
+            notes: self.notes.clone(),
         }
     }
 

@@ -11,6 +11,8 @@ use super::upload::{Job, UploadPath, Uploader};
 use super::wait::Waiter;
 use super::weights::{Form, Weight};
 use super::{ArenaOptions, Device, DeviceOptions, DevicePtr, Owner, Runtime, Stream, StreamPriority, kv};
+use parking_lot::Mutex;
+
 use crate::backend::{
     Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts,
     FfnInput, KvType, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch, Storage,
@@ -32,8 +34,12 @@ pub struct HipOptions {
     pub upload_threads: usize,
     /// Most bytes of device memory to take; 0 for all there are.
     pub memory_bytes: u64,
+    /// Whether steps may be replayed from recorded graphs.
+    pub graphs: bool,
     /// A device that does not answer for this long counts as lost.
     pub patience: Duration,
+    /// Set when the device is lost: whoever would open it again asks here first.
+    pub lost: Arc<Mutex<Option<BackendError>>>,
 }
 
 impl Default for HipOptions {
@@ -45,7 +51,9 @@ impl Default for HipOptions {
             upload: UploadPath::default(),
             upload_threads: 4,
             memory_bytes: 0,
-            patience: Duration::from_secs(30),
+            graphs: true,
+            patience: Duration::from_secs(60),
+            lost: Arc::default(),
         }
     }
 }
@@ -452,6 +460,9 @@ impl Drop for HipBackend {
         // Memory that submitted work uses goes back to the driver after this.
         if let Err(error) = self.settle() {
             tracing::debug!(%error, "the device is closed over work that did not end well");
+        }
+        if let Err(error) = self.device.alive() {
+            *self.options.lost.lock() = Some(error.into());
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Core, limits};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Closed};
 use crate::scheduler::policy::Policy;
 use crate::scheduler::{Event, JobError};
 
@@ -48,6 +48,8 @@ impl Core {
         let sequences = std::mem::take(&mut self.sequences);
         self.counters.sequences_failed += sequences.len() as u64;
         self.ended.extend(sequences.into_values().map(|sequence| (sequence, Event::Failed(error()))));
+        // The old one goes first: it may be the same device, and hold all its memory.
+        self.backend = Box::new(Closed);
         let opened = (self.factory)().map(|backend| {
             self.shared.set_device(backend.as_ref(), &self.options);
             self.backend = backend;

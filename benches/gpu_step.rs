@@ -1,0 +1,249 @@
+//! Prefill and decode speed of a GPU on one model, through the engine as the daemon runs it: weights loaded when first
+//! needed, steps replayed from graphs where that is on. Beside it the rate at which the same device reads its memory, in the
+//! same run.
+//!
+//! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--rows N] [--rounds N] [--device N]
+//! [--graphs off] [--threads N] [--upload ring|copy] [--f32]`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge::backend::hip::kernels::probe::ProbeMemory;
+use rocmforge::backend::hip::{
+    Device, DeviceOptions, Grid, HipBackend, HipOptions, Owner, Runtime, StreamPriority, UploadPath,
+};
+use rocmforge::backend::{Activations, Backend};
+use rocmforge::model::plan::LayerPlan;
+use rocmforge::model::{Model, ModelId};
+use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, Outcome, Sampling};
+use rocmforge::tensor::LazyTensor;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Arguments {
+    models: Vec<PathBuf>,
+    options: HipOptions,
+    prompt: usize,
+    tokens: u32,
+    sequences: usize,
+    rows: usize,
+    rounds: u32,
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments = arguments()?;
+    if arguments.models.is_empty() {
+        println!("gpu_step: no model given, nothing measured");
+        return Ok(());
+    }
+    let runtime = Runtime::find()?;
+    let stream = read_rate(&runtime, arguments.options.index)?;
+    println!("read stream: {:.1} GB/s", stream / 1e9);
+
+    let files = arguments.models.iter().map(std::fs::File::open).collect::<Result<_, _>>()?;
+    let begin = Instant::now();
+    let model = Arc::new(Model::open(ModelId(1), "measured", files)?);
+    println!("model: {} opened in {:.1} ms", arguments.models[0].display(), milliseconds(begin));
+    let begin = Instant::now();
+    let (options, rows) = (arguments.options.clone(), arguments.rows);
+    let factory = move || Ok(Box::new(HipBackend::open(options.clone())?) as Box<dyn Backend>);
+    let engine_options = EngineOptions {
+        rows_max: rows,
+        sequences_max: arguments.sequences.max(1),
+        kv_budget_bytes: 64 << 30,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(engine_options, factory)?;
+    let handle = engine.handle();
+    let info = handle.info();
+    println!("backend: {}, device: {}, {}", info.kind, info.device, info.isa);
+    info.notes.iter().for_each(|(name, value)| println!("{name}: {value}"));
+    println!("device opened in {:.1} ms", milliseconds(begin));
+
+    let cold = run(&handle, &model, 1, 8, 2, 0)?;
+    let first = cold.first.as_secs_f64();
+    println!("cold: first token of an 8-token prompt after {first:.3} s, weights uploaded on the way");
+    let warm = run(&handle, &model, 1, 8, 2, 1)?;
+    println!("warm: first token of an 8-token prompt after {:.1} ms", warm.first.as_secs_f64() * 1e3);
+
+    let weights = bytes_per_step(&model);
+    for round in 0..arguments.rounds {
+        let Arguments { prompt, tokens, sequences, .. } = arguments;
+        let done = run(&handle, &model, sequences, prompt, tokens, 2 + round as usize)?;
+        let prefill = (prompt * sequences) as f64 / done.first.as_secs_f64();
+        let steps = f64::from(tokens - 1) / done.decode.as_secs_f64();
+        println!(
+            "round {round}: pp{prompt} x{sequences} {prefill:.1} tok/s; tg{tokens} x{sequences} {:.2} tok/s, \
+             {:.3} ms a step, weights at {:.1} GB/s = {:.2} of the read stream",
+            steps * sequences as f64,
+            1e3 / steps,
+            weights * steps / 1e9,
+            weights * steps / stream,
+        );
+    }
+    let snapshot = handle.snapshot();
+    let device = snapshot.device;
+    println!(
+        "graphs: {} recorded, {} replays in {} steps; uploads: {} tensors, {} bytes; {} MiB of the device in use",
+        device.graphs,
+        device.graph_replays,
+        snapshot.counters.steps,
+        device.uploads,
+        device.upload_bytes,
+        device.used_bytes >> 20
+    );
+    engine.stop();
+    Ok(())
+}
+
+fn arguments() -> Result<Arguments, Failure> {
+    let mut parsed = Arguments {
+        models: Vec::new(),
+        options: HipOptions { upload_threads: 8, ..HipOptions::default() },
+        prompt: 4096,
+        tokens: 128,
+        sequences: 1,
+        rows: 1024,
+        rounds: 3,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--bench" => {}
+            "--prompt" => parsed.prompt = value()?.parse()?,
+            "--tokens" => parsed.tokens = value()?.parse()?,
+            "--sequences" => parsed.sequences = value()?.parse()?,
+            "--rows" => parsed.rows = value()?.parse()?,
+            "--rounds" => parsed.rounds = value()?.parse()?,
+            "--device" => parsed.options.index = value()?.parse()?,
+            "--graphs" => parsed.options.graphs = value()? != "off",
+            "--threads" => parsed.options.upload_threads = value()?.parse()?,
+            "--upload" => {
+                parsed.options.upload = match value()?.as_str() {
+                    "ring" => UploadPath::Ring,
+                    "copy" => UploadPath::Copy,
+                    other => return Err(format!("no upload path {other}").into()),
+                }
+            }
+            "--f32" => parsed.options.activations = Activations::F32,
+            path => parsed.models.push(PathBuf::from(path)),
+        }
+    }
+    if parsed.prompt == 0 || parsed.tokens < 2 || parsed.rows == 0 || parsed.sequences == 0 {
+        return Err("--prompt, --rows and --sequences are at least 1, --tokens at least 2".into());
+    }
+    Ok(parsed)
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Bytes per second at which the device reads its memory: the best of ten passes over a gigabyte.
+fn read_rate(runtime: &Runtime, index: u32) -> Result<f64, Failure> {
+    const BYTES: usize = 1 << 30;
+    let device = Device::open(runtime, &DeviceOptions { index, ..DeviceOptions::default() })?;
+    let bytes = BYTES.min((device.memory()?.0 / 4) as usize) / 4096 * 4096;
+    let stream = device.stream(StreamPriority::High)?;
+    let blocks = device.description().units * 16;
+    let (input, output) =
+        (device.take(bytes, Owner::Scratch)?, device.take(blocks as usize * 4, Owner::Scratch)?);
+    stream.fill(input.all(), 0x5a)?;
+    let arguments = ProbeMemory { input: input.ptr(), output: output.ptr(), count: bytes as u64 / 16 };
+    let (start, end) = (device.event(true)?, device.event(true)?);
+    let mut best: f64 = 0.0;
+    for _ in 0..10 {
+        stream.record(&start)?;
+        device.launch(&stream, ProbeMemory::probe_read, Grid::x(blocks), &arguments)?;
+        stream.record(&end)?;
+        stream.synchronize()?;
+        best = best.max(bytes as f64 / f64::from(end.milliseconds_since(&start)?) * 1e3);
+    }
+    Ok(best)
+}
+
+/// Bytes of weights that a decode step reads at least, as the file has them.
+fn bytes_per_step(model: &Model) -> f64 {
+    let layers = model.plan.layers.iter().flat_map(LayerPlan::tensors).map(LazyTensor::byte_len).sum::<u64>();
+    (layers + model.plan.output.byte_len()) as f64
+}
+
+/// How long the slowest of some requests took.
+struct Times {
+    /// From handing over to the first token.
+    first: Duration,
+    /// From the first token to the last.
+    decode: Duration,
+}
+
+/// Runs `sequences` requests at once, each with a prompt of its own of `prompt` tokens.
+fn run(
+    handle: &EngineHandle,
+    model: &Arc<Model>,
+    sequences: usize,
+    prompt: usize,
+    tokens: u32,
+    salt: usize,
+) -> Result<Times, Failure> {
+    let begin = Instant::now();
+    let mut running = Vec::new();
+    for sequence in 0..sequences {
+        running.push(submit(handle, model, prompt, tokens, salt * sequences + sequence)?);
+    }
+    let mut times = Times { first: Duration::ZERO, decode: Duration::ZERO };
+    for events in &mut running {
+        let outcome = wait(events)?;
+        if outcome.generated_tokens != tokens {
+            return Err(format!("{} tokens came of {tokens}", outcome.generated_tokens).into());
+        }
+        times.first = times.first.max(outcome.queue + outcome.load + outcome.prefill);
+        times.decode = times.decode.max(outcome.decode);
+    }
+    let all = begin.elapsed();
+    if sequences == 1 && times.first + times.decode > all + Duration::from_millis(50) {
+        return Err(format!("the engine's times add up to more than the {all:?} that passed").into());
+    }
+    Ok(times)
+}
+
+fn submit(
+    handle: &EngineHandle,
+    model: &Arc<Model>,
+    prompt: usize,
+    tokens: u32,
+    salt: usize,
+) -> Result<UnboundedReceiver<Event>, Failure> {
+    let (events, receiver) = unbounded_channel();
+    let vocab = model.plan.dims.vocab;
+    let job = Job {
+        id: handle.new_sequence_id(),
+        uid: 0,
+        model: Arc::clone(model),
+        prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
+        max_tokens: tokens,
+        context_tokens: prompt as u32 + tokens,
+        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 0 },
+        stop: Vec::new(),
+        ignore_eog: true,
+        deadline: None,
+        arrived: Instant::now(),
+        credit: tokens + 1,
+        events,
+    };
+    handle.submit(job)?;
+    Ok(receiver)
+}
+
+fn wait(events: &mut UnboundedReceiver<Event>) -> Result<Outcome, Failure> {
+    loop {
+        match events.blocking_recv() {
+            Some(Event::Tokens(_)) => {}
+            Some(Event::Done(outcome)) => return Ok(outcome),
+            Some(Event::Failed(error)) => return Err(error.into()),
+            None => return Err("the engine went away".into()),
+        }
+    }
+}

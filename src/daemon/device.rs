@@ -1,0 +1,70 @@
+//! Which device serves: the GPU where the configuration allows it and one works, else the CPU with the reason.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use crate::backend::hip::{HipBackend, HipOptions};
+use crate::backend::{Backend, BackendError};
+use crate::config::{BackendChoice, Config, Graphs, Simd};
+
+/// What [`info`](Backend::info) calls the reason for not using a GPU.
+pub const REASON: &str = "no GPU";
+
+/// Opens a device as configured; for [`Engine::start`](crate::scheduler::Engine::start), which calls it again when a device
+/// was lost. A GPU that was lost is not tried again in this process: its runtime does not recover.
+pub fn factory(config: &Config) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
+    let (choice, cpu, hip) = (config.device.backend, cpu_options(config), hip_options(config));
+    let lost: Arc<Mutex<Option<BackendError>>> = Arc::clone(&hip.lost);
+    move || {
+        let open_cpu = || CpuBackend::new(cpu);
+        if choice == BackendChoice::Cpu {
+            return Ok(Box::new(open_cpu()?) as Box<dyn Backend>);
+        }
+        let before = lost.lock().clone();
+        let opened = before.map_or_else(|| HipBackend::open(hip.clone()), Err);
+        match opened {
+            Ok(gpu) => {
+                let info = gpu.info();
+                tracing::info!(device = info.device, isa = info.isa, "computing on the GPU");
+                Ok(Box::new(gpu))
+            }
+            Err(error) if choice == BackendChoice::Hip => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "no GPU is used: computing on the CPU");
+                Ok(Box::new(open_cpu()?.with_note(REASON, error.to_string())))
+            }
+        }
+    }
+}
+
+fn cpu_options(config: &Config) -> CpuOptions {
+    CpuOptions {
+        threads: (config.cpu.threads > 0).then_some(config.cpu.threads),
+        isa: match config.cpu.simd {
+            Simd::Auto => None,
+            Simd::Portable => Some(Isa::Portable),
+            Simd::Avx2 => Some(Isa::Avx2),
+            Simd::Avx512Vnni => Some(Isa::Avx512Vnni),
+        },
+        activations: config.cpu.activations,
+        kv: config.kv.kind,
+    }
+}
+
+fn hip_options(config: &Config) -> HipOptions {
+    let device = &config.device;
+    HipOptions {
+        index: device.index,
+        activations: device.activations,
+        kv: config.kv.kind,
+        upload: device.upload,
+        upload_threads: device.upload_threads,
+        graphs: device.graphs == Graphs::Auto,
+        memory_bytes: device.memory_mib << 20,
+        patience: Duration::from_secs(device.patience_s.into()),
+        ..HipOptions::default()
+    }
+}
