@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rocmforge::backend::doctor;
 use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
 use rocmforge::model::template;
 
@@ -38,6 +39,10 @@ fn main() -> ExitCode {
     // Before anything else: this process is for one template only, and gives up files, memory and time for good.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == template::SUBCOMMAND) {
         return template::child_main();
+    }
+    // A GPU's runtime that hangs or aborts takes this process with it and no other.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == doctor::SUBCOMMAND) {
+        return doctor::child_main();
     }
     let arguments = Arguments::parse();
     match serve(arguments) {

@@ -18,9 +18,10 @@ use crate::error::ClientError;
 use crate::generation::Generation;
 use crate::options::Options;
 use crate::wire::{
-    Call, DetokenizeReply, DetokenizeRequest, FailRequest, GenerateRequest, InfoReply, InfoRequest,
-    ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply, PsRequest, ShowReply,
-    ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply, UnloadRequest,
+    Call, DetokenizeReply, DetokenizeRequest, DoctorReply, DoctorRequest, FailRequest, GenerateRequest,
+    InfoReply, InfoRequest, ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply,
+    PsRequest, ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest,
+    UnloadReply, UnloadRequest,
 };
 
 /// Pause before a call is repeated, where the daemon names none.
@@ -171,6 +172,14 @@ impl Client {
     /// As [`Connection::call`].
     pub fn status(&self) -> Result<StatusReply, ClientError> {
         self.call(&StatusRequest::default())
+    }
+
+    /// What of GPUs the daemon finds, what is missing, and what to do. Takes up to half a minute.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn doctor(&self) -> Result<DoctorReply, ClientError> {
+        self.call(&DoctorRequest::default())
     }
 
     /// A text's tokens.

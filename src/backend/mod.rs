@@ -9,6 +9,7 @@
 mod checks;
 mod closed;
 pub mod cpu;
+pub mod doctor;
 pub mod hip;
 mod rope;
 mod types;

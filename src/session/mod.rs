@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 mod answer;
 mod daemon;
+mod doctor;
 mod error;
 mod generate;
 mod memory;
@@ -215,6 +216,7 @@ impl Session {
             ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
             ClientMessage::Ps(request) => call.spawn(answer, daemon::ps(call.clone(), request)),
             ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),
+            ClientMessage::Doctor(_) => call.spawn(answer, doctor::doctor(call.clone())),
             ClientMessage::List(request) => call.spawn(answer, models::list(call.clone(), request)),
             ClientMessage::Show(request) => call.spawn(answer, models::show(call.clone(), request)),
             ClientMessage::Load(request) => {

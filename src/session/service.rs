@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::error::{Failure, failure};
 use super::memory::RequestMemory;
 use super::turns::{Turn, Turns};
+use crate::backend::doctor::Doctor;
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
@@ -37,7 +38,7 @@ pub struct Settings {
     pub context_tokens: u32,
     /// Requests for tokens that one uid may have, waiting and running.
     pub requests_per_uid: u32,
-    /// The program that renders chat templates: `rocmforged` itself, see [`Renderer`].
+    /// The program that renders chat templates and looks at GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
     pub program: PathBuf,
 }
 
@@ -48,6 +49,7 @@ pub struct Service {
     pub(super) engine: EngineHandle,
     pub(super) settings: Settings,
     pub(super) renderer: Renderer,
+    pub(super) doctor: Doctor,
     pub(super) memory: Mutex<RequestMemory>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
@@ -91,6 +93,7 @@ impl Service {
             store,
             engine,
             renderer: Renderer::new(&settings.program),
+            doctor: Doctor::new(&settings.program),
             settings,
             memory: Mutex::default(),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),

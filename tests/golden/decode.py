@@ -73,6 +73,12 @@ struct DeviceStatus: kind string LABEL; device string LABEL; isa string LABEL; t
     LABEL; kv_type string LABEL; sequences_running u32; sequences_queued u32; kv_pages_used u32; kv_pages_max u32;
     kv_bytes u64; steps u64; rows u64; decode_rows u64; prefill_rows u64; sequences_done u64; sequences_failed u64;
     tensors_loaded u64; tensor_hits u64; device_bytes u64; step_sequences u64; ext Ext
+struct DoctorRequest: ext Ext
+struct DoctorReply: checks [DoctorCheck] CHECKS; gpus [GpuEntry] DEVICES; ext Ext
+struct DoctorCheck: name string LABEL; state CheckState; found string VALUE; advice string VALUE; ext Ext
+enum CheckState: 0 Good; 1 Note; 2 Problem
+struct GpuEntry: index u32; name string LABEL; arch string LABEL; pci string LABEL; memory_bytes u64; memory_free_bytes
+    u64; units u32; wave u32; code string LABEL; works bool; ext Ext
 """
 
 # Section 6: requests by op, and what their `Reply` is.
@@ -81,7 +87,7 @@ REQUESTS = {
     18: ("ListRequest", "ListReply"), 19: ("ShowRequest", "ShowReply"), 20: ("LoadRequest", "LoadReply"),
     21: ("UnloadRequest", "UnloadReply"), 22: ("PsRequest", "PsReply"), 23: ("StatusRequest", "StatusReply"),
     24: ("TokenizeRequest", "TokenizeReply"), 25: ("DetokenizeRequest", "DetokenizeReply"),
-    26: ("GenerateRequest", None), 27: ("FailRequest", None),
+    26: ("GenerateRequest", None), 27: ("FailRequest", None), 28: ("DoctorRequest", "DoctorReply"),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
 ANSWERS = {ITEM: "GenerateItem", END: "GenerateEnd", ERROR: "WireError"}
@@ -98,7 +104,7 @@ HELLOS = {
 PAYLOAD_MAX, FDS_MAX = 1048576, 4
 LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
-    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "OPS": 1024,
+    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
     "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
 }
 CRITICAL = 0x8000

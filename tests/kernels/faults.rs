@@ -190,7 +190,8 @@ fn two_devices_keep_their_streams_and_memory_apart() {
     let buffers = [&first, &second].map(|device| device.take(4, Owner::Scratch).unwrap());
     let grid = Grid::x(1).threads(64);
     for round in 1..4u32 {
-        // In turns: each call is made with its own device as the thread's.
+        // In turns, and with a look at the other meanwhile: each call is made with its own device as the thread's.
+        assert_eq!(runtime.describe(round % 2).unwrap().index, round % 2);
         for (device, (stream, buffer)) in [&first, &second].into_iter().zip(streams.iter().zip(&buffers)) {
             stream.upload(buffer.all(), &[round]).unwrap();
             let arguments = ProbeLaunch { count: buffer.ptr() };

@@ -7,6 +7,7 @@ mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
+mod doctor;
 mod embed;
 mod experts;
 mod faults;

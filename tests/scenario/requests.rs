@@ -1,8 +1,8 @@
 //! Requests that ask for what cannot be: typed errors with the numbers, on a connection that goes on.
 
 use rocmforge_client::wire::{
-    self, ChatMessage, DetokenizeRequest, ErrorCode, GenerateRequest, Op, Prompt, SamplingOptions,
-    StopReason, TokenizeRequest,
+    self, ChatMessage, CheckState, DetokenizeRequest, ErrorCode, GenerateRequest, Op, Prompt,
+    SamplingOptions, StopReason, TokenizeRequest,
 };
 use rocmforge_client::{Client, Connection};
 
@@ -230,4 +230,20 @@ fn a_chat_is_put_through_the_models_own_template() {
     let status = client.status().unwrap();
     let limit = status.devices[0].kv_bytes + (64 << 20);
     assert!(status.rss_anon_bytes <= limit, "{} of {limit} bytes", status.rss_anon_bytes);
+}
+
+#[test]
+fn without_a_gpu_the_doctor_says_what_is_missing_and_the_daemon_serves() {
+    let mut rig = Rig::idle();
+    let library = "/nowhere/libamdhip64.so.7";
+    let mut command = rig.command();
+    rig.spawn(command.env("ROCMFORGE_HIP_LIB", library));
+    let client = rig.client();
+    let report = client.doctor().unwrap();
+    let runtime = report.checks.iter().find(|check| check.name == "HIP runtime").unwrap();
+    assert!(runtime.found.contains(library) && runtime.state != CheckState::Good, "{runtime:?}");
+    assert!(report.gpus.is_empty(), "{report:?}");
+    let names: Vec<_> = report.checks.iter().map(|check| check.name.as_str()).collect();
+    assert_eq!(names, ["AMD GPU", "/dev/kfd", "/dev/dri", "HIP runtime"]);
+    rig.assert_serves();
 }

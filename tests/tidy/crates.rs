@@ -13,7 +13,7 @@ struct Pillar {
     test: (&'static str, &'static str),
 }
 
-const PILLARS: [Pillar; 13] = [
+const PILLARS: [Pillar; 15] = [
     Pillar {
         name: "interprocess",
         works_in: "src/socket/listener.rs",
@@ -64,6 +64,16 @@ const PILLARS: [Pillar; 13] = [
         name: "half",
         works_in: "src/backend/cpu/convert/",
         test: ("src/backend/cpu/convert/mod.rs", "all_bf16_patterns_equal_half"),
+    },
+    Pillar {
+        name: "hip_sys",
+        works_in: "src/backend/hip/binding/",
+        test: ("tests/kernels/device.rs", "a_kernel_gets_its_arguments_and_its_shape"),
+    },
+    Pillar {
+        name: "libloading",
+        works_in: "src/backend/hip/binding/",
+        test: ("src/backend/hip/binding/library.rs", "a_library_that_is_none_is_refused_by_name"),
     },
     Pillar {
         name: "memmap2",

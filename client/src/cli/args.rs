@@ -89,6 +89,13 @@ pub enum Command {
         after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
     )]
     Status,
+    /// Find out why a GPU is used or not: what is there, what is missing, what to do
+    #[command(
+        after_help = "The daemon looks, in a process of its own, with its user, groups and confinement; that takes up to half a\n\
+            minute. The exit code is 0 whatever is found.\n\n\
+            Examples:\n  rocmforge-client doctor\n  rocmforge-client doctor --json | jq '.gpus[] | select(.works)'"
+    )]
+    Doctor,
     /// Print the token ids of a text
     Tokenize(TokenizeArguments),
     /// Print the text of token ids

@@ -63,6 +63,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Status => output.show(&client.status()?, tables::status)?,
+        Command::Doctor => output.show(&client.doctor()?, tables::doctor)?,
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Ping { count } => output.show(&ping(&client, *count)?, tables::ping)?,

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use rocmforge_client::wire::{
-    DetokenizeReply, DeviceStatus, InfoReply, ListReply, LoadReply, ModelSummary, PsReply, ShowReply,
-    StatusReply, TokenizeReply, UnloadReply,
+    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, InfoReply, ListReply, LoadReply, ModelSummary,
+    PsReply, ShowReply, StatusReply, TokenizeReply, UnloadReply,
 };
 
 use super::PingTimes;
@@ -165,6 +165,30 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
     ];
     pairs(out, fields.into_iter())?;
     pairs(out, device.notes().into_iter().map(|(name, value)| (name, printable(value))))
+}
+
+pub fn doctor(out: Out<'_>, reply: &DoctorReply) -> io::Result<()> {
+    for check in &reply.checks {
+        let state = snake_case(&format!("{:?}", check.state));
+        writeln!(out, "{state:9}{}: {}", printable(&check.name), printable(&check.found))?;
+        if !check.advice.is_empty() {
+            writeln!(out, "{:9}-> {}", "", printable(&check.advice))?;
+        }
+    }
+    reply.gpus.iter().try_for_each(|gpu| gpu_entry(out, gpu))
+}
+
+fn gpu_entry(out: Out<'_>, gpu: &GpuEntry) -> io::Result<()> {
+    writeln!(out)?;
+    let code = if gpu.code.is_empty() { "none for it".into() } else { printable(&gpu.code) };
+    let fields = [
+        ("device", format!("{} {}", gpu.index, printable(&gpu.name))),
+        ("architecture", format!("{}, {} units, waves of {}", printable(&gpu.arch), gpu.units, gpu.wave)),
+        ("memory", format!("{}, {} free", bytes(gpu.memory_bytes), bytes(gpu.memory_free_bytes))),
+        ("plugged in at", printable(&gpu.pci)),
+        ("kernels", format!("{code}; {}", if gpu.works { "a kernel ran" } else { "none ran" })),
+    ];
+    pairs(out, fields.into_iter())
 }
 
 pub fn ids(out: Out<'_>, reply: &TokenizeReply) -> io::Result<()> {

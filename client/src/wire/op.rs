@@ -57,6 +57,8 @@ ops! {
     Generate = 26,
     /// Client: [`FailRequest`], answered by an error of the asked code.
     Fail = 27,
+    /// Client: [`DoctorRequest`], answered by [`DoctorReply`].
+    Doctor = 28,
     /// Server: the whole answer; its type is that of the request's op. Ends the stream.
     Reply = 0x8000,
     /// Server: [`GenerateItem`], one of several; takes one credit.
@@ -149,6 +151,7 @@ mapping! {
         Unload: UnloadRequest => UnloadReply,
         Ps: PsRequest => PsReply,
         Status: StatusRequest => StatusReply,
+        Doctor: DoctorRequest => DoctorReply,
         Tokenize: TokenizeRequest => TokenizeReply,
         Detokenize: DetokenizeRequest => DetokenizeReply,
     }

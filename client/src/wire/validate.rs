@@ -34,6 +34,8 @@ pub mod limits {
     pub const SEQUENCES_MAX: usize = 8192;
     /// Devices in one list.
     pub const DEVICES_MAX: usize = 64;
+    /// Checks in one list; so many with the longest texts, and the devices, fit a frame.
+    pub const CHECKS_MAX: usize = 96;
     /// Ops in one list.
     pub const OPS_MAX: usize = 1024;
     /// Metadata values, tensors or tensor types in one message.

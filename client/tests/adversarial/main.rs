@@ -19,6 +19,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             Cancel, Credit, PingRequest, PingReply, InfoRequest, InfoReply, ListRequest, ListReply, ShowRequest, ShowReply,
             LoadRequest, LoadReply, UnloadRequest, UnloadReply, PsRequest, PsReply, StatusRequest, StatusReply,
+            DoctorRequest, DoctorReply,
             TokenizeRequest, TokenizeReply, DetokenizeRequest, DetokenizeReply, GenerateRequest, GenerateItem, GenerateEnd,
             FailRequest, WireError)
     };

@@ -278,6 +278,8 @@ pub fn message_names() -> Vec<&'static str> {
         PsReply::NAME,
         StatusRequest::NAME,
         StatusReply::NAME,
+        DoctorRequest::NAME,
+        DoctorReply::NAME,
         TokenizeRequest::NAME,
         TokenizeReply::NAME,
         DetokenizeRequest::NAME,
@@ -486,8 +488,34 @@ fn daemon() -> Vec<Golden> {
         three(Op::Reply, PsReply { sequences: vec![sequence], more: true, ext: vec![] }),
         three(Op::Status, StatusRequest { ext: vec![] }),
         three(Op::Reply, status),
+        three(Op::Doctor, DoctorRequest { ext: vec![] }),
+        three(Op::Reply, doctor()),
     ];
     groups.into_iter().flatten().collect()
+}
+
+fn doctor() -> DoctorReply {
+    let check = DoctorCheck {
+        name: "/dev/kfd".into(),
+        state: CheckState::Problem,
+        found: "cannot be opened: permission denied".into(),
+        advice: "let the daemon's user (uid 990) join the group: usermod -aG render USER".into(),
+        ext: vec![],
+    };
+    let gpu = GpuEntry {
+        index: 0,
+        name: "AMD Instinct MI210".into(),
+        arch: "gfx90a:sramecc+:xnack-".into(),
+        pci: "0000:03:00.0".into(),
+        memory_bytes: 68_702_699_520,
+        memory_free_bytes: 68_413_292_544,
+        units: 104,
+        wave: 64,
+        code: "gfx90a".into(),
+        works: true,
+        ext: vec![],
+    };
+    DoctorReply { checks: vec![check], gpus: vec![gpu], ext: vec![] }
 }
 
 fn device() -> DeviceStatus {

@@ -62,6 +62,7 @@ fn the_document_states_the_limits_of_the_code() {
         ("MODELS", limits::MODELS_MAX),
         ("SEQUENCES", limits::SEQUENCES_MAX),
         ("DEVICES", limits::DEVICES_MAX),
+        ("CHECKS", limits::CHECKS_MAX),
         ("OPS", limits::OPS_MAX),
         ("ENTRIES", limits::ENTRIES_MAX),
         ("DIMS", limits::DIMS_MAX),

@@ -4,10 +4,12 @@
 //! message ends in `ext`; once released, a message's fields stay and enum variants are only appended.
 
 mod daemon;
+mod doctor;
 mod generate;
 mod model;
 
 pub use daemon::*;
+pub use doctor::*;
 pub use generate::*;
 pub use model::*;
 

@@ -14,6 +14,11 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
+/// The calling thread's device was set by other means than [`Context::code`].
+pub(super) fn forget_current() {
+    CURRENT.set(0);
+}
+
 /// Numbers contexts, from 1: two of them may be of the same device, or of two runtimes.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -28,8 +33,6 @@ pub(in crate::backend::hip) struct Context {
 impl Context {
     pub fn new(runtime: &Runtime, index: u32) -> Result<Self, HipError> {
         let description = runtime.describe(index)?;
-        // Looking at devices changed the thread's: nothing is remembered of before.
-        CURRENT.set(0);
         Ok(Self {
             runtime: runtime.clone(),
             description,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::super::binding::{Api, Library, Raw, sys};
 use super::super::error::{CallFailure, HipError};
+use super::context::forget_current;
 use sys::hipDeviceAttribute_t as Attribute;
 
 /// A HIP runtime that was found and initialised. Cheap to clone.
@@ -148,10 +149,11 @@ impl Runtime {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Free and total bytes. Makes the device the calling thread's.
-    pub(super) fn memory(&self, device: c_int) -> Result<(u64, u64), HipError> {
+    /// Free and total bytes. Makes the device the calling thread's, which contexts have to know.
+    fn memory(&self, device: c_int) -> Result<(u64, u64), HipError> {
         let (mut free, mut total) = (0usize, 0usize);
         let index = u32::try_from(device).ok();
+        forget_current();
         // SAFETY: a number is passed.
         ok(self.api(), index, "hipSetDevice", unsafe { (self.api().hipSetDevice)(device) })?;
         // SAFETY: two places for sizes are passed.

@@ -1,0 +1,113 @@
+//! The HIP runtime and what it sees.
+
+use super::super::hip::kernels::probe::ProbeLaunch;
+use super::super::hip::objects::{CodeObject, CodeSource};
+use super::super::hip::{
+    ArenaOptions, Device, DeviceOptions, Grid, HipError, LibraryError, Owner, Runtime, StreamPriority,
+};
+use super::{Check, Gpu, State};
+
+/// More are not looked at.
+const GPUS_MAX: u32 = 64;
+
+/// Launches of the counting kernel.
+const LAUNCHES: u32 = 3;
+
+/// Checks of the runtime and of each device, and the devices. Without an AMD GPU in the machine a missing runtime is none
+/// to be missed.
+pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
+    let runtime = match Runtime::find() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let missing =
+                matches!(error, HipError::Library(LibraryError::NotFound { .. }) | HipError::NoDevice);
+            let state = if missing && !has_amd { State::Note } else { State::Problem };
+            return (vec![Check::new("HIP runtime", state, error.to_string(), "")], vec![]);
+        }
+    };
+    let found = format!(
+        "{}, version {}, {} device(s)",
+        runtime.path().display(),
+        version(runtime.version()),
+        runtime.device_count()
+    );
+    let mut checks = vec![Check::new("HIP runtime", State::Good, found, "")];
+    let mut gpus = Vec::new();
+    for index in 0..runtime.device_count().min(GPUS_MAX) {
+        let name = format!("device {index}");
+        match examine_one(&runtime, index) {
+            Ok((gpu, check)) => {
+                checks.push(Check { name, ..check });
+                gpus.push(gpu);
+            }
+            Err(error) => checks.push(Check::new(name, State::Problem, error.to_string(), "")),
+        }
+    }
+    (checks, gpus)
+}
+
+fn examine_one(runtime: &Runtime, index: u32) -> Result<(Gpu, Check), HipError> {
+    let about = runtime.describe(index)?;
+    let code = CodeObject::chosen(&CodeSource::Environment, about.arch_name());
+    let ran = run_kernel(runtime, index);
+    let what = format!("{}, {}", about.name, about.arch);
+    let check = match (&code, &ran) {
+        (Ok(code), Ok(_)) => {
+            Check::new("", State::Good, format!("{what}: runs kernels built for {code}"), "")
+        }
+        (Err(error), _) => Check::new("", State::Problem, format!("{what}: {error}"), ""),
+        (Ok(_), Err(error)) => Check::new("", State::Problem, format!("{what}: {error}"), ""),
+    };
+    let gpu = Gpu {
+        index,
+        name: about.name,
+        arch: about.arch,
+        pci: about.pci,
+        memory_bytes: about.memory_bytes,
+        memory_free_bytes: ran.as_ref().map_or(0, |free| *free),
+        units: about.units,
+        wave: about.wave,
+        code: code.unwrap_or_default(),
+        works: ran.is_ok(),
+    };
+    Ok((gpu, check))
+}
+
+/// Launches a kernel that counts, and reads the count back. Bytes that were free.
+fn run_kernel(runtime: &Runtime, index: u32) -> Result<u64, HipError> {
+    // Little memory: the device may be full of models, of this daemon or of another program.
+    let arena = ArenaOptions { chunk_bytes: 0, ..ArenaOptions::default() };
+    let device = Device::open(runtime, &DeviceOptions { index, arena, ..DeviceOptions::default() })?;
+    let (free, _) = device.memory()?;
+    let stream = device.stream(StreamPriority::High)?;
+    let counter = device.take(4, Owner::Scratch)?;
+    stream.upload(counter.all(), &[0u32])?;
+    let arguments = ProbeLaunch { count: counter.ptr() };
+    let threads = 64;
+    for _ in 0..LAUNCHES {
+        device.launch(&stream, ProbeLaunch::probe_launch, Grid::x(1).threads(threads), &arguments)?;
+    }
+    let mut count = [0u32];
+    stream.download(counter.all(), &mut count)?;
+    if count != [LAUNCHES] {
+        let why = format!("a kernel launched {LAUNCHES} times counted {}", count[0]);
+        return Err(HipError::Refused { what: "the device", why });
+    }
+    Ok(free)
+}
+
+/// As AMD writes it: 60443484 is 6.4.43484.
+fn version(number: u32) -> String {
+    format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_the_vendor_writes_them() {
+        assert_eq!(version(60_443_484), "6.4.43484");
+        assert_eq!(version(50_221_153), "5.2.21153");
+    }
+}

@@ -1,0 +1,159 @@
+//! The process that looks, and what comes of it when it does not answer.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::{Check, Report, State, examine};
+
+/// First argument of the program that makes it look at GPUs and end.
+pub const SUBCOMMAND: &str = "examine-gpus";
+
+/// Starting a GPU's runtime takes 0.02 to 3 s.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// For so long an answer is given again: a process for each who asks would be too much.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Stands before the report on a line of its own: a runtime may print lines as well.
+const MARK: &str = "rocmforge-gpus ";
+
+/// Asks another process to look.
+#[derive(Debug)]
+pub struct Doctor {
+    program: PathBuf,
+    limit: Duration,
+    last: Mutex<Option<(Instant, Report)>>,
+}
+
+impl Doctor {
+    /// `program` is `rocmforged` itself.
+    pub fn new(program: &Path) -> Self {
+        Self { program: program.into(), limit: LIMIT, last: Mutex::new(None) }
+    }
+
+    /// Looks, or says what was seen a moment ago. Blocks for as long as it takes, at most half a minute.
+    pub fn report(&self) -> Report {
+        let mut last = self.last.lock();
+        if let Some((when, report)) = &*last
+            && when.elapsed() < FRESH
+        {
+            return report.clone();
+        }
+        let report = self.look();
+        *last = Some((Instant::now(), report.clone()));
+        report
+    }
+
+    fn look(&self) -> Report {
+        let started = Command::new(&self.program)
+            .arg(SUBCOMMAND)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => return failed(format!("{} cannot be started: {error}", self.program.display())),
+        };
+        match wait(child, self.limit) {
+            Some(Ok(output)) => parse(&output),
+            Some(Err(error)) => failed(format!("the process that looks at GPUs: {error}")),
+            None => failed(format!(
+                "the GPU's runtime did not answer within {} s; see the kernel's messages: dmesg | grep amdgpu",
+                self.limit.as_secs()
+            )),
+        }
+    }
+}
+
+/// What it printed and how it ended; `None` after `limit`, with the process told to end.
+fn wait(child: Child, limit: Duration) -> Option<std::io::Result<Output>> {
+    let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let (sender, receiver) = mpsc::channel();
+    // It waits for the end even of a process that a broken driver does not let go.
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let answer = receiver.recv_timeout(limit).ok();
+    if let (None, Ok(process)) = (&answer, process) {
+        let _ = pidfd_send_signal(process, Signal::KILL);
+    }
+    answer
+}
+
+fn parse(output: &Output) -> Report {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report = text.lines().rev().find_map(|line| serde_json::from_str(line.strip_prefix(MARK)?).ok());
+    report.unwrap_or_else(|| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().next_back().unwrap_or("it said nothing").to_owned();
+        failed(format!("the GPU's runtime ended the process that looked ({}): {last}", output.status))
+    })
+}
+
+fn failed(found: String) -> Report {
+    Report { checks: vec![Check::new("HIP runtime", State::Problem, found, "")], gpus: vec![] }
+}
+
+/// The process that looks: prints the report.
+pub fn child_main() -> ExitCode {
+    let report = examine();
+    let Ok(text) = serde_json::to_string(&report) else { return ExitCode::FAILURE };
+    // From the beginning of a line, whatever a runtime printed.
+    let line = format!("\n{MARK}{text}\n");
+    match std::io::stdout().write_all(line.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A doctor whose process is this script.
+    fn doctor(script: &str, limit: Duration) -> (tempfile::TempDir, Doctor) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("program");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).expect("made a program");
+        (folder, Doctor { program, limit, last: Mutex::new(None) })
+    }
+
+    #[test]
+    fn the_report_is_found_among_other_lines() {
+        let json = r#"{"checks":[{"name":"a","state":"Note","found":"b","advice":""}],"gpus":[]}"#;
+        let (_folder, doctor) = doctor(&format!("echo noise; echo '{MARK}{json}'; echo more"), LIMIT);
+        let report = doctor.report();
+        assert_eq!(report.checks, [Check::new("a", State::Note, "b", "")]);
+    }
+
+    #[test]
+    fn a_process_that_dies_or_hangs_is_a_finding() {
+        let (_folder, dying) = doctor("echo 'HSA: no memory' >&2; kill -ABRT $$", LIMIT);
+        let found = dying.report().checks[0].found.clone();
+        assert!(found.contains("HSA: no memory") && found.contains("signal: 6"), "{found}");
+        let (_folder, hanging) = doctor("exec sleep 600", Duration::from_millis(50));
+        let found = hanging.report().checks[0].found.clone();
+        assert!(found.contains("did not answer"), "{found}");
+        let missing = Doctor::new(Path::new("/nowhere/rocmforged"));
+        assert!(missing.report().checks[0].found.contains("cannot be started"));
+    }
+
+    #[test]
+    fn an_answer_is_given_again_for_a_moment() {
+        let (folder, doctor) = doctor("echo x >> \"$(dirname \"$0\")/runs\"", LIMIT);
+        let first = doctor.report();
+        assert_eq!(doctor.report(), first);
+        let runs = std::fs::read_to_string(folder.path().join("runs")).expect("it ran");
+        // Twice only where the machine stood still for longer than the answer is kept.
+        assert!(runs.lines().count() < 3);
+    }
+}

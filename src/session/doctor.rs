@@ -1,0 +1,81 @@
+//! The request for what of GPUs is found here.
+
+use rocmforge_client::wire::{CheckState, DoctorCheck, DoctorReply, Ext, GpuEntry, cut_text, limits};
+
+use super::{Call, Failure};
+use crate::backend::doctor::{Check, Gpu, Report, State};
+
+pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {
+    let report = call.blocking(|call| Ok(call.service().doctor.report())).await?;
+    Ok(reply(&report))
+}
+
+fn reply(report: &Report) -> DoctorReply {
+    DoctorReply {
+        checks: report.checks.iter().take(limits::CHECKS_MAX).map(check).collect(),
+        gpus: report.gpus.iter().take(limits::DEVICES_MAX).map(gpu).collect(),
+        ext: Ext::new(),
+    }
+}
+
+fn check(check: &Check) -> DoctorCheck {
+    DoctorCheck {
+        name: label(&check.name),
+        state: match check.state {
+            State::Good => CheckState::Good,
+            State::Note => CheckState::Note,
+            State::Problem => CheckState::Problem,
+        },
+        found: cut_text(&check.found, limits::VALUE_BYTES_MAX).to_owned(),
+        advice: cut_text(&check.advice, limits::VALUE_BYTES_MAX).to_owned(),
+        ext: Ext::new(),
+    }
+}
+
+fn gpu(gpu: &Gpu) -> GpuEntry {
+    GpuEntry {
+        index: gpu.index,
+        name: label(&gpu.name),
+        arch: label(&gpu.arch),
+        pci: label(&gpu.pci),
+        memory_bytes: gpu.memory_bytes,
+        memory_free_bytes: gpu.memory_free_bytes,
+        units: gpu.units,
+        wave: gpu.wave,
+        code: label(&gpu.code),
+        works: gpu.works,
+        ext: Ext::new(),
+    }
+}
+
+fn label(text: &str) -> String {
+    cut_text(text, limits::LABEL_BYTES_MAX).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_found_fits_the_wire() {
+        let long = "é".repeat(9000);
+        let check =
+            Check { name: long.clone(), state: State::Problem, found: long.clone(), advice: long.clone() };
+        let gpu = Gpu {
+            index: 1,
+            name: long.clone(),
+            arch: long.clone(),
+            pci: long.clone(),
+            memory_bytes: 2,
+            memory_free_bytes: 1,
+            units: 3,
+            wave: 64,
+            code: long,
+            works: true,
+        };
+        let reply = reply(&Report { checks: vec![check; 200], gpus: vec![gpu; 100] });
+        assert_eq!((reply.checks.len(), reply.gpus.len()), (limits::CHECKS_MAX, limits::DEVICES_MAX));
+        let bytes = rocmforge_client::wire::encode(&reply).expect("within all limits");
+        assert_eq!(rocmforge_client::wire::decode::<DoctorReply>(&bytes).expect("as encoded"), reply);
+    }
+}
