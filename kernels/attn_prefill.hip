@@ -32,7 +32,7 @@ template <u32 HEAD> DEV void run_sized(const Task& t) {
 } // namespace prefill
 
 #define ATTN_PREFILL(NAME, RUN)                                                                                                \
-    KERNEL(256, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,        \
+    KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
            const u64* page_base, f32* out, f16* out16, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads,              \
            u32 n_kv_heads, u32 head_dim, u32 table_stride) {                                                                   \
         prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, layer_offset, scale,       \

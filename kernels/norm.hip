@@ -12,7 +12,7 @@
 #include "common/activation.h"
 #include "common/reduce.h"
 
-namespace norm {
+namespace rms_norm {
 
 // Fours of a row that a lane keeps in registers; what is past them is read again.
 constexpr u32 KEPT = 4;
@@ -66,19 +66,19 @@ struct Row {
     }
 };
 
-} // namespace norm
+} // namespace rms_norm
 
 KERNEL(1024, norm_a8, const f32* x, const f32* weight, const u32* rows, i8* codes, f32* scales, i16* sums, f32 eps, u32 cols,
        u32 padded) {
     LDS(room, f32[TEAMS_MAX]);
-    norm::Row row(x, weight, rows, eps, cols, room);
+    rms_norm::Row row(x, weight, rows, eps, cols, room);
     A8Row out = a8_row(codes, scales, sums, block_x(), padded);
     row.each(padded, [&](u32 k, const Four& y) { store_a8(out, k, padded, y); });
 }
 
 KERNEL(1024, norm_f32, const f32* x, const f32* weight, const u32* rows, f32* out, f32 eps, u32 cols) {
     LDS(room, f32[TEAMS_MAX]);
-    norm::Row row(x, weight, rows, eps, cols, room);
+    rms_norm::Row row(x, weight, rows, eps, cols, room);
     f32* to = out + (u64)block_x() * cols;
     bool wide = rows_are_wide(out, cols);
     row.each(cols, [&](u32 k, const Four& y) { store_four(to, k, cols, wide, y); });
@@ -87,7 +87,7 @@ KERNEL(1024, norm_f32, const f32* x, const f32* weight, const u32* rows, f32* ou
 KERNEL(1024, norm_x16, const f32* x, const f32* weight, const u32* rows, f16* out, f32* row_scales, f32 eps, u32 cols) {
     LDS(room, f32[TEAMS_MAX]);
     LDS(most, u32[TEAMS_MAX]);
-    norm::Row row(x, weight, rows, eps, cols, room);
+    rms_norm::Row row(x, weight, rows, eps, cols, room);
     u32 amax = 0;
     row.each(cols, [&](u32, const Four& y) { amax = max_u32(amax, magnitude(y)); });
     X16Scale scale = x16_scale(teams_max(amax, most));
