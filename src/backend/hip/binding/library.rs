@@ -102,7 +102,9 @@ impl Library {
         // SAFETY: loading runs the library's initialisers. It is the HIP runtime that the administrator installed or
         // named, which is made to be loaded; nothing is known of it that would forbid a second thread meanwhile.
         let loaded = unsafe { Loaded::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-            let why = error.to_string();
+            // The error itself says only what failed; the loader's words are its source.
+            let why =
+                std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
             // The loader says «cannot open shared object file» of the name asked for when there is none of it; of another
             // name, when something that this file needs is missing.
             if bare && why.starts_with(&format!("{}: cannot open", path.display())) {
@@ -217,6 +219,11 @@ mod tests {
         std::fs::write(&path, "no library").expect("written");
         let folder = SearchPath { only: Some(path.clone()), folders: vec![] };
         assert!(matches!(Library::find_in(&folder), Err(LibraryError::Refused { path: p, .. }) if p == path));
+        // In the loader's words: invalid ELF header, file too short.
+        let text = Library::find_in(&folder).map_err(|error| error.to_string()).expect_err("as above");
+        assert!(text.contains(&format!("{}: ", path.display())), "{text}");
+        let nowhere = Library::open(Path::new("libamdhip64-nowhere.so.7")).expect_err("no such name");
+        assert!(matches!(nowhere, LibraryError::NotFound { .. }), "{nowhere}");
         // The C library has none of the functions.
         let error = Library::open(Path::new("libc.so.6")).expect_err("not a HIP runtime");
         assert!(matches!(error, LibraryError::Symbol { symbol: "hipInit", .. }), "{error}");
