@@ -15,7 +15,9 @@ use tokio::sync::watch;
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
 use super::{Call, Service};
+use crate::backend::RopeScaling;
 use crate::model::gguf::{Array, Value};
+use crate::model::plan::ExecutionPlan;
 use crate::model::store::{Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
 
@@ -250,8 +252,31 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
         tensors_total: number(model.files.tensors().count()),
         metadata: Vec::new(),
         tensors: Vec::new(),
-        ext: Ext::new(),
+        ext: notes(&model.plan),
     }
+}
+
+/// What only some models have.
+fn notes(plan: &ExecutionPlan) -> Ext {
+    let experts = plan
+        .dims
+        .experts
+        .as_ref()
+        .map(|e| format!("{} of {} used for each token, each {} wide", e.used, e.count, e.ffn));
+    let scaling = match plan.dims.rope.scaling {
+        RopeScaling::None => None,
+        RopeScaling::Linear { factor } => Some(format!("divided by {factor}")),
+        RopeScaling::Yarn(yarn) => {
+            Some(format!("YaRN by {} from {} tokens", yarn.factor, yarn.original_context))
+        }
+    };
+    let factors = plan.rope_factors.as_ref().map(|tensor| format!("by {}", tensor.name()));
+    let positions: Vec<String> = scaling.into_iter().chain(factors).collect();
+    let positions = (!positions.is_empty()).then(|| positions.join(", "));
+    [(wire::EXT_SHOW_EXPERTS, experts), (wire::EXT_SHOW_POSITIONS, positions)]
+        .into_iter()
+        .filter_map(|(key, text)| Some((key, label(&text?).into_bytes())))
+        .collect()
 }
 
 /// As many entries as fit the room that is left and one list.

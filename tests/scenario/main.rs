@@ -10,6 +10,7 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod descriptors;
+mod experts;
 mod faults;
 mod files;
 #[path = "../common/forge/mod.rs"]
@@ -19,5 +20,6 @@ mod lifecycle;
 mod raw;
 mod requests;
 mod rig;
+mod split;
 mod units;
 mod users;

@@ -9,8 +9,8 @@ use crate::backend::ExpertDims;
 use crate::model::plan::{ExpertPlan, PlanError};
 use crate::tensor::LazyTensor;
 
-/// Experts of a layer. The most in published models are 512.
-const EXPERTS_MAX: u64 = 4096;
+/// Experts of a layer: four times what published models of these architectures have, and what GPU kernels route among.
+const EXPERTS_MAX: u64 = 512;
 
 /// `expert_gating_func`: the router's logits become shares of 1.
 const SOFTMAX: usize = 1;

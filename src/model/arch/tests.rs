@@ -383,7 +383,7 @@ fn numbers_of_experts_that_contradict_each_other_are_refused() {
     let without = with_experts("llama", 4, 2).without("llama.expert_used_count");
     without.fails(PlanError::Key { key: "llama.expert_used_count".into(), want: "an unsigned integer" });
     let many = number("expert_count", 5000);
-    many.fails(PlanError::Range { key: "llama.expert_count".into(), value: 5000, min: 0, max: 4096 });
+    many.fails(PlanError::Range { key: "llama.expert_count".into(), value: 5000, min: 0, max: 512 });
     for (name, value) in [("expert_gating_func", 2), ("expert_shared_count", 1), ("expert_group_count", 2)] {
         let other = with_experts("llama", 4, 2).with(&format!("llama.{name}"), Meta::Number(value));
         let error = other.plan().unwrap_err();

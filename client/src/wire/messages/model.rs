@@ -121,6 +121,29 @@ pub struct ShowReply {
     pub ext: Ext,
 }
 
+/// Key of [`ShowReply`]'s `ext`: how many experts its layers have and use, as text.
+pub const EXT_SHOW_EXPERTS: u16 = 1;
+
+/// Key of [`ShowReply`]'s `ext`: how positions past the trained context are brought into it, as text.
+pub const EXT_SHOW_POSITIONS: u16 = 2;
+
+impl ShowReply {
+    /// Experts of its layers, in words; `None` for a model without, and from a daemon that does not say.
+    pub fn experts(&self) -> Option<&str> {
+        self.text(EXT_SHOW_EXPERTS)
+    }
+
+    /// Scaling of its rotary positions, in words; `None` where there is none.
+    pub fn positions(&self) -> Option<&str> {
+        self.text(EXT_SHOW_POSITIONS)
+    }
+
+    fn text(&self, key: u16) -> Option<&str> {
+        let (_, bytes) = self.ext.iter().find(|(found, _)| *found == key)?;
+        std::str::from_utf8(bytes).ok()
+    }
+}
+
 /// How many tensors have a type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypeCount {

@@ -1,0 +1,40 @@
+//! A model with experts through daemon and client: only those that a token was sent to are ever loaded.
+
+use std::fs;
+
+use rocmforge_client::wire::{GenerateRequest, Prompt};
+
+use crate::forge;
+use crate::rig::{Rig, answer};
+
+#[test]
+fn experts_that_no_token_was_sent_to_are_never_loaded() {
+    let mut rig = Rig::start();
+    let (_, forge) = forge::decoders().into_iter().find(|(name, _)| *name == "qwen3moe-yarn").unwrap();
+    fs::write(rig.model("moe"), forge.build().bytes).unwrap();
+    let client = rig.client();
+    let shown = client.show("moe", false).unwrap();
+    assert_eq!(shown.experts(), Some("3 of 8 used for each token, each 32 wide"));
+    assert_eq!((shown.positions(), shown.ffn), (Some("YaRN by 4 from 64 tokens"), 0));
+    let plain = client.show(crate::rig::TINY, false).unwrap();
+    assert_eq!((plain.experts(), plain.positions()), (None, None));
+
+    let loaded = || client.status().unwrap().devices[0].tensors_loaded;
+    let before = loaded();
+    let ask = |ids: &[u32], max_tokens| {
+        let prompt = Prompt::Ids(ids.to_vec());
+        let request = GenerateRequest { max_tokens, ignore_eog: true, ..GenerateRequest::new("moe", prompt) };
+        answer(&client, &request).unwrap()
+    };
+    // Embedding, norm and output; in each of two layers 2 norms, 4 projections, 2 head norms, the router, and the 3 parts
+    // of 3 experts for one token.
+    let one = ask(&[17], 1);
+    assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3));
+    assert_eq!(ask(&[17], 1), one);
+    assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3), "the same token goes the same way");
+    let long: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 256 + 3).collect();
+    ask(&long, 1);
+    assert_eq!(loaded() - before, 3 + 2 * (9 + 8 * 3), "two hundred tokens go every way");
+    assert_eq!(ask(&[17], 1), one);
+    rig.assert_serves();
+}
