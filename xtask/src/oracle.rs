@@ -22,8 +22,8 @@ pub struct Args {
     /// Write here instead of tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model, or only the small random decoders
-    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders"])]
+    /// Only this model, or only the small random decoders; Qwen, which takes long, only when named
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", models::QWEN])]
     only: Option<String>,
 }
 
@@ -40,6 +40,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if wanted("smollm2") {
         inputs.push(format!("smollm2={}", models::ensure(models::SMOLLM2)?.display()));
+    }
+    if args.only.as_deref() == Some(models::QWEN) {
+        inputs.push(format!("{}={}", models::QWEN, models::ensure(models::QWEN)?.display()));
     }
     let python = environment(&work)?;
     let script = host::root().join("tests/reference/oracle.py");

@@ -25,6 +25,9 @@ pub use pip::{download as pip_download, find as find_pip};
 /// Name of the item that the demo and most tests run.
 pub const SMOLLM2: &str = "smollm2-135m";
 
+/// Name of a larger item: of another architecture, with Q5_0 and K-quants.
+pub const QWEN: &str = "qwen2.5-coder-0.5b";
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Just these items, as `--list` names them
