@@ -214,26 +214,35 @@ template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
 DEV void run_split(const Task& t, const Place& at, State<LANES, G, U>& state) {
     constexpr u32 GROUPS = THREADS / LANES;
     u32 group = thread_id() / LANES, part = thread_id() % LANES, head_dim = EXACT ? LANES * PART : t.head_dim;
-    f32 q[G][PART];
-    UNROLL for (u32 g = 0; g < G; g++) {
-        const f32* head = t.q + ((u64)at.row * t.n_heads + at.first_head + min_u32(g, at.heads - 1)) * head_dim;
-        UNROLL for (u32 d = 0; d < PART; d++) {
-            u32 i = part * PART + d;
-            q[g][d] = EXACT || i < head_dim ? head[i] * t.scale : 0.0f;
-        }
-    }
     HeadPages<T> pages(t.page_base, t.page_tables, t.table_stride, t.row_seq[at.row], t.layer_offset, t.n_kv_heads, at.kv_head,
                        head_dim);
-    for (u32 start = at.start; start < at.end; start += GROUPS * U) {
-        Raw<T> keys[U], values[U];
+    Raw<T> keys[U], values[U];
+    auto fetch = [&](u32 start) {
         UNROLL for (u32 u = 0; u < U; u++) {
             // One past the end is loaded as the last, and has no part.
             const T* key = pages.key(min_u32(start + u * GROUPS + group, at.end - 1));
             load_part<T, EXACT>(keys[u], key, part, head_dim);
             load_part<T, EXACT>(values[u], pages.values_of((T*)key), part, head_dim);
         }
+    };
+    // Queries and the first tokens are on their way together: at short lengths that is most of the time.
+    Raw<f32> queries[G];
+    UNROLL for (u32 g = 0; g < G; g++) {
+        const f32* head = t.q + ((u64)at.row * t.n_heads + at.first_head + min_u32(g, at.heads - 1)) * head_dim;
+        load_part<f32, EXACT>(queries[g], head, part, head_dim);
+    }
+    fetch(at.start);
+    f32 q[G][PART];
+    UNROLL for (u32 g = 0; g < G; g++) {
+        queries[g].unpack(q[g]);
+        UNROLL for (u32 d = 0; d < PART; d++) q[g][d] *= t.scale;
+    }
+    for (u32 start = at.start;;) {
         u32 left = at.end - start;
         state.add(q, keys, values, left > group ? (left - group + GROUPS - 1) / GROUPS : 0);
+        start += GROUPS * U;
+        if (start >= at.end) break;
+        fetch(start);
     }
 }
 
