@@ -6,7 +6,7 @@ use crate::backend::{BackendError, ModelDims};
 /// Rows whose splits of decode attention are worked on at a time: bounds what partial results take.
 pub const ATTENTION_ROWS: usize = 8;
 
-/// Most splits of a row's tokens (`SPLITS_MAX` of kernels/common/splits.h).
+/// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
 
 /// Rows of activations in the two forms that matrix-vector kernels take.

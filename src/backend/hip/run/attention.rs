@@ -10,7 +10,7 @@ use crate::backend::{BackendError, KvType, RopeLayout};
 /// Heads of a block of `rope_kv`.
 const ROPE_HEADS: u32 = 8;
 
-/// Splits of a row that attends to `len` tokens: `split_tokens` of kernels/common/splits.h.
+/// Splits of a row that attends to `len` tokens: `split_tokens` of kernels/attention/splits.h.
 pub fn splits_of(len: u32) -> u32 {
     let mut tokens = match len {
         0..=1024 => 64,
