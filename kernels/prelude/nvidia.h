@@ -1,0 +1,138 @@
+// NVIDIA body of the prelude: for nvcc, sm_80 and newer.
+#pragma once
+
+#include <cuda_fp16.h>
+
+// CUDA keeps functions of these names, which are gone from the hardware.
+#define ballot wave_ballot
+#define any wave_any
+#define all wave_all
+
+#define DEV __device__ __forceinline__
+#define KERNEL(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS) NAME(__VA_ARGS__)
+#define UNROLL _Pragma("unroll")
+#define LDS(NAME, ...) __shared__ __align__(16) Same<__VA_ARGS__> NAME
+#define LDS_DYNAMIC(T, NAME) T* NAME = (T*)nvidia::dynamic_lds
+
+typedef __half f16;
+
+#include "types.h"
+
+#define WAVE 32u
+#define HAS_MATRIX_UNIT 1
+
+namespace nvidia {
+extern __shared__ __align__(16) unsigned char dynamic_lds[];
+constexpr u32 ALL = 0xffffffffu;
+} // namespace nvidia
+
+DEV u32 thread_id() { return threadIdx.x; }
+DEV u32 block_threads() { return blockDim.x; }
+DEV u32 block_x() { return blockIdx.x; }
+DEV u32 block_y() { return blockIdx.y; }
+DEV u32 block_z() { return blockIdx.z; }
+DEV u32 grid_x() { return gridDim.x; }
+DEV u32 grid_y() { return gridDim.y; }
+DEV u32 grid_z() { return gridDim.z; }
+DEV u32 lane() { return threadIdx.x % WAVE; }
+DEV u32 wave() { return threadIdx.x / WAVE; }
+
+DEV void barrier_lds() { __syncthreads(); }
+DEV void barrier() { __syncthreads(); }
+DEV void wave_sync() { __syncwarp(); }
+DEV void fence_device() { __threadfence(); }
+// Returns at once where the launch was not allowed to overlap the one before.
+DEV void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T> DEV T shfl(T v, u32 from) { return __shfl_sync(nvidia::ALL, v, (int)from); }
+template <class T> DEV T shfl_xor(T v, u32 mask) { return __shfl_xor_sync(nvidia::ALL, v, (int)mask); }
+template <class T> DEV T shfl_down(T v, u32 n) { return __shfl_down_sync(nvidia::ALL, v, n); }
+template <u32 MASK, class T> DEV T reduce_partner(T v) { return __shfl_xor_sync(nvidia::ALL, v, (int)MASK); }
+DEV u64 ballot(bool p) { return __ballot_sync(nvidia::ALL, p); }
+template <class T> DEV T uniform(T v) { return v; }
+
+namespace nvidia {
+DEV u32x4 from(uint4 v) { return {v.x, v.y, v.z, v.w}; }
+} // namespace nvidia
+
+DEV u32x4 load16(const void* p) { return nvidia::from(*(const uint4*)p); }
+DEV u32x4 load16_once(const void* p) { return nvidia::from(__ldcs((const uint4*)p)); }
+DEV u32x2 load8(const void* p) {
+    uint2 v = *(const uint2*)p;
+    return {v.x, v.y};
+}
+DEV u32 load4(const void* p) { return *(const u32*)p; }
+DEV void store16(void* p, u32x4 v) { *(uint4*)p = make_uint4(v.x, v.y, v.z, v.w); }
+DEV void store8(void* p, u32x2 v) { *(uint2*)p = make_uint2(v.x, v.y); }
+
+DEV u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
+DEV u32 atomic_max(u32* p, u32 v) { return atomicMax(p, v); }
+DEV u32 atomic_min(u32* p, u32 v) { return atomicMin(p, v); }
+DEV u32 atomic_or(u32* p, u32 v) { return atomicOr(p, v); }
+DEV u32 atomic_cas(u32* p, u32 want, u32 v) { return atomicCAS(p, want, v); }
+DEV u32 atomic_add_acq_rel(u32* p, u32 v) {
+    __threadfence();
+    u32 old = atomicAdd(p, v);
+    __threadfence();
+    return old;
+}
+DEV u32 load_acquire(const u32* p) {
+    u32 v = *(const volatile u32*)p;
+    __threadfence();
+    return v;
+}
+DEV void store_release(u32* p, u32 v) {
+    __threadfence();
+    *(volatile u32*)p = v;
+}
+DEV void store_release_system(u32* p, u32 v) {
+    __threadfence_system();
+    *(volatile u32*)p = v;
+}
+
+DEV i32 dot4(i32 a, i32 b, i32 c) { return __dp4a(a, b, c); }
+DEV i32 dot4_us(u32 a, i32 b, i32 c) {
+    i32 d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+DEV u32x2 table16(u32 q, u32x4 t) {
+    // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth would spread its
+    // sign. A nibble's own fourth bit then chooses between the halves of the table.
+    auto look_up = [&](u32 four) {
+        u32 select = four & 0x7777u;
+        u32 low = __byte_perm(t.x, t.y, select), high = __byte_perm(t.z, t.w, select);
+        // Selectors 0 and 4 and so on, byte by byte: i from `low`, i + 4 from `high`.
+        return __byte_perm(low, high, 0x3210u + (four >> 1 & 0x4444u));
+    };
+    u32 first = look_up(q & 0xffffu), second = look_up(q >> 16);
+    return {__byte_perm(first, second, 0x6420u), __byte_perm(first, second, 0x7531u)};
+}
+DEV u32 popcount(u32 v) { return (u32)__popc(v); }
+DEV u32 popcount(u64 v) { return (u32)__popcll(v); }
+DEV u32 ctz(u32 v) { return (u32)__ffs((int)v) - 1; }
+DEV u32 ctz(u64 v) { return (u32)__ffsll((long long)v) - 1; }
+DEV u32 clz(u32 v) { return (u32)__clz((int)v); }
+
+DEV f32 fma_f32(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
+DEV f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
+DEV f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
+DEV f32 abs_f32(f32 a) { return fabsf(a); }
+DEV f32 sqrt_f32(f32 a) { return __fsqrt_rn(a); }
+DEV f32 floor_f32(f32 a) { return floorf(a); }
+DEV f32 round_even_f32(f32 a) { return rintf(a); }
+DEV f32 exp2_f32(f32 a) { return exp2f(a); }
+DEV f32 log2_f32(f32 a) { return log2f(a); }
+DEV f32 rsqrt_f32(f32 a) { return rsqrtf(a); }
+DEV f32 rcp_f32(f32 a) { return __frcp_rn(a); }
+
+DEV u32 as_u32(f32 v) { return __float_as_uint(v); }
+DEV f32 as_f32(u32 v) { return __uint_as_float(v); }
+DEV f32 f16_to_f32(f16 v) { return __half2float(v); }
+DEV f16 f32_to_f16(f32 v) { return __float2half_rn(v); }
+DEV u16 f16_bits(f16 v) { return __half_as_ushort(v); }
+DEV f16 f16_from_bits(u16 v) { return __ushort_as_half(v); }
