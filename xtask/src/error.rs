@@ -48,6 +48,8 @@ pub enum Error {
     Gates { faults: String },
     #[error("{} is not what the kernels give now; run `cargo xtask kernels` and keep the result", file.display())]
     Stale { file: PathBuf },
+    #[error("no test launches {kernels}")]
+    Untested { kernels: String },
     #[error("interrupted")]
     Interrupted,
 }

@@ -6,6 +6,7 @@
 mod client;
 mod deny;
 mod fuzz;
+mod kernels;
 mod tests;
 
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ struct Stage {
 }
 
 /// In order: what is quick or fails most often first, the tests last so that their results end the output.
-const STAGES: [Stage; 12] = [
+const STAGES: [Stage; 14] = [
     Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
     Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
     Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
@@ -75,6 +76,16 @@ const STAGES: [Stage; 12] = [
         name: "fuzz",
         about: "a short fuzz of what outsiders send, and a planted fault that must be found",
         run: fuzz::run,
+    },
+    Stage {
+        name: "objects",
+        about: "code objects as kept, their gates, the NVIDIA body: cargo xtask kernels --check",
+        run: kernels::objects,
+    },
+    Stage {
+        name: "kernels",
+        about: "kernel tests on the CPU look-alike: waves of 32 and 64 lanes, sanitizers; launches of each kernel",
+        run: kernels::lookalike,
     },
     Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
     Stage { name: "tests", about: "cargo test of the whole workspace", run: tests::run },

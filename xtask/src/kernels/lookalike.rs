@@ -36,6 +36,10 @@ impl Variant {
         }
     }
 
+    fn is_sanitized(self) -> bool {
+        matches!(self, Self::Wave32Sanitized | Self::Wave64Sanitized)
+    }
+
     fn flags(self) -> Vec<&'static str> {
         const SANITIZED: [&str; 6] = [
             "-fsanitize=address,undefined",
@@ -51,7 +55,7 @@ impl Variant {
             Self::Wave64 | Self::Wave64Sanitized => vec!["-DWAVE=64u"],
             Self::Wave64NoMatrix => vec!["-DWAVE=64u", "-DHAS_MATRIX_UNIT=0"],
         };
-        if matches!(self, Self::Wave32Sanitized | Self::Wave64Sanitized) {
+        if self.is_sanitized() {
             flags.extend(SANITIZED);
         }
         flags
@@ -88,7 +92,7 @@ pub fn build(variant: Variant) -> Result<PathBuf> {
     if !is_newer(&library, &objects) {
         let mut link = Command::new(&compiler);
         link.args(["-shared", "-Wl,-z,defs", "-pthread"]).args(variant.flags());
-        if variant.flags().contains(&"-shared-libasan") {
+        if variant.is_sanitized() {
             // The sanitizers' names come with the program that loads this.
             link.arg("-Wl,-z,undefs");
         }
@@ -116,6 +120,30 @@ fn compile(compiler: &str, variant: Variant, source: &Path, dir: &Path) -> Resul
         .arg("-o")
         .arg(&output);
     Ok(Unit { output, commands: vec![command], salt: host::read(Command::new(compiler).arg("--version"))? })
+}
+
+/// What a program has to preload before it opens a sanitized look-alike.
+///
+/// # Errors
+/// [`Error::ToolMissing`].
+pub fn sanitizer_runtime(variant: Variant) -> Result<Option<PathBuf>> {
+    if !variant.is_sanitized() {
+        return Ok(None);
+    }
+    let compiler = compiler()?;
+    let name = "libclang_rt.asan-x86_64.so";
+    let find = || host::read(Command::new(&compiler).arg(format!("-print-file-name={name}")));
+    let mut path = PathBuf::from(find()?.trim());
+    if !path.is_absolute() {
+        let package = COMPILERS.iter().find(|(program, _)| *program == compiler).map(|(_, runtime)| *runtime);
+        host::install(package.unwrap_or("libclang-rt-19-dev"))?;
+        path = find()?.trim().into();
+    }
+    if path.is_file() {
+        Ok(Some(path))
+    } else {
+        Err(Error::ToolMissing { program: name.into(), package: "libclang-rt-19-dev" })
+    }
 }
 
 fn runtime_sources() -> Result<Vec<PathBuf>> {

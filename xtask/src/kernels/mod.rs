@@ -10,9 +10,11 @@ mod gates;
 mod listing;
 mod lookalike;
 mod note;
+mod nvidia;
 mod sources;
 mod targets;
 mod unit;
+mod wheels;
 mod zig;
 
 use std::fs;
@@ -21,7 +23,8 @@ use std::path::PathBuf;
 use crate::error::{Error, Result};
 use crate::host;
 
-use lookalike::Variant;
+pub use lookalike::{Variant, build as build_lookalike, sanitizer_runtime};
+pub use nvidia::build as build_nvidia;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,6 +37,9 @@ pub struct Args {
     /// Build libamdhip64 look-alikes that run the kernels on the CPU, into target/lookalike/
     #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "VARIANT", conflicts_with = "check")]
     lookalike: Option<Vec<Variant>>,
+    /// Build for NVIDIA GPUs, into target/nvidia/sm_90.cubin
+    #[arg(long, conflicts_with_all = ["check", "target", "lookalike"])]
+    nvidia: bool,
 }
 
 /// Where built kernels lie.
@@ -48,6 +54,10 @@ pub fn run(args: &Args) -> Result<()> {
         for variant in if variants.is_empty() { &all } else { variants.as_slice() } {
             println!("{}", lookalike::build(*variant)?.display());
         }
+        return Ok(());
+    }
+    if args.nvidia {
+        println!("{}", nvidia::build()?.display());
         return Ok(());
     }
     if args.check {

@@ -18,7 +18,7 @@ const fn generic(name: &'static str) -> Target {
     Target { name, code_object_version: 6 }
 }
 
-/// Neighbours resemble each other, which the archive makes use of.
+/// Targets whose code is nearly the same follow each other.
 pub const ALL: [Target; 16] = [
     exact("gfx906"),
     generic("gfx9-generic"),
@@ -37,6 +37,9 @@ pub const ALL: [Target; 16] = [
     exact("gfx1201"),
     generic("gfx12-generic"),
 ];
+
+/// How many of [`ALL`] the archive packs together, one family after the other: what is the same in them is kept once.
+pub const FAMILIES: [usize; 5] = [2, 5, 2, 4, 3];
 
 /// The target of that name.
 pub fn find(name: &str) -> Result<&'static Target> {

@@ -1,7 +1,8 @@
-//! The file of all code objects: a table, then the objects, each a zstd frame.
+//! The file of all code objects: a table, then zstd frames, each of a family of objects that resemble each other.
 //!
-//! Little-endian: `RFCODEOB`, digest of the sources (32 bytes), number of objects (u32); per object its name (u16 length and
-//! UTF-8), length as packed (u64) and unpacked (u64); then the packed objects in that order.
+//! Little-endian: `RFCODEOB`, digest of the objects (32 bytes), number of frames (u32); per frame its length as packed (u64)
+//! and number of objects (u32); per object of it its name (u16 length and UTF-8) and length (u64). Then the frames in that
+//! order; unpacked, a frame is its objects one after the other.
 
 use std::io::Read;
 
@@ -9,39 +10,40 @@ use super::ObjectError;
 
 const MAGIC: &[u8; 8] = b"RFCODEOB";
 
-/// Packed or not, no object of ours is larger.
+/// Packed or not, no frame of ours is larger.
 const SIZE_MAX: u64 = super::OBJECT_MAX;
 
-/// An object for [`write_archive`].
+/// A frame for [`write_archive`].
 #[derive(Clone, Debug)]
-pub struct PackedObject {
-    /// Architecture.
-    pub name: String,
-    /// A zstd frame.
+pub struct PackedFrame {
+    /// Architecture and length of each object in it.
+    pub objects: Vec<(String, u64)>,
+    /// The objects one after the other, as a zstd frame.
     pub packed: Vec<u8>,
-    /// Bytes it unpacks to.
-    pub unpacked_bytes: u64,
 }
 
-/// The file's bytes. `sources` is a digest of what the objects were built from.
+/// The file's bytes. `digest` is one of all objects.
 ///
 /// # Errors
-/// [`ObjectError::Archive`] for a name of more than 64 KiB or more than 2^32 objects.
-pub fn write_archive(sources: &[u8; 32], objects: &[PackedObject]) -> Result<Vec<u8>, ObjectError> {
+/// [`ObjectError::Archive`] for a name of more than 64 KiB or more than 2^32 frames or objects.
+pub fn write_archive(digest: &[u8; 32], frames: &[PackedFrame]) -> Result<Vec<u8>, ObjectError> {
+    let count = |n: usize| u32::try_from(n).map_err(|_| ObjectError::Archive("too many objects"));
     let mut bytes = MAGIC.to_vec();
-    bytes.extend_from_slice(sources);
-    let count = u32::try_from(objects.len()).map_err(|_| ObjectError::Archive("too many objects"))?;
-    bytes.extend_from_slice(&count.to_le_bytes());
-    for object in objects {
-        let length =
-            u16::try_from(object.name.len()).map_err(|_| ObjectError::Archive("a name is too long"))?;
-        bytes.extend_from_slice(&length.to_le_bytes());
-        bytes.extend_from_slice(object.name.as_bytes());
-        bytes.extend_from_slice(&(object.packed.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&object.unpacked_bytes.to_le_bytes());
+    bytes.extend_from_slice(digest);
+    bytes.extend_from_slice(&count(frames.len())?.to_le_bytes());
+    for frame in frames {
+        bytes.extend_from_slice(&(frame.packed.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&count(frame.objects.len())?.to_le_bytes());
+        for (name, length) in &frame.objects {
+            let name_length =
+                u16::try_from(name.len()).map_err(|_| ObjectError::Archive("a name is too long"))?;
+            bytes.extend_from_slice(&name_length.to_le_bytes());
+            bytes.extend_from_slice(name.as_bytes());
+            bytes.extend_from_slice(&length.to_le_bytes());
+        }
     }
-    for object in objects {
-        bytes.extend_from_slice(&object.packed);
+    for frame in frames {
+        bytes.extend_from_slice(&frame.packed);
     }
     Ok(bytes)
 }
@@ -49,7 +51,7 @@ pub fn write_archive(sources: &[u8; 32], objects: &[PackedObject]) -> Result<Vec
 /// A file of code objects, its table checked.
 #[derive(Debug)]
 pub struct Archive<'a> {
-    sources: [u8; 32],
+    digest: [u8; 32],
     entries: Vec<ArchiveEntry<'a>>,
 }
 
@@ -58,10 +60,13 @@ pub struct Archive<'a> {
 pub struct ArchiveEntry<'a> {
     /// Architecture.
     pub name: &'a str,
-    /// A zstd frame.
-    pub packed: &'a [u8],
-    /// Bytes it unpacks to.
-    pub unpacked_bytes: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The frame it lies in.
+    packed: &'a [u8],
+    /// Unpacked bytes of the frame before it, and in all.
+    start: u64,
+    frame_bytes: u64,
 }
 
 impl<'a> Archive<'a> {
@@ -71,39 +76,58 @@ impl<'a> Archive<'a> {
     /// [`ObjectError::Archive`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ObjectError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(ObjectError::Archive("it does not start as one"))?;
-        let sources = take::<32>(&mut rest)?;
-        let count = u32::from_le_bytes(take(&mut rest)?);
-        let mut table = Vec::new();
-        for _ in 0..count {
-            let length = u16::from_le_bytes(take(&mut rest)?);
-            let name = split(&mut rest, length.into())?;
-            let name = std::str::from_utf8(name).map_err(|_| ObjectError::Archive("a name is not UTF-8"))?;
+        let digest = take::<32>(&mut rest)?;
+        let mut frames = Vec::new();
+        for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
             let packed = u64::from_le_bytes(take(&mut rest)?);
-            let unpacked = u64::from_le_bytes(take(&mut rest)?);
-            if packed > SIZE_MAX || unpacked > SIZE_MAX {
-                return Err(ObjectError::Archive("an object is too large"));
+            if packed > SIZE_MAX {
+                return Err(ObjectError::Archive("a frame is too large"));
             }
-            table.push((name, packed as usize, unpacked));
+            frames.push((packed as usize, parse_objects(&mut rest)?));
         }
         let mut entries = Vec::new();
-        for (name, packed, unpacked_bytes) in table {
-            entries.push(ArchiveEntry { name, packed: split(&mut rest, packed)?, unpacked_bytes });
+        for (length, objects) in frames {
+            let packed = split(&mut rest, length)?;
+            let frame_bytes = objects.iter().map(|(_, bytes)| bytes).sum();
+            let mut start = 0;
+            for (name, bytes) in objects {
+                entries.push(ArchiveEntry { name, bytes, packed, start, frame_bytes });
+                start += bytes;
+            }
         }
         if !rest.is_empty() {
-            return Err(ObjectError::Archive("bytes follow the last object"));
+            return Err(ObjectError::Archive("bytes follow the last frame"));
         }
-        Ok(Self { sources, entries })
+        Ok(Self { digest, entries })
     }
 
-    /// Digest of what the objects were built from.
-    pub fn sources(&self) -> &[u8; 32] {
-        &self.sources
+    /// Digest of all objects.
+    pub fn digest(&self) -> &[u8; 32] {
+        &self.digest
     }
 
     /// Its objects.
     pub fn entries(&self) -> impl Iterator<Item = &ArchiveEntry<'a>> {
         self.entries.iter()
     }
+}
+
+/// Names and lengths of a frame's objects, which are no more than [`SIZE_MAX`] bytes together.
+fn parse_objects<'a>(rest: &mut &'a [u8]) -> Result<Vec<(&'a str, u64)>, ObjectError> {
+    let mut objects = Vec::new();
+    let mut sum = 0u64;
+    for _ in 0..u32::from_le_bytes(take(rest)?) {
+        let length = u16::from_le_bytes(take(rest)?);
+        let name = split(rest, length.into())?;
+        let name = std::str::from_utf8(name).map_err(|_| ObjectError::Archive("a name is not UTF-8"))?;
+        let bytes = u64::from_le_bytes(take(rest)?);
+        sum = sum.saturating_add(bytes);
+        if sum > SIZE_MAX {
+            return Err(ObjectError::Archive("an object is too large"));
+        }
+        objects.push((name, bytes));
+    }
+    Ok(objects)
 }
 
 impl ArchiveEntry<'_> {
@@ -114,12 +138,13 @@ impl ArchiveEntry<'_> {
     pub fn unpack(&self) -> Result<Vec<u8>, ObjectError> {
         let broken = |_| ObjectError::Archive("an object does not unpack");
         let frame = ruzstd::decoding::StreamingDecoder::new(self.packed).map_err(broken)?;
-        let mut bytes = Vec::new();
-        let read = frame.take(self.unpacked_bytes + 1).read_to_end(&mut bytes);
-        if read.is_err() || bytes.len() as u64 != self.unpacked_bytes {
-            return Err(ObjectError::Archive("an object unpacks to another length"));
+        let mut all = Vec::new();
+        let read = frame.take(self.frame_bytes + 1).read_to_end(&mut all);
+        if read.is_err() || all.len() as u64 != self.frame_bytes {
+            return Err(ObjectError::Archive("a frame unpacks to another length"));
         }
-        Ok(bytes)
+        // Within the frame, whose length was compared above.
+        Ok(all.get(self.start as usize..(self.start + self.bytes) as usize).unwrap_or_default().to_vec())
     }
 }
 
@@ -142,23 +167,29 @@ mod tests {
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
     fn example() -> Vec<u8> {
-        let object = |name: &str, body: &[u8]| PackedObject {
-            name: name.into(),
-            packed: compress_to_vec(body, CompressionLevel::Fastest),
-            unpacked_bytes: body.len() as u64,
+        let frame = |objects: &[(&str, &[u8])]| PackedFrame {
+            objects: objects.iter().map(|(name, body)| ((*name).to_owned(), body.len() as u64)).collect(),
+            packed: compress_to_vec(
+                &objects.iter().flat_map(|(_, body)| body.iter().copied()).collect::<Vec<u8>>()[..],
+                CompressionLevel::Fastest,
+            ),
         };
-        let objects = [object("gfx1100", &b"\x7fELF and more ".repeat(100)), object("gfx90a", b"\x7fELF")];
-        write_archive(&[7; 32], &objects).expect("short names")
+        let long = b"\x7fELF and more ".repeat(100);
+        let frames =
+            [frame(&[("gfx1100", &long), ("gfx1101", b"\x7fELF1")]), frame(&[("gfx90a", b"\x7fELF")])];
+        write_archive(&[7; 32], &frames).expect("short names")
     }
 
     #[test]
     fn objects_come_back_by_name() {
         let bytes = example();
         let archive = Archive::parse(&bytes).expect("written above");
-        assert_eq!(archive.sources(), &[7; 32]);
+        assert_eq!(archive.digest(), &[7; 32]);
         let found: Vec<_> =
             archive.entries().map(|e| (e.name, e.unpack().expect("packed above").len())).collect();
-        assert_eq!(found, [("gfx1100", 1400), ("gfx90a", 4)]);
+        assert_eq!(found, [("gfx1100", 1400), ("gfx1101", 5), ("gfx90a", 4)]);
+        let second = archive.entries().nth(1).expect("three objects").unpack().expect("packed above");
+        assert_eq!(second, b"\x7fELF1");
     }
 
     #[test]
@@ -172,7 +203,7 @@ mod tests {
             changed[at] ^= 0xff;
             if let Ok(archive) = Archive::parse(&changed) {
                 for entry in archive.entries() {
-                    let _ = entry.unpack().map(|bytes| assert_eq!(bytes.len() as u64, entry.unpacked_bytes));
+                    let _ = entry.unpack().map(|bytes| assert_eq!(bytes.len() as u64, entry.bytes));
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-pub use archive::{Archive, ArchiveEntry, PackedObject, write_archive};
+pub use archive::{Archive, ArchiveEntry, PackedFrame, write_archive};
 pub use choice::generic_of;
 
 /// The code objects of this build, made by `cargo xtask kernels`.
