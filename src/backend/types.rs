@@ -307,6 +307,8 @@ pub struct DeviceCounters {
     pub graph_replays: u64,
     /// Graphs recorded.
     pub graphs: u64,
+    /// Why none is replayed any more.
+    pub graphs_refused: Option<&'static str>,
     /// Bytes of device memory in use: weights, KV pages, scratch.
     pub used_bytes: u64,
 }

@@ -161,7 +161,8 @@ fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<
     let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
     let graphs = (device.graphs > 0)
         .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
-    fixed.chain(uploads).chain(used).chain(graphs)
+    let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
+    fixed.chain(uploads).chain(used).chain(graphs).chain(refused)
 }
 
 /// What the kernel counts as this process's memory.

@@ -1,7 +1,7 @@
 //! A step's numbers on the device: written into host words that both sides see, and sent by one small copy.
 //!
 //! One after the other, each at a multiple of 16 bytes: positions and sequences of the rows, rows with logits, page
-//! tables, then the file's bytes of each row's embedding. Where they start depends on their sizes alone, so a recorded step
+//! tables, tiles of attention, then the file's bytes of each row's embedding. Where they start depends on their sizes alone, so a recorded step
 //! finds them again.
 
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub struct Layout {
     pub tables: usize,
     /// Page numbers of one table.
     pub stride: usize,
+    /// Tiles of prefill attention.
+    pub tiles: usize,
     /// Bytes from one row's embedding to the next.
     pub embedding_bytes: usize,
 }
@@ -46,8 +48,12 @@ impl Layout {
         self.logits_at() + room(self.logits)
     }
 
-    fn embedding_at(&self) -> usize {
+    fn tiles_at(&self) -> usize {
         self.tables_at() + room(self.tables)
+    }
+
+    fn embedding_at(&self) -> usize {
+        self.tiles_at() + room(2 * self.tiles)
     }
 
     fn words(&self) -> usize {
@@ -66,6 +72,8 @@ pub struct Places {
     pub logits_rows: DevicePtr<u32>,
     /// Page numbers.
     pub tables: DevicePtr<u32>,
+    /// First row and number of rows of each tile.
+    pub tiles: DevicePtr<u32>,
     /// The file's bytes of each row's embedding.
     pub embeddings: DevicePtr<u8>,
 }
@@ -138,6 +146,16 @@ impl Arrays {
         self.set(at, pages.iter().copied().take(self.layout.stride));
     }
 
+    /// Writes tiles: first row and number of rows of each.
+    pub fn set_tiles(&self, tiles: impl Iterator<Item = [u32; 2]>) {
+        self.set(self.layout.tiles_at(), tiles.flatten());
+    }
+
+    /// Which words these are: another number when they were replaced, as long as somebody keeps the old ones.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.words).addr()
+    }
+
     /// Writes a row's embedding as the file has it.
     pub fn set_embedding(&self, row: usize, bytes: &[u8]) {
         let at = self.layout.embedding_at() + row * self.layout.embedding_bytes / 4;
@@ -173,6 +191,7 @@ impl Arrays {
             sequences: at(layout.sequences_at())?,
             logits_rows: at(layout.logits_at())?,
             tables: at(layout.tables_at())?,
+            tiles: at(layout.tiles_at())?,
             embeddings: at(layout.embedding_at())?.cast(),
         })
     }

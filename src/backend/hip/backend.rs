@@ -1,12 +1,14 @@
 //! A GPU as a [`Backend`].
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::graphs::{self, Replays};
 use super::kernels::matmul::{choice, planes};
 use super::model::{Model, Modes};
-use super::run::{Matrix, Op, embed_kernel};
+use super::run::{ExpertMatrices, Matrix, Op, embed_kernel};
 use super::upload::{Job, UploadPath, Uploader};
 use super::wait::Waiter;
 use super::weights::{Form, Weight};
@@ -69,6 +71,9 @@ pub struct HipBackend {
     models: HashMap<ModelSlot, Model>,
     stream: Stream,
     waiter: Waiter,
+    replays: Replays,
+    /// A weight of the step at hand was not there yet.
+    waited: Cell<bool>,
     /// Whose step is under way.
     current: Option<ModelSlot>,
     next_slot: u32,
@@ -98,6 +103,8 @@ impl HipBackend {
             models: HashMap::new(),
             waiter: Waiter::new(&device, options.patience)?,
             stream,
+            replays: Replays { allowed: options.graphs, ..Replays::default() },
+            waited: Cell::new(false),
             current: None,
             next_slot: 0,
             modes: Modes { activations: options.activations, kv: options.kv },
@@ -124,14 +131,20 @@ impl HipBackend {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
         model.step.ops.push(op);
+        if model.step.deferred {
+            return Ok(());
+        }
         let known = model.step.ops.len() - 1;
         launch(model, device, stream, modes, known)
     }
 
-    /// Launches what is left of the step.
+    /// Launches what is left of the step, or replays it.
     fn flush(&mut self) -> Result<(), BackendError> {
         let (device, stream, modes) = (&self.device, &self.stream, self.modes);
         let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) else { return Ok(()) };
+        if model.step.deferred {
+            return graphs::run(model, modes, device, stream, &mut self.waiter, &mut self.replays);
+        }
         let known = model.step.ops.len();
         launch(model, device, stream, modes, known)
     }
@@ -148,6 +161,7 @@ impl HipBackend {
         let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
         let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
         if !weight.is_ordered() {
+            self.waited.set(true);
             let late = || self.waiter.late(&self.device, "an upload");
             if let Some(event) = weight.submitted(self.options.patience, late)? {
                 self.stream.wait(&event)?;
@@ -265,13 +279,18 @@ impl Backend for HipBackend {
     fn counters(&self) -> DeviceCounters {
         let (uploads, upload_bytes, upload_failures) = self.uploader.counts().read();
         let used_bytes = self.device.ledger().used_bytes;
-        DeviceCounters { uploads, upload_bytes, upload_failures, used_bytes, ..DeviceCounters::default() }
+        DeviceCounters {
+            uploads,
+            upload_bytes,
+            upload_failures,
+            graph_replays: self.replays.replays,
+            graphs: self.replays.graphs,
+            graphs_refused: self.replays.refused,
+            used_bytes,
+        }
     }
 
     fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        if dims.experts.is_some() {
-            return Err(BackendError::Dims("layers of experts do not run on this backend"));
-        }
         let model = Model::open(&self.device, &self.stream, dims, self.options.kv, kv_pages)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
@@ -316,7 +335,8 @@ impl Backend for HipBackend {
         self.current = None;
         self.settle()?; // the last step's arrays are written over
         let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
-        model.begin(&self.device, &self.stream, batch)?;
+        model.begin(&self.device, &self.stream, batch, self.replays.allowed)?;
+        self.waited.set(false);
         self.waiter.set_busy();
         self.current = Some(slot);
         Ok(())
@@ -387,16 +407,46 @@ impl Backend for HipBackend {
         self.push(Op::FfnOutput { matrix })
     }
 
-    fn route(&mut self, _layer: u32, _weights: &Router<'_>) -> Result<(), BackendError> {
-        Err(BackendError::Dims("layers of experts do not run on this backend"))
+    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
+        let dims = &self.step()?.dims;
+        check_layer(dims, layer)?;
+        let experts = dims.experts.as_ref().ok_or(BackendError::Batch("experts of a model that has none"))?;
+        let (hidden, count) = (dims.hidden, experts.count);
+        let norm = self.vector(weights.norm, hidden)?;
+        let router = self.matrix(&weights.logits, count, hidden)?;
+        self.push(Op::Route { norm, router })
     }
 
     fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        Err(BackendError::Dims("layers of experts do not run on this backend"))
+        // What follows depends on the answer: the step is launched as it goes from here on.
+        self.step()?.step.deferred = false;
+        self.flush()?;
+        self.settle()?;
+        self.waiter.set_busy();
+        let model = self.current.and_then(|slot| self.models.get(&slot));
+        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let used = model.dims.experts.as_ref().map_or(0, |experts| experts.used);
+        let mut chosen = vec![0u32; model.step.token_ids.len() * used];
+        let range = model.scratch.routing()?.chosen.range(0, chosen.len() * 4)?;
+        self.stream.download(range, chosen.as_mut_slice())?;
+        chosen.sort_unstable();
+        chosen.dedup();
+        Ok(chosen)
     }
 
-    fn experts(&mut self, _layer: u32, _experts: &Experts<'_>) -> Result<(), BackendError> {
-        Err(BackendError::Dims("layers of experts do not run on this backend"))
+    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
+        let Some(Op::Route { norm, .. }) = self.step()?.step.ops.last().copied() else {
+            return Err(BackendError::Batch("experts without their choice"));
+        };
+        let parts = self.expert_parts(layer, experts)?;
+        let dims = &self.step()?.dims;
+        let sizes = dims.experts.as_ref().map(|e| (e.ffn as u32, dims.hidden as u32));
+        let [gate, up, down] = parts.map(|part| (part.rows, part.cols));
+        if sizes.is_none_or(|(ffn, hidden)| [gate, up, down] != [(ffn, hidden), (ffn, hidden), (hidden, ffn)])
+        {
+            return Err(BackendError::Dims("experts of another size than the model's"));
+        }
+        self.push(Op::Experts { norm, parts })
     }
 
     fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
@@ -406,7 +456,10 @@ impl Backend for HipBackend {
         let matrix = self.matrix(&Projection { weight: output, bias: None }, vocab, hidden)?;
         self.push(Op::Head { norm, matrix })?;
         self.flush()?;
-        self.step()?.step.has_logits = true;
+        let warm = !self.waited.get();
+        let model = self.step()?;
+        model.warm = warm;
+        model.step.has_logits = true;
         Ok(())
     }
 
@@ -440,6 +493,28 @@ impl Backend for HipBackend {
 }
 
 impl HipBackend {
+    /// A layer's experts by their tables.
+    fn expert_parts(
+        &mut self,
+        layer: u32,
+        experts: &Experts<'_>,
+    ) -> Result<[ExpertMatrices; 3], BackendError> {
+        let slot = self.current.ok_or(BackendError::Batch("no step was begun"))?;
+        let mut tables = match self.models.get_mut(&slot) {
+            Some(model) => std::mem::take(&mut model.experts),
+            None => return Err(BackendError::Batch("no step was begun")),
+        };
+        let weight = |tensor: &DeviceTensor| {
+            let weight = self.weight(tensor)?;
+            Ok((weight.buffer().ptr::<u8>().address(), weight.form()))
+        };
+        let parts = tables.parts(&self.device, &self.stream, layer, experts, weight);
+        if let Some(model) = self.models.get_mut(&slot) {
+            model.experts = tables;
+        }
+        parts
+    }
+
     /// The rotary table, long enough for the step at hand.
     fn angles(&mut self, factors: Option<&DeviceTensor>) -> Result<DevicePtr<f32>, BackendError> {
         let (device, stream) = (&self.device, &self.stream);

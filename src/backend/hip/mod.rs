@@ -16,6 +16,8 @@ mod device;
 #[allow(unsafe_code)] // as above
 mod driver;
 mod error;
+mod experts;
+mod graphs;
 pub mod kernels;
 mod kv;
 mod launch;

@@ -1,13 +1,18 @@
 //! One open model: its sizes, KV pages, room between kernels, and the step at hand.
 
 use super::arrays::{Arrays, Layout, NO_SEQUENCE};
+use super::experts::ExpertTables;
+use super::graphs::{self, Graphs};
 use super::kv::KvPool;
 use super::rope::RopeTable;
-use super::run::{Op, Run};
+use super::run::{self, Op, Run};
 use super::sampling::Sampler;
-use super::scratch::Scratch;
+use super::scratch::{MATRIX_ROWS, SPLITS_MAX, Scratch};
 use super::{Device, Stream};
 use crate::backend::{Activations, BackendError, KV_PAGE_TOKENS, KvType, ModelDims, StepBatch};
+
+/// Entries of a page table in a step that may be recorded, at least.
+const TABLE_MIN: usize = 8;
 
 /// A model's room on the device.
 pub struct Model {
@@ -21,8 +26,14 @@ pub struct Model {
     pub arrays: Arrays,
     /// Cosines and sines.
     pub rope: RopeTable,
+    /// Where experts are.
+    pub experts: ExpertTables,
     /// Room for drawing tokens.
     pub sampler: Sampler,
+    /// Steps recorded for replays.
+    pub graphs: Graphs,
+    /// The last step found all its weights there.
+    pub warm: bool,
     /// The step at hand.
     pub step: Step,
 }
@@ -42,6 +53,8 @@ pub struct Step {
     pub launched: usize,
     /// The logits are those of this step.
     pub has_logits: bool,
+    /// All operations are launched at the end, or replayed.
+    pub deferred: bool,
 }
 
 /// How a backend computes: the same for all its models.
@@ -73,6 +86,10 @@ impl Model {
         if widest.into_iter().any(|size| size > 1 << 24) || dims.rows_max > 65535 {
             return Err(BackendError::Dims("a size is more than the kernels count"));
         }
+        let pairs = dims.experts.as_ref().map_or(0, |e| e.used.saturating_mul(dims.rows_max));
+        if pairs > 65535 || dims.experts.as_ref().is_some_and(|e| e.count > 512) {
+            return Err(BackendError::Dims("more experts than the kernels count"));
+        }
         if dims.head_dim > 256 || !dims.head_dim.is_multiple_of(2) {
             return Err(BackendError::Dims("the kernels take even heads of at most 256 values"));
         }
@@ -82,12 +99,16 @@ impl Model {
             arrays: Arrays::new(device)?,
             rope: RopeTable::default(),
             sampler: Sampler::new(device, stream, dims)?,
+            experts: ExpertTables::default(),
+            graphs: Graphs::default(),
+            warm: false,
             step: Step::default(),
             dims: dims.clone(),
         })
     }
 
-    /// Takes over a batch after checking it, and gives memory to the pages that its rows write.
+    /// Takes over a batch after checking it, and gives memory to the pages that its rows write. With `replay` the step may
+    /// be one for a recorded graph.
     ///
     /// # Errors
     /// [`BackendError::Batch`], [`BackendError::Device`]; there is no step then.
@@ -96,20 +117,32 @@ impl Model {
         device: &Device,
         stream: &Stream,
         batch: &StepBatch<'_>,
+        replay: bool,
     ) -> Result<(), BackendError> {
         self.step.clear();
         batch.check(&self.dims)?;
         self.place_rows(device, stream, batch)?;
         let rows = batch.token_ids.len();
-        let layout = Layout {
+        self.step.deferred = replay && self.warm && graphs::suits(batch);
+        let tiles = if rows >= MATRIX_ROWS { run::tiles(&self.dims, batch) } else { Vec::new() };
+        let mut layout = Layout {
             rows,
             logits: batch.logits_rows.len(),
             tables: batch.page_tables.len(),
             stride: batch.page_table_stride,
+            tiles: tiles.len(),
             embedding_bytes: self.dims.hidden * 4, // of no type is a row longer
         };
+        if let Some(bucket) = graphs::bucket(rows).filter(|_| self.step.deferred) {
+            // So few different sizes that a recorded step is found again.
+            layout.rows = bucket;
+            layout.logits = bucket;
+            layout.stride = batch.page_table_stride.next_power_of_two().max(TABLE_MIN);
+            layout.tables = bucket * layout.stride;
+        }
         self.arrays.lay_out(device, layout)?;
         self.write_arrays(batch, layout);
+        self.arrays.set_tiles(tiles.into_iter());
         self.step.token_ids.extend_from_slice(batch.token_ids);
         self.step.logits_rows = batch.logits_rows.len();
         self.step.positions = batch.positions.iter().max().map_or(0, |last| last.saturating_add(1));
@@ -121,8 +154,11 @@ impl Model {
         let fill = |value| std::iter::repeat_n(value, filling);
         self.arrays.set_positions(batch.positions.iter().copied().chain(fill(0)));
         self.arrays.set_sequences(batch.row_sequences.iter().copied().chain(fill(NO_SEQUENCE)));
-        self.arrays.set_logits_rows(batch.logits_rows.iter().copied());
-        for (sequence, table) in batch.page_tables.chunks(batch.page_table_stride).enumerate() {
+        let filled = (batch.logits_rows.len() as u32)..layout.logits as u32;
+        self.arrays.set_logits_rows(batch.logits_rows.iter().copied().chain(filled));
+        // More tables than rows are not read by any.
+        let tables = batch.page_tables.chunks(batch.page_table_stride).take(layout.tables / layout.stride);
+        for (sequence, table) in tables.enumerate() {
             self.arrays.set_table(sequence, table);
         }
     }
@@ -157,6 +193,12 @@ impl Model {
         Ok(())
     }
 
+    /// Splits to launch for; of few different numbers where a step may be recorded.
+    fn splits(&self) -> u32 {
+        let splits = run::splits_of(self.step.positions);
+        if self.step.deferred { splits.next_power_of_two().min(SPLITS_MAX) } else { splits }
+    }
+
     /// What the operations of the step at hand have in common.
     ///
     /// # Errors
@@ -178,7 +220,7 @@ impl Model {
             places: self.arrays.places()?,
             pages: self.kv.table().ptr(),
             layer_bytes: self.kv.layer_bytes(),
-            splits: super::run::splits_of(self.step.positions),
+            splits: self.splits(),
         })
     }
 }
@@ -192,5 +234,6 @@ impl Step {
         self.ops.clear();
         self.launched = 0;
         self.has_logits = false;
+        self.deferred = false;
     }
 }

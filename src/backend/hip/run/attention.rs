@@ -4,6 +4,7 @@ use super::super::kernels::Kernel;
 use super::super::kernels::ops::{AttnDecode, RopeKv};
 use super::super::scratch::{ATTENTION_ROWS, SPLITS_MAX, padded};
 use super::super::{DevicePtr, Grid};
+use super::forms::FORMS;
 use super::{Form, Matrix, Run, offset};
 use crate::backend::{BackendError, KvType, RopeLayout};
 
@@ -62,8 +63,8 @@ impl Run<'_> {
         angles: DevicePtr<f32>,
     ) -> Result<(), BackendError> {
         let (input, rows) = (&self.scratch.input, self.rows());
-        for form in [Form::A8, Form::Float] {
-            if parts.iter().any(|part| self.form(part.dtype) == form) {
+        for form in FORMS {
+            if parts.iter().any(|part| self.form_for(*part, rows) == form) {
                 self.norm(norm, DevicePtr::NULL, rows, input, form)?;
             }
         }
@@ -103,6 +104,9 @@ impl Run<'_> {
 
     /// Attention, its result as the output projection wants it.
     pub(super) fn attention(&self, layer: u32, form: Form) -> Result<(), BackendError> {
+        if self.layout.tiles > 0 {
+            return self.attention_in_tiles(layer, form);
+        }
         let dims = self.dims;
         let group = dims.n_heads / dims.n_kv_heads;
         let (kernel, heads) = decode_kernel(self.kv, dims.head_dim, group);
@@ -113,7 +117,7 @@ impl Run<'_> {
         let (input, scratch) = (&self.scratch.input, self.scratch);
         let out = match (form, direct) {
             (Form::A8, true) => DevicePtr::NULL,
-            (Form::A8, false) => scratch.attended.ptr(),
+            (Form::A8, false) | (Form::Half, _) => scratch.attended.ptr(),
             (Form::Float, _) => input.values(),
         };
         let a8 = input.a8();
@@ -137,7 +141,7 @@ impl Run<'_> {
                 scales: a8.scales,
                 sums: a8.sums,
                 layer_offset: u64::from(layer) * self.layer_bytes,
-                scale: std::f32::consts::LOG2_E / (dims.head_dim as f32).sqrt(),
+                scale: self.attention_scale(),
                 n_heads: dims.n_heads as u32,
                 n_kv_heads: dims.n_kv_heads as u32,
                 head_dim: dims.head_dim as u32,
@@ -147,9 +151,9 @@ impl Run<'_> {
             let grid = Grid::xyz(blocks, self.splits, rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
-        if form == Form::A8 && !direct {
-            self.quantise(scratch.attended.ptr(), cols as u32, input)?;
+        if out.is_null() || form == Form::Float {
+            return Ok(());
         }
-        Ok(())
+        self.convert(out, cols as u32, input, form)
     }
 }

@@ -1,9 +1,10 @@
 //! The first half of a dense feed-forward layer.
 
 use super::super::kernels::matmul::{SwigluA8, SwigluF32, choice};
-use super::super::kernels::ops::{GatedA8, GatedF32};
+use super::super::kernels::ops::{GatedA8, GatedF32, GatedX16};
 use super::super::scratch::padded;
 use super::super::{DevicePtr, Grid};
+use super::forms::FORMS;
 use super::{Form, Matrix, Run, no_kernel, offset};
 use crate::backend::BackendError;
 
@@ -17,12 +18,14 @@ impl Run<'_> {
         form: Form,
     ) -> Result<(), BackendError> {
         let input = &self.scratch.input;
-        for read in [Form::A8, Form::Float] {
-            if [gate, up].iter().any(|part| self.form(part.dtype) == read) {
+        for read in FORMS {
+            if [gate, up].iter().any(|part| self.form_for(*part, self.rows()) == read) {
                 self.norm(norm, DevicePtr::NULL, self.rows(), input, read)?;
             }
         }
-        let together = gate.dtype == up.dtype && (form == Form::Float || gate.rows.is_multiple_of(32));
+        let halves = form == Form::Half || self.form_for(gate, self.rows()) == Form::Half;
+        let whole = form == Form::Float || gate.rows.is_multiple_of(32);
+        let together = !halves && gate.dtype == up.dtype && whole;
         if together { self.swiglu(gate, up, form) } else { self.gated(gate, up, form) }
     }
 
@@ -32,7 +35,7 @@ impl Run<'_> {
         let (input, out) = (&self.scratch.input, &self.scratch.gated);
         let a8 = out.a8();
         let float = if form == Form::Float { out.values() } else { DevicePtr::NULL };
-        match self.form(dtype) {
+        match self.form_for(gate, rows) {
             Form::A8 => {
                 let chosen = choice::swiglu_a8(dtype, rows).ok_or_else(|| no_kernel("swiglu", dtype))?;
                 let from = input.a8();
@@ -55,7 +58,7 @@ impl Run<'_> {
                 let grid = choice::swiglu_grid(n, rows, chosen.columns);
                 self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
             }
-            Form::Float => {
+            Form::Float | Form::Half => {
                 let chosen = choice::swiglu_f32(dtype, rows).ok_or_else(|| no_kernel("swiglu", dtype))?;
                 let arguments = SwigluF32 {
                     gate: gate.at,
@@ -116,6 +119,20 @@ impl Run<'_> {
                 };
                 let grid = Grid::xy(n.div_ceil(1024), rows);
                 self.device.launch(self.stream, GatedF32::swiglu_f32, grid, &arguments)?;
+            }
+            Form::Half => {
+                let (halves, row_scales) = out.halves();
+                let arguments = GatedX16 {
+                    gate: both,
+                    up: up_at,
+                    gate_bias,
+                    up_bias,
+                    out: halves,
+                    row_scales,
+                    stride: 2 * n,
+                    cols: n,
+                };
+                self.device.launch(self.stream, GatedX16::swiglu_x16, Grid::x(rows), &arguments)?;
             }
         }
         Ok(())

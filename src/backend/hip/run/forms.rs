@@ -1,7 +1,7 @@
 //! Activations in the form that the weights they meet ask for.
 
-use super::super::kernels::ops::{NormA8, NormF32, QuantiseA8};
-use super::super::scratch::{Activations as Rows, padded};
+use super::super::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
+use super::super::scratch::{Activations as Rows, MATRIX_ROWS, padded};
 use super::super::{DevicePtr, Grid};
 use super::Run;
 use crate::backend::{Activations, BackendError};
@@ -14,7 +14,12 @@ pub enum Form {
     A8,
     /// f32.
     Float,
+    /// f16 with a scale for each row: for matrix products of many rows.
+    Half,
 }
+
+/// All forms.
+pub const FORMS: [Form; 3] = [Form::A8, Form::Float, Form::Half];
 
 /// Whether a type holds plain numbers.
 pub fn is_float(dtype: DType) -> bool {
@@ -22,9 +27,15 @@ pub fn is_float(dtype: DType) -> bool {
 }
 
 impl Run<'_> {
-    /// What weights of a type meet.
-    pub(super) fn form(&self, dtype: DType) -> Form {
-        if is_float(dtype) || self.activations == Activations::F32 { Form::Float } else { Form::A8 }
+    /// In which form `rows` rows of `cols` values meet weights of a type. F32 weights would lose by f16.
+    pub(super) fn form(&self, dtype: DType, rows: u32, cols: u32) -> Form {
+        let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
+        match self.activations {
+            Activations::F32 => Form::Float,
+            Activations::Int8 if many => Form::Half,
+            Activations::Int8 if is_float(dtype) => Form::Float,
+            Activations::Int8 => Form::A8,
+        }
     }
 
     /// RMS norm of residual rows (those that `which` names, or the first ones) into `out`.
@@ -58,12 +69,29 @@ impl Run<'_> {
                 let arguments = NormF32 { x, weight, rows: which, out: out.values(), eps, cols };
                 device.launch(stream, NormF32::norm_f32, grid, &arguments)?;
             }
+            Form::Half => {
+                let (halves, row_scales) = out.halves();
+                let arguments = NormX16 { x, weight, rows: which, out: halves, row_scales, eps, cols };
+                device.launch(stream, NormX16::norm_x16, grid, &arguments)?;
+            }
         }
         Ok(())
     }
 
-    /// 8-bit form of f32 rows without gaps.
-    pub(super) fn quantise(&self, x: DevicePtr<f32>, cols: u32, out: &Rows) -> Result<(), BackendError> {
+    /// Another form of f32 rows without gaps.
+    pub(super) fn convert(
+        &self,
+        x: DevicePtr<f32>,
+        cols: u32,
+        out: &Rows,
+        form: Form,
+    ) -> Result<(), BackendError> {
+        if form == Form::Half {
+            let (halves, row_scales) = out.halves();
+            let arguments = QuantiseX16 { x, out: halves, row_scales, stride: cols, cols };
+            let grid = Grid::x(self.rows());
+            return Ok(self.device.launch(self.stream, QuantiseX16::quantise_x16, grid, &arguments)?);
+        }
         let (a8, padded) = (out.a8(), padded(cols as usize) as u32);
         let arguments =
             QuantiseA8 { x, codes: a8.codes, scales: a8.scales, sums: a8.sums, stride: cols, cols, padded };

@@ -4,12 +4,16 @@
 //! result decides in which form it is written. A list that equals an earlier one can be replayed instead.
 
 mod attention;
+mod experts;
 mod ffn;
 mod forms;
+mod prefill;
 mod product;
 
 pub use attention::splits_of;
+pub use experts::ExpertMatrices;
 pub use forms::Form;
+pub use prefill::tiles;
 
 use super::arrays::{Layout, Places};
 use super::kernels::Kernel;
@@ -81,6 +85,20 @@ pub enum Op {
         /// Its matrix.
         matrix: Matrix,
     },
+    /// Norm, router and choice of experts.
+    Route {
+        /// Norm weights.
+        norm: DevicePtr<f32>,
+        /// Its matrix.
+        router: Matrix,
+    },
+    /// What the chosen experts add.
+    Experts {
+        /// Norm weights.
+        norm: DevicePtr<f32>,
+        /// Gate, up and down matrices.
+        parts: [ExpertMatrices; 3],
+    },
     /// Final norm and logits.
     Head {
         /// Norm weights.
@@ -132,6 +150,8 @@ impl Run<'_> {
             Op::AttentionOutput { matrix } => self.add_to_residual(&self.scratch.input, *matrix),
             Op::FfnInput { norm, gate, up } => self.ffn_input(*norm, *gate, *up, self.wanted(next)),
             Op::FfnOutput { matrix } => self.add_to_residual(&self.scratch.gated, *matrix),
+            Op::Route { norm, router } => self.route(*norm, *router),
+            Op::Experts { norm, parts: [gate, up, down] } => self.experts(*norm, *gate, *up, *down),
             Op::Head { norm, matrix } => self.head(*norm, *matrix),
         }
     }
@@ -139,7 +159,9 @@ impl Run<'_> {
     /// In which form the next operation reads its input.
     fn wanted(&self, next: Option<&Op>) -> Form {
         match next {
-            Some(Op::AttentionOutput { matrix } | Op::FfnOutput { matrix }) => self.form(matrix.dtype),
+            Some(Op::AttentionOutput { matrix } | Op::FfnOutput { matrix }) => {
+                self.form_for(*matrix, self.rows())
+            }
             _ => Form::Float,
         }
     }
@@ -166,7 +188,7 @@ impl Run<'_> {
         if rows == 0 {
             return Ok(());
         }
-        let (input, form) = (&self.scratch.input, self.form(matrix.dtype));
+        let (input, form) = (&self.scratch.input, self.form_for(matrix, rows));
         self.norm(norm, self.places.logits_rows, rows, input, form)?;
         let out = self.scratch.logits.ptr();
         self.products(&[matrix], input, rows, out, self.dims.vocab as u32, false)
