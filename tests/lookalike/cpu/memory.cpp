@@ -18,13 +18,6 @@ constexpr size_t PAGE = 4096, ALIGNMENT = 256;
 // Larger ranges are mapped: their pages of NaN are one page until written.
 constexpr size_t MAPPED_FROM = 4 << 20;
 constexpr size_t PATTERN_BYTES = 16 << 20;
-// Freed memory that is kept closed for a while, so that a late use meets NaN and not another's values.
-constexpr size_t GRAVEYARD_BYTES = 64 << 20;
-
-struct Grave {
-    void* place;
-    size_t bytes;
-};
 
 std::map<uintptr_t, Range>& ranges() {
     static auto& all = *new std::map<uintptr_t, Range>;
@@ -76,8 +69,15 @@ void give_back(void* at, size_t bytes) {
         return;
     }
 #if __has_feature(address_sanitizer)
+    // Kept closed for a while by the sanitizer.
     free(at);
 #else
+    // Here by us: a late use meets NaN and not another's values.
+    constexpr size_t GRAVEYARD_BYTES = 64 << 20;
+    struct Grave {
+        void* place;
+        size_t bytes;
+    };
     static std::deque<Grave>& graves = *new std::deque<Grave>;
     static size_t buried = 0;
     memset(at, 0xff, bytes);
