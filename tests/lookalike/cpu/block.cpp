@@ -40,8 +40,9 @@ public:
     std::string run(const Launch& launch, const u32 at[3]);
     void wait_wave(const char* what, const char* file, i32 line);
     void wait_block(const char* file, i32 line);
-    [[noreturn]] void fault(const std::string& text);
-    [[noreturn]] void finish_lane();
+    // Both never return. Sanitizers would unwind what they take for the thread's stack if they were told.
+    void fault(const std::string& text);
+    void finish_lane();
     const Launch* launch = nullptr;
     Lds lds;
 
@@ -174,7 +175,6 @@ void Worker::finish_lane() {
     if (wave.meeting.arrived != 0) fault("a lane returned while others of its wave wait at " + wave.meeting.name());
     if (live != 0 && barrier.arrived == live) release_block();
     go_on(true);
-    __builtin_unreachable();
 }
 
 std::string Worker::who_waits() const {
@@ -199,7 +199,6 @@ void Worker::fault(const std::string& text) {
     Fiber gone;
     gone.stack = fibers[0].stack;
     switch_fiber(gone, outside, true);
-    __builtin_unreachable();
 }
 
 } // namespace

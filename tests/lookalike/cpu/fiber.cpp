@@ -38,6 +38,16 @@ constexpr size_t STACK_BYTES = 256 << 10;
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
+
+// The frames on which a lane ended never return: the sanitizer still guards their variables. A kernel's own have returned.
+#if defined(WITH_ASAN)
+constexpr size_t LAST_FRAMES_BYTES = 16 << 10;
+void forget_frames(Fiber& fiber) {
+    __asan_unpoison_memory_region(fiber.stack + fiber.stack_bytes - LAST_FRAMES_BYTES, LAST_FRAMES_BYTES);
+}
+#else
+void forget_frames(Fiber&) {}
+#endif
 } // namespace
 
 Stacks::Stacks(Fiber* fibers, size_t count) : bytes(count * (STACK_BYTES + PAGE)) {
@@ -58,6 +68,7 @@ Stacks::Stacks(Fiber* fibers, size_t count) : bytes(count * (STACK_BYTES + PAGE)
 Stacks::~Stacks() { munmap(memory, bytes); }
 
 void start(Fiber& fiber, void (*entry)()) {
+    forget_frames(fiber);
     // A called function finds its stack 8 bytes off a multiple of 16: below the six registers and `entry` lies a return
     // address that is never used.
     uintptr_t* top = (uintptr_t*)(fiber.stack + fiber.stack_bytes - 64);
