@@ -46,7 +46,7 @@ impl Device {
         let context = Arc::new(Context::new(runtime, options.index)?);
         let object = CodeObject::choose(&options.code, context.description().arch_name())?;
         let names = kernels::declared().map(|kernel| kernel.name);
-        let module = Module::load(&context, &object.bytes, names)?;
+        let module = Module::load(&context, &object.images, names)?;
         let arena = Arc::new(Arena::new(&context, options.arena));
         Ok(Self { inner: Arc::new(Inner { context, arena, module, code: object.name }) })
     }

@@ -37,7 +37,7 @@ pub struct Args {
     /// Build libamdhip64 look-alikes that run the kernels on the CPU, into target/lookalike/
     #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "VARIANT", conflicts_with = "check")]
     lookalike: Option<Vec<Variant>>,
-    /// Build for NVIDIA GPUs, into target/nvidia/sm_90.cubin
+    /// Build for NVIDIA GPUs, into target/nvidia/sm_90/
     #[arg(long, conflicts_with_all = ["check", "target", "lookalike"])]
     nvidia: bool,
 }

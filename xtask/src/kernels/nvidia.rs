@@ -53,18 +53,19 @@ const WHEELS: [Wheel; 5] = [
 ];
 
 /// Below the unpacked wheels.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 7] = [
     "nvidia/cu13/bin/nvcc",
     "nvidia/cu13/bin/__nvcc_device_query",
     "nvidia/cu13/bin/bin2c",
     "nvidia/cu13/bin/cudafe++",
     "nvidia/cu13/bin/fatbinary",
-    "nvidia/cu13/bin/nvlink",
     "nvidia/cu13/bin/ptxas",
     "nvidia/cu13/nvvm/bin/cicc",
 ];
 
-/// `target/nvidia/sm_90.cubin`, up to date.
+/// `target/nvidia`, with an object of each kernel file in its folder `sm_90`, up to date.
+///
+/// They are not linked: code that could be (`-dc`) takes up to twice the registers, and a GPU runs fewer threads at once.
 ///
 /// # Errors
 /// Those of fetching and compiling.
@@ -73,27 +74,35 @@ pub fn build() -> Result<PathBuf> {
     host::ensure("g++", "g++")?;
     let bin = unpacked("nvcc-13.0.88", &WHEELS, &PROGRAMS)?.join("nvidia/cu13/bin");
     let dir = host::target_dir().join("nvidia");
-    fs::create_dir_all(dir.join("units")).map_err(Error::at(&dir))?;
-    let units: Vec<Unit> = sources::names()?
-        .iter()
-        .map(|name| compile(&bin, name, &dir.join("units")))
-        .collect::<Result<_>>()?;
-    let inputs: Vec<PathBuf> = units.iter().map(|unit| unit.output.clone()).collect();
+    let objects = dir.join(ARCH);
+    fs::create_dir_all(&objects).map_err(Error::at(&objects))?;
+    let names = sources::names()?;
+    remove_others(&objects, &names)?;
+    let units: Vec<Unit> =
+        names.iter().map(|name| compile(&bin, name, &dir.join("units"), &objects)).collect::<Result<_>>()?;
     unit::build(units)?;
-    let output = dir.join(format!("{ARCH}.cubin"));
-    let mut link = Command::new(bin.join("nvlink"));
-    link.arg(format!("-arch={ARCH}")).args(&inputs).arg("-o").arg(&output);
-    host::run(&mut link)?;
-    Ok(output)
+    Ok(dir)
 }
 
-fn compile(bin: &Path, name: &str, dir: &Path) -> Result<Unit> {
+/// What is left of kernel files that are gone: all objects of the folder are loaded.
+fn remove_others(objects: &Path, names: &[String]) -> Result<()> {
+    for entry in fs::read_dir(objects).map_err(Error::at(objects))? {
+        let path = entry.map_err(Error::at(objects))?.path();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_some_and(|ending| ending == "cubin") && !names.iter().any(|name| *name == stem)
+        {
+            fs::remove_file(&path).map_err(Error::at(&path))?;
+        }
+    }
+    Ok(())
+}
+
+fn compile(bin: &Path, name: &str, dir: &Path, objects: &Path) -> Result<Unit> {
     let source = sources::write_unit(dir, name, "cu")?;
-    let output = dir.join(format!("{name}.cubin"));
+    let output = objects.join(format!("{name}.cubin"));
     let mut command = Command::new(bin.join("nvcc"));
     command
-        // Relocatable, so that files are joined; nothing is called across them.
-        .args(["-std=c++17", &format!("-arch={ARCH}"), "-dc", "-cubin", "-fmad=false"])
+        .args(["-std=c++17", &format!("-arch={ARCH}"), "-cubin", "-fmad=false"])
         .args(include_flags())
         .args(["-MMD", "-MF"])
         .arg(unit::list_path(&output))

@@ -9,11 +9,11 @@ use super::super::binding::{Raw, sys};
 use super::super::error::HipError;
 use super::context::Context;
 
-/// A code object on a device, with the kernels that were asked for.
+/// Code on a device, of one or several objects, with the kernels that were asked for.
 #[derive(Debug)]
 pub(in crate::backend::hip) struct Module {
     context: Arc<Context>,
-    handle: usize,
+    handles: Vec<usize>,
     functions: HashMap<&'static str, Function>,
 }
 
@@ -25,12 +25,28 @@ pub(in crate::backend::hip) struct Function {
 }
 
 impl Module {
-    /// Loads `image` and finds those of `names` that are in it.
+    /// Loads `images` and finds those of `names` that are in them.
     pub fn load(
         context: &Arc<Context>,
-        image: &[u8],
+        images: &[Vec<u8>],
         names: impl Iterator<Item = &'static str>,
     ) -> Result<Self, HipError> {
+        let mut module = Self { context: context.clone(), handles: Vec::new(), functions: HashMap::new() };
+        let mut missing: Vec<&'static str> = names.collect();
+        for image in images {
+            let handle = Self::load_one(context, image)?;
+            module.handles.push(handle);
+            for name in std::mem::take(&mut missing) {
+                match Self::find(context, handle, name)? {
+                    Some(function) => drop(module.functions.insert(name, function)),
+                    None => missing.push(name),
+                }
+            }
+        }
+        Ok(module)
+    }
+
+    fn load_one(context: &Context, image: &[u8]) -> Result<usize, HipError> {
         let mut handle: sys::hipModule_t = std::ptr::null_mut();
         // Word-aligned, as the driver reads headers in place; its end is known from them.
         let words: Vec<u64> = image
@@ -46,27 +62,20 @@ impl Module {
             // SAFETY: `start` is the copy of a whole code object, ours or named by the administrator; the driver copies it.
             unsafe { (api.hipModuleLoadData)(&raw mut handle, start) }
         })?;
-        let mut module = Self { context: context.clone(), handle: handle.addr(), functions: HashMap::new() };
-        for name in names {
-            if let Some(function) = module.find(name)? {
-                module.functions.insert(name, function);
-            }
-        }
-        Ok(module)
+        Ok(handle.addr())
     }
 
-    fn find(&self, name: &str) -> Result<Option<Function>, HipError> {
+    fn find(context: &Context, module: usize, name: &str) -> Result<Option<Function>, HipError> {
         let text = CString::new(name).map_err(|_| HipError::refused("a kernel's name", "it holds a zero"))?;
         let mut handle: sys::hipFunction_t = std::ptr::null_mut();
-        let module = self.handle as *mut c_void as sys::hipModule_t;
+        let module = module as *mut c_void as sys::hipModule_t;
         // SAFETY: the module is loaded, the name ends with a zero, a place for one handle is passed.
-        let code = self
-            .context
+        let code = context
             .code(|api| unsafe { (api.hipModuleGetFunction)(&raw mut handle, module, text.as_ptr()) })?;
         if code == sys::hipError_t::hipErrorNotFound as Raw {
             return Ok(None);
         }
-        self.context.check("hipModuleGetFunction", code)?;
+        context.check("hipModuleGetFunction", code)?;
         Ok(Some(Function { handle: handle.addr(), launches: AtomicU64::new(0) }))
     }
 
@@ -92,8 +101,10 @@ impl Function {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let module = self.handle as *mut c_void as sys::hipModule_t;
-        // SAFETY: the handle came from the driver and is given back once, here; functions of it go with `self`.
-        self.context.give_back("hipModuleUnload", |api| unsafe { (api.hipModuleUnload)(module) });
+        for handle in &self.handles {
+            let module = *handle as *mut c_void as sys::hipModule_t;
+            // SAFETY: the handle came from the driver and is given back once, here; functions of it go with `self`.
+            self.context.give_back("hipModuleUnload", |api| unsafe { (api.hipModuleUnload)(module) });
+        }
     }
 }

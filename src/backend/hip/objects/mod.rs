@@ -3,6 +3,8 @@
 mod archive;
 mod choice;
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,14 @@ pub use choice::generic_of;
 /// The code objects of this build, made by `cargo xtask kernels`.
 static EMBEDDED: &[u8] = include_bytes!("../../../../kernels/code-objects.bin");
 
-/// Names a folder with `<arch>.co` or `<arch>.cubin` to take instead.
+/// Names a folder to take instead: with `<arch>.co` or `<arch>.cubin`, or with folders `<arch>` of several such files.
 pub const FOLDER_VARIABLE: &str = "ROCMFORGE_CODE_OBJECTS";
 
 /// Endings of files in such a folder.
 const ENDINGS: [&str; 2] = ["co", "cubin"];
+
+/// More files are not looked at.
+const FILES_MAX: usize = 4096;
 
 /// Larger is no code object of ours.
 const OBJECT_MAX: u64 = 256 << 20;
@@ -39,8 +44,8 @@ pub enum CodeSource {
 pub struct CodeObject {
     /// Its architecture and where it came from.
     pub name: String,
-    /// The object.
-    pub bytes: Vec<u8>,
+    /// The objects, mostly one: what is not linked together compiles to better code with nvcc.
+    pub images: Vec<Vec<u8>>,
 }
 
 /// Why there is no code for a device.
@@ -101,7 +106,7 @@ impl CodeSource {
     /// [`ObjectError`].
     pub fn architectures(&self) -> Result<Vec<String>, ObjectError> {
         match self.folder() {
-            Some(folder) => Ok(list(&folder)?.into_iter().map(|(arch, _)| arch).collect()),
+            Some(folder) => Ok(list(&folder)?.into_keys().collect()),
             None => Ok(Archive::parse(EMBEDDED)?.entries().map(|entry| entry.name.to_owned()).collect()),
         }
     }
@@ -128,22 +133,19 @@ impl CodeObject {
         let name = Self::chosen(source, arch)?;
         let gone =
             || ObjectError::NotBuilt { arch: arch.into(), source_name: source.to_string(), have: vec![] };
-        let (bytes, name) = match source.folder() {
+        let (images, name) = match source.folder() {
             Some(folder) => {
-                let (_, path) =
-                    list(&folder)?.into_iter().find(|(arch, _)| *arch == name).ok_or_else(gone)?;
-                (read(&path)?, path.display().to_string())
+                let paths = list(&folder)?.remove(&name).ok_or_else(gone)?;
+                let images = paths.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+                (images, format!("{name} of {}", folder.display()))
             }
             None => {
                 let archive = Archive::parse(EMBEDDED)?;
                 let entry = archive.entries().find(|entry| entry.name == name).ok_or_else(gone)?;
-                (entry.unpack()?, format!("{name} of this program"))
+                (vec![entry.unpack()?], format!("{name} of this program"))
             }
         };
-        if !bytes.starts_with(b"\x7fELF") {
-            return Err(ObjectError::File { path: name.into(), why: "not an ELF code object".into() });
-        }
-        Ok(Self { name, bytes })
+        Ok(Self { name, images })
     }
 }
 
@@ -156,21 +158,39 @@ impl std::fmt::Display for CodeSource {
     }
 }
 
-/// Architectures and files of a folder, by name.
-fn list(folder: &Path) -> Result<Vec<(String, PathBuf)>, ObjectError> {
-    let fail = |error: std::io::Error| ObjectError::File { path: folder.into(), why: error.to_string() };
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(fail)? {
-        let path = entry.map_err(fail)?.path();
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        if let Some(arch) = path.file_stem().and_then(|stem| stem.to_str())
-            && ending.is_some_and(|ending| ENDINGS.contains(&ending))
-        {
-            found.push((arch.to_owned(), path.clone()));
+/// Architectures in a folder, each with its files.
+fn list(folder: &Path) -> Result<BTreeMap<String, Vec<PathBuf>>, ObjectError> {
+    let (mut files, mut folders) = (BTreeMap::new(), BTreeMap::new());
+    for path in entries(folder)? {
+        let (Some(name), Some(stem)) = (text(path.file_name()), text(path.file_stem())) else { continue };
+        if is_object(&path) {
+            files.insert(stem, vec![path]);
+        } else if path.is_dir() {
+            let objects: Vec<PathBuf> = entries(&path)?.into_iter().filter(|path| is_object(path)).collect();
+            if !objects.is_empty() {
+                folders.insert(name, objects);
+            }
         }
     }
-    found.sort_unstable();
-    Ok(found)
+    files.extend(folders);
+    Ok(files)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, ObjectError> {
+    let fail = |error: std::io::Error| ObjectError::File { path: folder.into(), why: error.to_string() };
+    let entries = std::fs::read_dir(folder).map_err(fail)?.take(FILES_MAX);
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>().map_err(fail)?;
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+fn is_object(path: &Path) -> bool {
+    text(path.extension()).is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
+}
+
+fn text(name: Option<&OsStr>) -> Option<String> {
+    Some(name?.to_str()?.to_owned())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ObjectError> {
@@ -181,5 +201,39 @@ fn read(path: &Path) -> Result<Vec<u8>, ObjectError> {
     if bytes.len() as u64 > OBJECT_MAX {
         return Err(ObjectError::File { path: path.into(), why: format!("larger than {OBJECT_MAX} bytes") });
     }
+    if !bytes.starts_with(b"\x7fELF") {
+        return Err(ObjectError::File { path: path.into(), why: "not an ELF code object".into() });
+    }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_gives_one_object_or_several_and_nothing_that_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("in the folder")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        write("gfx11-generic.co", "\x7fELF generic");
+        write("gfx90a.co", "no object");
+        write("sm_90.cubin", "\x7fELF older, as one");
+        write("sm_90/b.cubin", "\x7fELF b");
+        write("sm_90/a.cubin", "\x7fELF a");
+        write("sm_90/a.cu", "its source");
+        write("units/a.cu", "a source");
+        let source = CodeSource::Folder(folder.path().into());
+        assert_eq!(source.architectures().expect("listed"), ["gfx11-generic", "gfx90a", "sm_90"]);
+        let images = |arch| CodeObject::choose(&source, arch).map(|object| object.images);
+        assert_eq!(images("gfx1151").expect("its family's"), [b"\x7fELF generic"]);
+        assert_eq!(images("sm_90").expect("all in the folder"), [b"\x7fELF a", b"\x7fELF b"]);
+        assert!(
+            matches!(images("gfx90a"), Err(ObjectError::File { path, .. }) if path.ends_with("gfx90a.co"))
+        );
+        assert!(matches!(images("gfx906"), Err(ObjectError::NotBuilt { have, .. }) if have.len() == 3));
+    }
 }
