@@ -20,7 +20,6 @@ constexpr u32 WAVE_COLS = TILE / (WAVES / 2);
 struct Operand {
     const f16* p;
     u32 rows, stride, k;
-    bool wide; // rows begin at multiples of 16 bytes
 };
 
 struct Stage {
@@ -32,30 +31,49 @@ struct Parts {
     u32x4 v[2];
 };
 
-DEV u32x4 load_part(const Operand& m, u32 row, u32 k) {
-    const f16* p = m.p + u64(min_u32(row, m.rows - 1)) * m.stride + k;
-    if (m.wide && k + 8 <= m.k) return load16(p);
-    u32 words[4] = {0, 0, 0, 0};
-    UNROLL for (u32 i = 0; i < 8; i++) {
-        if (k + i < m.k) words[i / 2] |= u32(f16_bits(p[i])) << (16 * (i % 2));
-    }
-    return {words[0], words[1], words[2], words[3]};
-}
+DEV u32 part_row(u32 i) { return (thread_id() + 256 * i) / 4; }
+DEV u32 part_k() { return thread_id() % 4 * 8; }
 
-DEV Parts load_parts(const Operand& m, u32 first_row, u32 k) {
-    Parts parts;
-    UNROLL for (u32 i = 0; i < 2; i++) {
-        const u32 part = thread_id() + 256 * i;
-        parts.v[i] = load_part(m, first_row + part / 4, k + 8 * (part % 4));
+// Whole steps of rows that begin at multiples of 16 bytes. Rows past the last read the last: their results are not stored.
+struct WholeSteps {
+    const f16* from[2];
+
+    DEV WholeSteps(const Operand& m, u32 first_row) {
+        UNROLL for (u32 i = 0; i < 2; i++) from[i] = m.p + u64(min_u32(first_row + part_row(i), m.rows - 1)) * m.stride + part_k();
     }
-    return parts;
-}
+    // The parts of the next step. One past the end is never asked for.
+    DEV Parts next() {
+        Parts parts;
+        UNROLL for (u32 i = 0; i < 2; i++) {
+            parts.v[i] = load16(from[i]);
+            from[i] += STEP;
+        }
+        return parts;
+    }
+};
+
+// Any rows, any k: value by value, zeros past k.
+struct AnySteps {
+    const f16* from[2];
+    u32 k, end;
+
+    DEV AnySteps(const Operand& m, u32 first_row) : k(part_k()), end(m.k) {
+        UNROLL for (u32 i = 0; i < 2; i++) from[i] = m.p + u64(min_u32(first_row + part_row(i), m.rows - 1)) * m.stride;
+    }
+    DEV Parts next() {
+        u32 words[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        UNROLL for (u32 i = 0; i < 2; i++) {
+            UNROLL for (u32 e = 0; e < 8; e++) {
+                if (k + e < end) words[i][e / 2] |= u32(f16_bits(from[i][k + e])) << (16 * (e % 2));
+            }
+        }
+        k += STEP;
+        return {{{words[0][0], words[0][1], words[0][2], words[0][3]}, {words[1][0], words[1][1], words[1][2], words[1][3]}}};
+    }
+};
 
 DEV void store_parts(f16* tile, const Parts& parts) {
-    UNROLL for (u32 i = 0; i < 2; i++) {
-        const u32 part = thread_id() + 256 * i;
-        store16(tile + part / 4 * LD + 8 * (part % 4), parts.v[i]);
-    }
+    UNROLL for (u32 i = 0; i < 2; i++) store16(tile + part_row(i) * LD + part_k(), parts.v[i]);
 }
 
 struct Out {
@@ -137,27 +155,35 @@ struct Sums {
 };
 #endif
 
+// The sums of a block's tile. The next step's loads run while one is multiplied.
+template <class Steps> DEV void multiply(Stage (&stages)[2], Steps xs, Steps ws, u32 steps, Sums& sums) {
+    Parts x = xs.next(), w = ws.next();
+    ROLLED for (u32 s = 0; s < steps; s++) {
+        Stage& stage = stages[s % 2];
+        store_parts(stage.x, x);
+        store_parts(stage.w, w);
+        // All have read the other stage, which is written next, before they came here.
+        barrier_lds();
+        if (s + 1 < steps) {
+            x = xs.next();
+            w = ws.next();
+        }
+        sums.add(stage);
+    }
+}
+
 KERNEL(256, gemm_f16, const f16* w, u32 w_stride, u32 n, const f16* x, u32 x_stride, const f32* x_scale, u32 k, u32 rows, f32* out,
        u32 out_stride, const f32* bias, u32 add) {
     LDS(stages, Stage[2]);
-    const Operand xs = {x, rows, x_stride, k, x_stride % 8 == 0}, ws = {w, n, w_stride, k, w_stride % 8 == 0};
-    const u32 row = block_x() * TILE, col = block_y() * TILE;
-    const u32 steps = ceil_div(k, STEP);
+    const Operand xs = {x, rows, x_stride, k}, ws = {w, n, w_stride, k};
+    const u32 row = block_x() * TILE, col = block_y() * TILE, steps = ceil_div(k, STEP);
     wait_for_predecessor();
-    Parts x_parts = load_parts(xs, row, 0), w_parts = load_parts(ws, col, 0);
-    store_parts(stages[0].x, x_parts);
-    store_parts(stages[0].w, w_parts);
-    barrier_lds();
     Sums sums;
     sums.clear();
-    for (u32 s = 0; s < steps; s++) {
-        // The next step's loads run while this one is multiplied. After the last, parts past k: zeros.
-        x_parts = load_parts(xs, row, (s + 1) * STEP);
-        w_parts = load_parts(ws, col, (s + 1) * STEP);
-        sums.add(stages[s % 2]);
-        store_parts(stages[(s + 1) % 2].x, x_parts);
-        store_parts(stages[(s + 1) % 2].w, w_parts);
-        barrier_lds();
+    if (k % STEP == 0 && x_stride % 8 == 0 && w_stride % 8 == 0) {
+        multiply(stages, WholeSteps(xs, row), WholeSteps(ws, col), steps, sums);
+    } else {
+        multiply(stages, AnySteps(xs, row), AnySteps(ws, col), steps, sums);
     }
     sums.put({out, x_scale, bias, rows, n, out_stride, add}, row, col);
 }

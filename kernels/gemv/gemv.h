@@ -45,47 +45,88 @@ struct Matrix {
     f32* out; // of its first row, in the first activation row
 };
 
-// One tile of TEAMS * R outputs of a matrix.
-template <class T, u32 R, u32 U, u32 M, class Tile>
-DEV void store_tile(const Matrix& matrix, u32 tile_index, Tile& tile, Activations<Tile>& a, u32 out_stride, bool add, bool& waited) {
-    const u32 row = tile_index * (TEAMS * R) + team() * R;
-    Rows<T, 1, R> w;
-    w.view[0] = T::view(matrix.w, u64(matrix.n) * matrix.cols);
-    UNROLL for (u32 r = 0; r < R; r++) w.first[r] = min_u32(row + r, matrix.n - 1) * a.units;
-
-    const Place<R, M> at = place<R, M>();
-    const bool writes = at.writes && row + at.r < matrix.n && at.m < a.rows;
-    f32* out = matrix.out + u64(a.row + at.m) * out_stride + (row + at.r);
-    f32 acc[R * M], before = 0.0f;
-    dots<T, 1, R, U, M>(w, tile, a, acc, [&] {
-        if (!waited) wait_for_predecessor();
-        waited = true;
-        // Asked for now, it is here by the end.
-        if (writes && add) before = *out;
-        if (writes && matrix.bias != nullptr) before += matrix.bias[row + at.r];
-    });
-    const f32 sum = team_sum<R * M>(acc);
-    if (writes) *out = before + sum;
-}
-
 template <class Tile> DEV Activations<Tile> activations(const typename Tile::In& in, u32 units, u32 row, u32 rows) {
     return {in, row, rows, units, false};
 }
 
-template <class T, u32 R, u32 U, u32 M, class Tile>
-DEV void gemv(const Matrix& m0, const Matrix& m1, const Matrix& m2, const typename Tile::In& in, u32 rows, u32 out_stride, u32 add) {
-    LDS(tile, Tile);
-    const u32 row = block_y() * M;
-    Activations<Tile> a = activations<Tile>(in, units_of<T>(m0.cols), row, min_u32(M, rows - row));
-    const u32 end0 = ceil_div(m0.n, TEAMS * R), end1 = end0 + ceil_div(m1.n, TEAMS * R), end2 = end1 + ceil_div(m2.n, TEAMS * R);
-    bool waited = false;
-    for (u32 t = block_x(); t < end2; t += grid_x()) {
+// Up to three matrices in tiles of TEAMS * R outputs, one after the other.
+struct Matrices {
+    Matrix m0, m1, m2;
+
+    template <u32 OUTPUTS> DEV u32 tiles() const { return ceil_div(m0.n, OUTPUTS) + ceil_div(m1.n, OUTPUTS) + ceil_div(m2.n, OUTPUTS); }
+    // The matrix of tile `t`, whose number there `t` becomes. Field by field: a choice between whole structs would be in memory.
+    template <u32 OUTPUTS> DEV Matrix of_tile(u32& t) const {
+        const u32 end0 = ceil_div(m0.n, OUTPUTS), end1 = end0 + ceil_div(m1.n, OUTPUTS);
         const bool in0 = t < end0, in1 = t < end1;
-        const Matrix matrix = {in0 ? m0.w : in1 ? m1.w : m2.w, in0 ? m0.bias : in1 ? m1.bias : m2.bias,
-                               in0 ? m0.n : in1 ? m1.n : m2.n, m0.cols, in0 ? m0.out : in1 ? m1.out : m2.out};
-        const u32 index = in0 ? t : in1 ? t - end0 : t - end1;
-        store_tile<T, R, U, M>(matrix, index, tile, a, out_stride, add != 0, waited);
+        t -= in0 ? 0 : in1 ? end0 : end1;
+        return {in0 ? m0.w : in1 ? m1.w : m2.w, in0 ? m0.bias : in1 ? m1.bias : m2.bias, in0 ? m0.n : in1 ? m1.n : m2.n, m0.cols,
+                in0 ? m0.out : in1 ? m1.out : m2.out};
     }
+};
+
+// A block's tiles block_x(), block_x() + grid_x(), ... as items of a stream.
+template <class T, u32 R, u32 M> struct StoreJob {
+    static constexpr u32 OUTPUTS = TEAMS * R;
+    Matrices matrices;
+    u32 items, units, row, rows, out_stride;
+    bool add, waits;
+    f32* out;
+    f32 before;
+    bool writes;
+
+    DEV Rows<T, R> rows_of(u32 item) const {
+        u32 t = block_x() + item * grid_x();
+        const Matrix matrix = matrices.of_tile<OUTPUTS>(t);
+        const u32 first = t * OUTPUTS + team() * R;
+        const typename T::View view = T::view(matrix.w, u64(matrix.n) * matrix.cols);
+        Rows<T, R> w;
+        UNROLL for (u32 r = 0; r < R; r++) w.row[r] = T::from(view, min_u32(first + r, matrix.n - 1) * units);
+        return w;
+    }
+    DEV void first_use() const {
+        if (waits) wait_for_predecessor();
+    }
+    DEV void begin(u32 item) {
+        const Place<R, M> at = place<R, M>();
+        u32 t = block_x() + item * grid_x();
+        const Matrix matrix = matrices.of_tile<OUTPUTS>(t);
+        const u32 n = t * OUTPUTS + team() * R + at.r;
+        writes = at.writes && n < matrix.n && at.m < rows;
+        out = matrix.out + u64(row + at.m) * out_stride + n;
+        before = 0.0f;
+        // Asked for now, it is here by the end.
+        if (writes && add) before = *out;
+        if (writes && matrix.bias != nullptr) before += matrix.bias[n];
+    }
+    DEV void end(u32, const f32 (&sums)[R * M]) const {
+        const f32 sum = team_sum<R * M>(sums);
+        if (writes) *out = before + sum;
+    }
+};
+
+template <class T, u32 R, u32 U, u32 M, class Tile>
+DEV void store_tiles(const Matrices& matrices, Activations<Tile> a, u32 out_stride, bool add, bool waits) {
+    const u32 tiles = matrices.tiles<TEAMS * R>();
+    if (block_x() >= tiles) return;
+    LDS(tile, Tile);
+    StoreJob<T, R, M> job = {matrices, ceil_div(tiles - block_x(), grid_x()), a.units, a.row, a.rows, out_stride, add, waits,
+                             nullptr, 0.0f, false};
+    stream<T, R, U, M>(tile, a, job);
+}
+
+template <class T, u32 R, u32 U, u32 M, class Tile>
+DEV void gemv(const Matrices& matrices, const typename Tile::In& in, u32 rows, u32 out_stride, u32 add) {
+    const u32 row = block_y() * M;
+    const Activations<Tile> a = activations<Tile>(in, units_of<T>(matrices.m0.cols), row, min_u32(M, rows - row));
+    store_tiles<T, R, U, M>(matrices, a, out_stride, add != 0, true);
+}
+
+// `out` is this pair's row already, whichever row its input is.
+template <class T, u32 R, u32 U, class Tile>
+DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, u32 in_row, f32* out) {
+    const Matrix none = {nullptr, nullptr, 0, cols, nullptr};
+    const Activations<Tile> a = activations<Tile>(in, units_of<T>(cols), in_row, 1);
+    store_tiles<T, R, U, 1>({{w, nullptr, n, cols, out}, none, none}, a, 0, false, false);
 }
 
 struct GateUp {
@@ -99,29 +140,13 @@ struct SwigluOut {
     f32* out; // instead, where not 0
 };
 
-// One tile of 32 outputs: each team computes two gate rows and their two up rows at a time, twice; then eight lanes finish a row,
-// four outputs each.
-template <class T, u32 U, u32 M, class Tile>
-DEV void swiglu_tile(const GateUp& w, u32 tile_index, Tile& tile, Activations<Tile>& a, const SwigluOut& out, u32 out_row, bool& waited) {
-    LDS(sums, f32[M][2][32]);
-    Rows<T, 2, 4> rows;
-    rows.view[0] = T::view(w.gate, u64(w.n) * w.cols);
-    rows.view[1] = T::view(w.up, u64(w.n) * w.cols);
-    const Place<4, M> at = place<4, M>();
-    ROLLED for (u32 pass = 0; pass < 2; pass++) {
-        const u32 local = team() * 4 + pass * 2;
-        UNROLL for (u32 r = 0; r < 4; r++) rows.first[r] = min_u32(tile_index * 32 + local + r % 2, w.n - 1) * a.units;
-        f32 acc[4 * M];
-        dots<T, 2, 4, U, M>(rows, tile, a, acc, [&] {
-            if (!waited) wait_for_predecessor();
-            waited = true;
-        });
-        const f32 sum = team_sum<4 * M>(acc);
-        if (at.writes) sums[at.m][at.r / 2][local + at.r % 2] = sum;
-    }
-    barrier_lds();
+// Sums of a tile: M rows of 32 gate and 32 up outputs.
+template <u32 M> using GateUpSums = f32[M][2][32];
+
+// Eight lanes finish a row of a tile, four outputs each. Called by the whole block.
+template <u32 M> DEV void finish_swiglu(const GateUp& w, const GateUpSums<M>& sums, u32 tile_index, u32 rows, const SwigluOut& out, u32 out_row) {
     const u32 m = thread_id() / 8, local = thread_id() % 8 * 4, n = tile_index * 32 + local;
-    const bool mine = m < a.rows;
+    const bool mine = m < rows;
     Four value = {{0.0f, 0.0f, 0.0f, 0.0f}};
     UNROLL for (u32 i = 0; i < 4; i++) {
         if (!mine || n + i >= w.n) continue;
@@ -135,15 +160,52 @@ DEV void swiglu_tile(const GateUp& w, u32 tile_index, Tile& tile, Activations<Ti
     } else if (mine) {
         store_four(out.out + u64(out_row + m) * w.n, n, w.n, false, value);
     }
-    barrier_lds();
 }
 
-template <class T, u32 U, u32 M, class Tile>
+// A block's tiles of 32 outputs: a team computes P gate rows and their P up rows at a time, 4 / P times for a tile.
+template <class T, u32 P, u32 M> struct SwigluJob {
+    static constexpr u32 PASSES = 4 / P;
+    const GateUp& w;
+    const SwigluOut& out;
+    GateUpSums<M>& sums;
+    u32 items, units, rows, out_row;
+
+    DEV u32 tile(u32 item) const { return block_x() + item / PASSES * grid_x(); }
+    DEV static u32 in_tile(u32 item) { return team() * 4 + item % PASSES * P; }
+
+    DEV Rows<T, 2 * P> rows_of(u32 item) const {
+        const typename T::View gate = T::view(w.gate, u64(w.n) * w.cols), up = T::view(w.up, u64(w.n) * w.cols);
+        const u32 first = tile(item) * 32 + in_tile(item);
+        Rows<T, 2 * P> at;
+        UNROLL for (u32 p = 0; p < P; p++) {
+            const u32 begin = min_u32(first + p, w.n - 1) * units;
+            at.row[p] = T::from(gate, begin);
+            at.row[P + p] = T::from(up, begin);
+        }
+        return at;
+    }
+    DEV void first_use() const { wait_for_predecessor(); }
+    DEV void begin(u32) const {}
+    DEV void end(u32 item, const f32 (&lane_sums)[2 * P * M]) const {
+        const Place<2 * P, M> at = place<2 * P, M>();
+        const f32 sum = team_sum<2 * P * M>(lane_sums);
+        if (at.writes) sums[at.m][at.r / P][in_tile(item) + at.r % P] = sum;
+        if (item % PASSES != PASSES - 1) return;
+        barrier_lds();
+        finish_swiglu<M>(w, sums, tile(item), rows, out, out_row);
+        barrier_lds();
+    }
+};
+
+template <class T, u32 P, u32 U, u32 M, class Tile>
 DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u32 rows, const SwigluOut& out, u32 out_row) {
+    const u32 tiles = ceil_div(w.n, 32);
+    if (block_x() >= tiles) return;
     LDS(tile, Tile);
+    LDS(sums, GateUpSums<M>);
     Activations<Tile> a = activations<Tile>(in, units_of<T>(w.cols), in_row, rows);
-    bool waited = false;
-    for (u32 t = block_x(); t < ceil_div(w.n, 32); t += grid_x()) swiglu_tile<T, U, M>(w, t, tile, a, out, out_row, waited);
+    SwigluJob<T, P, M> job = {w, out, sums, ceil_div(tiles - block_x(), grid_x()) * (4 / P), a.units, rows, out_row};
+    stream<T, 2 * P, U, M>(tile, a, job);
 }
 
 #define GEMV_A8_PARAMS const u8 *codes, const f32 *scales, const u32 *in_sums
@@ -153,18 +215,18 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
 #define GEMV_OUT_PARAMS i8 *out_codes, f32 *out_scales, i16 *out_sums, f32 *out
 #define GEMV_OUT SwigluOut{{out_codes, out_scales, out_sums}, out}
 
-// NAME: as in the list above. R rows a team and U units on their way per row.
+// NAME: as in the list above. R weight rows a team at a time (SwiGLU: P of gate and P of up), U units of each on their way.
 #define GEMV_STORE(NAME, T, R, U, M, TILE, INPUT, ...)                                                                         \
     KERNEL(256, gemv_##NAME, const u8* w0, const u8* w1, const u8* w2, u32 n0, u32 n1, u32 n2, const f32* bias0,               \
            const f32* bias1, const f32* bias2, u32 cols, __VA_ARGS__, u32 rows, f32* out, u32 out_stride, u32 add) {           \
-        gemv<T, R, U, M, TILE>({w0, bias0, n0, cols, out}, {w1, bias1, n1, cols, out + n0}, {w2, bias2, n2, cols, out + n0 + n1}, \
-                               INPUT, rows, out_stride, add);                                                                  \
+        gemv<T, R, U, M, TILE>({{w0, bias0, n0, cols, out}, {w1, bias1, n1, cols, out + n0},                                  \
+                                {w2, bias2, n2, cols, out + n0 + n1}}, INPUT, rows, out_stride, add);                          \
     }
-#define GEMV_SWIGLU(NAME, T, U, M, TILE, INPUT, ...)                                                                           \
+#define GEMV_SWIGLU(NAME, T, P, U, M, TILE, INPUT, ...)                                                                          \
     KERNEL(256, gemv_swiglu_##NAME, const u8* gate, const u8* up, u32 n, const f32* gate_bias, const f32* up_bias, u32 cols,   \
            __VA_ARGS__, u32 rows, GEMV_OUT_PARAMS) {                                                                           \
         const u32 row = block_y() * M;                                                                                         \
-        gemv_swiglu<T, U, M, TILE>({gate, up, gate_bias, up_bias, n, cols}, INPUT, row, min_u32(M, rows - row), GEMV_OUT, row);\
+        gemv_swiglu<T, P, U, M, TILE>({gate, up, gate_bias, up_bias, n, cols}, INPUT, row, min_u32(M, rows - row), GEMV_OUT, row);\
     }
 #define GEMV_EXPERTS(NAME, T, R, U, TILE, INPUT, ...)                                                                          \
     KERNEL(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
@@ -174,53 +236,42 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
         gemv_expert<T, R, U, TILE>(global_address<const u8>(table[experts[pair]]), n, cols, INPUT, pair / slots,                              \
                                    out + u64(pair) * out_stride);                                                              \
     }
-#define GEMV_EXPERTS_SWIGLU(NAME, T, U, TILE, INPUT, ...)                                                                      \
+#define GEMV_EXPERTS_SWIGLU(NAME, T, P, U, TILE, INPUT, ...)                                                                      \
     KERNEL(256, gemv_experts_swiglu_##NAME, const u64* gate_table, const u64* up_table, const u32* experts, u32 n, u32 cols,   \
            __VA_ARGS__, u32 slots, GEMV_OUT_PARAMS) {                                                                          \
         wait_for_predecessor();                                                                                                \
         const u32 pair = block_y(), expert = experts[pair];                                                                    \
-        gemv_swiglu<T, U, 1, TILE>({global_address<const u8>(gate_table[expert]), global_address<const u8>(up_table[expert]), nullptr, nullptr, n, cols},    \
+        gemv_swiglu<T, P, U, 1, TILE>({global_address<const u8>(gate_table[expert]), global_address<const u8>(up_table[expert]), nullptr, nullptr, n, cols},    \
                                    INPUT, pair / slots, 1, GEMV_OUT, pair);                                                    \
     }
 
-template <class T, u32 R, u32 U, class Tile>
-DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, u32 in_row, f32* out) {
-    LDS(tile, Tile);
-    Activations<Tile> a = activations<Tile>(in, units_of<T>(cols), in_row, 1);
-    // Its row of `out` is this block row's own: seen from there, the activation row is the first.
-    const Matrix matrix = {w, nullptr, n, cols, out};
-    bool waited = true;
-    for (u32 t = block_x(); t < ceil_div(n, TEAMS * R); t += grid_x()) {
-        store_tile<T, R, U, 1>(matrix, t, tile, a, 0, false, waited);
-    }
-}
-
+// Two weight rows a team share what is read of the activations in LDS; four would spill registers at 8 columns.
 #define GEMV_QUANT(NAME, T)                                                                                                    \
-    GEMV_STORE(NAME##_a8_1, T, 2, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
-    GEMV_STORE(NAME##_a8_2, T, 2, 2, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_STORE(NAME##_a8_1, T, 2, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_STORE(NAME##_a8_2, T, 2, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_a8_4, T, 2, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_a8_8, T, 2, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
     GEMV_STORE(NAME##_f32_4, T, 1, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
-    GEMV_SWIGLU(NAME##_a8_1, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                \
-    GEMV_SWIGLU(NAME##_a8_2, T, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                \
-    GEMV_SWIGLU(NAME##_a8_4, T, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                \
-    GEMV_SWIGLU(NAME##_a8_8, T, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                \
-    GEMV_SWIGLU(NAME##_f32_1, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                      \
-    GEMV_SWIGLU(NAME##_f32_4, T, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                      \
-    GEMV_EXPERTS(NAME##_a8, T, 2, 2, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                 \
+    GEMV_SWIGLU(NAME##_a8_1, T, 1, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
+    GEMV_SWIGLU(NAME##_a8_2, T, 1, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
+    GEMV_SWIGLU(NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
+    GEMV_SWIGLU(NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
+    GEMV_SWIGLU(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
+    GEMV_SWIGLU(NAME##_f32_4, T, 1, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
+    GEMV_EXPERTS(NAME##_a8, T, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                 \
     GEMV_EXPERTS(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                       \
-    GEMV_EXPERTS_SWIGLU(NAME##_a8, T, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
-    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+    GEMV_EXPERTS_SWIGLU(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                          \
+    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 
-#define GEMV_FLOAT_M(NAME, T, U, M)                                                                                            \
-    GEMV_STORE(NAME##_f32_##M, T, 2, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)                           \
-    GEMV_SWIGLU(NAME##_f32_##M, T, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+#define GEMV_FLOAT_M(NAME, T, R, P, U, M)                                                                                      \
+    GEMV_STORE(NAME##_f32_##M, T, R, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)                           \
+    GEMV_SWIGLU(NAME##_f32_##M, T, P, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 #define GEMV_FLOAT(NAME, T)                                                                                                    \
-    GEMV_FLOAT_M(NAME, T, 4, 1)                                                                                                \
-    GEMV_FLOAT_M(NAME, T, 4, 2)                                                                                                \
-    GEMV_FLOAT_M(NAME, T, 2, 4)                                                                                                \
-    GEMV_FLOAT_M(NAME, T, 2, 8)                                                                                                \
-    GEMV_EXPERTS(NAME##_f32, T, 2, 4, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                \
-    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+    GEMV_FLOAT_M(NAME, T, 2, 1, 2, 1)                                                                                          \
+    GEMV_FLOAT_M(NAME, T, 2, 1, 2, 2)                                                                                          \
+    GEMV_FLOAT_M(NAME, T, 2, 1, 2, 4)                                                                                          \
+    GEMV_FLOAT_M(NAME, T, 2, 1, 1, 8)                                                                                          \
+    GEMV_EXPERTS(NAME##_f32, T, 2, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                \
+    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 1, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 #define GEMV_TILE(VALUES, M) F32Tile<VALUES, M>

@@ -25,19 +25,35 @@ template <u32 M> struct A8Tile {
 
     // Fills `count` units from unit `first` of rows of `total` units; `rows` of the M rows exist, from row `row` of `in`.
     DEV void stage(const In& in, u32 row, u32 rows, u32 first, u32 count, u32 total) {
-        UNROLL for (u32 m = 0; m < M; m++) {
-            const u64 start = u64(row + m) * total + first;
-            const u32 have = m >= rows ? 0 : min_u32(count, total - first);
-            for (u32 i = thread_id(); i < 2 * count; i += 256) {
-                const u32 unit = i / 2;
-                u32x4 v = {0, 0, 0, 0};
-                if (unit < have) v = load16(in.codes + start * 32 + i * 16);
-                if (i % 2 == 0) low[m][unit] = v;
-                else high[m][unit] = v;
+        ROLLED for (u32 i = thread_id(); i < 2 * count; i += 256) {
+            UNROLL for (u32 m = 0; m < M; m += 4) stage_some<(M < 4 ? M : 4)>(in, m, row + m, rows - min_u32(m, rows), first, count, total, i);
+        }
+    }
+
+    // Part i of rows m .. m + N: codes 16 i .., and scale and sums i. All loads of it are under way before the first store waits.
+    template <u32 N> DEV void stage_some(const In& in, u32 m, u32 row, u32 rows, u32 first, u32 count, u32 total, u32 i) {
+        const u32 have = min_u32(count, total - first);
+        u32x4 codes[N];
+        f32 scales[N];
+        u32 pairs[N];
+        UNROLL for (u32 n = 0; n < N; n++) {
+            const u64 start = u64(row + n) * total + first;
+            const bool exists = n < rows;
+            codes[n] = {0, 0, 0, 0};
+            scales[n] = 0.0f;
+            pairs[n] = 0;
+            if (exists && i / 2 < have) codes[n] = load16(in.codes + start * 32 + i * 16);
+            if (exists && i < have) {
+                scales[n] = in.scales[start + i];
+                pairs[n] = in.sums[start + i];
             }
-            for (u32 i = thread_id(); i < count; i += 256) {
-                scale[m][i] = i < have ? in.scales[start + i] : 0.0f;
-                sums[m][i] = i < have ? in.sums[start + i] : 0;
+        }
+        UNROLL for (u32 n = 0; n < N; n++) {
+            if (i % 2 == 0) low[m + n][i / 2] = codes[n];
+            else high[m + n][i / 2] = codes[n];
+            if (i < count) {
+                scale[m + n][i] = scales[n];
+                sums[m + n][i] = pairs[n];
             }
         }
     }
@@ -80,7 +96,7 @@ template <u32 VALUES, u32 M> struct F32Tile {
         UNROLL for (u32 m = 0; m < M; m++) {
             const f32* from = in.x + u64(row + m) * in.stride;
             const bool aligned = in.stride % 4 == 0;
-            for (u32 i = thread_id(); i < count * (VALUES / 4); i += 256) {
+            ROLLED for (u32 i = thread_id(); i < count * (VALUES / 4); i += 256) {
                 const u32 col = first * VALUES + 4 * i;
                 f32x4 v = {0.0f, 0.0f, 0.0f, 0.0f};
                 if (m < rows && col < in.cols) {

@@ -1,6 +1,7 @@
 // Float weights: rows as in the file, each padded with zeros to a multiple of 16 bytes, so that every lane loads 16.
 //
 // A type T has `values` per 16-byte chunk, the Raw of a chunk and
+//   view(base, n), from(view, c)   as in types.h
 //   load(view, c)     chunk c, counted through the whole tensor
 //   decode(raw, out)  its values as f32, exact
 #pragma once
@@ -12,6 +13,7 @@ struct F32 {
     using Raw = u32x4;
     using View = const u8*;
     static DEV View view(const u8* base, u64) { return base; }
+    static DEV View from(View base, u32 chunk) { return base + 16 * u64(chunk); }
     static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
     static DEV void decode(const Raw& raw, f32 (&out)[values]) {
         out[0] = as_f32(raw.x);
@@ -27,6 +29,7 @@ struct F16 {
     using Raw = u32x4;
     using View = const u8*;
     static DEV View view(const u8* base, u64) { return base; }
+    static DEV View from(View base, u32 chunk) { return base + 16 * u64(chunk); }
     static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
     static DEV void decode(const Raw& raw, f32 (&out)[values]) {
         const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -44,6 +47,7 @@ struct BF16 {
     using Raw = u32x4;
     using View = const u8*;
     static DEV View view(const u8* base, u64) { return base; }
+    static DEV View from(View base, u32 chunk) { return base + 16 * u64(chunk); }
     static DEV Raw load(View base, u32 chunk) { return plane_16(base, chunk); }
     static DEV void decode(const Raw& raw, f32 (&out)[values]) {
         const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};

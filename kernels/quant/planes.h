@@ -78,8 +78,10 @@ DEV void add_fifth_bits(u32 high, i32 (&code)[8]) {
 
 // Scale and minimum, 6 bits each, of group `index` (0..8) of a Q4_K or Q5_K header.
 DEV u32 scale_and_min(const u32x4& header, u32 index) {
-    const u32 low = index < 3 ? header.y : index < 6 ? header.z : header.w;
-    const u32 high = index < 3 ? header.z : header.w;
+    // Out of the struct before the choice: a choice of members would be an address, and the header in memory.
+    const u32 first = header.y, second = header.z, third = header.w;
+    const u32 low = index < 3 ? first : index < 6 ? second : third;
+    const u32 high = index < 3 ? second : third;
     const u64 both = u64(high) << 32 | low;
     return u32(both >> (12 * index & 31)) & 0xfff;
 }

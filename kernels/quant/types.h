@@ -2,9 +2,12 @@
 //
 // A type T names its planes and flags, and has
 //   Raw               what a lane holds of one group between load and use
-//   load(base, n, g)  the loads of group g of a tensor of n weights at `base`: independent of each other, 16 bytes where there
-//                     are 16 to load
-//   decode(raw, g)    Raw -> Group; values equal the file format's to the bit when computed as scale * (code - offset) + min
+//   View              where the planes of a tensor, or of what follows a group of it, begin
+//   view(base, n)     of a tensor of n weights at `base`
+//   from(view, g)     of what follows group g, where a row begins
+//   load(view, g)     the loads of group g from there: independent of each other, 16 bytes where there are 16 to load
+//   decode(raw, g)    Raw -> Group; values equal the file format's to the bit when computed as scale * (code - offset) + min; g
+//                     is the group's number, or any with the same remainder by 8
 // Groups are counted through the whole tensor: row * (cols / 32) + group of the row.
 #pragma once
 #include "planes.h"
@@ -23,6 +26,7 @@ struct Q8_0 {
         const u8 *q, *d;
     };
     static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<Q8_0>(weights, 1)}; }
+    static DEV View from(const View& v, u32 g) { return {v.q + 32 * u64(g), v.d + 2 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) {
         return {{plane_16(v.q, 2 * u64(g)), plane_16(v.q, 2 * u64(g) + 1)}, plane_2(v.d, g)};
     }
@@ -49,6 +53,7 @@ struct Q4_0 {
         const u8 *q, *d;
     };
     static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<Q4_0>(weights, 1)}; }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.d + 2 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_2(v.d, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
         Group group;
@@ -73,6 +78,7 @@ struct Q4_1 {
         const u8 *q, *dm;
     };
     static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<Q4_1>(weights, 1)}; }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.dm + 4 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_4(v.dm, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
         Group group;
@@ -101,6 +107,7 @@ struct Q5_0 {
     static DEV View view(const u8* base, u64 weights) {
         return {base, base + plane_offset<Q5_0>(weights, 1), base + plane_offset<Q5_0>(weights, 2)};
     }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.high + 4 * u64(g), v.d + 2 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_4(v.high, g), plane_2(v.d, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
         Group group;
@@ -128,6 +135,7 @@ struct Q5_1 {
     static DEV View view(const u8* base, u64 weights) {
         return {base, base + plane_offset<Q5_1>(weights, 1), base + plane_offset<Q5_1>(weights, 2)};
     }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.high + 4 * u64(g), v.dm + 4 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_4(v.high, g), plane_4(v.dm, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
         Group group;
@@ -155,6 +163,7 @@ struct MXFP4 {
         const u8 *q, *e;
     };
     static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<MXFP4>(weights, 1)}; }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.e + g}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_1(v.e, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
         // 0 1 2 3 4 6 8 12, then their negatives.
@@ -185,6 +194,7 @@ struct Q4_K {
         const u8 *q, *header;
     };
     static DEV View view(const u8* base, u64 weights) { return {base, base + plane_offset<Q4_K>(weights, 1)}; }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.header + 2 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_16(v.header, g / 8)}; }
     static DEV Group decode(const Raw& raw, u32 g) {
         Group group;
@@ -214,6 +224,7 @@ struct Q5_K {
     static DEV View view(const u8* base, u64 weights) {
         return {base, base + plane_offset<Q5_K>(weights, 1), base + plane_offset<Q5_K>(weights, 2)};
     }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.high + 4 * u64(g), v.header + 2 * u64(g)}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_16(v.header, g / 8), plane_4(v.high, g)}; }
     static DEV Group decode(const Raw& raw, u32 g) {
         Group group = Q4_K::decode({raw.q, raw.header}, g);
@@ -240,6 +251,7 @@ struct Q6_K {
         return {base, base + plane_offset<Q6_K>(weights, 1), base + plane_offset<Q6_K>(weights, 2),
                 base + plane_offset<Q6_K>(weights, 3)};
     }
+    static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.high + 8 * u64(g), v.scales + 2 * u64(g), v.d + g / 4}; }
     static DEV Raw load(const View& v, u32 g) {
         return {plane_16(v.q, g), plane_8(v.high, g), plane_2(v.scales, g), plane_2(v.d, g / 8)};
     }

@@ -8,8 +8,11 @@ use super::{
 };
 use crate::tensor::DType;
 
-/// Outputs of a block of `gemv_*` and `gemv_experts_*`.
+/// Outputs of a tile of `gemv_*` and `gemv_experts_*`.
 const GEMV_TILE: u32 = 16;
+/// Blocks past which one takes several tiles: more than any device runs at a time, so that none is idle, and so few that the
+/// start of a block, when it waits for its activations, does not count.
+const GEMV_BLOCKS: u32 = 1024;
 /// Outputs of a block of `gemv_swiglu_*` and `gemv_experts_swiglu_*`.
 const SWIGLU_TILE: u32 = 32;
 /// Rows and outputs of a block of `gemm_f16`.
@@ -35,8 +38,10 @@ fn fitting<A: super::super::Arguments, const N: usize>(
 
 /// Blocks of a `gemv_*` launch: outputs of its matrices and activation rows.
 pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
-    let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add);
-    Grid::xy(tiles.max(1), rows.div_ceil(columns.max(1)).max(1))
+    let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add).max(1);
+    // All blocks take as many tiles as any, but for the last.
+    let each = tiles.div_ceil(GEMV_BLOCKS);
+    Grid::xy(tiles.div_ceil(each), rows.div_ceil(columns.max(1)).max(1))
 }
 
 /// Blocks of a `gemv_swiglu_*` launch.
