@@ -389,3 +389,14 @@ pub enum BackendError {
     #[error("logits are not finite: the model's weights hold infinities or NaN")]
     NotFinite,
 }
+
+impl BackendError {
+    /// Whether memory was short: less of it in use, and the same call may succeed.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } => true,
+            Self::Device(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}

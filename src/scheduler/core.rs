@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use loads::LoadTask;
+
 use super::engine::Factory;
 use super::handle::Shared;
 use super::policy::{Expiry, Limits, Policy, Request, StepPlan};
@@ -29,6 +31,7 @@ const IDLE_WAKE: Duration = Duration::from_secs(1);
 /// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
 const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
 
+pub(super) mod loads;
 mod recovery;
 
 /// A model that has, or lately had, sequences.
@@ -74,6 +77,8 @@ pub(super) struct Core {
     housekept: Instant,
     /// There is no device to go on with.
     lost: bool,
+    /// Loads that were asked for without a step.
+    loads: Vec<LoadTask>,
 }
 
 impl Core {
@@ -102,6 +107,7 @@ impl Core {
             published: now,
             housekept: now,
             lost: false,
+            loads: Vec::new(),
         };
         core.publish();
         core
@@ -115,6 +121,7 @@ impl Core {
             let stopped = self.serve();
             self.shared.inbox.lock().stop = true;
             self.take_commands();
+            self.fail_loads(None, &|| JobError::Draining);
             self.fail_all(|| JobError::Draining);
             self.settle();
             stopped
@@ -169,8 +176,9 @@ impl Core {
         let admitted = self.admit(now);
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
+        let loaded = self.drive_loads();
         let step = self.policy.next_step();
-        let worked = admitted || ended || step.is_some();
+        let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {
             self.step(step);
         }
@@ -215,6 +223,9 @@ impl Core {
         for job in commands.jobs {
             self.submit(job);
         }
+        for request in commands.loads {
+            self.begin_load(request);
+        }
         for (id, items) in commands.credits {
             self.policy.credit(id, items);
         }
@@ -225,6 +236,7 @@ impl Core {
             if let Some(room) = self.rooms.get_mut(&id) {
                 room.gone = true;
             }
+            self.fail_loads(Some(id), &|| JobError::Cancelled);
             self.close_if_gone(id);
         }
         if commands.drain.is_some() && self.drain.is_none() {
@@ -303,6 +315,8 @@ impl Core {
         match result {
             Ok(sampled) => self.deliver(&step, sampled, load),
             Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
+            // Tried again in the next turn, as often as there is something to let go of.
+            Err(error) if error.is_out_of_memory() && self.evict_idle(step.model) => {}
             Err(error @ BackendError::DeviceLost { .. }) => {
                 tracing::error!(%error, "all requests fail, and the device is opened anew");
                 if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {

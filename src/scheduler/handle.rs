@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
+use super::core::loads::LoadRequest;
+use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading};
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, ModelDims};
-use crate::model::ModelId;
 use crate::model::plan::ExecutionPlan;
+use crate::model::{Model, ModelId};
 use crate::tensor::DType;
 
 /// What waits for the engine thread.
@@ -27,6 +29,10 @@ pub(super) struct Inbox {
     pub credits: HashMap<SequenceId, u32>,
     /// Models to let go of. Bounded by the models that are mapped.
     pub gone: HashSet<ModelId>,
+    /// Loads asked for without a step; at most `queue_max`.
+    pub loads: Vec<LoadRequest>,
+    /// A load was decided.
+    pub woken: bool,
     /// Sequences submitted and not yet ended.
     pub live: HashSet<SequenceId>,
     /// How many of `live` are not admitted yet.
@@ -43,6 +49,7 @@ pub(super) struct Commands {
     pub cancels: HashSet<SequenceId>,
     pub credits: HashMap<SequenceId, u32>,
     pub gone: HashSet<ModelId>,
+    pub loads: Vec<LoadRequest>,
     pub drain: Option<Instant>,
     pub stop: bool,
 }
@@ -55,15 +62,19 @@ impl Inbox {
             || !self.cancels.is_empty()
             || !self.credits.is_empty()
             || !self.gone.is_empty()
+            || !self.loads.is_empty()
+            || self.woken
     }
 
     /// Empties the inbox; what is live, a drain and a stop stay.
     pub(super) fn take(&mut self) -> Commands {
+        self.woken = false;
         Commands {
             jobs: std::mem::take(&mut self.jobs),
             cancels: std::mem::take(&mut self.cancels),
             credits: std::mem::take(&mut self.credits),
             gone: std::mem::take(&mut self.gone),
+            loads: std::mem::take(&mut self.loads),
             drain: self.drain,
             stop: self.stop,
         }
@@ -207,6 +218,47 @@ impl EngineHandle {
         drop(inbox);
         self.shared.wake.notify_one();
         Ok(())
+    }
+
+    /// Brings one tensor of a model to the device, as a step would, and waits until it is there. Callers of the same tensor
+    /// share one load. The runtime is not blocked.
+    ///
+    /// # Errors
+    /// [`JobError::Invalid`] where the model has no such tensor, [`JobError::Backend`] of the load, those of
+    /// [`EngineHandle::submit`].
+    pub async fn load_tensor_to_gpu(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
+        if !model.plan.tensors().any(|tensor| tensor.name() == name) {
+            return Err(JobError::Invalid("the model has no tensor of that name"));
+        }
+        let reached = self.begin_load(model, LoadTarget::Tensor(name.to_owned()))?.wait().await?;
+        reached.last.ok_or(JobError::Invalid("a load ended without a tensor"))
+    }
+
+    /// Begins to bring all of a model's weights to the device, in the order a step needs them. A step that runs meanwhile
+    /// shares what is there and on the way.
+    ///
+    /// # Errors
+    /// Those of [`EngineHandle::submit`]; of the loads by [`Loading::wait`].
+    pub fn load_to_gpu(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
+        self.begin_load(model, LoadTarget::All)
+    }
+
+    fn begin_load(&self, model: &Arc<Model>, target: LoadTarget) -> Result<Loading, JobError> {
+        model.files.check_poison()?;
+        self.check_plan(&model.plan)?;
+        let (progress, receiver) = watch::channel(LoadProgress::default());
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.stop || inbox.drain.is_some() {
+            return Err(JobError::Draining);
+        }
+        if inbox.loads.len() >= self.shared.queue_max {
+            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
+            return Err(JobError::QueueFull { queued: limit, limit });
+        }
+        inbox.loads.push(LoadRequest { model: Arc::clone(model), target, progress });
+        drop(inbox);
+        self.shared.wake.notify_one();
+        Ok(Loading { progress: receiver })
     }
 
     /// Takes a request back: it ends with [`JobError::Cancelled`], after the step that is under way. Unknown or ended

@@ -17,6 +17,7 @@ use crate::tensor::MapError;
 mod core;
 mod engine;
 mod handle;
+mod loading;
 mod pages;
 mod policy;
 mod resident;
@@ -27,6 +28,8 @@ mod text;
 
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
+use loading::LoadTarget;
+pub use loading::{LoadProgress, LoadedTensor, Loading};
 pub use snapshot::{Counters, EngineSnapshot, SequenceSnapshot, SequenceState};
 
 /// Number of a sequence, unique while the daemon runs.

@@ -470,6 +470,7 @@ impl Backend for HipBackend {
             return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
         }
         let logits = model.scratch.logits.ptr();
+        self.waiter.set_busy(); // the step itself may have been waited for already
         model.sampler.launch(&self.device, &self.stream, logits, rows)?;
         self.waiter.settle(&self.device, &self.stream)?;
         Ok(self.step()?.sampler.read(rows))

@@ -43,6 +43,7 @@ impl Core {
     /// When there is no device to be opened.
     pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
         self.in_step = None;
+        self.fail_loads(None, error);
         self.rooms.clear();
         self.cache.clear();
         let sequences = std::mem::take(&mut self.sequences);

@@ -54,6 +54,18 @@ struct State {
     steps: u64,
     /// The engine waits in `begin_step`.
     held: bool,
+    /// How many layers before their turn the device loads.
+    ahead: usize,
+    /// Called in attention of this layer, once.
+    in_attention: Option<(u32, Hook)>,
+}
+
+struct Hook(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a hook")
+    }
 }
 
 /// The test's side of a fake device.
@@ -106,6 +118,13 @@ impl Control {
     pub fn holds(&self) -> (usize, usize, u32) {
         let state = self.0.0.lock();
         (state.pages.len(), state.slots.len(), state.opened)
+    }
+
+    /// Loads begin so many layers early, and attention of `layer` calls `hook` when it next runs.
+    pub fn load_ahead(&self, ahead: usize, layer: u32, hook: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.0.lock();
+        state.ahead = ahead;
+        state.in_attention = Some((layer, Hook(Box::new(hook))));
     }
 
     pub fn loads(&self) -> Vec<String> {
@@ -254,7 +273,15 @@ impl Backend for Fake {
         self.unit("attention_input")
     }
 
+    fn layers_ahead(&self) -> usize {
+        self.control.0.0.lock().ahead
+    }
+
     fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
+        let hook = self.control.0.0.lock().in_attention.take_if(|(at, _)| *at == layer);
+        if let Some((_, Hook(hook))) = hook {
+            hook();
+        }
         let wants = [Fault::PanicInAttention, Fault::PanicInAttentionAndClose];
         if layer == 1 && self.control.0.0.lock().fault.is_some_and(|f| wants.contains(&f)) {
             self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model

@@ -38,6 +38,30 @@ fn a_panic_fails_its_step_and_the_others_take_in_anew() {
 }
 
 #[test]
+fn a_cold_start_taken_back_at_a_layer_leaves_two_more_and_goes_on_from_there() {
+    let rig = Rig::new(EngineOptions::default());
+    let (job, asked) = rig.job(&prompt(1, 40), 5);
+    let (handle, id) = (rig.handle(), asked.id);
+    rig.control.load_ahead(2, 1, move || handle.cancel(id));
+    rig.handle().submit(job).unwrap();
+    assert!(matches!(asked.finish().error(), JobError::Cancelled));
+    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<u32>().ok();
+    let loads = rig.control.loads();
+    assert_eq!(loads.iter().filter_map(|name| layer(name)).max(), Some(3), "{loads:?}");
+    assert!(!loads.iter().any(|name| name == "output_norm.weight"), "{loads:?}");
+    assert_eq!(rig.handle().snapshot().counters.tensors_loaded, loads.len() as u64);
+    // What is there is not loaded again.
+    assert_eq!(rig.ask(&prompt(1, 40), 5).finish().ids, expected(&prompt(1, 40), 5));
+    let mut all = rig.control.loads();
+    assert!(all.len() > loads.len() && all.starts_with(&loads));
+    all.sort_unstable();
+    let count = all.len();
+    all.dedup();
+    assert_eq!(all.len(), count, "a tensor was loaded twice");
+    rig.assert_empty();
+}
+
+#[test]
 fn a_device_broken_by_a_panic_is_opened_anew() {
     for fault in [Fault::PanicInAttentionAndClose, Fault::PanicInRelease] {
         let rig = Rig::new(EngineOptions::default());

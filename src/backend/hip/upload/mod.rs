@@ -35,7 +35,7 @@ const BUFFERS: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadPath {
-    /// The faster of the two, measured when the device is opened.
+    /// The ring: a file that fails does so on our own threads, and no driver has to pin its pages.
     #[default]
     Auto,
     /// Through pinned buffers, filled by several threads.

@@ -1,0 +1,102 @@
+//! Weights come when they are needed, once, and leave nothing behind when they do not.
+
+use std::sync::Arc;
+
+use rocmforge::scheduler::{JobError, LoadedTensor};
+
+use crate::common::tinystories;
+use crate::rig::{Rig, model};
+
+const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
+
+#[test]
+fn registering_uploads_nothing_and_a_second_request_neither() {
+    let Some(rig) = Rig::open() else { return };
+    let model = model(1, &tinystories());
+    assert_eq!(rig.handle().snapshot().device.uploads, 0);
+    let first = rig.ask(&model, &PROMPT, 12);
+    assert_eq!(first.ids.len(), 12, "{:?}", first.end);
+    let weights = rig.handle().snapshot();
+    assert!(weights.device.upload_bytes > 0 && weights.device.upload_failures == 0);
+    // All but the embedding, whose rows travel with steps unless the head is the same tensor.
+    assert!(weights.device.upload_bytes <= model.plan.weight_bytes());
+    let second = rig.ask(&model, &PROMPT, 12);
+    assert_eq!(second.ids, first.ids);
+    let after = rig.handle().snapshot();
+    assert_eq!(after.device.uploads, weights.device.uploads);
+    assert_eq!(after.device.upload_bytes, weights.device.upload_bytes);
+    assert!(after.device.graphs > 0 && after.device.graph_replays > 0, "{:?}", after.device);
+    assert_eq!(after.device.graphs_refused, None);
+}
+
+#[test]
+fn ten_callers_of_one_tensor_share_one_upload() {
+    let Some(rig) = Rig::open() else { return };
+    let (handle, model) = (rig.handle(), model(1, &tinystories()));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let loaded: Vec<LoadedTensor> = runtime.block_on(async {
+        let callers: Vec<_> = (0..10)
+            .map(|_| {
+                let (handle, model) = (handle.clone(), Arc::clone(&model));
+                tokio::spawn(async move { handle.load_tensor_to_gpu(&model, "blk.0.attn_q.weight").await })
+            })
+            .collect();
+        let mut loaded = Vec::new();
+        for caller in callers {
+            loaded.push(caller.await.unwrap().unwrap());
+        }
+        loaded
+    });
+    assert!(loaded.iter().all(|tensor| *tensor == loaded[0] && tensor.address != 0), "{loaded:?}");
+    assert!(rig.comes(|s| s.device.uploads == 1 && s.device_bytes == loaded[0].bytes));
+    let unknown = runtime.block_on(handle.load_tensor_to_gpu(&model, "no such tensor"));
+    assert!(matches!(unknown, Err(JobError::Invalid(_))));
+}
+
+#[test]
+fn a_whole_model_is_loaded_with_progress_and_then_served_without_uploads() {
+    let Some(rig) = Rig::open() else { return };
+    let model = model(1, &tinystories());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let reached = runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await }).unwrap();
+    assert_eq!(reached.tensors, reached.tensors_total);
+    assert_eq!(reached.tensors, model.plan.tensors().count());
+    let uploads = rig.handle().snapshot().device.uploads;
+    assert_eq!(rig.ask(&model, &PROMPT, 4).ids.len(), 4);
+    assert_eq!(rig.handle().snapshot().device.uploads, uploads);
+}
+
+#[test]
+fn what_left_the_device_comes_back_elsewhere_and_answers_alike() {
+    let Some(rig) = Rig::open() else { return };
+    let (first, other) = (model(1, &tinystories()), model(2, &tinystories()));
+    let before = rig.ask(&first, &PROMPT, 12);
+    let replays = rig.handle().snapshot().device.graph_replays;
+    assert!(replays > 0);
+    rig.handle().model_gone(first.id);
+    assert!(rig.comes(|s| s.device_bytes == 0));
+    // What is loaded now takes the places that the first model's weights had.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(rig.handle().load_tensor_to_gpu(&other, "blk.0.ffn_down.weight")).unwrap();
+    let after = rig.ask(&first, &PROMPT, 12);
+    assert_eq!(after.ids, before.ids);
+    assert!(rig.handle().snapshot().device.graph_replays > replays);
+}
+
+#[test]
+fn a_file_cut_short_fails_its_request_and_leaves_nothing() {
+    let Some(rig) = Rig::open() else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::copy(tinystories(), file.path()).unwrap();
+    let broken = model(1, file.path());
+    let length = std::fs::metadata(file.path()).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(file.path()).unwrap().set_len(length / 2).unwrap();
+    let answer = rig.ask(&broken, &PROMPT, 4);
+    assert!(matches!(answer.end, Err(JobError::Model(_))), "{:?}", answer.end);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let loaded = runtime.block_on(rig.handle().load_tensor_to_gpu(&broken, "output_norm.weight"));
+    assert!(loaded.is_err(), "{loaded:?}");
+    assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
+    // The device serves on.
+    assert_eq!(rig.ask(&model(2, &tinystories()), &PROMPT, 4).ids.len(), 4);
+}

@@ -1,0 +1,11 @@
+//! The engine on a GPU, or on what plays one: weights that arrive when they are needed, and devices that fail.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
+
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+#[path = "../common/gpu.rs"]
+mod gpu;
+mod lazy;
+mod rig;

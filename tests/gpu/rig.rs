@@ -1,0 +1,110 @@
+//! An engine on a device, and requests to it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge::backend::Backend;
+use rocmforge::backend::hip::{HipBackend, HipOptions};
+use rocmforge::model::{Model, ModelId};
+use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling};
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::gpu;
+
+/// Most rows of a step: fewer than are expanded for a matrix product, so that an answer has one way to be computed.
+const ROWS: usize = 32;
+
+pub struct Rig {
+    pub engine: Engine,
+}
+
+/// What came of a request.
+pub struct Answer {
+    pub ids: Vec<u32>,
+    pub end: Result<Outcome, JobError>,
+}
+
+pub fn options() -> EngineOptions {
+    EngineOptions { rows_max: ROWS, sequences_max: 8, ..EngineOptions::default() }
+}
+
+pub fn model(id: u64, path: &Path) -> Arc<Model> {
+    let file = std::fs::File::open(path).unwrap();
+    Arc::new(Model::open(ModelId(id), "a test's", vec![file]).unwrap())
+}
+
+impl Rig {
+    /// An engine on the device that tests run on; `None` after saying why there is none.
+    pub fn open() -> Option<Self> {
+        let runtime = gpu::runtime()?;
+        let options = HipOptions { upload_threads: 2, ..HipOptions::default() };
+        Some(Self::with(move || {
+            let backend = HipBackend::with_runtime(runtime.clone(), options.clone())?;
+            Ok(Box::new(backend) as Box<dyn Backend>)
+        }))
+    }
+
+    /// An engine on what this opens.
+    pub fn with(
+        factory: impl Fn() -> Result<Box<dyn Backend>, rocmforge::backend::BackendError> + Send + 'static,
+    ) -> Self {
+        Self { engine: Engine::start(options(), factory).unwrap() }
+    }
+
+    pub fn handle(&self) -> EngineHandle {
+        self.engine.handle()
+    }
+
+    /// A greedy answer of `tokens` tokens.
+    pub fn ask(&self, model: &Arc<Model>, prompt: &[u32], tokens: u32) -> Answer {
+        let handle = self.handle();
+        let (events, mut receiver) = unbounded_channel();
+        let job = Job {
+            id: handle.new_sequence_id(),
+            uid: 1000,
+            model: Arc::clone(model),
+            prompt: prompt.to_vec(),
+            max_tokens: tokens,
+            context_tokens: 512,
+            sampling: Sampling {
+                temperature: 0.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                seed: 0,
+                top_logprobs: 0,
+            },
+            stop: Vec::new(),
+            ignore_eog: true,
+            deadline: None,
+            arrived: Instant::now(),
+            credit: u32::MAX,
+            events,
+        };
+        if let Err(error) = handle.submit(job) {
+            return Answer { ids: Vec::new(), end: Err(error) };
+        }
+        let mut ids = Vec::new();
+        loop {
+            match receiver.blocking_recv() {
+                Some(Event::Tokens(batch)) => ids.extend(batch.ids),
+                Some(Event::Done(outcome)) => return Answer { ids, end: Ok(outcome) },
+                Some(Event::Failed(error)) => return Answer { ids, end: Err(error) },
+                None => panic!("a request ended without a last event"),
+            }
+        }
+    }
+
+    /// True once `so` holds; asks again for a while.
+    pub fn comes(&self, so: impl Fn(&rocmforge::scheduler::EngineSnapshot) -> bool) -> bool {
+        let until = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < until {
+            if so(&self.handle().snapshot()) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+}
