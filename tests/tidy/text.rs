@@ -59,7 +59,9 @@ fn files_are_short() {
     // The protocol's page is one idea however long: who writes a decoder wants every byte in one place.
     let long: Vec<String> = files()
         .iter()
-        .filter(|f| [".rs", ".py", ".md", ".hip", ".h", ".cpp", ".cu"].iter().any(|end| f.path.ends_with(end)))
+        .filter(|f| {
+            [".rs", ".py", ".md", ".hip", ".h", ".cpp", ".cu"].iter().any(|end| f.path.ends_with(end))
+        })
         .filter(|f| f.path != "PROTOCOL.md")
         .map(|f| (f.text.lines().count(), &f.path))
         .filter(|(lines, _)| *lines > LINES_MAX)

@@ -86,6 +86,7 @@ impl Core {
                 Ok(progress) => {
                     moved |= progress;
                     if task.left.is_empty() && task.on_the_way.is_empty() {
+                        self.publish(); // who is told finds it in the snapshot
                         task.end(Ok(()));
                     } else if !task.request.progress.is_closed() {
                         self.loads.push(task);
@@ -94,6 +95,7 @@ impl Core {
                 Err(error) => {
                     moved = true;
                     self.cache.clear_failed();
+                    self.publish();
                     task.end(Err(error));
                 }
             }
