@@ -112,3 +112,17 @@ fn smollm2_in_eight_bits_loses_no_more_than_the_cpu_backend() {
     );
     assert!(lost <= 1.25 * allowed, "off by {lost} where the CPU backend is off by {allowed}");
 }
+
+/// As many rows as are multiplied by matrix: weights expanded to f16 meet f16 rows, which loses less than 8 bits do.
+#[test]
+fn a_long_prompt_loses_less_than_the_cpu_backends_eight_bits() {
+    let Some(path) = common::smollm2() else { return };
+    let Some(mut gpu) = on_gpu(&path, Activations::Int8, KvType::F16) else { return };
+    let mut cpu = on_cpu(&path, Activations::Int8, KvType::F16);
+    let mut exact = on_cpu(&path, Activations::F32, KvType::F32);
+    let ids: Vec<u32> = smollm2_ids(&gpu).into_iter().cycle().take(68).collect();
+    let want = exact.feed(&ids);
+    let (lost, allowed) = (distance(&gpu.feed(&ids), &want), distance(&cpu.feed(&ids), &want));
+    println!("{}: off by {lost:.3e}, {} by {allowed:.3e}", gpu.describe(), cpu.describe());
+    assert!(lost <= allowed, "off by {lost} where the CPU backend is off by {allowed}");
+}
