@@ -25,7 +25,7 @@ const WIDE_OF_100: u32 = 40;
 #[derive(Debug)]
 pub struct Kernel {
     name: String,
-    /// Spilled vector and scalar registers.
+    /// Spilled vector registers. Scalar ones go into lanes of vector registers, or show as scratch memory.
     spills: u64,
     /// Bytes of scratch memory a lane.
     scratch: u64,
@@ -65,7 +65,7 @@ fn read(kernel: &Value) -> Option<Kernel> {
     }
     Some(Kernel {
         name: note::name(kernel)?.into(),
-        spills: number(kernel, ".vgpr_spill_count")? + number(kernel, ".sgpr_spill_count")?,
+        spills: number(kernel, ".vgpr_spill_count")?,
         scratch: number(kernel, ".private_segment_fixed_size")?,
         lds: number(kernel, ".group_segment_fixed_size")?,
         arguments,
