@@ -14,7 +14,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use rocmforge::backend::Activations;
-use rocmforge::backend::cpu::activations::ActivationBuffer;
+use rocmforge::backend::cpu::activations::{ActivationBuffer, FINE_ABOVE};
 use rocmforge::backend::cpu::matmul::{MatmulScratch, MatrixView};
 use rocmforge::backend::cpu::quant::{GroupKind, SUPPORTED, dequantize_row};
 use rocmforge::backend::cpu::{Isa, Kernels};
@@ -105,11 +105,16 @@ impl Matrix {
         // The high byte of every float of a block.
         let floats: &[usize] = match dtype {
             DType::F32 => &[3],
-            DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 => &[1],
+            DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
+            DType::MXFP4 => &[0],
             DType::Q6_K => &[209],
             _ => &[1, 3],
         };
-        let byte = if matches!(dtype, DType::F32 | DType::BF16) { 0x3c } else { 0x20 };
+        let byte = match dtype {
+            DType::F32 | DType::BF16 => 0x3c,
+            DType::MXFP4 => 120,
+            _ => 0x20,
+        };
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
             floats.iter().for_each(|&at| block[at] = byte);
         }
@@ -129,7 +134,9 @@ fn measure(options: &Options, matrix: &Matrix, m: usize) {
             .iter_mut()
             .enumerate()
             .for_each(|(k, v)| *v = ((i * 31 + k * 17) % 101) as f32 / 25.0 - 2.0);
-        row.quantize(options.kernels);
+        // An outlier in one group of 13, as in real rows.
+        row.values_mut().iter_mut().skip(40).step_by(13 * 32).for_each(|v| *v = 12.0);
+        row.quantize(options.kernels, FINE_ABOVE);
     }
     // About 1 MiB for decode; for prefill 64 rows, a few hundred microseconds at most.
     let slice = if m <= 2 { ((1 << 20) / matrix.row_bytes()).next_multiple_of(64) } else { 64 };
@@ -224,7 +231,7 @@ fn check(matrix: &Matrix, acts: &ActivationBuffer, first: usize, count: usize, o
             let (mut sum, mut size) = (0f64, 0f64);
             for (k, &w) in values.iter().enumerate() {
                 let x = match GroupKind::of(matrix.dtype) {
-                    Some(_) => f64::from(acts.codes(m)[k]) * f64::from(acts.scales(m)[k / 32]),
+                    Some(_) => acts.decoded(m, k),
                     None => f64::from(acts.values(m)[k]),
                 };
                 sum += f64::from(w) * x;

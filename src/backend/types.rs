@@ -29,7 +29,7 @@ pub enum KvType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
-    /// 8-bit codes, one f32 scale per 32 values: the default.
+    /// 8-bit codes, one f32 scale per 32 values; on the CPU 16 bits for groups that stand out: the default.
     #[default]
     Int8,
     /// Single precision: a checking mode.

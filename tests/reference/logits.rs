@@ -19,8 +19,11 @@ use crate::runner::Runner;
 /// for the rounding of what is stored.
 const LOGP_DIFF_MAX: f64 = 2e-2;
 
-/// How much more than llama.cpp's own 8-bit activations ours may lose.
-const LOSS_RATIO_MAX: f64 = 1.5;
+/// What our 8-bit activations may lose of what llama.cpp's own do: outliers have fine codes beside the 8-bit ones.
+const INT8_LOSS_RATIO_MAX: f64 = 0.5;
+
+/// How much more than llama.cpp's F16 cache ours may lose.
+const CACHE_LOSS_RATIO_MAX: f64 = 1.5;
 
 #[derive(serde::Deserialize)]
 struct Expected {
@@ -42,8 +45,6 @@ struct Prompt {
     greedy: Vec<u32>,
     /// Between the two most likely tokens at each step, in nats.
     margins: Vec<f64>,
-    /// What llama.cpp's own 8-bit activations take at each step of that continuation.
-    default_greedy: Vec<u32>,
     /// Probability of all tokens below the floor together.
     rest: f64,
     /// Tokens above the floor and their log-probabilities; from the `.logp` file.
@@ -72,23 +73,14 @@ fn smollm2_in_single_precision_gives_the_reference() {
 }
 
 #[test]
-fn smollm2_in_eight_bits_loses_no_more_than_llama_cpp_does() {
+fn smollm2_in_eight_bits_loses_half_of_what_llama_cpp_does() {
     let Some(model) = common::smollm2() else { return };
     let expected = Expected::read("smollm2", &model);
     let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
-    // At one step of the 364 that are clear by more than 0.5 (margin 0.504, in "41 + 6 =") llama.cpp's own 8-bit activations
-    // take another token too: what both lose is lost by the format. No more than that one is excused.
-    let excused = |p: &Prompt| {
-        (0..p.greedy.len())
-            .filter(|&step| p.margins[step] > 0.5 && p.default_greedy[step] != p.greedy[step])
-            .count()
-    };
-    assert!(expected.prompts.iter().map(excused).sum::<usize>() <= 1, "the reference excuses too much");
-    let far = expected
-        .compare(&mut runner, |p, step| p.margins[step] > 0.5 && p.default_greedy[step] == p.greedy[step]);
-    let most = LOSS_RATIO_MAX * expected.default_kl_mean;
+    let far = expected.compare(&mut runner, |p, step| p.margins[step] > 0.5);
+    let most = INT8_LOSS_RATIO_MAX * expected.default_kl_mean;
     assert!(far.kl_mean <= most, "mean KL {} where {most} is allowed", far.kl_mean);
-    assert!(far.kl_max <= 0.05, "KL of one prompt is {}", far.kl_max);
+    assert!(far.kl_max <= 0.01, "KL of one prompt is {}", far.kl_max);
 }
 
 #[test]
@@ -111,7 +103,7 @@ fn tinystories_gives_the_reference_with_every_instruction_set() {
         // The file's weights are F32, which 8-bit activations never meet: what is lost is lost by the F16 cache.
         let mut runner = Runner::open(&model, isa, Activations::Int8, KvType::F16);
         let far = expected.compare(&mut runner, |p, step| p.margins[step] > 0.1);
-        let most = LOSS_RATIO_MAX * expected.default_kl_mean;
+        let most = CACHE_LOSS_RATIO_MAX * expected.default_kl_mean;
         assert!(far.kl_mean <= most, "{}: mean KL {} where {most} is allowed", isa.name(), far.kl_mean);
     }
 }

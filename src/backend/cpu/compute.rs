@@ -78,13 +78,15 @@ impl Compute {
         self.mode == Activations::Int8 && GroupKind::of(dtype).is_some()
     }
 
-    /// Makes `rows` rows of `cols` activations by `fill(row, values)`, in all forms that `weights` take.
+    /// Makes `rows` rows of `cols` activations by `fill(row, values)`, in all forms that `weights` take; `fine_above` is
+    /// [`ActivationRow::quantize`](super::activations::ActivationRow::quantize)'s.
     pub fn activate(
         &mut self,
         acts: &mut ActivationBuffer,
         rows: usize,
         cols: usize,
         weights: &[&DeviceTensor],
+        fine_above: f32,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         acts.reset(rows, cols);
@@ -95,14 +97,14 @@ impl Compute {
             self.pool.run_items(&mut rows, |index, row| {
                 fill(index, row.values_mut());
                 if codes {
-                    row.quantize(kernels);
+                    row.quantize(kernels, fine_above);
                 }
             });
         } else {
             for (index, mut row) in acts.rows_mut().enumerate() {
                 fill(index, row.values_mut());
                 if codes {
-                    row.quantize(kernels);
+                    row.quantize(kernels, fine_above);
                 }
             }
         }

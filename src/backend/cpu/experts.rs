@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::compute::{Compute, Run, Store, matrix};
 use super::model::Model;
 use super::norm;
@@ -153,7 +154,7 @@ pub fn route(
     want_projection(&weights.logits, experts.dims.count, hidden)?;
     read_norm(weights.norm, &mut model.norm)?;
     let (level, residual, norm) = (compute.level, &model.residual, &model.norm);
-    compute.activate(&mut model.acts, rows, hidden, &[weights.logits.weight], |row, out| {
+    compute.activate(&mut model.acts, rows, hidden, &[weights.logits.weight], FINE_ALL, |row, out| {
         norm::rms_norm(level, residual.row(row), norm, eps, out);
     });
     for row in 0..rows {
@@ -199,7 +200,7 @@ pub fn experts(
     let (level, dims) = (compute.level, &experts.dims);
 
     let (normed, order) = (&experts.normed, &experts.order);
-    compute.activate(&mut model.acts, uses, hidden, &[&first.gate, &first.up], |index, out| {
+    compute.activate(&mut model.acts, uses, hidden, &[&first.gate, &first.up], FINE_ABOVE, |index, out| {
         out.copy_from_slice(normed.row(order[index] as usize / dims.used));
     });
     let gate_up = loaded
@@ -211,7 +212,7 @@ pub fn experts(
     })?;
 
     let gated = &experts.gated;
-    compute.activate(&mut model.acts, uses, dims.ffn, &[&first.down], |index, out| {
+    compute.activate(&mut model.acts, uses, dims.ffn, &[&first.down], FINE_ABOVE, |index, out| {
         out.copy_from_slice(gated.row(index));
     });
     let down = loaded

@@ -4,6 +4,7 @@
 //! and by all for many; products and attention are phases of the pool: four phases a layer at one row, five when
 //! attention is split.
 
+use super::activations::{FINE_ABOVE, FINE_ALL};
 use super::attention::{self, Problem};
 use super::compute::{Compute, Store, append_values};
 use super::model::Model;
@@ -60,7 +61,7 @@ pub fn attention_input(
     let parts = [weights.q, weights.k, weights.v];
     let (level, rows) = (compute.level, model.step.rows());
     let (residual, norm) = (&model.residual, &model.norm);
-    compute.activate(&mut model.acts, rows, hidden, &parts.map(|p| p.weight), |row, out| {
+    compute.activate(&mut model.acts, rows, hidden, &parts.map(|p| p.weight), FINE_ABOVE, |row, out| {
         norm::rms_norm(level, residual.row(row), norm, eps, out);
     });
     let stride = model.qkv.cols();
@@ -147,7 +148,7 @@ pub fn attention_output(
     let (cols, _) = model.head_cols();
     want_projection(weights, model.dims.hidden, cols)?;
     let attended = &model.attended;
-    compute.activate(&mut model.acts, model.step.rows(), cols, &[weights.weight], |row, out| {
+    compute.activate(&mut model.acts, model.step.rows(), cols, &[weights.weight], FINE_ABOVE, |row, out| {
         out.copy_from_slice(attended.row(row));
     });
     add_to_residual(compute, model, weights)
@@ -170,7 +171,7 @@ pub fn ffn_input(
     read_norm(weights.norm, &mut model.norm)?;
     let (level, residual, norm) = (compute.level, &model.residual, &model.norm);
     let both = [weights.gate.weight, weights.up.weight];
-    compute.activate(&mut model.acts, model.step.rows(), hidden, &both, |row, out| {
+    compute.activate(&mut model.acts, model.step.rows(), hidden, &both, FINE_ABOVE, |row, out| {
         norm::rms_norm(level, residual.row(row), norm, eps, out);
     });
     model.gated_cols = cols;
@@ -186,7 +187,7 @@ pub fn ffn_output(
     let cols = model.gated_cols;
     want_projection(weights, model.dims.hidden, cols)?;
     let gated = model.gated.values();
-    compute.activate(&mut model.acts, model.step.rows(), cols, &[weights.weight], |row, out| {
+    compute.activate(&mut model.acts, model.step.rows(), cols, &[weights.weight], FINE_ABOVE, |row, out| {
         out.copy_from_slice(&gated[row * cols..][..cols]);
     });
     add_to_residual(compute, model, weights)
@@ -218,7 +219,7 @@ pub fn head(
     }
     let (level, residual, norm, rows) =
         (compute.level, &model.residual, &model.norm, &model.step.logits_rows);
-    compute.activate(&mut model.acts, rows.len(), hidden, &[output], |row, out| {
+    compute.activate(&mut model.acts, rows.len(), hidden, &[output], FINE_ALL, |row, out| {
         norm::rms_norm(level, residual.row(rows[row] as usize), norm, eps, out);
     });
     let stride = model.logits.cols();

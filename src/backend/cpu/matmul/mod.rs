@@ -5,8 +5,9 @@
 //! **One order of summation.** The bits of an output depend on its weight row and its activation row alone: not on
 //! the number of rows, the tile it fell into, the thread, or the instruction set.
 //! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0:
-//!   `acc = fma(f32(dot_g) * act_scale_g, weight_scale_g, acc)`, `dot_g` exact in i32; with a minimum, then
-//!   `acc = fma(act_scaled_sum_g, min_g, acc)`; types with a scale per 16 do the first step for each half.
+//!   `acc = fma(f32(dot_g) * act_scale_g, weight_scale_g, acc)`, `dot_g` exact in i32; then the same with the fine codes
+//!   and scale if that is not 0; with a minimum, then `acc = fma(act_scaled_sum_g, min_g, acc)`. Types with a scale per
+//!   16 do each of the first two steps for both halves.
 //! - f32 activations: 16 lanes, lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros), then
 //!   lanes l and l+8, l+4, l+2, l+1 are added.
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
-use crate::backend::cpu::quant::{GroupKind, dequantize_row, group};
+use crate::backend::cpu::quant::{Group, GroupKind, dequantize_row, group};
 
 /// Quantised weights, 8-bit activations.
 pub(super) fn int8(
@@ -22,23 +22,31 @@ pub(super) fn int8(
         for g in 0..weight.cols() / 32 {
             let group = group(weight.dtype(), bytes, g);
             for m in 0..acts.rows() {
-                let codes = &acts.codes(m)[32 * g..][..32];
-                let (scale, acc) = (acts.scales(m)[g], &mut out.values[m * out.stride + i]);
-                let (low, high) =
-                    (dot(&group.codes[..16], &codes[..16]), dot(&group.codes[16..], &codes[16..]));
-                match kind {
-                    GroupKind::Symmetric | GroupKind::Affine => {
-                        *acc = ((low + high) as f32 * scale).mul_add(group.scales[0], *acc);
-                    }
-                    GroupKind::SymmetricHalves => {
-                        *acc = (low as f32 * scale).mul_add(group.scales[0], *acc);
-                        *acc = (high as f32 * scale).mul_add(group.scales[1], *acc);
-                    }
+                let (at, acc) = (m * acts.stride + 32 * g, &mut out.values[m * out.stride + i]);
+                let (codes, scale) = acts.coarse.group(at);
+                *acc = add_dots(&group, kind, codes, scale, *acc);
+                let (codes, scale) = acts.fine.group(at);
+                if scale != 0.0 {
+                    *acc = add_dots(&group, kind, codes, scale, *acc);
                 }
                 if kind == GroupKind::Affine {
-                    *acc = acts.scaled_sums(m)[g].mul_add(group.min, *acc);
+                    *acc = acts.scaled_sums[at / 32].mul_add(group.min, *acc);
                 }
             }
+        }
+    }
+}
+
+/// `acc` plus the products of a group of weights and one of codes.
+fn add_dots(group: &Group, kind: GroupKind, codes: &[i8], scale: f32, acc: f32) -> f32 {
+    let (low, high) = (dot(&group.codes[..16], &codes[..16]), dot(&group.codes[16..], &codes[16..]));
+    match kind {
+        GroupKind::Symmetric | GroupKind::Affine => {
+            ((low + high) as f32 * scale).mul_add(group.scales[0], acc)
+        }
+        GroupKind::SymmetricHalves => {
+            let acc = (low as f32 * scale).mul_add(group.scales[0], acc);
+            (high as f32 * scale).mul_add(group.scales[1], acc)
         }
     }
 }

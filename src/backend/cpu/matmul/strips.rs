@@ -8,7 +8,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 use super::{MatrixView, Output};
-use crate::backend::cpu::activations::ActivationView;
+use crate::backend::cpu::activations::{ActivationView, PlaneView};
 
 /// Groups that a panel holds at most: 768 values, 12 KiB of codes in 16 rows, so that two panels and the activation
 /// rows of a tile stay in a 48 KiB L1. Whole quant blocks of any type.
@@ -58,34 +58,32 @@ pub(super) struct Piece {
     pub(super) ahead: Strip,
 }
 
-/// Planes of activation rows, from a row and a group on.
+/// A plane of activation codes, from a row and a group on.
 #[derive(Clone, Copy)]
-pub(super) struct Acts {
+pub(super) struct Plane {
     codes: *const i8,
     scales: *const f32,
-    scaled_sums: *const f32,
     offsets: *const i32,
     stride: usize,
 }
 
-impl Acts {
-    fn new(acts: &ActivationView<'_>) -> Self {
+impl Plane {
+    fn new(plane: PlaneView<'_>, stride: usize) -> Self {
         Self {
-            codes: acts.codes.as_ptr(),
-            scales: acts.scales.as_ptr(),
-            scaled_sums: acts.scaled_sums.as_ptr(),
-            offsets: acts.offsets.as_ptr(),
-            stride: acts.stride,
+            codes: plane.codes.as_ptr(),
+            scales: plane.scales.as_ptr(),
+            offsets: plane.offsets.as_ptr(),
+            stride,
         }
     }
 
-    /// The planes from row `m` and group `g` on.
-    fn from(self, m: usize, g: usize) -> Self {
+    /// The plane from row `m` and group `g` on.
+    #[inline(always)]
+    pub(super) fn from(self, m: usize, g: usize) -> Self {
         let k = m * self.stride + 32 * g;
         Self {
             codes: self.codes.wrapping_add(k),
             scales: self.scales.wrapping_add(k / 32),
-            scaled_sums: self.scaled_sums.wrapping_add(k / 32),
             offsets: self.offsets.wrapping_add(k / 16),
             stride: self.stride,
         }
@@ -111,14 +109,14 @@ impl Acts {
         unsafe { *self.scales.wrapping_add(m * self.stride / 32 + g) }
     }
 
-    /// Scaled sum of group `g` of row `m`.
+    /// Whether group `g` of row `m` has codes other than 0.
     ///
     /// # Safety
     /// It exists.
     #[inline(always)]
-    pub(super) unsafe fn scaled_sum(self, m: usize, g: usize) -> f32 {
+    pub(super) unsafe fn has(self, m: usize, g: usize) -> bool {
         // SAFETY: the caller vouches for it.
-        unsafe { *self.scaled_sums.wrapping_add(m * self.stride / 32 + g) }
+        unsafe { self.scale(m, g) != 0.0 }
     }
 
     /// -128 times the code sums of both halves of group `g` of row `m`.
@@ -129,6 +127,56 @@ impl Acts {
     pub(super) unsafe fn offsets(self, m: usize, g: usize) -> [i32; 2] {
         // SAFETY: the caller vouches for them; i32 alignment is the plane's.
         unsafe { *self.offsets.wrapping_add(m * self.stride / 16 + 2 * g).cast() }
+    }
+}
+
+/// Activation rows, from a row and a group on.
+#[derive(Clone, Copy)]
+pub(super) struct Acts {
+    pub(super) coarse: Plane,
+    pub(super) fine: Plane,
+    scaled_sums: *const f32,
+}
+
+impl Acts {
+    fn new(acts: &ActivationView<'_>) -> Self {
+        Self {
+            coarse: Plane::new(acts.coarse, acts.stride),
+            fine: Plane::new(acts.fine, acts.stride),
+            scaled_sums: acts.scaled_sums.as_ptr(),
+        }
+    }
+
+    /// The planes from row `m` and group `g` on.
+    fn from(self, m: usize, g: usize) -> Self {
+        let scaled_sums = self.scaled_sums.wrapping_add(m * self.coarse.stride / 32 + g);
+        Self { coarse: self.coarse.from(m, g), fine: self.fine.from(m, g), scaled_sums }
+    }
+
+    /// Whether any of groups `g .. g + groups` of rows `0 .. rows` has fine codes.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    pub(super) unsafe fn any_fine(self, rows: usize, g: usize, groups: usize) -> bool {
+        let mut any = 0;
+        for m in 0..rows {
+            for g in g..g + groups {
+                // SAFETY: the caller vouches for them.
+                any |= unsafe { self.fine.scale(m, g) }.to_bits();
+            }
+        }
+        any != 0
+    }
+
+    /// Scaled sum of group `g` of row `m`.
+    ///
+    /// # Safety
+    /// It exists.
+    #[inline(always)]
+    pub(super) unsafe fn scaled_sum(self, m: usize, g: usize) -> f32 {
+        // SAFETY: the caller vouches for it.
+        unsafe { *self.scaled_sums.wrapping_add(m * self.coarse.stride / 32 + g) }
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cpu::activations::ActivationBuffer;
+use crate::backend::cpu::activations::{ActivationBuffer, FINE_ABOVE};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::quant::{SUPPORTED, dequantize_row, group};
 use half::{bf16, f16};
@@ -42,11 +42,12 @@ impl Weights {
                 DType::F32 => block.copy_from_slice(&random.normal().to_le_bytes()),
                 DType::F16 => scale(0, 1.0, &mut block),
                 DType::BF16 => block.copy_from_slice(&bf16::from_f32(random.normal()).to_le_bytes()),
-                DType::Q4_1 | DType::Q4_K => {
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => {
                     scale(0, 0.01, &mut block);
                     scale(2, 0.05, &mut block);
                 }
                 DType::Q6_K => scale(208, 0.001, &mut block),
+                DType::MXFP4 => block[0] = 118 + (random.next() >> 61) as u8,
                 _ => scale(0, 0.01, &mut block),
             }
             bytes.extend(block);
@@ -65,13 +66,20 @@ impl Weights {
     }
 }
 
+/// Random rows, most of them with outliers in some groups, so that those have fine codes.
 fn activations(kernels: Kernels, rows: usize, cols: usize, random: &mut Random) -> ActivationBuffer {
     let mut buffer = ActivationBuffer::new();
     buffer.reset(rows, cols);
-    for mut row in buffer.rows_mut() {
+    for (m, mut row) in buffer.rows_mut().enumerate() {
         row.values_mut().iter_mut().for_each(|v| *v = random.normal() * 3.0);
-        row.quantize(kernels);
+        for _ in 0..m % 4 {
+            let at = random.next() as usize % cols;
+            row.values_mut()[at] = 60.0;
+        }
+        row.quantize(kernels, FINE_ABOVE);
     }
+    let fine = buffer.view().fine.scales.iter().filter(|&&scale| scale != 0.0).count();
+    assert!(fine > 0 || rows < 2 || cols < 96, "no group of {rows} rows of {cols} has fine codes");
     buffer
 }
 
@@ -146,11 +154,7 @@ fn check_tier_a(
     let int8 = mode == Activations::Int8 && GroupKind::of(weights.dtype).is_some();
     let (mut sum, mut size) = (0f64, 0f64);
     for (k, w) in weights.values(row).into_iter().enumerate() {
-        let x = if int8 {
-            f64::from(acts.codes(m)[k]) * f64::from(acts.scales(m)[k / 32])
-        } else {
-            f64::from(acts.values(m)[k])
-        };
+        let x = if int8 { acts.decoded(m, k) } else { f64::from(acts.values(m)[k]) };
         sum += f64::from(w) * x;
         size += (f64::from(w) * x).abs();
     }
@@ -256,8 +260,9 @@ fn extreme_codes_neither_saturate_nor_wrap() {
         for fill in [0x00, 0xff, 0x80, 0x7f] {
             let mut weights = Weights::random(dtype, 33, 512, &mut random);
             let scale_bytes: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q4_K => &[0, 1, 2, 3],
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 1, 2, 3],
                 DType::Q6_K => &[208, 209],
+                DType::MXFP4 => &[0],
                 _ => &[0, 1],
             };
             for (i, byte) in weights.bytes[1..].iter_mut().enumerate() {
@@ -269,10 +274,17 @@ fn extreme_codes_neither_saturate_nor_wrap() {
                 let mut acts = ActivationBuffer::new();
                 acts.reset(2, 512);
                 for kernels in available() {
-                    for mut row in acts.rows_mut() {
+                    for (m, mut row) in acts.rows_mut().enumerate() {
                         row.values_mut().fill(sign);
-                        row.quantize(kernels);
+                        if m == 1 {
+                            // Group 2 has outliers: 126 and a half steps, so that codes are 126 and fine codes 127.
+                            row.values_mut()[64..96].fill(sign * 126.5);
+                            row.values_mut()[70] = sign * 127.0;
+                        }
+                        row.quantize(kernels, FINE_ABOVE);
                     }
+                    let fine = &acts.view().fine.codes[512 + 64..][..32];
+                    assert!(fine.iter().filter(|&&code| code == sign as i8 * 127).count() == 31);
                     let got = product(kernels, &weights, 0..33, &acts.view(), Activations::Int8);
                     for (i, got) in got.iter().enumerate() {
                         let (m, row) = (i / 33, i % 33);
@@ -294,12 +306,15 @@ fn no_numbers_in_give_no_numbers_out() {
                 let mut acts = activations(kernels, 3, 512, &mut random);
                 let mut row = acts.row_mut(1).unwrap();
                 row.values_mut()[300] = f32::NAN;
-                row.quantize(kernels);
+                row.quantize(kernels, FINE_ABOVE);
                 let got = product(kernels, &weights, 0..19, &acts.view(), mode);
                 assert!(got[..19].iter().all(|v| v.is_finite()), "{dtype}");
                 assert!(got[19..38].iter().all(|v| v.is_nan()), "{dtype} {mode:?} {}", kernels.isa());
                 assert!(got[38..].iter().all(|v| v.is_finite()), "{dtype}");
             }
+        }
+        if dtype == DType::MXFP4 {
+            continue; // no bits of it are an infinity
         }
         // An infinite scale or value in row 4.
         let row_bytes = weights.view().row_bytes();

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::decode::{Codec, Codes, Lanes, Scales, ScalesOut};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Strip, Sums};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 32 bytes: 4 codes of each of 8 rows.
@@ -42,7 +42,7 @@ const fn run<C: Codec>() -> usize {
 /// What the integer sum over part `part` of group `g` starts with: the correction of codes that are too large.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn offset<C: Codec>(acts: Acts, m: usize, g: usize, part: usize) -> __m256i {
+unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m256i {
     let zero = match C::CODES {
         Codes::Nibbles { zero } | Codes::SixBits { zero } => zero,
         Codes::Signed => 0,
@@ -76,7 +76,7 @@ fn widen(dots: __m256i, sums: __m256i) -> __m256i {
 /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_dots(acts: Acts, m: usize, g: usize, dots: __m256i, scales: &Lanes, acc: __m256) -> __m256 {
+unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m256i, scales: &Lanes, acc: __m256) -> __m256 {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let scale = _mm256_set1_ps(unsafe { acts.scale(m, g) });
     _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), load(scales), acc)
@@ -100,7 +100,7 @@ fn load(lanes: &Lanes) -> __m256 {
 /// 4 codes of row `m` in every lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn broadcast(acts: Acts, m: usize, at: usize) -> __m256i {
+unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m256i {
     // SAFETY: the caller vouches for codes `at .. at + 4` of row `m`.
     _mm256_set1_epi32(unsafe { acts.quad(m, at) })
 }
@@ -198,12 +198,17 @@ pub(super) unsafe fn multiply<C: Codec, const N: usize>(
         *acc = unsafe { sums_at(sums, m) };
     }
     for g in 0..groups.min(PANEL_GROUPS) {
-        for part in 0..parts::<C>() {
-            // SAFETY: the caller vouches for group `g` of `N` rows.
-            let dots = unsafe { part_dots::<C, N>(panel, g, part, acts) };
-            for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
+        // SAFETY: the caller vouches for group `g` of `N` rows.
+        acc = unsafe { add_codes::<C, N>(panel, g, acts.coarse, acc) };
+        // SAFETY: as above.
+        if unsafe { acts.any_fine(N, g, 1) } {
+            for (m, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: as above.
-                *acc = unsafe { add_dots(acts, m, g, dots, &panel.scales.scales[g][part], *acc) };
+                unsafe {
+                    if acts.fine.has(m, g) {
+                        [*acc] = add_codes::<C, 1>(panel, g, acts.fine.from(m, 0), [*acc]);
+                    }
+                }
             }
         }
         if matches!(C::KIND, GroupKind::Affine) {
@@ -219,13 +224,33 @@ pub(super) unsafe fn multiply<C: Codec, const N: usize>(
     }
 }
 
+/// Adds the products of group `g` with one plane's codes of `N` rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_codes<C: Codec, const N: usize>(
+    panel: &Panel,
+    g: usize,
+    acts: Plane,
+    mut acc: [__m256; N],
+) -> [__m256; N] {
+    for part in 0..parts::<C>() {
+        // SAFETY: the caller vouches for group `g` of `N` rows.
+        let dots = unsafe { part_dots::<C, N>(panel, g, part, acts) };
+        for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
+            // SAFETY: as above.
+            *acc = unsafe { add_dots(acts, m, g, dots, &panel.scales.scales[g][part], *acc) };
+        }
+    }
+    acc
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn part_dots<C: Codec, const N: usize>(
     panel: &Panel,
     g: usize,
     part: usize,
-    acts: Acts,
+    acts: Plane,
 ) -> [__m256i; N] {
     let mut dots = [_mm256_setzero_si256(); N];
     for (m, dots) in dots.iter_mut().enumerate() {
@@ -280,11 +305,16 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 let run = SCALE_RUN.min(groups - at);
                 C::scales(strip, first + at, run, ScalesOut { scales, at });
             }
-            match step_arm::<C>(step) {
-                1 => in_place_step::<C, N, 1>(strip, first, at, scales, acts, acc),
-                2 => in_place_step::<C, N, 2>(strip, first, at, scales, acts, acc),
-                3 => in_place_step::<C, N, 3>(strip, first, at, scales, acts, acc),
-                _ => in_place_step::<C, N, 4>(strip, first, at, scales, acts, acc),
+            let fine = acts.any_fine(N, at, step);
+            match (step_arm::<C>(step), fine) {
+                (1, false) => in_place_step::<C, N, 1, false>(strip, first, at, scales, acts, acc),
+                (2, false) => in_place_step::<C, N, 2, false>(strip, first, at, scales, acts, acc),
+                (3, false) => in_place_step::<C, N, 3, false>(strip, first, at, scales, acts, acc),
+                (_, false) => in_place_step::<C, N, 4, false>(strip, first, at, scales, acts, acc),
+                (1, true) => in_place_step::<C, N, 1, true>(strip, first, at, scales, acts, acc),
+                (2, true) => in_place_step::<C, N, 2, true>(strip, first, at, scales, acts, acc),
+                (3, true) => in_place_step::<C, N, 3, true>(strip, first, at, scales, acts, acc),
+                (_, true) => in_place_step::<C, N, 4, true>(strip, first, at, scales, acts, acc),
             }
         };
         at += step;
@@ -295,9 +325,13 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     }
 }
 
+/// 16-bit sums of each run of quads, per group and activation row.
+type Shorts<const N: usize, const R: usize> = [[[__m256i; 8]; N]; R];
+
+/// `R` groups of `N` activation rows; their fine codes too if `FINE`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
+unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bool>(
     strip: Strip,
     first: usize,
     at: usize,
@@ -305,36 +339,62 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
     acts: Acts,
     mut acc: [__m256; N],
 ) -> [__m256; N] {
-    // Per group and row: 16-bit sums of each run of quads.
-    let mut short = [[[_mm256_setzero_si256(); 8]; N]; R];
+    let mut short: Shorts<N, R> = [[[_mm256_setzero_si256(); 8]; N]; R];
+    let mut fine = short;
     let put = |g: usize, quad: usize, weights: __m256i| {
-        for (m, short) in short[g].iter_mut().enumerate() {
-            // SAFETY: the caller vouches for group `at + g` of row `m`.
-            let x = unsafe { broadcast(acts, m, 32 * (at + g) + 4 * quad) };
-            let run = quad / run::<C>();
-            short[run] = _mm256_add_epi16(short[run], pairs::<C>(weights, x));
+        let run = quad / run::<C>();
+        for m in 0..N {
+            let add = |plane: Plane, short: __m256i| {
+                // SAFETY: the caller vouches for group `at + g` of row `m`.
+                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * quad) };
+                _mm256_add_epi16(short, pairs::<C>(weights, x))
+            };
+            short[g][m][run] = add(acts.coarse, short[g][m][run]);
+            if FINE {
+                fine[g][m][run] = add(acts.fine, fine[g][m][run]);
+            }
         }
     };
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
-    for (g, short) in short.iter().enumerate() {
+    for (g, (short, fine)) in short.iter().zip(&fine).enumerate() {
         let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
-        for (m, (acc, short)) in acc.iter_mut().zip(short).enumerate() {
-            let runs = 8 / run::<C>() / parts::<C>();
-            for part in 0..parts::<C>() {
-                // SAFETY: as above.
-                let mut dots = unsafe { offset::<C>(acts, m, at + g, part) };
-                for short in &short[runs * part..runs * (part + 1)] {
-                    dots = widen(dots, *short);
+        for (m, (acc, (short, fine))) in acc.iter_mut().zip(short.iter().zip(fine)).enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                *acc = add_shorts::<C>(acts.coarse, m, at + g, short, scales, *acc);
+                if FINE && acts.fine.has(m, at + g) {
+                    *acc = add_shorts::<C>(acts.fine, m, at + g, fine, scales, *acc);
                 }
-                // SAFETY: as above.
-                *acc = unsafe { add_dots(acts, m, at + g, dots, &scales[part], *acc) };
-            }
-            if matches!(C::KIND, GroupKind::Affine) {
-                // SAFETY: as above.
-                *acc = unsafe { add_min(acts, m, at + g, min, *acc) };
+                if matches!(C::KIND, GroupKind::Affine) {
+                    *acc = add_min(acts, m, at + g, min, *acc);
+                }
             }
         }
+    }
+    acc
+}
+
+/// Adds the products of group `g` of row `m`, given as sums of runs of quads.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_shorts<C: Codec>(
+    acts: Plane,
+    m: usize,
+    g: usize,
+    short: &[__m256i; 8],
+    scales: &[Lanes; 2],
+    mut acc: __m256,
+) -> __m256 {
+    let runs = 8 / run::<C>() / parts::<C>();
+    for (part, scales) in scales.iter().enumerate().take(parts::<C>()) {
+        // SAFETY: the caller vouches for group `g` of row `m`.
+        let mut dots = unsafe { offset::<C>(acts, m, g, part) };
+        for short in &short[runs * part..runs * (part + 1)] {
+            dots = widen(dots, *short);
+        }
+        // SAFETY: as above.
+        acc = unsafe { add_dots(acts, m, g, dots, scales, acc) };
     }
     acc
 }

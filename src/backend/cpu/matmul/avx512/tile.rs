@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::decode::{Codec, Lanes, Scales, ScalesOut};
-use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Strip, Sums};
+use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
 /// 64 bytes: 4 codes of each of 16 rows.
@@ -27,7 +27,7 @@ impl Panel {
 /// What the integer sum over part `part` of group `g` starts with: the correction of codes that are 128 too large.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn offset<C: Codec>(acts: Acts, m: usize, g: usize, part: usize) -> __m512i {
+unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m512i {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let [low, high] = unsafe { acts.offsets(m, g) };
     _mm512_set1_epi32(match (C::KIND, part) {
@@ -41,7 +41,7 @@ unsafe fn offset<C: Codec>(acts: Acts, m: usize, g: usize, part: usize) -> __m51
 /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_dots(acts: Acts, m: usize, g: usize, dots: __m512i, scales: &Lanes, acc: __m512) -> __m512 {
+unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m512i, scales: &Lanes, acc: __m512) -> __m512 {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let scale = _mm512_set1_ps(unsafe { acts.scale(m, g) });
     _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), load(scales), acc)
@@ -65,7 +65,7 @@ fn load(lanes: &Lanes) -> __m512 {
 /// 4 codes of row `m` in every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn broadcast(acts: Acts, m: usize, at: usize) -> __m512i {
+unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m512i {
     // SAFETY: the caller vouches for codes `at .. at + 4` of row `m`.
     _mm512_set1_epi32(unsafe { acts.quad(m, at) })
 }
@@ -178,7 +178,17 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
         for part in 0..parts::<C>() {
             // One part at a time, so that its integer sums need no second set of registers.
             // SAFETY: the caller vouches for group `g` of `N` rows.
-            acc = unsafe { add_part::<C, W, N>(panels, g, part, acts, acc) };
+            acc = unsafe { add_part::<C, W, N>(panels, g, part, acts.coarse, acc) };
+        }
+        // SAFETY: as above.
+        if unsafe { acts.any_fine(N, g, 1) } {
+            for m in 0..N {
+                // SAFETY: as above.
+                let row = unsafe { add_fine::<C, W>(panels, g, acts.fine.from(m, 0), acc.map(|acc| acc[m])) };
+                for (acc, sum) in acc.iter_mut().zip(row) {
+                    acc[m] = sum;
+                }
+            }
         }
         if matches!(C::KIND, GroupKind::Affine) {
             for m in 0..N {
@@ -203,7 +213,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     panels: &[Panel; 2],
     g: usize,
     part: usize,
-    acts: Acts,
+    acts: Plane,
     mut acc: [[__m512; N]; W],
 ) -> [[__m512; N]; W] {
     let mut dots = [[_mm512_setzero_si512(); N]; W];
@@ -239,6 +249,27 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     acc
 }
 
+/// One activation row's fine codes, if group `g` has any.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_fine<C: Codec, const W: usize>(
+    panels: &[Panel; 2],
+    g: usize,
+    fine: Plane,
+    acc: [__m512; W],
+) -> [__m512; W] {
+    let mut acc = acc.map(|acc| [acc]);
+    // SAFETY: the caller vouches for group `g` of the row.
+    unsafe {
+        if fine.has(0, g) {
+            for part in 0..parts::<C>() {
+                acc = add_part::<C, W, 1>(panels, g, part, fine, acc);
+            }
+        }
+    }
+    acc.map(|[acc]| acc)
+}
+
 /// As [`multiply`] for one strip, with the codes going from the file's bytes through registers: for so few activation
 /// rows that a panel would cost more than it saves. `scales` is scratch.
 ///
@@ -272,11 +303,16 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 let run = SCALE_RUN.min(groups - at);
                 C::scales(strip, first + at, run, ScalesOut { scales, at });
             }
-            match step_arm::<C>(step) {
-                1 => in_place_step::<C, N, 1>(strip, first, at, scales, acts, acc),
-                2 => in_place_step::<C, N, 2>(strip, first, at, scales, acts, acc),
-                3 => in_place_step::<C, N, 3>(strip, first, at, scales, acts, acc),
-                _ => in_place_step::<C, N, 4>(strip, first, at, scales, acts, acc),
+            let fine = acts.any_fine(N, at, step);
+            match (step_arm::<C>(step), fine) {
+                (1, false) => in_place_step::<C, N, 1, false>(strip, first, at, scales, acts, acc),
+                (2, false) => in_place_step::<C, N, 2, false>(strip, first, at, scales, acts, acc),
+                (3, false) => in_place_step::<C, N, 3, false>(strip, first, at, scales, acts, acc),
+                (_, false) => in_place_step::<C, N, 4, false>(strip, first, at, scales, acts, acc),
+                (1, true) => in_place_step::<C, N, 1, true>(strip, first, at, scales, acts, acc),
+                (2, true) => in_place_step::<C, N, 2, true>(strip, first, at, scales, acts, acc),
+                (3, true) => in_place_step::<C, N, 3, true>(strip, first, at, scales, acts, acc),
+                (_, true) => in_place_step::<C, N, 4, true>(strip, first, at, scales, acts, acc),
             }
         };
         at += step;
@@ -287,9 +323,10 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     }
 }
 
+/// `R` groups of `N` activation rows; their fine codes too if `FINE`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
+unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bool>(
     strip: Strip,
     first: usize,
     at: usize,
@@ -297,6 +334,55 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
     acts: Acts,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
+    // SAFETY: the caller vouches for groups `at .. at + R` of `N` rows.
+    let mut dots = unsafe { offsets::<C, N, R>(acts.coarse, at) };
+    // SAFETY: as above.
+    let mut fine = unsafe { offsets::<C, N, R>(acts.fine, at) };
+    let put = |g: usize, quad: usize, weights: __m512i| {
+        let part = quad * parts::<C>() / 8;
+        for m in 0..N {
+            let add = |plane: Plane, dots: __m512i| {
+                // SAFETY: as above.
+                let x = unsafe { broadcast(plane, m, 32 * (at + g) + 4 * quad) };
+                _mm512_dpbusd_epi32(dots, weights, x)
+            };
+            dots[g][m][part] = add(acts.coarse, dots[g][m][part]);
+            if FINE {
+                fine[g][m][part] = add(acts.fine, fine[g][m][part]);
+            }
+        }
+    };
+    // SAFETY: the caller vouches for the rows' groups.
+    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
+        let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
+        for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                for part in 0..parts::<C>() {
+                    *acc = add_dots(acts.coarse, m, at + g, dots[part], &scales[part], *acc);
+                }
+                if FINE && acts.fine.has(m, at + g) {
+                    for part in 0..parts::<C>() {
+                        *acc = add_dots(acts.fine, m, at + g, fine[part], &scales[part], *acc);
+                    }
+                }
+                if matches!(C::KIND, GroupKind::Affine) {
+                    *acc = add_min(acts, m, at + g, min, *acc);
+                }
+            }
+        }
+    }
+    acc
+}
+
+/// What the integer sums of `R` groups of `N` rows start with, for both parts.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn offsets<C: Codec, const N: usize, const R: usize>(
+    acts: Plane,
+    at: usize,
+) -> [[[__m512i; 2]; N]; R] {
     let mut dots = [[[_mm512_setzero_si512(); 2]; N]; R];
     for (g, dots) in dots.iter_mut().enumerate() {
         for (m, dots) in dots.iter_mut().enumerate() {
@@ -306,29 +392,5 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize>(
             }
         }
     }
-    let put = |g: usize, quad: usize, weights: __m512i| {
-        let part = quad * parts::<C>() / 8;
-        for (m, dots) in dots[g].iter_mut().enumerate() {
-            // SAFETY: as above.
-            let x = unsafe { broadcast(acts, m, 32 * (at + g) + 4 * quad) };
-            dots[part] = _mm512_dpbusd_epi32(dots[part], weights, x);
-        }
-    };
-    // SAFETY: the caller vouches for the rows' groups.
-    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
-    for (g, dots) in dots.iter().enumerate() {
-        let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
-        for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
-            // SAFETY: as above.
-            unsafe {
-                for (part, dots) in dots.iter().enumerate().take(parts::<C>()) {
-                    *acc = add_dots(acts, m, at + g, *dots, &scales[part], *acc);
-                }
-                if matches!(C::KIND, GroupKind::Affine) {
-                    *acc = add_min(acts, m, at + g, min, *acc);
-                }
-            }
-        }
-    }
-    acc
+    dots
 }
