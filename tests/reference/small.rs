@@ -179,6 +179,17 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
             put(0, scale / 7.5);
             put(2, -scale);
         }
+        DType::Q5_0 => put(0, scale / 16.0),
+        DType::Q5_1 => {
+            put(0, scale / 15.5);
+            put(2, -scale);
+        }
+        // A power of two times up to 6.
+        DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8,
+        DType::Q5_K => {
+            put(0, scale / 992.0);
+            put(2, scale / 64.0);
+        }
         // Scales and minima are 6 bits: 63 * 15 steps, centred by as large a minimum.
         DType::Q4_K => {
             put(0, scale / 480.0);

@@ -16,6 +16,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod codecs;
+#[cfg(target_arch = "x86_64")]
 mod floats;
 mod portable;
 #[cfg(target_arch = "x86_64")]

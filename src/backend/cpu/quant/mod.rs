@@ -8,7 +8,11 @@
 //! | Q8_0 | 32 | 34 | f16 d, 32 i8 q | d*q |
 //! | Q4_0 | 32 | 18 | f16 d, 16 B: value i in the low nibble of byte i, value i+16 in the high one | d*(q-8) |
 //! | Q4_1 | 32 | 20 | f16 d, f16 m, nibbles as Q4_0 | d*q + m |
+//! | Q5_0 | 32 | 22 | f16 d, u32 high bits (bit i is the fifth of value i), nibbles as Q4_0 | d*(q-16) |
+//! | Q5_1 | 32 | 24 | f16 d, f16 m, u32 high bits, nibbles as Q4_0 | d*q + m |
+//! | MXFP4 | 32 | 17 | u8 e, nibbles as Q4_0: E2M1 floats | 2^(e-127) * E2M1 |
 //! | Q4_K | 256 | 144 | f16 d, f16 dmin, 12 B of 8 six-bit (sc, mn), 4 x 32 B: low nibbles 32 values, high the next 32 | d*sc*q - dmin*mn |
+//! | Q5_K | 256 | 176 | f16 d, f16 dmin, 12 B as Q4_K, 32 B high bits (bit g of byte i: value i of group g), nibbles as Q4_K | d*sc*q - dmin*mn |
 //! | Q6_K | 256 | 210 | 128 B low nibbles, 64 B high bits, 16 i8 sc, f16 d | d*sc*(q-32) |
 
 mod group;
@@ -38,8 +42,30 @@ pub enum QuantError {
 }
 
 /// Types with CPU arithmetic.
-pub const SUPPORTED: [DType; 8] =
-    [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K];
+pub const SUPPORTED: [DType; 12] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::MXFP4,
+];
+
+/// Twice the values of the 4-bit floats E2M1, by their bits: so all are integers.
+pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Bits of the f32 that is half of the 8-bit power of two `e`, which is below 256: 2^(e - 128), subnormal for 0 and 1. 255, a NaN in the
+/// format's definition, is 2^127 as in ggml.
+#[inline]
+pub(crate) fn e8m0_half_bits(e: u32) -> u32 {
+    if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
+}
 
 /// Whether the CPU computes with weights of this type.
 pub fn is_supported(dtype: DType) -> bool {
@@ -77,7 +103,11 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(),
         DType::Q8_0 => q8_0,
         DType::Q4_0 => q4_0,
         DType::Q4_1 => q4_1,
+        DType::Q5_0 => q5_0,
+        DType::Q5_1 => q5_1,
+        DType::MXFP4 => mxfp4,
         DType::Q4_K => q4_k,
+        DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
         _ => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
     };
@@ -110,16 +140,49 @@ fn q4_1(block: &[u8], y: &mut [f32]) {
     }
 }
 
+fn q5_0(block: &[u8], y: &mut [f32]) {
+    let d = f16_at(block, 0);
+    let codes = five_bits(&block[2..22]);
+    y.iter_mut().zip(codes).for_each(|(y, q)| *y = (f32::from(q) - 16.0) * d);
+}
+
+fn q5_1(block: &[u8], y: &mut [f32]) {
+    let (d, m) = (f16_at(block, 0), f16_at(block, 2));
+    let codes = five_bits(&block[4..24]);
+    y.iter_mut().zip(codes).for_each(|(y, q)| *y = f32::from(q) * d + m);
+}
+
+/// The codes of 4 bytes of high bits and 16 of nibbles.
+pub(crate) fn five_bits(packed: &[u8]) -> [u8; 32] {
+    let high = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
+    let fifth = |i: usize| ((high >> i & 1) << 4) as u8;
+    std::array::from_fn(|i| (packed[4 + i % 16] >> (i / 16 * 4) & 15) | fifth(i))
+}
+
+fn mxfp4(block: &[u8], y: &mut [f32]) {
+    let d = f32::from_bits(e8m0_half_bits(block[0].into()));
+    for (i, &q) in block[1..17].iter().enumerate() {
+        y[i] = f32::from(E2M1_DOUBLED[usize::from(q & 15)]) * d;
+        y[i + 16] = f32::from(E2M1_DOUBLED[usize::from(q >> 4)]) * d;
+    }
+}
+
 fn q4_k(block: &[u8], y: &mut [f32]) {
+    k4(block, &block[16..144], |_, _| 0, y);
+}
+
+fn q5_k(block: &[u8], y: &mut [f32]) {
+    k4(block, &block[48..176], |g, i| (block[16 + i] >> g & 1) << 4, y);
+}
+
+/// Q4_K and Q5_K: scales and minima of 8 groups, nibbles, and what `high(group, i)` adds to them.
+fn k4(block: &[u8], nibbles: &[u8], high: impl Fn(usize, usize) -> u8, y: &mut [f32]) {
     let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
-    for (pair, (q, y)) in block[16..144].chunks_exact(32).zip(y.chunks_exact_mut(64)).enumerate() {
-        let (sc_lo, mn_lo) = scale_min_k4(2 * pair, &block[4..16]);
-        let (sc_hi, mn_hi) = scale_min_k4(2 * pair + 1, &block[4..16]);
-        let (d_lo, m_lo) = (d * f32::from(sc_lo), dmin * f32::from(mn_lo));
-        let (d_hi, m_hi) = (d * f32::from(sc_hi), dmin * f32::from(mn_hi));
-        for (i, &q) in q.iter().enumerate() {
-            y[i] = d_lo * f32::from(q & 15) - m_lo;
-            y[i + 32] = d_hi * f32::from(q >> 4) - m_hi;
+    for (g, y) in y.chunks_exact_mut(32).enumerate() {
+        let (sc, mn) = scale_min_k4(g, &block[4..16]);
+        let (d, m) = (d * f32::from(sc), dmin * f32::from(mn));
+        for (i, (y, q)) in y.iter_mut().zip(&nibbles[g / 2 * 32..]).enumerate() {
+            *y = d * f32::from((q >> (4 * (g % 2)) & 15) | high(g, i)) - m;
         }
     }
 }

@@ -73,6 +73,14 @@ fn f32_and_wrong_sizes() {
     assert_eq!(out, [1.0, -2.0]);
     let err = dequantize_row(DType::Q4_0, &[0; 18], &mut out);
     assert_eq!(err, Err(QuantError::Length { dtype: DType::Q4_0, bytes: 18, values: 2 }));
-    assert_eq!(dequantize_row(DType::Q5_0, &[], &mut []), Err(QuantError::Unsupported(DType::Q5_0)));
+    assert_eq!(dequantize_row(DType::Q2_K, &[], &mut []), Err(QuantError::Unsupported(DType::Q2_K)));
     assert_eq!(out, [1.0, -2.0], "a refused call writes nothing");
+}
+
+#[test]
+fn eight_bit_exponents_are_powers_of_two() {
+    for e in 0..256 {
+        let half = f64::from(f32::from_bits(e8m0_half_bits(e)));
+        assert_eq!(half, 2f64.powi(e as i32 - 128), "{e}");
+    }
 }

@@ -1,22 +1,21 @@
 //! AVX2 with FMA and F16C: 8 weight rows per vector, `vpmaddubsw` on 4 codes of each.
 #![allow(unsafe_code)]
 
-mod decode;
 mod float;
+mod rows;
 mod tile;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use decode::Codec;
 use tile::Panel;
 
+use super::codecs::{Codec, with_codec};
 use super::floats;
 use super::strips::{self, Acts, Piece, StripKernels, Sums};
 use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::isa::{Isa, Kernels};
-use crate::tensor::DType;
 
 /// What a thread keeps between calls.
 #[derive(Debug, Default)]
@@ -39,14 +38,7 @@ pub(super) fn int8(
     let panels = panels.get_or_insert_with(|| Box::new([Panel::ZERO, Panel::ZERO]));
     // SAFETY: kernels of this level exist only when its features were detected (`Kernels::new`, `Kernels::detect`).
     unsafe {
-        match weight.dtype() {
-            DType::Q8_0 => strips::multiply::<Of<decode::Q8_0>>(weight, rows, acts, panels, tail, out),
-            DType::Q4_0 => strips::multiply::<Of<decode::Q4_0>>(weight, rows, acts, panels, tail, out),
-            DType::Q4_1 => strips::multiply::<Of<decode::Q4_1>>(weight, rows, acts, panels, tail, out),
-            DType::Q4_K => strips::multiply::<Of<decode::Q4_K>>(weight, rows, acts, panels, tail, out),
-            DType::Q6_K => strips::multiply::<Of<decode::Q6_K>>(weight, rows, acts, panels, tail, out),
-            _ => {}
-        }
+        with_codec!(weight.dtype(), C => strips::multiply::<Of<C>>(weight, rows, acts, panels, tail, out));
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::decode::{Codec, Codes, Lanes, Scales, ScalesOut};
+use super::rows::Rows8;
+use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, step_arm};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -15,25 +16,18 @@ pub(super) struct Quad([u8; 32]);
 #[derive(Clone, Debug)]
 pub(super) struct Panel {
     codes: [[Quad; 8]; PANEL_GROUPS],
-    pub(super) scales: Scales,
+    pub(super) scales: Scales<Rows8>,
 }
 
 impl Panel {
     pub(super) const ZERO: Self = Self { codes: [[Quad([0; 32]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
 }
 
-/// Integer sums that a group takes: one per scale.
-const fn parts<C: Codec>() -> usize {
-    match C::KIND {
-        GroupKind::SymmetricHalves => 2,
-        GroupKind::Symmetric | GroupKind::Affine => 1,
-    }
-}
-
 /// Quads whose products 16 bits hold together.
 const fn run<C: Codec>() -> usize {
     match C::CODES {
         Codes::Nibbles { .. } => 8,
+        Codes::FiveBits { .. } => 4,
         Codes::SixBits { .. } => 2,
         Codes::Signed => 1,
     }
@@ -43,17 +37,14 @@ const fn run<C: Codec>() -> usize {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m256i {
-    let zero = match C::CODES {
-        Codes::Nibbles { zero } | Codes::SixBits { zero } => zero,
-        Codes::Signed => 0,
-    };
+    let zero = C::CODES.zero();
     if zero == 0 {
         return _mm256_setzero_si256();
     }
     // SAFETY: the caller vouches for group `g` of row `m`.
     let offsets = unsafe { acts.offsets(m, g) };
-    let sum = if parts::<C>() == 2 { offsets[part] } else { offsets[0] + offsets[1] };
-    _mm256_set1_epi32(sum / (128 / zero)) // exact: the offsets are -128 times code sums
+    let sum = if C::PARTS == 2 { offsets[part] } else { offsets[0] + offsets[1] };
+    _mm256_set1_epi32(sum / 128 * zero) // exact: the offsets are -128 times code sums
 }
 
 /// Products of one quad, pairs added, in 16 bits.
@@ -61,7 +52,9 @@ unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m2
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<C: Codec>(weights: __m256i, x: __m256i) -> __m256i {
     match C::CODES {
-        Codes::Nibbles { .. } | Codes::SixBits { .. } => _mm256_maddubs_epi16(weights, x),
+        Codes::Nibbles { .. } | Codes::FiveBits { .. } | Codes::SixBits { .. } => {
+            _mm256_maddubs_epi16(weights, x)
+        }
         Codes::Signed => _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)),
     }
 }
@@ -76,25 +69,18 @@ fn widen(dots: __m256i, sums: __m256i) -> __m256i {
 /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m256i, scales: &Lanes, acc: __m256) -> __m256 {
+unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m256i, scales: __m256, acc: __m256) -> __m256 {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let scale = _mm256_set1_ps(unsafe { acts.scale(m, g) });
-    _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), load(scales), acc)
+    _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), scales, acc)
 }
 
 /// `acc + activation scaled sum * minimum`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: &Lanes, acc: __m256) -> __m256 {
+unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m256, acc: __m256) -> __m256 {
     // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), load(min), acc)
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load(lanes: &Lanes) -> __m256 {
-    // SAFETY: 8 floats at 32-byte alignment.
-    unsafe { _mm256_load_ps(lanes.0.as_ptr()) }
+    _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
 }
 
 /// 4 codes of row `m` in every lane.
@@ -139,11 +125,11 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
     debug_assert!(groups <= PANEL_GROUPS && (32 * groups).is_multiple_of(C::BLOCK_LEN));
     // SAFETY: the caller's promise is this function's.
-    unsafe { C::scales(strip, first, groups, ScalesOut { scales: &mut panel.scales, at: 0 }) };
+    unsafe { C::scales(Rows8::new(), strip, first, groups, ScalesOut { scales: &mut panel.scales, at: 0 }) };
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(8, at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN);
+        ahead.prefetch(8, C::bytes(at), C::bytes(step));
         // SAFETY: as above.
         unsafe {
             match step_arm::<C>(step) {
@@ -157,14 +143,6 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     }
 }
 
-/// Groups whose scales are read before their codes: whole blocks, few, so that fetching ahead hardly pauses.
-const SCALE_RUN: usize = 8;
-
-/// `step`, known to the compiler for types that take steps of one size.
-const fn step_arm<C: Codec>(step: usize) -> usize {
-    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
-}
-
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
@@ -175,7 +153,7 @@ unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: 
         unsafe { _mm256_store_si256(codes[g][quad].0.as_mut_ptr().cast(), v) }
     };
     // SAFETY: the caller vouches for the rows' groups.
-    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
 }
 
 /// A panel times `N` activation rows: adds `groups` groups to the sums.
@@ -214,7 +192,7 @@ pub(super) unsafe fn multiply<C: Codec, const N: usize>(
         if matches!(C::KIND, GroupKind::Affine) {
             for (m, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: as above.
-                *acc = unsafe { add_min(acts, m, g, &panel.scales.mins[g], *acc) };
+                *acc = unsafe { add_min(acts, m, g, panel.scales.mins[g], *acc) };
             }
         }
     }
@@ -233,12 +211,12 @@ unsafe fn add_codes<C: Codec, const N: usize>(
     acts: Plane,
     mut acc: [__m256; N],
 ) -> [__m256; N] {
-    for part in 0..parts::<C>() {
+    for part in 0..C::PARTS {
         // SAFETY: the caller vouches for group `g` of `N` rows.
         let dots = unsafe { part_dots::<C, N>(panel, g, part, acts) };
         for (m, (acc, dots)) in acc.iter_mut().zip(dots).enumerate() {
             // SAFETY: as above.
-            *acc = unsafe { add_dots(acts, m, g, dots, &panel.scales.scales[g][part], *acc) };
+            *acc = unsafe { add_dots(acts, m, g, dots, panel.scales.scales[g][part], *acc) };
         }
     }
     acc
@@ -257,7 +235,7 @@ unsafe fn part_dots<C: Codec, const N: usize>(
         // SAFETY: the caller vouches for group `g` of row `m`.
         *dots = unsafe { offset::<C>(acts, m, g, part) };
     }
-    let quads = 8 / parts::<C>();
+    let quads = 8 / C::PARTS;
     for first in (quads * part..quads * (part + 1)).step_by(run::<C>()) {
         let mut short = [_mm256_setzero_si256(); N];
         for quad in first..first + run::<C>() {
@@ -284,7 +262,7 @@ unsafe fn part_dots<C: Codec, const N: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     piece: Piece,
-    scales: &mut Scales,
+    scales: &mut Scales<Rows8>,
     acts: Acts,
     sums: Sums,
 ) {
@@ -298,12 +276,12 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(8, at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN, step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN);
+        ahead.prefetch(8, C::bytes(at), C::bytes(step));
         // SAFETY: the caller vouches for the rows' groups.
         acc = unsafe {
             if at % SCALE_RUN == 0 {
                 let run = SCALE_RUN.min(groups - at);
-                C::scales(strip, first + at, run, ScalesOut { scales, at });
+                C::scales(Rows8::new(), strip, first + at, run, ScalesOut { scales, at });
             }
             let fine = acts.any_fine(N, at, step);
             match (step_arm::<C>(step), fine) {
@@ -335,7 +313,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     strip: Strip,
     first: usize,
     at: usize,
-    scales: &mut Scales,
+    scales: &mut Scales<Rows8>,
     acts: Acts,
     mut acc: [__m256; N],
 ) -> [__m256; N] {
@@ -356,9 +334,9 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
         }
     };
     // SAFETY: the caller vouches for the rows' groups.
-    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (short, fine)) in short.iter().zip(&fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
+        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
         for (m, (acc, (short, fine))) in acc.iter_mut().zip(short.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
@@ -383,18 +361,18 @@ unsafe fn add_shorts<C: Codec>(
     m: usize,
     g: usize,
     short: &[__m256i; 8],
-    scales: &[Lanes; 2],
+    scales: &[__m256; 2],
     mut acc: __m256,
 ) -> __m256 {
-    let runs = 8 / run::<C>() / parts::<C>();
-    for (part, scales) in scales.iter().enumerate().take(parts::<C>()) {
+    let runs = 8 / run::<C>() / C::PARTS;
+    for (part, scales) in scales.iter().enumerate().take(C::PARTS) {
         // SAFETY: the caller vouches for group `g` of row `m`.
         let mut dots = unsafe { offset::<C>(acts, m, g, part) };
         for short in &short[runs * part..runs * (part + 1)] {
             dots = widen(dots, *short);
         }
         // SAFETY: as above.
-        acc = unsafe { add_dots(acts, m, g, dots, scales, acc) };
+        acc = unsafe { add_dots(acts, m, g, dots, *scales, acc) };
     }
     acc
 }

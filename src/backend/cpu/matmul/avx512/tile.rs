@@ -4,7 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::decode::{Codec, Lanes, Scales, ScalesOut};
+use super::rows::Rows16;
+use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, step_arm};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -17,7 +18,7 @@ pub(super) struct Quad([u8; 64]);
 #[derive(Clone, Debug)]
 pub(super) struct Panel {
     codes: [[Quad; 8]; PANEL_GROUPS],
-    pub(super) scales: Scales,
+    pub(super) scales: Scales<Rows16>,
 }
 
 impl Panel {
@@ -41,25 +42,18 @@ unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m5
 /// `acc + f32(dots) * activation scale * weight scale`, by the rule of `matmul`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m512i, scales: &Lanes, acc: __m512) -> __m512 {
+unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m512i, scales: __m512, acc: __m512) -> __m512 {
     // SAFETY: the caller vouches for group `g` of row `m`.
     let scale = _mm512_set1_ps(unsafe { acts.scale(m, g) });
-    _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), load(scales), acc)
+    _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), scales, acc)
 }
 
 /// `acc + activation scaled sum * minimum`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: &Lanes, acc: __m512) -> __m512 {
+unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m512, acc: __m512) -> __m512 {
     // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), load(min), acc)
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn load(lanes: &Lanes) -> __m512 {
-    // SAFETY: 16 floats at 64-byte alignment.
-    unsafe { _mm512_load_ps(lanes.0.as_ptr()) }
+    _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
 }
 
 /// 4 codes of row `m` in every lane.
@@ -93,14 +87,6 @@ fn mask(rows: usize) -> u16 {
     ((1u32 << rows) - 1) as u16
 }
 
-/// Integer sums that a group takes: one per scale.
-const fn parts<C: Codec>() -> usize {
-    match C::KIND {
-        GroupKind::SymmetricHalves => 2,
-        GroupKind::Symmetric | GroupKind::Affine => 1,
-    }
-}
-
 /// Decodes a piece.
 ///
 /// # Safety
@@ -110,15 +96,11 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
     debug_assert!(groups <= PANEL_GROUPS && (32 * groups).is_multiple_of(C::BLOCK_LEN));
     // SAFETY: the caller's promise is this function's.
-    unsafe { C::scales(strip, first, groups, ScalesOut { scales: &mut panel.scales, at: 0 }) };
+    unsafe { C::scales(Rows16::new(), strip, first, groups, ScalesOut { scales: &mut panel.scales, at: 0 }) };
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(
-            16,
-            at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
-            step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
-        );
+        ahead.prefetch(16, C::bytes(at), C::bytes(step));
         // SAFETY: as above.
         unsafe {
             match step_arm::<C>(step) {
@@ -132,14 +114,6 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     }
 }
 
-/// Groups whose scales are read before their codes: whole blocks, few, so that fetching ahead hardly pauses.
-const SCALE_RUN: usize = 8;
-
-/// `step`, known to the compiler for types that take steps of one size.
-const fn step_arm<C: Codec>(step: usize) -> usize {
-    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
-}
-
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: usize, panel: &mut Panel) {
@@ -150,7 +124,7 @@ unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: 
         unsafe { _mm512_store_si512(codes[g][quad].0.as_mut_ptr().cast(), v) }
     };
     // SAFETY: the caller vouches for the rows' groups.
-    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
 }
 
 /// `W` panels times `N` activation rows: adds `groups` groups to the sums.
@@ -175,7 +149,7 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
         }
     }
     for g in 0..groups.min(PANEL_GROUPS) {
-        for part in 0..parts::<C>() {
+        for part in 0..C::PARTS {
             // One part at a time, so that its integer sums need no second set of registers.
             // SAFETY: the caller vouches for group `g` of `N` rows.
             acc = unsafe { add_part::<C, W, N>(panels, g, part, acts.coarse, acc) };
@@ -194,7 +168,7 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
             for m in 0..N {
                 for w in 0..W {
                     // SAFETY: as above.
-                    acc[w][m] = unsafe { add_min(acts, m, g, &panels[w].scales.mins[g], acc[w][m]) };
+                    acc[w][m] = unsafe { add_min(acts, m, g, panels[w].scales.mins[g], acc[w][m]) };
                 }
             }
         }
@@ -224,7 +198,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
             dots[m] = start;
         }
     }
-    let quads = 8 / parts::<C>();
+    let quads = 8 / C::PARTS;
     for quad in quads * part..quads * (part + 1) {
         let mut weights = [_mm512_setzero_si512(); W];
         for (weights, panel) in weights.iter_mut().zip(panels) {
@@ -241,7 +215,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     }
     for m in 0..N {
         for w in 0..W {
-            let scales = &panels[w].scales.scales[g][part];
+            let scales = panels[w].scales.scales[g][part];
             // SAFETY: as above.
             acc[w][m] = unsafe { add_dots(acts, m, g, dots[w][m], scales, acc[w][m]) };
         }
@@ -262,7 +236,7 @@ unsafe fn add_fine<C: Codec, const W: usize>(
     // SAFETY: the caller vouches for group `g` of the row.
     unsafe {
         if fine.has(0, g) {
-            for part in 0..parts::<C>() {
+            for part in 0..C::PARTS {
                 acc = add_part::<C, W, 1>(panels, g, part, fine, acc);
             }
         }
@@ -278,7 +252,7 @@ unsafe fn add_fine<C: Codec, const W: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     piece: Piece,
-    scales: &mut Scales,
+    scales: &mut Scales<Rows16>,
     acts: Acts,
     sums: Sums,
 ) {
@@ -292,16 +266,12 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     let mut at = 0;
     while at < groups {
         let step = C::STEP_GROUPS.min(groups - at);
-        ahead.prefetch(
-            16,
-            at * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
-            step * 32 * C::BLOCK_BYTES / C::BLOCK_LEN,
-        );
+        ahead.prefetch(16, C::bytes(at), C::bytes(step));
         // SAFETY: the caller vouches for the rows' groups.
         acc = unsafe {
             if at % SCALE_RUN == 0 {
                 let run = SCALE_RUN.min(groups - at);
-                C::scales(strip, first + at, run, ScalesOut { scales, at });
+                C::scales(Rows16::new(), strip, first + at, run, ScalesOut { scales, at });
             }
             let fine = acts.any_fine(N, at, step);
             match (step_arm::<C>(step), fine) {
@@ -330,7 +300,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     strip: Strip,
     first: usize,
     at: usize,
-    scales: &mut Scales,
+    scales: &mut Scales<Rows16>,
     acts: Acts,
     mut acc: [__m512; N],
 ) -> [__m512; N] {
@@ -339,7 +309,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: as above.
     let mut fine = unsafe { offsets::<C, N, R>(acts.fine, at) };
     let put = |g: usize, quad: usize, weights: __m512i| {
-        let part = quad * parts::<C>() / 8;
+        let part = quad * C::PARTS / 8;
         for m in 0..N {
             let add = |plane: Plane, dots: __m512i| {
                 // SAFETY: as above.
@@ -353,18 +323,18 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
         }
     };
     // SAFETY: the caller vouches for the rows' groups.
-    unsafe { C::codes::<R>(strip, first + at, ScalesOut { scales, at }, put) };
+    unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], &scales.mins[at + g]);
+        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
         for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
-                for part in 0..parts::<C>() {
-                    *acc = add_dots(acts.coarse, m, at + g, dots[part], &scales[part], *acc);
+                for part in 0..C::PARTS {
+                    *acc = add_dots(acts.coarse, m, at + g, dots[part], scales[part], *acc);
                 }
                 if FINE && acts.fine.has(m, at + g) {
-                    for part in 0..parts::<C>() {
-                        *acc = add_dots(acts.fine, m, at + g, fine[part], &scales[part], *acc);
+                    for part in 0..C::PARTS {
+                        *acc = add_dots(acts.fine, m, at + g, fine[part], scales[part], *acc);
                     }
                 }
                 if matches!(C::KIND, GroupKind::Affine) {
@@ -386,7 +356,7 @@ unsafe fn offsets<C: Codec, const N: usize, const R: usize>(
     let mut dots = [[[_mm512_setzero_si512(); 2]; N]; R];
     for (g, dots) in dots.iter_mut().enumerate() {
         for (m, dots) in dots.iter_mut().enumerate() {
-            for (part, dots) in dots.iter_mut().enumerate().take(parts::<C>()) {
+            for (part, dots) in dots.iter_mut().enumerate().take(C::PARTS) {
                 // SAFETY: the caller vouches for group `at + g` of row `m`.
                 *dots = unsafe { offset::<C>(acts, m, at + g, part) };
             }

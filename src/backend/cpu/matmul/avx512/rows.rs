@@ -1,0 +1,148 @@
+//! Vectors of 16 weight rows.
+
+use std::arch::x86_64::*;
+
+use crate::backend::cpu::matmul::codecs::Rows;
+use crate::backend::cpu::matmul::strips::Strip;
+
+/// AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows16(());
+
+impl Rows16 {
+    /// # Safety
+    /// The processor has the features.
+    pub(super) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Operations whose vectors are all in registers.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: a `Rows16` exists only where the processor has the features; no memory is touched.
+        unsafe { $e }
+    };
+}
+
+impl Rows for Rows16 {
+    const ROWS: usize = 16;
+    type Words = __m512i;
+    type Floats = __m512;
+    // SAFETY: zeros are floats.
+    const ZEROS: __m512 = unsafe { std::mem::zeroed() };
+
+    #[inline(always)]
+    unsafe fn words(self, strip: Strip, at: usize) -> [__m512i; 4] {
+        // SAFETY: the features are there; the caller vouches for 16 bytes at `at` of each of the 16 rows.
+        unsafe {
+            let v = [four(strip, 0, at), four(strip, 1, at), four(strip, 2, at), four(strip, 3, at)];
+            let (ab_lo, ab_hi) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+            let (cd_lo, cd_hi) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+            [
+                _mm512_unpacklo_epi64(ab_lo, cd_lo),
+                _mm512_unpackhi_epi64(ab_lo, cd_lo),
+                _mm512_unpacklo_epi64(ab_hi, cd_hi),
+                _mm512_unpackhi_epi64(ab_hi, cd_hi),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn load(self, rows: &[u32; 16]) -> __m512i {
+        // SAFETY: the features are there; 64 bytes, at any alignment.
+        unsafe { _mm512_loadu_si512(rows.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn splat(self, byte: u8) -> __m512i {
+        op!(_mm512_set1_epi8(byte as i8))
+    }
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn shl16(self, a: __m512i, n: usize) -> __m512i {
+        op!(_mm512_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn shr16(self, a: __m512i, n: usize) -> __m512i {
+        op!(_mm512_srl_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn shl32(self, a: __m512i, n: usize) -> __m512i {
+        op!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn shr32(self, a: __m512i, n: usize) -> __m512i {
+        op!(_mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+    #[inline(always)]
+    fn lookup(self, table: [u8; 16], bytes: __m512i) -> __m512i {
+        // SAFETY: the features are there; the table is 16 bytes.
+        unsafe {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bytes)
+        }
+    }
+    #[inline(always)]
+    fn fifth_bits(self, bits: __m512i, quad: usize) -> __m512i {
+        let mask = if quad.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
+        // Byte quad / 2 of each word four times.
+        op!({
+            let words = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
+            let bytes = _mm512_shuffle_epi8(bits, _mm512_add_epi8(words, _mm512_set1_epi8(quad as i8 / 2)));
+            _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(bytes, _mm512_set1_epi32(mask)), 16)
+        })
+    }
+    #[inline(always)]
+    fn symmetric(self, codes: __m512i, zero: u8) -> __m512i {
+        // Unsigned, 128 too large: of signed codes this turns the sign.
+        op!(_mm512_add_epi8(codes, _mm512_set1_epi8((128 - zero) as i8)))
+    }
+    #[inline(always)]
+    fn halves(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    }
+    #[inline(always)]
+    fn floats(self, a: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(a))
+    }
+    #[inline(always)]
+    fn byte(self, a: __m512i, j: usize) -> __m512 {
+        let byte = self.shr32(a, 8 * j);
+        op!(_mm512_cvtepi32_ps(_mm512_and_si512(byte, _mm512_set1_epi32(255))))
+    }
+    #[inline(always)]
+    fn signed_byte(self, a: __m512i, j: usize) -> __m512 {
+        // To the top, then down again with its sign.
+        let up = self.shl32(a, 24 - 8 * j);
+        op!(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up)))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn neg(self, a: __m512) -> __m512 {
+        op!(_mm512_sub_ps(_mm512_setzero_ps(), a))
+    }
+}
+
+/// 16 bytes at `at` of rows `i`, `i + 4`, `i + 8` and `i + 12`, at any alignment.
+///
+/// # Safety
+/// The processor has the features; the bytes exist.
+#[inline(always)]
+unsafe fn four(strip: Strip, i: usize, at: usize) -> __m512i {
+    // SAFETY: the caller's promise is this function's.
+    unsafe {
+        let x = _mm512_castsi128_si512(_mm_loadu_si128(strip.at(i, at).cast()));
+        let x = _mm512_inserti32x4::<1>(x, _mm_loadu_si128(strip.at(i + 4, at).cast()));
+        let x = _mm512_inserti32x4::<2>(x, _mm_loadu_si128(strip.at(i + 8, at).cast()));
+        _mm512_inserti32x4::<3>(x, _mm_loadu_si128(strip.at(i + 12, at).cast()))
+    }
+}

@@ -1,0 +1,199 @@
+//! Weights of a strip's rows, from the file's blocks to codes with one row per 32-bit lane: written once for all vector
+//! instruction sets.
+//!
+//! A vector holds 4 consecutive codes of each row, to be multiplied with 4 broadcast activation codes. Codes of symmetric
+//! types are given as unsigned numbers, `zero` too large, or signed; [`Rows::symmetric`] makes of them what the
+//! instruction set's products take, and the activations' `offsets` take back what was added.
+#![allow(unsafe_code)]
+
+mod blocks;
+mod superblocks;
+
+use std::fmt::Debug;
+
+pub(super) use blocks::{MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(super) use superblocks::{Q4_K, Q5_K, Q6_K};
+
+use super::strips::{PANEL_GROUPS, Strip};
+use crate::backend::cpu::quant::GroupKind;
+
+/// What codes are, and so how many of their products 16 bits hold. Activation codes are in -127..=127.
+#[derive(Clone, Copy)]
+pub(super) enum Codes {
+    /// 0..=15, `zero` too large. A whole group: 15 * 127 * 2 * 8 = 30,480.
+    Nibbles { zero: i32 },
+    /// 0..=31, `zero` too large. Four quads: 31 * 127 * 2 * 4 = 31,496.
+    FiveBits { zero: i32 },
+    /// 0..=63, `zero` too large. Two quads: 63 * 127 * 2 * 2 = 32,004.
+    SixBits { zero: i32 },
+    /// -128..=127. One quad: 128 * 127 * 2 = 32,512, with the activation taking the weight's sign.
+    Signed,
+}
+
+impl Codes {
+    /// What was added to the codes.
+    pub(super) const fn zero(self) -> i32 {
+        match self {
+            Self::Nibbles { zero } | Self::FiveBits { zero } | Self::SixBits { zero } => zero,
+            Self::Signed => 0,
+        }
+    }
+}
+
+/// Operations on vectors that hold one 32-bit word, or one f32, per weight row of a strip. A value of such a type is
+/// proof that the processor has the instructions.
+pub(super) trait Rows: Copy + Debug {
+    /// Rows of a strip, at most 16.
+    const ROWS: usize;
+    /// A word per row: 4 codes, or bytes of headers.
+    type Words: Copy;
+    /// An f32 per row.
+    type Floats: Copy + Debug;
+    /// Zeros.
+    const ZEROS: Self::Floats;
+
+    /// 16 bytes at `at` of each row, as 4 vectors of one word per row.
+    ///
+    /// # Safety
+    /// They exist.
+    unsafe fn words(self, strip: Strip, at: usize) -> [Self::Words; 4];
+    /// A word for each row; those past [`Self::ROWS`] are left out.
+    fn load(self, rows: &[u32; 16]) -> Self::Words;
+    /// The same byte everywhere.
+    fn splat(self, byte: u8) -> Self::Words;
+    fn and(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    /// 16-bit lanes to the left.
+    fn shl16(self, a: Self::Words, n: usize) -> Self::Words;
+    /// 16-bit lanes to the right.
+    fn shr16(self, a: Self::Words, n: usize) -> Self::Words;
+    /// Words to the left.
+    fn shl32(self, a: Self::Words, n: usize) -> Self::Words;
+    /// Words to the right.
+    fn shr32(self, a: Self::Words, n: usize) -> Self::Words;
+    /// Entry of the table for each byte, which is below 16.
+    fn lookup(self, table: [u8; 16], bytes: Self::Words) -> Self::Words;
+    /// 16 in byte i of a word where bit `4 * quad + i` of the same word of `bits` is set, else 0.
+    fn fifth_bits(self, bits: Self::Words, quad: usize) -> Self::Words;
+    /// Codes of a symmetric type, `zero` too large (128 or less), as products take them.
+    fn symmetric(self, codes: Self::Words, zero: u8) -> Self::Words;
+    /// The f16 in the low half of each word.
+    fn halves(self, a: Self::Words) -> Self::Floats;
+    /// Words as the bits of floats.
+    fn floats(self, a: Self::Words) -> Self::Floats;
+    /// Byte `j` of each word as a number.
+    fn byte(self, a: Self::Words, j: usize) -> Self::Floats;
+    /// Byte `j` of each word as a signed number.
+    fn signed_byte(self, a: Self::Words, j: usize) -> Self::Floats;
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn neg(self, a: Self::Floats) -> Self::Floats;
+
+    #[inline(always)]
+    fn low_nibbles(self, a: Self::Words) -> Self::Words {
+        self.and(a, self.splat(15))
+    }
+    #[inline(always)]
+    fn high_nibbles(self, a: Self::Words) -> Self::Words {
+        self.and(self.shr16(a, 4), self.splat(15))
+    }
+}
+
+/// A quantised type. Functions must be compiled with the instructions of `V`, which only their callers have: all are
+/// `#[inline(always)]`, and none has closures of its own.
+pub(super) trait Codec {
+    const KIND: GroupKind;
+    /// Values and bytes of a quant block.
+    const BLOCK_LEN: usize;
+    const BLOCK_BYTES: usize;
+    const CODES: Codes;
+    /// Most groups that one call of `codes` gives.
+    const STEP_GROUPS: usize;
+    /// Integer sums that a group takes: one per scale.
+    const PARTS: usize = match Self::KIND {
+        GroupKind::SymmetricHalves => 2,
+        GroupKind::Symmetric | GroupKind::Affine => 1,
+    };
+
+    /// Gives `put(g, quad, codes)` for all quads of the `R` groups from `first` on, `g` counting from 0.
+    /// Types of larger blocks take `R = STEP_GROUPS` only. A type that has no use for `scales` writes theirs to `out`.
+    ///
+    /// # Safety
+    /// The rows hold these groups.
+    unsafe fn codes<V: Rows, const R: usize>(
+        v: V,
+        strip: Strip,
+        first: usize,
+        out: ScalesOut<'_, V>,
+        put: impl FnMut(usize, usize, V::Words),
+    );
+
+    /// Writes scales and minima of the `groups` groups from `first` on, whole blocks both.
+    ///
+    /// # Safety
+    /// As for `codes`.
+    unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>);
+
+    /// Bytes of `groups` groups, whole blocks.
+    fn bytes(groups: usize) -> usize {
+        groups * 32 * Self::BLOCK_BYTES / Self::BLOCK_LEN
+    }
+}
+
+/// Groups whose scales are read before their codes: whole blocks, few, so that fetching ahead hardly pauses.
+pub(super) const SCALE_RUN: usize = 8;
+
+/// `step`, known to the compiler for types that take steps of one size.
+pub(super) const fn step_arm<C: Codec>(step: usize) -> usize {
+    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
+}
+
+/// Scales of a panel's groups, one row per lane.
+#[derive(Clone, Debug)]
+pub(super) struct Scales<V: Rows> {
+    /// Per group, per half.
+    pub(super) scales: [[V::Floats; 2]; PANEL_GROUPS],
+    pub(super) mins: [V::Floats; PANEL_GROUPS],
+    /// Block headers on their way.
+    headers: [[u32; 16]; PANEL_GROUPS],
+}
+
+impl<V: Rows> Scales<V> {
+    pub(super) const ZERO: Self = Self {
+        scales: [[V::ZEROS; 2]; PANEL_GROUPS],
+        mins: [V::ZEROS; PANEL_GROUPS],
+        headers: [[0; 16]; PANEL_GROUPS],
+    };
+}
+
+/// Where scales of the groups from `at` on go.
+pub(super) struct ScalesOut<'a, V: Rows> {
+    pub(super) scales: &'a mut Scales<V>,
+    pub(super) at: usize,
+}
+
+impl<V: Rows> ScalesOut<'_, V> {
+    /// Writes scale and minimum of group `at + g`.
+    #[inline(always)]
+    fn put(&mut self, g: usize, scale: V::Floats, min: V::Floats) {
+        let g = self.at + g;
+        self.scales.scales[g][0] = scale;
+        self.scales.mins[g] = min;
+    }
+}
+
+/// Does `$do` with `$codec` standing for the codec of a quantised `$dtype`; nothing for other types.
+macro_rules! with_codec {
+    ($dtype:expr, $codec:ident => $do:expr) => {
+        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 Q4_K Q5_K Q6_K)
+    };
+    ($dtype:expr, $codec:ident => $do:expr; $($name:ident)*) => {
+        match $dtype {
+            $(crate::tensor::DType::$name => {
+                type $codec = crate::backend::cpu::matmul::codecs::$name;
+                $do
+            })*
+            _ => {}
+        }
+    };
+}
+pub(super) use with_codec;
