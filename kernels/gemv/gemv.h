@@ -1,8 +1,8 @@
 // The matrix-vector kernels of one weight type: out = W x (+ bias) for up to M rows x in one pass over W.
 //
 // Entry points of type t, by GEMV_QUANT(t, T) or GEMV_FLOAT(t, T), blocks of 256 threads; a is a8 or f32 (float types: f32 only),
-// m the rows of a block, 1, 2, 4 or 8 (a quantised type with f32 activations, a checking mode: 1 and 4). Block row y computes rows
-// y * m .. y * m + m of `rows`; block column x takes tiles x, x + grid_x(), ..., so any width of the grid will do.
+// m the rows of a block, 1, 2, 4 or 8 (a quantised type with f32 activations, a checking mode: 1 and 4; SwiGLU 1 and 2). Block row y
+// computes rows y * m .. y * m + m of `rows`; block column x takes tiles x, x + grid_x(), ..., so any width of the grid will do.
 //
 // gemv_t_a_m(w0, w1, w2, n0, n1, n2, bias0, bias1, bias2, cols, IN, rows, out, out_stride, add)
 //     Up to three matrices that share an input, tiles of 16 outputs of one matrix: n_i rows at w_i, `cols` inputs (0 rows: no
@@ -245,7 +245,8 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
                                    INPUT, pair / slots, 1, GEMV_OUT, pair);                                                    \
     }
 
-// Two weight rows a team share what is read of the activations in LDS; four would spill registers at 8 columns.
+// Two weight rows a team share what is read of the activations in LDS; four would spill registers at 8 columns. Gate and up
+// as f32 at 4 columns spill up to 23 registers on gfx906: 2 it is.
 #define GEMV_QUANT(NAME, T)                                                                                                    \
     GEMV_STORE(NAME##_a8_1, T, 2, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_a8_2, T, 2, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
@@ -258,7 +259,7 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
     GEMV_SWIGLU(NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
     GEMV_SWIGLU(NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
     GEMV_SWIGLU(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
-    GEMV_SWIGLU(NAME##_f32_4, T, 1, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
+    GEMV_SWIGLU(NAME##_f32_2, T, 1, 1, 2, GEMV_TILE(32, 2), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
     GEMV_EXPERTS(NAME##_a8, T, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                 \
     GEMV_EXPERTS(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                       \
     GEMV_EXPERTS_SWIGLU(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                          \

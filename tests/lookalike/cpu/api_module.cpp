@@ -36,14 +36,12 @@ struct Machine {
 constexpr Machine MACHINES[] = {
     {"gfx906", 0x2f},       {"gfx908", 0x30},          {"gfx90a", 0x3f},          {"gfx942", 0x4c},        {"gfx950", 0x4f},
     {"gfx1030", 0x36},      {"gfx1100", 0x41},         {"gfx1101", 0x46},         {"gfx1151", 0x4a},       {"gfx1200", 0x48},
-    {"gfx1201", 0x4e},      {"gfx9-generic", 0x51},    {"gfx10-3-generic", 0x53}, {"gfx11-generic", 0x54}, {"gfx12-generic", 0x59},
-    {"gfx9-4-generic", 0x5f},
+    {"gfx1201", 0x4e},      {"gfx9-4-generic", 0x5f},  {"gfx10-3-generic", 0x53}, {"gfx11-generic", 0x54}, {"gfx12-generic", 0x59},
 };
 constexpr u16 EM_AMDGPU = 224;
 
 // The generic target that a runtime from ROCm 6.4.1 on takes for this one.
 std::string generic_of(const std::string& arch) {
-    if (arch == "gfx906") return "gfx9-generic";
     if (arch == "gfx942" || arch == "gfx950") return "gfx9-4-generic";
     if (arch.rfind("gfx103", 0) == 0) return "gfx10-3-generic";
     if (arch.rfind("gfx11", 0) == 0) return "gfx11-generic";

@@ -321,31 +321,31 @@ pub fn swiglu_a8(dtype: DType, rows: u32) -> Option<Columns<SwigluA8>> {
 pub fn swiglu_f32(dtype: DType, rows: u32) -> Option<Columns<SwigluF32>> {
     match dtype {
         DType::Q8_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q8_0_f32_1, 1), (SwigluF32::gemv_swiglu_q8_0_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q8_0_f32_1, 1), (SwigluF32::gemv_swiglu_q8_0_f32_2, 2)], rows)
         }
         DType::Q4_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q4_0_f32_1, 1), (SwigluF32::gemv_swiglu_q4_0_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q4_0_f32_1, 1), (SwigluF32::gemv_swiglu_q4_0_f32_2, 2)], rows)
         }
         DType::Q4_1 => {
-            fitting([(SwigluF32::gemv_swiglu_q4_1_f32_1, 1), (SwigluF32::gemv_swiglu_q4_1_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q4_1_f32_1, 1), (SwigluF32::gemv_swiglu_q4_1_f32_2, 2)], rows)
         }
         DType::Q5_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q5_0_f32_1, 1), (SwigluF32::gemv_swiglu_q5_0_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q5_0_f32_1, 1), (SwigluF32::gemv_swiglu_q5_0_f32_2, 2)], rows)
         }
         DType::Q5_1 => {
-            fitting([(SwigluF32::gemv_swiglu_q5_1_f32_1, 1), (SwigluF32::gemv_swiglu_q5_1_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q5_1_f32_1, 1), (SwigluF32::gemv_swiglu_q5_1_f32_2, 2)], rows)
         }
         DType::MXFP4 => {
-            fitting([(SwigluF32::gemv_swiglu_mxfp4_f32_1, 1), (SwigluF32::gemv_swiglu_mxfp4_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_mxfp4_f32_1, 1), (SwigluF32::gemv_swiglu_mxfp4_f32_2, 2)], rows)
         }
         DType::Q4_K => {
-            fitting([(SwigluF32::gemv_swiglu_q4_k_f32_1, 1), (SwigluF32::gemv_swiglu_q4_k_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q4_k_f32_1, 1), (SwigluF32::gemv_swiglu_q4_k_f32_2, 2)], rows)
         }
         DType::Q5_K => {
-            fitting([(SwigluF32::gemv_swiglu_q5_k_f32_1, 1), (SwigluF32::gemv_swiglu_q5_k_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q5_k_f32_1, 1), (SwigluF32::gemv_swiglu_q5_k_f32_2, 2)], rows)
         }
         DType::Q6_K => {
-            fitting([(SwigluF32::gemv_swiglu_q6_k_f32_1, 1), (SwigluF32::gemv_swiglu_q6_k_f32_4, 4)], rows)
+            fitting([(SwigluF32::gemv_swiglu_q6_k_f32_1, 1), (SwigluF32::gemv_swiglu_q6_k_f32_2, 2)], rows)
         }
         DType::F32 => fitting(
             [
