@@ -14,7 +14,7 @@ use crate::steps::{FLOAT, Runner, isas, rows, table, tokens};
 /// Products of 256..512 terms in 16 lanes of f32: each of the at most 32 additions of a lane and 4 of the tree may be
 /// off by 2^-24 of a partial sum, which is of the order of the result, and errors are independent: about sqrt(36) units.
 /// A sublayer is two such products, a norm and a softmax or silu within 2^-22: below 32 units of 2^-24 together.
-const EXACT: f64 = 32.0 / (1 << 24) as f64;
+pub const EXACT: f64 = 32.0 / (1 << 24) as f64;
 
 /// Keys and values rounded to f16 are off by at most 2^-11, 2^-12.8 in the mean square, independently: their sums of
 /// head_dim terms are as far off relatively, scores by that times their size (below 4 here), and the result by both.
@@ -134,7 +134,7 @@ fn logits_of_a_whole_model_are_those_of_f64() {
 }
 
 /// Kullback-Leibler divergence of softmax(got) from softmax(want).
-fn divergence(want: &[f64], got: &[f64]) -> f64 {
+pub fn divergence(want: &[f64], got: &[f64]) -> f64 {
     let logsum = |x: &[f64]| {
         let max = x.iter().copied().fold(f64::MIN, f64::max);
         max + x.iter().map(|x| (x - max).exp()).sum::<f64>().ln()

@@ -9,6 +9,7 @@ mod forge;
 #[path = "../common/gpu.rs"]
 mod gpu;
 
+mod answers_on_gpu;
 mod decoders;
 mod dense;
 mod forward;
@@ -19,6 +20,7 @@ mod on_gpu;
 mod refusals;
 mod runner;
 mod small;
+mod small_on_gpu;
 mod steps;
 mod template;
 mod tokenizer;

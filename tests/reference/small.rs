@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use half::f16;
 use rocmforge::backend::cpu::quant;
-use rocmforge::backend::{DeviceTensor, ExpertDims, ModelDims, RopeLayout, RopeScaling, RopeSpec, Storage};
+use rocmforge::backend::{
+    Backend, DeviceTensor, ExpertDims, ModelDims, RopeLayout, RopeScaling, RopeSpec, Storage,
+};
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
 
 /// Numbers that are the same in every run: xorshift64*.
@@ -275,6 +277,40 @@ impl Small {
             output_norm: weight(output_norm),
             output: weight(output),
         }
+    }
+}
+
+impl Small {
+    /// With its tensors brought to a device.
+    pub fn place(mut self, backend: &mut dyn Backend) -> Self {
+        self.embedding.device = backend.load_table(&self.embedding.device.tensor).unwrap();
+        for weight in self.weights() {
+            weight.device = backend.load_tensor(&weight.device.tensor).unwrap();
+        }
+        self
+    }
+
+    /// All but the embedding.
+    fn weights(&mut self) -> Vec<&mut Weight> {
+        let mut all = vec![&mut self.output_norm, &mut self.output];
+        all.extend(self.rope_factors.as_mut());
+        let mut parts = Vec::new();
+        for layer in &mut self.layers {
+            all.extend([&mut layer.attn_norm, &mut layer.ffn_norm]);
+            all.extend(layer.q_norm.as_mut().into_iter().chain(layer.k_norm.as_mut()));
+            parts.extend([&mut layer.q, &mut layer.k, &mut layer.v, &mut layer.attn_output]);
+            match &mut layer.ffn {
+                Ffn::Dense { gate, up, down } => parts.extend([gate, up, down]),
+                Ffn::Experts { router, experts } => {
+                    parts.push(router);
+                    all.extend(experts.iter_mut().flatten());
+                }
+            }
+        }
+        all.extend(
+            parts.into_iter().flat_map(|part| std::iter::once(&mut part.weight).chain(part.bias.as_mut())),
+        );
+        all
     }
 }
 

@@ -1,4 +1,4 @@
-//! Steps of a small model on the CPU backend, unit by unit or whole.
+//! Steps of a small model on a backend, unit by unit or whole.
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use rocmforge::backend::{
@@ -22,10 +22,12 @@ pub fn projection(part: &Linear) -> Projection<'_> {
 }
 
 /// A backend with one small model open.
-pub struct Runner<'a> {
-    pub backend: CpuBackend,
+pub struct Runner<'a, B = CpuBackend> {
+    pub backend: B,
     pub slot: ModelSlot,
     pub model: &'a Small,
+    /// Each step has other experts.
+    version: u64,
 }
 
 /// Rows of one step.
@@ -39,9 +41,20 @@ pub struct Batch {
 
 impl<'a> Runner<'a> {
     pub fn new(model: &'a Small, options: CpuOptions, threads: usize) -> Self {
-        let mut backend = CpuBackend::with_exact_threads(options, threads).unwrap();
+        Self::on(model, CpuBackend::with_exact_threads(options, threads).unwrap())
+    }
+
+    pub fn residual(&self, rows: usize) -> Rows {
+        let row = |row| self.backend.residual(row).unwrap().into_iter().map(f64::from).collect();
+        (0..rows).map(row).collect()
+    }
+}
+
+impl<'a, B: Backend> Runner<'a, B> {
+    /// On the backend that has the model's tensors.
+    pub fn on(model: &'a Small, mut backend: B) -> Self {
         let slot = backend.open_model(&model.dims, 256).unwrap();
-        Self { backend, slot, model }
+        Self { backend, slot, model, version: 0 }
     }
 
     pub fn begin(&mut self, batch: &Batch, tables: &[Vec<u32>]) {
@@ -91,7 +104,9 @@ impl<'a> Runner<'a> {
                     let [gate, up, down] = experts[number as usize].each_ref().map(|w| w.device.clone());
                     loaded[number as usize] = Some(Expert { gate, up, down });
                 }
-                self.backend.experts(layer as u32, &Experts { loaded: &loaded, version: 0 }).unwrap();
+                self.version += 1;
+                let experts = Experts { loaded: &loaded, version: self.version };
+                self.backend.experts(layer as u32, &experts).unwrap();
             }
         }
     }
@@ -109,11 +124,6 @@ impl<'a> Runner<'a> {
         }
         self.head();
         (0..batch.logits.len()).map(|i| self.backend.logits(i).unwrap()).collect()
-    }
-
-    pub fn residual(&self, rows: usize) -> Rows {
-        let row = |row| self.backend.residual(row).unwrap().into_iter().map(f64::from).collect();
-        (0..rows).map(row).collect()
     }
 }
 

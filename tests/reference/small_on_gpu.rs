@@ -1,0 +1,118 @@
+//! Random decoders with weights of every type on a GPU, or on what plays one, against f64.
+
+use rocmforge::backend::cpu::quant::SUPPORTED;
+use rocmforge::backend::hip::{HipBackend, HipOptions};
+use rocmforge::backend::{Activations, KvType, RopeLayout};
+use rocmforge::tensor::DType;
+
+use crate::dense::divergence;
+use crate::forward;
+use crate::gpu;
+use crate::small::{Recipe, Small};
+use crate::steps::{Runner, rows, table, tokens};
+
+/// Rows of the first step, and steps of one row after it.
+const PROMPT: usize = 33;
+const STEPS: usize = 4;
+
+/// Logits off by this much of their norm in single precision.
+const EXACT: f64 = 2e-5;
+
+/// Mean divergence of 8-bit activations, in nats.
+const INT8_KL: f64 = 1e-2;
+
+/// What a recipe's model gives on the GPU, held to f64; false after saying that there is none.
+fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
+    let Some(runtime) = gpu::runtime() else { return false };
+    let options = HipOptions { activations, kv, upload_threads: 1, ..HipOptions::default() };
+    let mut backend = HipBackend::with_runtime(runtime, options).expect("the device opens");
+    let model = Small::new(recipe).place(&mut backend);
+    let ids = tokens(recipe.seed + 100, PROMPT + STEPS);
+    let want = forward::logits(&model, &ids);
+    let mut runner = Runner::on(&model, backend);
+    let tables = [table(2)];
+    let mut got = runner.step(&rows(&ids, 0, PROMPT), &tables);
+    for at in PROMPT..ids.len() {
+        got.extend(runner.step(&rows(&ids, at, at + 1), &tables));
+    }
+    assert_eq!(got.len(), want.len());
+    let (mut off, mut kl) = (0f64, 0.0);
+    for (got, want) in got.iter().zip(&want) {
+        let got: Vec<f64> = got.iter().map(|&x| f64::from(x)).collect();
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let far = norm(&mut got.iter().zip(want).map(|(g, w)| g - w)) / norm(&mut want.iter().copied());
+        assert!(far.is_finite(), "{recipe:?}: no logits came");
+        off = off.max(far);
+        kl += divergence(want, &got) / ids.len() as f64;
+    }
+    let (dtype, experts) = (recipe.dtype, recipe.experts.is_some());
+    println!(
+        "{dtype}, experts {experts}, {activations:?}: logits off by {off:.1e} of their norm, mean KL {kl:.1e}"
+    );
+    match activations {
+        Activations::F32 => assert!(off <= EXACT, "{recipe:?}: off by {off:e}"),
+        Activations::Int8 => assert!(kl <= INT8_KL, "{recipe:?}: mean KL {kl:e}"),
+    }
+    true
+}
+
+/// In both ways to compute.
+fn check_both(recipe: &Recipe) -> bool {
+    check(recipe, Activations::F32, KvType::F32) && check(recipe, Activations::Int8, KvType::F16)
+}
+
+#[test]
+fn weights_of_every_type_give_the_logits_of_f64() {
+    for dtype in SUPPORTED {
+        let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), ..Recipe::plain(dtype) };
+        if !check_both(&recipe) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn experts_of_every_type_give_the_logits_of_f64() {
+    for dtype in SUPPORTED {
+        let recipe = Recipe { seed: 203 + u64::from(dtype.ggml()), ..Recipe::plain(dtype).with_experts() };
+        if !check_both(&recipe) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn heads_of_every_shape_give_the_logits_of_f64() {
+    let (halves, interleaved) = (RopeLayout::Halves, RopeLayout::Interleaved);
+    let shapes = [
+        (1, 8, 8, interleaved),
+        (2, 64, 64, halves),
+        (3, 80, 32, halves),
+        (4, 128, 128, halves),
+        (5, 64, 16, interleaved),
+        (7, 96, 96, interleaved),
+        (8, 64, 64, halves),
+    ];
+    for (group, head_dim, rope_dims, layout) in shapes {
+        let (group, head_dim): (usize, usize) = (group, head_dim);
+        let n_kv_heads = 1 + group % 3;
+        let whole_blocks = (n_kv_heads * group * head_dim).is_multiple_of(32);
+        let recipe = Recipe {
+            seed: 300 + group as u64,
+            hidden: 96,
+            ffn: 160,
+            group,
+            n_kv_heads,
+            head_dim,
+            rope_dims,
+            layout,
+            biases: group % 2 == 0,
+            head_norms: group % 3 == 1,
+            rope_factors: group % 4 == 3,
+            ..Recipe::plain(if whole_blocks { DType::Q8_0 } else { DType::F16 })
+        };
+        if !check_both(&recipe) {
+            return;
+        }
+    }
+}
