@@ -46,8 +46,8 @@ pub enum Error {
     UnknownTarget { name: String, known: String },
     #[error("kernels that may not be shipped:\n  {faults}")]
     Gates { faults: String },
-    #[error("{} is not what the kernels give now; run `cargo xtask kernels` and keep the result", file.display())]
-    Stale { file: PathBuf },
+    #[error("{} is stale: {what}; run `cargo xtask kernels` and keep the result", file.display())]
+    Stale { file: PathBuf, what: String },
     #[error("no test launches {kernels}")]
     Untested { kernels: String },
     #[error("interrupted")]

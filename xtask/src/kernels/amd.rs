@@ -4,12 +4,31 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::targets::{self, Target};
+use super::targets::Target;
 use super::unit::{self, Unit};
 use super::zig::Zig;
 use super::{gates, note, sources};
 use crate::error::{Error, Result};
 use crate::host;
+
+const ASSEMBLY: [&str; 15] = [
+    "-x",
+    "hip",
+    "--cuda-device-only",
+    "-S",
+    "-nogpuinc",
+    "-nogpulib",
+    "-nostdinc",
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unused-function",
+];
+const LINK: [&str; 5] = ["-m", "elf64_amdgpu", "--no-undefined", "-shared", "-s"];
 
 /// A code object.
 pub struct Object {
@@ -20,30 +39,42 @@ pub struct Object {
     pub faults: Vec<String>,
 }
 
-/// Every target's.
+/// One for each of `targets`.
 ///
 /// # Errors
 /// Those of compiling.
-pub fn build_all() -> Result<Vec<Object>> {
+pub fn build(targets: &[&'static Target]) -> Result<Vec<Object>> {
     let zig = Zig::find()?;
     let names = sources::names()?;
     let mut units = Vec::new();
-    for target in &targets::ALL {
+    for target in targets {
         units.extend(units_of(&zig, target, &names)?);
     }
     unit::build(units)?;
-    targets::ALL.iter().map(|target| finish(&zig, target, &names)).collect()
+    targets.iter().map(|target| finish(&zig, target, &names)).collect()
 }
 
-/// One target's.
-///
-/// # Errors
-/// As [`build_all`].
-pub fn build(target: &'static Target) -> Result<Object> {
-    let zig = Zig::find()?;
-    let names = sources::names()?;
-    unit::build(units_of(&zig, target, &names)?)?;
-    finish(&zig, target, &names)
+/// What the compiler is told for `target`, but for names of files: to assembly, then to an object.
+pub fn flags(target: &Target) -> Vec<String> {
+    [assembly_flags(target), object_flags(target), LINK.map(String::from).into()].concat()
+}
+
+fn assembly_flags(target: &Target) -> Vec<String> {
+    let own = [format!("--offload-arch={}", target.name), version_flag(target)];
+    ASSEMBLY.iter().map(|flag| (*flag).to_owned()).chain(own).collect()
+}
+
+fn object_flags(target: &Target) -> Vec<String> {
+    vec![
+        "--target=amdgcn-amd-amdhsa".into(),
+        format!("-mcpu={}", target.name),
+        version_flag(target),
+        "-c".into(),
+    ]
+}
+
+fn version_flag(target: &Target) -> String {
+    format!("-mcode-object-version={}", target.code_object_version)
 }
 
 fn dir_of(target: &Target) -> PathBuf {
@@ -61,16 +92,11 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
     let source = sources::write_unit(&super::dir().join("units"), name, "hip")?;
     let assembly = dir.join(format!("{name}.s"));
     let output = dir.join(format!("{name}.o"));
-    let version = format!("-mcode-object-version={}", target.code_object_version);
     let mut to_assembly = zig.clang();
     to_assembly
-        .args(["-x", "hip", "--cuda-device-only", "-S", "-nogpuinc", "-nogpulib", "-nostdinc"])
-        .arg(format!("--offload-arch={}", target.name))
-        .arg(&version)
+        .args(assembly_flags(target))
         // A name of its own instead of a hash of the path: the bytes are the same in every directory.
         .arg(format!("-cuid={name}"))
-        .args(["-O3", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing"])
-        .args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
         .args(include_flags())
         // What the driver calls -MF it does not pass on for devices.
         .args(["-Xclang", "-MT", "-Xclang", name, "-Xclang", "-dependency-file", "-Xclang"])
@@ -79,11 +105,7 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
         .arg("-o")
         .arg(&assembly);
     let mut to_object = zig.clang();
-    to_object
-        .args(["--target=amdgcn-amd-amdhsa", &format!("-mcpu={}", target.name), &version, "-c"])
-        .arg(&assembly)
-        .arg("-o")
-        .arg(&output);
+    to_object.args(object_flags(target)).arg(&assembly).arg("-o").arg(&output);
     Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt() })
 }
 
@@ -95,6 +117,7 @@ pub fn include_flags() -> [String; 4] {
 /// Joins the objects and looks through the result.
 fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object> {
     let dir = dir_of(target);
+    check_inputs(&dir, names)?;
     let mut metadata = Vec::new();
     let mut inputs = Vec::new();
     for name in names {
@@ -110,7 +133,7 @@ fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object
     inputs.push(assemble_note(zig, target, &dir, &joined)?);
     let output = super::dir().join(format!("{}.co", target.name));
     let mut link = zig.lld();
-    link.args(["-m", "elf64_amdgpu", "--no-undefined", "-shared", "-s"]).args(&inputs).arg("-o").arg(&output);
+    link.args(LINK).args(&inputs).arg("-o").arg(&output);
     run_quietly(&mut link)?;
     let kernels = gates::kernels(&joined)?;
     let faults = gates::faults(target, &kernels, &dir, names)?;
@@ -118,18 +141,31 @@ fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object
     Ok(Object { target, bytes, kernels: kernels.len(), faults })
 }
 
+/// Every kernel file and header that was read has to be in the digest by which the archive is seen to be stale.
+fn check_inputs(dir: &Path, names: &[String]) -> Result<()> {
+    let known = sources::inputs(&sources::dir())?;
+    for name in names {
+        let read = unit::files_of(&dir.join(format!("{name}.o"))).unwrap_or_default();
+        let is_ours = |path: &&PathBuf| path.starts_with(sources::dir());
+        // `kernels/gemv/../common/x.h` is as clang writes it.
+        let unknown = read
+            .iter()
+            .filter(is_ours)
+            .find(|path| path.canonicalize().map_or(true, |path| !known.contains(&path)));
+        if let Some(path) = unknown {
+            let text = format!("{} is in {name} and not in the digest of the archive", path.display());
+            return Err(Error::Unexpected { what: "the compiler", text });
+        }
+    }
+    Ok(())
+}
+
 /// An object that holds nothing but the joined note.
 fn assemble_note(zig: &Zig, target: &Target, dir: &Path, metadata: &rmpv::Value) -> Result<PathBuf> {
     let (assembly, output) = (dir.join("note.asm"), dir.join("note.asm.o"));
     fs::write(&assembly, note::assembly(metadata)?).map_err(Error::at(&assembly))?;
     let mut command = zig.clang();
-    command
-        .args(["--target=amdgcn-amd-amdhsa", &format!("-mcpu={}", target.name)])
-        .arg(format!("-mcode-object-version={}", target.code_object_version))
-        .args(["-x", "assembler", "-c"])
-        .arg(&assembly)
-        .arg("-o")
-        .arg(&output);
+    command.args(object_flags(target)).args(["-x", "assembler"]).arg(&assembly).arg("-o").arg(&output);
     run_quietly(&mut command)?;
     Ok(output)
 }

@@ -1,13 +1,13 @@
 //! All code objects as the one file that the backend embeds.
 
+use std::fs;
 use std::path::PathBuf;
 
-use rocmforge::backend::hip::objects::{PackedFrame, write_archive};
-use sha2::{Digest, Sha256};
+use rocmforge::backend::hip::objects::{Archive, ObjectError, PackedFrame, write_archive};
 use zstd::zstd_safe::CParameter;
 
 use super::amd::Object;
-use super::{sources, targets};
+use super::{recipe, sources, targets};
 use crate::error::{Error, Result};
 
 /// A repository is no place for large files.
@@ -26,25 +26,64 @@ pub fn path() -> PathBuf {
 
 /// Its bytes.
 pub fn pack(objects: &[Object]) -> Result<Vec<u8>> {
-    let mut digest = Sha256::new();
     let mut frames = Vec::new();
     let mut rest = objects;
     for family in targets::FAMILIES {
         let (members, others) = rest.split_at(family.min(rest.len()));
         rest = others;
         let body: Vec<u8> = members.iter().flat_map(|object| object.bytes.iter().copied()).collect();
-        digest.update(&body);
         frames.push(PackedFrame {
             objects: members.iter().map(|o| (o.target.name.to_owned(), o.bytes.len() as u64)).collect(),
             packed: compress(&body)?,
         });
     }
-    let bytes = write_archive(&digest.finalize().into(), &frames)
-        .map_err(|error| Error::Unexpected { what: "the archive", text: error.to_string() })?;
+    let bytes = write_archive(&recipe::digest()?, &frames).map_err(broken)?;
     if bytes.len() > BYTES_MAX {
         return Err(Error::TooLarge { file: path(), bytes: bytes.len() as u64, max: BYTES_MAX as u64 });
     }
     Ok(bytes)
+}
+
+/// Compares each of `objects` with what is kept.
+///
+/// # Errors
+/// [`Error::Stale`], which names all that differ.
+pub fn compare(objects: &[Object]) -> Result<()> {
+    let path = path();
+    let bytes = fs::read(&path).map_err(Error::at(&path))?;
+    let kept = Archive::parse(&bytes).map_err(broken)?;
+    let mut found = Vec::new();
+    for object in objects {
+        let name = object.target.name;
+        match kept.entries().find(|entry| entry.name == name) {
+            None => found.push(format!("it has no object for {name}")),
+            Some(entry) if entry.unpack().map_err(broken)? != object.bytes => {
+                found.push(format!("the object for {name} differs"));
+            }
+            Some(_) => (),
+        }
+    }
+    let is_target = |name: &str| targets::ALL.iter().any(|target| target.name == name);
+    let gone = kept.entries().filter(|entry| !is_target(entry.name));
+    found.extend(gone.map(|entry| format!("{} is no target any more", entry.name)));
+    if found.is_empty() { Ok(()) } else { Err(Error::Stale { file: path, what: found.join(", ") }) }
+}
+
+/// Whether the archive says of itself that it was made from what lies here, which takes no compiler to see.
+///
+/// # Errors
+/// [`Error::Stale`].
+pub fn check_made_from() -> Result<()> {
+    let path = path();
+    let bytes = fs::read(&path).map_err(Error::at(&path))?;
+    if *Archive::parse(&bytes).map_err(broken)?.digest() == recipe::digest()? {
+        return Ok(());
+    }
+    Err(Error::Stale { file: path, what: "kernels, compiler or flags were others when it was made".into() })
+}
+
+fn broken(error: ObjectError) -> Error {
+    Error::Unexpected { what: "the archive", text: error.to_string() }
 }
 
 fn compress(body: &[u8]) -> Result<Vec<u8>> {

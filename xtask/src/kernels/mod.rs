@@ -11,6 +11,7 @@ mod listing;
 mod lookalike;
 mod note;
 mod nvidia;
+mod recipe;
 mod sources;
 mod targets;
 mod unit;
@@ -23,16 +24,17 @@ use std::path::PathBuf;
 use crate::error::{Error, Result};
 use crate::host;
 
+pub use archive::check_made_from;
 pub use lookalike::{Variant, build as build_lookalike, sanitizer_runtime};
 pub use nvidia::build as build_nvidia;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Build into memory and compare with kernels/code-objects.bin; write nothing there
+    /// Compare with kernels/code-objects.bin, target by target; write nothing there
     #[arg(long)]
     check: bool,
     /// Just these targets, into target/kernels/ only (gfx1100, gfx9-4-generic, ...)
-    #[arg(long, value_delimiter = ',', value_name = "TARGET", conflicts_with = "check")]
+    #[arg(long, value_delimiter = ',', value_name = "TARGET")]
     target: Vec<String>,
     /// Build libamdhip64 look-alikes that run the kernels on the CPU, into target/lookalike/
     #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "VARIANT", conflicts_with = "check")]
@@ -61,17 +63,14 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     if args.check {
-        println!("{}", check()?);
+        println!("{}", check(&args.target)?);
         return Ok(());
     }
+    let objects = amd::build(&targets::named(&args.target)?)?;
+    objects.iter().for_each(|object| println!("{}", report(object)));
     if !args.target.is_empty() {
-        let targets: Vec<_> = args.target.iter().map(|name| targets::find(name)).collect::<Result<_>>()?;
-        let objects: Vec<_> = targets.into_iter().map(amd::build).collect::<Result<_>>()?;
-        objects.iter().for_each(|object| println!("{}", report(object)));
         return pass(&objects);
     }
-    let objects = amd::build_all()?;
-    objects.iter().for_each(|object| println!("{}", report(object)));
     let bytes = archive::pack(&objects)?;
     let path = archive::path();
     fs::write(&path, &bytes).map_err(Error::at(&path))?;
@@ -86,21 +85,19 @@ fn pass(objects: &[amd::Object]) -> Result<()> {
     if faults.is_empty() { Ok(()) } else { Err(Error::Gates { faults: faults.join("\n  ") }) }
 }
 
-/// Builds everything anew and compares it with the archive of the repository; what there is to say about it.
+/// Builds what is named, or everything, and compares it with the archive of the repository; what there is to say about it.
 ///
 /// # Errors
 /// [`Error::Gates`], [`Error::Stale`], those of building.
-pub fn check() -> Result<String> {
-    let objects = amd::build_all()?;
+pub fn check(names: &[String]) -> Result<String> {
+    let objects = amd::build(&targets::named(names)?)?;
     pass(&objects)?;
-    let bytes = archive::pack(&objects)?;
-    let path = archive::path();
-    let kept = fs::read(&path).map_err(Error::at(&path))?;
-    if kept != bytes {
-        return Err(Error::Stale { file: path });
+    archive::compare(&objects)?;
+    if names.is_empty() {
+        check_made_from()?;
     }
     let kernels: usize = objects.iter().map(|object| object.kernels).sum();
-    Ok(format!("{} targets, {kernels} kernels, {} bytes, as kept", objects.len(), bytes.len()))
+    Ok(format!("{} targets, {kernels} kernels, as kept", objects.len()))
 }
 
 fn report(object: &amd::Object) -> String {

@@ -25,6 +25,31 @@ pub fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Headers of `prelude/` that begin so are for look-alikes and NVIDIA.
+const OTHER_MACHINES: [&str; 2] = ["host", "nvidia"];
+
+/// Every file that code objects may be made from, in order: kernel files and headers.
+pub fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(Error::at(&folder))? {
+            let path = entry.map_err(Error::at(&folder))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_source = path.extension().is_some_and(|ending| ending == "hip" || ending == "h");
+            let is_others = folder == dir.join("prelude")
+                && OTHER_MACHINES.iter().any(|machine| name.starts_with(machine));
+            if path.is_dir() {
+                folders.push(path);
+            } else if is_source && !is_others {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
 /// Writes, as `<into>/kernel_<name>.<ending>`, a file that holds the kernel file in a namespace of its own: helpers of the same
 /// name in two files are different ones. Entry points are `extern "C"` and keep their names.
 pub fn write_unit(into: &Path, name: &str, ending: &str) -> Result<PathBuf> {

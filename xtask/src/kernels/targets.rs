@@ -41,8 +41,13 @@ pub const ALL: [Target; 15] = [
 /// How many of [`ALL`] the archive packs together, one family after the other: what is the same in them is kept once.
 pub const FAMILIES: [usize; 5] = [1, 5, 2, 4, 3];
 
+/// Those of these names, or all when there is none.
+pub fn named(names: &[String]) -> Result<Vec<&'static Target>> {
+    if names.is_empty() { Ok(ALL.iter().collect()) } else { names.iter().map(|name| find(name)).collect() }
+}
+
 /// The target of that name.
-pub fn find(name: &str) -> Result<&'static Target> {
+fn find(name: &str) -> Result<&'static Target> {
     ALL.iter().find(|target| target.name == name).ok_or_else(|| Error::UnknownTarget {
         name: name.into(),
         known: ALL.iter().map(|target| target.name).collect::<Vec<_>>().join(", "),

@@ -95,14 +95,19 @@ fn key(unit: &Unit) -> Option<String> {
         hash.update(host::shown(command));
         hash.update([0]);
     }
-    let list = fs::read_to_string(list_path(&unit.output)).ok()?;
-    // make's format: `output: file file \`, without spaces in our names.
-    let (_, files) = list.split_once(':')?;
-    for file in files.split_whitespace().filter(|word| *word != "\\") {
+    for file in files_of(&unit.output)? {
         hash.update(fs::read(file).ok()?);
         hash.update([0]);
     }
     Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The files that `output` was made from; `None` when that is not known.
+pub fn files_of(output: &Path) -> Option<Vec<PathBuf>> {
+    let list = fs::read_to_string(list_path(output)).ok()?;
+    // make's format: `output: file file \`, without spaces in our names.
+    let (_, files) = list.split_once(':')?;
+    Some(files.split_whitespace().filter(|word| *word != "\\").map(PathBuf::from).collect())
 }
 
 fn key_path(unit: &Unit) -> PathBuf {

@@ -1,6 +1,6 @@
 //! The file of all code objects: a table, then zstd frames, each of a family of objects that resemble each other.
 //!
-//! Little-endian: `RFCODEOB`, digest of the objects (32 bytes), number of frames (u32); per frame its length as packed (u64)
+//! Little-endian: `RFCODEOB`, digest of what they were made from (32 bytes), number of frames (u32); per frame its length as packed (u64)
 //! and number of objects (u32); per object of it its name (u16 length and UTF-8) and length (u64). Then the frames in that
 //! order; unpacked, a frame is its objects one after the other.
 
@@ -22,7 +22,7 @@ pub struct PackedFrame {
     pub packed: Vec<u8>,
 }
 
-/// The file's bytes. `digest` is one of all objects.
+/// The file's bytes. `digest`: of what the objects were made from.
 ///
 /// # Errors
 /// [`ObjectError::Archive`] for a name of more than 64 KiB or more than 2^32 frames or objects.
@@ -101,7 +101,7 @@ impl<'a> Archive<'a> {
         Ok(Self { digest, entries })
     }
 
-    /// Digest of all objects.
+    /// Digest of what they were made from: sources, compiler, flags.
     pub fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
