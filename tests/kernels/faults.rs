@@ -1,59 +1,13 @@
 //! What the device layer does when the driver fails: each in a process of its own, on the look-alike with a script of faults.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use rocmforge::backend::BackendError;
 use rocmforge::backend::hip::kernels::probe::ProbeLaunch;
 use rocmforge::backend::hip::objects::ObjectError;
 use rocmforge::backend::hip::{Device, DeviceOptions, Grid, HipError, Owner, Runtime, StreamPriority};
 
-use crate::common::skip;
-use crate::rig::{is_lookalike, library};
+use crate::child::{calls, child, open};
 
-const MARK: &str = "ROCMFORGE_TEST_FAULTS";
 const MIB: usize = 1 << 20;
-
-/// In the child: the look-alike's file. In the parent: runs `test` in a child with `settings` of the look-alike, and passes on
-/// its failure.
-fn child(test: &str, settings: &[(&str, &str)]) -> Option<PathBuf> {
-    if let Some(library) = std::env::var_os(MARK) {
-        return Some(library.into());
-    }
-    let library = library()?;
-    if !Runtime::open(&library).is_ok_and(|runtime| is_lookalike(&runtime)) {
-        skip(&format!("{} plays no faults", library.display()));
-        return None;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(MARK, &library)
-        .envs(settings.iter().map(|(name, value)| (format!("ROCMFORGE_LOOKALIKE_{name}"), value)))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("running 1 test"), "{test} is not the name of a test: {text}");
-    assert!(output.status.success(), "{test} in its child: {}\n{text}{errors}", output.status);
-    None
-}
-
-fn open(library: &Path) -> Device {
-    Device::open(&Runtime::open(library).unwrap(), &DeviceOptions::default()).unwrap()
-}
-
-/// How often the look-alike's function `name` was called so far.
-fn calls(library: &Path, name: &str) -> u64 {
-    let name = std::ffi::CString::new(name).unwrap();
-    // SAFETY: the look-alike is loaded already, and this is the type of its function (tests/lookalike/cpu/api_test.cpp).
-    #[allow(unsafe_code)]
-    unsafe {
-        let library = libloading::Library::new(library).unwrap();
-        let count: libloading::Symbol<'_, extern "C" fn(*const std::ffi::c_char) -> u64> =
-            library.get("rocmforge_lookalike_count").unwrap();
-        count(name.as_ptr())
-    }
-}
 
 #[test]
 fn a_lost_device_answers_every_later_call_at_once() {

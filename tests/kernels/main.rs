@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
 mod attention;
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
@@ -14,6 +15,7 @@ mod faults;
 mod forms;
 #[path = "../common/gpu.rs"]
 mod gpu;
+mod lookalike;
 mod matmul;
 mod norm;
 mod pages;

@@ -89,10 +89,16 @@ void Engine::execute() {
             Code code = head.run ? head.run() : hipSuccess;
             guard.lock();
             if (code != hipSuccess && device.error == hipSuccess) device.error = code;
-            // It stays at the head of its queue until somebody lets go of it.
-            if (stream->hung) continue;
+            if (stream->rest && device.error == hipSuccess) {
+                // It stays at the head of its queue until somebody lets go of it.
+                head.run = std::move(stream->rest);
+                stream->rest = nullptr;
+                stream->hung = true;
+                continue;
+            }
         }
         stream->hung = false;
+        stream->rest = nullptr;
         if (head.after) head.after();
         stream->queue.pop_front();
         changed.notify_all();
@@ -158,15 +164,8 @@ void lose(u32 device, Code code) {
 }
 
 void release_hung() {
-    auto release = [](Stream& stream) {
-        if (!stream.hung) return;
-        stream.hung = false;
-        // It hung instead of running.
-        if (stream.queue.front().after) stream.queue.front().after();
-        stream.queue.pop_front();
-    };
-    for (auto& device : engine().devices) release(device->null_stream);
-    for (auto& stream : engine().streams) release(*stream);
+    for (auto& device : engine().devices) device->null_stream.hung = false;
+    for (auto& stream : engine().streams) stream->hung = false;
     engine().changed.notify_all();
 }
 
@@ -186,11 +185,7 @@ Code run_scripted(const Work& work, Stream& stream) {
         for (u32 i = 0; i < devices().size(); i++) lose(i, fault.code);
         return fault.code;
     }
-    case Fault::HANG: {
-        Locked guard;
-        stream.hung = true;
-        return hipSuccess;
-    }
+    case Fault::HANG: stream.rest = [work, seed] { return run(work, seed); }; return hipSuccess;
     }
     return hipErrorUnknown;
 }

@@ -34,6 +34,8 @@ struct Stream {
     bool blocking;
     bool alive = true;
     bool hung = false;
+    // What the operation under way left undone when it began to hang. The executor's alone.
+    std::function<Code()> rest;
     std::deque<Operation> queue;
     // While it captures.
     std::shared_ptr<Capture> capture;

@@ -62,26 +62,46 @@ void join(Stream& stream, const std::shared_ptr<Capture>& capture) {
     capture->streams.push_back(&stream);
 }
 
-// Runs the nodes in some order that keeps theirs.
-Code run_nodes(const std::vector<Node>& nodes, Stream& stream) {
-    std::vector<u32> missing(nodes.size());
-    std::vector<u32> ready;
-    for (u32 i = 0; i < nodes.size(); i++) {
-        missing[i] = (u32)nodes[i].after.size();
-        if (missing[i] == 0) ready.push_back(i);
+// A launch of an instance: its nodes in some order that keeps theirs.
+class Replay : public std::enable_shared_from_this<Replay> {
+public:
+    explicit Replay(std::shared_ptr<std::vector<Node>> all) : nodes(std::move(all)), missing(nodes->size()) {
+        for (u32 i = 0; i < nodes->size(); i++) {
+            missing[i] = (u32)(*nodes)[i].after.size();
+            if (missing[i] == 0) ready.push_back(i);
+        }
     }
-    while (!ready.empty()) {
-        // The latest first: nodes that depend on nothing are not always run in the order they were captured.
-        u32 node = ready.back();
-        ready.pop_back();
-        if (Code code = run_scripted(nodes[node].work, stream)) return code;
-        if (stream.hung) return hipSuccess;
-        for (u32 i = 0; i < nodes.size(); i++)
-            if (std::find(nodes[i].after.begin(), nodes[i].after.end(), node) != nodes[i].after.end() && --missing[i] == 0)
-                ready.push_back(i);
+
+    Code run(Stream& stream) {
+        while (!ready.empty()) {
+            // The latest first: nodes that depend on nothing are not always run in the order they were captured.
+            u32 node = ready.back();
+            ready.pop_back();
+            if (Code code = run_scripted((*nodes)[node].work, stream)) return code;
+            if (stream.rest) {
+                stream.rest = [self = shared_from_this(), node, held = std::move(stream.rest), on = &stream]() -> Code {
+                    if (Code code = held()) return code;
+                    self->finish(node);
+                    return self->run(*on);
+                };
+                return hipSuccess;
+            }
+            finish(node);
+        }
+        return hipSuccess;
     }
-    return hipSuccess;
-}
+
+private:
+    void finish(u32 node) {
+        for (u32 i = 0; i < nodes->size(); i++) {
+            const std::vector<u32>& after = (*nodes)[i].after;
+            if (std::find(after.begin(), after.end(), node) != after.end() && --missing[i] == 0) ready.push_back(i);
+        }
+    }
+
+    std::shared_ptr<std::vector<Node>> nodes;
+    std::vector<u32> missing, ready;
+};
 
 std::shared_ptr<std::vector<Node>> copy_nodes(const Graph& graph) {
     auto nodes = std::make_shared<std::vector<Node>>();
@@ -207,7 +227,7 @@ Code launch(Instance& instance, Stream& stream) {
         stream,
         [nodes, on] {
             count("graph launches", 1);
-            return run_nodes(*nodes, *on);
+            return std::make_shared<Replay>(nodes)->run(*on);
         },
         // Launches of one instance never overlap.
         [self, turn] { return self->finished == turn; }, [self] { self->finished++; });
