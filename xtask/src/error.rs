@@ -48,6 +48,8 @@ pub enum Error {
     Gates { faults: String },
     #[error("{} is stale: {what}; run `cargo xtask kernels` and keep the result", file.display())]
     Stale { file: PathBuf, what: String },
+    #[error("changes that no test notices:\n  {changes}")]
+    Survived { changes: String },
     #[error("no test launches {kernels}")]
     Untested { kernels: String },
     #[error("interrupted")]

@@ -97,7 +97,7 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
         .args(assembly_flags(target))
         // A name of its own instead of a hash of the path: the bytes are the same in every directory.
         .arg(format!("-cuid={name}"))
-        .args(include_flags())
+        .args(include_flags(host::root()))
         // What the driver calls -MF it does not pass on for devices.
         .args(["-Xclang", "-MT", "-Xclang", name, "-Xclang", "-dependency-file", "-Xclang"])
         .arg(unit::list_path(&output))
@@ -109,9 +109,9 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
     Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt() })
 }
 
-/// Where `prelude/...` and `kernels/x.hip` are found.
-pub fn include_flags() -> [String; 4] {
-    ["-I".into(), sources::dir().display().to_string(), "-I".into(), host::root().display().to_string()]
+/// Where `prelude/...` and `kernels/x.hip` are found, for the kernels of `root`.
+pub fn include_flags(root: &Path) -> [String; 4] {
+    ["-I".into(), root.join("kernels").display().to_string(), "-I".into(), root.display().to_string()]
 }
 
 /// Joins the objects and looks through the result.

@@ -75,16 +75,23 @@ const COMPILERS: [(&str, &str); 4] = [
 /// # Errors
 /// [`Error::ToolMissing`], those of compiling.
 pub fn build(variant: Variant) -> Result<PathBuf> {
+    build_from(host::root(), &host::target_dir().join("lookalike").join(variant.name()), variant)
+}
+
+/// As [`build`], with the kernels of `root` and into `dir`.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_from(root: &Path, dir: &Path, variant: Variant) -> Result<PathBuf> {
     let compiler = compiler()?;
-    let dir = host::target_dir().join("lookalike").join(variant.name());
-    fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
+    fs::create_dir_all(dir).map_err(Error::at(dir))?;
     let mut units = Vec::new();
     for source in runtime_sources()? {
-        units.push(compile(&compiler, variant, &source, &dir)?);
+        units.push(compile(&compiler, variant, &source, root, dir)?);
     }
     for name in sources::names()? {
-        let source = sources::write_unit(&dir, &name, "cpp")?;
-        units.push(compile(&compiler, variant, &source, &dir)?);
+        let source = sources::write_unit(dir, &name, "cpp")?;
+        units.push(compile(&compiler, variant, &source, root, dir)?);
     }
     let library = dir.join("libamdhip64.so");
     let objects: Vec<PathBuf> = units.iter().map(|unit| unit.output.clone()).collect();
@@ -102,7 +109,7 @@ pub fn build(variant: Variant) -> Result<PathBuf> {
     Ok(library)
 }
 
-fn compile(compiler: &str, variant: Variant, source: &Path, dir: &Path) -> Result<Unit> {
+fn compile(compiler: &str, variant: Variant, source: &Path, root: &Path, dir: &Path) -> Result<Unit> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let output = dir.join(format!("{stem}.o"));
     let mut command = Command::new(compiler);
@@ -112,7 +119,7 @@ fn compile(compiler: &str, variant: Variant, source: &Path, dir: &Path) -> Resul
         .args(["-ffp-contract=off", "-fno-strict-aliasing", "-DROCMFORGE_HOST"])
         .args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
         .args(variant.flags())
-        .args(include_flags())
+        .args(include_flags(root))
         .args(["-MMD", "-MF"])
         .arg(unit::list_path(&output))
         .arg("-c")

@@ -9,6 +9,7 @@ mod archive;
 mod gates;
 mod listing;
 mod lookalike;
+mod mutate;
 mod note;
 mod nvidia;
 mod recipe;
@@ -42,6 +43,13 @@ pub struct Args {
     /// Build for NVIDIA GPUs, into target/nvidia/sm_90/
     #[arg(long, conflicts_with_all = ["check", "target", "lookalike"])]
     nvidia: bool,
+    /// Change a number or operator in each kernel file (or those whose path contains FILE) and expect the kernel tests to fail on
+    /// the CPU: a minute or two a change
+    #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "FILE", conflicts_with_all = ["check", "target", "lookalike", "nvidia"])]
+    mutate: Option<Vec<String>>,
+    /// Changes a file
+    #[arg(long, default_value_t = 1, requires = "mutate")]
+    rounds: u32,
 }
 
 /// Where built kernels lie.
@@ -57,6 +65,9 @@ pub fn run(args: &Args) -> Result<()> {
             println!("{}", lookalike::build(*variant)?.display());
         }
         return Ok(());
+    }
+    if let Some(names) = &args.mutate {
+        return mutate::run(names, args.rounds);
     }
     if args.nvidia {
         println!("{}", nvidia::build()?.display());

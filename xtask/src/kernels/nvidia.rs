@@ -103,7 +103,7 @@ fn compile(bin: &Path, name: &str, dir: &Path, objects: &Path) -> Result<Unit> {
     let mut command = Command::new(bin.join("nvcc"));
     command
         .args(["-std=c++17", &format!("-arch={ARCH}"), "-cubin", "-fmad=false"])
-        .args(include_flags())
+        .args(include_flags(host::root()))
         .args(["-MMD", "-MF"])
         .arg(unit::list_path(&output))
         .arg(&source)
