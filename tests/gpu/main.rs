@@ -7,5 +7,6 @@ mod common;
 mod faults;
 #[path = "../common/gpu.rs"]
 mod gpu;
+mod installed;
 mod lazy;
 mod rig;

@@ -1,9 +1,12 @@
 //! The HIP runtime and what it sees.
 
+use std::path::Path;
+
 use super::super::hip::kernels::probe::ProbeLaunch;
 use super::super::hip::objects::{CodeObject, CodeSource};
 use super::super::hip::{
-    ArenaOptions, Device, DeviceOptions, Grid, HipError, LibraryError, Owner, Runtime, StreamPriority,
+    ArenaOptions, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Owner, Runtime,
+    StreamPriority,
 };
 use super::{Check, Gpu, State};
 
@@ -22,15 +25,11 @@ pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
             let missing =
                 matches!(error, HipError::Library(LibraryError::NotFound { .. }) | HipError::NoDevice);
             let state = if missing && !has_amd { State::Note } else { State::Problem };
-            return (vec![Check::new("HIP runtime", state, error.to_string(), "")], vec![]);
+            return (vec![Check::new("HIP runtime", state, without_device(&error), "")], vec![]);
         }
     };
-    let found = format!(
-        "{}, version {}, {} device(s)",
-        runtime.path().display(),
-        version(runtime.version()),
-        runtime.device_count()
-    );
+    let found =
+        format!("{}, {} device(s)", named(&runtime.path(), Some(runtime.version())), runtime.device_count());
     let mut checks = vec![Check::new("HIP runtime", State::Good, found, "")];
     let mut gpus = Vec::new();
     for index in 0..runtime.device_count().min(GPUS_MAX) {
@@ -44,6 +43,18 @@ pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
         }
     }
     (checks, gpus)
+}
+
+/// Why no device can be had, and from which runtime.
+fn without_device(error: &HipError) -> String {
+    match (error, Library::find()) {
+        (HipError::NoDevice, Ok(library)) => format!("{}: {error}", named(library.path(), library.version())),
+        _ => error.to_string(),
+    }
+}
+
+fn named(path: &Path, number: Option<u32>) -> String {
+    format!("{}, version {}", path.display(), number.map_or_else(|| "unknown".into(), version))
 }
 
 fn examine_one(runtime: &Runtime, index: u32) -> Result<(Gpu, Check), HipError> {

@@ -28,6 +28,7 @@ mod rope;
 mod run;
 mod sampling;
 mod scratch;
+mod topology;
 mod upload;
 mod wait;
 mod weights;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::Done;
+use super::{Done, comgr};
 use crate::error::{Error, Result};
 use crate::host;
 use crate::kernels::{self, Variant};
@@ -14,13 +14,14 @@ use crate::kernels::{self, Variant};
 const VARIANTS: [Variant; 4] =
     [Variant::Wave32, Variant::Wave64, Variant::Wave32Sanitized, Variant::Wave64NoMatrix];
 
-/// Rebuilds all code objects with the gates, and the NVIDIA body.
+/// Rebuilds all code objects with the gates, and the NVIDIA body; AMD's own reader looks through the kept ones.
 pub fn objects() -> Result<Done> {
     // Takes no compiler, and says it in a moment.
     kernels::check_made_from()?;
     let kept = kernels::check(&[])?;
     println!("{}", kernels::build_nvidia()?.display());
-    Ok(Done::note(kept))
+    let read = comgr::run()?;
+    Ok(Done { note: format!("{kept}; {}", read.note), skipped: read.skipped })
 }
 
 /// Runs the kernel tests on each variant, and counts what ran.

@@ -4,6 +4,7 @@
 //! after one failed, so that one run shows all there is to mend.
 
 mod client;
+mod comgr;
 mod deny;
 mod fuzz;
 mod kernels;
@@ -79,7 +80,7 @@ const STAGES: [Stage; 14] = [
     },
     Stage {
         name: "objects",
-        about: "code objects as kept, their gates, the NVIDIA body: cargo xtask kernels --check",
+        about: "code objects as kept, their gates, AMD's own reader of them, the NVIDIA body",
         run: kernels::objects,
     },
     Stage {

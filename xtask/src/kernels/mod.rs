@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use crate::error::{Error, Result};
 use crate::host;
 
-pub use archive::check_made_from;
+pub use archive::{check_made_from, path as archive_path};
 pub use lookalike::{Variant, build as build_lookalike, sanitizer_runtime};
 pub use nvidia::build as build_nvidia;
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// Exact targets take version 5, which every runtime since ROCm 5 reads; generic ones exist from 6 on.
+    /// Exact targets take version 5, which runtimes of ROCm 5.7 read and those of 5.2 do not; generic ones exist from 6 on.
     pub code_object_version: u32,
 }
 

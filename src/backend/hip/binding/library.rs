@@ -1,6 +1,6 @@
 //! Finding the runtime's library.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{OsStr, OsString, c_int};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -122,6 +122,15 @@ impl Library {
     /// The file, as it was named to the system's loader.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Its version as it says it: `major * 10^7 + minor * 10^5 + patch`; `None` when it does not say. It does on machines
+    /// without a device too.
+    pub fn version(&self) -> Option<u32> {
+        let mut version: c_int = 0;
+        // SAFETY: a place for one integer is passed.
+        let code = unsafe { (self.api.hipRuntimeGetVersion)(&raw mut version) };
+        u32::try_from(version).ok().filter(|version| code == 0 && *version > 0)
     }
 
     pub(in crate::backend::hip) fn api(&self) -> &Api {

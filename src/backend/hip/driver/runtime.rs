@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::super::binding::{Api, Library, Raw, sys};
 use super::super::error::{CallFailure, HipError};
+use super::super::topology;
 use super::context::forget_current;
 use sys::hipDeviceAttribute_t as Attribute;
 
@@ -24,7 +25,8 @@ pub struct DeviceDescription {
     pub index: u32,
     /// As sold.
     pub name: String,
-    /// As the runtime says it, as `gfx90a:sramecc+:xnack-`.
+    /// As the runtime says it, as `gfx90a:sramecc+:xnack-`, else as the kernel's driver does, without features; empty when
+    /// neither says it.
     pub arch: String,
     /// Where it is plugged in, as `0000:03:00.0`; empty when the runtime does not say.
     pub pci: String,
@@ -124,12 +126,16 @@ impl Runtime {
                 ));
             }
         };
+        let pci = self.pci(device);
+        // Old runtimes give none for some devices; the driver below them always does.
+        let arch = Some(names.arch).filter(|arch| !arch.is_empty());
+        let arch = arch.or_else(|| topology::arch_at(Path::new("/"), &pci)).unwrap_or_default();
         let number = |attribute| self.attribute(device, attribute);
         Ok(DeviceDescription {
             index,
             name: names.name,
-            arch: names.arch,
-            pci: self.pci(device),
+            arch,
+            pci,
             wave: number(Attribute::hipDeviceAttributeWarpSize)?,
             units: number(Attribute::hipDeviceAttributeMultiprocessorCount)?,
             memory_bytes: self.memory(device)?.1,
