@@ -3,7 +3,9 @@
 //! same run.
 //!
 //! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--rows N] [--rounds N] [--device N]
-//! [--graphs off] [--threads N] [--upload ring|copy] [--f32]`
+//! [--graphs off] [--threads N] [--upload ring|copy] [--f32] [--read-mib N] [--json]`
+//!
+//! With `--json`, each value also comes as a line `measured {...}` for programs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use rocmforge::model::plan::LayerPlan;
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, Outcome, Sampling};
 use rocmforge::tensor::LazyTensor;
+use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 type Failure = Box<dyn std::error::Error>;
@@ -30,6 +33,18 @@ struct Arguments {
     sequences: usize,
     rows: usize,
     rounds: u32,
+    /// How much memory is read for the rate.
+    read_bytes: usize,
+    json: bool,
+}
+
+impl Arguments {
+    /// A line for programs.
+    fn measured(&self, value: &serde_json::Value) {
+        if self.json {
+            println!("measured {value}");
+        }
+    }
 }
 
 fn main() -> Result<(), Failure> {
@@ -39,8 +54,11 @@ fn main() -> Result<(), Failure> {
         return Ok(());
     }
     let runtime = Runtime::find()?;
-    let stream = read_rate(&runtime, arguments.options.index)?;
+    let stream = read_rate(&runtime, arguments.options.index, arguments.read_bytes)?;
     println!("read stream: {:.1} GB/s", stream / 1e9);
+    let device = runtime.describe(arguments.options.index)?;
+    arguments.measured(&json!({ "what": "device", "device": format!("{} at {}", device.name, device.pci) }));
+    arguments.measured(&json!({ "what": "memory", "gb_s": stream / 1e9 }));
 
     let files = arguments.models.iter().map(std::fs::File::open).collect::<Result<_, _>>()?;
     let begin = Instant::now();
@@ -67,6 +85,19 @@ fn main() -> Result<(), Failure> {
     println!("cold: first token of an 8-token prompt after {first:.3} s, weights uploaded on the way");
     let warm = run(&handle, &model, 1, 8, 2, 1)?;
     println!("warm: first token of an 8-token prompt after {:.1} ms", warm.first.as_secs_f64() * 1e3);
+    let bytes = handle.snapshot().device.upload_bytes as f64;
+    // A small model takes no time at all.
+    let seconds = (first - warm.first.as_secs_f64()).max(1e-6);
+    println!(
+        "upload: {:.2} GB at {:.2} GB/s, by the difference of these two",
+        bytes / 1e9,
+        bytes / 1e9 / seconds
+    );
+    arguments.measured(&json!({
+        "what": "upload", "path": format!("{:?}", arguments.options.upload).to_lowercase(),
+        "threads": arguments.options.upload_threads, "gb": bytes / 1e9, "gb_s": bytes / 1e9 / seconds,
+        "cold_s": first, "warm_s": warm.first.as_secs_f64(),
+    }));
 
     let weights = bytes_per_step(&model);
     for round in 0..arguments.rounds {
@@ -82,6 +113,11 @@ fn main() -> Result<(), Failure> {
             weights * steps / 1e9,
             weights * steps / stream,
         );
+        arguments.measured(&json!({
+            "what": "step", "prompt": prompt, "tokens": tokens, "sequences": sequences, "round": round,
+            "prefill_tok_s": prefill, "decode_tok_s": steps * sequences as f64, "decode_ms": 1e3 / steps,
+            "gb_s": weights * steps / 1e9, "of_reading": weights * steps / stream,
+        }));
     }
     let snapshot = handle.snapshot();
     let device = snapshot.device;
@@ -107,12 +143,16 @@ fn arguments() -> Result<Arguments, Failure> {
         sequences: 1,
         rows: 1024,
         rounds: 3,
+        read_bytes: 1 << 30,
+        json: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
             "--bench" => {}
+            "--read-mib" => parsed.read_bytes = value()?.parse::<usize>()?.saturating_mul(1 << 20),
+            "--json" => parsed.json = true,
             "--prompt" => parsed.prompt = value()?.parse()?,
             "--tokens" => parsed.tokens = value()?.parse()?,
             "--sequences" => parsed.sequences = value()?.parse()?,
@@ -132,6 +172,9 @@ fn arguments() -> Result<Arguments, Failure> {
             path => parsed.models.push(PathBuf::from(path)),
         }
     }
+    if parsed.read_bytes == 0 {
+        return Err("--read-mib is at least 1".into());
+    }
     if parsed.prompt == 0 || parsed.tokens < 2 || parsed.rows == 0 || parsed.sequences == 0 {
         return Err("--prompt, --rows and --sequences are at least 1, --tokens at least 2".into());
     }
@@ -142,11 +185,10 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// Bytes per second at which the device reads its memory: the best of ten passes over a gigabyte.
-fn read_rate(runtime: &Runtime, index: u32) -> Result<f64, Failure> {
-    const BYTES: usize = 1 << 30;
+/// Bytes per second at which the device reads its memory: the best of ten passes over `bytes` bytes of it.
+fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure> {
     let device = Device::open(runtime, &DeviceOptions { index, ..DeviceOptions::default() })?;
-    let bytes = BYTES.min((device.memory()?.0 / 4) as usize) / 4096 * 4096;
+    let bytes = bytes.min((device.memory()?.0 / 4) as usize) / 4096 * 4096;
     let stream = device.stream(StreamPriority::High)?;
     let blocks = device.description().units * 16;
     let (input, output) =

@@ -1,11 +1,12 @@
 //! Matmuls of an 8B model on a GPU, by themselves: time per step, and the share of the rate at which the device reads.
 //!
-//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M] [--replays N] [--device I] [TYPE...]`
+//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M] [--replays N] [--device I] [--json] [TYPE...]`
 //!
 //! Every tensor of every layer has memory of its own, so nothing comes from a cache that would not in a model. A step's launches
 //! stand in one captured graph, as they will in decode; the median of its replays counts. `parts` are graphs of one of the
 //! step's launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill makes f16 of the
-//! weights and multiplies, uncaptured. Results are not looked at here: tests/kernels does that.
+//! weights and multiplies, uncaptured. Results are not looked at here: tests/kernels does that. With `--json`, each value also
+//! comes as a line `measured {...}` for programs.
 //!
 //! Without `--bench`, as `cargo test --benches` runs it, and where no runtime answers, it says so and ends.
 
@@ -18,6 +19,7 @@ use rocmforge::backend::hip::{
     StreamPriority,
 };
 use rocmforge::tensor::DType;
+use serde_json::json;
 
 const HIDDEN: u32 = 4096;
 const KV: u32 = 1024;
@@ -30,12 +32,20 @@ struct Options {
     prefill: u32,
     device: u32,
     replays: usize,
+    json: bool,
     dtypes: Vec<DType>,
 }
 
 fn options() -> Result<Option<Options>, String> {
-    let mut options =
-        Options { layers: 32, rows: vec![], prefill: 4096, device: 0, replays: 30, dtypes: vec![] };
+    let mut options = Options {
+        layers: 32,
+        rows: vec![],
+        prefill: 4096,
+        device: 0,
+        replays: 30,
+        json: false,
+        dtypes: vec![],
+    };
     let mut bench = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -45,6 +55,7 @@ fn options() -> Result<Option<Options>, String> {
         };
         match argument.as_str() {
             "--bench" => bench = true,
+            "--json" => options.json = true,
             "--layers" => options.layers = number()? as usize,
             "--rows" => options.rows.push(number()?),
             "--prefill" => options.prefill = number()?,
@@ -93,10 +104,15 @@ fn run(runtime: &Runtime, options: &Options) -> Result<(), HipError> {
         runtime.path().display(),
         options.replays
     );
+    let place = format!("{} at {}", description.name, description.pci);
+    measured(options.json, json!({ "what": "device", "device": place }));
     for &dtype in &options.dtypes {
         let model = Model::new(device.clone(), dtype, options)?;
         let ceiling = model.read_rate()?;
         println!("{dtype}: {:.2} GB of weights, read at {ceiling:.0} GB/s", model.bytes() / 1e9);
+        let read =
+            json!({ "what": "memory", "type": dtype.name(), "gb": model.bytes() / 1e9, "gb_s": ceiling });
+        measured(options.json, read);
         for &rows in &options.rows {
             model.report(
                 "step",
@@ -119,6 +135,13 @@ fn run(runtime: &Runtime, options: &Options) -> Result<(), HipError> {
         }
     }
     Ok(())
+}
+
+/// A line for programs.
+fn measured(json: bool, value: serde_json::Value) {
+    if json {
+        println!("measured {value}");
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -149,6 +172,7 @@ struct Model {
     scratch: Buffer,
     slab: Buffer,
     replays: usize,
+    json: bool,
 }
 
 fn size(dtype: DType, rows: u32, cols: u32) -> usize {
@@ -199,7 +223,8 @@ impl Model {
         stream.fill(scratch.all(), 0)?;
         let slab = device.take(FFN as usize * HIDDEN as usize * 2, Owner::Scratch)?;
         stream.synchronize()?;
-        Ok(Self { device, stream, dtype, layers, head, scratch, slab, replays: options.replays })
+        let (replays, json) = (options.replays, options.json);
+        Ok(Self { device, stream, dtype, layers, head, scratch, slab, replays, json })
     }
 
     fn layer_tensors(layer: &Layer) -> [&Buffer; 7] {
@@ -379,6 +404,13 @@ impl Model {
             rate / ceiling,
             if head { format!(", {:.0} steps/s", 1000.0 / milliseconds) } else { String::new() }
         );
+        measured(
+            self.json,
+            json!({
+                "what": "decode", "type": self.dtype.name(), "launches": name, "rows": rows, "layers": self.layers.len(),
+                "ms": milliseconds, "gb_s": rate, "of_reading": rate / ceiling,
+            }),
+        );
         Ok(())
     }
 
@@ -476,6 +508,13 @@ impl Model {
             "  prefill  M {rows}: {milliseconds:.1} ms, {:.0} TFLOP/s, {:.0} rows/s",
             flops / 1e9 / f64::from(milliseconds),
             1000.0 * f64::from(rows) / f64::from(milliseconds)
+        );
+        measured(
+            self.json,
+            json!({
+                "what": "prefill", "type": self.dtype.name(), "rows": rows, "layers": self.layers.len(),
+                "ms": milliseconds, "tflop_s": flops / 1e9 / f64::from(milliseconds),
+            }),
         );
         Ok(())
     }

@@ -39,11 +39,21 @@ pub fn is_lookalike(runtime: &Runtime) -> bool {
     runtime.describe(0).is_ok_and(|description| description.name == LOOKALIKE)
 }
 
-/// The runtime to test on; `None` after [`skip`].
+/// The runtime to test on; `None` after [`skip`]. Where `ROCMFORGE_TEST_DEVICE` names a device, as `NAME at PLACE`, no other
+/// answers.
 pub fn runtime() -> Option<Runtime> {
     let path = library()?;
     let runtime = Runtime::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(named().is_some() || is_lookalike(&runtime), "the look-alike was built, something else answers");
+    if let Some(wanted) = std::env::var_os("ROCMFORGE_TEST_DEVICE") {
+        let device = runtime.describe(0).unwrap();
+        let found = format!("{} at {}", device.name, device.pci);
+        assert_eq!(
+            Some(found.as_str()),
+            wanted.to_str(),
+            "another device answers than ROCMFORGE_TEST_DEVICE names"
+        );
+    }
     Some(runtime)
 }
 

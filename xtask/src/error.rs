@@ -52,11 +52,24 @@ pub enum Error {
     Survived { changes: String },
     #[error("no test launches {kernels}")]
     Untested { kernels: String },
+    #[error("no GPU that works was found")]
+    NoGpu,
+    #[error("{failed} parts failed; {} says what they printed", report.display())]
+    Parts { failed: usize, report: PathBuf },
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
+    /// What the process ends with: 130 after an interrupt as shells have it, 3 where there is no GPU, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted => 130,
+            Self::NoGpu => 3,
+            _ => 1,
+        }
+    }
+
     /// For `map_err`: an I/O error of doing `what`.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();

@@ -6,6 +6,7 @@ mod check;
 mod daemon;
 mod demo;
 mod error;
+mod gpu_report;
 mod host;
 mod kernels;
 mod models;
@@ -38,6 +39,11 @@ enum Command {
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
     Bench(bench::Args),
+    /// Try everything on this machine's GPU: findings, tests, speed; into one file to read and to send. Needs no network.
+    GpuReport(gpu_report::Args),
+    /// Look at the GPUs in this process, and print what was found for the process that started it.
+    #[command(name = rocmforge::backend::doctor::SUBCOMMAND, hide = true)]
+    ExamineGpus,
 }
 
 fn main() -> ExitCode {
@@ -53,16 +59,14 @@ fn main() -> ExitCode {
         Command::Oracle(args) => oracle::run(&args),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::GpuReport(args) => gpu_report::run(&args),
+        Command::ExamineGpus => return rocmforge::backend::doctor::child_main(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error::Error::Interrupted) => {
-            eprintln!("xtask: interrupted");
-            ExitCode::from(130)
-        }
         Err(error) => {
             eprintln!("xtask: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
 }

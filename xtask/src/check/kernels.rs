@@ -7,8 +7,8 @@ use std::process::Command;
 
 use super::{Done, comgr};
 use crate::error::{Error, Result};
-use crate::host;
 use crate::kernels::{self, Variant};
+use crate::{gpu_report, host};
 
 /// Of the look-alike; the stage of all tests runs on waves of 32 lanes once more.
 const VARIANTS: [Variant; 4] =
@@ -24,7 +24,7 @@ pub fn objects() -> Result<Done> {
     Ok(Done { note: format!("{kept}; {}", read.note), skipped: read.skipped })
 }
 
-/// Runs the kernel tests on each variant, and counts what ran.
+/// Runs the kernel tests on each variant, and counts what ran; then the report that owners of GPUs make, on one of them.
 pub fn lookalike() -> Result<Done> {
     let report = host::target_dir().join("lookalike/launches");
     if report.exists() {
@@ -35,6 +35,7 @@ pub fn lookalike() -> Result<Done> {
         println!("on {}", library.display());
         host::run(&mut tests_on(&library, variant, &report)?)?;
     }
+    gpu_report::on_lookalike(&kernels::build_lookalike(Variant::Wave32)?)?;
     let launches = read_report(&report)?;
     for (kernel, count) in &launches {
         println!("{count:9} {kernel}");

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::{boot, host, models};
 
+pub use tests::count;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Just these stages

@@ -56,8 +56,8 @@ fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
     kept
 }
 
-/// Sums of `test result: ok. 3 passed; 0 failed; ...`.
-fn count(lines: &[String]) -> (u64, u64) {
+/// Sums of `test result: ok. 3 passed; 0 failed; ...`: passed and failed.
+pub fn count(lines: &[String]) -> (u64, u64) {
     let number_before = |line: &str, word: &str| -> u64 {
         let before = line.split(word).next().unwrap_or_default();
         before.split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
