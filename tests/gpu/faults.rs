@@ -16,7 +16,7 @@ const MARK: &str = "ROCMFORGE_TEST_FAULTS";
 const PROMPT: [u32; 4] = [1, 403, 407, 261];
 
 /// True in the child. In the parent: runs `test` in a child with these settings, and passes on its failure.
-fn child(test: &str, settings: &[(&str, &str)]) -> bool {
+pub fn child(test: &str, settings: &[(&str, &str)]) -> bool {
     if std::env::var_os(MARK).is_some() {
         return true;
     }

@@ -2,9 +2,14 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
+mod cold;
 #[path = "../common/mod.rs"]
 mod common;
+mod experts;
 mod faults;
+#[path = "../common/forge/mod.rs"]
+mod forge;
+mod gate;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod installed;

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use rocmforge::backend::Backend;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::model::{Model, ModelId};
-use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling};
-use tokio::sync::mpsc::unbounded_channel;
+use rocmforge::scheduler::{
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling, SequenceId,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::gpu;
 
@@ -23,6 +25,31 @@ pub struct Rig {
 pub struct Answer {
     pub ids: Vec<u32>,
     pub end: Result<Outcome, JobError>,
+}
+
+/// A request under way.
+pub struct Asked {
+    pub id: SequenceId,
+    refused: Option<JobError>,
+    receiver: UnboundedReceiver<Event>,
+}
+
+impl Asked {
+    /// All of it.
+    pub fn finish(mut self) -> Answer {
+        let mut ids = Vec::new();
+        if let Some(error) = self.refused {
+            return Answer { ids, end: Err(error) };
+        }
+        loop {
+            match self.receiver.blocking_recv() {
+                Some(Event::Tokens(batch)) => ids.extend(batch.ids),
+                Some(Event::Done(outcome)) => return Answer { ids, end: Ok(outcome) },
+                Some(Event::Failed(error)) => return Answer { ids, end: Err(error) },
+                None => panic!("a request ended without a last event"),
+            }
+        }
+    }
 }
 
 pub fn options() -> EngineOptions {
@@ -58,8 +85,13 @@ impl Rig {
 
     /// A greedy answer of `tokens` tokens.
     pub fn ask(&self, model: &Arc<Model>, prompt: &[u32], tokens: u32) -> Answer {
+        self.submit(model, prompt, tokens).finish()
+    }
+
+    /// Asks for such an answer.
+    pub fn submit(&self, model: &Arc<Model>, prompt: &[u32], tokens: u32) -> Asked {
         let handle = self.handle();
-        let (events, mut receiver) = unbounded_channel();
+        let (events, receiver) = unbounded_channel();
         let job = Job {
             id: handle.new_sequence_id(),
             uid: 1000,
@@ -82,18 +114,9 @@ impl Rig {
             credit: u32::MAX,
             events,
         };
-        if let Err(error) = handle.submit(job) {
-            return Answer { ids: Vec::new(), end: Err(error) };
-        }
-        let mut ids = Vec::new();
-        loop {
-            match receiver.blocking_recv() {
-                Some(Event::Tokens(batch)) => ids.extend(batch.ids),
-                Some(Event::Done(outcome)) => return Answer { ids, end: Ok(outcome) },
-                Some(Event::Failed(error)) => return Answer { ids, end: Err(error) },
-                None => panic!("a request ended without a last event"),
-            }
-        }
+        let id = job.id;
+        let refused = handle.submit(job).err();
+        Asked { id, refused, receiver }
     }
 
     /// True once `so` holds; asks again for a while.

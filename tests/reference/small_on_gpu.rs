@@ -11,15 +11,17 @@ use crate::gpu;
 use crate::small::{Recipe, Small};
 use crate::steps::{Runner, rows, table, tokens};
 
-/// Rows of the first step, and steps of one row after it.
-const PROMPT: usize = 33;
-const STEPS: usize = 4;
+/// Rows of the steps: of one alone, of few, and of such numbers that rows without a token fill a recorded step up.
+const STEPS: [usize; 5] = [12, 1, 1, 3, 5];
 
 /// Logits off by this much of their norm in single precision.
-const EXACT: f64 = 2e-5;
+const EXACT: f64 = 1e-5;
 
 /// Mean divergence of 8-bit activations, in nats.
-const INT8_KL: f64 = 1e-2;
+const INT8_KL: f64 = 3e-3;
+
+/// The same where experts are chosen: a row for which two are about as good may go another way.
+const INT8_EXPERTS_KL: f64 = 3e-2;
 
 /// What a recipe's model gives on the GPU, held to f64; false after saying that there is none.
 fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
@@ -27,13 +29,13 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
     let options = HipOptions { activations, kv, upload_threads: 1, ..HipOptions::default() };
     let mut backend = HipBackend::with_runtime(runtime, options).expect("the device opens");
     let model = Small::new(recipe).place(&mut backend);
-    let ids = tokens(recipe.seed + 100, PROMPT + STEPS);
+    let ids = tokens(recipe.seed + 100, STEPS.iter().sum());
     let want = forward::logits(&model, &ids);
     let mut runner = Runner::on(&model, backend);
     let tables = [table(2)];
-    let mut got = runner.step(&rows(&ids, 0, PROMPT), &tables);
-    for at in PROMPT..ids.len() {
-        got.extend(runner.step(&rows(&ids, at, at + 1), &tables));
+    let mut got = Vec::new();
+    for count in STEPS {
+        got.extend(runner.step(&rows(&ids, got.len(), got.len() + count), &tables));
     }
     assert_eq!(got.len(), want.len());
     let (mut off, mut kl) = (0f64, 0.0);
@@ -51,7 +53,10 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
     );
     match activations {
         Activations::F32 => assert!(off <= EXACT, "{recipe:?}: off by {off:e}"),
-        Activations::Int8 => assert!(kl <= INT8_KL, "{recipe:?}: mean KL {kl:e}"),
+        Activations::Int8 => {
+            let most = if experts { INT8_EXPERTS_KL } else { INT8_KL };
+            assert!(kl <= most, "{recipe:?}: mean KL {kl:e}");
+        }
     }
     true
 }
@@ -64,7 +69,7 @@ fn check_both(recipe: &Recipe) -> bool {
 #[test]
 fn weights_of_every_type_give_the_logits_of_f64() {
     for dtype in SUPPORTED {
-        let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), ..Recipe::plain(dtype) };
+        let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), ffn: 256, ..Recipe::plain(dtype) };
         if !check_both(&recipe) {
             return;
         }
@@ -74,7 +79,10 @@ fn weights_of_every_type_give_the_logits_of_f64() {
 #[test]
 fn experts_of_every_type_give_the_logits_of_f64() {
     for dtype in SUPPORTED {
-        let recipe = Recipe { seed: 203 + u64::from(dtype.ggml()), ..Recipe::plain(dtype).with_experts() };
+        let seed = 203 + u64::from(dtype.ggml());
+        let mut recipe = Recipe { seed, ffn: 256, ..Recipe::plain(dtype).with_experts() };
+        let experts = recipe.experts.as_mut().unwrap();
+        (experts.count, experts.used, experts.ffn) = (10, 2, recipe.ffn);
         if !check_both(&recipe) {
             return;
         }

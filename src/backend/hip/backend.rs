@@ -426,9 +426,17 @@ impl Backend for HipBackend {
         let model = self.current.and_then(|slot| self.models.get(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
         let used = model.dims.experts.as_ref().map_or(0, |experts| experts.used);
-        let mut chosen = vec![0u32; model.step.token_ids.len() * used];
+        let (rows, own) = (model.arrays.layout().rows, model.step.token_ids.len());
+        let mut chosen = vec![0u32; rows * used];
         let range = model.scratch.routing()?.chosen.range(0, chosen.len() * 4)?;
         self.stream.download(range, chosen.as_mut_slice())?;
+        if rows > own {
+            // Rows that only fill the step up hold anything: they go where the first row goes, whose experts are loaded.
+            let (tokens, filling) = chosen.split_at_mut(own * used);
+            filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
+            self.stream.upload(range, chosen.as_slice())?;
+        }
+        chosen.truncate(own * used);
         chosen.sort_unstable();
         chosen.dedup();
         Ok(chosen)
