@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail by panic
 
 mod activation;
+mod broken_gpu;
 mod changes;
 mod chats;
 mod child;
@@ -16,10 +17,13 @@ mod files;
 #[path = "../common/forge/mod.rs"]
 mod forge;
 mod frames;
+#[path = "../common/gpu.rs"]
+mod gpu;
 mod lifecycle;
 mod raw;
 mod requests;
 mod rig;
+mod shared_gpu;
 mod split;
 mod units;
 mod users;

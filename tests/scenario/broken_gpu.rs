@@ -1,0 +1,157 @@
+//! GPUs that are missing, too old, too small, lost or hung: the daemon says so, lives, and the CPU serves where it may.
+//!
+//! The look-alike plays the GPU in each.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rocmforge::backend::hip::Runtime;
+use rocmforge_client::wire::{ErrorClass, ErrorCode, WireError};
+
+use crate::common;
+use crate::gpu;
+use crate::rig::{Rig, TINY, answer, refusal, story};
+
+const ANY: &str = "";
+const ONLY_HIP: &str = "[device]\nbackend = 'hip'\n";
+
+/// A daemon with this configuration and environment, on this runtime.
+fn start(config: &str, library: &Path, settings: &[(&str, &str)]) -> Rig {
+    let mut rig = Rig::idle();
+    rig.configure(config);
+    let mut command = rig.command();
+    command.env("ROCMFORGE_HIP_LIB", library).envs(settings.iter().copied());
+    rig.spawn(&mut command);
+    rig
+}
+
+/// The look-alike; `None` after saying that there is none, or that another was asked for.
+fn lookalike() -> Option<PathBuf> {
+    let library = gpu::library()?;
+    if Runtime::open(&library).is_ok_and(|runtime| gpu::is_lookalike(&runtime)) {
+        return Some(library);
+    }
+    common::skip(&format!("{} plays no faults", library.display()));
+    None
+}
+
+/// Kind of the device and the reason for not using a GPU.
+fn device(rig: &Rig) -> (String, String) {
+    let device = rig.client().status().unwrap().devices.remove(0);
+    let why = device.notes().into_iter().find(|(name, _)| *name == "no GPU");
+    let why = why.map(|(_, why)| why.to_owned()).unwrap_or_default();
+    (device.kind, why)
+}
+
+/// Where the CPU may serve it does and says why; where only a GPU may, the daemon ends and has said why.
+#[track_caller]
+fn check_unusable(library: &Path, settings: &[(&str, &str)], words: &[&str]) {
+    let mut rig = start(ANY, library, settings);
+    rig.assert_serves();
+    let (kind, why) = device(&rig);
+    assert_eq!(kind, "cpu");
+    assert!(words.iter().all(|word| why.contains(word)), "{why:?} does not say {words:?}");
+
+    let mut rig = start(ONLY_HIP, library, settings);
+    let status = rig.ended();
+    assert!(!status.success(), "a daemon without its device is no success");
+    let log = rig.log_text();
+    assert!(words.iter().all(|word| log.contains(word)), "{log:?} does not say {words:?}");
+}
+
+#[test]
+fn without_a_library() {
+    check_unusable(Path::new("/nowhere/libamdhip64.so"), &[], &["/nowhere/libamdhip64.so", "libamdhip64"]);
+}
+
+/// A library that knows the first function and no other.
+#[test]
+fn with_a_library_that_is_too_old() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, library) = (dir.path().join("old.c"), dir.path().join("libamdhip64.so.4"));
+    std::fs::write(&source, "int hipInit(unsigned flags) { return 0; }\n").unwrap();
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).stdin(Stdio::null());
+    let output = command.output().expect("cc, which links every Rust program, can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    check_unusable(&library, &[], &["libamdhip64.so.4", "has no function", "too old", "5.2"]);
+}
+
+#[test]
+fn with_a_library_that_sees_no_device() {
+    let Some(library) = lookalike() else { return };
+    check_unusable(&library, &[("ROCMFORGE_LOOKALIKE_DEVICES", "0")], &["sees no device"]);
+}
+
+#[test]
+fn with_a_device_that_has_too_little_memory() {
+    let Some(library) = lookalike() else { return };
+    check_unusable(&library, &[("ROCMFORGE_LOOKALIKE_MEMORY", "4194304")], &["bytes"]);
+}
+
+#[test]
+fn a_model_that_does_not_fit_the_device_is_refused_and_others_are_served() {
+    let Some(library) = lookalike() else { return };
+    let Some(large) = common::smollm2() else { return };
+    let config = "[device]\nbackend = 'hip'\nupload_threads = 1\n[limits]\nstep_rows = 32\nrunning = 4\n";
+    let mut rig = start(config, &library, &[("ROCMFORGE_LOOKALIKE_MEMORY", "67108864")]);
+    rig.assert_serves();
+    rig.client().load_file(&large, Some("large")).unwrap();
+    let request = rocmforge_client::wire::GenerateRequest { model: "large".into(), ..story(4) };
+    for _ in 0..2 {
+        let error = refusal(answer(&rig.client(), &request));
+        assert_eq!(error.code, ErrorCode::OutOfMemory as u16, "{error:?}");
+        assert!(error.message.contains("bytes"), "{error:?}");
+        rig.assert_serves();
+    }
+    assert_eq!(device(&rig).0, "hip");
+}
+
+/// An answer in whose middle the device fails: the error, after some tokens had come.
+fn broken_answer(rig: &Rig) -> WireError {
+    let client = rig.client();
+    let mut generation = client.generate(&story(40)).unwrap();
+    let mut ids = Vec::new();
+    loop {
+        match generation.next_item() {
+            Ok(Some(item)) => ids.extend(item.ids),
+            Ok(None) => panic!("the device did not fail"),
+            Err(error) => {
+                assert!(!ids.is_empty() && ids.len() < 40, "{} tokens came", ids.len());
+                return refusal(Err::<(), _>(error));
+            }
+        }
+    }
+}
+
+/// The device fails in the middle of an answer, and what says so holds `words`.
+#[track_caller]
+fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
+    let Some(library) = lookalike() else { return };
+    let mut rig = start(&format!("[device]\n{more}\n"), &library, settings);
+    assert_eq!(device(&rig).0, "hip");
+    let error = broken_answer(&rig);
+    assert_eq!(error.code, ErrorCode::DeviceFailed as u16, "{error:?}");
+    assert_eq!(error.class(), Some(ErrorClass::Device));
+    assert!(words.iter().all(|word| error.message.contains(word)), "{error:?} does not say {words:?}");
+    rig.assert_serves();
+    let (kind, why) = device(&rig);
+    assert_eq!(kind, "cpu");
+    assert!(words.iter().all(|word| why.contains(word)), "{why:?} does not say {words:?}");
+    assert!(rig.client().list().unwrap().models.iter().any(|model| model.name == TINY));
+
+    let mut rig = start(&format!("[device]\nbackend = 'hip'\n{more}\n"), &library, settings);
+    assert_eq!(broken_answer(&rig).code, ErrorCode::DeviceFailed as u16);
+    assert_eq!(rig.ended().code(), Some(70), "whoever watches over it starts another");
+}
+
+#[test]
+fn a_device_lost_in_an_answer() {
+    check_broken(&[("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:6=719")], "", &["719"]);
+}
+
+#[test]
+fn a_device_that_hangs_in_an_answer() {
+    let settings = [("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:6=hang")];
+    check_broken(&settings, "patience_s = 2", &["no answer for 2 s"]);
+}
