@@ -1,12 +1,13 @@
 //! ROCmForge: a resident inference daemon for GGUF models.
 //!
-//! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `tensor`.
+//! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `tensor` > `lock`.
 //! `cargo test --test tidy` holds them to it. ARCHITECTURE.md has the map.
 
 pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod daemon;
+pub mod lock;
 pub mod model;
 pub mod scheduler;
 pub mod session;

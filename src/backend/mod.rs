@@ -18,6 +18,8 @@ pub use closed::Closed;
 pub use rope::*;
 pub use types::*;
 
+use std::time::Duration;
+
 use crate::tensor::LazyTensor;
 
 /// A device that runs steps. Owned by one engine thread; no method is called from another.
@@ -139,6 +141,13 @@ pub trait Backend: Send {
     /// # Errors
     /// As all units, for what fails all rows.
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError>;
+
+    /// How long the step at hand waited for weights on their way to the device: time in which it computed nothing. Asked
+    /// once, after the step's last unit; where the step waited at all, this waits for its end.
+    #[allow(missing_docs)]
+    fn load_wait(&mut self) -> Result<Duration, BackendError> {
+        Ok(Duration::ZERO)
+    }
 
     /// Copies the logits of `batch.logits_rows[index]` to the host: `vocab` values.
     #[allow(missing_docs)]

@@ -1,9 +1,7 @@
 //! Which device serves: the GPU where the configuration allows it and one works, else the CPU with the reason.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use crate::backend::hip::{HipBackend, HipOptions};
@@ -17,13 +15,13 @@ pub const REASON: &str = "no GPU";
 /// was lost. A GPU that was lost is not tried again in this process: its runtime does not recover.
 pub fn factory(config: &Config) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
     let (choice, cpu, hip) = (config.device.backend, cpu_options(config), hip_options(config));
-    let lost: Arc<Mutex<Option<BackendError>>> = Arc::clone(&hip.lost);
+    let lost: Arc<OnceLock<BackendError>> = Arc::clone(&hip.lost);
     move || {
         let open_cpu = || CpuBackend::new(cpu);
         if choice == BackendChoice::Cpu {
             return Ok(Box::new(open_cpu()?) as Box<dyn Backend>);
         }
-        let before = lost.lock().clone();
+        let before = lost.get().cloned();
         let opened = before.map_or_else(|| HipBackend::open(hip.clone()), Err);
         match opened {
             Ok(gpu) => {

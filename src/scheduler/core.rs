@@ -307,13 +307,13 @@ impl Core {
             return self.fail_model(step.model, error);
         }
         self.in_step = Some(step);
-        let (result, load) = self.compute();
+        let result = self.compute();
         let Some(step) = self.in_step.take() else { return };
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // what the step read may have been anything: no token of it counts
         }
         match result {
-            Ok(sampled) => self.deliver(&step, sampled, load),
+            Ok((sampled, load)) => self.deliver(&step, sampled, load),
             Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
             // Tried again in the next turn, as often as there is something to let go of.
             Err(error) if error.is_out_of_memory() && self.evict_idle(step.model) => {}
@@ -333,16 +333,18 @@ impl Core {
         }
     }
 
-    /// Computes `in_step`. The time is what loads took of it.
-    fn compute(&mut self) -> (Result<Vec<Drawn>, BackendError>, Duration) {
-        let Some(step) = &self.in_step else { return (Ok(Vec::new()), Duration::ZERO) };
-        let Some(room) = self.rooms.get_mut(&step.model) else { return (Ok(Vec::new()), Duration::ZERO) };
+    /// Computes `in_step`. The time is what it waited for weights.
+    fn compute(&mut self) -> Result<(Vec<Drawn>, Duration), BackendError> {
+        let nothing = Ok((Vec::new(), Duration::ZERO));
+        let Some(step) = &self.in_step else { return nothing };
+        let Some(room) = self.rooms.get_mut(&step.model) else { return nothing };
         let slot = match room.slot {
             Some(slot) => slot,
-            None => match open(self.backend.as_mut(), &self.policy, &self.shared, room.resident.model()) {
-                Ok(slot) => *room.slot.insert(slot),
-                Err(error) => return (Err(error), Duration::ZERO),
-            },
+            None => {
+                let model = room.resident.model();
+                let slot = open(self.backend.as_mut(), &self.policy, &self.shared, model)?;
+                *room.slot.insert(slot)
+            }
         };
         let stride = step.work.iter().map(|w| self.policy.pages(w.id).len()).max().unwrap_or(0);
         self.arrays.clear(stride);
@@ -366,14 +368,14 @@ impl Core {
             heartbeat: &shared.heartbeat,
             given_up: &given_up,
         };
-        let before = room.resident.load_time;
-        let result = step::run(device, &mut room.resident, &self.arrays);
+        let drawn = step::run(device, &mut room.resident, &self.arrays);
+        let result = drawn.and_then(|drawn| Ok((drawn, self.backend.load_wait()?)));
         if result.is_err() {
             // What is on its way may fail yet: all handles are asked for anew, and what failed leaves nothing behind.
             room.resident.forget();
             self.cache.clear_failed();
         }
-        (result, room.resident.load_time - before)
+        result
     }
 
     fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {

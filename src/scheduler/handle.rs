@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
 use super::core::loads::LoadRequest;
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading};
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, ModelDims};
+use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::plan::ExecutionPlan;
 use crate::model::{Model, ModelId};
 use crate::tensor::DType;
@@ -127,14 +127,14 @@ impl Facts {
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, options: &EngineOptions) -> Self {
         Self {
-            inbox: Mutex::default(),
+            inbox: Mutex::new(Rank::Inbox, Inbox::default()),
             wake: Condvar::new(),
             heartbeat: AtomicU64::new(0),
-            published: Mutex::default(),
+            published: Mutex::new(Rank::Snapshot, Arc::default()),
             drained: watch::Sender::new(false),
             failed: watch::Sender::new(false),
             queue_max: options.queue_max,
-            facts: Mutex::new(Arc::new(Facts::of(backend, options))),
+            facts: Mutex::new(Rank::DeviceFacts, Arc::new(Facts::of(backend, options))),
             next_id: AtomicU64::new(1),
         }
     }

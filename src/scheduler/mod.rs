@@ -179,7 +179,8 @@ pub struct Outcome {
     pub generated_tokens: u32,
     /// From arrival to admission.
     pub queue: Duration,
-    /// Bringing weights to the device, as far as this request waited for it.
+    /// What its steps waited for weights on their way to the device, until its first token; what was computed meanwhile is
+    /// not in it.
     pub load: Duration,
     /// From admission to the first token, without `load`.
     pub prefill: Duration,

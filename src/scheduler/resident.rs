@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::backend::{
     AttentionInput, Backend, BackendError, DeviceTensor, Expert, Experts, FfnInput, Projection, Router,
@@ -20,8 +19,6 @@ pub(super) struct ResidentModel {
     /// Layers `0..layers.len()`: they are resolved in order.
     layers: Vec<ResidentLayer>,
     head: Option<Head>,
-    /// Time that loads took, all together.
-    pub load_time: Duration,
 }
 
 #[derive(Debug)]
@@ -135,7 +132,7 @@ fn version() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Loads through the cache and counts the time.
+/// Loads through the cache.
 struct Loader<'a> {
     cache: &'a mut TensorCache,
     backend: &'a mut dyn Backend,
@@ -200,7 +197,7 @@ impl Loader<'_> {
 
 impl ResidentModel {
     pub fn new(model: Arc<Model>) -> Self {
-        Self { model, first: None, layers: Vec::new(), head: None, load_time: Duration::ZERO }
+        Self { model, first: None, layers: Vec::new(), head: None }
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -233,11 +230,10 @@ impl ResidentModel {
         cache: &mut TensorCache,
     ) -> Result<&First, BackendError> {
         if self.first.is_none() {
-            let (plan, started) = (&self.model.plan, Instant::now());
+            let plan = &self.model.plan;
             let mut loader = Loader { cache, backend };
             let embedding = loader.table(&plan.embedding)?;
             let rope_factors = loader.optional(plan.rope_factors.as_ref())?;
-            self.load_time += started.elapsed();
             self.first = Some(First { embedding, rope_factors });
         }
         self.first.as_ref().ok_or(BackendError::Batch("the first tensors are not resolved"))
@@ -276,7 +272,6 @@ impl ResidentModel {
         };
         if experts.missing > 0 {
             let chosen = backend.routed()?;
-            let started = Instant::now();
             let mut loader = Loader { cache, backend };
             for number in chosen {
                 let number = number as usize;
@@ -289,7 +284,6 @@ impl ResidentModel {
                     experts.version = version();
                 }
             }
-            self.load_time += started.elapsed();
         }
         Ok(experts.view())
     }
@@ -301,7 +295,7 @@ impl ResidentModel {
         backend: &mut dyn Backend,
         cache: &mut TensorCache,
     ) -> Result<(), BackendError> {
-        let (plan, started) = (&self.model.plan, Instant::now());
+        let plan = &self.model.plan;
         for plan in plan.layers.iter().take(last + 1).skip(self.layers.len()) {
             let layer = Loader { cache, backend }.layer(plan)?;
             self.layers.push(layer);
@@ -309,7 +303,6 @@ impl ResidentModel {
         if last >= plan.layers.len() {
             self.head = Some(Loader { cache, backend }.head(plan)?);
         }
-        self.load_time += started.elapsed();
         Ok(())
     }
 

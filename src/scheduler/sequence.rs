@@ -16,7 +16,7 @@ pub(super) struct Sequence {
     admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
-    /// Time that loads took in this sequence's steps until its first token.
+    /// Time that this sequence's steps waited for weights, until its first token.
     load: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Sequence {
         self.admitted = Some(now);
     }
 
-    /// Notes time that a step of this sequence spent on loads.
+    /// Notes time that a step of this sequence waited for weights.
     pub fn add_load(&mut self, load: Duration) {
         if self.first_token.is_none() {
             self.load += load;

@@ -14,7 +14,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 use rocmforge_client::wire::{
     self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
 };
@@ -38,6 +37,7 @@ use error::{Failure, failure, of_codec, shortage};
 pub use outbox::Outbox;
 pub use service::{BLOCKING_MAX, Service, Settings};
 
+use crate::lock::{Mutex, Rank};
 use crate::scheduler::SequenceId;
 
 /// A frame as it came: its header was checked, its payload has the announced length, its descriptors the announced number.
@@ -118,7 +118,7 @@ impl Session {
             outbox,
             limits: hello.limits,
             flags: if crc { Flags::CRC } else { Flags::NONE },
-            streams: Mutex::default(),
+            streams: Mutex::new(Rank::Streams, HashMap::new()),
         };
         Self { connection: Arc::new(connection), last_stream: 0 }
     }
@@ -315,7 +315,7 @@ impl Call {
 
 impl Control {
     fn new(credit: u32) -> Self {
-        Self { cancel: CancellationToken::new(), credit: Mutex::new(CreditSink::Saved(credit)) }
+        Self { cancel: CancellationToken::new(), credit: Mutex::new(Rank::Credit, CreditSink::Saved(credit)) }
     }
 
     /// Keeps what the client grants, or passes it on to the request's sequence.
@@ -351,7 +351,7 @@ fn panicked() -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
@@ -363,7 +363,7 @@ mod tests {
         control.credit(4, |_, _| unreachable!("nothing was submitted"));
         let id = SequenceId(9);
         let live = AtomicBool::new(false);
-        let passed_on = Mutex::new(0);
+        let passed_on = AtomicU32::new(0);
         let (granting, granted) = channel();
         std::thread::scope(|scope| {
             let submitted: Result<(), ()> = control.submit(id, |saved| {
@@ -373,7 +373,7 @@ mod tests {
                     control.credit(5, |to, items| {
                         assert!(live.load(Ordering::SeqCst), "the engine would ignore it");
                         assert_eq!(to, id);
-                        *passed_on.lock() += items;
+                        passed_on.fetch_add(items, Ordering::SeqCst);
                     });
                 });
                 granted.recv().unwrap();
@@ -383,7 +383,7 @@ mod tests {
             });
             assert_eq!(submitted, Ok(()));
         });
-        assert_eq!(*passed_on.lock(), 5);
+        assert_eq!(passed_on.into_inner(), 5);
     }
 
     #[test]

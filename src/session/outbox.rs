@@ -12,9 +12,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
 use rocmforge_client::wire::HEADER_BYTES;
 use tokio::sync::{Notify, Semaphore};
+
+use crate::lock::{Guard, Mutex, Rank};
 
 /// Most bytes of either kind that wait for a client, unless one frame alone is larger: then that frame.
 pub const BYTES_MAX: usize = 1 << 20;
@@ -86,7 +87,7 @@ impl Default for Outbox {
     fn default() -> Self {
         let room = Semaphore::new(ROOM);
         let (readable, gone) = (Notify::new(), Notify::new());
-        Self(Arc::new(Inner { state: Mutex::default(), room, readable, gone }))
+        Self(Arc::new(Inner { state: Mutex::new(Rank::Outbox, State::default()), room, readable, gone }))
     }
 }
 
@@ -132,7 +133,7 @@ impl Outbox {
         Waiting(&self.0)
     }
 
-    fn push(&self, mut state: MutexGuard<'_, State>, queued: Queued) {
+    fn push(&self, mut state: Guard<'_, State>, queued: Queued) {
         if state.closed {
             return;
         }

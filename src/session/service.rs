@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rocmforge_client::wire::{ErrorCode, ServerOffer};
 use tokio_util::task::TaskTracker;
 
@@ -16,6 +15,7 @@ use super::error::{Failure, failure};
 use super::memory::RequestMemory;
 use super::turns::{Turn, Turns};
 use crate::backend::doctor::Doctor;
+use crate::lock::{Mutex, Rank};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
@@ -95,7 +95,7 @@ impl Service {
             renderer: Renderer::new(&settings.program),
             doctor: Doctor::new(&settings.program),
             settings,
-            memory: Mutex::default(),
+            memory: Mutex::new(Rank::RequestMemory, RequestMemory::default()),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             tasks: TaskTracker::new(),
@@ -104,7 +104,7 @@ impl Service {
             offer,
             draining: AtomicBool::new(false),
             connections: AtomicU32::new(0),
-            active: Mutex::default(),
+            active: Mutex::new(Rank::ActiveRequests, Active::default()),
         })
     }
 

@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::lock::{Mutex, Rank};
 
 /// Turns of one kind.
 #[derive(Debug)]
@@ -43,7 +44,11 @@ struct User {
 impl Turns {
     /// `all` at once, `of_uid` of them for one uid.
     pub(super) fn new(all: usize, of_uid: usize) -> Arc<Self> {
-        Arc::new(Self { all: Arc::new(Semaphore::new(all)), of_uid, uids: Mutex::default() })
+        Arc::new(Self {
+            all: Arc::new(Semaphore::new(all)),
+            of_uid,
+            uids: Mutex::new(Rank::Turns, HashMap::new()),
+        })
     }
 
     /// Waits for a turn.

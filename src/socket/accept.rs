@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use interprocess::local_socket::traits::StreamCommon;
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
-use parking_lot::Mutex;
 use rocmforge_client::wire::ErrorCode;
 use rustix::net::SendFlags;
 use tokio::sync::Semaphore;
@@ -17,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection;
 use super::listener::Endpoint;
+use crate::lock::{Mutex, Rank};
 use crate::session::{Peer, Service};
 
 /// How often an idle loop shows that it lives.
@@ -88,8 +88,8 @@ impl Acceptor {
     pub fn new(service: Arc<Service>, limits: ConnectionLimits) -> Arc<Self> {
         Arc::new(Self {
             service,
-            open: Arc::default(),
-            limits: Mutex::new(limits),
+            open: Arc::new(Mutex::new(Rank::Connections, Open::default())),
+            limits: Mutex::new(Rank::ConnectionLimits, limits),
             refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             ticks: AtomicU64::new(0),
             tasks: TaskTracker::new(),

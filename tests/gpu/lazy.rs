@@ -16,12 +16,14 @@ fn registering_uploads_nothing_and_a_second_request_neither() {
     assert_eq!(rig.handle().snapshot().device.uploads, 0);
     let first = rig.ask(&model, &PROMPT, 12);
     assert_eq!(first.ids.len(), 12, "{:?}", first.end);
+    assert!(first.end.is_ok_and(|outcome| !outcome.load.is_zero()), "a cold start waits for weights");
     let weights = rig.handle().snapshot();
     assert!(weights.device.upload_bytes > 0 && weights.device.upload_failures == 0);
     // All but the embedding, whose rows travel with steps unless the head is the same tensor.
     assert!(weights.device.upload_bytes <= model.plan.weight_bytes());
     let second = rig.ask(&model, &PROMPT, 12);
     assert_eq!(second.ids, first.ids);
+    assert!(second.end.is_ok_and(|outcome| outcome.load.is_zero()), "a warm one does not");
     let after = rig.handle().snapshot();
     assert_eq!(after.device.uploads, weights.device.uploads);
     assert_eq!(after.device.upload_bytes, weights.device.upload_bytes);

@@ -3,7 +3,7 @@
 use crate::source::{Source, files};
 
 /// Highest first. A module uses those after it in the list, never those before it.
-const LAYERS: [&str; 7] = ["socket", "session", "scheduler", "model", "cache", "backend", "tensor"];
+const LAYERS: [&str; 8] = ["socket", "session", "scheduler", "model", "cache", "backend", "tensor", "lock"];
 
 /// What wires the layers together and stands above them all.
 const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config.rs", "src/daemon"];
@@ -16,7 +16,7 @@ struct Room {
     why: &'static str,
 }
 
-const ROOMS: [Room; 10] = [
+const ROOMS: [Room; 11] = [
     Room {
         names: &["tokio::net", "std::os::unix::net", "std::net", "os::unix::net"],
         may: &[],
@@ -68,6 +68,11 @@ const ROOMS: [Room; 10] = [
         names: &["hip_sys", "libloading"],
         may: &["src/backend/hip/binding/"],
         why: "what the HIP runtime is called and looks like is known in one place",
+    },
+    Room {
+        names: &["parking_lot"],
+        may: &["src/lock.rs", "src/scheduler/tests/", "src/model/store/tests.rs"],
+        why: "every lock has its place in the order of src/lock.rs",
     },
     Room {
         names: &["half::"],

@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::thread::futex;
+
+use crate::lock::{Mutex, Rank};
 
 /// How long a helper looks for the next phase before it sleeps: longer than the serial parts between the phases of a
 /// layer (1-5 us), short enough that an idle daemon uses no processor.
@@ -78,7 +79,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             next: Apart(AtomicUsize::new(0)),
             task: UnsafeCell::new(None),
-            panic: Mutex::new(None),
+            panic: Mutex::new(Rank::ThreadPool, None),
         });
         let mut pool = Self { shared, helpers: Vec::new() };
         for worker in 1..threads.clamp(1, THREADS_MAX) {

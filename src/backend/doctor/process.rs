@@ -6,10 +6,10 @@ use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{Check, Report, State, examine};
+use crate::lock::{Mutex, Rank};
 
 /// First argument of the program that makes it look at GPUs and end.
 pub const SUBCOMMAND: &str = "examine-gpus";
@@ -34,7 +34,7 @@ pub struct Doctor {
 impl Doctor {
     /// `program` is `rocmforged` itself.
     pub fn new(program: &Path) -> Self {
-        Self { program: program.into(), limit: LIMIT, last: Mutex::new(None) }
+        Self { program: program.into(), limit: LIMIT, last: Mutex::new(Rank::Doctor, None) }
     }
 
     /// Looks, or says what was seen a moment ago. Blocks for as long as it takes, at most half a minute.
@@ -124,7 +124,7 @@ mod tests {
         let program = folder.path().join("program");
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).expect("made a program");
-        (folder, Doctor { program, limit, last: Mutex::new(None) })
+        (folder, Doctor { program, limit, last: Mutex::new(Rank::Doctor, None) })
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A GPU as a [`Backend`].
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::graphs::{self, Replays};
@@ -11,9 +11,9 @@ use super::model::{Model, Modes};
 use super::run::{ExpertMatrices, Matrix, Op, embed_kernel};
 use super::upload::{Job, UploadPath, Uploader};
 use super::wait::Waiter;
+use super::waits::LoadWaits;
 use super::weights::{Form, Weight};
 use super::{ArenaOptions, Device, DeviceOptions, DevicePtr, Owner, Runtime, Stream, StreamPriority, kv};
-use parking_lot::Mutex;
 
 use crate::backend::{
     Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts,
@@ -41,7 +41,7 @@ pub struct HipOptions {
     /// A device that does not answer for this long counts as lost.
     pub patience: Duration,
     /// Set when the device is lost: whoever would open it again asks here first.
-    pub lost: Arc<Mutex<Option<BackendError>>>,
+    pub lost: Arc<OnceLock<BackendError>>,
 }
 
 impl Default for HipOptions {
@@ -74,6 +74,7 @@ pub struct HipBackend {
     replays: Replays,
     /// A weight of the step at hand was not there yet.
     waited: Cell<bool>,
+    load_waits: RefCell<LoadWaits>,
     /// Whose step is under way.
     current: Option<ModelSlot>,
     next_slot: u32,
@@ -105,6 +106,7 @@ impl HipBackend {
             stream,
             replays: Replays { allowed: options.graphs, ..Replays::default() },
             waited: Cell::new(false),
+            load_waits: RefCell::default(),
             current: None,
             next_slot: 0,
             modes: Modes { activations: options.activations, kv: options.kv },
@@ -128,6 +130,7 @@ impl HipBackend {
     /// Adds an operation to the step, and launches the one before it.
     fn push(&mut self, op: Op) -> Result<(), BackendError> {
         let (device, stream, modes) = (&self.device, &self.stream, self.modes);
+        self.load_waits.get_mut().leave(stream)?;
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
         model.step.ops.push(op);
@@ -162,6 +165,7 @@ impl HipBackend {
         let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
         if !weight.is_ordered() {
             self.waited.set(true);
+            self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
             let late = || self.waiter.late(&self.device, "an upload");
             if let Some(event) = weight.submitted(self.options.patience, late)? {
                 self.stream.wait(&event)?;
@@ -257,6 +261,7 @@ impl Backend for HipBackend {
             return Err(unsupported());
         };
         let bytes = usize::try_from(planes.bytes).map_err(|_| unsupported())?;
+        self.load_waits.get_mut().enter(&self.device, &self.stream)?;
         let buffer = self.device.take(bytes, Owner::Weights)?;
         let weight = Arc::new(Weight::new(tensor.name(), Form { dtype, rows, cols }, buffer));
         self.uploader.submit(Job::new(tensor, Arc::clone(&weight))?);
@@ -337,6 +342,7 @@ impl Backend for HipBackend {
         let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
         model.begin(&self.device, &self.stream, batch, self.replays.allowed)?;
         self.waited.set(false);
+        self.load_waits.get_mut().begin();
         self.waiter.set_busy();
         self.current = Some(slot);
         Ok(())
@@ -484,6 +490,13 @@ impl Backend for HipBackend {
         Ok(self.step()?.sampler.read(rows))
     }
 
+    fn load_wait(&mut self) -> Result<Duration, BackendError> {
+        if self.load_waits.get_mut().any() {
+            self.settle()?;
+        }
+        Ok(self.load_waits.get_mut().end()?)
+    }
+
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let model = self.step()?;
         if !model.step.has_logits || index >= model.step.logits_rows {
@@ -546,7 +559,7 @@ impl Drop for HipBackend {
             tracing::debug!(%error, "the device is closed over work that did not end well");
         }
         if let Err(error) = self.device.alive() {
-            *self.options.lost.lock() = Some(error.into());
+            let _ = self.options.lost.set(error.into()); // the first reason holds
         }
     }
 }

@@ -5,7 +5,8 @@
 //! and `driver` alone.
 //!
 //! [`HipBackend`] computes with it: `upload` brings weights, `weights` says how far they are, `model` is what an open model
-//! keeps, `run` makes launches of units, `sampling` draws, `wait` waits.
+//! keeps, `run` makes launches of units, `sampling` draws, `wait` waits for the device, `waits` tells how long the device
+//! waited for weights.
 
 mod arena;
 mod arrays;
@@ -31,6 +32,7 @@ mod scratch;
 mod topology;
 mod upload;
 mod wait;
+mod waits;
 mod weights;
 
 pub use arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Owner};

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::{Buffer, Event};
 use crate::backend::{BackendError, DeviceMemory, LoadState};
+use crate::lock::{Condvar, Mutex, Rank};
 use crate::tensor::DType;
 
 /// What a tensor's kernels need to know of it.
@@ -66,7 +65,7 @@ impl Weight {
             form,
             buffer,
             ordered: AtomicBool::new(false),
-            state: Mutex::new(State { phase: Phase::Queued, waiting: Vec::new() }),
+            state: Mutex::new(Rank::Weight, State { phase: Phase::Queued, waiting: Vec::new() }),
             changed: Condvar::new(),
         }
     }
@@ -110,8 +109,7 @@ impl Weight {
                 Phase::Resident => return Ok(None),
                 Phase::Failed(error) => return Err(error.clone()),
             }
-            if self.changed.wait_until(&mut state, until).timed_out() && matches!(state.phase, Phase::Queued)
-            {
+            if self.changed.wait_until(&mut state, until) && matches!(state.phase, Phase::Queued) {
                 return Err(late());
             }
         }

@@ -18,10 +18,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use super::{Model, ModelError, ModelId};
 use crate::backend::BackendError;
+use crate::lock::{Condvar, Guard, Mutex, Rank};
 use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 
 mod directory;
@@ -243,9 +242,9 @@ impl Store {
         on_gone: Box<OnGone>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            tables: Mutex::new(Tables::new(directories)),
+            tables: Mutex::new(Rank::StoreTables, Tables::new(directories)),
             opened: Condvar::new(),
-            scan: Mutex::default(),
+            scan: Mutex::new(Rank::StoreScan, Scan::default()),
             scans_started: AtomicU64::new(0),
             next_id: AtomicU64::new(1),
             passed_per_uid_max,
@@ -468,11 +467,7 @@ impl Store {
     }
 
     /// What the opening came to. Who waits is counted as a user already.
-    fn wait(
-        &self,
-        mut tables: MutexGuard<'_, Tables>,
-        flight: &Opened,
-    ) -> Result<Arc<Model>, Arc<OpenError>> {
+    fn wait(&self, mut tables: Guard<'_, Tables>, flight: &Opened) -> Result<Arc<Model>, Arc<OpenError>> {
         loop {
             if let Some(result) = flight.get() {
                 return result.clone();

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::*;
 
 const ALICE: u32 = 1001;

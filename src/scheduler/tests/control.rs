@@ -225,3 +225,17 @@ fn types_without_arithmetic_are_named() {
 }
 
 use crate::tensor::LazyTensor;
+
+#[test]
+fn what_a_step_waited_for_weights_is_load_and_not_prefill() {
+    let rig = Rig::new(EngineOptions::default());
+    let wait = Duration::from_millis(40);
+    rig.control.wait_for_weights(wait);
+    let begun = Instant::now();
+    let cold = rig.ask(&prompt(1, 10), 3).finish();
+    let (all, cold) = (begun.elapsed(), cold.outcome());
+    assert_eq!(cold.load, wait);
+    let parts = cold.queue + cold.load + cold.prefill + cold.decode;
+    assert!(parts <= all, "the wait counts twice: {parts:?} of {all:?}");
+    assert_eq!(rig.ask(&prompt(1, 10), 3).finish().outcome().load, Duration::ZERO);
+}

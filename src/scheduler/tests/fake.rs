@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -58,6 +59,8 @@ struct State {
     ahead: usize,
     /// Called in attention of this layer, once.
     in_attention: Option<(u32, Hook)>,
+    /// What the next step says it waited for weights.
+    load_wait: Duration,
 }
 
 struct Hook(Box<dyn FnOnce() + Send>);
@@ -125,6 +128,13 @@ impl Control {
         let mut state = self.0.0.lock();
         state.ahead = ahead;
         state.in_attention = Some((layer, Hook(Box::new(hook))));
+    }
+
+    /// The next step takes this long in attention, and says that it waited for weights.
+    pub fn wait_for_weights(&self, time: Duration) {
+        let mut state = self.0.0.lock();
+        state.load_wait = time;
+        state.in_attention = Some((0, Hook(Box::new(move || std::thread::sleep(time)))));
     }
 
     pub fn loads(&self) -> Vec<String> {
@@ -350,6 +360,10 @@ impl Backend for Fake {
             Ok(Sampled { id, logprob: -0.5, top })
         };
         Ok(rows.iter().zip(&step.logits).map(draw).collect())
+    }
+
+    fn load_wait(&mut self) -> Result<Duration, BackendError> {
+        Ok(std::mem::take(&mut self.control.0.0.lock().load_wait))
     }
 
     fn logits(&mut self, _index: usize) -> Result<Vec<f32>, BackendError> {

@@ -168,9 +168,9 @@ pub struct Usage {
 pub struct Timings {
     /// From arrival to admission.
     pub queue_us: u64,
-    /// Bringing weights to the device, as far as this request waited for it.
+    /// What its steps waited for weights on their way to the device, until its first token.
     pub load_us: u64,
-    /// From admission to the first token.
+    /// From admission to the first token, without `load_us`.
     pub prefill_us: u64,
     /// From the first token to the last.
     pub decode_us: u64,

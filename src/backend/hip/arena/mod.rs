@@ -10,12 +10,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 pub use buffer::{Buffer, DeviceRange};
 
 use super::driver::{Chunk, Context};
 use super::error::HipError;
+use crate::lock::{Mutex, Rank};
 use blocks::{Blocks, Place};
 
 /// Every buffer starts at a multiple of this: what the widest loads and the runtimes' own allocators use.
@@ -120,7 +119,7 @@ struct Taken {
 
 impl Arena {
     pub(super) fn new(context: &Arc<Context>, options: ArenaOptions) -> Self {
-        Self { context: context.clone(), options, state: Mutex::default() }
+        Self { context: context.clone(), options, state: Mutex::new(Rank::Arena, State::default()) }
     }
 
     /// `bytes` bytes for `owner`, at least one, aligned to [`ALIGN`]. What is in them is undefined.

@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::super::arena::DeviceRange;
@@ -14,6 +13,7 @@ use super::event::Event;
 use super::graph::{Graph, Kept};
 use super::memory::{HostWords, PinnedBuffer};
 use super::module::Function;
+use crate::lock::{Mutex, Rank};
 use sys::hipMemcpyKind as Kind;
 
 /// Which of two streams with work goes first.
@@ -62,7 +62,11 @@ impl Stream {
         context.call("hipStreamCreateWithPriority", |api| unsafe {
             (api.hipStreamCreateWithPriority)(&raw mut handle, flags, level)
         })?;
-        Ok(Self { context: context.clone(), handle: handle.addr(), captured: Mutex::new(None) })
+        Ok(Self {
+            context: context.clone(),
+            handle: handle.addr(),
+            captured: Mutex::new(Rank::Capture, None),
+        })
     }
 
     pub(super) fn raw(&self) -> sys::hipStream_t {

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use super::super::kernels::matmul::choice::repack;
 use super::super::kernels::matmul::{Repack, RepackRows};
 use super::super::weights::Weight;
 use super::super::{Buffer, Device, Grid, HipError, Stream};
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
 use crate::backend::BackendError;
+use crate::lock::{Mutex, Rank};
 use crate::tensor::LazyTensor;
 
 /// Values of a group: what layout kernels count in.
@@ -60,7 +59,7 @@ impl Job {
             units: shape.elements() / unit_values,
             taken: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            failed: Mutex::new(None),
+            failed: Mutex::new(Rank::UploadJob, None),
         })
     }
 
@@ -149,16 +148,16 @@ impl Piece {
             streams.layout.record(&event)?;
             Ok(Arc::new(event))
         });
-        match event {
-            Ok(event) => {
-                if failed.is_none() {
-                    job.weight.set_submitted(Arc::clone(&event));
-                }
-                let weight = Arc::clone(&job.weight);
-                let result = failed.map_or(Ok(()), Err);
-                let _ = streams.ended.send(Ended { weight, event, result }); // nobody listens when the device closes
+        let (event, failed) = match (event, failed) {
+            (Ok(event), None) => {
+                job.weight.set_submitted(Arc::clone(&event));
+                (Some(event), None)
             }
-            Err(error) => job.weight.decide(Err(failed.unwrap_or_else(|| error.into()))),
-        }
+            (Ok(event), failed) => (Some(event), failed),
+            (Err(error), failed) => (None, Some(failed.unwrap_or_else(|| error.into()))),
+        };
+        // Decided there and not here: who waits is called, and that may take any lock.
+        let (weight, result) = (Arc::clone(&job.weight), failed.map_or(Ok(()), Err));
+        let _ = streams.ended.send(Ended { weight, event, result }); // nobody listens when the device closes
     }
 }

@@ -4,8 +4,6 @@
 //! the copy on the copy stream, then on the layout stream the kernel that makes the planes. So the link and the kernels work
 //! at the same time, and a buffer is free again when its copy is done. An event behind a tensor's last piece is what steps
 //! wait for. One more thread waits for these events and says who is resident.
-//!
-//! Lock order: `queue`, then `streams`, then a weight's state.
 
 mod job;
 mod staging;
@@ -16,14 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
-
 pub use job::Job;
 use staging::Staging;
 
 use super::weights::Weight;
 use super::{Device, Event, Stream, StreamPriority};
 use crate::backend::BackendError;
+use crate::lock::{Condvar, Mutex, Rank};
 
 /// Bytes of a pinned buffer: where the link's rate was reached with several threads, and more brought less.
 pub const BUFFER_BYTES: usize = 4 << 20;
@@ -85,7 +82,8 @@ struct Streams {
 /// A tensor all of whose pieces were submitted, or given up.
 struct Ended {
     weight: Arc<Weight>,
-    event: Arc<Event>,
+    /// Behind its last copy; without one nothing can be waited for, and the load failed.
+    event: Option<Arc<Event>>,
     result: Result<(), BackendError>,
 }
 
@@ -109,9 +107,9 @@ impl Uploader {
         };
         let shared = Arc::new(Shared {
             device: device.clone(),
-            queue: Mutex::default(),
+            queue: Mutex::new(Rank::UploadQueue, Queue::default()),
             work: Condvar::new(),
-            streams: Mutex::new(streams),
+            streams: Mutex::new(Rank::UploadStreams, streams),
             counts: Counts::default(),
         });
         let mut uploader = Self { shared: Arc::clone(&shared), threads: Vec::new() };
@@ -163,8 +161,7 @@ impl Drop for Uploader {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let streams = &mut *self.shared.streams.lock();
-        streams.ended = channel().0;
+        self.shared.streams.lock().ended = channel().0;
         if let Some(thread) = telling {
             let _ = thread.join();
         }
@@ -175,7 +172,8 @@ impl Drop for Uploader {
 /// nobody else's while a copy is under way.
 fn tell(ends: &Receiver<Ended>, counts: &Counts) {
     for Ended { weight, event, result } in ends {
-        let result = event.synchronize().map_err(BackendError::from).and(result);
+        let ended = event.map_or(Ok(()), |event| event.synchronize());
+        let result = ended.map_err(BackendError::from).and(result);
         let count = if result.is_ok() { &counts.uploads } else { &counts.failures };
         count.fetch_add(1, Ordering::Relaxed);
         weight.decide(result);
