@@ -3,7 +3,7 @@
 //! same run.
 //!
 //! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--rows N] [--rounds N] [--device N]
-//! [--graphs off] [--threads N] [--upload ring|copy] [--f32] [--read-mib N] [--json]`
+//! [--graphs off] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
 //!
 //! With `--json`, each value also comes as a line `measured {...}` for programs.
 
@@ -83,6 +83,11 @@ fn main() -> Result<(), Failure> {
     let cold = run(&handle, &model, 1, 8, 2, 0)?;
     let first = cold.first.as_secs_f64();
     println!("cold: first token of an 8-token prompt after {first:.3} s, weights uploaded on the way");
+    println!("cold: of that {:.3} s waiting for weights", cold.load.as_secs_f64());
+    let rates = handle.snapshot().device.upload_rates;
+    for rate in rates.iter().filter(|rate| rate.bytes > 0 || rate.refused) {
+        println!("upload{}: {rate}", if rate.in_use { "" } else { " tried" });
+    }
     let warm = run(&handle, &model, 1, 8, 2, 1)?;
     println!("warm: first token of an 8-token prompt after {:.1} ms", warm.first.as_secs_f64() * 1e3);
     let bytes = handle.snapshot().device.upload_bytes as f64;
@@ -93,9 +98,10 @@ fn main() -> Result<(), Failure> {
         bytes / 1e9,
         bytes / 1e9 / seconds
     );
+    let used = rates.iter().find(|rate| rate.in_use).copied().unwrap_or_default();
     arguments.measured(&json!({
-        "what": "upload", "path": format!("{:?}", arguments.options.upload).to_lowercase(),
-        "threads": arguments.options.upload_threads, "gb": bytes / 1e9, "gb_s": bytes / 1e9 / seconds,
+        "what": "upload", "path": used.path, "threads": used.threads,
+        "gb": bytes / 1e9, "gb_s": bytes / 1e9 / seconds,
         "cold_s": first, "warm_s": warm.first.as_secs_f64(),
     }));
 
@@ -165,6 +171,8 @@ fn arguments() -> Result<Arguments, Failure> {
                 parsed.options.upload = match value()?.as_str() {
                     "ring" => UploadPath::Ring,
                     "copy" => UploadPath::Copy,
+                    "registered" => UploadPath::Registered,
+                    "auto" => UploadPath::Auto,
                     other => return Err(format!("no upload path {other}").into()),
                 }
             }
@@ -217,6 +225,8 @@ fn bytes_per_step(model: &Model) -> f64 {
 struct Times {
     /// From handing over to the first token.
     first: Duration,
+    /// What of that was waiting for weights.
+    load: Duration,
     /// From the first token to the last.
     decode: Duration,
 }
@@ -235,13 +245,14 @@ fn run(
     for sequence in 0..sequences {
         running.push(submit(handle, model, prompt, tokens, salt * sequences + sequence)?);
     }
-    let mut times = Times { first: Duration::ZERO, decode: Duration::ZERO };
+    let mut times = Times { first: Duration::ZERO, load: Duration::ZERO, decode: Duration::ZERO };
     for events in &mut running {
         let outcome = wait(events)?;
         if outcome.generated_tokens != tokens {
             return Err(format!("{} tokens came of {tokens}", outcome.generated_tokens).into());
         }
         times.first = times.first.max(outcome.queue + outcome.load + outcome.prefill);
+        times.load = times.load.max(outcome.load);
         times.decode = times.decode.max(outcome.decode);
     }
     let all = begin.elapsed();

@@ -73,7 +73,7 @@ pub struct Device {
     pub activations: Activations,
     /// How weights get to a GPU.
     pub upload: UploadPath,
-    /// Threads that read model files for a GPU.
+    /// Threads that read model files for a GPU; 0 for half of the processor's cores and at most 8.
     pub upload_threads: usize,
     /// Whether decode steps are replayed from recorded graphs.
     pub graphs: Graphs,
@@ -90,7 +90,7 @@ impl Default for Device {
             index: 0,
             activations: Activations::default(),
             upload: UploadPath::default(),
-            upload_threads: 4,
+            upload_threads: 0,
             graphs: Graphs::default(),
             memory_mib: 0,
             patience_s: 60,
@@ -316,7 +316,7 @@ impl Config {
             ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
             ("limits.drain_s", l.drain_s.into(), 0, 3600),
             ("device.index", d.index.into(), 0, 63),
-            ("device.upload_threads", d.upload_threads as u64, 1, 64),
+            ("device.upload_threads", d.upload_threads as u64, 0, 64),
             ("device.memory_mib", d.memory_mib, 0, 1 << 24),
             ("device.patience_s", d.patience_s.into(), 1, 3600),
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),

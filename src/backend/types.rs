@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::RopeSpec;
 use crate::tensor::{DType, LazyTensor};
@@ -294,6 +295,45 @@ pub struct BackendInfo {
     pub notes: Vec<(&'static str, String)>,
 }
 
+/// One way of bringing weights to a device, and what was seen of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UploadRate {
+    /// What it is called; empty where there is no such way.
+    pub path: &'static str,
+    /// Threads that carry it.
+    pub threads: u16,
+    /// Bytes of files that went this way.
+    pub bytes: u64,
+    /// Time in which they were on their way.
+    pub busy: Duration,
+    /// Taken for what comes next.
+    pub in_use: bool,
+    /// The driver did not let it be taken.
+    pub refused: bool,
+}
+
+impl UploadRate {
+    /// Bytes a second; 0 where nothing went this way.
+    pub fn bytes_per_second(&self) -> f64 {
+        let seconds = self.busy.as_secs_f64();
+        if seconds > 0.0 { self.bytes as f64 / seconds } else { 0.0 }
+    }
+}
+
+impl std::fmt::Display for UploadRate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { path, threads, bytes, refused, .. } = self;
+        write!(f, "{path}, {threads} thread{}", if *threads == 1 { "" } else { "s" })?;
+        match (refused, bytes) {
+            (true, _) => f.write_str(": refused by the driver"),
+            (false, 0) => Ok(()),
+            (false, _) => {
+                write!(f, ": {:.1} GB/s over {} MiB", self.bytes_per_second() / 1e9, bytes >> 20)
+            }
+        }
+    }
+}
+
 /// What a device did since it was opened. Zeros where weights are read in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
@@ -303,6 +343,8 @@ pub struct DeviceCounters {
     pub upload_bytes: u64,
     /// Loads that failed.
     pub upload_failures: u64,
+    /// Ways that they may take.
+    pub upload_rates: [UploadRate; 4],
     /// Steps whose layers were one replay of a recorded graph.
     pub graph_replays: u64,
     /// Graphs recorded.

@@ -158,11 +158,13 @@ fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<
         let DeviceCounters { uploads, upload_bytes, upload_failures, .. } = device;
         ("uploads", format!("{uploads} tensors, {upload_bytes} bytes, {upload_failures} failed"))
     });
+    let rates = device.upload_rates.into_iter().filter(|rate| rate.in_use || rate.refused || rate.bytes > 0);
+    let rates = rates.map(|rate| (if rate.in_use { "upload" } else { "upload tried" }, rate.to_string()));
     let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
     let graphs = (device.graphs > 0)
         .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
     let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
-    fixed.chain(uploads).chain(used).chain(graphs).chain(refused)
+    fixed.chain(rates).chain(uploads).chain(used).chain(graphs).chain(refused)
 }
 
 /// What the kernel counts as this process's memory.

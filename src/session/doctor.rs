@@ -6,8 +6,17 @@ use super::{Call, Failure};
 use crate::backend::doctor::{Check, Gpu, Report, State};
 
 pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {
-    let report = call.blocking(|call| Ok(call.service().doctor.report())).await?;
+    let mut report = call.blocking(|call| Ok(call.service().doctor.report())).await?;
+    report.checks.extend(uploads(&call));
     Ok(reply(&report))
+}
+
+/// How weights get to the device in use, once some did.
+fn uploads(call: &Call) -> Option<Check> {
+    let device = call.service().engine.snapshot().device;
+    let rate = device.upload_rates.iter().find(|rate| rate.in_use && device.uploads > 0)?;
+    let found = rate.to_string();
+    Some(Check { name: "weights to the device".into(), state: State::Good, found, advice: String::new() })
 }
 
 fn reply(report: &Report) -> DoctorReply {

@@ -7,7 +7,9 @@
 //! not ours: it goes where it would have gone without us.
 //!
 //! Not covered: a system call or a device that reads the mapping. `write(2)` from a lost page fails with `EFAULT`, so
-//! bytes for a device go through memory that our own threads fill.
+//! bytes for a device go through memory that our own threads fill. The one exception are pages that a GPU's driver was asked to
+//! pin: it refuses pages that are lost already, keeps those it has when the file loses them, and what its library touches as
+//! part of our process faults here. Whoever copies so asks afterwards whether the file is still whole.
 
 #![allow(unsafe_code)]
 

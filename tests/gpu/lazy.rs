@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use rocmforge::lock::{self, Rank};
 use rocmforge::scheduler::{JobError, LoadedTensor};
 
 use crate::common::tinystories;
+use crate::faults::child;
 use crate::rig::{Rig, model};
 
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
@@ -59,6 +61,7 @@ fn ten_callers_of_one_tensor_share_one_upload() {
 fn a_whole_model_is_loaded_with_progress_and_then_served_without_uploads() {
     let Some(rig) = Rig::open() else { return };
     let model = model(1, &tinystories());
+    let before = rig.handle().snapshot().device.used_bytes;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let reached = runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await }).unwrap();
     assert_eq!(reached.tensors, reached.tensors_total);
@@ -66,6 +69,32 @@ fn a_whole_model_is_loaded_with_progress_and_then_served_without_uploads() {
     let uploads = rig.handle().snapshot().device.uploads;
     assert_eq!(rig.ask(&model, &PROMPT, 4).ids.len(), 4);
     assert_eq!(rig.handle().snapshot().device.uploads, uploads);
+    rig.handle().model_gone(model.id);
+    assert!(
+        rig.comes(|s| s.device_bytes == 0 && s.device.used_bytes == before),
+        "something stays on the device"
+    );
+}
+
+/// In a process of its own: the counts of locks are the process's.
+#[test]
+fn a_resident_model_takes_no_lock_of_a_load() {
+    if !child("lazy::a_resident_model_takes_no_lock_of_a_load", &[]) {
+        return;
+    }
+    let rig = Rig::open().unwrap();
+    let model = model(1, &tinystories());
+    let first = rig.ask(&model, &PROMPT, 12);
+    let locks = || [Rank::UploadQueue, Rank::UploadStreams, Rank::UploadJob, Rank::Weight].map(lock::taken);
+    let (taken, before) = (locks(), rig.handle().snapshot());
+    assert!(taken.iter().all(|count| count.is_none_or(|count| count > 0)), "{taken:?}");
+    assert_eq!(rig.ask(&model, &PROMPT, 12).ids, first.ids);
+    let after = rig.handle().snapshot();
+    assert!(after.counters.steps >= before.counters.steps + 12);
+    assert_eq!(locks(), taken);
+    // Nor is the table of tensors asked.
+    assert_eq!(after.counters.tensor_hits, before.counters.tensor_hits);
+    assert_eq!(after.counters.tensors_loaded, before.counters.tensors_loaded);
 }
 
 #[test]

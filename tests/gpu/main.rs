@@ -15,3 +15,4 @@ mod gpu;
 mod installed;
 mod lazy;
 mod rig;
+mod upload;

@@ -8,7 +8,7 @@ use rocmforge::backend::Backend;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling, SequenceId,
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling, SequenceId, TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -24,6 +24,7 @@ pub struct Rig {
 /// What came of a request.
 pub struct Answer {
     pub ids: Vec<u32>,
+    pub logprobs: Vec<TokenLogprob>,
     pub end: Result<Outcome, JobError>,
 }
 
@@ -37,15 +38,18 @@ pub struct Asked {
 impl Asked {
     /// All of it.
     pub fn finish(mut self) -> Answer {
-        let mut ids = Vec::new();
+        let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
         if let Some(error) = self.refused {
-            return Answer { ids, end: Err(error) };
+            return Answer { ids, logprobs, end: Err(error) };
         }
         loop {
             match self.receiver.blocking_recv() {
-                Some(Event::Tokens(batch)) => ids.extend(batch.ids),
-                Some(Event::Done(outcome)) => return Answer { ids, end: Ok(outcome) },
-                Some(Event::Failed(error)) => return Answer { ids, end: Err(error) },
+                Some(Event::Tokens(batch)) => {
+                    ids.extend(batch.ids);
+                    logprobs.extend(batch.logprobs);
+                }
+                Some(Event::Done(outcome)) => return Answer { ids, logprobs, end: Ok(outcome) },
+                Some(Event::Failed(error)) => return Answer { ids, logprobs, end: Err(error) },
                 None => panic!("a request ended without a last event"),
             }
         }
@@ -64,8 +68,12 @@ pub fn model(id: u64, path: &Path) -> Arc<Model> {
 impl Rig {
     /// An engine on the device that tests run on; `None` after saying why there is none.
     pub fn open() -> Option<Self> {
+        Self::open_with(HipOptions { upload_threads: 2, ..HipOptions::default() })
+    }
+
+    /// As [`Rig::open`] with other options.
+    pub fn open_with(options: HipOptions) -> Option<Self> {
         let runtime = gpu::runtime()?;
-        let options = HipOptions { upload_threads: 2, ..HipOptions::default() };
         Some(Self::with(move || {
             let backend = HipBackend::with_runtime(runtime.clone(), options.clone())?;
             Ok(Box::new(backend) as Box<dyn Backend>)
@@ -88,8 +96,29 @@ impl Rig {
         self.submit(model, prompt, tokens).finish()
     }
 
+    /// As [`Rig::ask`], with the log-probabilities of so many tokens beside each drawn one.
+    pub fn ask_with_logprobs(
+        &self,
+        model: &Arc<Model>,
+        prompt: &[u32],
+        tokens: u32,
+        top_logprobs: u32,
+    ) -> Answer {
+        self.submit_with_logprobs(model, prompt, tokens, top_logprobs).finish()
+    }
+
     /// Asks for such an answer.
     pub fn submit(&self, model: &Arc<Model>, prompt: &[u32], tokens: u32) -> Asked {
+        self.submit_with_logprobs(model, prompt, tokens, 0)
+    }
+
+    fn submit_with_logprobs(
+        &self,
+        model: &Arc<Model>,
+        prompt: &[u32],
+        tokens: u32,
+        top_logprobs: u32,
+    ) -> Asked {
         let handle = self.handle();
         let (events, receiver) = unbounded_channel();
         let job = Job {
@@ -99,14 +128,7 @@ impl Rig {
             prompt: prompt.to_vec(),
             max_tokens: tokens,
             context_tokens: 512,
-            sampling: Sampling {
-                temperature: 0.0,
-                top_k: 0,
-                top_p: 1.0,
-                min_p: 0.0,
-                seed: 0,
-                top_logprobs: 0,
-            },
+            sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs },
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,

@@ -16,8 +16,9 @@ use super::weights::{Form, Weight};
 use super::{ArenaOptions, Device, DeviceOptions, DevicePtr, Owner, Runtime, Stream, StreamPriority, kv};
 
 use crate::backend::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts,
-    FfnInput, KvType, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch, Storage,
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory,
+    DeviceTensor, Experts, FfnInput, KvType, LoadState, ModelDims, ModelSlot, Projection, Router, SampleRow,
+    Sampled, StepBatch, Storage,
 };
 use crate::tensor::{DType, LazyTensor};
 
@@ -32,7 +33,7 @@ pub struct HipOptions {
     pub kv: KvType,
     /// How bytes get from files to the device.
     pub upload: UploadPath,
-    /// Threads that read files for it.
+    /// Threads that read files for it; 0 for half of the processor's cores and at most 8.
     pub upload_threads: usize,
     /// Most bytes of device memory to take; 0 for all there are.
     pub memory_bytes: u64,
@@ -51,7 +52,7 @@ impl Default for HipOptions {
             activations: Activations::default(),
             kv: KvType::default(),
             upload: UploadPath::default(),
-            upload_threads: 4,
+            upload_threads: 0,
             memory_bytes: 0,
             graphs: true,
             patience: Duration::from_secs(60),
@@ -165,10 +166,12 @@ impl HipBackend {
         let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
         if !weight.is_ordered() {
             self.waited.set(true);
-            self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
-            let late = || self.waiter.late(&self.device, "an upload");
-            if let Some(event) = weight.submitted(self.options.patience, late)? {
-                self.stream.wait(&event)?;
+            if !matches!(weight.state(), LoadState::Resident) {
+                self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
+                let late = || self.waiter.late(&self.device, "an upload");
+                if let Some(event) = weight.submitted(self.options.patience, late)? {
+                    self.stream.wait(&event)?;
+                }
             }
             weight.set_ordered();
         }
@@ -243,7 +246,6 @@ impl Backend for HipBackend {
                 ("runtime", format!("{} {major}.{minor}", self.runtime.path().display())),
                 ("code", self.device.code().to_owned()),
                 ("memory", format!("{} MiB", device.memory_bytes >> 20)),
-                ("upload", format!("{:?}, {} threads", self.options.upload, self.options.upload_threads)),
             ],
         }
     }
@@ -288,6 +290,7 @@ impl Backend for HipBackend {
             uploads,
             upload_bytes,
             upload_failures,
+            upload_rates: self.uploader.rates(),
             graph_replays: self.replays.replays,
             graphs: self.replays.graphs,
             graphs_refused: self.replays.refused,

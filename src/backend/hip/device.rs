@@ -1,15 +1,17 @@
 //! A device with its memory and its code.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::{Arena, ArenaOptions, Buffer, Ledger, Owner};
 use super::driver::{
-    Context, DeviceDescription, Event, Function, HostWords, Module, PinnedBuffer, Runtime, Stream,
-    StreamPriority,
+    Context, DeviceDescription, Event, Function, HostWords, Module, PinnedBuffer, RegisteredPages, Runtime,
+    Stream, StreamPriority,
 };
 use super::error::HipError;
 use super::kernels;
 use super::objects::{CodeObject, CodeSource, ObjectError};
+use crate::tensor::MappedFile;
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
@@ -107,6 +109,15 @@ impl Device {
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer, HipError> {
         PinnedBuffer::new(&self.inner.context, bytes)
+    }
+
+    /// Whole pages of a mapped file, pinned for transfers where they lie.
+    ///
+    /// # Errors
+    /// [`HipError::Refused`] for what are not whole pages of it, [`HipError::Call`] where the driver does not pin such pages or
+    /// the file has lost them, [`HipError::Lost`].
+    pub fn register(&self, file: &Arc<MappedFile>, pages: Range<u64>) -> Result<RegisteredPages, HipError> {
+        RegisteredPages::new(&self.inner.context, file, pages)
     }
 
     /// Host words that the device sees.

@@ -40,7 +40,8 @@ pub use backend::{HipBackend, HipOptions};
 pub use binding::{Library, LibraryError};
 pub use device::{Device, DeviceOptions};
 pub use driver::{
-    DeviceDescription, Event, Graph, GraphExec, HostWords, PinnedBuffer, Runtime, Stream, StreamPriority,
+    DeviceDescription, Event, Graph, GraphExec, HostWords, PinnedBuffer, RegisteredPages, Runtime, Stream,
+    StreamPriority,
 };
 pub use error::{CallFailure, HipError};
 pub use launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};

@@ -2,10 +2,8 @@
 
 use super::{Forge, Value, ggml};
 
-const HIDDEN: u64 = 32;
 const HEADS: u32 = 4;
 const KV_HEADS: u32 = 2;
-const FFN: u64 = 64;
 const LAYERS: u32 = 2;
 
 /// A SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens, and how many that are.
@@ -32,35 +30,43 @@ pub(super) fn with_vocabulary(forge: Forge) -> (Forge, u64) {
 
 /// Two layers of width 32, 4 heads over 2 KV heads, a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens.
 pub fn tiny_llama(seed: u64) -> Forge {
-    let kv = HIDDEN / u64::from(HEADS) * u64::from(KV_HEADS);
+    llama(seed, 32, 64)
+}
 
+/// As [`tiny_llama`], with matrices of 1 and 2 MiB.
+pub fn wide_llama(seed: u64) -> Forge {
+    llama(seed, 512, 1024)
+}
+
+fn llama(seed: u64, hidden: u64, ffn: u64) -> Forge {
+    let kv = hidden / u64::from(HEADS) * u64::from(KV_HEADS);
     let forge = Forge::new(seed)
         .set("general.architecture", Value::string("llama"))
         .set("general.name", Value::string("forged llama"))
         .set("llama.context_length", Value::u32(64))
-        .set("llama.embedding_length", Value::u32(HIDDEN as u32))
+        .set("llama.embedding_length", Value::u32(hidden as u32))
         .set("llama.block_count", Value::u32(LAYERS))
-        .set("llama.feed_forward_length", Value::u32(FFN as u32))
-        .set("llama.rope.dimension_count", Value::u32(HIDDEN as u32 / HEADS))
+        .set("llama.feed_forward_length", Value::u32(ffn as u32))
+        .set("llama.rope.dimension_count", Value::u32(hidden as u32 / HEADS))
         .set("llama.attention.head_count", Value::u32(HEADS))
         .set("llama.attention.head_count_kv", Value::u32(KV_HEADS))
         .set("llama.attention.layer_norm_rms_epsilon", Value::f32(1e-5));
     let (forge, vocab) = with_vocabulary(forge);
     let mut forge = forge
-        .tensor("token_embd.weight", &[HIDDEN, vocab], ggml::F32)
-        .tensor("output_norm.weight", &[HIDDEN], ggml::F32)
-        .tensor("output.weight", &[HIDDEN, vocab], ggml::F32);
+        .tensor("token_embd.weight", &[hidden, vocab], ggml::F32)
+        .tensor("output_norm.weight", &[hidden], ggml::F32)
+        .tensor("output.weight", &[hidden, vocab], ggml::F32);
     for layer in 0..LAYERS {
         let rows: [(&str, &[u64]); 9] = [
-            ("attn_norm", &[HIDDEN]),
-            ("attn_q", &[HIDDEN, HIDDEN]),
-            ("attn_k", &[HIDDEN, kv]),
-            ("attn_v", &[HIDDEN, kv]),
-            ("attn_output", &[HIDDEN, HIDDEN]),
-            ("ffn_norm", &[HIDDEN]),
-            ("ffn_gate", &[HIDDEN, FFN]),
-            ("ffn_up", &[HIDDEN, FFN]),
-            ("ffn_down", &[FFN, HIDDEN]),
+            ("attn_norm", &[hidden]),
+            ("attn_q", &[hidden, hidden]),
+            ("attn_k", &[hidden, kv]),
+            ("attn_v", &[hidden, kv]),
+            ("attn_output", &[hidden, hidden]),
+            ("ffn_norm", &[hidden]),
+            ("ffn_gate", &[hidden, ffn]),
+            ("ffn_up", &[hidden, ffn]),
+            ("ffn_down", &[ffn, hidden]),
         ];
         for (role, dims) in rows {
             forge = forge.tensor(&format!("blk.{layer}.{role}.weight"), dims, ggml::F32);

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,6 +135,10 @@ Code release(void* place, Kind kind) {
 
 Code register_host(uint32_t device, void* place, size_t bytes) {
     if (!place || bytes == 0) return hipErrorInvalidValue;
+    // A driver pins the pages: it brings them in, and cannot where a file has lost them.
+    uintptr_t first = (uintptr_t)place / PAGE * PAGE;
+    int brought = madvise((void*)first, rounded((uintptr_t)place + bytes - first, PAGE), MADV_POPULATE_READ);
+    if (brought != 0 && errno != EINVAL) return hipErrorInvalidValue;
     const Range* before = find_range(place);
     auto next = ranges().lower_bound((uintptr_t)place);
     if (before || (next != ranges().end() && next->first < (uintptr_t)place + bytes))

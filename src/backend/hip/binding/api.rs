@@ -75,6 +75,8 @@ api! {
     hipFree(*mut c_void),
     hipHostMalloc(*mut *mut c_void, usize, c_uint),
     hipHostFree(*mut c_void),
+    hipHostRegister(*mut c_void, usize, c_uint),
+    hipHostUnregister(*mut c_void),
     hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint),
     hipMemcpyAsync(*mut c_void, *const c_void, usize, hipMemcpyKind, hipStream_t),
     hipMemsetAsync(*mut c_void, c_int, usize, hipStream_t),

@@ -8,6 +8,7 @@ mod event;
 mod graph;
 mod memory;
 mod module;
+mod registered;
 mod runtime;
 mod stream;
 
@@ -17,6 +18,7 @@ pub use graph::{Graph, GraphExec};
 pub(super) use memory::Chunk;
 pub use memory::{HostWords, PinnedBuffer};
 pub(super) use module::{Function, Module};
+pub use registered::RegisteredPages;
 pub use runtime::{DeviceDescription, Runtime};
 pub(super) use stream::Shape;
 pub use stream::{Stream, StreamPriority};

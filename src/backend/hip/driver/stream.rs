@@ -1,6 +1,7 @@
 //! Ordered work on a device.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -13,6 +14,7 @@ use super::event::Event;
 use super::graph::{Graph, Kept};
 use super::memory::{HostWords, PinnedBuffer};
 use super::module::Function;
+use super::registered::RegisteredPages;
 use crate::lock::{Mutex, Rank};
 use sys::hipMemcpyKind as Kind;
 
@@ -125,6 +127,28 @@ impl Stream {
         // that is recorded next has happened.
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }?;
         self.hold(from)
+    }
+
+    /// Starts copying bytes `part` of a file, of which `from` holds the pages, to the device.
+    ///
+    /// # Errors
+    /// [`HipError::Refused`] when `from` does not hold them or `to` is not as long, [`HipError::Call`], [`HipError::Lost`].
+    pub fn upload_registered(
+        &self,
+        to: DeviceRange<'_>,
+        from: &mut RegisteredPages,
+        part: &Range<u64>,
+    ) -> Result<(), HipError> {
+        let source = from.part(part)?;
+        same_length("an upload", to.len(), source.len())?;
+        // SAFETY: these pages are pinned and mapped for reading until the event that is recorded next has happened.
+        unsafe { self.copy_raw(to.raw(), source.as_ptr().cast(), to.len(), Kind::hipMemcpyHostToDevice) }?;
+        from.set_busy();
+        if let Err(error) = self.record(from.done()) {
+            self.synchronize()?; // as in `hold`
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Starts copying from the device to bytes of `to`, beginning at `start`.

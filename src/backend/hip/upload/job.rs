@@ -1,12 +1,15 @@
 //! One tensor's way to the device, in pieces.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::super::kernels::matmul::choice::repack;
 use super::super::kernels::matmul::{Repack, RepackRows};
 use super::super::weights::Weight;
 use super::super::{Buffer, Device, Grid, HipError, Stream};
+use super::routes::Way;
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
 use crate::backend::BackendError;
 use crate::lock::{Mutex, Rank};
@@ -17,12 +20,13 @@ const GROUP: u64 = 32;
 
 /// A tensor's load.
 pub struct Job {
-    weight: Arc<Weight>,
-    tensor: LazyTensor,
+    pub(super) weight: Arc<Weight>,
+    pub(super) tensor: LazyTensor,
     /// Bytes of a unit that may not be cut: a block of a quantised type, a row of a float type.
     unit_bytes: u64,
-    piece_units: u64,
     units: u64,
+    /// Which way it goes, decided when its first piece is taken; and when that was.
+    way: OnceLock<(Way, Instant)>,
     /// Units handed out to staging threads.
     taken: AtomicU64,
     /// Units that were submitted or given up.
@@ -30,12 +34,16 @@ pub struct Job {
     failed: Mutex<Option<BackendError>>,
 }
 
-/// A part of a tensor that fits a pinned buffer.
+/// What a staging thread takes of a tensor at a time.
 pub struct Piece {
     pub job: Arc<Job>,
-    /// First unit, and how many.
-    first: u64,
-    units: u64,
+    units: Range<u64>,
+}
+
+/// As much of a piece as a buffer holds.
+pub struct Part<'a> {
+    job: &'a Job,
+    units: Range<u64>,
 }
 
 impl Job {
@@ -55,92 +63,83 @@ impl Job {
             weight,
             tensor: tensor.clone(),
             unit_bytes,
-            piece_units: BUFFER_BYTES as u64 / unit_bytes,
             units: shape.elements() / unit_values,
+            way: OnceLock::new(),
             taken: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             failed: Mutex::new(Rank::UploadJob, None),
         })
     }
 
-    /// The next piece and whether it is the last. Called under the queue's lock.
-    pub fn next_piece(self: &Arc<Self>) -> (Piece, bool) {
-        let first = self.taken.fetch_add(self.piece_units, Ordering::Relaxed);
-        let end = first.saturating_add(self.piece_units).min(self.units);
-        let piece = Piece { job: Arc::clone(self), first, units: end.saturating_sub(first) };
-        (piece, end == self.units)
+    /// Its bytes in the file.
+    pub fn bytes(&self) -> u64 {
+        self.units * self.unit_bytes
+    }
+
+    /// Which way it goes; `decide` says so the first time.
+    pub fn way(&self, decide: impl FnOnce() -> Way) -> Way {
+        self.way.get_or_init(|| (decide(), Instant::now())).0
+    }
+
+    /// Which way it went and since when, once it was begun.
+    pub fn begun(&self) -> Option<(Way, Instant)> {
+        self.way.get().copied()
+    }
+
+    /// The next piece, of at most `bytes` bytes, and whether it is the last. Called under the queue's lock.
+    pub fn next_piece(self: &Arc<Self>, bytes: u64) -> (Piece, bool) {
+        let units = (bytes / self.unit_bytes).max(1);
+        let first = self.taken.fetch_add(units, Ordering::Relaxed);
+        let end = first.saturating_add(units).min(self.units);
+        (Piece { job: Arc::clone(self), units: first.min(end)..end }, end == self.units)
     }
 
     /// Gives up what no thread has taken.
     pub(super) fn give_up(self: &Arc<Self>, shared: &Shared, why: &str) {
-        let first = self.taken.load(Ordering::Relaxed);
-        let piece = Piece { job: Arc::clone(self), first, units: self.units.saturating_sub(first) };
+        let first = self.taken.load(Ordering::Relaxed).min(self.units);
+        let piece = Piece { job: Arc::clone(self), units: first..self.units };
         piece.end(shared, &shared.streams.lock(), Err(self.failure(why.to_owned())));
     }
 
-    fn failure(&self, why: String) -> BackendError {
+    pub(super) fn failure(&self, why: String) -> BackendError {
         BackendError::Upload { tensor: self.tensor.name().to_owned(), why }
+    }
+
+    /// Where units lie in the file.
+    fn range(&self, units: &Range<u64>) -> Range<u64> {
+        let start = self.tensor.range().start;
+        start + units.start * self.unit_bytes..start + units.end * self.unit_bytes
     }
 }
 
 impl Piece {
-    /// Its bytes.
-    pub fn bytes(&self) -> usize {
-        (self.units * self.job.unit_bytes) as usize // at most BUFFER_BYTES
+    /// The whole pages within it, and the parts that lie in them; the parts before and after share pages with others.
+    pub fn pages(&self, page: u64) -> Option<(Range<u64>, [Range<u64>; 3])> {
+        whole_pages(&self.job.range(&self.units), &self.units, self.job.unit_bytes, page)
     }
 
-    /// Reads it into the first of `out`'s bytes.
-    ///
-    /// # Errors
-    /// [`BackendError::Upload`]: the file ends before, or cannot be read; and of other pieces of the tensor.
-    pub fn read(&self, out: &mut [u8]) -> Result<(), BackendError> {
-        if let Some(error) = &*self.job.failed.lock() {
-            return Err(error.clone());
-        }
-        let tensor = &self.job.tensor;
-        let offset = tensor.range().start + self.first * self.job.unit_bytes;
-        let out = out.get_mut(..self.bytes()).unwrap_or_default();
-        tensor.file().read_at(offset, out).map_err(|error| self.job.failure(error.to_string()))
+    /// All of it in parts that a buffer holds.
+    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        self.parts_of(self.units.clone())
     }
 
-    /// Starts the kernel that makes planes of the bytes in `slot`.
-    ///
-    /// # Errors
-    /// [`HipError`].
-    pub fn lay_out(&self, device: &Device, stream: &Stream, slot: &Buffer) -> Result<(), HipError> {
-        let (job, planes) = (&self.job, self.job.weight.buffer());
-        let dtype = job.tensor.dtype();
-        let blocks = |threads: u64| Grid::x(threads.div_ceil(256).clamp(1, 4096) as u32);
-        let Some(kernel) = repack(dtype) else {
-            let row_bytes = job.unit_bytes;
-            let arguments = RepackRows {
-                file: slot.ptr(),
-                planes: planes.ptr(),
-                first: self.first,
-                rows: self.units,
-                row_bytes,
-            };
-            let grid = blocks(self.units * row_bytes.div_ceil(16));
-            return device.launch(stream, RepackRows::repack_rows, grid, &arguments);
-        };
-        let groups = dtype.block_len() as u64 / GROUP;
-        let arguments = Repack {
-            file: slot.ptr(),
-            planes: planes.ptr(),
-            weights: job.tensor.shape().elements(),
-            first: self.first * groups,
-            groups: self.units * groups,
-        };
-        device.launch(stream, kernel, blocks(self.units * groups), &arguments)
+    /// `units` of it, likewise.
+    pub fn parts_of(&self, units: Range<u64>) -> impl Iterator<Item = Part<'_>> {
+        let most = (BUFFER_BYTES as u64 / self.job.unit_bytes).max(1);
+        let starts = (units.start..units.end).step_by(usize::try_from(most).unwrap_or(usize::MAX));
+        starts.map(move |start| Part {
+            job: &self.job,
+            units: start..start.saturating_add(most).min(units.end),
+        })
     }
 
     /// Counts it as submitted or given up; behind the last one an event is recorded.
     pub(super) fn end(self, shared: &Shared, streams: &Streams, result: Result<(), BackendError>) {
-        let job = self.job;
+        let (job, units) = (self.job, self.units.end - self.units.start);
         if let Err(error) = result {
             job.failed.lock().get_or_insert(error);
         }
-        if job.ended.fetch_add(self.units, Ordering::AcqRel) + self.units < job.units {
+        if job.ended.fetch_add(units, Ordering::AcqRel) + units < job.units {
             return;
         }
         let failed = job.failed.lock().take();
@@ -157,7 +156,105 @@ impl Piece {
             (Err(error), failed) => (None, Some(failed.unwrap_or_else(|| error.into()))),
         };
         // Decided there and not here: who waits is called, and that may take any lock.
-        let (weight, result) = (Arc::clone(&job.weight), failed.map_or(Ok(()), Err));
-        let _ = streams.ended.send(Ended { weight, event, result }); // nobody listens when the device closes
+        let result = failed.map_or(Ok(()), Err);
+        let _ = streams.ended.send(Ended { job, event, result }); // nobody listens when the device closes
+    }
+}
+
+impl Part<'_> {
+    /// Where its bytes lie in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.job.range(&self.units)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        let range = self.range();
+        (range.end - range.start) as usize // at most BUFFER_BYTES
+    }
+
+    /// Reads it into the first of `out`'s bytes.
+    ///
+    /// # Errors
+    /// [`BackendError::Upload`]: the file ends before, or cannot be read; and of other parts of the tensor.
+    pub fn read(&self, out: &mut [u8]) -> Result<(), BackendError> {
+        if let Some(error) = &*self.job.failed.lock() {
+            return Err(error.clone());
+        }
+        let out = out.get_mut(..self.bytes()).unwrap_or_default();
+        let read = self.job.tensor.file().read_at(self.range().start, out);
+        read.map_err(|error| self.job.failure(error.to_string()))
+    }
+
+    /// Starts the kernel that makes planes of the bytes in `slot`.
+    ///
+    /// # Errors
+    /// [`HipError`].
+    pub fn lay_out(&self, device: &Device, stream: &Stream, slot: &Buffer) -> Result<(), HipError> {
+        let (job, planes) = (self.job, self.job.weight.buffer());
+        let (first, units) = (self.units.start, self.units.end - self.units.start);
+        let dtype = job.tensor.dtype();
+        let blocks = |threads: u64| Grid::x(threads.div_ceil(256).clamp(1, 4096) as u32);
+        let Some(kernel) = repack(dtype) else {
+            let row_bytes = job.unit_bytes;
+            let arguments =
+                RepackRows { file: slot.ptr(), planes: planes.ptr(), first, rows: units, row_bytes };
+            let grid = blocks(units * row_bytes.div_ceil(16));
+            return device.launch(stream, RepackRows::repack_rows, grid, &arguments);
+        };
+        let groups = dtype.block_len() as u64 / GROUP;
+        let arguments = Repack {
+            file: slot.ptr(),
+            planes: planes.ptr(),
+            weights: job.tensor.shape().elements(),
+            first: first * groups,
+            groups: units * groups,
+        };
+        device.launch(stream, kernel, blocks(units * groups), &arguments)
+    }
+}
+
+/// The whole pages in `bytes`, which are `units` of `unit` bytes each, and the units before, in and after them.
+fn whole_pages(
+    bytes: &Range<u64>,
+    units: &Range<u64>,
+    unit: u64,
+    page: u64,
+) -> Option<(Range<u64>, [Range<u64>; 3])> {
+    let pages = bytes.start.next_multiple_of(page)..bytes.end / page * page;
+    let first = units.start + pages.start.checked_sub(bytes.start)?.div_ceil(unit);
+    let last = units.end.checked_sub(bytes.end.checked_sub(pages.end)?.div_ceil(unit))?;
+    let parts = [units.start..first, first..last, last..units.end];
+    (pages.start < pages.end && first < last).then_some((pages, parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    proptest! {
+        #[test]
+        fn whole_pages_hold_their_units_and_leave_less_than_a_page_and_a_unit(
+            offset in 0u64..3 * PAGE, first in 0u64..1000, count in 1u64..3000, unit in 1u64..9000,
+        ) {
+            let units = first..first + count;
+            let bytes = offset + units.start * unit..offset + units.end * unit;
+            let Some((pages, [before, inside, after])) = whole_pages(&bytes, &units, unit, PAGE) else {
+                prop_assert!(bytes.end - bytes.start < 2 * (PAGE + unit), "{bytes:?} has whole pages");
+                return Ok(());
+            };
+            prop_assert_eq!((before.start, before.end), (units.start, inside.start));
+            prop_assert_eq!((after.start, after.end), (inside.end, units.end));
+            prop_assert!(pages.start % PAGE == 0 && pages.end % PAGE == 0);
+            prop_assert!(bytes.start <= pages.start && pages.end <= bytes.end);
+            let at = |number: u64| offset + number * unit;
+            prop_assert!(pages.start <= at(inside.start) && at(inside.end) <= pages.end);
+            prop_assert!((before.end - before.start) * unit < PAGE + unit);
+            prop_assert!((after.end - after.start) * unit < PAGE + unit);
+        }
     }
 }

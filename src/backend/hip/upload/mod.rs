@@ -1,11 +1,12 @@
 //! Bytes on their way from files to the device: a queue, threads that read into pinned memory, two streams.
 //!
-//! A staging thread takes the next piece of the tensor at the front, reads it into one of its pinned buffers, and submits:
-//! the copy on the copy stream, then on the layout stream the kernel that makes the planes. So the link and the kernels work
+//! A staging thread takes the next piece of the tensor at the front, reads it into one of its pinned buffers (or has the
+//! driver pin the file's own pages; `routes` finds out what is faster), and submits: the copy on the copy stream, then on the layout stream the kernel that makes the planes. So the link and the kernels work
 //! at the same time, and a buffer is free again when its copy is done. An event behind a tensor's last piece is what steps
 //! wait for. One more thread waits for these events and says who is resident.
 
 mod job;
+mod routes;
 mod staging;
 
 use std::collections::VecDeque;
@@ -13,17 +14,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 pub use job::Job;
+use routes::Routes;
 use staging::Staging;
 
-use super::weights::Weight;
 use super::{Device, Event, Stream, StreamPriority};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, UploadRate};
 use crate::lock::{Condvar, Mutex, Rank};
 
 /// Bytes of a pinned buffer: where the link's rate was reached with several threads, and more brought less.
 pub const BUFFER_BYTES: usize = 4 << 20;
+
+/// Bytes of a file that are registered at once: in pieces of 64 to 256 MiB each copied as soon as it is registered, the link's
+/// rate was reached, and no more than two of them are a thread's.
+const REGISTERED_BYTES: u64 = 64 << 20;
+
+/// Staging threads where the configuration names no number: with 8 a PCIe 5 link was full.
+const THREADS_MAX: usize = 8;
 
 /// Pinned buffers of a staging thread: one is read into while the other crosses the link.
 const BUFFERS: usize = 2;
@@ -32,13 +41,27 @@ const BUFFERS: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadPath {
-    /// The ring: a file that fails does so on our own threads, and no driver has to pin its pages.
+    /// Whichever of these brings the first tensors fastest, with as few threads as that takes.
     #[default]
     Auto,
     /// Through pinned buffers, filled by several threads.
     Ring,
     /// Through ordinary memory, which the driver stages by itself.
     Copy,
+    /// From the file's own pages, which the driver pins; the ring where it does not.
+    Registered,
+}
+
+impl UploadPath {
+    /// As the configuration calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Ring => "ring",
+            Self::Copy => "copy",
+            Self::Registered => "registered",
+        }
+    }
 }
 
 /// Sums since the device was opened.
@@ -62,6 +85,7 @@ struct Shared {
     device: Device,
     queue: Mutex<Queue>,
     work: Condvar,
+    routes: Mutex<Routes>,
     streams: Mutex<Streams>,
     counts: Counts,
 }
@@ -81,7 +105,7 @@ struct Streams {
 
 /// A tensor all of whose pieces were submitted, or given up.
 struct Ended {
-    weight: Arc<Weight>,
+    job: Arc<Job>,
     /// Behind its last copy; without one nothing can be waited for, and the load failed.
     event: Option<Arc<Event>>,
     result: Result<(), BackendError>,
@@ -94,11 +118,14 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// Starts `threads` staging threads, at least one, each with pinned buffers of its own.
+    /// Starts `threads` staging threads, at least one, each with pinned buffers of its own; 0 for half of the processor's
+    /// cores and at most 8.
     ///
     /// # Errors
     /// [`BackendError`] when streams, pinned memory or threads cannot be had.
     pub fn start(device: &Device, path: UploadPath, threads: usize) -> Result<Self, BackendError> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = if threads == 0 { (cores / 2).clamp(1, THREADS_MAX) } else { threads };
         let (ended, ends) = channel();
         let streams = Streams {
             copy: device.stream(StreamPriority::Low)?,
@@ -109,17 +136,27 @@ impl Uploader {
             device: device.clone(),
             queue: Mutex::new(Rank::UploadQueue, Queue::default()),
             work: Condvar::new(),
+            routes: Mutex::new(Rank::UploadRoutes, Routes::new(path, threads)),
             streams: Mutex::new(Rank::UploadStreams, streams),
             counts: Counts::default(),
         });
         let mut uploader = Self { shared: Arc::clone(&shared), threads: Vec::new() };
-        for number in 0..threads.max(1) {
-            let staging = Staging::new(device, path)?;
+        for number in 0..threads {
+            let staging = match Staging::new(device, number, path != UploadPath::Copy) {
+                Err(error) if path == UploadPath::Auto && !error.is_lost() => {
+                    tracing::warn!(%error, "no pinned memory is to be had: weights go through ordinary memory");
+                    for path in [UploadPath::Ring, UploadPath::Registered] {
+                        shared.routes.lock().refuse(path);
+                    }
+                    Staging::new(device, number, false)?
+                }
+                staging => staging?,
+            };
             let shared = Arc::clone(&shared);
             uploader.spawn(format!("upload-{number}"), move || staging.run(&shared))?;
         }
         let counted = Arc::clone(&shared);
-        uploader.spawn("uploaded".into(), move || tell(&ends, &counted.counts))?;
+        uploader.spawn("uploaded".into(), move || tell(&ends, &counted))?;
         Ok(uploader)
     }
 
@@ -134,6 +171,11 @@ impl Uploader {
     pub fn submit(&self, job: Job) {
         self.shared.queue.lock().jobs.push_back(Arc::new(job));
         self.shared.work.notify_all();
+    }
+
+    /// Ways to the device, and what was seen of them.
+    pub fn rates(&self) -> [UploadRate; 4] {
+        self.shared.routes.lock().rates()
     }
 
     /// What was done.
@@ -169,13 +211,25 @@ impl Drop for Uploader {
 }
 
 /// Says of each tensor that it is resident once its event has happened. Holds the weight until then, so that its memory is
-/// nobody else's while a copy is under way.
-fn tell(ends: &Receiver<Ended>, counts: &Counts) {
-    for Ended { weight, event, result } in ends {
+/// nobody else's while a copy is under way. Bytes of a file that changed meanwhile, or that is shorter now, do not count.
+fn tell(ends: &Receiver<Ended>, shared: &Shared) {
+    let mut last = Instant::now();
+    for Ended { job, event, result } in ends {
         let ended = event.map_or(Ok(()), |event| event.synchronize());
+        let now = Instant::now();
+        let file = job.tensor.file();
+        let whole = || file.check_poison().and_then(|()| file.check_unchanged());
         let result = ended.map_err(BackendError::from).and(result);
+        let result = result.and_then(|()| whole().map_err(|error| job.failure(error.to_string())));
+        let counts = &shared.counts;
         let count = if result.is_ok() { &counts.uploads } else { &counts.failures };
         count.fetch_add(1, Ordering::Relaxed);
-        weight.decide(result);
+        if let (Ok(()), Some((way, begun))) = (&result, job.begun()) {
+            // They arrive in order: from the last one's arrival on, or from its own beginning, this one was under way.
+            let busy = now.saturating_duration_since(begun.max(last));
+            shared.routes.lock().arrived(way, job.bytes(), busy);
+        }
+        last = now;
+        job.weight.decide(result);
     }
 }

@@ -1,20 +1,34 @@
-//! A thread that reads pieces of files into pinned memory and submits their copies.
+//! A thread that brings pieces of files to the device: through pinned memory that it reads them into, or from pages of the
+//! file that it has the driver pin.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use super::super::{Buffer, Device, Event, Owner, PinnedBuffer};
-use super::job::Piece;
-use super::{BUFFER_BYTES, BUFFERS, Shared, UploadPath};
+use super::super::{Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
+use super::job::{Part, Piece};
+use super::routes::{JUDGED_BYTES, Way};
+use super::{BUFFER_BYTES, BUFFERS, Queue, REGISTERED_BYTES, Shared, Streams, UploadPath};
 use crate::backend::BackendError;
+
+/// Registered pieces whose copies may be under way: one is registered while the other crosses the link.
+const REGISTERED: usize = 2;
 
 /// What one staging thread owns.
 pub struct Staging {
+    number: usize,
     lanes: Vec<Lane>,
+    /// Lane that is next.
+    turn: usize,
+    /// Pages that copies may still read, oldest first.
+    registered: VecDeque<RegisteredPages>,
 }
 
-/// Where a piece lies on its way: on the host, then on the device as the file has it.
+/// Where a part lies on its way: on the host, then on the device as the file has it.
 struct Lane {
-    host: Host,
+    /// `None` where the driver has none to give.
+    pinned: Option<PinnedBuffer>,
+    /// Ordinary memory, once it was needed.
+    plain: Vec<u8>,
     slot: Buffer,
     /// The bytes are in `slot`.
     copied: Event,
@@ -22,90 +36,175 @@ struct Lane {
     laid_out: Event,
 }
 
-enum Host {
-    Pinned(PinnedBuffer),
-    Plain(Vec<u8>),
-}
-
 impl Staging {
-    /// Buffers on both sides.
+    /// Buffers on both sides. With `pinned` those on the host are pinned.
     ///
     /// # Errors
-    /// [`BackendError`] when there is no memory for them.
-    pub fn new(device: &Device, path: UploadPath) -> Result<Self, BackendError> {
+    /// [`HipError`] when there is no memory for them.
+    pub fn new(device: &Device, number: usize, pinned: bool) -> Result<Self, HipError> {
         let lane = |_| {
-            let host = match path {
-                UploadPath::Copy => Host::Plain(vec![0; BUFFER_BYTES]),
-                UploadPath::Auto | UploadPath::Ring => Host::Pinned(device.pinned(BUFFER_BYTES)?),
-            };
             Ok(Lane {
-                host,
+                pinned: pinned.then(|| device.pinned(BUFFER_BYTES)).transpose()?,
+                plain: Vec::new(),
                 slot: device.take(BUFFER_BYTES, Owner::Staging)?,
                 copied: device.event(false)?,
                 laid_out: device.event(false)?,
             })
         };
-        Ok(Self { lanes: (0..BUFFERS).map(lane).collect::<Result<_, BackendError>>()? })
+        let lanes = (0..BUFFERS).map(lane).collect::<Result<_, HipError>>()?;
+        Ok(Self { number, lanes, turn: 0, registered: VecDeque::new() })
     }
 
     /// Takes pieces until there will be no more.
     pub fn run(mut self, shared: &Shared) {
-        for turn in 0.. {
-            let Some(piece) = next(shared) else { return };
-            let count = self.lanes.len().max(1);
-            let Some(lane) = self.lanes.get_mut(turn % count) else { return };
-            lane.carry(shared, piece);
-        }
-    }
-}
-
-/// Waits for a piece; `None` at the end.
-fn next(shared: &Shared) -> Option<Piece> {
-    let mut queue = shared.queue.lock();
-    loop {
-        if queue.stop {
-            return None;
-        }
-        if let Some(job) = queue.jobs.front() {
-            let (piece, last) = job.next_piece();
-            if last {
-                queue.jobs.pop_front();
+        while let Some((piece, way)) = self.next(shared) {
+            match way.path {
+                UploadPath::Registered => self.carry_registered(shared, piece),
+                path => self.carry(shared, piece, path),
             }
-            return Some(piece);
         }
-        shared.work.wait(&mut queue);
     }
-}
 
-impl Lane {
-    fn carry(&mut self, shared: &Shared, piece: Piece) {
-        let read = self.read(shared, &piece);
-        let streams = shared.streams.lock();
-        let submitted = read.and_then(|()| {
-            let slot = self.slot.range(0, piece.bytes())?;
-            streams.copy.wait(&self.laid_out)?;
-            match &mut self.host {
-                Host::Pinned(pinned) => streams.copy.upload_pinned(slot, pinned, 0)?,
-                Host::Plain(bytes) => {
-                    streams.copy.upload(slot, bytes.get(..piece.bytes()).unwrap_or_default())?;
-                }
+    /// Waits for a piece; `None` at the end. Who waits keeps no pages from the file.
+    fn next(&mut self, shared: &Shared) -> Option<(Piece, Way)> {
+        let mut queue = shared.queue.lock();
+        loop {
+            if queue.stop {
+                return None;
             }
-            streams.copy.record(&self.copied)?;
-            streams.layout.wait(&self.copied)?;
-            piece.lay_out(&shared.device, &streams.layout, &self.slot)?;
-            Ok(streams.layout.record(&self.laid_out)?)
-        });
-        piece.end(shared, &streams, submitted);
+            if let Some(taken) = take(&mut queue, shared, self.number) {
+                return Some(taken);
+            }
+            if self.registered.is_empty() {
+                shared.work.wait(&mut queue);
+            } else {
+                drop(queue);
+                self.registered.clear();
+                queue = shared.queue.lock();
+            }
+        }
     }
 
-    /// Reads the piece, once the buffer's last copy is done.
-    fn read(&mut self, shared: &Shared, piece: &Piece) -> Result<(), BackendError> {
-        let bytes = match &mut self.host {
-            Host::Pinned(pinned) => pinned.bytes_mut()?,
-            Host::Plain(bytes) => bytes,
+    /// Brings a piece through buffers of ours.
+    fn carry(&mut self, shared: &Shared, piece: Piece, path: UploadPath) {
+        let mut result = Ok(());
+        for part in piece.parts() {
+            result = result.and_then(|()| self.bring(shared, &part, path));
+        }
+        piece.end(shared, &shared.streams.lock(), result);
+    }
+
+    fn bring(&mut self, shared: &Shared, part: &Part<'_>, path: UploadPath) -> Result<(), BackendError> {
+        let lane = self.lane()?;
+        let pinned = lane.pinned.as_mut().filter(|_| path != UploadPath::Copy);
+        let bytes = match pinned {
+            Some(pinned) => pinned.bytes_mut()?,
+            None => {
+                lane.plain.resize(BUFFER_BYTES, 0);
+                &mut lane.plain
+            }
         };
-        piece.read(bytes)?;
-        shared.counts.bytes.fetch_add(piece.bytes() as u64, Ordering::Relaxed);
-        Ok(())
+        part.read(bytes)?;
+        shared.counts.bytes.fetch_add(part.bytes() as u64, Ordering::Relaxed);
+        let Lane { pinned, plain, .. } = lane;
+        let copy = |stream: &Stream, slot: &Buffer| {
+            let slot = slot.range(0, part.bytes())?;
+            match pinned.as_mut().filter(|_| path != UploadPath::Copy) {
+                Some(pinned) => stream.upload_pinned(slot, pinned, 0),
+                None => stream.upload(slot, plain.get(..part.bytes()).unwrap_or_default()),
+            }
+        };
+        let streams = shared.streams.lock();
+        Ok(submit(shared, &streams, part, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
     }
+
+    /// Has the driver pin the pages of a piece, and brings it from there; what shares a page with other tensors goes through
+    /// buffers. Where the driver refuses, all of it does, and all that comes after.
+    fn carry_registered(&mut self, shared: &Shared, piece: Piece) {
+        let page = rustix::param::page_size() as u64;
+        let Some((pages, [before, inside, after])) = piece.pages(page) else {
+            return self.carry(shared, piece, UploadPath::Ring);
+        };
+        while self.registered.len() >= REGISTERED {
+            self.registered.pop_front(); // waits for its copies
+        }
+        let mut registered = match shared.device.register(piece.job.tensor.file(), pages) {
+            Ok(registered) => registered,
+            Err(error) => {
+                // Pages that the file has lost are refused too: then it is the file, and reading it says so.
+                if !error.is_lost() && piece.job.tensor.file().check_unchanged().is_ok() {
+                    tracing::warn!(%error, "pages of model files cannot be registered: weights go another way");
+                    shared.routes.lock().refuse(UploadPath::Registered);
+                }
+                return self.carry(shared, piece, UploadPath::Ring);
+            }
+        };
+        let mut result = Ok(());
+        for part in piece.parts_of(before).chain(piece.parts_of(after)) {
+            result = result.and_then(|()| self.bring(shared, &part, UploadPath::Ring));
+        }
+        for part in piece.parts_of(inside) {
+            result = result.and_then(|()| self.bring_registered(shared, &part, &mut registered));
+        }
+        self.registered.push_back(registered);
+        piece.end(shared, &shared.streams.lock(), result);
+    }
+
+    fn bring_registered(
+        &mut self,
+        shared: &Shared,
+        part: &Part<'_>,
+        from: &mut RegisteredPages,
+    ) -> Result<(), BackendError> {
+        let lane = self.lane()?;
+        shared.counts.bytes.fetch_add(part.bytes() as u64, Ordering::Relaxed);
+        let copy = |stream: &Stream, slot: &Buffer| {
+            stream.upload_registered(slot.range(0, part.bytes())?, from, &part.range())
+        };
+        let streams = shared.streams.lock();
+        Ok(submit(shared, &streams, part, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
+    }
+
+    /// The lane whose turn it is.
+    fn lane(&mut self) -> Result<&mut Lane, BackendError> {
+        let count = self.lanes.len().max(1);
+        self.turn = (self.turn + 1) % count;
+        let none = || BackendError::Internal("a staging thread without buffers".to_owned());
+        self.lanes.get_mut(self.turn).ok_or_else(none)
+    }
+}
+
+/// Submits what brings a part into a slot and from there into its planes. The slot's last part is out of it by then.
+fn submit(
+    shared: &Shared,
+    streams: &Streams,
+    part: &Part<'_>,
+    (slot, copied, laid_out): (&Buffer, &Event, &Event),
+    copy: impl FnOnce(&Stream, &Buffer) -> Result<(), HipError>,
+) -> Result<(), HipError> {
+    streams.copy.wait(laid_out)?;
+    copy(&streams.copy, slot)?;
+    streams.copy.record(copied)?;
+    streams.layout.wait(copied)?;
+    part.lay_out(&shared.device, &streams.layout, slot)?;
+    streams.layout.record(laid_out)
+}
+
+/// The next piece for this thread, if the tensor at the front has use for it.
+fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Piece, Way)> {
+    let job = queue.jobs.front()?;
+    let way = job.way(|| {
+        let routes = shared.routes.lock();
+        if job.bytes() < JUDGED_BYTES { routes.short() } else { routes.current() }
+    });
+    if number >= way.threads {
+        return None;
+    }
+    let most = if way.path == UploadPath::Registered { REGISTERED_BYTES } else { BUFFER_BYTES as u64 };
+    let (piece, last) = job.next_piece(most);
+    if last {
+        queue.jobs.pop_front();
+        shared.work.notify_all(); // the next tensor may take more threads
+    }
+    Some((piece, way))
 }

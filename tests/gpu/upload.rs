@@ -1,0 +1,145 @@
+//! Ways of bringing weights to a device: the same bytes by each, and what comes of one that fails.
+
+use std::io::Write;
+
+use rocmforge::backend::UploadRate;
+use rocmforge::backend::hip::{HipOptions, UploadPath};
+use rocmforge::scheduler::JobError;
+use tempfile::NamedTempFile;
+
+use crate::faults::child;
+use crate::forge::wide_llama;
+use crate::rig::{Answer, Rig, model};
+
+const PROMPT: [u32; 3] = [1, 70, 90];
+
+fn file() -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(&wide_llama(7).build().bytes).unwrap();
+    file
+}
+
+fn rig(upload: UploadPath) -> Option<Rig> {
+    Rig::open_with(HipOptions { upload, upload_threads: 2, ..HipOptions::default() })
+}
+
+/// An answer with its log-probabilities: one bit of the weights more or less, and they are others.
+fn answer(rig: &Rig, file: &NamedTempFile) -> Answer {
+    let answer = rig.ask_with_logprobs(&model(1, file.path()), &PROMPT, 4, 3);
+    assert!(answer.end.is_ok(), "{:?}", answer.end);
+    assert_eq!((answer.ids.len(), answer.logprobs.len()), (4, 4));
+    answer
+}
+
+fn rates(rig: &Rig) -> Vec<UploadRate> {
+    rig.handle().snapshot().device.upload_rates.into_iter().filter(|rate| !rate.path.is_empty()).collect()
+}
+
+#[test]
+fn every_way_brings_the_same_bytes() {
+    let file = file();
+    let Some(ring) = rig(UploadPath::Ring) else { return };
+    let expected = answer(&ring, &file);
+    let bytes = ring.handle().snapshot().device.upload_bytes;
+    for path in [UploadPath::Copy, UploadPath::Registered, UploadPath::Auto] {
+        let rig = rig(path).unwrap();
+        let found = answer(&rig, &file);
+        assert_eq!(found.ids, expected.ids);
+        assert_eq!(found.logprobs, expected.logprobs, "{}", path.name());
+        assert_eq!(rig.handle().snapshot().device.upload_bytes, bytes, "{}", path.name());
+        let rates = rates(&rig);
+        assert_eq!(rates.iter().filter(|rate| rate.in_use).count(), 1);
+        assert!(rates.iter().all(|rate| !rate.refused), "{rates:?}");
+        if path != UploadPath::Auto {
+            let used = rates.iter().find(|rate| rate.in_use).unwrap();
+            assert_eq!(used.path, path.name());
+            assert!(used.bytes > bytes / 2 && !used.busy.is_zero(), "{used:?}");
+        }
+    }
+}
+
+#[test]
+fn where_pages_cannot_be_registered_the_ring_is_taken() {
+    let test = "upload::where_pages_cannot_be_registered_the_ring_is_taken";
+    if !child(test, &[("ROCMFORGE_LOOKALIKE_FAULTS", "hipHostRegister:1+=801")]) {
+        return;
+    }
+    let file = file();
+    let expected = answer(&rig(UploadPath::Ring).unwrap(), &file);
+    let rig = rig(UploadPath::Registered).unwrap();
+    assert_eq!(answer(&rig, &file).logprobs, expected.logprobs);
+    let device = rig.handle().snapshot().device;
+    assert_eq!(device.upload_failures, 0);
+    let rates = rates(&rig);
+    assert!(rates.iter().any(|rate| rate.path == "registered" && rate.refused), "{rates:?}");
+    let used = rates.iter().find(|rate| rate.in_use).unwrap();
+    assert!(used.path == "ring" && used.bytes > 0, "{rates:?}");
+}
+
+#[test]
+fn without_pinned_memory_plain_copies_are_taken() {
+    let test = "upload::without_pinned_memory_plain_copies_are_taken";
+    if !child(test, &[("ROCMFORGE_LOOKALIKE_FAULTS", "hipHostMalloc:1=2")]) {
+        return;
+    }
+    let file = file();
+    let rig = rig(UploadPath::Auto).unwrap();
+    let found = answer(&rig, &file);
+    let rates = rates(&rig);
+    assert!(rates.iter().all(|rate| rate.in_use == (rate.path == "copy")), "{rates:?}");
+    assert!(rates.iter().all(|rate| rate.refused == (rate.path != "copy")), "{rates:?}");
+    let other = self::rig(UploadPath::Copy).unwrap();
+    assert_eq!(answer(&other, &file).logprobs, found.logprobs);
+}
+
+/// A copy that fails fails its load; the next request loads anew.
+#[test]
+fn a_copy_that_fails_leaves_nothing_by_any_way() {
+    let test = "upload::a_copy_that_fails_leaves_nothing_by_any_way";
+    let Some(path) = by_environment(test) else { return };
+    let file = file();
+    let rig = rig(path).unwrap();
+    let model = model(1, file.path());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let failed = runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await });
+    assert!(matches!(failed, Err(JobError::Backend(_))), "{failed:?}");
+    assert!(rig.comes(|s| s.device.upload_failures == 1));
+    rig.handle().model_gone(model.id);
+    assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
+    assert_eq!(answer(&rig, &file).ids.len(), 4);
+}
+
+/// The path that this child is to take; in the parent: runs a child for each.
+fn by_environment(test: &str) -> Option<UploadPath> {
+    const NAME: &str = "ROCMFORGE_TEST_UPLOAD";
+    let paths = [UploadPath::Ring, UploadPath::Copy, UploadPath::Registered];
+    if let Ok(name) = std::env::var(NAME) {
+        return paths.into_iter().find(|path| path.name() == name);
+    }
+    for path in paths {
+        // Nothing else is copied while a model is loaded and no step runs.
+        let faults = ("ROCMFORGE_LOOKALIKE_FAULTS", "hipMemcpyAsync:9=1");
+        child(test, &[faults, (NAME, path.name())]);
+    }
+    None
+}
+
+#[test]
+fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
+    let Some(rig) = rig(UploadPath::Registered) else { return };
+    let (whole, cut) = (file(), file());
+    let broken = model(2, cut.path());
+    let length = cut.as_file().metadata().unwrap().len();
+    cut.as_file().set_len(length / 2).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    // Its pages are gone: nobody may touch them, the driver does not pin them, and the load says why it failed.
+    let loaded = runtime.block_on(rig.handle().load_tensor_to_gpu(&broken, "blk.1.ffn_down.weight"));
+    assert!(loaded.is_err(), "{loaded:?}");
+    assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
+    answer(&rig, &whole);
+    let rates = rates(&rig);
+    assert!(
+        rates.iter().all(|rate| !rate.refused && rate.in_use == (rate.path == "registered")),
+        "{rates:?}"
+    );
+}
