@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use crate::dial::dial;
 use crate::error::{ClientError, ProtocolError};
-use crate::generation::Generation;
+use crate::generation::{DeviceLoading, Generation};
 use crate::inbox::Inbox;
 use crate::options::Options;
 use crate::transport::{Frame, FrameReader, ReadError, Transport};
 use crate::wire::{
-    Call, Cancel, Credit, FEATURE_CHECKSUM, FailRequest, Flags, GenerateRequest, Message, Op, ServerHello,
-    WireError, decode, encode_frame_with_descriptors,
+    Call, Cancel, Credit, FEATURE_CHECKSUM, FailRequest, Flags, GenerateRequest, LoadToDeviceRequest,
+    Message, Op, ServerHello, WireError, decode, encode_frame_with_descriptors,
 };
 
 /// Next stream of a connection that has none left.
@@ -128,6 +128,16 @@ impl Connection {
     pub fn generate(&self, request: &GenerateRequest) -> Result<Generation, ClientError> {
         let stream = self.open(Op::Generate, request, &[], Some(self.shared.hello.limits.initial_credit))?;
         Ok(Generation::new(Ticket { connection: self.clone(), stream }, request.timeout_ms))
+    }
+
+    /// Has a model's weights brought to the device.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    pub fn load_to_device(&self, request: &LoadToDeviceRequest) -> Result<DeviceLoading, ClientError> {
+        let credit = Some(self.shared.hello.limits.initial_credit);
+        let stream = self.open(Op::LoadToDevice, request, &[], credit)?;
+        Ok(DeviceLoading::new(Ticket { connection: self.clone(), stream }, 0))
     }
 
     /// Asks for an error; there is no other answer.

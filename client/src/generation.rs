@@ -1,10 +1,13 @@
-//! A running answer.
+//! Answers that come in items: generated tokens, and how far a load is.
 
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, Ticket};
 use crate::error::ClientError;
-use crate::wire::{GenerateEnd, GenerateItem, INITIAL_CREDIT, Op};
+use crate::wire::{
+    GenerateEnd, GenerateItem, INITIAL_CREDIT, LoadToDeviceEnd, LoadToDeviceItem, Message, Op,
+};
 
 /// Items taken before as many are granted again: half of what there was, so the server never waits for a client that reads.
 const GRANT_ITEMS: u32 = INITIAL_CREDIT / 2;
@@ -12,21 +15,29 @@ const GRANT_ITEMS: u32 = INITIAL_CREDIT / 2;
 /// How much later than its own deadline a request is given up: the daemon's error should come first.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A running answer: an iterator over its items, then [`Generation::end`]. Dropping it cancels the request.
+/// A running answer.
+pub type Generation = Items<GenerateItem, GenerateEnd>;
+
+/// A load to the device that goes on.
+pub type DeviceLoading = Items<LoadToDeviceItem, LoadToDeviceEnd>;
+
+/// An answer under way: an iterator over its items, then [`Items::end`]. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Generation {
+pub struct Items<I, E> {
     ticket: Ticket,
     deadline: Option<Instant>,
     taken: u32,
-    end: Option<GenerateEnd>,
+    end: Option<E>,
     failed: bool,
+    items: PhantomData<fn() -> I>,
 }
 
-impl Generation {
+impl<I: Message, E: Message> Items<I, E> {
+    /// With a `timeout_ms` of 0 it is waited for without an end.
     pub(crate) fn new(ticket: Ticket, timeout_ms: u32) -> Self {
         let timeout = Duration::from_millis(timeout_ms.into());
         let deadline = (timeout_ms > 0).then(|| Instant::now() + timeout + GRACE);
-        Self { ticket, deadline, taken: 0, end: None, failed: false }
+        Self { ticket, deadline, taken: 0, end: None, failed: false, items: PhantomData }
     }
 
     /// The request's stream, for [`Connection::cancel`].
@@ -40,7 +51,7 @@ impl Generation {
     }
 
     /// How the answer ended, once the items are over.
-    pub fn end(&self) -> Option<&GenerateEnd> {
+    pub fn end(&self) -> Option<&E> {
         self.end.as_ref()
     }
 
@@ -48,7 +59,7 @@ impl Generation {
     ///
     /// # Errors
     /// As [`Connection::call`]; nothing comes after an error.
-    pub fn next_item(&mut self) -> Result<Option<GenerateItem>, ClientError> {
+    pub fn next_item(&mut self) -> Result<Option<I>, ClientError> {
         if self.end.is_some() || self.failed {
             return Ok(None);
         }
@@ -57,7 +68,7 @@ impl Generation {
         outcome
     }
 
-    fn take(&mut self) -> Result<Option<GenerateItem>, ClientError> {
+    fn take(&mut self) -> Result<Option<I>, ClientError> {
         let frame = self.ticket.next_frame(self.deadline)?;
         if frame.header.known_op() == Some(Op::End) {
             self.end = Some(self.ticket.decode(&frame)?);
@@ -73,8 +84,8 @@ impl Generation {
     }
 }
 
-impl Iterator for Generation {
-    type Item = Result<GenerateItem, ClientError>;
+impl<I: Message, E: Message> Iterator for Items<I, E> {
+    type Item = Result<I, ClientError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_item().transpose()

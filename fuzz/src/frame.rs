@@ -86,6 +86,7 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::Tokenize(m) => encode(m),
         M::Detokenize(m) => encode(m),
         M::Generate(m) => encode(m),
+        M::LoadToDevice(m) => encode(m),
         M::Fail(m) => encode(m),
     };
     assert_eq!(bytes.as_deref(), Ok(payload), "{:?}", message.op());

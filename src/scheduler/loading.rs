@@ -50,10 +50,12 @@ impl Loading {
     }
 
     /// Waits until it is further.
-    pub async fn changed(&mut self) -> LoadProgress {
-        // An engine that ended says no more: what it said last holds.
-        let _ = self.progress.changed().await;
-        self.progress()
+    ///
+    /// # Errors
+    /// [`JobError::Draining`] when the engine has ended and says no more.
+    pub async fn changed(&mut self) -> Result<LoadProgress, JobError> {
+        self.progress.changed().await.map_err(|_| JobError::Draining)?;
+        Ok(self.progress.borrow_and_update().clone())
     }
 
     /// Waits until all is there.

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 mod answer;
 mod daemon;
+mod device_load;
 mod doctor;
 mod error;
 mod generate;
@@ -223,6 +224,7 @@ impl Session {
                 let fd = frame.fds.into_iter().next();
                 call.spawn(answer, models::load(call.clone(), request, fd, frame.payload));
             }
+            ClientMessage::LoadToDevice(request) => call.spawn_device_load(answer, request),
             ClientMessage::Unload(request) => {
                 call.spawn(answer, models::unload(call.clone(), request, frame.payload));
             }
@@ -293,6 +295,15 @@ impl Call {
         });
     }
 
+    fn spawn_device_load(self, answer: Answer, request: wire::LoadToDeviceRequest) {
+        let tasks = self.service().tasks.clone();
+        tasks.spawn(async move {
+            let work = AssertUnwindSafe(device_load::run(&self, &answer, request)).catch_unwind();
+            let result = work.await.unwrap_or_else(|_| Err(panicked()));
+            answer.in_turn(Op::End, result).await;
+        });
+    }
+
     /// Runs what blocks, off the runtime's threads, once it is this uid's turn. Work that has begun is done whole, and
     /// keeps its turn, also when nobody waits for it any more.
     async fn blocking<T: Send + 'static>(
@@ -323,6 +334,17 @@ impl Control {
         match &mut *self.credit.lock() {
             CreditSink::Saved(saved) => *saved = saved.saturating_add(items),
             CreditSink::Sequence(id) => pass_on(*id, items),
+        }
+    }
+
+    /// Takes one of the items that the client allows, if there is one: for requests that are no sequence.
+    fn take_credit(&self) -> bool {
+        match &mut *self.credit.lock() {
+            CreditSink::Saved(saved @ 1..) => {
+                *saved -= 1;
+                true
+            }
+            _ => false,
         }
     }
 

@@ -43,6 +43,9 @@ struct MetadataEntry: key string KEY; kind string LABEL; value string VALUE
 struct TensorEntry: name string LABEL; dtype string LABEL; dims [u64] DIMS; offset_bytes u64; bytes u64
 struct LoadRequest: name string NAME; by_descriptor bool; request_id u128; ext Ext
 struct LoadReply: summary ModelSummary; mapped_now bool; elapsed_us u64; ext Ext
+struct LoadToDeviceRequest: model string NAME; ext Ext
+struct LoadToDeviceItem: tensors u32; tensors_total u32; device_bytes u64; ext Ext
+struct LoadToDeviceEnd: tensors u32; device_bytes u64; elapsed_us u64; ext Ext
 struct UnloadRequest: name string NAME; request_id u128; ext Ext
 struct UnloadReply: was_mapped bool; draining_sequences u32; ext Ext
 struct TokenizeRequest: model string NAME; text string TEXT; add_special bool; parse_special bool; ext Ext
@@ -88,9 +91,10 @@ REQUESTS = {
     21: ("UnloadRequest", "UnloadReply"), 22: ("PsRequest", "PsReply"), 23: ("StatusRequest", "StatusReply"),
     24: ("TokenizeRequest", "TokenizeReply"), 25: ("DetokenizeRequest", "DetokenizeReply"),
     26: ("GenerateRequest", None), 27: ("FailRequest", None), 28: ("DoctorRequest", "DoctorReply"),
+    29: ("LoadToDeviceRequest", None),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
-ANSWERS = {ITEM: "GenerateItem", END: "GenerateEnd", ERROR: "WireError"}
+ANSWERS = {ITEM: ["GenerateItem", "LoadToDeviceItem"], END: ["GenerateEnd", "LoadToDeviceEnd"], ERROR: ["WireError"]}
 MORE, CRC = 1, 2
 
 # Section 2: offsets follow from the sizes. A number n stands for n bytes.
@@ -214,7 +218,7 @@ def decode_frame(message, data):
     need(bool(flags & MORE) == (op == ITEM), "MORE belongs to Item")
     need(crc == (zlib.crc32(data[:12] + payload) if flags & CRC else 0), "the checksum is wrong")
     replies = [reply for _, reply in REQUESTS.values() if reply]
-    fits = message in replies if op == REPLY else message == ANSWERS.get(op, REQUESTS.get(op, [None])[0])
+    fits = message in (replies if op == REPLY else ANSWERS.get(op, REQUESTS.get(op, [None])[:1]))
     need(fits, f"op {op:#x} does not carry {message}")
     header = {"len": length, "stream": stream, "op": op, "flags": flags, "n_fds": n_fds, "crc_or_zero": crc}
     return {"message": message, "header": header, "payload": decode_payload(message, payload)}
@@ -312,8 +316,8 @@ def document(path):
 
 def show(path):
     data = bytes.fromhex(pathlib.Path(path).read_text())
-    names = list(HELLOS) if data[:4] == b"RFG1" else [name for name in SHAPES if name.endswith(("Request", "Reply"))]
-    for name in names + ["Cancel", "Credit", "GenerateItem", "GenerateEnd", "WireError"]:
+    names = list(HELLOS) if data[:4] == b"RFG1" else [name for name in SHAPES if name.endswith(("Request", "Reply", "Item", "End"))]
+    for name in names + ["Cancel", "Credit", "WireError"]:
         try:
             print(json.dumps(decode(name, data), indent=2, ensure_ascii=False))
         except Bad:

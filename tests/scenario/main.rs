@@ -11,6 +11,7 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod descriptors;
+mod device;
 mod experts;
 mod faults;
 mod files;

@@ -65,13 +65,16 @@ pub enum Command {
     },
     /// Map a model: by name, or a file that you may read, which is opened here and passed to the daemon
     #[command(after_help = "Examples:\n  rocmforge-client load smollm2-135m-instruct-q4_1\n  \
-        rocmforge-client load ~/models/story.gguf --name story")]
+        rocmforge-client load ~/models/story.gguf --name story\n  rocmforge-client load story --to-device")]
     Load {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
         /// Name to give a file [default: its file name without .gguf]
         #[arg(long)]
         name: Option<String>,
+        /// Also bring its weights to the device, which otherwise happens as requests need them
+        #[arg(long)]
+        to_device: bool,
     },
     /// Unmap a model once its requests end
     #[command(after_help = "Example:\n  rocmforge-client unload story")]

@@ -7,6 +7,7 @@ mod run;
 mod tables;
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -52,13 +53,18 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Show { model, full } => {
             output.show(&client.show(&model_named(&client, model)?, *full)?, tables::show)?
         }
-        Command::Load { model, name: Some(_) } if !is_path(model) => {
+        Command::Load { model, name: Some(_), .. } if !is_path(model) => {
             return Err(Failure::usage(&format!(
                 "--name is for a file, and {model:?} is a model's name: leave it out, or give a file with a `/`"
             )));
         }
-        Command::Load { model, name } => {
+        Command::Load { model, name, to_device: false } => {
             output.show(&load(&client, model, name.as_deref())?, tables::load)?
+        }
+        Command::Load { model, name, to_device: true } => {
+            let load = load(&client, model, name.as_deref())?;
+            let to_device = bring(&client, &load.summary.name, output)?;
+            output.show(&ToDevice { load, to_device }, tables::load_to_device)?
         }
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
@@ -93,6 +99,31 @@ fn is_path(model: &str) -> bool {
 
 fn load(client: &Client, model: &str, name: Option<&str>) -> Result<wire::LoadReply, ClientError> {
     if is_path(model) { client.load_file(Path::new(model), name) } else { client.load(model) }
+}
+
+/// What became of a model that was mapped and brought to the device.
+#[derive(Debug, serde::Serialize)]
+pub struct ToDevice {
+    #[serde(flatten)]
+    load: wire::LoadReply,
+    to_device: wire::LoadToDeviceEnd,
+}
+
+/// Has a model brought to the device; a person at a terminal is told how far that is.
+fn bring(client: &Client, model: &str, output: Output) -> Result<wire::LoadToDeviceEnd, Failure> {
+    let mut loading = client.load_to_device(model)?;
+    let told = !output.json && io::stderr().is_terminal();
+    while let Some(item) = loading.next_item()? {
+        if told {
+            let (there, all, mib) = (item.tensors, item.tensors_total, item.device_bytes >> 20);
+            eprint!("\r{there} of {all} tensors, {mib} MiB on the device ");
+        }
+    }
+    if told {
+        eprintln!();
+    }
+    let broken = || ClientError::Disconnected { reason: "the load ended without a word".to_owned() };
+    Ok(loading.end().cloned().ok_or_else(broken)?)
 }
 
 /// The model's name; a path is opened and passed to the daemon first.

@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 
 use rocmforge_client::wire::{
-    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, InfoReply, ListReply, LoadReply, ModelSummary,
-    PsReply, ShowReply, StatusReply, TokenizeReply, UnloadReply,
+    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, InfoReply, ListReply, LoadReply, LoadToDeviceEnd,
+    ModelSummary, PsReply, ShowReply, StatusReply, TokenizeReply, UnloadReply,
 };
 
-use super::PingTimes;
 use super::report::{printable, snake_case};
+use super::{PingTimes, ToDevice};
 
 type Out<'a> = &'a mut dyn Write;
 
@@ -87,6 +87,16 @@ pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
     } else {
         writeln!(out, "{name}: its file was mapped already")
     }
+}
+
+pub fn load_to_device(out: Out<'_>, reply: &ToDevice) -> io::Result<()> {
+    load(out, &reply.load)?;
+    let LoadToDeviceEnd { tensors, device_bytes, elapsed_us, .. } = reply.to_device;
+    let milliseconds = elapsed_us as f64 / 1e3;
+    if device_bytes == 0 {
+        return writeln!(out, "{tensors} tensors are read where they are mapped");
+    }
+    writeln!(out, "{tensors} tensors on the device, {} MiB, in {milliseconds:.1} ms", device_bytes >> 20)
 }
 
 pub fn unload(out: Out<'_>, reply: &UnloadReply) -> io::Result<()> {

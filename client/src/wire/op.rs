@@ -59,11 +59,13 @@ ops! {
     Fail = 27,
     /// Client: [`DoctorRequest`], answered by [`DoctorReply`].
     Doctor = 28,
+    /// Client: [`LoadToDeviceRequest`], answered by [`LoadToDeviceItem`]s and one [`LoadToDeviceEnd`].
+    LoadToDevice = 29,
     /// Server: the whole answer; its type is that of the request's op. Ends the stream.
     Reply = 0x8000,
-    /// Server: [`GenerateItem`], one of several; takes one credit.
+    /// Server: one of several, by the request's op [`GenerateItem`] or [`LoadToDeviceItem`]; takes one credit.
     Item = 0x8001,
-    /// Server: [`GenerateEnd`], after the items. Ends the stream.
+    /// Server: after the items, by the request's op [`GenerateEnd`] or [`LoadToDeviceEnd`]. Ends the stream.
     End = 0x8002,
     /// Server: [`WireError`]; ends the stream, or on stream 0 the connection.
     Error = 0x8003,
@@ -141,6 +143,7 @@ mapping! {
         Credit: Credit,
         Generate: GenerateRequest,
         Fail: FailRequest,
+        LoadToDevice: LoadToDeviceRequest,
     }
     calls {
         Ping: PingRequest => PingReply,
@@ -158,5 +161,7 @@ mapping! {
     others {
         GenerateItem,
         GenerateEnd,
+        LoadToDeviceItem,
+        LoadToDeviceEnd,
     }
 }

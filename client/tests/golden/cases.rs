@@ -272,6 +272,9 @@ pub fn message_names() -> Vec<&'static str> {
         ShowReply::NAME,
         LoadRequest::NAME,
         LoadReply::NAME,
+        LoadToDeviceRequest::NAME,
+        LoadToDeviceItem::NAME,
+        LoadToDeviceEnd::NAME,
         UnloadRequest::NAME,
         UnloadReply::NAME,
         PsRequest::NAME,
@@ -361,6 +364,15 @@ fn models() -> Vec<Golden> {
         three_with_descriptors(Op::Load, 1, load),
         three(Op::Reply, LoadReply { summary: summary(), mapped_now: true, elapsed_us: 14_250, ext: vec![] }),
         three(Op::Unload, UnloadRequest { name: name(), request_id: 7, ext: vec![] }),
+        three(Op::LoadToDevice, LoadToDeviceRequest { model: "tiny".into(), ext: vec![] }),
+        three(
+            Op::Item,
+            LoadToDeviceItem { tensors: 17, tensors_total: 290, device_bytes: 314_572_800, ext: vec![] },
+        ),
+        three(
+            Op::End,
+            LoadToDeviceEnd { tensors: 290, device_bytes: 4_692_377_600, elapsed_us: 118_000, ext: vec![] },
+        ),
         three(Op::Reply, UnloadReply { was_mapped: true, draining_sequences: 2, ext: vec![] }),
     ];
     groups.into_iter().flatten().collect()

@@ -301,3 +301,29 @@ fn list_and_ping_print_for_people_and_scripts() {
     assert_eq!((code, stdout.lines().count()), (0, 3));
     server.join();
 }
+
+#[test]
+fn load_to_device_tells_how_it_ended() {
+    let server = Server::greeting(|mut peer| {
+        let request = peer.request().unwrap();
+        assert!(matches!(&request.message, ClientMessage::Load(load) if load.name == "m"));
+        let reply = LoadReply { summary: summary("m"), mapped_now: true, elapsed_us: 900, ext: vec![] };
+        peer.send(request.header.stream, Op::Reply, &reply);
+        let request = peer.request().unwrap();
+        assert!(matches!(&request.message, ClientMessage::LoadToDevice(load) if load.model == "m"));
+        let stream = request.header.stream;
+        for tensors in 0..9 {
+            let item = LoadToDeviceItem { tensors, tensors_total: 9, device_bytes: 1 << 20, ext: vec![] };
+            peer.send(stream, Op::Item, &item);
+        }
+        let end = LoadToDeviceEnd { tensors: 9, device_bytes: 5 << 20, elapsed_us: 1500, ext: vec![] };
+        peer.send(stream, Op::End, &end);
+    });
+    let (code, stdout, stderr) = run(&server, &["load", "m", "--to-device", "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(answer["mapped_now"], true);
+    assert_eq!(answer["to_device"]["tensors"], 9);
+    assert_eq!(answer["to_device"]["device_bytes"], 5 << 20);
+    server.join();
+}

@@ -81,14 +81,19 @@ impl Core {
     /// Looks at what is on the way and begins more. True when something moved.
     pub(super) fn drive_loads(&mut self) -> bool {
         let mut moved = false;
-        for mut task in std::mem::take(&mut self.loads) {
+        for _ in 0..self.loads.len() {
+            // The others stay where `evict_idle` sees them.
+            let mut task = self.loads.remove(0);
+            if task.request.progress.is_closed() {
+                continue; // nobody looks any more
+            }
             match self.drive(&mut task) {
                 Ok(progress) => {
                     moved |= progress;
                     if task.left.is_empty() && task.on_the_way.is_empty() {
                         self.publish(); // who is told finds it in the snapshot
                         task.end(Ok(()));
-                    } else if !task.request.progress.is_closed() {
+                    } else {
                         self.loads.push(task);
                     }
                 }
@@ -129,10 +134,19 @@ impl Core {
             let Some(lazy) = task.request.model.plan.tensors().nth(number) else { continue };
             // The embedding is the plan's first: a step takes single rows of it.
             let rows_only = number == 0 && matches!(task.request.target, LoadTarget::All);
-            let (cache, backend) = (&mut self.cache, self.backend.as_mut());
-            let loaded =
-                if rows_only { cache.load_table(backend, lazy) } else { cache.load_tensor(backend, lazy) };
-            let loaded = loaded.map_err(JobError::Backend)?;
+            let loaded = loop {
+                let (cache, backend) = (&mut self.cache, self.backend.as_mut());
+                let loaded = if rows_only {
+                    cache.load_table(backend, lazy)
+                } else {
+                    cache.load_tensor(backend, lazy)
+                };
+                match loaded {
+                    // As for a step: as often as there is something to let go of.
+                    Err(error) if error.is_out_of_memory() && self.evict_idle(task.model()) => {}
+                    loaded => break loaded.map_err(JobError::Backend)?,
+                }
+            };
             if let Storage::Device(memory) = &loaded.storage {
                 self.wake_when_decided(memory);
             }

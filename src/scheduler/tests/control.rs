@@ -239,3 +239,21 @@ fn what_a_step_waited_for_weights_is_load_and_not_prefill() {
     assert!(parts <= all, "the wait counts twice: {parts:?} of {all:?}");
     assert_eq!(rig.ask(&prompt(1, 10), 3).finish().outcome().load, Duration::ZERO);
 }
+
+#[test]
+fn a_load_that_nobody_follows_any_more_begins_nothing() {
+    let rig = Rig::new(EngineOptions::default());
+    rig.control.allow(0);
+    let asked = rig.ask(&prompt(1, 10), 3);
+    rig.control.wait_held();
+    let other = open(2, &kept_model());
+    drop(rig.handle().load_to_gpu(&other).unwrap());
+    rig.control.release();
+    assert_eq!(asked.finish().ids.len(), 3);
+    let loads = rig.control.loads().len();
+    assert_eq!(loads, rig.model.plan.tensors().count(), "those of the step and no others");
+    // One that is followed does.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let reached = runtime.block_on(rig.handle().load_to_gpu(&other).unwrap().wait()).unwrap();
+    assert_eq!(reached.tensors, other.plan.tensors().count());
+}

@@ -1,0 +1,81 @@
+//! Requests to bring a model's weights to the device: mapped where it is not, then followed until all is there.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::{ErrorCode, Ext, LoadToDeviceEnd, LoadToDeviceItem, LoadToDeviceRequest};
+
+use super::Call;
+use super::answer::Answer;
+use super::error::{Failure, failure, of_job, of_store};
+use crate::scheduler::LoadProgress;
+
+/// At most one item in this time: tensors arrive by the hundred in a tenth of a second.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Answers one request: items as it goes on, then what ends the stream. Taken back, what is on its way still arrives, and
+/// nothing more is begun.
+pub(super) async fn run(
+    call: &Call,
+    answer: &Answer,
+    request: LoadToDeviceRequest,
+) -> Result<LoadToDeviceEnd, Failure> {
+    let begun = Instant::now();
+    call.service().admit()?;
+    let _ticket = call.service().ticket(call.peer().uid)?;
+    tokio::select! {
+        loaded = follow(call, answer, request, begun) => loaded,
+        () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
+    }
+}
+
+async fn follow(
+    call: &Call,
+    answer: &Answer,
+    request: LoadToDeviceRequest,
+    begun: Instant,
+) -> Result<LoadToDeviceEnd, Failure> {
+    let acquire = move |call: &Call| {
+        let acquired = call.service().store.acquire(call.peer().uid, &request.model);
+        acquired.map(|(lease, _)| lease).map_err(|error| of_store(&error))
+    };
+    let lease = call.blocking(acquire).await?;
+    let loading = call.service().engine.load_to_gpu(lease.model());
+    let mut loading = loading.map_err(|error| of_job(&error))?;
+    let mut told = None;
+    loop {
+        let progress = loading.changed().await.map_err(|error| of_job(&error))?;
+        match progress.ended {
+            Some(Ok(())) => return Ok(end(&progress, begun)),
+            Some(Err(error)) => return Err(of_job(&error)),
+            None if told.is_some_and(|told: Instant| told.elapsed() < PAUSE) => {}
+            // Without credit nothing is told; the load goes on.
+            None if call.control.take_credit() => {
+                answer.item(&item(&progress))?;
+                told = Some(Instant::now());
+            }
+            None => {}
+        }
+    }
+}
+
+fn count(tensors: usize) -> u32 {
+    u32::try_from(tensors).unwrap_or(u32::MAX)
+}
+
+fn item(progress: &LoadProgress) -> LoadToDeviceItem {
+    LoadToDeviceItem {
+        tensors: count(progress.tensors),
+        tensors_total: count(progress.tensors_total),
+        device_bytes: progress.bytes,
+        ext: Ext::new(),
+    }
+}
+
+fn end(progress: &LoadProgress, begun: Instant) -> LoadToDeviceEnd {
+    LoadToDeviceEnd {
+        tensors: count(progress.tensors),
+        device_bytes: progress.bytes,
+        elapsed_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+        ext: Ext::new(),
+    }
+}

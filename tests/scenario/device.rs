@@ -1,0 +1,69 @@
+//! A daemon on a GPU, or on the look-alike: weights brought on request, and given back.
+
+use std::time::Instant;
+
+use rocmforge_client::wire::{DeviceStatus, LoadToDeviceEnd, LoadToDeviceItem};
+
+use crate::gpu;
+use crate::rig::{PATIENCE, Rig, TINY, story};
+
+/// A daemon that computes on the GPU that tests run on; `None` after saying why there is none.
+fn on_gpu() -> Option<Rig> {
+    let library = gpu::library()?;
+    let mut rig = Rig::idle();
+    rig.configure("[device]\nbackend = \"hip\"\nupload_threads = 2\n[limits]\nstep_rows = 32");
+    let mut command = rig.command();
+    command.env("ROCMFORGE_HIP_LIB", library);
+    rig.spawn(&mut command);
+    rig.client().ping(b"").expect("the daemon answers");
+    Some(rig)
+}
+
+fn device(rig: &Rig) -> DeviceStatus {
+    rig.client().status().unwrap().devices.remove(0)
+}
+
+/// Brings a model to the device: what was told on the way, and the end.
+fn bring(rig: &Rig, model: &str) -> (Vec<LoadToDeviceItem>, LoadToDeviceEnd) {
+    let mut loading = rig.client().load_to_device(model).unwrap();
+    let items = loading.by_ref().collect::<Result<_, _>>().unwrap();
+    (items, loading.end().cloned().unwrap())
+}
+
+#[test]
+fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
+    let Some(rig) = on_gpu() else { return };
+    assert!(rig.client().load(TINY).unwrap().mapped_now);
+    let mapped = device(&rig);
+    assert_eq!((mapped.kind.as_str(), mapped.device_bytes, mapped.tensors_loaded), ("hip", 0, 0));
+    let (items, end) = bring(&rig, TINY);
+    assert!(items.windows(2).all(|pair| pair[0].tensors <= pair[1].tensors), "{items:?}");
+    assert!(items.iter().all(|item| item.tensors_total == end.tensors), "{items:?}");
+    let there = device(&rig);
+    assert!(end.device_bytes > 0 && there.device_bytes == end.device_bytes, "{end:?}");
+    assert!(there.notes().iter().any(|(name, _)| *name == "upload"), "how they came is told");
+    // A request finds them there, and so does a second load.
+    let client = rig.client();
+    let mut generation = client.generate(&story(3)).unwrap();
+    generation.by_ref().collect::<Result<Vec<_>, _>>().unwrap();
+    assert_eq!(generation.end().unwrap().timings.load_us, 0);
+    assert_eq!(bring(&rig, TINY).1.device_bytes, end.device_bytes);
+    assert_eq!(device(&rig).tensors_loaded, there.tensors_loaded);
+
+    rig.client().unload(TINY).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while device(&rig).device_bytes > 0 {
+        assert!(Instant::now() < until, "the copies stay on the device");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn where_weights_are_read_in_place_there_is_nothing_to_bring() {
+    let rig = Rig::start();
+    let (_, end) = bring(&rig, TINY); // maps it too
+    assert!(end.tensors > 0 && end.device_bytes == 0, "{end:?}");
+    assert_eq!(rig.client().status().unwrap().models_mapped, 1);
+    let refused = rig.client().load_to_device("nobody").unwrap().next_item().unwrap_err();
+    assert_eq!(refused.code_name(), "ModelNotFound");
+}
