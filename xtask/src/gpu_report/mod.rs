@@ -273,7 +273,7 @@ impl Trial<'_> {
         if let Some(visible) = &self.visible {
             command.env("HIP_VISIBLE_DEVICES", visible);
         }
-        let limit = Duration::from_secs(seconds);
+        let limit = Duration::from_secs(seconds) * self.sizes.patience;
         let outcome = part::run(name, kind, &mut command, limit, &self.dir.join("log"), &self.device)?;
         self.add(outcome);
         Ok(())

@@ -77,6 +77,8 @@ pub struct Sizes {
     layers: u64,
     /// How much memory is read for the device's rate.
     read_mib: u32,
+    /// How many times a part's limit it may take.
+    pub patience: u32,
     /// Free on the device.
     free_bytes: u64,
 }
@@ -96,6 +98,8 @@ impl Sizes {
                 rows: &[1],
                 layers: 1,
                 read_mib: 16,
+                // Tests have the same sizes everywhere.
+                patience: 6,
                 free_bytes,
             };
         }
@@ -119,6 +123,7 @@ impl Sizes {
             rows: &[1, 8],
             layers: LAYERS,
             read_mib: 1024,
+            patience: 1,
             free_bytes,
         }
     }
