@@ -31,6 +31,7 @@ template <class T> DEV void dequant(const u8* planes, u64 weights, u32 cols, u32
 
 #define DEQUANT(NAME, T)                                                                                                       \
     KERNEL(256, dequant_##NAME, const u8* planes, u64 weights, u32 cols, u32 first, u32 rows, u16* out) {                      \
+        wait_for_predecessor();                                                                                                \
         dequant<T>(planes, weights, cols, first, rows, out);                                                                   \
     }
 DEQUANT(q8_0, Q8_0)
@@ -45,6 +46,7 @@ DEQUANT(q6_k, Q6_K)
 
 // Rows are padded to 16 bytes: 8 values of bf16, but 4 of f32, so that an output chunk's second half may not exist.
 KERNEL(256, dequant_bf16, const u8* planes, u64, u32 cols, u32 first, u32 rows, u16* out) {
+    wait_for_predecessor();
     const u64 chunks = row_chunks<BF16>(cols);
     for (u64 i = u64(block_x()) * 256 + thread_id(); i < chunks * rows; i += u64(grid_x()) * 256) {
         f32 v[8];
@@ -53,6 +55,7 @@ KERNEL(256, dequant_bf16, const u8* planes, u64, u32 cols, u32 first, u32 rows, 
     }
 }
 KERNEL(256, dequant_f32, const u8* planes, u64, u32 cols, u32 first, u32 rows, u16* out) {
+    wait_for_predecessor();
     const u64 in_chunks = row_chunks<F32>(cols), chunks = row_chunks<F16>(cols);
     for (u64 i = u64(block_x()) * 256 + thread_id(); i < chunks * rows; i += u64(grid_x()) * 256) {
         const u64 row = i / chunks, chunk = 2 * (i % chunks);

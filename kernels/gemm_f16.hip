@@ -1,80 +1,119 @@
 // Matrix times matrix for many rows: f16 in, f32 sums, on matrix units where there are some, else by fma.
 //
-// gemm_f16(w, w_stride, n, x, x_stride, x_scale, k, rows, out, out_stride, bias, add)
+// gemm_f16_SIDE(w, w_stride, n, x, x_stride, x_scale, k, rows, out, out_stride, bias, add)
 //     out[row][o] = x_scale[row] * sum over i < k of x[row][i] * w[o][i] (+ bias[o]) (+ out[row][o] where add is 1)
 //     w: f16 [n][w_stride], x: f16 [rows][x_stride], at 16-byte aligned addresses; a stride that is no multiple of 8 is read
 //     value by value, and what lies between k and the stride is not used. out: f32 [rows][out_stride]. bias 0: none.
-// Blocks of 256 threads; block (x, y) computes rows 128 x .. and outputs 128 y ..: rows vary fastest, so that the blocks under
-// way share few weights and find them in a cache.
+// Blocks of 256 threads; block (x, y) computes SIDE rows from SIDE x and SIDE outputs from SIDE y on, SIDE being 128, or 64 where
+// that would leave most of a device idle: rows vary fastest, so that the blocks under way share few weights and find them in a
+// cache.
 //
-// A result's sum runs over k in one order whatever the sizes are: steps of 32, within them as the matrix unit adds.
+// A result's sum runs over k in one order whatever the sizes and SIDE are: steps of 32, within them as the matrix unit adds.
 #include "prelude/prelude.h"
 
-constexpr u32 TILE = 128, STEP = 32;
-// 40 values, 80 bytes a row: eight rows' 16-byte parts lie in different banks.
-constexpr u32 LD = STEP + 8;
+constexpr u32 STEP = 32;
 constexpr u32 WAVES = 256 / WAVE;
-// The block's waves stand in two rows of 64 tile rows each.
-constexpr u32 WAVE_COLS = TILE / (WAVES / 2);
+
+// A step's SIDE x 32 values of one operand in LDS, in parts of 16 bytes.
+#if HAS_ASYNC_COPY
+template <u32 SIDE> struct Values {
+    // Copies need no registers on their way: as many steps as fit the 48 KB of LDS that need no asking, three or six.
+    static constexpr u32 STAGES = 384 / SIDE;
+    // Part p of row r lies at part p ^ r / 2 % 4: eight rows' parts lie in different banks without room between rows.
+    f16 v[SIDE * STEP];
+    DEV f16* part(u32 row, u32 p) { return v + row * STEP + (p ^ (row / 2 % 4)) * 8; }
+    DEV Frag::A a(u32 row, u32 k) const { return Frag::load_a_turned(v, row, k); }
+    DEV Frag::B b(u32 col, u32 k) const { return Frag::load_bt_turned(v, col, k); }
+};
+#else
+template <u32 SIDE> struct Values {
+    static constexpr u32 STAGES = 2;
+    // 40 values, 80 bytes a row: eight rows' 16-byte parts lie in different banks.
+    static constexpr u32 LD = STEP + 8;
+    f16 v[SIDE * LD];
+    DEV f16* part(u32 row, u32 p) { return v + row * LD + p * 8; }
+#if HAS_MATRIX_UNIT
+    DEV Frag::A a(u32 row, u32 k) const { return Frag::load_a_lds(v + row * LD + k, LD); }
+    DEV Frag::B b(u32 col, u32 k) const { return Frag::load_bt_lds(v + col * LD + k, LD); }
+#else
+    DEV f32x2 pair(u32 row, u32 k) const { return unpack_f16x2(load4(v + row * LD + k)); }
+#endif
+};
+#endif
+
+template <u32 SIDE> struct Stage {
+    Values<SIDE> x, w;
+};
+template <u32 SIDE> using Stages = Stage<SIDE>[Values<SIDE>::STAGES];
 
 struct Operand {
     const f16* p;
     u32 rows, stride, k;
 };
 
-struct Stage {
-    f16 x[TILE * LD], w[TILE * LD];
-};
+// The 16-byte parts of a step of one operand that a thread moves: parts thread, thread + 256 of SIDE rows x 4.
+template <u32 SIDE> struct Parts {
+    static constexpr u32 COUNT = SIDE * 4 / 256;
+    u32x4 v[COUNT];
 
-// A thread's 16-byte parts of a step of one operand: parts thread, thread + 256 of 128 rows x 4.
-struct Parts {
-    u32x4 v[2];
+    DEV static u32 row(u32 i) { return (thread_id() + 256 * i) / 4; }
+    DEV static u32 in_row() { return thread_id() % 4; }
+    DEV void store(Values<SIDE>& values) const {
+        UNROLL for (u32 i = 0; i < COUNT; i++) store16(values.part(row(i), in_row()), v[i]);
+    }
 };
-
-DEV u32 part_row(u32 i) { return (thread_id() + 256 * i) / 4; }
-DEV u32 part_k() { return thread_id() % 4 * 8; }
 
 // Whole steps of rows that begin at multiples of 16 bytes. Rows past the last read the last: their results are not stored.
-struct WholeSteps {
-    const f16* from[2];
+template <u32 SIDE> struct WholeSteps {
+    using P = Parts<SIDE>;
+    const f16* from[P::COUNT];
 
     DEV WholeSteps(const Operand& m, u32 first_row) {
-        UNROLL for (u32 i = 0; i < 2; i++) from[i] = m.p + u64(min_u32(first_row + part_row(i), m.rows - 1)) * m.stride + part_k();
+        UNROLL for (u32 i = 0; i < P::COUNT; i++) {
+            from[i] = m.p + u64(min_u32(first_row + P::row(i), m.rows - 1)) * m.stride + P::in_row() * 8;
+        }
     }
     // The parts of the next step. One past the end is never asked for.
-    DEV Parts next() {
-        Parts parts;
-        UNROLL for (u32 i = 0; i < 2; i++) {
+    DEV P next() {
+        P parts;
+        UNROLL for (u32 i = 0; i < P::COUNT; i++) {
             parts.v[i] = load16(from[i]);
             from[i] += STEP;
         }
         return parts;
     }
+#if HAS_ASYNC_COPY
+    DEV void copy_next(Values<SIDE>& to) {
+        UNROLL for (u32 i = 0; i < P::COUNT; i++) {
+            copy16_async(to.part(P::row(i), P::in_row()), from[i]);
+            from[i] += STEP;
+        }
+    }
+#endif
 };
 
 // Any rows, any k: value by value, zeros past k.
-struct AnySteps {
-    const f16* from[2];
+template <u32 SIDE> struct AnySteps {
+    using P = Parts<SIDE>;
+    const f16* from[P::COUNT];
     u32 k, end;
 
-    DEV AnySteps(const Operand& m, u32 first_row) : k(part_k()), end(m.k) {
-        UNROLL for (u32 i = 0; i < 2; i++) from[i] = m.p + u64(min_u32(first_row + part_row(i), m.rows - 1)) * m.stride;
+    DEV AnySteps(const Operand& m, u32 first_row) : k(P::in_row() * 8), end(m.k) {
+        UNROLL for (u32 i = 0; i < P::COUNT; i++) from[i] = m.p + u64(min_u32(first_row + P::row(i), m.rows - 1)) * m.stride;
     }
-    DEV Parts next() {
-        u32 words[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-        UNROLL for (u32 i = 0; i < 2; i++) {
+    DEV P next() {
+        P parts;
+        UNROLL for (u32 i = 0; i < P::COUNT; i++) {
+            u32 words[4] = {0, 0, 0, 0};
             UNROLL for (u32 e = 0; e < 8; e++) {
-                if (k + e < end) words[i][e / 2] |= u32(f16_bits(from[i][k + e])) << (16 * (e % 2));
+                if (k + e < end) words[e / 2] |= u32(f16_bits(from[i][k + e])) << (16 * (e % 2));
             }
+            parts.v[i] = {words[0], words[1], words[2], words[3]};
         }
         k += STEP;
-        return {{{words[0][0], words[0][1], words[0][2], words[0][3]}, {words[1][0], words[1][1], words[1][2], words[1][3]}}};
+        return parts;
     }
 };
-
-DEV void store_parts(f16* tile, const Parts& parts) {
-    UNROLL for (u32 i = 0; i < 2; i++) store16(tile + part_row(i) * LD + part_k(), parts.v[i]);
-}
 
 struct Out {
     f32* p;
@@ -92,12 +131,12 @@ struct Out {
 };
 
 #if HAS_MATRIX_UNIT
-// A wave's 64 x WAVE_COLS part of the tile.
-struct Sums {
-    static constexpr u32 DOWN = 64 / 16, ACROSS = WAVE_COLS / 16;
+// A wave's part of the tile: the waves stand in two rows.
+template <u32 SIDE> struct Sums {
+    static constexpr u32 WAVE_COLS = SIDE / (WAVES / 2), DOWN = SIDE / 2 / 16, ACROSS = WAVE_COLS / 16;
     Frag::C c[DOWN][ACROSS];
 
-    DEV static u32 first_row() { return wave() % 2 * 64; }
+    DEV static u32 first_row() { return wave() % 2 * (SIDE / 2); }
     DEV static u32 first_col() { return wave() / 2 * WAVE_COLS; }
 
     DEV void clear() {
@@ -105,12 +144,12 @@ struct Sums {
             UNROLL for (u32 j = 0; j < ACROSS; j++) c[i][j] = Frag::zero();
         }
     }
-    DEV void add(const Stage& stage) {
+    DEV void add(const Stage<SIDE>& stage) {
         UNROLL for (u32 k = 0; k < STEP; k += 16) {
             Frag::A a[DOWN];
-            UNROLL for (u32 i = 0; i < DOWN; i++) a[i] = Frag::load_a_lds(stage.x + (first_row() + 16 * i) * LD + k, LD);
+            UNROLL for (u32 i = 0; i < DOWN; i++) a[i] = stage.x.a(first_row() + 16 * i, k);
             UNROLL for (u32 j = 0; j < ACROSS; j++) {
-                const Frag::B b = Frag::load_bt_lds(stage.w + (first_col() + 16 * j) * LD + k, LD);
+                const Frag::B b = stage.w.b(first_col() + 16 * j, k);
                 UNROLL for (u32 i = 0; i < DOWN; i++) c[i][j] = Frag::mma(a[i], b, c[i][j]);
             }
         }
@@ -126,42 +165,43 @@ struct Sums {
     }
 };
 #else
-// A thread's 8 x 8 results: rows thread / 16 + 16 i, outputs thread % 16 + 16 j.
-struct Sums {
-    f32 c[8][8];
+// A thread's results: rows thread / 16 + 16 i, outputs thread % 16 + 16 j.
+template <u32 SIDE> struct Sums {
+    static constexpr u32 EACH = SIDE / 16;
+    f32 c[EACH][EACH];
 
     DEV void clear() {
-        UNROLL for (u32 i = 0; i < 8; i++) {
-            UNROLL for (u32 j = 0; j < 8; j++) c[i][j] = 0.0f;
+        UNROLL for (u32 i = 0; i < EACH; i++) {
+            UNROLL for (u32 j = 0; j < EACH; j++) c[i][j] = 0.0f;
         }
     }
-    DEV void add(const Stage& stage) {
+    DEV void add(const Stage<SIDE>& stage) {
         for (u32 k = 0; k < STEP; k += 2) {
-            f32x2 x[8], w[8];
-            UNROLL for (u32 i = 0; i < 8; i++) {
-                x[i] = unpack_f16x2(load4(stage.x + (thread_id() / 16 + 16 * i) * LD + k));
-                w[i] = unpack_f16x2(load4(stage.w + (thread_id() % 16 + 16 * i) * LD + k));
+            f32x2 x[EACH], w[EACH];
+            UNROLL for (u32 i = 0; i < EACH; i++) {
+                x[i] = stage.x.pair(thread_id() / 16 + 16 * i, k);
+                w[i] = stage.w.pair(thread_id() % 16 + 16 * i, k);
             }
-            UNROLL for (u32 i = 0; i < 8; i++) {
-                UNROLL for (u32 j = 0; j < 8; j++) c[i][j] = fma_f32(x[i].y, w[j].y, fma_f32(x[i].x, w[j].x, c[i][j]));
+            UNROLL for (u32 i = 0; i < EACH; i++) {
+                UNROLL for (u32 j = 0; j < EACH; j++) c[i][j] = fma_f32(x[i].y, w[j].y, fma_f32(x[i].x, w[j].x, c[i][j]));
             }
         }
     }
     DEV void put(const Out& out, u32 row, u32 col) const {
-        UNROLL for (u32 i = 0; i < 8; i++) {
-            UNROLL for (u32 j = 0; j < 8; j++) out.put(row + thread_id() / 16 + 16 * i, col + thread_id() % 16 + 16 * j, c[i][j]);
+        UNROLL for (u32 i = 0; i < EACH; i++) {
+            UNROLL for (u32 j = 0; j < EACH; j++) out.put(row + thread_id() / 16 + 16 * i, col + thread_id() % 16 + 16 * j, c[i][j]);
         }
     }
 };
 #endif
 
 // The sums of a block's tile. The next step's loads run while one is multiplied.
-template <class Steps> DEV void multiply(Stage (&stages)[2], Steps xs, Steps ws, u32 steps, Sums& sums) {
-    Parts x = xs.next(), w = ws.next();
+template <u32 SIDE, class Steps> DEV void multiply(Stages<SIDE>& stages, Steps xs, Steps ws, u32 steps, Sums<SIDE>& sums) {
+    Parts<SIDE> x = xs.next(), w = ws.next();
     ROLLED for (u32 s = 0; s < steps; s++) {
-        Stage& stage = stages[s % 2];
-        store_parts(stage.x, x);
-        store_parts(stage.w, w);
+        Stage<SIDE>& stage = stages[s % 2];
+        x.store(stage.x);
+        w.store(stage.w);
         // All have read the other stage, which is written next, before they came here.
         barrier_lds();
         if (s + 1 < steps) {
@@ -172,18 +212,48 @@ template <class Steps> DEV void multiply(Stage (&stages)[2], Steps xs, Steps ws,
     }
 }
 
-KERNEL(256, gemm_f16, const f16* w, u32 w_stride, u32 n, const f16* x, u32 x_stride, const f32* x_scale, u32 k, u32 rows, f32* out,
-       u32 out_stride, const f32* bias, u32 add) {
-    LDS(stages, Stage[2]);
-    const Operand xs = {x, rows, x_stride, k}, ws = {w, n, w_stride, k};
-    const u32 row = block_x() * TILE, col = block_y() * TILE, steps = ceil_div(k, STEP);
-    wait_for_predecessor();
-    Sums sums;
-    sums.clear();
-    if (k % STEP == 0 && x_stride % 8 == 0 && w_stride % 8 == 0) {
-        multiply(stages, WholeSteps(xs, row), WholeSteps(ws, col), steps, sums);
-    } else {
-        multiply(stages, AnySteps(xs, row), AnySteps(ws, col), steps, sums);
+#if HAS_ASYNC_COPY
+// The same with all stages but one on their way.
+template <u32 SIDE>
+DEV void multiply(Stages<SIDE>& stages, WholeSteps<SIDE> xs, WholeSteps<SIDE> ws, u32 steps, Sums<SIDE>& sums) {
+    constexpr u32 STAGES = Values<SIDE>::STAGES;
+    u32 asked = 0;
+    const auto ask = [&] {
+        if (asked < steps) {
+            Stage<SIDE>& stage = stages[asked % STAGES];
+            xs.copy_next(stage.x);
+            ws.copy_next(stage.w);
+        }
+        asked++;
+        // Also without a copy: every turn waits for all but as many as follow it.
+        end_copies();
+    };
+    UNROLL for (u32 s = 0; s + 1 < STAGES; s++) ask();
+    ROLLED for (u32 s = 0; s < steps; s++) {
+        wait_copies<STAGES - 2>();
+        // All have what they copied, and all have read the stage that is written next.
+        barrier_lds();
+        ask();
+        sums.add(stages[s % STAGES]);
     }
-    sums.put({out, x_scale, bias, rows, n, out_stride, add}, row, col);
 }
+#endif
+
+#define GEMM(SIDE)                                                                                                             \
+    KERNEL(256, gemm_f16_##SIDE, const f16* w, u32 w_stride, u32 n, const f16* x, u32 x_stride, const f32* x_scale, u32 k,     \
+           u32 rows, f32* out, u32 out_stride, const f32* bias, u32 add) {                                                     \
+        LDS(stages, Stages<SIDE>);                                                                                             \
+        const Operand xs = {x, rows, x_stride, k}, ws = {w, n, w_stride, k};                                                   \
+        const u32 row = block_x() * SIDE, col = block_y() * SIDE, steps = ceil_div(k, STEP);                                   \
+        wait_for_predecessor_alone();                                                                                          \
+        Sums<SIDE> sums;                                                                                                       \
+        sums.clear();                                                                                                          \
+        if (k % STEP == 0 && x_stride % 8 == 0 && w_stride % 8 == 0) {                                                         \
+            multiply<SIDE>(stages, WholeSteps<SIDE>(xs, row), WholeSteps<SIDE>(ws, col), steps, sums);                         \
+        } else {                                                                                                               \
+            multiply<SIDE>(stages, AnySteps<SIDE>(xs, row), AnySteps<SIDE>(ws, col), steps, sums);                             \
+        }                                                                                                                      \
+        sums.put({out, x_scale, bias, rows, n, out_stride, add}, row, col);                                                    \
+    }
+GEMM(64)
+GEMM(128)

@@ -4,6 +4,7 @@
 // Reads `count` 16-byte words in the order of a matrix-vector product, four in flight a lane. `out[block]` is the xor of all
 // that the block read, so that no load can be left out.
 KERNEL(256, probe_read, const u32* in, u32* out, u64 count) {
+    wait_for_predecessor();
     u64 step = (u64)grid_x() * 256;
     u64 at = (u64)block_x() * 256 + thread_id();
     u32 seen = 0;
@@ -29,11 +30,13 @@ KERNEL(256, probe_read, const u32* in, u32* out, u64 count) {
 
 // Copies `count` 16-byte words.
 KERNEL(256, probe_copy, const u32* in, u32* out, u64 count) {
+    wait_for_predecessor();
     u64 step = (u64)grid_x() * 256;
     for (u64 at = (u64)block_x() * 256 + thread_id(); at < count; at += step) store16(out + 4 * at, load16(in + 4 * at));
 }
 
 // Adds one to `*count`, once a launch: what a launch costs, and whether it took place.
 KERNEL(64, probe_launch, u32* count) {
+    wait_for_predecessor();
     if (block_x() == 0 && thread_id() == 0) *count += 1;
 }

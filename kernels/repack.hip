@@ -17,6 +17,7 @@ template <class T> DEV void repack(const u8* file, u8* planes, u64 weights, u64 
 
 #define REPACK(NAME, T)                                                                                                        \
     KERNEL(256, repack_##NAME, const u8* file, u8* planes, u64 weights, u64 first, u64 groups) {                              \
+        wait_for_predecessor();                                                                                                \
         repack<T>(file, planes, weights, first, groups);                                                                       \
     }
 REPACK(q8_0, Q8_0)
@@ -30,6 +31,7 @@ REPACK(q5_k, Q5_K)
 REPACK(q6_k, Q6_K)
 
 KERNEL(256, repack_rows, const u8* file, u8* planes, u64 first, u64 rows, u64 row_bytes) {
+    wait_for_predecessor();
     const u64 chunks = (row_bytes + 15) / 16;
     for (u64 i = u64(block_x()) * 256 + thread_id(); i < rows * chunks; i += u64(grid_x()) * 256) {
         const u64 row = i / chunks, chunk = i % chunks, left = row_bytes - 16 * chunk;

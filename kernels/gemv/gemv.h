@@ -184,7 +184,8 @@ template <class T, u32 P, u32 M> struct SwigluJob {
         }
         return at;
     }
-    DEV void first_use() const { wait_for_predecessor(); }
+    // Its successor is a product as large: spread among the blocks of this it would run slower than after it.
+    DEV void first_use() const { wait_for_predecessor_alone(); }
     DEV void begin(u32) const {}
     DEV void end(u32 item, const f32 (&lane_sums)[2 * P * M]) const {
         const Place<2 * P, M> at = place<2 * P, M>();
@@ -231,7 +232,7 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
 #define GEMV_EXPERTS(NAME, T, R, U, TILE, INPUT, ...)                                                                          \
     KERNEL(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
            u32 out_stride) {                                                                                                   \
-        wait_for_predecessor();                                                                                                \
+        wait_for_predecessor_alone();                                                                                         \
         const u32 pair = block_y();                                                                                            \
         gemv_expert<T, R, U, TILE>(global_address<const u8>(table[experts[pair]]), n, cols, INPUT, pair / slots,                              \
                                    out + u64(pair) * out_stride);                                                              \
@@ -239,7 +240,7 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
 #define GEMV_EXPERTS_SWIGLU(NAME, T, P, U, TILE, INPUT, ...)                                                                      \
     KERNEL(256, gemv_experts_swiglu_##NAME, const u64* gate_table, const u64* up_table, const u32* experts, u32 n, u32 cols,   \
            __VA_ARGS__, u32 slots, GEMV_OUT_PARAMS) {                                                                          \
-        wait_for_predecessor();                                                                                                \
+        wait_for_predecessor_alone();                                                                                         \
         const u32 pair = block_y(), expert = experts[pair];                                                                    \
         gemv_swiglu<T, P, U, 1, TILE>({global_address<const u8>(gate_table[expert]), global_address<const u8>(up_table[expert]), nullptr, nullptr, n, cols},    \
                                    INPUT, pair / slots, 1, GEMV_OUT, pair);                                                    \

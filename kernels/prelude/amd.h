@@ -30,6 +30,7 @@ typedef _Float16 f16;
 #else
 #define HAS_MATRIX_UNIT 0
 #endif
+#define HAS_ASYNC_COPY 0
 
 namespace amd {
 extern __attribute__((shared, aligned(16))) u32x4 dynamic_lds[];
@@ -73,7 +74,8 @@ DEV void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 DEV void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
-DEV void wait_for_predecessor() {}
+DEV void wait_for_predecessor_alone() {}
+DEV void let_successor_start() {}
 
 namespace amd {
 DEV u32 permute(u32 v, u32 from) { return (u32)__builtin_amdgcn_ds_bpermute((i32)(from << 2), (i32)v); }

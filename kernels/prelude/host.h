@@ -33,6 +33,8 @@ typedef _Float16 f16;
 #if !defined(HAS_MATRIX_UNIT)
 #define HAS_MATRIX_UNIT 1
 #endif
+// At one of the wave sizes, so that kernels are tried in both ways.
+#define HAS_ASYNC_COPY (WAVE == 32 && HAS_MATRIX_UNIT)
 
 // Where a collective stands: the caller's file and line, as default arguments.
 #define HOST_HERE const char *file = __builtin_FILE(), i32 line = __builtin_LINE()
@@ -48,6 +50,14 @@ struct Lane {
     u32 turn;
     Lane* first_of_wave;
     alignas(64) unsigned char slot[2][SLOT_BYTES];
+    // Copies on their way, which arrive when they are waited for and no sooner; `groups` have been ended.
+    static constexpr u32 COPIES_MAX = 32;
+    struct {
+        void* to;
+        const void* from;
+        u32 group;
+    } copy[COPIES_MAX];
+    u32 copies, groups;
 };
 
 struct Block {
@@ -128,7 +138,8 @@ DEV void barrier_lds(HOST_HERE) { host::wait_block(file, line); }
 DEV void barrier(HOST_HERE) { host::wait_block(file, line); }
 DEV void wave_sync(HOST_HERE) { host::wait_wave("wave_sync", file, line); }
 DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-DEV void wait_for_predecessor() {}
+DEV void wait_for_predecessor_alone() {}
+DEV void let_successor_start() {}
 
 template <class T> DEV T shfl(T v, u32 from, HOST_HERE) { return host::exchange(v, from, "shfl", file, line); }
 template <class T> DEV T shfl_xor(T v, u32 mask, HOST_HERE) {
@@ -166,6 +177,24 @@ DEV u32x4 load16(const void* p, HOST_HERE) {
     return v;
 }
 DEV u32x4 load16_once(const void* p, HOST_HERE) { return load16(p, file, line); }
+DEV void copy16_async(void* lds, const void* p, HOST_HERE) {
+    host::check_aligned<16>(lds, file, line);
+    host::check_aligned<16>(p, file, line);
+    host::Lane* me = host::self;
+    if (me->copies == host::Lane::COPIES_MAX) host::fault("too many copies are on their way", file, line);
+    me->copy[me->copies++] = {lds, p, me->groups};
+}
+DEV void end_copies() { host::self->groups++; }
+template <u32 GROUPS> DEV void wait_copies() {
+    host::Lane* me = host::self;
+    u32 arrived = 0;
+    while (arrived < me->copies && me->copy[arrived].group + GROUPS < me->groups) {
+        memcpy(me->copy[arrived].to, me->copy[arrived].from, 16);
+        arrived++;
+    }
+    me->copies -= arrived;
+    for (u32 i = 0; i < me->copies; i++) me->copy[i] = me->copy[i + arrived];
+}
 DEV u32x2 load8(const void* p, HOST_HERE) {
     host::check_aligned<8>(p, file, line);
     u32x2 v;

@@ -64,6 +64,18 @@ struct Frag {
     }
     DEV static A load_a_lds(const f16* p, u32 ld, HOST_HERE) { return load_a(p, ld, file, line); }
     DEV static B load_bt_lds(const f16* p, u32 ld, HOST_HERE) { return load_bt(p, ld, file, line); }
+    // Where element (row, k) of `turned` values lies.
+    DEV static u32 turned(u32 row, u32 k) { return row * 32 + (k / 8 ^ row / 2 % 4) * 8 + k % 8; }
+    DEV static A load_a_turned(const f16* v, u32 row, u32 k) {
+        A a;
+        for (u32 l = 0; l < IN; l++) a.v[l] = v[turned(row + A::row(l), k + A::k(l))];
+        return a;
+    }
+    DEV static B load_bt_turned(const f16* v, u32 col, u32 k) {
+        B b;
+        for (u32 l = 0; l < IN; l++) b.v[l] = v[turned(col + B::col(l), k + B::k(l))];
+        return b;
+    }
     DEV static C zero() { return {}; }
 
     DEV static C mma(A a, B b, C c, HOST_HERE) {

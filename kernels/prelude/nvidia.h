@@ -20,6 +20,7 @@ typedef __half f16;
 
 #define WAVE 32u
 #define HAS_MATRIX_UNIT 1
+#define HAS_ASYNC_COPY 1
 
 namespace nvidia {
 extern __shared__ __align__(16) unsigned char dynamic_lds[];
@@ -41,10 +42,15 @@ DEV void barrier_lds() { __syncthreads(); }
 DEV void barrier() { __syncthreads(); }
 DEV void wave_sync() { __syncwarp(); }
 DEV void fence_device() { __threadfence(); }
-// Returns at once where the launch was not allowed to overlap the one before.
-DEV void wait_for_predecessor() {
+// Both do nothing where the launch was not allowed to overlap the one before or after.
+DEV void wait_for_predecessor_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEV void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -68,6 +74,13 @@ DEV u32x2 load8(const void* p) {
 DEV u32 load4(const void* p) { return *(const u32*)p; }
 DEV void store16(void* p, u32x4 v) { *(uint4*)p = make_uint4(v.x, v.y, v.z, v.w); }
 DEV void store8(void* p, u32x2 v) { *(uint2*)p = make_uint2(v.x, v.y); }
+
+DEV void copy16_async(void* lds, const void* p) {
+    u32 at = (u32)__cvta_generic_to_shared(lds);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(__cvta_generic_to_global(p)) : "memory");
+}
+DEV void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <u32 GROUPS> DEV void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
 
 DEV u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
 DEV u32 atomic_max(u32* p, u32 v) { return atomicMax(p, v); }

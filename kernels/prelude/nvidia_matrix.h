@@ -76,6 +76,19 @@ struct Frag {
         load_tiles(b.v, p + (lane() % 8 + 8 * (lane() / 16)) * ld + 8 * (lane() / 8 % 2));
         return b;
     }
+    // Rows begin at multiples of 16: a lane's row differs from `row` by what decides the turn.
+    DEV static A load_a_turned(const f16* tile, u32 row, u32 k) {
+        A a;
+        const u32 mine = lane() % 8 + 8 * (lane() / 8 % 2), part = (k / 8 + lane() / 16) ^ (mine / 2 % 4);
+        load_tiles(a.v, tile + (row + mine) * 32 + part * 8);
+        return a;
+    }
+    DEV static B load_bt_turned(const f16* tile, u32 col, u32 k) {
+        B b;
+        const u32 mine = lane() % 8 + 8 * (lane() / 16), part = (k / 8 + lane() / 8 % 2) ^ (mine / 2 % 4);
+        load_tiles(b.v, tile + (col + mine) * 32 + part * 8);
+        return b;
+    }
     DEV static C zero() { return {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}}; }
 
     DEV static C mma(A a, B b, C c) {

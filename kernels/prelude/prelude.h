@@ -24,7 +24,11 @@
 //   wave_sync()      orders LDS among the lanes of a wave     fence_device()  orders this thread's global memory for all blocks
 //   bool last_block(u32* counter, u32 total)   true in the last of `total` blocks to arrive, which then sees what all of them
 //                                              wrote; a zeroed counter is zero again afterwards. Called by a whole block.
-//   wait_for_predecessor()  before touching what an earlier launch wrote, when launches overlap. First thing, or after weight loads.
+//   wait_for_predecessor()  in every kernel, before it writes anything or touches what an earlier launch wrote: launches may
+//                           overlap. First thing, or after weight loads. The next launch may then start as well.
+//   wait_for_predecessor_alone()  the same, and the next launch does not start before all blocks have ended or called
+//                           let_successor_start(): for kernels that fill the device, among whose blocks those of the next
+//                           would find uneven room
 // Across a wave (T: f32 i32 u32 u64)
 //   shfl(v, lane) shfl_xor(v, mask) shfl_down(v, n) (lanes past the end get their own v)   u64 ballot(p)  any(p)  all(p)
 //   uniform(v)       v, where all lanes hold the same (u32, i32, u64 or a pointer): lives in a scalar register
@@ -34,6 +38,8 @@
 //   u32x4 load16(p)  load16_once(p) (weights: read once, keep out of caches where that helps)  u32x2 load8(p)  u32 load4(p)
 //   store16(p, v)  store8(p, v)    as_f32(u32) as_u32(f32) as_i32(u32)
 //   global_address<T>(u64)  an address that was itself loaded: a pointer that the compiler knows to lie in global memory
+// Copies to LDS that take no registers, where HAS_ASYNC_COPY is 1 (else 0 and none of these)
+//   copy16_async(lds, p)  end_copies() (ends a group of this thread's)  wait_copies<N>() (all of its groups but the last N are there)
 // Atomics (device scope; u32* in global memory or LDS)
 //   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
 //   atomic_add_acq_rel(p, v)  load_acquire(p)  store_release(p, v)  store_release_system(p, v) (seen by the host)
@@ -54,6 +60,8 @@
 //   Frag::B b = Frag::load_bt(p, ld)   element (k, col) = p[col*ld + k], rows 16-byte aligned      a.get(l) a.set(l, f16)
 //   Frag::B b = Frag::load_b(p, ld)    element (k, col) = p[k*ld + col]                            A::row(l) A::k(l) B::k(l) B::col(l)
 //   Frag::load_a_lds, load_bt_lds      the same from LDS                                           C::row(l) C::col(l)
+//   Frag::load_a_turned(v, row, k), load_bt_turned   where HAS_ASYNC_COPY: 16 rows and 16 columns from a multiple of 16 on of rows of
+//                                      32 values in LDS whose 16-byte part p lies at part p ^ row / 2 % 4
 //   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
 #pragma once
 

@@ -1,6 +1,11 @@
 // Reductions over waves and blocks, and the hand-over to the last block, written once over the bodies' exchanges.
 #pragma once
 
+DEV void wait_for_predecessor() {
+    wait_for_predecessor_alone();
+    let_successor_start();
+}
+
 struct Sum {
     template <class T> DEV static T of(T a, T b) { return a + b; }
 };

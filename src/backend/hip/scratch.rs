@@ -12,8 +12,14 @@ pub const SPLITS_MAX: u32 = 128;
 /// Rows from which on weights are expanded for a matrix product: below, reading them once for every eight rows is faster.
 pub const MATRIX_ROWS: usize = 64;
 
-/// Bytes of weights that are expanded at a time: they stay in the last level of cache until they are multiplied.
-const SLAB_BYTES: usize = 32 << 20;
+/// Bytes of weights that are expanded at a time for many rows: they stay in the last level of cache until they are multiplied.
+pub const SLAB_BYTES: usize = 32 << 20;
+
+/// The same for fewer than [`WIDE_ROWS`] rows, where a matrix cut into slabs would leave most of a device idle.
+const SLAB_BYTES_MAX: usize = 128 << 20;
+
+/// Rows from which on a slab's product fills a large device.
+pub const WIDE_ROWS: u32 = 512;
 
 /// Rows that a step recorded for replays may have. Room for as many there always is.
 pub const GRAPH_ROWS: usize = 8;
@@ -153,7 +159,7 @@ impl Scratch {
             part_stats: f32s(parts, 2)?,
             counters: take(device, attention_rows * dims.n_heads, 4)?,
             row_numbers: take(device, rows, 4)?,
-            slab: take(device, if rows < MATRIX_ROWS { 0 } else { SLAB_BYTES }, 1)?,
+            slab: take(device, if rows < MATRIX_ROWS { 0 } else { slab_bytes(dims) }, 1)?,
             routing: None,
         };
         let routing = dims.experts.as_ref().map(|experts| {
@@ -187,4 +193,10 @@ impl Scratch {
 fn take(device: &Device, count: usize, bytes: usize) -> Result<Buffer, BackendError> {
     let all = count.checked_mul(bytes).ok_or(BackendError::Dims("scratch exceeds the address space"))?;
     Ok(device.take(all, Owner::Scratch)?)
+}
+
+/// The largest matrix of a layer as f16, if that is not too much.
+fn slab_bytes(dims: &ModelDims) -> usize {
+    let widest = dims.ffn.max(dims.n_heads * dims.head_dim).saturating_mul(dims.hidden);
+    widest.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX)
 }

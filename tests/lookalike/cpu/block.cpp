@@ -93,6 +93,7 @@ void Worker::prepare(const Launch& l, const u32 at[3]) {
         lane.lane = i % WAVE;
         lane.wave = i / WAVE;
         lane.turn = 0;
+        lane.copies = lane.groups = 0;
         lane.first_of_wave = &lanes[i - i % WAVE];
         start(fibers[i], lane_entry);
     }

@@ -1,6 +1,9 @@
 // Exported: code objects and launches.
 #include "driver.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 using namespace lookalike;
 
 namespace {
@@ -14,6 +17,16 @@ CUresult allow_shared_memory(const Driver& cuda, CUfunction function) {
         return result;
     if (CUresult result = cuda.cuFuncGetAttribute_(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) return result;
     return cuda.cuFuncSetAttribute_(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - fixed);
+}
+
+// Whether a kernel may start while the one before it in its stream ends: all of ours wait where they need its results
+// (wait_for_predecessor). ROCMFORGE_CUDA_OVERLAP=off runs one after the other, as HIP does.
+bool launches_overlap() {
+    static const bool overlap = [] {
+        const char* wanted = getenv("ROCMFORGE_CUDA_OVERLAP");
+        return !wanted || strcmp(wanted, "off") != 0;
+    }();
+    return overlap;
 }
 
 } // namespace
@@ -39,8 +52,15 @@ LOOKALIKE_API hipModuleLaunchKernel(CUfunction function, uint32_t grid_x, uint32
                                     uint32_t block_y, uint32_t block_z, uint32_t lds_bytes, CUstream stream,
                                     void** parameters, void** extra) {
     if (extra) return NOT_SUPPORTED;
-    return device_call([&](const Driver& cuda) {
-        return cuda.cuLaunchKernel_(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, lds_bytes, stream, parameters,
-                                    nullptr);
-    });
+    CUlaunchAttribute overlap{};
+    overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    overlap.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = grid_x, config.gridDimY = grid_y, config.gridDimZ = grid_z;
+    config.blockDimX = block_x, config.blockDimY = block_y, config.blockDimZ = block_z;
+    config.sharedMemBytes = lds_bytes;
+    config.hStream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = launches_overlap() ? 1 : 0;
+    return device_call([&](const Driver& cuda) { return cuda.cuLaunchKernelEx_(&config, function, parameters, nullptr); });
 }

@@ -69,7 +69,7 @@ const char* code_name(Code code);
     X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate)                 \
     X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime) X(cuGraphDestroy)           \
     X(cuGraphGetNodes) X(cuGraphInstantiateWithFlags) X(cuGraphExecDestroy) X(cuGraphExecUpdate) X(cuGraphLaunch)              \
-    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernel)
+    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx)
 
 struct Driver {
 #define LOOKALIKE_FIELD(NAME) decltype(&::NAME) NAME##_;

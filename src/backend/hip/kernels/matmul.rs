@@ -76,8 +76,8 @@ kernels! {
         out: DevicePtr<u16>,
     }
 
-    /// f16 matrix product for many rows. Grid: [`choice::gemm_grid`].
-    GemmF16 [gemm_f16] {
+    /// f16 matrix product for many rows: [`choice::gemm`] says which and its grid.
+    GemmF16 [gemm_f16_64, gemm_f16_128] {
         /// f16 `[n][w_stride]`.
         w: DevicePtr<u16>,
         /// Values from row to row of `w`.

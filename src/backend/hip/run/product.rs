@@ -1,7 +1,7 @@
 //! Matrix products: which kernel, over which matrices at once.
 
 use super::super::kernels::matmul::{Dequant, GemmF16, GemvA8, GemvF32, choice};
-use super::super::scratch::Activations as Rows;
+use super::super::scratch::{Activations as Rows, SLAB_BYTES, WIDE_ROWS};
 use super::super::{DevicePtr, Grid};
 use super::{Form, Matrix, Run, no_kernel, offset};
 use crate::backend::BackendError;
@@ -127,7 +127,11 @@ impl Run<'_> {
         // F16 has that form already: one slab is all of it.
         let at_once = match expand {
             None => matrix.rows,
-            Some(_) => (self.scratch.slab.len() as u32 / (2 * stride)).min(matrix.rows),
+            Some(_) => {
+                let slab = self.scratch.slab.len();
+                let room = if rows < WIDE_ROWS { slab } else { slab.min(SLAB_BYTES) };
+                (room as u32 / (2 * stride)).min(matrix.rows)
+            }
         };
         if at_once == 0 {
             return Err(BackendError::Internal("a row of weights is longer than a slab".to_owned()));
@@ -165,7 +169,8 @@ impl Run<'_> {
                 bias: offset(matrix.bias, first as usize),
                 add,
             };
-            self.device.launch(self.stream, GemmF16::gemm_f16, choice::gemm_grid(n, rows), &arguments)?;
+            let (kernel, grid) = choice::gemm(n, rows);
+            self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
         Ok(())
     }

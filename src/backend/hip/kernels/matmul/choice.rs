@@ -3,8 +3,8 @@
 use super::super::super::launch::Grid;
 use super::super::Kernel;
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsSwigluA8, ExpertsSwigluF32, GemvA8, GemvF32, Repack, SwigluA8,
-    SwigluF32,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsSwigluA8, ExpertsSwigluF32, GemmF16, GemvA8, GemvF32, Repack,
+    SwigluA8, SwigluF32,
 };
 use crate::tensor::DType;
 
@@ -15,8 +15,8 @@ const GEMV_TILE: u32 = 16;
 const GEMV_BLOCKS: u32 = 1024;
 /// Outputs of a block of `gemv_swiglu_*` and `gemv_experts_swiglu_*`.
 const SWIGLU_TILE: u32 = 32;
-/// Rows and outputs of a block of `gemm_f16`.
-const GEMM_TILE: u32 = 128;
+/// Blocks of `gemm_f16_128` below which a large device is better filled by the smaller tiles of `gemm_f16_64`.
+const GEMM_BLOCKS: u32 = 128;
 
 /// A kernel and the activation rows that its blocks take at once.
 #[derive(Debug)]
@@ -59,9 +59,14 @@ pub fn experts_swiglu_grid(outputs: u32, pairs: u32) -> Grid {
     Grid::xy(outputs.div_ceil(SWIGLU_TILE).max(1), pairs.max(1))
 }
 
-/// Blocks of a `gemm_f16` launch.
-pub fn gemm_grid(outputs: u32, rows: u32) -> Grid {
-    Grid::xy(rows.div_ceil(GEMM_TILE).max(1), outputs.div_ceil(GEMM_TILE).max(1))
+/// The kernel for so many outputs and activation rows, and its blocks. Both give the same bits.
+pub fn gemm(outputs: u32, rows: u32) -> (Kernel<GemmF16>, Grid) {
+    let tiles = |side: u32| (rows.div_ceil(side).max(1), outputs.div_ceil(side).max(1));
+    let ((across, down), kernel) = match tiles(128) {
+        few if few.0.saturating_mul(few.1) < GEMM_BLOCKS => (tiles(64), GemmF16::gemm_f16_64),
+        many => (many, GemmF16::gemm_f16_128),
+    };
+    (kernel, Grid::xy(across, down))
 }
 
 /// Lays out a quantised type; `None` for float types, whose rows [`super::RepackRows`] copies, and for types without kernels.
