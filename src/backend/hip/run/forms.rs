@@ -26,6 +26,12 @@ pub fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// Threads that take a row of `cols` values in fours, all at once if a block has as many: one row is bound by latency. Not by the
+/// number of rows: a row's bits depend on it.
+fn norm_threads(cols: u32) -> u32 {
+    cols.div_ceil(4).next_multiple_of(64).clamp(64, 1024)
+}
+
 impl Run<'_> {
     /// In which form `rows` rows of `cols` values meet weights of a type. F32 weights would lose by f16.
     pub(super) fn form(&self, dtype: DType, rows: u32, cols: u32) -> Form {
@@ -48,7 +54,7 @@ impl Run<'_> {
         form: Form,
     ) -> Result<(), BackendError> {
         let (x, cols, eps) = (self.scratch.residual.ptr(), self.dims.hidden as u32, self.dims.norm_eps);
-        let (device, stream, grid) = (self.device, self.stream, Grid::x(rows));
+        let (device, stream, grid) = (self.device, self.stream, Grid::x(rows).threads(norm_threads(cols)));
         match form {
             Form::A8 => {
                 let a8 = out.a8();
