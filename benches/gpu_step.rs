@@ -68,7 +68,7 @@ fn main() -> Result<(), Failure> {
     let (options, rows) = (arguments.options.clone(), arguments.rows);
     let factory = move || Ok(Box::new(HipBackend::open(options.clone())?) as Box<dyn Backend>);
     let engine_options = EngineOptions {
-        rows_max: rows,
+        rows_max: Some(rows),
         sequences_max: arguments.sequences.max(1),
         kv_budget_bytes: 64 << 30,
         ..EngineOptions::default()
@@ -136,6 +136,10 @@ fn main() -> Result<(), Failure> {
         device.upload_bytes,
         device.used_bytes >> 20
     );
+    arguments.measured(&json!({
+        "what": "graphs", "backend": info.kind, "code": info.isa, "recorded": device.graphs,
+        "replays": device.graph_replays, "steps": snapshot.counters.steps,
+    }));
     engine.stop();
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Matmuls of an 8B model on a GPU, by themselves: time per step, and the share of the rate at which the device reads.
 //!
-//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M] [--replays N] [--device I] [--json] [TYPE...]`
+//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M]... [--replays N] [--device I] [--json] [TYPE...]`
 //!
 //! Every tensor of every layer has memory of its own, so nothing comes from a cache that would not in a model. A step's launches
 //! stand in one captured graph, as they will in decode; the median of its replays counts. `parts` are graphs of one of the
@@ -29,7 +29,7 @@ const VOCAB: u32 = 128_256;
 struct Options {
     layers: usize,
     rows: Vec<u32>,
-    prefill: u32,
+    prefill: Vec<u32>,
     device: u32,
     replays: usize,
     json: bool,
@@ -40,7 +40,7 @@ fn options() -> Result<Option<Options>, String> {
     let mut options = Options {
         layers: 32,
         rows: vec![],
-        prefill: 4096,
+        prefill: vec![],
         device: 0,
         replays: 30,
         json: false,
@@ -58,7 +58,7 @@ fn options() -> Result<Option<Options>, String> {
             "--json" => options.json = true,
             "--layers" => options.layers = number()? as usize,
             "--rows" => options.rows.push(number()?),
-            "--prefill" => options.prefill = number()?,
+            "--prefill" => options.prefill.push(number()?),
             "--replays" => options.replays = (number()? as usize).max(1),
             "--device" => options.device = number()?,
             name => {
@@ -69,6 +69,9 @@ fn options() -> Result<Option<Options>, String> {
     }
     if options.rows.is_empty() {
         options.rows = vec![1, 2, 4, 8];
+    }
+    if options.prefill.is_empty() {
+        options.prefill = vec![64, 512, 4096];
     }
     if options.dtypes.is_empty() {
         options.dtypes = vec![DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::F16];
@@ -130,8 +133,8 @@ fn run(runtime: &Runtime, options: &Options) -> Result<(), HipError> {
                 model.report(name, rows, &[part], false, ceiling)?;
             }
         }
-        if options.prefill > 0 {
-            model.prefill(options.prefill)?;
+        for &rows in &options.prefill {
+            model.prefill(rows)?;
         }
     }
     Ok(())
@@ -215,7 +218,7 @@ impl Model {
             });
         }
         let head = tensor(VOCAB, HIDDEN)?;
-        let most = options.rows.iter().copied().max().unwrap_or(1).max(options.prefill) as usize;
+        let most = options.rows.iter().chain(&options.prefill).copied().max().unwrap_or(1) as usize;
         // Inputs and outputs of the widest kind: f32 rows of a feed-forward layer, twice; and the head's rows of a few.
         let wide = most * FFN as usize * 8;
         let few = options.rows.iter().copied().max().unwrap_or(1) as usize * VOCAB as usize * 4;
@@ -482,7 +485,8 @@ impl Model {
             bias: DevicePtr::NULL,
             add: 0,
         };
-        self.device.launch(&self.stream, GemmF16::gemm_f16, choice::gemm_grid(n, rows), &arguments)
+        let (kernel, grid) = choice::gemm(n, rows);
+        self.device.launch(&self.stream, kernel, grid, &arguments)
     }
 
     fn prefill(&self, rows: u32) -> Result<(), HipError> {
