@@ -53,7 +53,7 @@ pub struct Limits {
     pub requests_per_uid: u32,
     /// Sequences that may run at once.
     pub running: u32,
-    /// Token rows of one step: prompts are taken in chunks of at most this.
+    /// Token rows of one step: prompts are taken in chunks of at most this. 0: what suits the device.
     pub step_rows: u32,
     /// Model files that one uid may have passed by descriptor at a time.
     pub passed_models_per_uid: u32,
@@ -218,7 +218,7 @@ impl Default for Limits {
             queued: 4096,
             requests_per_uid: 1024,
             running: 32,
-            step_rows: 256,
+            step_rows: 0,
             passed_models_per_uid: 64,
             drain_s: 8,
         }
@@ -312,7 +312,7 @@ impl Config {
             ("limits.queued", l.queued.into(), 1, 1 << 20),
             ("limits.requests_per_uid", l.requests_per_uid.into(), 1, 1 << 20),
             ("limits.running", l.running.into(), 1, 1024),
-            ("limits.step_rows", l.step_rows.into(), 1, 4096),
+            ("limits.step_rows", l.step_rows.into(), 0, 4096),
             ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
             ("limits.drain_s", l.drain_s.into(), 0, 3600),
             ("device.index", d.index.into(), 0, 63),

@@ -17,6 +17,7 @@ impl Backend for Closed {
             device: "none".to_owned(),
             isa: "none".to_owned(),
             threads: 0,
+            step_rows: 1,
             activations: Activations::default(),
             kv: KvType::default(),
             notes: Vec::new(),

@@ -286,6 +286,8 @@ pub struct BackendInfo {
     pub isa: String,
     /// Threads that compute.
     pub threads: usize,
+    /// Rows of a step from which on one costs nearly as much as two of half as many.
+    pub step_rows: usize,
     /// What quantised weights meet.
     pub activations: Activations,
     /// KV cache element type.

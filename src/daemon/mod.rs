@@ -206,7 +206,10 @@ struct Pulses {
 
 fn engine_options(config: &Config) -> EngineOptions {
     EngineOptions {
-        rows_max: (config.limits.step_rows as usize).max(config.limits.running as usize),
+        rows_max: match config.limits.step_rows as usize {
+            0 => None,
+            rows => Some(rows.max(config.limits.running as usize)),
+        },
         sequences_max: config.limits.running as usize,
         queue_max: config.limits.queued as usize,
         kv_budget_bytes: config.kv_budget_bytes(),

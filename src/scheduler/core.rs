@@ -562,8 +562,9 @@ impl Core {
 
 fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let rows = options.rows_max.unwrap_or_else(|| shared.facts().info.step_rows.max(options.sequences_max));
     Limits {
-        rows_max: count(options.rows_max),
+        rows_max: count(rows),
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: shared.facts().kv_budget_bytes,
         slow_reader: options.slow_reader,

@@ -331,8 +331,8 @@ impl EngineHandle {
 /// How an engine behaves.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Most rows of one step; at least 1.
-    pub rows_max: usize,
+    /// Most rows of one step; at least 1. `None`: what suits the device that is opened first.
+    pub rows_max: Option<usize>,
     /// Most sequences admitted at once; at most `rows_max`, so that every one gets a row in each step of its model.
     pub sequences_max: usize,
     /// Most requests that wait for admission.
@@ -348,7 +348,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            rows_max: 256, // weights are read once for all of them; more only adds scratch on a CPU
+            rows_max: None,
             sequences_max: 32,
             queue_max: 1024,
             kv_budget_bytes: 4 << 30,

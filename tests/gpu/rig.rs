@@ -57,7 +57,7 @@ impl Asked {
 }
 
 pub fn options() -> EngineOptions {
-    EngineOptions { rows_max: ROWS, sequences_max: 8, ..EngineOptions::default() }
+    EngineOptions { rows_max: Some(ROWS), sequences_max: 8, ..EngineOptions::default() }
 }
 
 pub fn model(id: u64, path: &Path) -> Arc<Model> {

@@ -30,7 +30,7 @@ struct Answer {
 
 impl Rig {
     fn new(model: &Path, cpu: CpuOptions, rows_max: usize) -> Self {
-        let options = EngineOptions { rows_max, ..EngineOptions::default() };
+        let options = EngineOptions { rows_max: Some(rows_max), ..EngineOptions::default() };
         let factory = move || Ok(Box::new(CpuBackend::new(cpu)?) as Box<dyn Backend>);
         let engine = Engine::start(options, factory).unwrap();
         let file = std::fs::File::open(model).unwrap();

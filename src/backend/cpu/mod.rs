@@ -52,6 +52,9 @@ use super::{
 };
 use crate::tensor::{DType, LazyTensor};
 
+/// Weights are read once for as many; more only adds scratch.
+const STEP_ROWS: usize = 256;
+
 /// How the CPU computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
@@ -142,6 +145,7 @@ impl Backend for CpuBackend {
             device: self.device.clone(),
             isa: self.compute.kernels.isa().name().to_owned(),
             threads: self.compute.pool.threads(),
+            step_rows: STEP_ROWS,
             activations: self.compute.mode,
             kv: self.kv,
             notes: self.notes.clone(),

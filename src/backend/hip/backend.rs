@@ -22,6 +22,10 @@ use crate::backend::{
 };
 use crate::tensor::{DType, LazyTensor};
 
+/// Up to here four times as many rows take far less than four times as long (products of an 8B model on an H200: 30 ms for 256 rows,
+/// 53 for 1024), and answers that decode beside such a step wait for a tenth of a second.
+const STEP_ROWS: usize = 1024;
+
 /// How a GPU computes.
 #[derive(Clone, Debug)]
 pub struct HipOptions {
@@ -240,6 +244,7 @@ impl Backend for HipBackend {
             device: device.name.clone(),
             isa: device.arch.clone(),
             threads: 0,
+            step_rows: STEP_ROWS,
             activations: self.options.activations,
             kv: self.options.kv,
             notes: vec![

@@ -189,6 +189,7 @@ impl Backend for Fake {
             device: "fake".into(),
             isa: "none".into(),
             threads: 1,
+            step_rows: 256,
             activations: Activations::F32,
             kv: KvType::F16,
             notes: Vec::new(),

@@ -19,7 +19,7 @@ fn one_sequence_gets_its_tokens_and_an_account() {
 
 #[test]
 fn sixteen_at_once_get_the_tokens_they_get_alone() {
-    let rig = Rig::new(EngineOptions { rows_max: 64, ..EngineOptions::default() });
+    let rig = Rig::new(EngineOptions { rows_max: Some(64), ..EngineOptions::default() });
     rig.control.allow(0); // all are there before the first step
     let prompts: Vec<Vec<u32>> = (0..16).map(|i| prompt(i, 1 + i * 23)).collect();
     let asked: Vec<Asked> = prompts.iter().map(|p| rig.ask(p, 40 + p.len() as u32 % 30)).collect();
