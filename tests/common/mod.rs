@@ -15,6 +15,23 @@ pub fn smollm2() -> Option<PathBuf> {
     cached("smollm2-135m-instruct-q4_1.gguf")
 }
 
+/// Qwen2.5-Coder-0.5B-Instruct Q4_K_M, fetched by `cargo xtask models --only qwen2.5-coder-0.5b`; `None` after saying that it
+/// is not there. That is no failure anywhere: the file is a third party's upload, which may be gone tomorrow.
+pub fn qwen() -> Option<PathBuf> {
+    let path = models_dir().join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
+    if path.is_file() {
+        return Some(path);
+    }
+    tell(
+        "not-run",
+        &format!("{} is not there; `cargo xtask models --only {QWEN}` fetches it", path.display()),
+    );
+    None
+}
+
+/// What `cargo xtask` calls that model, and tests/reference its answers.
+pub const QWEN: &str = "qwen2.5-coder-0.5b";
+
 /// A fetched model by file name; `None` after [`skip`].
 pub fn cached(file: &str) -> Option<PathBuf> {
     let path = models_dir().join(file);
@@ -37,12 +54,15 @@ pub fn models_dir() -> PathBuf {
 }
 
 /// Says why a test does not run; with `ROCMFORGE_STRICT=1` (as CI sets) that is a failure.
-///
-/// `cargo xtask check` lists these lines. They go straight to stderr: what the print macros write is dropped when a test
-/// passes.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
+    tell("skipped", why);
+}
+
+/// `cargo xtask check` lists lines of what was skipped. They go straight to stderr: what the print macros write is dropped
+/// when a test passes.
+fn tell(what: &str, why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
-    writeln!(std::io::stderr(), "rocmforge-test-skipped: {test}: {why}").expect("stderr can be written");
+    writeln!(std::io::stderr(), "rocmforge-test-{what}: {test}: {why}").expect("stderr can be written");
 }

@@ -56,6 +56,18 @@ fn smollm2_in_eight_bits_loses_about_what_llama_cpp_does() {
 }
 
 #[test]
+fn qwen_in_single_precision_gives_the_reference() {
+    let Some(path) = common::qwen() else { return };
+    check_exact(common::QWEN, &path, Part { prompts: 1, steps: 1 });
+}
+
+#[test]
+fn qwen_in_eight_bits_loses_about_what_llama_cpp_does() {
+    let Some(path) = common::qwen() else { return };
+    check_int8(common::QWEN, &path, Part { prompts: 1, steps: 1 });
+}
+
+#[test]
 fn tinystories_gives_the_reference() {
     let path = common::tinystories();
     let part = Part { prompts: 5, steps: 8 };

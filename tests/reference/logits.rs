@@ -98,6 +98,26 @@ fn smollm2_in_eight_bits_loses_half_of_what_llama_cpp_does() {
 }
 
 #[test]
+fn qwen_in_single_precision_gives_the_reference() {
+    let Some(model) = common::qwen() else { return };
+    let expected = Expected::read(common::QWEN, &model);
+    let mut runner = Runner::open(&model, best_isa(), Activations::F32, KvType::F32);
+    let far = expected.compare(&mut runner, Part::WHOLE, |p, step| p.margins[step] > 0.1);
+    assert!(far.diff_max <= expected.diff_max(), "a log-probability is off by {}", far.diff_max);
+}
+
+#[test]
+fn qwen_in_eight_bits_loses_no_more_than_llama_cpp_does() {
+    let Some(model) = common::qwen() else { return };
+    let expected = Expected::read(common::QWEN, &model);
+    let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
+    let far = expected.compare(&mut runner, Part::WHOLE, |p, step| p.margins[step] > 0.5);
+    let most = expected.default_kl_mean;
+    assert!(far.kl_mean <= most, "mean KL {} where {most} is allowed", far.kl_mean);
+    assert!(far.kl_max <= 0.01, "KL of one prompt is {}", far.kl_max);
+}
+
+#[test]
 fn tinystories_gives_the_reference_with_every_instruction_set() {
     let model = common::tinystories();
     let expected = Expected::read("tinystories", &model);
@@ -126,6 +146,7 @@ fn tinystories_gives_the_reference_with_every_instruction_set() {
 fn prompts_become_the_tokens_of_the_reference() {
     let mut models = vec![("tinystories", common::tinystories())];
     models.extend(common::smollm2().map(|path| ("smollm2", path)));
+    models.extend(common::qwen().map(|path| (common::QWEN, path)));
     for (name, path) in models {
         let expected = Expected::read(name, &path);
         let runner = Runner::open(&path, Isa::Portable, Activations::F32, KvType::F32);
@@ -162,7 +183,7 @@ impl Expected {
     pub fn read(name: &str, model: &Path) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/expected");
         let text =
-            fs::read_to_string(dir.join(name).with_extension("json")).expect("expected answers can be read");
+            fs::read_to_string(dir.join(format!("{name}.json"))).expect("expected answers can be read");
         let mut expected: Self = serde_json::from_str(&text).expect("expected answers are JSON of this form");
         assert_eq!(
             sha256(model),
@@ -170,7 +191,7 @@ impl Expected {
             "{} is another file than the reference's",
             model.display()
         );
-        let packed = dir.join(name).with_extension("logp");
+        let packed = dir.join(format!("{name}.logp"));
         assert_eq!(sha256(&packed), expected.logp_sha256, "{} belongs to another run", packed.display());
         let packed = fs::read(&packed).expect("expected log-probabilities can be read");
         let mut rest = packed.as_slice();

@@ -61,7 +61,7 @@ def decoders(models, out, work):
     for name, path in models:
         stem = work / name
         subprocess.run([sys.executable, __file__, "--next", str(path), str(stem), json.dumps(ids)], check=True)
-        logp = np.load(stem.with_suffix(".npy")).astype("<f4")
+        logp = np.load(f"{stem}.npy").astype("<f4")
         packed += logp.tobytes()
         found.append({"name": name, "sha256": sha256(path), "vocab": logp.shape[1]})
         print(f"{name}: the likeliest token has {[round(float(np.exp(row.max())), 3) for row in logp]}", flush=True)
@@ -159,8 +159,8 @@ def dequantise(src, dst):
 def in_subprocess(model, stem, how, *follow):
     """Runs `answer` in a process of its own: the server's threads do not end by themselves."""
     subprocess.run([sys.executable, __file__, "--answer", str(model), str(stem), how, *map(str, follow)], check=True)
-    prompts = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-    return {"prompts": prompts, "logp": np.load(stem.with_suffix(".npy"))}
+    prompts = json.loads(pathlib.Path(f"{stem}.json").read_text(encoding="utf-8"))
+    return {"prompts": prompts, "logp": np.load(f"{stem}.npy")}
 
 
 class Engine:
@@ -205,7 +205,7 @@ class Engine:
 def next_tokens(model, stem, ids):
     ids = json.loads(ids)
     engine = Engine(model, "exact", context_length(model))
-    np.save(pathlib.Path(stem).with_suffix(".npy"), np.stack([engine.distribution(ids[:n]) for n in LENGTHS]))
+    np.save(f"{stem}.npy", np.stack([engine.distribution(ids[:n]) for n in LENGTHS]))
     sys.stdout.flush()
     os._exit(0)
 
@@ -229,9 +229,9 @@ def answer(model, stem, how, follow=None):
         found.update(greedy=greedy, margins=margins)
         prompts.append(found)
         print(f"  {entry['name']}: {len(ids)} tokens", flush=True)
-    stem = pathlib.Path(stem)
-    stem.with_suffix(".json").write_text(json.dumps(prompts), encoding="utf-8")
-    np.save(stem.with_suffix(".npy"), np.stack(rows))
+    # A model's name may hold a dot.
+    pathlib.Path(f"{stem}.json").write_text(json.dumps(prompts), encoding="utf-8")
+    np.save(f"{stem}.npy", np.stack(rows))
     sys.stdout.flush()
     os._exit(0)
 
