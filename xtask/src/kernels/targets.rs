@@ -6,8 +6,12 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// Exact targets take version 5, which runtimes of ROCm 5.7 read and those of 5.2 do not; generic ones exist from 6 on.
+    /// 4 for what ROCm 5.2 runs on, whose runtime refuses 5; 5 for what came later; 6 for generic ones, which begin there.
     pub code_object_version: u32,
+}
+
+const fn early(name: &'static str) -> Target {
+    Target { name, code_object_version: 4 }
 }
 
 const fn exact(name: &'static str) -> Target {
@@ -21,13 +25,13 @@ const fn generic(name: &'static str) -> Target {
 /// Targets whose code is nearly the same follow each other. The rest of gfx9 (Vega 10, its APUs) multiplies neither four bytes at a
 /// time nor matrices: not worth an object.
 pub const ALL: [Target; 15] = [
-    exact("gfx906"),
-    exact("gfx908"),
-    exact("gfx90a"),
+    early("gfx906"),
+    early("gfx908"),
+    early("gfx90a"),
     exact("gfx942"),
     exact("gfx950"),
     generic("gfx9-4-generic"),
-    exact("gfx1030"),
+    early("gfx1030"),
     generic("gfx10-3-generic"),
     exact("gfx1100"),
     exact("gfx1101"),
