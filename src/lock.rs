@@ -57,14 +57,14 @@ pub enum Rank {
     ThreadPool,
 }
 
-const RANKS: usize = Rank::ThreadPool as usize + 1;
-
 #[cfg(debug_assertions)]
 mod order {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::{RANKS, Rank};
+    use super::Rank;
+
+    const RANKS: usize = Rank::ThreadPool as usize + 1;
 
     thread_local! {
         /// Bit n: the thread holds a lock of rank n. There is never more than one of a rank.
