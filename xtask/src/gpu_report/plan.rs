@@ -90,7 +90,7 @@ impl Sizes {
         if quick {
             return Self {
                 types: vec!["Q4_K".into()],
-                uploads: vec![("ring", 2), ("copy", 1)],
+                uploads: vec![("ring", 2), ("registered", 1), ("copy", 1)],
                 models: vec![(TINY, Mixture::Q4KM)],
                 steps: vec![Step { prompt: 16, tokens: 4, sequences: 2, rounds: 1 }],
                 prefill: 0,
@@ -111,7 +111,17 @@ impl Sizes {
         }
         Self {
             types: TYPES.map(str::to_owned).into(),
-            uploads: vec![("ring", 1), ("ring", 2), ("ring", 4), ("ring", 8), ("copy", 1), ("copy", 4)],
+            uploads: vec![
+                ("auto", 8),
+                ("ring", 1),
+                ("ring", 2),
+                ("ring", 4),
+                ("ring", 8),
+                ("registered", 1),
+                ("registered", 4),
+                ("copy", 1),
+                ("copy", 4),
+            ],
             models,
             steps: vec![
                 Step { prompt: 512, tokens: 128, sequences: 1, rounds: 2 },
