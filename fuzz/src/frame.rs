@@ -85,6 +85,7 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::Status(m) => encode(m),
         M::Tokenize(m) => encode(m),
         M::Detokenize(m) => encode(m),
+        M::Doctor(m) => encode(m),
         M::Generate(m) => encode(m),
         M::LoadToDevice(m) => encode(m),
         M::Fail(m) => encode(m),
