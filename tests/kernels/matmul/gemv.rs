@@ -223,17 +223,19 @@ fn three_matrices_share_a_launch_and_biases_and_residual_are_added() {
     }
 }
 
-/// Tier B: against sums over what the activations were before they were quantised.
+/// Tier B: against sums over what the activations were before they were quantised. Where one block of weights is much larger than
+/// all others, the error is that of one sum a row: of two rows it was once 1.3 % instead of the usual 0.6.
 #[test]
 fn products_stay_near_those_of_unquantised_rows() {
     let Some(rig) = rig() else { return };
+    const ROWS: usize = 16;
     let mut random = Random::new();
     for dtype in QUANTISED.into_iter().chain(FLOATS) {
         let weights = Weights::random(dtype, 64, 768, &mut random);
         let matrices = Matrices::one(rig, &weights);
         for &kind in kinds(dtype) {
-            let rows = Rows::random(rig, kind, 2, 768, &mut random);
-            let (got, _) = multiply(rig, &matrices, &rows, 2, None);
+            let rows = Rows::random(rig, kind, ROWS, 768, &mut random);
+            let (got, _) = multiply(rig, &matrices, &rows, ROWS, None);
             let exact: Vec<f64> = rows.exact.iter().map(|&v| f64::from(v)).collect();
             let want: Vec<f64> =
                 exact.chunks_exact(768).flat_map(|x| matrices.want(x)).map(|sum| sum.value).collect();
