@@ -304,7 +304,7 @@ pub struct UploadRate {
     pub path: &'static str,
     /// Threads that carry it.
     pub threads: u16,
-    /// Bytes of files that went this way.
+    /// Bytes that it is judged by: not the first, nor those of short tensors.
     pub bytes: u64,
     /// Time in which they were on their way.
     pub busy: Duration,

@@ -21,7 +21,7 @@ use super::resident::ResidentModel;
 use super::sequence::Sequence;
 use super::step::{self, StepArrays, StepDevice};
 use super::{Counters, EngineOptions, EngineSnapshot, Event, Job, JobError, SequenceId, SequenceSnapshot};
-use crate::backend::{Backend, BackendError, ModelSlot, Sampled};
+use crate::backend::{Backend, BackendError, DeviceTensor, ModelSlot, Sampled};
 use crate::cache::TensorCache;
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
@@ -79,6 +79,8 @@ pub(super) struct Core {
     lost: bool,
     /// Loads that were asked for without a step.
     loads: Vec<LoadTask>,
+    /// What was on the way when such a request ended: a load among them that fails is cleared away later.
+    strays: Vec<DeviceTensor>,
 }
 
 impl Core {
@@ -108,6 +110,7 @@ impl Core {
             housekept: now,
             lost: false,
             loads: Vec::new(),
+            strays: Vec::new(),
         };
         core.publish();
         core
@@ -317,13 +320,7 @@ impl Core {
             Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
             // Tried again in the next turn, as often as there is something to let go of.
             Err(error) if error.is_out_of_memory() && self.evict_idle(step.model) => {}
-            Err(error @ BackendError::DeviceLost { .. }) => {
-                tracing::error!(%error, "all requests fail, and the device is opened anew");
-                if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
-                    tracing::error!(%error, "there is no device any more: the engine ends");
-                    self.lost = true;
-                }
-            }
+            Err(error @ BackendError::DeviceLost { .. }) => self.replace_device(&error),
             Err(error) => {
                 tracing::warn!(model = step.model.0, %error, "a step failed");
                 for work in &step.work {
@@ -418,6 +415,15 @@ impl Core {
         self.end(id, Event::Failed(error));
     }
 
+    /// After the device was lost: all requests fail, and another is opened, or the engine ends.
+    fn replace_device(&mut self, error: &BackendError) {
+        tracing::error!(%error, "all requests fail, and the device is opened anew");
+        if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
+            tracing::error!(%error, "there is no device any more: the engine ends");
+            self.lost = true;
+        }
+    }
+
     fn fail_all(&mut self, error: impl Fn() -> JobError) {
         let ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
         for id in ids {
@@ -432,6 +438,8 @@ impl Core {
         for sequence in self.policy.sequences_of(id) {
             self.fail(sequence, JobError::Model(Arc::clone(&error)));
         }
+        // What they brought would have no room any more by which it is found.
+        self.fail_loads(Some(id), &|| JobError::Model(Arc::clone(&error)));
         if let Some(room) = self.rooms.get_mut(&id) {
             room.gone = true;
         }
@@ -486,6 +494,7 @@ impl Core {
             return;
         }
         self.housekept = now;
+        self.look_at_strays();
         let ids: Vec<ModelId> = self.rooms.keys().copied().collect();
         for id in ids {
             let Some(room) = self.rooms.get_mut(&id) else { continue };

@@ -24,8 +24,10 @@ impl Manager {
         let mut messages = Vec::new();
         let mut bytes = [0; 4096];
         loop {
-            let len =
-                self.0.recv(&mut bytes).unwrap_or_else(|error| panic!("no {line}: {error}; {messages:?}"));
+            let len = match self.0.recv(&mut bytes) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                other => other.unwrap_or_else(|error| panic!("no {line}: {error}; {messages:?}")),
+            };
             let text = String::from_utf8(bytes[..len].to_vec()).unwrap();
             let found = text.lines().any(|l| l.starts_with(line));
             messages.push(text);

@@ -173,7 +173,9 @@ impl HipBackend {
             if !matches!(weight.state(), LoadState::Resident) {
                 self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
                 let late = || self.waiter.late(&self.device, "an upload");
-                if let Some(event) = weight.submitted(self.options.patience, late)? {
+                // A slow disk, or many tensors before this one: the device is not late while others arrive.
+                let arrived = || self.uploader.counts().read().1;
+                if let Some(event) = weight.submitted(self.options.patience, arrived, late)? {
                     self.stream.wait(&event)?;
                 }
             }

@@ -90,17 +90,18 @@ impl Weight {
         self.ordered.store(true, Ordering::Release);
     }
 
-    /// Waits until all copies are submitted, at most `limit`. The event that stands behind them, or `None` where they are
-    /// done already.
+    /// Waits until all copies are submitted, at most `limit` after the last time that `arrived`, the bytes of all loads, grew. The
+    /// event that stands behind them, or `None` where they are done already.
     ///
     /// # Errors
     /// Of the load; `late` when the time is over.
     pub fn submitted(
         &self,
         limit: Duration,
+        arrived: impl Fn() -> u64,
         late: impl FnOnce() -> BackendError,
     ) -> Result<Option<Arc<Event>>, BackendError> {
-        let until = Instant::now() + limit;
+        let (mut until, mut seen) = (Instant::now() + limit, arrived());
         let mut state = self.state.lock();
         loop {
             match &state.phase {
@@ -110,7 +111,11 @@ impl Weight {
                 Phase::Failed(error) => return Err(error.clone()),
             }
             if self.changed.wait_until(&mut state, until) && matches!(state.phase, Phase::Queued) {
-                return Err(late());
+                let now = arrived();
+                if now == seen {
+                    return Err(late());
+                }
+                (until, seen) = (Instant::now() + limit, now);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{Core, Room};
-use crate::backend::{DeviceMemory, DeviceTensor, LoadState, Storage};
+use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
 use crate::model::{Model, ModelId};
 use crate::scheduler::resident::ResidentModel;
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor};
@@ -85,6 +85,7 @@ impl Core {
             // The others stay where `evict_idle` sees them.
             let mut task = self.loads.remove(0);
             if task.request.progress.is_closed() {
+                self.strays.append(&mut task.on_the_way);
                 continue; // nobody looks any more
             }
             match self.drive(&mut task) {
@@ -92,6 +93,7 @@ impl Core {
                     moved |= progress;
                     if task.left.is_empty() && task.on_the_way.is_empty() {
                         self.publish(); // who is told finds it in the snapshot
+                        self.used_now(task.model());
                         task.end(Ok(()));
                     } else {
                         self.loads.push(task);
@@ -99,21 +101,57 @@ impl Core {
                 }
                 Err(error) => {
                     moved = true;
+                    self.strays.append(&mut task.on_the_way);
                     self.cache.clear_failed();
                     self.publish();
+                    let lost = match &error {
+                        JobError::Backend(lost @ BackendError::DeviceLost { .. }) => Some(lost.clone()),
+                        _ => None,
+                    };
                     task.end(Err(error));
+                    if let Some(lost) = lost {
+                        self.replace_device(&lost); // ends the other loads as well
+                        return true;
+                    }
                 }
             }
         }
         moved
     }
 
+    /// Clears away loads that failed after the request that began them had ended.
+    pub(super) fn look_at_strays(&mut self) {
+        let mut failed = false;
+        self.strays.retain(|tensor| match tensor.state() {
+            LoadState::Loading => true,
+            LoadState::Resident => false,
+            LoadState::Failed(_) => {
+                failed = true;
+                false
+            }
+        });
+        if failed {
+            self.cache.clear_failed();
+        }
+    }
+
+    /// An idle model counts as idle from now on: what was just brought is not what leaves first.
+    fn used_now(&mut self, id: ModelId) {
+        if let Some(since) = self.rooms.get_mut(&id).and_then(|room| room.idle_since.as_mut()) {
+            *since = std::time::Instant::now();
+        }
+    }
+
     fn drive(&mut self, task: &mut LoadTask) -> Result<bool, JobError> {
         let mut moved = false;
-        for tensor in std::mem::take(&mut task.on_the_way) {
+        let mut looked_at = std::mem::take(&mut task.on_the_way).into_iter();
+        while let Some(tensor) = looked_at.next() {
             match tensor.state() {
                 LoadState::Loading => task.on_the_way.push(tensor),
-                LoadState::Failed(error) => return Err(JobError::Backend(error)),
+                LoadState::Failed(error) => {
+                    task.on_the_way.extend(looked_at);
+                    return Err(JobError::Backend(error));
+                }
                 LoadState::Resident => {
                     moved = true;
                     task.reached.tensors += 1;

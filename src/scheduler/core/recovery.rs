@@ -45,6 +45,7 @@ impl Core {
         self.in_step = None;
         self.fail_loads(None, error);
         self.rooms.clear();
+        self.strays.clear();
         self.cache.clear();
         let sequences = std::mem::take(&mut self.sequences);
         self.counters.sequences_failed += sequences.len() as u64;

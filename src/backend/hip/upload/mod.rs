@@ -41,7 +41,7 @@ const BUFFERS: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadPath {
-    /// Whichever of these brings the first tensors fastest, with as few threads as that takes.
+    /// The ring or copies, whichever brings the first tensors faster, with as few threads as that takes.
     #[default]
     Auto,
     /// Through pinned buffers, filled by several threads.
@@ -192,11 +192,15 @@ impl Drop for Uploader {
             std::mem::take(&mut queue.jobs)
         };
         self.shared.work.notify_all();
+        if let Err(lost) = self.shared.device.alive() {
+            // A thread may hang in the driver for good, with the streams locked: nothing is recorded behind these any more.
+            for job in left {
+                job.weight.decide(Err(lost.clone().into()));
+            }
+            return;
+        }
         for job in left {
             job.give_up(&self.shared, "the device was closed");
-        }
-        if self.shared.device.alive().is_err() {
-            return; // a thread may hang in the driver for good
         }
         // The last sender goes with the streams, which end with the last staging thread.
         let telling = self.threads.pop();
