@@ -5,8 +5,8 @@
 //! Every tensor of every layer has memory of its own, so nothing comes from a cache that would not in a model. A step's launches
 //! stand in one captured graph, as they will in decode; the median of its replays counts. `parts` are graphs of one of the
 //! step's launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill makes f16 of the
-//! weights and multiplies, uncaptured. Results are not looked at here: tests/kernels does that. With `--json`, each value also
-//! comes as a line `measured {...}` for programs.
+//! weights and multiplies, uncaptured; `--prefill 0` leaves it out. Results are not looked at here: tests/kernels does that. With
+//! `--json`, each value also comes as a line `measured {...}` for programs.
 //!
 //! Without `--bench`, as `cargo test --benches` runs it, and where no runtime answers, it says so and ends.
 
@@ -73,6 +73,7 @@ fn options() -> Result<Option<Options>, String> {
     if options.prefill.is_empty() {
         options.prefill = vec![64, 512, 4096];
     }
+    options.prefill.retain(|&rows| rows != 0);
     if options.dtypes.is_empty() {
         options.dtypes = vec![DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::F16];
     }
