@@ -7,17 +7,11 @@ use rocmforge::backend::{Activations, KvType};
 
 use crate::common;
 use crate::gpu;
-use crate::logits::{Expected, Part};
+use crate::logits::{CACHE, Expected, Loss, Part};
 use crate::on_gpu::on_gpu;
 
-/// What 8-bit activations may lose of what llama.cpp's own do: here outliers have no finer codes than the others.
-const INT8_LOSS_RATIO_MAX: f64 = 1.5;
-
-/// What they may lose of one prompt, in nats.
-const INT8_KL_MAX: f64 = 0.05;
-
-/// How much more than llama.cpp's F16 cache ours may lose.
-const CACHE_LOSS_RATIO_MAX: f64 = 1.5;
+/// 8-bit activations: here outliers have no finer codes than the others.
+const INT8: Loss = Loss { ratio: 1.5, kl_max: 0.05, clear: 0.5 };
 
 /// All of a reference, or `part` of it where the look-alike plays the GPU.
 fn extent(part: Part) -> Part {
@@ -28,19 +22,13 @@ fn extent(part: Part) -> Part {
 /// Single precision on the GPU gives the reference within the bound of the CPU.
 fn check_exact(name: &str, path: &Path, part: Part) {
     let Some(mut gpu) = on_gpu(path, Activations::F32, KvType::F32) else { return };
-    let expected = Expected::read(name, path);
-    let far = expected.compare(&mut gpu, extent(part), |p, step| p.margins[step] > 0.1);
-    assert!(far.diff_max <= expected.diff_max(), "a log-probability is off by {}", far.diff_max);
+    Expected::read(name, path).check_exact(&mut gpu, extent(part));
 }
 
-/// Eight bits lose about as much as those of llama.cpp do.
-fn check_int8(name: &str, path: &Path, part: Part) {
+/// The defaults lose no more than `allowed`.
+fn check_loss(name: &str, path: &Path, part: Part, allowed: Loss) {
     let Some(mut gpu) = on_gpu(path, Activations::Int8, KvType::F16) else { return };
-    let expected = Expected::read(name, path);
-    let far = expected.compare(&mut gpu, extent(part), |p, step| p.margins[step] > 0.5);
-    let most = INT8_LOSS_RATIO_MAX * expected.default_kl_mean;
-    assert!(far.kl_mean <= most, "mean KL {} where {most} is allowed", far.kl_mean);
-    assert!(far.kl_max <= INT8_KL_MAX, "KL of one prompt is {}", far.kl_max);
+    Expected::read(name, path).check_loss(&mut gpu, extent(part), allowed);
 }
 
 #[test]
@@ -52,7 +40,7 @@ fn smollm2_in_single_precision_gives_the_reference() {
 #[test]
 fn smollm2_in_eight_bits_loses_about_what_llama_cpp_does() {
     let Some(path) = common::smollm2() else { return };
-    check_int8("smollm2", &path, Part { prompts: 2, steps: 3 });
+    check_loss("smollm2", &path, Part { prompts: 2, steps: 3 }, INT8);
 }
 
 #[test]
@@ -64,7 +52,7 @@ fn qwen_in_single_precision_gives_the_reference() {
 #[test]
 fn qwen_in_eight_bits_loses_about_what_llama_cpp_does() {
     let Some(path) = common::qwen() else { return };
-    check_int8(common::QWEN, &path, Part { prompts: 1, steps: 1 });
+    check_loss(common::QWEN, &path, Part { prompts: 1, steps: 1 }, INT8);
 }
 
 #[test]
@@ -72,10 +60,5 @@ fn tinystories_gives_the_reference() {
     let path = common::tinystories();
     let part = Part { prompts: 5, steps: 8 };
     check_exact("tinystories", &path, part);
-    // The file's weights are F32, which 8-bit activations never meet: what is lost is lost by the F16 cache.
-    let Some(mut gpu) = on_gpu(&path, Activations::Int8, KvType::F16) else { return };
-    let expected = Expected::read("tinystories", &path);
-    let far = expected.compare(&mut gpu, extent(part), |p, step| p.margins[step] > 0.1);
-    let most = CACHE_LOSS_RATIO_MAX * expected.default_kl_mean;
-    assert!(far.kl_mean <= most, "mean KL {} where {most} is allowed", far.kl_mean);
+    check_loss("tinystories", &path, part, CACHE);
 }

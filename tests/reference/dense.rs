@@ -39,7 +39,6 @@ fn sublayers_are_those_of_f64_for_every_type() {
 
 #[test]
 fn sublayers_are_those_of_f64_for_every_shape() {
-    let plain = Recipe { hidden: 96, ffn: 160, ..Recipe::plain(DType::Q8_0) };
     let (halves, interleaved) = (RopeLayout::Halves, RopeLayout::Interleaved);
     let mut seed = 40;
     for group in 1..=8usize {
@@ -47,22 +46,7 @@ fn sublayers_are_those_of_f64_for_every_shape() {
             [(8, 8, interleaved), (64, 64, halves), (80, 32, halves), (64, 16, interleaved)]
         {
             seed += 1;
-            let n_kv_heads = 1 + group % 3;
-            let whole_blocks = (n_kv_heads * group * head_dim).is_multiple_of(32);
-            let recipe = Recipe {
-                seed,
-                dtype: if whole_blocks { DType::Q8_0 } else { DType::F16 },
-                group,
-                n_kv_heads,
-                head_dim,
-                rope_dims,
-                layout,
-                biases: group % 2 == 0,
-                head_norms: group % 3 == 1,
-                rope_factors: group % 4 == 3,
-                n_layers: 1,
-                ..plain.clone()
-            };
+            let recipe = Recipe { seed, n_layers: 1, ..Recipe::of_heads(group, head_dim, rope_dims, layout) };
             check_sublayers(&recipe, FLOAT, 40, EXACT);
             check_sublayers(&recipe, CpuOptions { kv: KvType::F16, ..FLOAT }, 40, HALF_KV);
         }

@@ -133,6 +133,25 @@ impl Recipe {
         }
     }
 
+    /// Narrow, with heads of a shape; whether biases, norms of heads and rope factors are there goes with `group`.
+    pub fn of_heads(group: usize, head_dim: usize, rope_dims: usize, layout: RopeLayout) -> Self {
+        let n_kv_heads = 1 + group % 3;
+        let has_whole_blocks = (n_kv_heads * group * head_dim).is_multiple_of(32);
+        Self {
+            hidden: 96,
+            ffn: 160,
+            n_kv_heads,
+            group,
+            head_dim,
+            rope_dims,
+            layout,
+            biases: group.is_multiple_of(2),
+            head_norms: group % 3 == 1,
+            rope_factors: group % 4 == 3,
+            ..Self::plain(if has_whole_blocks { DType::Q8_0 } else { DType::F16 })
+        }
+    }
+
     /// 6 experts, of which each row uses 3.
     pub fn with_experts(self) -> Self {
         let experts = ExpertDims { count: 6, used: 3, ffn: self.ffn, normalise: true, scale: 1.0 };

@@ -3,7 +3,6 @@
 use rocmforge::backend::cpu::quant::SUPPORTED;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{Activations, KvType, RopeLayout};
-use rocmforge::tensor::DType;
 
 use crate::dense::divergence;
 use crate::forward;
@@ -102,23 +101,8 @@ fn heads_of_every_shape_give_the_logits_of_f64() {
         (8, 64, 64, halves),
     ];
     for (group, head_dim, rope_dims, layout) in shapes {
-        let (group, head_dim): (usize, usize) = (group, head_dim);
-        let n_kv_heads = 1 + group % 3;
-        let whole_blocks = (n_kv_heads * group * head_dim).is_multiple_of(32);
-        let recipe = Recipe {
-            seed: 300 + group as u64,
-            hidden: 96,
-            ffn: 160,
-            group,
-            n_kv_heads,
-            head_dim,
-            rope_dims,
-            layout,
-            biases: group % 2 == 0,
-            head_norms: group % 3 == 1,
-            rope_factors: group % 4 == 3,
-            ..Recipe::plain(if whole_blocks { DType::Q8_0 } else { DType::F16 })
-        };
+        let seed = 300 + group as u64;
+        let recipe = Recipe { seed, ..Recipe::of_heads(group, head_dim, rope_dims, layout) };
         if !check_both(&recipe) {
             return;
         }
