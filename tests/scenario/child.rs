@@ -69,3 +69,8 @@ pub fn inside() -> Option<(std::path::PathBuf, String)> {
     std::io::stdin().read_line(&mut line).unwrap();
     Some((socket.into(), std::env::var(ARGUMENT).unwrap()))
 }
+
+/// Token ids as a client process prints them.
+pub fn ids_text(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}

@@ -3,7 +3,7 @@
 use rocmforge_client::wire::{ErrorCode, GenerateRequest, Prompt};
 use rocmforge_client::{Client, Connection, Options};
 
-use crate::child::{self, Process};
+use crate::child::{self, Process, ids_text};
 use crate::raw::Raw;
 use crate::rig::{Rig, TINY, answer, code, collect, story};
 
@@ -22,10 +22,6 @@ fn request(client: usize) -> GenerateRequest {
         ignore_eog: true,
         ..GenerateRequest::new(TINY, Prompt::Text(prompt))
     }
-}
-
-fn ids_text(ids: &[u32]) -> String {
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// The client process of [`sixteen_processes_share_steps_and_get_the_answers_they_get_alone`]; alone it does nothing.

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use rocmforge_client::wire::{DeviceStatus, GenerateRequest, Prompt};
 use rocmforge_client::{Client, Options, ServerTrust};
 
-use crate::child::{self, Process};
+use crate::child::{self, Process, ids_text};
 use crate::common;
 use crate::gpu;
 use crate::rig::{Rig, TINY, answer};
@@ -29,10 +29,6 @@ fn request(client: usize) -> GenerateRequest {
         ignore_eog: true,
         ..GenerateRequest::new(TINY, Prompt::Ids(PROMPT.into_iter().chain(more).collect()))
     }
-}
-
-fn ids_text(ids: &[u32]) -> String {
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// The client process of [`sixteen_processes_of_three_users_share_one_copy`]; alone it does nothing.
