@@ -8,7 +8,7 @@ use rocmforge::scheduler::JobError;
 
 use crate::common::tinystories;
 use crate::faults::child;
-use crate::gate::Gated;
+use crate::gate::gated;
 use crate::gpu;
 use crate::rig::{Rig, model};
 
@@ -22,7 +22,7 @@ fn a_cold_start_cancelled_in_a_layer_has_loaded_two_layers_more() {
     let Some(runtime) = gpu::runtime() else { return };
     for layer in 0..2u32 {
         let backend = HipBackend::with_runtime(runtime.clone(), HipOptions::default()).unwrap();
-        let (gated, gate) = Gated::new(backend, layer);
+        let (gated, gate) = gated(backend, layer);
         let once = Mutex::new(Some(gated));
         let rig = Rig::with(move || Ok(Box::new(once.lock().unwrap().take().unwrap()) as Box<dyn Backend>));
         let model = model(1, &tinystories());

@@ -3,13 +3,10 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rocmforge::backend::hip::HipBackend;
-use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts, FfnInput,
-    ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
-};
-use rocmforge::tensor::{DType, LazyTensor};
 
-/// The test's side of a [`Gated`].
+use crate::hooked::Hooked;
+
+/// The test's side of a device that [`gated`] gave.
 pub struct Gate {
     /// A word comes when the step has reached the layer.
     pub reached: Receiver<()>,
@@ -18,99 +15,17 @@ pub struct Gate {
 }
 
 /// A GPU that stops once at a layer's attention.
-pub struct Gated {
-    inner: HipBackend,
-    layer: u32,
-    stop: Option<(Sender<()>, Receiver<()>)>,
-}
-
-impl Gated {
-    pub fn new(inner: HipBackend, layer: u32) -> (Self, Gate) {
-        let ((reached, told), (open, opened)) = (channel(), channel());
-        (Self { inner, layer, stop: Some((reached, opened)) }, Gate { reached: told, open })
-    }
-}
-
-impl Backend for Gated {
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-    fn supports(&self, dtype: DType) -> bool {
-        self.inner.supports(dtype)
-    }
-    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.inner.load_tensor(tensor)
-    }
-    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.inner.load_table(tensor)
-    }
-    fn layers_ahead(&self) -> usize {
-        self.inner.layers_ahead()
-    }
-    fn counters(&self) -> DeviceCounters {
-        self.inner.counters()
-    }
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        self.inner.open_model(dims, kv_pages)
-    }
-    fn close_model(&mut self, slot: ModelSlot) {
-        self.inner.close_model(slot);
-    }
-    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
-        self.inner.release_pages(slot, pages);
-    }
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
-        self.inner.kv_page_bytes()
-    }
-    fn kv_bytes_max(&self) -> Option<u64> {
-        self.inner.kv_bytes_max()
-    }
-    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
-        self.inner.kv_bytes(slot)
-    }
-    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
-        self.inner.begin_step(slot, batch)
-    }
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.embed(table)
-    }
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
-        self.inner.attention_input(layer, weights)
-    }
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        if layer == self.layer
-            && let Some((reached, opened)) = self.stop.take()
+pub fn gated(inner: HipBackend, layer: u32) -> (Hooked, Gate) {
+    let ((reached, told), (open, opened)) = (channel(), channel());
+    let mut stop = Some((reached, opened));
+    let hooked = Hooked::before_attention(inner, move |at| {
+        if at == layer
+            && let Some((reached, opened)) = stop.take()
         {
             reached.send(()).unwrap();
             opened.recv().unwrap();
         }
-        self.inner.attention(layer)
-    }
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.attention_output(weights)
-    }
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_input(weights)
-    }
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_output(weights)
-    }
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        self.inner.route(layer, weights)
-    }
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        self.inner.routed()
-    }
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
-        self.inner.experts(layer, experts)
-    }
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.head(norm, output)
-    }
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-        self.inner.sample(rows)
-    }
-    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
-        self.inner.logits(index)
-    }
+        Ok(())
+    });
+    (hooked, Gate { reached: told, open })
 }

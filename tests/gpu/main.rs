@@ -12,6 +12,8 @@ mod forge;
 mod gate;
 #[path = "../common/gpu.rs"]
 mod gpu;
+#[path = "../common/hooked.rs"]
+mod hooked;
 mod installed;
 mod lazy;
 mod rig;

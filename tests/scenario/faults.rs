@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, Experts, FfnInput, ModelDims,
-    ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
-};
+use rocmforge::backend::{Backend, BackendError};
 use rocmforge::config::Config;
 use rocmforge::daemon::{self, ConfigSource, Daemon, DaemonError, Start};
-use rocmforge::tensor::{DType, LazyTensor};
 use rocmforge_client::wire::ErrorCode;
 use rocmforge_client::{Client, Options};
 
 use crate::common;
+use crate::hooked::Hooked;
 use crate::rig::{PATIENCE, TINY, answer, code, story};
 
 /// What the device does to the next step.
@@ -28,82 +25,19 @@ const OUT_OF_MEMORY: u32 = 3;
 const BROKEN: u32 = 4;
 
 /// The CPU, with a fault on demand in the middle of a step.
-struct Faulty {
-    inner: CpuBackend,
-    fault: Arc<AtomicU32>,
-}
-
-impl Backend for Faulty {
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-    fn supports(&self, dtype: DType) -> bool {
-        self.inner.supports(dtype)
-    }
-    fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.inner.load_tensor(tensor)
-    }
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        self.inner.open_model(dims, kv_pages)
-    }
-    fn close_model(&mut self, slot: ModelSlot) {
-        assert_ne!(self.fault.load(Ordering::SeqCst), BROKEN, "a fault in close_model");
-        self.inner.close_model(slot);
-    }
-    fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
-        self.inner.release_pages(slot, pages);
-    }
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
-        self.inner.kv_page_bytes()
-    }
-    fn kv_bytes(&self, slot: ModelSlot) -> u64 {
-        self.inner.kv_bytes(slot)
-    }
-    fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
-        self.inner.begin_step(slot, batch)
-    }
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.embed(table)
-    }
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
-        self.inner.attention_input(layer, weights)
-    }
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        assert_ne!(self.fault.load(Ordering::SeqCst), BROKEN, "a fault that stays");
-        match self.fault.swap(WELL, Ordering::SeqCst) {
+fn faulty(inner: CpuBackend, fault: &Arc<AtomicU32>) -> Hooked {
+    let (step, close) = (Arc::clone(fault), Arc::clone(fault));
+    let before_attention = move |_| {
+        assert_ne!(step.load(Ordering::SeqCst), BROKEN, "a fault that stays");
+        match step.swap(WELL, Ordering::SeqCst) {
             PANIC => panic!("a fault in attention"),
             NOT_FINITE => Err(BackendError::NotFinite),
             OUT_OF_MEMORY => Err(BackendError::OutOfMemory { what: "a test", need_bytes: 1 << 40 }),
-            _ => self.inner.attention(layer),
+            _ => Ok(()),
         }
-    }
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.attention_output(weights)
-    }
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_input(weights)
-    }
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_output(weights)
-    }
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        self.inner.route(layer, weights)
-    }
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        self.inner.routed()
-    }
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
-        self.inner.experts(layer, experts)
-    }
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.head(norm, output)
-    }
-    fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-        self.inner.sample(rows)
-    }
-    fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
-        self.inner.logits(index)
-    }
+    };
+    Hooked::before_attention(inner, before_attention)
+        .before_close(move || assert_ne!(close.load(Ordering::SeqCst), BROKEN, "a fault in close_model"))
 }
 
 #[test]
@@ -116,7 +50,7 @@ fn a_step_that_panics_or_fails_ends_its_requests_and_the_daemon_serves_on() {
     let armed = Arc::clone(&fault);
     let factory = move || -> Result<Box<dyn Backend>, BackendError> {
         let inner = CpuBackend::new(CpuOptions::default())?;
-        Ok(Box::new(Faulty { inner, fault: Arc::clone(&armed) }))
+        Ok(Box::new(faulty(inner, &armed)))
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let daemon = runtime.block_on(Daemon::start(&config, None, factory)).unwrap();
@@ -159,7 +93,7 @@ fn a_daemon_that_lost_its_device_ends_with_a_status() {
             return Err(BackendError::Start { what: "the device", why: "it is gone".to_owned() });
         }
         let inner = CpuBackend::new(CpuOptions::default())?;
-        Ok(Box::new(Faulty { inner, fault: Arc::clone(&armed) }))
+        Ok(Box::new(faulty(inner, &armed)))
     };
     let client = Client::new(Options {
         socket: config.socket.clone(),

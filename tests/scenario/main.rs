@@ -20,6 +20,8 @@ mod forge;
 mod frames;
 #[path = "../common/gpu.rs"]
 mod gpu;
+#[path = "../common/hooked.rs"]
+mod hooked;
 mod lifecycle;
 mod raw;
 mod requests;

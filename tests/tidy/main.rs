@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
 mod crates;
+mod forwarding;
 mod layers;
 mod source;
 mod text;
