@@ -48,6 +48,31 @@ pub trait Backend: Send {
         self.load_tensor(tensor)
     }
 
+    /// Weights are about to leave: memory of handles that drop from now on is written again only behind the work that was
+    /// begun so far, all but the last operation of the step under way. Costs nothing where nothing is copied.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`], [`BackendError::Device`].
+    fn retire(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Bytes that a tensor takes of the device's memory, with padding and rounding: 0 where it is read in place. A plain
+    /// function, because sessions ask on threads of their own.
+    fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
+        |_| 0
+    }
+
+    /// As [`Backend::weight_bytes`] for what [`Backend::open_model`] takes before the first KV page.
+    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
+        |_| 0
+    }
+
+    /// Who has how much of the device's memory; zeros where there is none but the machine's.
+    fn memory(&self) -> DeviceMemoryUse {
+        DeviceMemoryUse::default()
+    }
+
     /// How many layers before their turn loads are worth starting; 0 where a load costs nothing.
     fn layers_ahead(&self) -> usize {
         0

@@ -336,6 +336,47 @@ impl std::fmt::Display for UploadRate {
     }
 }
 
+/// A device's memory: what this process has taken of it, for what, and what else is known. All in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemoryUse {
+    /// Copies of weights.
+    pub weights: u64,
+    /// KV pages.
+    pub kv: u64,
+    /// Activations and step arrays.
+    pub scratch: u64,
+    /// Where uploads lie before they are laid out.
+    pub staging: u64,
+    /// Graphs, as far as they take memory of ours.
+    pub graphs: u64,
+    /// Taken from the driver: the sum of these and what is kept for the next who asks.
+    pub taken: u64,
+    /// Most that may be taken: the configured budget, or the whole device.
+    pub budget: u64,
+    /// Of the whole device, as the driver says; 0 where it does not.
+    pub total: u64,
+    /// Free on the whole device, as the driver says.
+    pub free: u64,
+}
+
+impl DeviceMemoryUse {
+    /// Bytes in use by this process's own owners.
+    pub fn used(&self) -> u64 {
+        self.weights + self.kv + self.scratch + self.staging + self.graphs
+    }
+
+    /// What could still be taken: free at the driver and within the budget, and what is kept.
+    pub fn available(&self) -> u64 {
+        let kept = self.taken.saturating_sub(self.used());
+        self.free.min(self.budget.saturating_sub(self.taken)) + kept
+    }
+
+    /// What others than this process's buffers have: other programs, and the driver's own needs.
+    pub fn others(&self) -> u64 {
+        self.total.saturating_sub(self.free).saturating_sub(self.taken)
+    }
+}
+
 /// What a device did since it was opened. Zeros where weights are read in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
@@ -435,6 +476,17 @@ pub enum BackendError {
 }
 
 impl BackendError {
+    /// What memory was short for and how many bytes, where it was.
+    pub fn needs(&self) -> Option<(String, u64)> {
+        match self {
+            Self::OutOfMemory { what, need_bytes } => Some(((*what).to_owned(), *need_bytes)),
+            Self::Device(super::hip::HipError::OutOfMemory { owner, need_bytes, .. }) => {
+                Some((owner.to_string(), *need_bytes))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether memory was short: less of it in use, and the same call may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         match self {

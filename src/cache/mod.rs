@@ -3,9 +3,15 @@
 //! A tensor's life on a device: `Absent -> Loading -> Resident -> Absent`. A load that fails leaves it absent and the
 //! next request tries again. The engine thread that owns the device owns its cache too, so there is no lock and no
 //! second loader: whoever asks while a tensor is on the way gets the same handle, and waits for that.
+//!
+//! Tensors come one by one and leave by [`Part`]: a layer of which one tensor is gone is of no use. `eviction` says which.
 
-use std::collections::HashMap;
+mod eviction;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+pub use eviction::{Candidate, Eviction};
 
 use crate::backend::{Backend, BackendError, DeviceTensor, LoadState};
 use crate::tensor::{LazyTensor, MappedFile};
@@ -15,16 +21,61 @@ use crate::tensor::{LazyTensor, MappedFile};
 pub struct CacheCounters {
     /// Loads begun.
     pub loads: u64,
+    /// Bytes of device memory that they took.
+    pub load_bytes: u64,
     /// Requests for tensors that were there or on the way.
     pub hits: u64,
+    /// Parts of models that left because room was needed.
+    pub evictions: u64,
+    /// Bytes of device memory that they gave back.
+    pub evicted_bytes: u64,
+}
+
+/// Who a tensor is loaded for. Numbers of models; the cache gives them no meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(pub u64);
+
+/// Tensors of an owner that come to be used together, numbered in the order of their use in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    /// Whose.
+    pub owner: Owner,
+    /// Which.
+    pub number: u32,
+}
+
+/// What a device holds of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes of device memory, those on their way among them.
+    pub bytes: u64,
+    /// Tensors that are there or on their way.
+    pub tensors: usize,
+    /// Tensors that are on their way, as of the last [`TensorCache::look`].
+    pub loading: usize,
 }
 
 /// The table of one device: the only truth about what is loaded on it.
 #[derive(Debug, Default)]
 pub struct TensorCache {
-    resident: HashMap<Key, DeviceTensor>,
+    resident: HashMap<Key, Entry>,
+    parts: BTreeMap<Part, Members>,
+    /// Entries that were on their way when last looked at.
+    on_the_way: Vec<Key>,
     counters: CacheCounters,
     device_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    tensor: DeviceTensor,
+    part: Part,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    held: Held,
+    keys: Vec<Key>,
 }
 
 /// What a tensor is loaded for.
@@ -63,8 +114,8 @@ impl TensorCache {
         Self::default()
     }
 
-    /// The tensor on the device; its load begins now when it is not there and not on the way. A hit costs one lookup;
-    /// the handle is cheap to clone.
+    /// The tensor on the device; its load begins now, for `part`, when it is not there and not on the way. A hit costs one
+    /// lookup; the handle is cheap to clone.
     ///
     /// # Errors
     /// [`BackendError`] of the load; the tensor stays absent.
@@ -72,8 +123,9 @@ impl TensorCache {
         &mut self,
         backend: &mut dyn Backend,
         tensor: &LazyTensor,
+        part: Part,
     ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Whole), || backend.load_tensor(tensor))
+        self.load(Key::of(tensor, Use::Whole), part, || backend.load_tensor(tensor))
     }
 
     /// As [`TensorCache::load_tensor`] for a table of which a step takes single rows.
@@ -84,60 +136,131 @@ impl TensorCache {
         &mut self,
         backend: &mut dyn Backend,
         tensor: &LazyTensor,
+        part: Part,
     ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Rows), || backend.load_table(tensor))
+        self.load(Key::of(tensor, Use::Rows), part, || backend.load_table(tensor))
     }
 
     fn load(
         &mut self,
         key: Key,
+        part: Part,
         load: impl FnOnce() -> Result<DeviceTensor, BackendError>,
     ) -> Result<DeviceTensor, BackendError> {
         if let Some(there) = self.resident.get(&key) {
-            if !matches!(there.state(), LoadState::Failed(_)) {
+            if !matches!(there.tensor.state(), LoadState::Failed(_)) {
                 self.counters.hits += 1;
-                return Ok(there.clone());
+                return Ok(there.tensor.clone());
             }
             self.remove(&key); // before the new load: there may be room for one copy only
         }
         let loaded = load()?;
+        let bytes = loaded.device_bytes();
         self.counters.loads += 1;
-        self.device_bytes += loaded.device_bytes();
-        self.resident.insert(key, loaded.clone());
+        self.counters.load_bytes += bytes;
+        self.device_bytes += bytes;
+        let members = self.parts.entry(part).or_default();
+        members.held.bytes += bytes;
+        members.held.tensors += 1;
+        members.keys.push(key);
+        if matches!(loaded.state(), LoadState::Loading) {
+            members.held.loading += 1;
+            self.on_the_way.push(key);
+        }
+        self.resident.insert(key, Entry { tensor: loaded.clone(), part });
         Ok(loaded)
     }
 
     fn remove(&mut self, key: &Key) {
-        if let Some(gone) = self.resident.remove(key) {
-            self.device_bytes -= gone.device_bytes();
+        let Some(Entry { tensor, part }) = self.resident.remove(key) else { return };
+        let bytes = tensor.device_bytes();
+        self.device_bytes -= bytes;
+        let was_loading = self.on_the_way.iter().position(|other| other == key);
+        if let Some(at) = was_loading {
+            self.on_the_way.swap_remove(at);
         }
+        if let Some(members) = self.parts.get_mut(&part) {
+            members.held.bytes -= bytes;
+            members.held.tensors -= 1;
+            members.held.loading -= usize::from(was_loading.is_some());
+            members.keys.retain(|other| other != key);
+            if members.keys.is_empty() {
+                self.parts.remove(&part);
+            }
+        }
+    }
+
+    fn remove_all(&mut self, gone: impl Fn(&Key, &Entry) -> bool) -> usize {
+        let keys: Vec<Key> =
+            self.resident.iter().filter(|(key, entry)| gone(key, entry)).map(|(key, _)| *key).collect();
+        keys.iter().for_each(|key| self.remove(key));
+        keys.len()
+    }
+
+    /// Looks at what was on its way: parts whose last tensor arrived since the last time.
+    pub fn look(&mut self) -> Vec<Part> {
+        let (mut left, mut arrived) = (Vec::new(), Vec::new());
+        for key in std::mem::take(&mut self.on_the_way) {
+            let Some(entry) = self.resident.get(&key) else { continue };
+            if matches!(entry.tensor.state(), LoadState::Loading) {
+                left.push(key);
+                continue;
+            }
+            if let Some(members) = self.parts.get_mut(&entry.part) {
+                members.held.loading -= 1;
+                if members.held.loading == 0 {
+                    arrived.push(entry.part);
+                }
+            }
+        }
+        self.on_the_way = left;
+        arrived
     }
 
     /// Lets go of loads that failed, so that nothing of them stays behind.
     pub fn clear_failed(&mut self) {
-        self.resident.retain(|_, there| !matches!(there.state(), LoadState::Failed(_)));
-        self.device_bytes = self.resident.values().map(DeviceTensor::device_bytes).sum();
+        self.remove_all(|_, entry| matches!(entry.tensor.state(), LoadState::Failed(_)));
     }
 
     /// Lets go of all tensors of a file; their memory is free once the last handle is dropped. Returns how many.
     pub fn clear_file(&mut self, file: &Arc<MappedFile>) -> usize {
-        let (mapping, before) = (address(file), self.resident.len());
-        self.resident.retain(|key, _| key.mapping != mapping);
-        self.device_bytes = self.resident.values().map(DeviceTensor::device_bytes).sum();
-        before - self.resident.len()
+        let mapping = address(file);
+        self.remove_all(|key, _| key.mapping == mapping)
+    }
+
+    /// Lets go of a part, and counts it as evicted where it held anything. The bytes that are free once the last handle is
+    /// dropped.
+    pub fn evict(&mut self, part: Part) -> u64 {
+        let Some(members) = self.parts.get(&part) else { return 0 };
+        let (bytes, keys) = (members.held.bytes, members.keys.clone());
+        keys.iter().for_each(|key| self.remove(key));
+        self.counters.evictions += 1;
+        self.counters.evicted_bytes += bytes;
+        bytes
     }
 
     /// Lets go of everything.
     pub fn clear(&mut self) {
         self.resident.clear();
+        self.parts.clear();
+        self.on_the_way.clear();
         self.device_bytes = 0;
     }
 
-    /// Bytes of the tensors of a file on the device, and how many there are.
-    pub fn of_file(&self, file: &Arc<MappedFile>) -> (u64, usize) {
-        let mapping = address(file);
-        let tensors = self.resident.iter().filter(|(key, _)| key.mapping == mapping);
-        tensors.fold((0, 0), |(bytes, count), (_, there)| (bytes + there.device_bytes(), count + 1))
+    /// What is held of an owner, by part, in the order of use.
+    pub fn parts_of(&self, owner: Owner) -> impl DoubleEndedIterator<Item = (u32, Held)> {
+        let all = Part { owner, number: 0 }..=Part { owner, number: u32::MAX };
+        self.parts.range(all).map(|(part, members)| (part.number, members.held))
+    }
+
+    /// What is held of a part.
+    pub fn held(&self, part: Part) -> Held {
+        self.parts.get(&part).map(|members| members.held).unwrap_or_default()
+    }
+
+    /// Bytes that are held of an owner.
+    pub fn bytes_of(&self, owner: Owner) -> u64 {
+        self.parts_of(owner).map(|(_, held)| held.bytes).sum()
     }
 
     /// Tensors that are resident or on the way.
@@ -179,6 +302,8 @@ mod tests {
         MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap()
     }
 
+    const PART: Part = Part { owner: Owner(1), number: 0 };
+
     fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> LazyTensor {
         let shape = Shape::new(&[256]).unwrap();
         let end = start + dtype.row_bytes(256).unwrap();
@@ -192,10 +317,10 @@ mod tests {
         let tied = tensor(&file, "token_embd.weight", 0, DType::F32);
         let other = tensor(&file, "output_norm.weight", 1024, DType::F32);
         for tensor in [&embedding, &tied, &other, &embedding] {
-            let loaded = cache.load_tensor(&mut backend, tensor).unwrap();
+            let loaded = cache.load_tensor(&mut backend, tensor, PART).unwrap();
             assert_eq!(loaded.tensor.range(), tensor.range());
         }
-        assert_eq!(cache.counters(), CacheCounters { loads: 2, hits: 2 });
+        assert_eq!(cache.counters(), CacheCounters { loads: 2, hits: 2, ..CacheCounters::default() });
         assert_eq!((cache.len(), cache.device_bytes()), (2, 0), "the CPU reads in place");
     }
 
@@ -204,7 +329,7 @@ mod tests {
         let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
         let tensor = tensor(&file, "blk.0.ffn_up.weight", 0, DType::IQ1_S);
         for _ in 0..2 {
-            let error = cache.load_tensor(&mut backend, &tensor).unwrap_err();
+            let error = cache.load_tensor(&mut backend, &tensor, PART).unwrap_err();
             assert!(matches!(error, BackendError::Unsupported { dtype: DType::IQ1_S, .. }), "{error}");
         }
         assert_eq!((cache.len(), cache.counters()), (0, CacheCounters::default()));
@@ -215,7 +340,7 @@ mod tests {
         let (mut cache, mut backend, files) = (TensorCache::new(), backend(), [file(), file()]);
         for file in &files {
             for start in [0, 1024] {
-                cache.load_tensor(&mut backend, &tensor(file, "t", start, DType::F32)).unwrap();
+                cache.load_tensor(&mut backend, &tensor(file, "t", start, DType::F32), PART).unwrap();
             }
         }
         let handles = files.each_ref().map(Arc::strong_count);
@@ -226,5 +351,23 @@ mod tests {
         assert_eq!((cache.clear_file(&files[0]), cache.counters().loads), (0, 4));
         cache.clear();
         assert!(cache.is_empty());
+    }
+
+    #[test]
+    fn a_part_leaves_whole_and_alone() {
+        let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
+        let part = |owner, number| Part { owner: Owner(owner), number };
+        for (start, part) in [(0, part(1, 0)), (1024, part(1, 2)), (2048, part(1, 2)), (3072, part(2, 2))] {
+            cache.load_tensor(&mut backend, &tensor(&file, "t", start, DType::F32), part).unwrap();
+        }
+        let held = |cache: &TensorCache| -> Vec<(u32, usize)> {
+            cache.parts_of(Owner(1)).map(|(number, held)| (number, held.tensors)).collect()
+        };
+        assert_eq!(held(&cache), [(0, 1), (2, 2)]);
+        cache.evict(part(1, 2));
+        assert_eq!((held(&cache), cache.len()), (vec![(0, 1)], 2));
+        assert_eq!(cache.evict(part(1, 2)), 0, "gone already");
+        assert_eq!((cache.counters().evictions, cache.held(part(2, 2)).tensors), (1, 1));
+        assert!(cache.look().is_empty(), "nothing is on its way where weights are read in place");
     }
 }

@@ -5,6 +5,9 @@ use super::files::ModelFiles;
 use crate::backend::ModelDims;
 use crate::tensor::{DType, LazyTensor};
 
+/// The part of a plan that a step uses first: the embedding, and the divisors of the rotary frequencies.
+pub const FIRST_PART: u32 = 0;
+
 /// A model ready to be run, layer by layer; nothing in it has been read.
 #[derive(Clone, Debug)]
 pub struct ExecutionPlan {
@@ -230,6 +233,39 @@ impl ExecutionPlan {
             .chain(&self.rope_factors)
             .chain(self.layers.iter().flat_map(LayerPlan::tensors))
             .chain(head)
+    }
+
+    /// Parts that a step uses one after the other: [`FIRST_PART`], each layer, the head.
+    pub fn part_count(&self) -> u32 {
+        self.layers.len() as u32 + 2 // layers: at most `LAYERS_MAX`, 512
+    }
+
+    /// Number of the part that is a layer.
+    pub fn layer_part(&self, layer: usize) -> u32 {
+        layer as u32 + 1
+    }
+
+    /// Number of the last part: the final norm and the output matrix.
+    pub fn head_part(&self) -> u32 {
+        self.layers.len() as u32 + 1
+    }
+
+    /// What people call a part.
+    pub fn part_name(&self, part: u32) -> String {
+        match part {
+            FIRST_PART => "embedding".to_owned(),
+            _ if part == self.head_part() => "head".to_owned(),
+            _ => format!("layer {}", part - 1),
+        }
+    }
+
+    /// Tensors of a part in the order a step first needs them, all experts among them; none past the last part.
+    pub fn part_tensors(&self, part: u32) -> impl Iterator<Item = &LazyTensor> {
+        let first = (part == FIRST_PART).then(|| std::iter::once(&self.embedding).chain(&self.rope_factors));
+        let layer = (part as usize).checked_sub(1).and_then(|layer| self.layers.get(layer));
+        let head = (part == self.head_part()).then_some([&self.output_norm, &self.output]);
+        let first = first.into_iter().flatten();
+        first.chain(layer.into_iter().flat_map(LayerPlan::tensors)).chain(head.into_iter().flatten())
     }
 
     /// Every tensor type used, each with the name of the first tensor of it: for a backend's refusal by name.

@@ -17,12 +17,14 @@ use loads::LoadTask;
 use super::engine::Factory;
 use super::handle::Shared;
 use super::policy::{Expiry, Limits, Policy, Request, StepPlan};
-use super::resident::ResidentModel;
+use super::residency::{Residency, Window};
 use super::sequence::Sequence;
 use super::step::{self, StepArrays, StepDevice};
-use super::{Counters, EngineOptions, EngineSnapshot, Event, Job, JobError, SequenceId, SequenceSnapshot};
+use super::{
+    Counters, EngineOptions, EngineSnapshot, Event, Job, JobError, ModelResidency, SequenceId,
+    SequenceSnapshot,
+};
 use crate::backend::{Backend, BackendError, DeviceTensor, ModelSlot, Sampled};
-use crate::cache::TensorCache;
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
 
@@ -31,12 +33,19 @@ const IDLE_WAKE: Duration = Duration::from_secs(1);
 /// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
 const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
 
+/// A model whose first step of a turn brought weights keeps the turn for so many times as long as that step took: when models
+/// that share the room of one take turns, a fifth of the time goes to bringing weights.
+const TURN_KEPT: u32 = 4;
+/// And no longer than this: others wait.
+const TURN_KEPT_MAX: Duration = Duration::from_secs(2);
+
 pub(super) mod loads;
+pub(super) mod orders;
 mod recovery;
 
 /// A model that has, or lately had, sequences.
 struct Room {
-    resident: ResidentModel,
+    model: Arc<Model>,
     slot: Option<ModelSlot>,
     /// When its last sequence ended; `None` while it has any.
     idle_since: Option<Instant>,
@@ -44,8 +53,17 @@ struct Room {
     gone: bool,
 }
 
+/// Who holds a model that nobody else does: its room and its place.
+const HOLDERS: usize = 2;
+
 /// What came of drawing a sequence's token.
 type Drawn = Result<Sampled, BackendError>;
+
+impl Room {
+    fn new(model: &Arc<Model>) -> Self {
+        Self { model: Arc::clone(model), slot: None, idle_since: None, gone: false }
+    }
+}
 
 enum Turn {
     /// Go on at once.
@@ -62,7 +80,7 @@ pub(super) struct Core {
     shared: Arc<Shared>,
     factory: Factory,
     backend: Box<dyn Backend>,
-    cache: TensorCache,
+    residency: Residency,
     policy: Policy,
     sequences: HashMap<SequenceId, Sequence>,
     rooms: BTreeMap<ModelId, Room>,
@@ -77,6 +95,9 @@ pub(super) struct Core {
     housekept: Instant,
     /// There is no device to go on with.
     lost: bool,
+    /// The model that had the last step, and until when it keeps its turn.
+    turn: Option<ModelId>,
+    turn_kept: Option<Instant>,
     /// Loads that were asked for without a step.
     loads: Vec<LoadTask>,
     /// What was on the way when such a request ended: a load among them that fails is cleared away later.
@@ -97,7 +118,7 @@ impl Core {
             shared,
             factory,
             backend,
-            cache: TensorCache::new(),
+            residency: Residency::default(),
             policy,
             sequences: HashMap::new(),
             rooms: BTreeMap::new(),
@@ -109,6 +130,8 @@ impl Core {
             published: now,
             housekept: now,
             lost: false,
+            turn: None,
+            turn_kept: None,
             loads: Vec::new(),
             strays: Vec::new(),
         };
@@ -180,6 +203,7 @@ impl Core {
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
         let loaded = self.drive_loads();
+        self.policy.keep_turn(self.turn_kept.is_some_and(|until| now < until));
         let step = self.policy.next_step();
         let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {
@@ -229,6 +253,9 @@ impl Core {
         for request in commands.loads {
             self.begin_load(request);
         }
+        for order in commands.orders {
+            self.obey(order);
+        }
         for (id, items) in commands.credits {
             self.policy.credit(id, items);
         }
@@ -262,12 +289,8 @@ impl Core {
             credit: job.credit,
             deadline: job.deadline,
         });
-        let room = self.rooms.entry(model.id).or_insert_with(|| Room {
-            resident: ResidentModel::new(Arc::clone(model)),
-            slot: None,
-            idle_since: None,
-            gone: false,
-        });
+        self.residency.enter(model);
+        let room = self.rooms.entry(model.id).or_insert_with(|| Room::new(model));
         room.idle_since = None;
         self.sequences.insert(job.id, Sequence::new(job));
     }
@@ -305,12 +328,21 @@ impl Core {
     /// Runs a step and hands out what came of it.
     fn step(&mut self, step: StepPlan) {
         let Some(room) = self.rooms.get(&step.model) else { return };
-        let model = Arc::clone(room.resident.model());
+        let model = Arc::clone(&room.model);
         if let Err(error) = model.files.check_unchanged() {
             return self.fail_model(step.model, error);
         }
+        let (begun, loads) = (Instant::now(), self.residency.counters().loads);
+        let (id, switched) = (step.model, self.turn != Some(step.model));
         self.in_step = Some(step);
         let result = self.compute();
+        if switched {
+            // Others that need the same room wait until what was brought was worth it.
+            let brought = self.residency.counters().loads > loads && self.backend.layers_ahead() > 0;
+            let now = Instant::now();
+            self.turn_kept = brought.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX));
+            self.turn = Some(id);
+        }
         let Some(step) = self.in_step.take() else { return };
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // what the step read may have been anything: no token of it counts
@@ -319,7 +351,7 @@ impl Core {
             Ok((sampled, load)) => self.deliver(&step, sampled, load),
             Err(BackendError::GivenUp) => {} // the next turn hears from the inbox why
             // Tried again in the next turn, as often as there is something to let go of.
-            Err(error) if error.is_out_of_memory() && self.evict_idle(step.model) => {}
+            Err(error) if error.is_out_of_memory() => self.out_of_memory(&step, &error),
             Err(error @ BackendError::DeviceLost { .. }) => self.replace_device(&error),
             Err(error) => {
                 tracing::warn!(model = step.model.0, %error, "a step failed");
@@ -330,16 +362,31 @@ impl Core {
         }
     }
 
+    /// Memory was short for a step: something leaves and the next turn tries again, or the step's requests fail.
+    fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
+        match self.make_room(&Window::none(step.model)) {
+            Ok(true) => {}
+            Ok(false) => {
+                let error = self.no_room(step.model, error);
+                tracing::warn!(model = step.model.0, %error, "a step found no room");
+                for work in &step.work {
+                    self.fail(work.id, error.clone());
+                }
+            }
+            Err(lost) => self.replace_device(&lost),
+        }
+    }
+
     /// Computes `in_step`. The time is what it waited for weights.
     fn compute(&mut self) -> Result<(Vec<Drawn>, Duration), BackendError> {
         let nothing = Ok((Vec::new(), Duration::ZERO));
         let Some(step) = &self.in_step else { return nothing };
         let Some(room) = self.rooms.get_mut(&step.model) else { return nothing };
+        self.residency.used(step.model);
         let slot = match room.slot {
             Some(slot) => slot,
             None => {
-                let model = room.resident.model();
-                let slot = open(self.backend.as_mut(), &self.policy, &self.shared, model)?;
+                let slot = open(self.backend.as_mut(), &self.policy, &self.shared, &room.model)?;
                 *room.slot.insert(slot)
             }
         };
@@ -360,23 +407,25 @@ impl Core {
         };
         let device = StepDevice {
             backend: self.backend.as_mut(),
-            cache: &mut self.cache,
+            residency: &mut self.residency,
+            model: step.model,
+            layers: room.model.plan.layers.len(),
             slot,
             heartbeat: &shared.heartbeat,
             given_up: &given_up,
         };
-        let drawn = step::run(device, &mut room.resident, &self.arrays);
+        let drawn = step::run(device, &self.arrays);
         let result = drawn.and_then(|drawn| Ok((drawn, self.backend.load_wait()?)));
         if result.is_err() {
-            // What is on its way may fail yet: all handles are asked for anew, and what failed leaves nothing behind.
-            room.resident.forget();
-            self.cache.clear_failed();
+            self.residency.forget_handles(step.model); // what is on its way may fail yet
         }
         result
     }
 
     fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
         let now = Instant::now();
+        self.counters.load_waits += u64::from(!load.is_zero());
+        self.counters.load_wait += load;
         self.policy.complete(step, now);
         self.counters.steps += 1;
         self.counters.step_sequences += step.work.len() as u64;
@@ -495,11 +544,12 @@ impl Core {
         }
         self.housekept = now;
         self.look_at_strays();
+        self.expire_idle(now);
         let ids: Vec<ModelId> = self.rooms.keys().copied().collect();
         for id in ids {
             let Some(room) = self.rooms.get_mut(&id) else { continue };
             let Some(since) = room.idle_since else { continue };
-            room.gone |= Arc::strong_count(room.resident.model()) == 1;
+            room.gone |= Arc::strong_count(&room.model) == HOLDERS;
             if now.saturating_duration_since(since) >= self.options.idle_release
                 && let Some(slot) = room.slot.take()
             {
@@ -515,19 +565,25 @@ impl Core {
         if !self.rooms.get(&id).is_some_and(|r| r.gone) || !self.policy.sequences_of(id).is_empty() {
             return;
         }
-        let Some(mut room) = self.rooms.remove(&id) else { return };
+        let Some(room) = self.rooms.remove(&id) else { return };
         if let Some(slot) = room.slot {
             self.backend.close_model(slot);
         }
         self.policy.close_pool(id);
-        room.resident.forget();
-        for file in room.resident.model().files.mappings() {
-            self.cache.clear_file(file);
+        self.retire();
+        self.residency.leave(id);
+    }
+
+    /// Before weights leave between steps. Where the device does not answer, the next step finds out.
+    fn retire(&mut self) {
+        if let Err(error) = self.backend.retire() {
+            tracing::warn!(%error, "weights leave a device that does not answer well");
         }
     }
 
     fn publish(&mut self) {
         self.published = Instant::now();
+        self.tell_events();
         let sequences: Vec<_> = self
             .policy
             .views()
@@ -550,16 +606,25 @@ impl Core {
             .collect();
         let (kv_pages_used, kv_pages_max) = self.policy.page_counts();
         let slots = self.rooms.values().filter_map(|r| r.slot);
-        let loaded = self.cache.counters();
+        let loaded = self.residency.counters();
         let snapshot = EngineSnapshot {
-            counters: Counters { tensors_loaded: loaded.loads, tensor_hits: loaded.hits, ..self.counters },
+            counters: Counters {
+                tensors_loaded: loaded.loads,
+                tensor_hits: loaded.hits,
+                load_bytes: loaded.load_bytes,
+                evictions: loaded.evictions,
+                evicted_bytes: loaded.evicted_bytes,
+                ..self.counters
+            },
             kv_pages_used,
             kv_pages_max,
             kv_bytes: slots.map(|slot| self.backend.kv_bytes(slot)).sum(),
             kv_reserved_bytes: self.policy.reserved_bytes(),
             kv_budget_bytes: self.policy.limits().kv_budget_bytes,
-            device_bytes: self.cache.device_bytes(),
+            device_bytes: self.residency.device_bytes(),
             device: self.backend.counters(),
+            memory: self.backend.memory(),
+            models: self.residencies(),
             sequences,
         };
         let queued = self.policy.queued_count();
@@ -569,13 +634,32 @@ impl Core {
     }
 }
 
+impl Core {
+    /// What each model has on the device.
+    fn residencies(&self) -> Vec<ModelResidency> {
+        let (facts, order) = (self.shared.facts(), self.residency.order(None));
+        let residency = |(id, room): (&ModelId, &Room)| ModelResidency {
+            model: *id,
+            name: room.model.name.clone(),
+            parts: self.residency.part_states(*id),
+            weight_bytes: self.residency.held(*id).map(|(_, held)| held.bytes).sum(),
+            kv_bytes: room.slot.map_or(0, |slot| self.backend.kv_bytes(slot)),
+            scratch_bytes: room.slot.map_or(0, |_| facts.scratch_bytes(&room.model.plan.dims)),
+            rules: self.residency.rules(*id),
+            idle_since: room.idle_since,
+            eviction_place: order.iter().zip(1..).find(|(other, _)| *other == id).map_or(0, |(_, n)| n),
+        };
+        self.rooms.iter().map(residency).collect()
+    }
+}
+
 fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let rows = options.rows_max.unwrap_or_else(|| shared.facts().info.step_rows.max(options.sequences_max));
+    let facts = shared.facts();
     Limits {
-        rows_max: count(rows),
+        rows_max: count(facts.rows_max),
         sequences_max: count(options.sequences_max),
-        kv_budget_bytes: shared.facts().kv_budget_bytes,
+        kv_budget_bytes: facts.kv_budget_bytes,
         slow_reader: options.slow_reader,
     }
 }
@@ -587,9 +671,7 @@ fn open(
     shared: &Shared,
     model: &Model,
 ) -> Result<ModelSlot, BackendError> {
-    let mut dims = model.plan.dims.clone();
-    dims.rows_max = policy.limits().rows_max as usize;
-    dims.logits_rows_max = policy.limits().sequences_max as usize;
+    let dims = shared.facts().step_dims(&model.plan.dims);
     let pages = policy.pool_pages(shared.facts().page_bytes(&dims));
     backend.open_model(&dims, pages)
 }

@@ -10,16 +10,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{broadcast, oneshot, watch};
 
 use super::core::loads::LoadRequest;
-use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading};
+use super::core::orders::{Cleared, Order, RulesChange};
+use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
+use super::residency::ResidencyRules;
+use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, ModelDims};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::plan::ExecutionPlan;
 use crate::model::{Model, ModelId};
-use crate::tensor::DType;
+use crate::tensor::{DType, LazyTensor};
+
+/// Events that a watcher may be behind: two for each layer of a few large models.
+const EVENTS_KEPT: usize = 1024;
 
 /// What waits for the engine thread.
 #[derive(Debug, Default)]
@@ -31,6 +37,8 @@ pub(super) struct Inbox {
     pub gone: HashSet<ModelId>,
     /// Loads asked for without a step; at most `queue_max`.
     pub loads: Vec<LoadRequest>,
+    /// What else is to be done about weights; at most `queue_max`.
+    pub orders: Vec<Order>,
     /// A load was decided.
     pub woken: bool,
     /// Sequences submitted and not yet ended.
@@ -50,6 +58,7 @@ pub(super) struct Commands {
     pub credits: HashMap<SequenceId, u32>,
     pub gone: HashSet<ModelId>,
     pub loads: Vec<LoadRequest>,
+    pub orders: Vec<Order>,
     pub drain: Option<Instant>,
     pub stop: bool,
 }
@@ -63,6 +72,7 @@ impl Inbox {
             || !self.credits.is_empty()
             || !self.gone.is_empty()
             || !self.loads.is_empty()
+            || !self.orders.is_empty()
             || self.woken
     }
 
@@ -75,6 +85,7 @@ impl Inbox {
             credits: std::mem::take(&mut self.credits),
             gone: std::mem::take(&mut self.gone),
             loads: std::mem::take(&mut self.loads),
+            orders: std::mem::take(&mut self.orders),
             drain: self.drain,
             stop: self.stop,
         }
@@ -93,6 +104,8 @@ pub(super) struct Shared {
     /// True once the thread has ended without having been stopped.
     pub failed: watch::Sender<bool>,
     pub queue_max: usize,
+    /// What happens on the device. Who is slow misses some and is told how many.
+    pub events: broadcast::Sender<EngineEvent>,
     /// Of the device in use; another one after a loss. Innermost lock: held for a clone.
     facts: Mutex<Arc<Facts>>,
     next_id: AtomicU64,
@@ -105,17 +118,43 @@ pub(super) struct Facts {
     supported: Vec<DType>,
     pub kv_budget_bytes: u64,
     kv_page_bytes: fn(&ModelDims) -> u64,
+    weight_bytes: fn(&LazyTensor) -> u64,
+    scratch_bytes: fn(&ModelDims) -> u64,
+    /// Rows of a step at most, and of those whose logits are wanted.
+    pub rows_max: usize,
+    logits_rows_max: usize,
 }
 
 impl Facts {
     fn of(backend: &dyn Backend, options: &EngineOptions) -> Self {
         let most = backend.kv_bytes_max().unwrap_or(u64::MAX);
+        let info = backend.info();
+        let rows_max = options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max)).max(1);
         Self {
-            info: backend.info(),
+            info,
+            weight_bytes: backend.weight_bytes(),
+            scratch_bytes: backend.scratch_bytes(),
+            rows_max,
+            logits_rows_max: options.sequences_max.clamp(1, rows_max),
             supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
             kv_budget_bytes: options.kv_budget_bytes.min(most),
             kv_page_bytes: backend.kv_page_bytes(),
         }
+    }
+
+    /// A model's sizes with those of steps on this device.
+    pub fn step_dims(&self, dims: &ModelDims) -> ModelDims {
+        ModelDims { rows_max: self.rows_max, logits_rows_max: self.logits_rows_max, ..dims.clone() }
+    }
+
+    /// Bytes that a tensor takes on this device.
+    pub fn weight_bytes(&self, tensor: &LazyTensor) -> u64 {
+        (self.weight_bytes)(tensor)
+    }
+
+    /// Bytes that a model's activations take on this device.
+    pub fn scratch_bytes(&self, dims: &ModelDims) -> u64 {
+        (self.scratch_bytes)(&self.step_dims(dims))
     }
 
     /// Bytes of one KV page of a model on this device.
@@ -134,6 +173,7 @@ impl Shared {
             drained: watch::Sender::new(false),
             failed: watch::Sender::new(false),
             queue_max: options.queue_max,
+            events: broadcast::Sender::new(EVENTS_KEPT),
             facts: Mutex::new(Rank::DeviceFacts, Arc::new(Facts::of(backend, options))),
             next_id: AtomicU64::new(1),
         }
@@ -240,7 +280,93 @@ impl EngineHandle {
     /// # Errors
     /// Those of [`EngineHandle::submit`]; of the loads by [`Loading::wait`].
     pub fn load_to_gpu(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
-        self.begin_load(model, LoadTarget::All)
+        self.preload(model, &Preload::All)
+    }
+
+    /// As [`EngineHandle::load_to_gpu`].
+    ///
+    /// # Errors
+    /// As [`EngineHandle::load_to_gpu`].
+    pub fn preload_all(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
+        self.preload(model, &Preload::All)
+    }
+
+    /// As [`EngineHandle::load_to_gpu`] for the embedding and the first `layers` layers.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::load_to_gpu`].
+    pub fn preload_layers(&self, model: &Arc<Model>, layers: u32) -> Result<Loading, JobError> {
+        self.preload(model, &Preload::First(layers))
+    }
+
+    /// As [`EngineHandle::load_to_gpu`] for some of the weights.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::load_to_gpu`], and [`JobError::NoSuchLayer`].
+    pub fn preload(&self, model: &Arc<Model>, what: &Preload) -> Result<Loading, JobError> {
+        let none = |layer| JobError::NoSuchLayer { layer, layers: model.plan.layers.len() as u32 };
+        self.begin_load(model, LoadTarget::Parts(what.parts(&model.plan).map_err(none)?))
+    }
+
+    /// Sends weights away from the device: of one model, pinned or not, or of all that are not pinned. Sequences go on; what
+    /// they need is brought again.
+    ///
+    /// # Errors
+    /// [`JobError::Draining`], [`JobError::QueueFull`].
+    pub async fn clear_gpu_cache(&self, model: Option<ModelId>) -> Result<Cleared, JobError> {
+        let (done, cleared) = oneshot::channel();
+        self.order(Order::Clear { model, done })?;
+        cleared.await.map_err(|_| JobError::Draining)
+    }
+
+    /// Sends away what nobody uses at this moment: weights of models without sequences that are not pinned, and their
+    /// activations. For when memory is short elsewhere.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::clear_gpu_cache`].
+    pub async fn release_idle(&self) -> Result<Cleared, JobError> {
+        let (done, cleared) = oneshot::channel();
+        self.order(Order::ReleaseIdle { done })?;
+        cleared.await.map_err(|_| JobError::Draining)
+    }
+
+    /// Changes what is wanted for a model, which counts until it is unloaded. What is wanted from now on.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::clear_gpu_cache`].
+    pub async fn set_rules(
+        &self,
+        model: &Arc<Model>,
+        change: RulesChange,
+    ) -> Result<ResidencyRules, JobError> {
+        let (done, rules) = oneshot::channel();
+        self.order(Order::Rules { model: Arc::clone(model), change, done })?;
+        rules.await.map_err(|_| JobError::Draining)
+    }
+
+    fn order(&self, order: Order) -> Result<(), JobError> {
+        let mut inbox = self.shared.inbox.lock();
+        if inbox.stop || inbox.drain.is_some() {
+            return Err(JobError::Draining);
+        }
+        if inbox.orders.len() >= self.shared.queue_max {
+            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
+            return Err(JobError::QueueFull { queued: limit, limit });
+        }
+        inbox.orders.push(order);
+        drop(inbox);
+        self.shared.wake.notify_one();
+        Ok(())
+    }
+
+    /// What happens on the device from now on.
+    pub fn events(&self) -> broadcast::Receiver<EngineEvent> {
+        self.shared.events.subscribe()
+    }
+
+    /// What is fixed about the device in use.
+    pub(super) fn facts(&self) -> Arc<Facts> {
+        self.shared.facts()
     }
 
     fn begin_load(&self, model: &Arc<Model>, target: LoadTarget) -> Result<Loading, JobError> {

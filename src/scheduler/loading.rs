@@ -3,14 +3,51 @@
 use tokio::sync::watch;
 
 use super::JobError;
+use crate::model::plan::{ExecutionPlan, FIRST_PART};
 
 /// What is to be brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LoadTarget {
     /// One tensor, by name.
     Tensor(String),
-    /// All that a step needs.
+    /// Parts of the plan, by number.
+    Parts(Vec<u32>),
+}
+
+/// Which of a model's weights to bring to a device before a step needs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Preload {
+    /// The embedding, the head and the first layer: what every answer begins and ends with.
+    Critical,
+    /// The embedding and so many first layers; all there are where there are fewer.
+    First(u32),
+    /// These layers, counted from 0.
+    Layers(Vec<u32>),
+    /// Everything a step uses.
     All,
+}
+
+impl Preload {
+    /// Numbers of the parts, rising.
+    ///
+    /// # Errors
+    /// The first layer that the model does not have.
+    pub(super) fn parts(&self, plan: &ExecutionPlan) -> Result<Vec<u32>, u32> {
+        let layers = plan.layers.len() as u32;
+        let first = |count: u32| FIRST_PART..=count.min(layers);
+        let mut parts: Vec<u32> = match self {
+            Self::Critical => first(1).chain([plan.head_part()]).collect(),
+            Self::First(count) => first(*count).collect(),
+            Self::Layers(list) => match list.iter().find(|layer| **layer >= layers) {
+                Some(none) => return Err(*none),
+                None => list.iter().map(|layer| plan.layer_part(*layer as usize)).collect(),
+            },
+            Self::All => (FIRST_PART..plan.part_count()).collect(),
+        };
+        parts.sort_unstable();
+        parts.dedup();
+        Ok(parts)
+    }
 }
 
 /// How far a load is.

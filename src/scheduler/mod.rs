@@ -19,18 +19,25 @@ mod engine;
 mod handle;
 mod loading;
 mod pages;
+mod plan;
 mod policy;
+mod residency;
 mod resident;
 mod sequence;
 mod snapshot;
 mod step;
 mod text;
 
+pub use self::core::orders::{Cleared, RulesChange};
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
 use loading::LoadTarget;
-pub use loading::{LoadProgress, LoadedTensor, Loading};
-pub use snapshot::{Counters, EngineSnapshot, SequenceSnapshot, SequenceState};
+pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
+pub use plan::{Fit, Leaving, ResidencyPlan};
+pub use residency::ResidencyRules;
+pub use snapshot::{
+    Counters, EngineEvent, EngineSnapshot, ModelResidency, PartState, SequenceSnapshot, SequenceState,
+};
 
 /// Number of a sequence, unique while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -232,6 +239,31 @@ pub enum JobError {
     /// The model's file changed or lost bytes.
     #[error("{0}")]
     Model(Arc<MapError>),
+    /// The device's memory has no room for it, and nothing on it may leave.
+    #[error(
+        "{what} needs {} of the device's memory: {} of {} are free; {held}. Unload, unpin or clear a model, or raise \
+         device.memory_mib", Bytes(*need_bytes), Bytes(*free_bytes), Bytes(*budget_bytes)
+    )]
+    NoRoom {
+        /// A tensor, KV pages, activations.
+        what: String,
+        /// Bytes that it needs.
+        need_bytes: u64,
+        /// Bytes that could still be taken.
+        free_bytes: u64,
+        /// Most that may be taken.
+        budget_bytes: u64,
+        /// Who has the rest, in words.
+        held: String,
+    },
+    /// A layer was asked for by a number that is too high.
+    #[error("the model has no layer {layer}: they are counted from 0, and there are {layers}")]
+    NoSuchLayer {
+        /// The number.
+        layer: u32,
+        /// Layers of the model.
+        layers: u32,
+    },
     /// The device failed, or has no arithmetic for a tensor's type.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -241,6 +273,18 @@ pub enum JobError {
     /// A bug of ours: the step panicked. Others are served on.
     #[error("internal error in a step: {0}")]
     Panicked(String),
+}
+
+/// Bytes for people.
+struct Bytes(u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            bytes if bytes < 1 << 20 => write!(f, "{bytes} bytes"),
+            bytes => write!(f, "{:.1} MiB", bytes as f64 / f64::from(1u32 << 20)),
+        }
+    }
 }
 
 impl From<MapError> for JobError {

@@ -134,6 +134,8 @@ pub(super) struct Policy {
     reserved_bytes: u64,
     /// The model that had the last step.
     turn: Option<ModelId>,
+    /// It has the next one too, if it can run.
+    keeps_turn: bool,
 }
 
 impl Policy {
@@ -148,6 +150,7 @@ impl Policy {
             pools: BTreeMap::new(),
             reserved_bytes: 0,
             turn: None,
+            keeps_turn: false,
         }
     }
 
@@ -227,9 +230,20 @@ impl Policy {
         Some(StepPlan { model, work })
     }
 
+    /// Whether the model that had the last step keeps its turn as long as it can run: what was brought to a device for it is
+    /// used before it makes room for another.
+    pub fn keep_turn(&mut self, keeps: bool) {
+        self.keeps_turn = keeps;
+    }
+
     /// The runnable model after the one that had the last step, in a circle by number.
     fn next_turn(&self) -> Option<ModelId> {
         let runnable = || self.running.iter().filter(|s| s.runnable()).map(|s| s.request.model);
+        if self.keeps_turn
+            && let Some(same) = runnable().find(|m| self.turn == Some(*m))
+        {
+            return Some(same);
+        }
         let after = runnable().filter(|&m| self.turn.is_some_and(|last| m > last)).min();
         after.or_else(|| runnable().min())
     }

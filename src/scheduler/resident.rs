@@ -1,4 +1,4 @@
-//! A plan's tensors as a device has them, resolved layer by layer when a layer first runs.
+//! A model's tensors as a device has them: handles by part of its plan, and how they are resolved.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::backend::{
     AttentionInput, Backend, BackendError, DeviceTensor, Expert, Experts, FfnInput, Projection, Router,
 };
-use crate::cache::TensorCache;
+use crate::cache::{Owner, Part, TensorCache};
 use crate::model::Model;
-use crate::model::plan::{ExecutionPlan, ExpertPlan, FfnPlan, LayerPlan, LazyProjection};
+use crate::model::plan::{ExecutionPlan, ExpertPlan, FIRST_PART, FfnPlan, LayerPlan, LazyProjection};
 use crate::tensor::LazyTensor;
 
 /// Handles of one model's tensors on one device. What was resolved once costs a comparison per layer, no lookup.
@@ -16,8 +16,7 @@ use crate::tensor::LazyTensor;
 pub(super) struct ResidentModel {
     model: Arc<Model>,
     first: Option<First>,
-    /// Layers `0..layers.len()`: they are resolved in order.
-    layers: Vec<ResidentLayer>,
+    layers: Vec<Option<ResidentLayer>>,
     head: Option<Head>,
 }
 
@@ -132,19 +131,16 @@ fn version() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Loads through the cache.
-struct Loader<'a> {
-    cache: &'a mut TensorCache,
-    backend: &'a mut dyn Backend,
+/// Loads through the cache, for one part.
+pub(super) struct Loader<'a> {
+    pub cache: &'a mut TensorCache,
+    pub backend: &'a mut dyn Backend,
+    pub part: Part,
 }
 
 impl Loader<'_> {
-    fn table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.cache.load_table(self.backend, tensor)
-    }
-
     fn tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.cache.load_tensor(self.backend, tensor)
+        self.cache.load_tensor(self.backend, tensor, self.part)
     }
 
     fn optional(&mut self, tensor: Option<&LazyTensor>) -> Result<Option<DeviceTensor>, BackendError> {
@@ -156,6 +152,11 @@ impl Loader<'_> {
             weight: self.tensor(&lazy.weight)?,
             bias: self.optional(lazy.bias.as_ref())?,
         })
+    }
+
+    fn first(&mut self, plan: &ExecutionPlan) -> Result<First, BackendError> {
+        let embedding = self.cache.load_table(self.backend, &plan.embedding, self.part)?;
+        Ok(First { embedding, rope_factors: self.optional(plan.rope_factors.as_ref())? })
     }
 
     fn head(&mut self, plan: &ExecutionPlan) -> Result<Head, BackendError> {
@@ -197,124 +198,131 @@ impl Loader<'_> {
 
 impl ResidentModel {
     pub fn new(model: Arc<Model>) -> Self {
-        Self { model, first: None, layers: Vec::new(), head: None }
+        let layers = model.plan.layers.iter().map(|_| None).collect();
+        Self { model, first: None, layers, head: None }
     }
 
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// True when every load was begun in an earlier step: nothing is left to wait for that a step could be given up over.
-    pub fn is_resolved(&self) -> bool {
-        self.head.is_some() && self.layers.iter().all(ResidentLayer::is_whole)
+    pub fn owner(&self) -> Owner {
+        Owner(self.model.id.0)
     }
 
-    pub fn layer_count(&self) -> usize {
-        self.model.plan.layers.len()
+    /// True when nothing is left to wait for that a step could be given up over: all was asked for in an earlier step.
+    pub fn is_resolved(&self) -> bool {
+        let whole = |layer: &Option<ResidentLayer>| layer.as_ref().is_some_and(ResidentLayer::is_whole);
+        self.head.is_some() && self.layers.iter().all(whole)
+    }
+
+    /// Whether the handles of a part are here.
+    pub fn has(&self, part: u32) -> bool {
+        match part {
+            FIRST_PART => self.first.is_some(),
+            _ if part == self.model.plan.head_part() => self.head.is_some(),
+            _ => self.layers.get(part as usize - 1).is_some_and(Option::is_some),
+        }
     }
 
     /// Forgets all handles, so that the cache can let the tensors go.
     pub fn forget(&mut self) {
         self.first = None;
-        self.layers.clear();
+        self.layers.iter_mut().for_each(|layer| *layer = None);
         self.head = None;
     }
 
-    /// What the first unit of a step needs.
+    /// Forgets the handles of a part.
+    pub fn forget_part(&mut self, part: u32) {
+        match part {
+            FIRST_PART => self.first = None,
+            _ if part == self.model.plan.head_part() => self.head = None,
+            _ => {
+                if let Some(layer) = self.layers.get_mut(part as usize - 1) {
+                    *layer = None;
+                }
+            }
+        }
+    }
+
+    /// Resolves a part that is not: its loads begin.
     ///
     /// # Errors
-    /// [`BackendError`] of a load, here and below; what was resolved stays so.
-    pub fn first(
-        &mut self,
-        backend: &mut dyn Backend,
-        cache: &mut TensorCache,
-    ) -> Result<&First, BackendError> {
-        if self.first.is_none() {
-            let plan = &self.model.plan;
-            let mut loader = Loader { cache, backend };
-            let embedding = loader.table(&plan.embedding)?;
-            let rope_factors = loader.optional(plan.rope_factors.as_ref())?;
-            self.first = Some(First { embedding, rope_factors });
+    /// [`BackendError`] of a load; what it had begun stays in the cache.
+    pub fn resolve(&mut self, part: u32, loader: &mut Loader<'_>) -> Result<(), BackendError> {
+        let plan = &self.model.plan;
+        match part {
+            _ if self.has(part) => {}
+            FIRST_PART => self.first = Some(loader.first(plan)?),
+            _ if part == plan.head_part() => self.head = Some(loader.head(plan)?),
+            _ => {
+                let index = part as usize - 1;
+                let (Some(plan), Some(layer)) = (plan.layers.get(index), self.layers.get_mut(index)) else {
+                    return Err(BackendError::Batch("a part that the model does not have"));
+                };
+                *layer = Some(loader.layer(plan)?);
+            }
         }
-        self.first.as_ref().ok_or(BackendError::Batch("the first tensors are not resolved"))
+        Ok(())
     }
 
-    /// A layer's handles and the rotary factors. Layers are asked for in order; loads begin as many layers ahead as the
-    /// backend finds worth it, the head's after those of the last layer.
-    pub fn layer(
-        &mut self,
-        index: usize,
-        backend: &mut dyn Backend,
-        cache: &mut TensorCache,
-    ) -> Result<(&ResidentLayer, Option<&DeviceTensor>), BackendError> {
-        if self.head.is_none() {
-            self.load_through(index + backend.layers_ahead(), backend, cache)?;
-        }
-        let rope_factors = self.first.as_ref().and_then(|f| f.rope_factors.as_ref());
-        let layer =
-            self.layers.get(index).ok_or(BackendError::Batch("layers were asked for out of order"))?;
-        Ok((layer, rope_factors))
+    /// What the first unit of a step needs.
+    pub fn first(&self) -> Option<&First> {
+        self.first.as_ref()
     }
 
-    /// A layer's experts after `route`: those that it chose are loaded now, if they were not.
-    pub fn experts(
+    /// A layer's handles and the rotary factors.
+    pub fn layer(&self, index: usize) -> Option<(&ResidentLayer, Option<&DeviceTensor>)> {
+        let rope_factors = self.first.as_ref().and_then(|first| first.rope_factors.as_ref());
+        Some((self.layers.get(index)?.as_ref()?, rope_factors))
+    }
+
+    /// What the last unit of a step needs.
+    pub fn head(&self) -> Option<&Head> {
+        self.head.as_ref()
+    }
+
+    /// Whether some experts of a layer are not loaded; nothing for a layer without.
+    pub fn lacks_experts(&self, index: usize) -> Option<bool> {
+        match &self.layers.get(index)?.as_ref()?.ffn {
+            ResidentFfn::Experts { experts, .. } => Some(experts.missing > 0),
+            ResidentFfn::Dense { .. } => None,
+        }
+    }
+
+    /// A layer's experts as far as they are loaded.
+    pub fn experts(&self, index: usize) -> Option<Experts<'_>> {
+        match &self.layers.get(index)?.as_ref()?.ffn {
+            ResidentFfn::Experts { experts, .. } => Some(experts.view()),
+            ResidentFfn::Dense { .. } => None,
+        }
+    }
+
+    /// Begins the load of an expert that is not loaded.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a load, and for an expert that there is not.
+    pub fn resolve_expert(
         &mut self,
         index: usize,
-        backend: &mut dyn Backend,
-        cache: &mut TensorCache,
-    ) -> Result<Experts<'_>, BackendError> {
+        number: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<(), BackendError> {
         let plan = self.model.plan.layers.get(index).map(|layer| &layer.ffn);
-        let layer = self.layers.get_mut(index).map(|layer| &mut layer.ffn);
+        let layer = self.layers.get_mut(index).and_then(Option::as_mut).map(|layer| &mut layer.ffn);
         let (Some(FfnPlan::Experts { experts: plans, .. }), Some(ResidentFfn::Experts { experts, .. })) =
             (plan, layer)
         else {
             return Err(BackendError::Batch("experts of a layer that has none"));
         };
-        if experts.missing > 0 {
-            let chosen = backend.routed()?;
-            let mut loader = Loader { cache, backend };
-            for number in chosen {
-                let number = number as usize;
-                let (Some(slot), Some(plan)) = (experts.loaded.get_mut(number), plans.get(number)) else {
-                    return Err(BackendError::Batch("an expert was chosen that the layer does not have"));
-                };
-                if slot.is_none() {
-                    *slot = Some(loader.expert(plan)?);
-                    experts.missing -= 1;
-                    experts.version = version();
-                }
-            }
-        }
-        Ok(experts.view())
-    }
-
-    /// Begins the loads of all layers up to `last`, and of the head where that is past the last layer.
-    fn load_through(
-        &mut self,
-        last: usize,
-        backend: &mut dyn Backend,
-        cache: &mut TensorCache,
-    ) -> Result<(), BackendError> {
-        let plan = &self.model.plan;
-        for plan in plan.layers.iter().take(last + 1).skip(self.layers.len()) {
-            let layer = Loader { cache, backend }.layer(plan)?;
-            self.layers.push(layer);
-        }
-        if last >= plan.layers.len() {
-            self.head = Some(Loader { cache, backend }.head(plan)?);
+        let (Some(slot), Some(plan)) = (experts.loaded.get_mut(number), plans.get(number)) else {
+            return Err(BackendError::Batch("an expert was chosen that the layer does not have"));
+        };
+        if slot.is_none() {
+            *slot = Some(loader.expert(plan)?);
+            experts.missing -= 1;
+            experts.version = version();
         }
         Ok(())
-    }
-
-    /// What the last unit of a step needs.
-    pub fn head(
-        &mut self,
-        backend: &mut dyn Backend,
-        cache: &mut TensorCache,
-    ) -> Result<&Head, BackendError> {
-        if self.head.is_none() {
-            self.load_through(self.layer_count(), backend, cache)?;
-        }
-        self.head.as_ref().ok_or(BackendError::Batch("the head is not resolved"))
     }
 }

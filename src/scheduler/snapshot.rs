@@ -1,9 +1,10 @@
 //! What an engine tells about itself, for `ps`, `status` and metrics.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::SequenceId;
-use crate::backend::DeviceCounters;
+use super::residency::ResidencyRules;
+use crate::backend::{DeviceCounters, DeviceMemoryUse};
 use crate::model::ModelId;
 
 /// An engine at one moment.
@@ -27,6 +28,10 @@ pub struct EngineSnapshot {
     pub device_bytes: u64,
     /// What the device says it did.
     pub device: DeviceCounters,
+    /// Who has how much of the device's memory.
+    pub memory: DeviceMemoryUse,
+    /// Models that have a place on the device, by number.
+    pub models: Vec<ModelResidency>,
 }
 
 impl EngineSnapshot {
@@ -63,6 +68,87 @@ pub struct Counters {
     pub tensors_loaded: u64,
     /// Tensors asked for that were there.
     pub tensor_hits: u64,
+    /// Bytes of device memory that were filled with weights.
+    pub load_bytes: u64,
+    /// Parts of models that left to make room, or because they were told to.
+    pub evictions: u64,
+    /// Bytes that they gave back.
+    pub evicted_bytes: u64,
+    /// Steps that waited for weights.
+    pub load_waits: u64,
+    /// How long, in all.
+    pub load_wait: Duration,
+}
+
+/// What a model has on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelResidency {
+    /// Which.
+    pub model: ModelId,
+    /// The name it was first mapped under.
+    pub name: String,
+    /// The parts of its plan in the order of use: embedding, layers, head.
+    pub parts: Vec<PartState>,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
+    /// Bytes of its KV pages.
+    pub kv_bytes: u64,
+    /// Bytes of its activations.
+    pub scratch_bytes: u64,
+    /// What is wanted for it.
+    pub rules: ResidencyRules,
+    /// Since when it has no sequence.
+    pub idle_since: Option<Instant>,
+    /// Its place among those that make room, 1 for the first; 0 for one that is pinned.
+    pub eviction_place: u32,
+}
+
+impl ModelResidency {
+    /// All of its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes + self.scratch_bytes
+    }
+}
+
+/// How much of a part is on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartState {
+    /// Nothing.
+    Absent,
+    /// On its way.
+    Loading,
+    /// Some of its tensors, as of a layer whose other experts no row was sent to.
+    Partial,
+    /// All of it, or read in place.
+    Resident,
+}
+
+/// What happened on a device, for who watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// The last tensor asked for of a part arrived.
+    Loaded {
+        /// Which model.
+        model: ModelId,
+        /// Number of the part in its plan.
+        part: u32,
+        /// Bytes that it takes.
+        bytes: u64,
+    },
+    /// A part left.
+    Evicted {
+        /// Which model.
+        model: ModelId,
+        /// Number of the part in its plan.
+        part: u32,
+        /// Bytes that it took.
+        bytes: u64,
+    },
+    /// The device was lost, and what came of it.
+    DeviceLost {
+        /// Why, and on what it goes on.
+        text: String,
+    },
 }
 
 /// One live sequence.

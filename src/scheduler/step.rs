@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::policy::Work;
-use super::resident::{Ffn, ResidentModel};
+use super::residency::Residency;
+use super::resident::Ffn;
 use crate::backend::{Backend, BackendError, ModelSlot, SampleRow, Sampled, StepBatch};
-use crate::cache::TensorCache;
+use crate::model::ModelId;
 
 /// The arrays of a step, reused from one to the next: plain numbers, ready to be copied to a device.
 #[derive(Debug, Default)]
@@ -64,7 +65,9 @@ impl StepArrays {
 /// What a step runs on.
 pub(super) struct StepDevice<'a> {
     pub backend: &'a mut dyn Backend,
-    pub cache: &'a mut TensorCache,
+    pub residency: &'a mut Residency,
+    pub model: ModelId,
+    pub layers: usize,
     pub slot: ModelSlot,
     /// Moves with every unit.
     pub heartbeat: &'a AtomicU64,
@@ -81,20 +84,19 @@ pub(super) struct StepDevice<'a> {
 /// undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
-    model: &mut ResidentModel,
     arrays: &StepArrays,
 ) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-    let StepDevice { backend, cache, slot, heartbeat, given_up } = device;
+    let StepDevice { backend, residency, model, layers, slot, heartbeat, given_up } = device;
     let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
     backend.begin_step(slot, &arrays.batch())?;
-    let first = model.first(backend, cache)?;
+    let first = residency.first(model, backend)?;
     backend.embed(&first.embedding)?;
-    let cold = !model.is_resolved();
-    for index in 0..model.layer_count() {
+    let cold = !residency.is_resolved(model);
+    for index in 0..layers {
         if cold && given_up() {
             return Err(BackendError::GivenUp);
         }
-        let (layer, rope_factors) = model.layer(index, backend, cache)?;
+        let (layer, rope_factors) = residency.layer(model, index, backend)?;
         let number = index as u32;
         backend.attention_input(number, &layer.attention_input(rope_factors))?;
         beat();
@@ -110,7 +112,7 @@ pub(super) fn run(
             Ffn::Experts(router) => {
                 backend.route(number, &router)?;
                 beat();
-                let experts = model.experts(index, backend, cache)?;
+                let experts = residency.experts(model, index, backend)?;
                 backend.experts(number, &experts)?;
             }
         }
@@ -119,7 +121,7 @@ pub(super) fn run(
     if arrays.samples.is_empty() {
         return Ok(Vec::new()); // only a part of a prompt: nobody asks for logits
     }
-    let head = model.head(backend, cache)?;
+    let head = residency.head(model, backend)?;
     backend.head(&head.norm, &head.output)?;
     beat();
     let sampled = backend.sample(&arrays.samples)?;

@@ -158,6 +158,8 @@ fn job_code(error: &JobError) -> ErrorCode {
         JobError::Cancelled => ErrorCode::Cancelled,
         JobError::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
         JobError::DoesNotFit { .. } => ErrorCode::DoesNotFit,
+        JobError::NoRoom { .. } => ErrorCode::OutOfMemory,
+        JobError::NoSuchLayer { .. } => ErrorCode::InvalidArgument,
         JobError::QueueFull { .. } => ErrorCode::Busy,
         JobError::Draining => ErrorCode::ServerDraining,
         JobError::SlowReader { .. } => ErrorCode::SlowReader,

@@ -10,6 +10,9 @@ use std::sync::atomic::Ordering;
 use super::{Buffer, Device, DevicePtr, HipError, HostWords, Owner, Stream};
 use crate::backend::BackendError;
 
+/// Words that there is room for at first.
+const WORDS_MIN: usize = 1 << 14;
+
 /// As `row_seq`: a row that only fills a step up (`NO_SEQUENCE` of kernels/common/pages.h).
 pub const NO_SEQUENCE: u32 = u32::MAX;
 
@@ -87,12 +90,15 @@ pub struct Arrays {
 }
 
 impl Arrays {
+    /// What empty arrays take of the device.
+    pub const BYTES: u64 = (WORDS_MIN * 4) as u64;
+
     /// Empty arrays with room for small steps.
     ///
     /// # Errors
     /// [`HipError`].
     pub fn new(device: &Device) -> Result<Self, HipError> {
-        let words = 1 << 14;
+        let words = WORDS_MIN;
         Ok(Self {
             words: device.host_words(words)?,
             buffer: device.take(words * 4, Owner::Scratch)?,

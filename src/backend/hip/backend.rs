@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use super::graphs::{self, Replays};
 use super::kernels::matmul::{choice, planes};
-use super::model::{Model, Modes};
+use super::model::{self, Model, Modes};
 use super::run::{ExpertMatrices, Matrix, Op, embed_kernel};
 use super::upload::{Job, UploadPath, Uploader};
 use super::wait::Waiter;
 use super::waits::LoadWaits;
 use super::weights::{Form, Weight};
-use super::{ArenaOptions, Device, DeviceOptions, DevicePtr, Owner, Runtime, Stream, StreamPriority, kv};
+use super::{
+    ALIGN, ArenaOptions, Device, DeviceOptions, DevicePtr, Event, Owner, Runtime, Stream, StreamPriority, kv,
+};
 
 use crate::backend::{
     Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory,
-    DeviceTensor, Experts, FfnInput, KvType, LoadState, ModelDims, ModelSlot, Projection, Router, SampleRow,
-    Sampled, StepBatch, Storage,
+    DeviceMemoryUse, DeviceTensor, Experts, FfnInput, KvType, LoadState, ModelDims, ModelSlot, Projection,
+    Router, SampleRow, Sampled, StepBatch, Storage,
 };
 use crate::tensor::{DType, LazyTensor};
 
@@ -77,6 +79,9 @@ pub struct HipBackend {
     stream: Stream,
     waiter: Waiter,
     replays: Replays,
+    /// Stands in the compute stream behind all that may still read memory of weights that left. What is written there next
+    /// is written behind it.
+    retired: Option<Arc<Event>>,
     /// A weight of the step at hand was not there yet.
     waited: Cell<bool>,
     load_waits: RefCell<LoadWaits>,
@@ -110,6 +115,7 @@ impl HipBackend {
             waiter: Waiter::new(&device, options.patience)?,
             stream,
             replays: Replays { allowed: options.graphs, ..Replays::default() },
+            retired: None,
             waited: Cell::new(false),
             load_waits: RefCell::default(),
             current: None,
@@ -273,7 +279,7 @@ impl Backend for HipBackend {
         self.load_waits.get_mut().enter(&self.device, &self.stream)?;
         let buffer = self.device.take(bytes, Owner::Weights)?;
         let weight = Arc::new(Weight::new(tensor.name(), Form { dtype, rows, cols }, buffer));
-        self.uploader.submit(Job::new(tensor, Arc::clone(&weight))?);
+        self.uploader.submit(Job::new(tensor, Arc::clone(&weight), self.retired.clone())?);
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(weight) })
     }
 
@@ -284,6 +290,49 @@ impl Backend for HipBackend {
         }
         // A step takes a few of its rows: they travel with the step's numbers.
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
+    }
+
+    fn retire(&mut self) -> Result<(), BackendError> {
+        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
+        if let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) {
+            // A step that was to be replayed at its end is launched as it goes from here on.
+            model.step.deferred = false;
+            let known = model.step.ops.len().saturating_sub(1); // of the last one it is not known what follows
+            launch(model, device, stream, modes, known)?;
+        }
+        let event = device.event(false)?;
+        stream.record(&event)?;
+        self.retired = Some(Arc::new(event));
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
+        |tensor| {
+            let shape = tensor.shape();
+            let planes = planes::planes(tensor.dtype(), shape.rows(), shape.cols());
+            planes.map_or(0, |planes| planes.bytes.next_multiple_of(ALIGN as u64))
+        }
+    }
+
+    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
+        model::scratch_bytes
+    }
+
+    fn memory(&self) -> DeviceMemoryUse {
+        let ledger = self.device.ledger();
+        let total = self.device.description().memory_bytes;
+        let limit = if self.options.memory_bytes == 0 { u64::MAX } else { self.options.memory_bytes };
+        DeviceMemoryUse {
+            weights: ledger.of(Owner::Weights),
+            kv: ledger.of(Owner::Kv),
+            scratch: ledger.of(Owner::Scratch),
+            staging: ledger.of(Owner::Staging),
+            graphs: ledger.of(Owner::Graphs),
+            taken: ledger.driver_bytes,
+            budget: limit.min(total),
+            total,
+            free: self.device.memory().map_or(0, |(free, _)| free),
+        }
     }
 
     fn layers_ahead(&self) -> usize {
@@ -318,6 +367,9 @@ impl Backend for HipBackend {
             tracing::warn!(%error, "a model is closed over work that did not end well");
         }
         self.models.remove(&slot);
+        if self.current.is_some() {
+            self.waiter.set_busy(); // a step is under way, and goes on
+        }
     }
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {

@@ -41,6 +41,9 @@ pub fn page_bytes(dims: &ModelDims, kv: KvType) -> u64 {
 }
 
 impl KvPool {
+    /// What an empty pool takes of the device.
+    pub const TABLE_BYTES: u64 = (TABLE_MIN * size_of::<u64>()).next_multiple_of(ALIGN) as u64;
+
     /// An empty pool of `size` page numbers.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use super::kv::KvPool;
 use super::rope::RopeTable;
 use super::run::{self, Op, Run};
 use super::sampling::Sampler;
-use super::scratch::{MATRIX_ROWS, SPLITS_MAX, Scratch};
+use super::scratch::{self, MATRIX_ROWS, SPLITS_MAX, Scratch};
 use super::{Device, Stream};
 use crate::backend::{Activations, BackendError, KV_PAGE_TOKENS, KvType, ModelDims, StepBatch};
 
@@ -64,6 +64,12 @@ pub struct Modes {
     pub activations: Activations,
     /// Element of KV pages.
     pub kv: KvType,
+}
+
+/// What [`Model::open`] takes of the device; `u64::MAX` when there can be no such room.
+pub fn scratch_bytes(dims: &ModelDims) -> u64 {
+    let others = KvPool::TABLE_BYTES + Arrays::BYTES + Sampler::bytes(dims);
+    scratch::bytes(dims).saturating_add(others)
 }
 
 impl Model {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::kernels::ops::{SampleDraw, SampleGreedy};
-use super::{Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
+use super::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
 use crate::backend::{BackendError, ModelDims, SampleRow, Sampled};
 
 /// Tokens that a block of `sample_greedy` looks through.
@@ -38,21 +38,36 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// Bytes of the counters, and of the parts of rows that draw greedily.
+    fn sizes(dims: &ModelDims) -> [usize; 2] {
+        let rows = dims.logits_rows_max;
+        [rows.saturating_mul(4), rows.saturating_mul(dims.vocab.div_ceil(GREEDY_TOKENS)).saturating_mul(8)]
+    }
+
+    /// What it takes of the device.
+    pub fn bytes(dims: &ModelDims) -> u64 {
+        let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
+        Self::sizes(dims)
+            .into_iter()
+            .try_fold(0u64, |all, bytes| all.checked_add(taken(bytes)?))
+            .unwrap_or(u64::MAX)
+    }
+
     /// Room for `dims.logits_rows_max` rows.
     ///
     /// # Errors
     /// [`BackendError`] when the device has no memory for it.
     pub fn new(device: &Device, stream: &Stream, dims: &ModelDims) -> Result<Self, BackendError> {
         let rows = dims.logits_rows_max;
-        let parts = rows * dims.vocab.div_ceil(GREEDY_TOKENS);
-        let counters = device.take(rows * 4, Owner::Scratch)?;
+        let [counters, parts] = Self::sizes(dims);
+        let counters = device.take(counters, Owner::Scratch)?;
         stream.fill(counters.all(), 0)?;
         Ok(Self {
             vocab: dims.vocab,
             words: device.host_words((2 * rows * ROW_WORDS).max(1))?,
             rows,
             top_stride: 0,
-            parts: device.take(parts * 8, Owner::Scratch)?,
+            parts: device.take(parts, Owner::Scratch)?,
             counters,
         })
     }

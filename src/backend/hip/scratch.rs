@@ -1,6 +1,6 @@
 //! Room of one model for the rows of a step between kernels.
 
-use super::{Buffer, Device, DevicePtr, Owner, Stream};
+use super::{ALIGN, Buffer, Device, DevicePtr, Owner, Stream};
 use crate::backend::{BackendError, ModelDims};
 
 /// Rows whose splits of decode attention are worked on at a time: bounds what partial results take.
@@ -46,25 +46,33 @@ pub struct A8 {
     pub sums: DevicePtr<i16>,
 }
 
+/// Bytes of the six buffers of [`Activations`].
+type ActivationSizes = [usize; 6];
+
+/// For `rows` rows of `cols` values; `halves`: in f16 too.
+fn activation_sizes(rows: usize, cols: usize, halves: bool) -> ActivationSizes {
+    let values = rows.saturating_mul(padded(cols));
+    let times = |bytes: usize| values.saturating_mul(bytes);
+    [
+        values,
+        (values / 32).saturating_mul(4),
+        (values / 16).saturating_mul(2),
+        times(4),
+        if halves { times(2) } else { 0 },
+        rows.saturating_mul(4),
+    ]
+}
+
 impl Activations {
-    fn new(device: &Device, rows: usize, cols: usize) -> Result<Self, BackendError> {
-        Self::with_halves(device, rows, cols, rows >= MATRIX_ROWS)
-    }
-
-    /// Without room for f16 rows.
-    fn few(device: &Device, rows: usize, cols: usize) -> Result<Self, BackendError> {
-        Self::with_halves(device, rows, cols, false)
-    }
-
-    fn with_halves(device: &Device, rows: usize, cols: usize, halves: bool) -> Result<Self, BackendError> {
-        let values = rows.saturating_mul(padded(cols));
+    fn new(device: &Device, sizes: ActivationSizes) -> Result<Self, BackendError> {
+        let [codes, scales, sums, values, halves, row_scales] = sizes;
         Ok(Self {
-            codes: take(device, values, 1)?,
-            scales: take(device, values / 32, 4)?,
-            sums: take(device, values / 16, 2)?,
-            values: take(device, values, 4)?,
-            halves: take(device, if halves { values } else { 0 }, 2)?,
-            row_scales: take(device, rows, 4)?,
+            codes: take(device, codes)?,
+            scales: take(device, scales)?,
+            sums: take(device, sums)?,
+            values: take(device, values)?,
+            halves: take(device, halves)?,
+            row_scales: take(device, row_scales)?,
         })
     }
 
@@ -136,45 +144,114 @@ pub struct Routing {
     pub results: Buffer,
 }
 
+/// Bytes of the buffers of [`Scratch`]; `usize::MAX` for one that no address space holds.
+struct Sizes {
+    /// Those that stand there by themselves, in their order there.
+    plain: [usize; 11],
+    input: ActivationSizes,
+    gated: ActivationSizes,
+    routing: Option<RoutingSizes>,
+}
+
+/// Bytes of the buffers of [`Routing`].
+struct RoutingSizes {
+    /// Logits, chosen, weights, results.
+    plain: [usize; 4],
+    gated: ActivationSizes,
+}
+
+impl Sizes {
+    fn of(dims: &ModelDims) -> Self {
+        let rows = dims.rows_max.max(GRAPH_ROWS);
+        let words = |rows: usize, cols: usize| rows.saturating_mul(cols).saturating_mul(4);
+        let heads = dims.n_heads.saturating_mul(dims.head_dim);
+        let kv_heads = dims.n_kv_heads.saturating_mul(dims.head_dim);
+        let attention_rows = rows.min(ATTENTION_ROWS);
+        let parts = attention_rows.saturating_mul(dims.n_heads).saturating_mul(SPLITS_MAX as usize);
+        let routing = dims.experts.as_ref().map(|experts| {
+            let pairs = rows.saturating_mul(experts.used);
+            RoutingSizes {
+                plain: [
+                    words(rows, experts.count),
+                    words(pairs, 1),
+                    words(rows, experts.used),
+                    words(pairs, dims.hidden),
+                ],
+                gated: activation_sizes(pairs, experts.ffn, false),
+            }
+        });
+        let halves = rows >= MATRIX_ROWS;
+        Self {
+            plain: [
+                words(rows, dims.hidden),
+                words(rows, heads.saturating_add(kv_heads.saturating_mul(2))),
+                words(rows, heads),
+                words(rows, heads),
+                words(rows, dims.ffn.saturating_mul(2)),
+                words(dims.logits_rows_max.max(GRAPH_ROWS), dims.vocab),
+                words(parts, dims.head_dim),
+                words(parts, 2),
+                words(attention_rows, dims.n_heads),
+                words(rows, 1),
+                if halves { slab_bytes(dims) } else { 0 },
+            ],
+            input: activation_sizes(rows, dims.hidden.max(heads), halves),
+            gated: activation_sizes(rows, dims.ffn, halves),
+            routing,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = usize> {
+        let routing = self.routing.iter().flat_map(|r| r.plain.iter().chain(&r.gated));
+        self.plain.iter().chain(&self.input).chain(&self.gated).chain(routing).copied()
+    }
+}
+
+/// What [`Scratch::new`] takes of the device; `u64::MAX` when there can be no such room.
+pub fn bytes(dims: &ModelDims) -> u64 {
+    // An empty buffer takes a unit too: it has an address.
+    let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
+    let all = Sizes::of(dims).all().try_fold(0u64, |all, bytes| all.checked_add(taken(bytes)?));
+    all.unwrap_or(u64::MAX)
+}
+
 impl Scratch {
     /// Room for steps of `dims.rows_max` rows.
     ///
     /// # Errors
     /// [`BackendError`] when the device has not as much.
     pub fn new(device: &Device, stream: &Stream, dims: &ModelDims) -> Result<Self, BackendError> {
-        let (rows, heads) = (dims.rows_max.max(GRAPH_ROWS), dims.n_heads * dims.head_dim);
-        let f32s = |rows: usize, cols: usize| take(device, rows.saturating_mul(cols), 4);
-        let attention_rows = rows.min(ATTENTION_ROWS);
-        let parts = attention_rows * dims.n_heads * SPLITS_MAX as usize;
+        let sizes = Sizes::of(dims);
+        let routing =
+            sizes.routing.map(|RoutingSizes { plain: [logits, chosen, weights, results], gated }| {
+                Ok::<_, BackendError>(Routing {
+                    logits: take(device, logits)?,
+                    chosen: take(device, chosen)?,
+                    weights: take(device, weights)?,
+                    gated: Activations::new(device, gated)?,
+                    results: take(device, results)?,
+                })
+            });
+        let [residual, qkv, queries, attended, gate_up, logits, values, stats, counters, numbers, slab] =
+            sizes.plain;
         let scratch = Self {
-            residual: f32s(rows, dims.hidden)?,
-            qkv: f32s(rows, heads + 2 * dims.n_kv_heads * dims.head_dim)?,
-            queries: f32s(rows, heads)?,
-            attended: f32s(rows, heads)?,
-            input: Activations::new(device, rows, dims.hidden.max(heads))?,
-            gated: Activations::new(device, rows, dims.ffn)?,
-            gate_up: f32s(rows, 2 * dims.ffn)?,
-            logits: f32s(dims.logits_rows_max.max(GRAPH_ROWS), dims.vocab)?,
-            part_values: f32s(parts, dims.head_dim)?,
-            part_stats: f32s(parts, 2)?,
-            counters: take(device, attention_rows * dims.n_heads, 4)?,
-            row_numbers: take(device, rows, 4)?,
-            slab: take(device, if rows < MATRIX_ROWS { 0 } else { slab_bytes(dims) }, 1)?,
-            routing: None,
+            residual: take(device, residual)?,
+            qkv: take(device, qkv)?,
+            queries: take(device, queries)?,
+            attended: take(device, attended)?,
+            input: Activations::new(device, sizes.input)?,
+            gated: Activations::new(device, sizes.gated)?,
+            gate_up: take(device, gate_up)?,
+            logits: take(device, logits)?,
+            part_values: take(device, values)?,
+            part_stats: take(device, stats)?,
+            counters: take(device, counters)?,
+            row_numbers: take(device, numbers)?,
+            slab: take(device, slab)?,
+            routing: routing.transpose()?,
         };
-        let routing = dims.experts.as_ref().map(|experts| {
-            let pairs = rows.saturating_mul(experts.used);
-            Ok::<_, BackendError>(Routing {
-                logits: f32s(rows, experts.count)?,
-                chosen: take(device, pairs, 4)?,
-                weights: f32s(rows, experts.used)?,
-                gated: Activations::few(device, pairs, experts.ffn)?,
-                results: f32s(pairs, dims.hidden)?,
-            })
-        });
-        let scratch = Self { routing: routing.transpose()?, ..scratch };
         stream.fill(scratch.counters.all(), 0)?;
-        let numbers: Vec<u32> = (0..rows as u32).collect();
+        let numbers: Vec<u32> = (0..dims.rows_max.max(GRAPH_ROWS) as u32).collect();
         stream.upload(scratch.row_numbers.all(), numbers.as_slice())?;
         Ok(scratch)
     }
@@ -190,9 +267,11 @@ impl Scratch {
     }
 }
 
-fn take(device: &Device, count: usize, bytes: usize) -> Result<Buffer, BackendError> {
-    let all = count.checked_mul(bytes).ok_or(BackendError::Dims("scratch exceeds the address space"))?;
-    Ok(device.take(all, Owner::Scratch)?)
+fn take(device: &Device, bytes: usize) -> Result<Buffer, BackendError> {
+    if bytes > isize::MAX as usize {
+        return Err(BackendError::Dims("scratch exceeds the address space"));
+    }
+    Ok(device.take(bytes, Owner::Scratch)?)
 }
 
 /// The largest matrix of a layer as f16, if that is not too much.

@@ -5,11 +5,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::{Core, Room};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
+use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
-use crate::scheduler::resident::ResidentModel;
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor};
 
 /// Loads that are on the way at once: enough to keep staging threads busy while one is decided.
@@ -32,23 +33,25 @@ impl std::fmt::Debug for LoadRequest {
 /// A request that is worked on.
 pub(super) struct LoadTask {
     request: LoadRequest,
-    /// Numbers of the plan's tensors that are still to be begun.
-    left: VecDeque<usize>,
+    /// Tensors that are still to be begun: the number of a part, and of a tensor in it.
+    left: VecDeque<(u32, usize)>,
     on_the_way: Vec<DeviceTensor>,
     reached: LoadProgress,
 }
 
 impl LoadTask {
     pub fn new(request: LoadRequest) -> Self {
-        let tensors = || request.model.plan.tensors();
-        let wanted = |name: &str| match &request.target {
-            LoadTarget::All => true,
-            LoadTarget::Tensor(wanted) => wanted == name,
-        };
-        let left: VecDeque<usize> = match &request.target {
-            // The plan names a tied output twice: once is enough where one is asked for by name.
-            LoadTarget::Tensor(_) => tensors().position(|t| wanted(t.name())).into_iter().collect(),
-            LoadTarget::All => (0..tensors().count()).collect(),
+        let plan = &request.model.plan;
+        let all_of = |part: u32| (0..plan.part_tensors(part).count()).map(move |number| (part, number));
+        let left: VecDeque<(u32, usize)> = match &request.target {
+            LoadTarget::Parts(parts) => parts.iter().copied().flat_map(all_of).collect(),
+            // A tied output is the embedding, which steps take rows of: as a whole it belongs to the head.
+            LoadTarget::Tensor(wanted) => {
+                let named = |(part, number): &(u32, usize)| {
+                    plan.part_tensors(*part).nth(*number).is_some_and(|tensor| tensor.name() == wanted)
+                };
+                (0..plan.part_count()).flat_map(all_of).filter(named).last().into_iter().collect()
+            }
         };
         let reached = LoadProgress { tensors_total: left.len(), ..LoadProgress::default() };
         Self { request, left, on_the_way: Vec::new(), reached }
@@ -68,13 +71,11 @@ impl Core {
     /// Takes a request on.
     pub(super) fn begin_load(&mut self, request: LoadRequest) {
         let model = &request.model;
+        self.residency.enter(model);
         // Who unloads the model finds the copies by its room.
-        self.rooms.entry(model.id).or_insert_with(|| Room {
-            resident: ResidentModel::new(Arc::clone(model)),
-            slot: None,
-            idle_since: Some(std::time::Instant::now()),
-            gone: false,
-        });
+        let room = || Room { idle_since: Some(Instant::now()), ..Room::new(model) };
+        self.rooms.entry(model.id).or_insert_with(room);
+        self.residency.used(model.id);
         self.loads.push(LoadTask::new(request));
     }
 
@@ -82,7 +83,6 @@ impl Core {
     pub(super) fn drive_loads(&mut self) -> bool {
         let mut moved = false;
         for _ in 0..self.loads.len() {
-            // The others stay where `evict_idle` sees them.
             let mut task = self.loads.remove(0);
             if task.request.progress.is_closed() {
                 self.strays.append(&mut task.on_the_way);
@@ -102,7 +102,7 @@ impl Core {
                 Err(error) => {
                     moved = true;
                     self.strays.append(&mut task.on_the_way);
-                    self.cache.clear_failed();
+                    self.residency.clear_failed();
                     self.publish();
                     let lost = match &error {
                         JobError::Backend(lost @ BackendError::DeviceLost { .. }) => Some(lost.clone()),
@@ -131,14 +131,14 @@ impl Core {
             }
         });
         if failed {
-            self.cache.clear_failed();
+            self.residency.clear_failed();
         }
     }
 
     /// An idle model counts as idle from now on: what was just brought is not what leaves first.
     fn used_now(&mut self, id: ModelId) {
         if let Some(since) = self.rooms.get_mut(&id).and_then(|room| room.idle_since.as_mut()) {
-            *since = std::time::Instant::now();
+            *since = Instant::now();
         }
     }
 
@@ -166,22 +166,19 @@ impl Core {
             }
         }
         while task.on_the_way.len() < ON_THE_WAY
-            && let Some(number) = task.left.pop_front()
+            && let Some((part, number)) = task.left.pop_front()
         {
             moved = true;
-            let Some(lazy) = task.request.model.plan.tensors().nth(number) else { continue };
-            // The embedding is the plan's first: a step takes single rows of it.
-            let rows_only = number == 0 && matches!(task.request.target, LoadTarget::All);
+            let model = &task.request.model;
+            let Some(tensor) = model.plan.part_tensors(part).nth(number) else { continue };
+            // A step takes single rows of the embedding.
+            let whole = matches!(task.request.target, LoadTarget::Tensor(_));
+            let rows_only = !whole && (part, number) == (FIRST_PART, 0);
             let loaded = loop {
-                let (cache, backend) = (&mut self.cache, self.backend.as_mut());
-                let loaded = if rows_only {
-                    cache.load_table(backend, lazy)
-                } else {
-                    cache.load_tensor(backend, lazy)
-                };
-                match loaded {
-                    // As for a step: as often as there is something to let go of.
-                    Err(error) if error.is_out_of_memory() && self.evict_idle(task.model()) => {}
+                let backend = self.backend.as_mut();
+                match self.residency.load(model.id, part, tensor, rows_only, backend) {
+                    Err(error) if error.is_out_of_memory() && self.close_idle_room(Some(model.id)) => {}
+                    Err(error) if error.is_out_of_memory() => return Err(self.no_room(model.id, &error)),
                     loaded => break loaded.map_err(JobError::Backend)?,
                 }
             };
@@ -211,28 +208,5 @@ impl Core {
                 self.loads.push(task);
             }
         }
-    }
-
-    /// Lets go of the device copies of the model that has been idle longest. False when every model is in use.
-    pub(super) fn evict_idle(&mut self, but: ModelId) -> bool {
-        let loading = |id: ModelId| self.loads.iter().any(|task| task.model() == id);
-        let idle = self.rooms.iter().filter(|(id, _)| **id != but && !loading(**id));
-        let oldest = idle.filter_map(|(id, room)| Some((room.idle_since?, *id))).min();
-        let Some((_, id)) = oldest else { return false };
-        let before = self.cache.device_bytes();
-        if let Some(room) = self.rooms.get_mut(&id) {
-            tracing::info!(model = id.0, "its copies leave the device: another model needs the room");
-            if let Some(slot) = room.slot.take() {
-                self.backend.close_model(slot);
-            }
-            room.resident.forget();
-            let model = Arc::clone(room.resident.model());
-            for file in model.files.mappings() {
-                self.cache.clear_file(file);
-            }
-            self.policy.close_pool(id);
-            self.rooms.remove(&id);
-        }
-        before > self.cache.device_bytes() || self.evict_idle(but)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{Core, limits};
+use super::{Core, Residency, limits};
 use crate::backend::{BackendError, Closed};
 use crate::scheduler::policy::Policy;
 use crate::scheduler::{Event, JobError};
@@ -46,7 +46,7 @@ impl Core {
         self.fail_loads(None, error);
         self.rooms.clear();
         self.strays.clear();
-        self.cache.clear();
+        self.residency = Residency::default();
         let sequences = std::mem::take(&mut self.sequences);
         self.counters.sequences_failed += sequences.len() as u64;
         self.ended.extend(sequences.into_values().map(|sequence| (sequence, Event::Failed(error()))));

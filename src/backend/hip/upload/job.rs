@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::super::kernels::matmul::choice::repack;
 use super::super::kernels::matmul::{Repack, RepackRows};
 use super::super::weights::Weight;
-use super::super::{Buffer, Device, Grid, HipError, Stream};
+use super::super::{Buffer, Device, Event, Grid, HipError, Stream};
 use super::routes::Way;
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
 use crate::backend::BackendError;
@@ -22,6 +22,8 @@ const GROUP: u64 = 32;
 pub struct Job {
     pub(super) weight: Arc<Weight>,
     pub(super) tensor: LazyTensor,
+    /// Its memory may have been another's: nothing is written there before this.
+    behind: Option<Arc<Event>>,
     /// Bytes of a unit that may not be cut: a block of a quantised type, a row of a float type.
     unit_bytes: u64,
     units: u64,
@@ -47,11 +49,15 @@ pub struct Part<'a> {
 }
 
 impl Job {
-    /// The load of `tensor` into `weight`.
+    /// The load of `tensor` into `weight`, whose memory is written to behind the event.
     ///
     /// # Errors
     /// [`BackendError::Upload`] when a row is longer than a pinned buffer.
-    pub fn new(tensor: &LazyTensor, weight: Arc<Weight>) -> Result<Self, BackendError> {
+    pub fn new(
+        tensor: &LazyTensor,
+        weight: Arc<Weight>,
+        behind: Option<Arc<Event>>,
+    ) -> Result<Self, BackendError> {
         let (dtype, shape) = (tensor.dtype(), tensor.shape());
         let unit_values = if repack(dtype).is_some() { dtype.block_len() as u64 } else { shape.cols() };
         let unit_bytes = dtype.row_bytes(unit_values).filter(|b| (1..=BUFFER_BYTES as u64).contains(b));
@@ -62,6 +68,7 @@ impl Job {
         Ok(Self {
             weight,
             tensor: tensor.clone(),
+            behind,
             unit_bytes,
             units: shape.elements() / unit_values,
             way: OnceLock::new(),
@@ -186,12 +193,15 @@ impl Part<'_> {
         read.map_err(|error| self.job.failure(error.to_string()))
     }
 
-    /// Starts the kernel that makes planes of the bytes in `slot`.
+    /// Starts the kernel that makes planes of the bytes in `slot`, behind what used their memory before.
     ///
     /// # Errors
     /// [`HipError`].
     pub fn lay_out(&self, device: &Device, stream: &Stream, slot: &Buffer) -> Result<(), HipError> {
         let (job, planes) = (self.job, self.job.weight.buffer());
+        if let Some(event) = &job.behind {
+            stream.wait(event)?;
+        }
         let (first, units) = (self.units.start, self.units.end - self.units.start);
         let dtype = job.tensor.dtype();
         let blocks = |threads: u64| Grid::x(threads.div_ceil(256).clamp(1, 4096) as u32);

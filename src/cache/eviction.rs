@@ -1,0 +1,205 @@
+//! Whose weights leave a device when room is needed. Pure: no clock, no device; time is counted in turns.
+//!
+//! A turn begins whenever another model than the last is used. Who will be used again soonest stays; that is guessed from
+//! how many turns lay between a model's uses so far. Three models that take turns in room for one and a half then cost what
+//! the best possible order costs (least-recently-used costs a third more: it throws out just the one that comes next), and a
+//! model that stopped being asked for falls back with every turn that it is overdue.
+//!
+//! Within a model the part used last in a step goes first: what comes first in the next one is there when it begins, and
+//! the rest arrives while that is computed.
+
+use std::collections::HashMap;
+
+use super::Owner;
+
+/// Share of the newest interval in the estimate.
+const NEWEST: f64 = 0.5;
+
+/// An owner whose parts may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Whose.
+    pub owner: Owner,
+    /// Those of a lower priority go first, whatever their use.
+    pub priority: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Uses {
+    last: u64,
+    /// Turns from one use to the next, as far as that is known.
+    interval: Option<f64>,
+}
+
+/// When owners were used.
+#[derive(Clone, Debug, Default)]
+pub struct Eviction {
+    turn: u64,
+    current: Option<Owner>,
+    uses: HashMap<Owner, Uses>,
+}
+
+impl Eviction {
+    /// An owner is used now. Cheap where it is the one that was used last.
+    pub fn used(&mut self, owner: Owner) {
+        if self.current == Some(owner) {
+            return;
+        }
+        self.current = Some(owner);
+        self.turn += 1;
+        let turn = self.turn;
+        let uses = self.uses.entry(owner).or_insert(Uses { last: turn, interval: None });
+        if uses.last < turn {
+            let newest = (turn - uses.last) as f64;
+            uses.interval = Some(uses.interval.map_or(newest, |old| old + NEWEST * (newest - old)));
+            uses.last = turn;
+        }
+    }
+
+    /// An owner is no more.
+    pub fn forget(&mut self, owner: Owner) {
+        self.uses.remove(&owner);
+        if self.current == Some(owner) {
+            self.current = None;
+        }
+    }
+
+    /// Turns until the owner's next use, as far as can be guessed: what is left of its interval, or, past that, as many again
+    /// as it is overdue. Infinite for one that was used once or never.
+    pub fn turns_left(&self, owner: Owner) -> f64 {
+        let Some(uses) = self.uses.get(&owner) else { return f64::INFINITY };
+        let idle = (self.turn - uses.last) as f64;
+        uses.interval.map_or(f64::INFINITY, |interval| (interval - idle).abs())
+    }
+
+    /// Turns since the owner was used; none for one that never was.
+    fn idle(&self, owner: Owner) -> u64 {
+        self.uses.get(&owner).map_or(u64::MAX, |uses| self.turn - uses.last)
+    }
+
+    /// The order in which candidates go, the first to go first: by priority, then the one that is used again last, then the
+    /// one that was used longest ago.
+    pub fn order(&self, candidates: &mut [Candidate]) {
+        candidates.sort_by(|a, b| {
+            let left = |c: &Candidate| self.turns_left(c.owner);
+            let idle = |c: &Candidate| self.idle(c.owner);
+            a.priority
+                .cmp(&b.priority)
+                .then(left(b).total_cmp(&left(a)))
+                .then(idle(b).cmp(&idle(a)))
+                .then(a.owner.cmp(&b.owner))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Layers of a model here; all of one size.
+    const LAYERS: u32 = 32;
+
+    /// Layers that are brought when these models are used one after the other in `room`, each whole while it runs.
+    fn moved(order: &[u64], room: usize) -> usize {
+        let (mut eviction, mut there) = (Eviction::default(), BTreeSet::new());
+        let mut moved = 0;
+        for &model in order {
+            eviction.used(Owner(model));
+            for layer in 0..LAYERS {
+                if !there.insert((model, layer)) {
+                    continue;
+                }
+                moved += 1;
+                if there.len() > room {
+                    let others: BTreeSet<u64> = there.iter().map(|(owner, _)| *owner).collect();
+                    let mut candidates: Vec<_> = others
+                        .into_iter()
+                        .filter(|other| *other != model)
+                        .map(|owner| Candidate { owner: Owner(owner), priority: 0 })
+                        .collect();
+                    eviction.order(&mut candidates);
+                    let owner = candidates[0].owner.0;
+                    let last = there.iter().rfind(|(other, _)| *other == owner).copied().unwrap();
+                    there.remove(&last);
+                }
+            }
+        }
+        moved
+    }
+
+    /// The same with the order known in advance: what is used again last goes (Belady, layer by layer).
+    fn best(order: &[u64], room: usize) -> usize {
+        let mut there: BTreeSet<(u64, u32)> = BTreeSet::new();
+        let mut moved = 0;
+        for (now, &model) in order.iter().enumerate() {
+            for layer in 0..LAYERS {
+                if !there.insert((model, layer)) {
+                    continue;
+                }
+                moved += 1;
+                if there.len() > room {
+                    let next =
+                        |owner: u64| order[now..].iter().position(|m| *m == owner).unwrap_or(usize::MAX);
+                    let others = there.iter().filter(|(owner, _)| *owner != model);
+                    let gone = *others.max_by_key(|(owner, layer)| (next(*owner), *layer)).unwrap();
+                    there.remove(&gone);
+                }
+            }
+        }
+        moved
+    }
+
+    fn ratio(order: &[u64], room: usize) -> f64 {
+        moved(order, room) as f64 / best(order, room) as f64
+    }
+
+    #[test]
+    fn three_models_in_turn_move_what_the_best_order_moves() {
+        let order: Vec<u64> = (0..300).map(|i| i % 3).collect();
+        let ratio = ratio(&order, LAYERS as usize * 3 / 2);
+        assert!(ratio < 1.02, "{ratio:.3} times the best possible");
+    }
+
+    #[test]
+    fn no_pattern_moves_much_more_than_the_best_order() {
+        let mut random = 9u64;
+        let mut next = move |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let jitter: Vec<u64> = (0..300).map(|i| if next(10) == 0 { next(3) } else { i % 3 }).collect();
+        let two_of_three: Vec<u64> = (0..300).map(|i| if i < 30 { i % 3 } else { i % 2 }).collect();
+        let favourite: Vec<u64> = (0..300).map(|i| if i % 2 == 0 { 0 } else { 1 + next(3) }).collect();
+        let four: Vec<u64> = (0..400).map(|i| i % 4).collect();
+        for (name, order, room, most) in [
+            ("in turn, with a tenth at random", jitter, 48, 1.2),
+            ("two go on, one stays away", two_of_three, 48, 1.05),
+            ("one between others", favourite, 48, 1.2),
+            ("four in turn, room for two and a half", four, 80, 1.2),
+        ] {
+            let ratio = ratio(&order, room);
+            println!("{name}: {ratio:.3} times the best possible");
+            assert!(ratio <= most, "{name}: {ratio:.3} times the best possible");
+        }
+    }
+
+    #[test]
+    fn two_models_that_fit_move_nothing_more() {
+        let order: Vec<u64> = (0..100).map(|i| i % 2).collect();
+        assert_eq!(moved(&order, 2 * LAYERS as usize), 2 * LAYERS as usize);
+    }
+
+    #[test]
+    fn priority_comes_before_use() {
+        let mut eviction = Eviction::default();
+        [1, 2, 1, 2, 3].map(|owner| eviction.used(Owner(owner)));
+        let candidate = |owner, priority| Candidate { owner: Owner(owner), priority };
+        let mut candidates = [candidate(1, 1), candidate(2, 0), candidate(7, 1)];
+        eviction.order(&mut candidates);
+        assert_eq!(candidates.map(|c| c.owner.0), [2, 7, 1], "the lower priority, then the one never used");
+        eviction.forget(Owner(1));
+        assert!(eviction.turns_left(Owner(1)).is_infinite());
+    }
+}

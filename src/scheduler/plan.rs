@@ -1,0 +1,121 @@
+//! What serving a model would take of the device, before anything is done: what is needed, what is free, who would make room.
+
+use std::sync::Arc;
+
+use super::EngineHandle;
+use super::sequence_pages;
+use crate::model::{Model, ModelId};
+
+/// How a model would be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// All of its weights stay on the device.
+    Whole,
+    /// Its weights are larger than the room for them: so many bytes stay, the rest comes again with every step.
+    Streamed {
+        /// Bytes that stay.
+        resident_bytes: u64,
+        /// Bytes of a step that are brought for it.
+        streamed_bytes: u64,
+    },
+    /// Not at all.
+    No {
+        /// Bytes that are missing.
+        missing_bytes: u64,
+    },
+}
+
+/// Weights that would leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Whose.
+    pub model: ModelId,
+    /// The name it was first mapped under.
+    pub name: String,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+/// What a device has, and what a model needs of it. All in bytes of the device's memory; zeros where weights are read in place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResidencyPlan {
+    /// All weights.
+    pub weight_bytes: u64,
+    /// Those that are there.
+    pub resident_bytes: u64,
+    /// KV pages of one sequence of the positions asked about.
+    pub kv_bytes: u64,
+    /// Activations that are not there yet.
+    pub scratch_bytes: u64,
+    /// What could be taken now.
+    pub available_bytes: u64,
+    /// Most that may be taken by all.
+    pub budget_bytes: u64,
+    /// What programs other than this one have.
+    pub others_bytes: u64,
+    /// How it would be served.
+    pub fit: Fit,
+    /// What would leave for it, the first to leave first.
+    pub leaving: Vec<Leaving>,
+    /// Seconds to bring what is not there, by the rate of the loads so far; none before there were any.
+    pub load_seconds: Option<f64>,
+    /// Sequences that wait for admission now.
+    pub queued: u32,
+}
+
+impl EngineHandle {
+    /// What serving `model` with one sequence of `positions` tokens would take. Nothing is done, and the answer is as of the last
+    /// snapshot.
+    pub fn plan(&self, model: &Arc<Model>, positions: u32) -> ResidencyPlan {
+        let (facts, snapshot) = (self.facts(), self.snapshot());
+        let (plan, memory) = (&model.plan, snapshot.memory);
+        let part_bytes = |part| plan.part_tensors(part).map(|tensor| facts.weight_bytes(tensor)).sum();
+        // The embedding stays in the file: a step takes rows of it.
+        let parts: Vec<u64> = (1..plan.part_count()).map(part_bytes).collect();
+        let own = snapshot.models.iter().find(|other| other.model == model.id);
+        let weight_bytes: u64 = parts.iter().sum();
+        let resident_bytes = own.map_or(0, |own| own.weight_bytes).min(weight_bytes);
+        let kv_bytes = u64::from(sequence_pages(positions)).saturating_mul(facts.page_bytes(&plan.dims));
+        let open = own.is_some_and(|own| own.scratch_bytes > 0);
+        let scratch_bytes = if open { 0 } else { facts.scratch_bytes(&plan.dims) };
+        let in_place = memory.budget == 0;
+        let available_bytes = if in_place { u64::MAX } else { memory.available() };
+        let load_bytes = weight_bytes - resident_bytes;
+        let mut missing =
+            load_bytes.saturating_add(kv_bytes).saturating_add(scratch_bytes).saturating_sub(available_bytes);
+        let mut others: Vec<_> =
+            snapshot.models.iter().filter(|m| m.eviction_place > 0 && m.model != model.id).collect();
+        others.sort_by_key(|other| other.eviction_place);
+        let mut leaving = Vec::new();
+        for other in others {
+            let bytes = other.weight_bytes.min(missing);
+            if bytes > 0 {
+                missing -= bytes;
+                leaving.push(Leaving { model: other.model, name: other.name.clone(), bytes });
+            }
+        }
+        // Streaming needs room for the layer at hand, the one before it, and one on its way.
+        let least: u64 = parts.iter().copied().max().unwrap_or(0).saturating_mul(3);
+        let fit = match missing {
+            0 => Fit::Whole,
+            _ if weight_bytes.saturating_sub(missing) >= least => {
+                Fit::Streamed { resident_bytes: weight_bytes - missing, streamed_bytes: missing }
+            }
+            _ => Fit::No { missing_bytes: missing },
+        };
+        let rate = snapshot.device.upload_rates.iter().find(|rate| rate.in_use && rate.bytes > 0);
+        ResidencyPlan {
+            weight_bytes,
+            resident_bytes,
+            kv_bytes: if in_place { 0 } else { kv_bytes },
+            scratch_bytes,
+            available_bytes: if in_place { 0 } else { available_bytes },
+            budget_bytes: memory.budget,
+            others_bytes: memory.others(),
+            fit,
+            leaving,
+            load_seconds: rate.map(|rate| load_bytes as f64 / rate.bytes_per_second().max(1.0)),
+            queued: snapshot.running_and_queued().1 as u32,
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Which models' weights are on the device: brought part by part as a step goes on, and sent away part by part when room is
+//! needed.
+//!
+//! While a layer is computed the loads of the next ones are under way ([`Backend::layers_ahead`]). When a load finds no room,
+//! parts of other models leave, in the order of [`Eviction`]; pinned ones never do. When there are none, the model at hand is
+//! larger than the room there is: then the part goes whose turn comes last, which is the one that was used last, and so a
+//! fixed share stays where it is and the rest streams through. The layer at hand, the one before it (whose last operation may
+//! not be launched yet) and those that are asked for ahead never leave.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::resident::{First, Head, Loader, ResidentLayer, ResidentModel};
+use super::snapshot::PartState;
+use crate::backend::{Backend, BackendError, DeviceTensor, Experts};
+use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache};
+use crate::model::plan::FIRST_PART;
+use crate::model::{Model, ModelId};
+use crate::tensor::LazyTensor;
+
+/// What is wanted of a model's place on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResidencyRules {
+    /// Its weights leave only when they are told to.
+    pub pinned: bool,
+    /// Weights of models of a lower priority leave first.
+    pub priority: u8,
+    /// So many of its first parts (the embedding, then layers) stay when others need room.
+    pub parts_min: u32,
+    /// Weights leave after the model was idle for this long.
+    pub idle_max: Option<Duration>,
+}
+
+/// A part that left to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub model: ModelId,
+    pub part: u32,
+    pub bytes: u64,
+}
+
+#[derive(Debug)]
+struct Place {
+    resident: ResidentModel,
+    /// Tensors of each part.
+    part_tensors: Vec<usize>,
+    rules: ResidencyRules,
+}
+
+/// All models that have a place on one device.
+#[derive(Debug, Default)]
+pub(super) struct Residency {
+    cache: TensorCache,
+    places: BTreeMap<ModelId, Place>,
+    eviction: Eviction,
+    /// What left since somebody asked.
+    gone: Vec<Gone>,
+}
+
+/// Parts of the model at hand that must stay, and the one at hand among them.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub model: ModelId,
+    at: u32,
+    parts: RangeInclusive<u32>,
+}
+
+impl Window {
+    /// Around a part of a step, with those asked for up to `ahead` parts early.
+    fn around(model: ModelId, at: u32, ahead: usize) -> Self {
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        Self { model, at, parts: at.saturating_sub(1)..=at.saturating_add(ahead) }
+    }
+
+    /// Nothing of the model is in use: it is about to begin a step, or to be loaded.
+    pub fn none(model: ModelId) -> Self {
+        Self { model, at: FIRST_PART, parts: FIRST_PART..=FIRST_PART }
+    }
+
+    fn holds(&self, part: u32) -> bool {
+        part == FIRST_PART || self.parts.contains(&part)
+    }
+}
+
+fn owner(model: ModelId) -> Owner {
+    Owner(model.0)
+}
+
+impl Residency {
+    /// Gives a model a place, if it has none. Nothing is loaded.
+    pub fn enter(&mut self, model: &Arc<Model>) {
+        self.places.entry(model.id).or_insert_with(|| Place {
+            resident: ResidentModel::new(Arc::clone(model)),
+            part_tensors: (0..model.plan.part_count())
+                .map(|part| model.plan.part_tensors(part).count())
+                .collect(),
+            rules: ResidencyRules::default(),
+        });
+    }
+
+    /// Takes a model's place away, and all its tensors.
+    pub fn leave(&mut self, id: ModelId) {
+        if let Some(place) = self.places.remove(&id) {
+            for file in place.resident.model().files.mappings() {
+                self.cache.clear_file(file);
+            }
+        }
+        self.eviction.forget(owner(id));
+    }
+
+    /// What is wanted for a model; changes count from the next eviction on.
+    pub fn rules_mut(&mut self, id: ModelId) -> Option<&mut ResidencyRules> {
+        self.places.get_mut(&id).map(|place| &mut place.rules)
+    }
+
+    /// What is wanted for a model.
+    pub fn rules(&self, id: ModelId) -> ResidencyRules {
+        self.places.get(&id).map(|place| place.rules).unwrap_or_default()
+    }
+
+    /// A model is used: by a step, or a load that was asked for.
+    pub fn used(&mut self, id: ModelId) {
+        self.eviction.used(owner(id));
+    }
+
+    /// True when a step needs no load.
+    pub fn is_resolved(&self, id: ModelId) -> bool {
+        self.places.get(&id).is_some_and(|place| place.resident.is_resolved())
+    }
+
+    /// After a step that failed: all handles are asked for anew, and what failed leaves nothing behind.
+    pub fn forget_handles(&mut self, id: ModelId) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.resident.forget();
+        }
+        self.cache.clear_failed();
+    }
+
+    /// Lets go of loads that failed.
+    pub fn clear_failed(&mut self) {
+        self.cache.clear_failed();
+    }
+
+    /// What a model has on the device, by part.
+    pub fn held(&self, id: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
+        self.cache.parts_of(owner(id))
+    }
+
+    /// What is held of a part.
+    pub fn held_part(&self, part: Part) -> Held {
+        self.cache.held(part)
+    }
+
+    /// How much of each part of a model's plan is on the device.
+    pub fn part_states(&self, id: ModelId) -> Vec<PartState> {
+        let Some(place) = self.places.get(&id) else { return Vec::new() };
+        let mut states = vec![PartState::Absent; place.part_tensors.len()];
+        for (part, held) in self.held(id) {
+            let all = place.part_tensors.get(part as usize).copied().unwrap_or(0);
+            if let Some(state) = states.get_mut(part as usize) {
+                *state = match held {
+                    Held { loading: 1.., .. } => PartState::Loading,
+                    Held { tensors, .. } if tensors < all => PartState::Partial,
+                    Held { .. } => PartState::Resident,
+                };
+            }
+        }
+        states
+    }
+
+    /// Bytes of all models' weights on the device.
+    pub fn device_bytes(&self) -> u64 {
+        self.cache.device_bytes()
+    }
+
+    /// Sums of the cache.
+    pub fn counters(&self) -> CacheCounters {
+        self.cache.counters()
+    }
+
+    /// Parts whose last tensor arrived since the last time.
+    pub fn arrived(&mut self) -> Vec<Part> {
+        self.cache.look()
+    }
+
+    /// Parts that left to make room since the last time.
+    pub fn take_gone(&mut self) -> Vec<Gone> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Models in the order in which they would make room for `model`: the first to lose its weights first, pinned ones left out.
+    pub fn order(&self, model: Option<ModelId>) -> Vec<ModelId> {
+        let others = self.places.iter().filter(|(id, place)| Some(**id) != model && !place.rules.pinned);
+        let mut candidates: Vec<Candidate> = others
+            .map(|(id, place)| Candidate { owner: owner(*id), priority: place.rules.priority })
+            .collect();
+        self.eviction.order(&mut candidates);
+        candidates.into_iter().map(|candidate| ModelId(candidate.owner.0)).collect()
+    }
+
+    /// What the first unit of a step needs, here and below.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a load; out of memory only when nothing is left that could leave.
+    pub fn first(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<&First, BackendError> {
+        self.resolve(&Window::none(id), FIRST_PART, backend)?;
+        let place = self.places.get(&id);
+        place.and_then(|place| place.resident.first()).ok_or(BackendError::Batch("no such part"))
+    }
+
+    /// A layer's handles and the rotary factors. Loads begin as many layers ahead as the backend finds worth it, the head's
+    /// after those of the last layer.
+    pub fn layer(
+        &mut self,
+        id: ModelId,
+        index: usize,
+        backend: &mut dyn Backend,
+    ) -> Result<(&ResidentLayer, Option<&DeviceTensor>), BackendError> {
+        let plan = self.places.get(&id).map(|place| &place.resident.model().plan);
+        let (at, last) = plan.map_or((0, 0), |plan| (plan.layer_part(index), plan.head_part()));
+        if !self.is_resolved(id) {
+            let ahead = backend.layers_ahead();
+            let window = Window::around(id, at, ahead);
+            self.resolve(&window, at, backend)?;
+            for part in at + 1..=last.min(at.saturating_add(ahead as u32)) {
+                if !self.resolve_ahead(&window, part, backend)? {
+                    break;
+                }
+            }
+        }
+        let place = self.places.get(&id);
+        place.and_then(|place| place.resident.layer(index)).ok_or(BackendError::Batch("no such layer"))
+    }
+
+    /// A layer's experts after `route`: those that it chose are loaded now, if they were not.
+    pub fn experts(
+        &mut self,
+        id: ModelId,
+        index: usize,
+        backend: &mut dyn Backend,
+    ) -> Result<Experts<'_>, BackendError> {
+        let none = BackendError::Batch("experts of a layer that has none");
+        let resident = self.places.get(&id).map(|place| &place.resident);
+        let lacks = resident.and_then(|resident| resident.lacks_experts(index)).ok_or(none.clone())?;
+        if lacks {
+            let part = resident.map_or(0, |resident| resident.model().plan.layer_part(index));
+            let window = Window::around(id, part, backend.layers_ahead());
+            for number in backend.routed()? {
+                self.with_room(&window, part, backend, |resident, loader| {
+                    resident.resolve_expert(index, number as usize, loader)
+                })?;
+            }
+        }
+        let place = self.places.get(&id);
+        place.and_then(|place| place.resident.experts(index)).ok_or(none)
+    }
+
+    /// What the last unit of a step needs.
+    pub fn head(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<&Head, BackendError> {
+        let part = self.places.get(&id).map_or(0, |place| place.resident.model().plan.head_part());
+        self.resolve(&Window::around(id, part, 0), part, backend)?;
+        let place = self.places.get(&id);
+        place.and_then(|place| place.resident.head()).ok_or(BackendError::Batch("no such part"))
+    }
+
+    fn resolve(&mut self, window: &Window, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        if self.places.get(&window.model).is_some_and(|place| place.resident.has(part)) {
+            return Ok(());
+        }
+        self.with_room(window, part, backend, |resident, loader| resident.resolve(part, loader))
+    }
+
+    /// As `resolve` for a part whose turn is yet to come: false when there is no room for it now.
+    fn resolve_ahead(
+        &mut self,
+        window: &Window,
+        part: u32,
+        backend: &mut dyn Backend,
+    ) -> Result<bool, BackendError> {
+        match self.resolve(window, part, backend) {
+            Err(error) if error.is_out_of_memory() => {
+                // What was begun of it would take the room of the part at hand.
+                self.cache.evict(Part { owner: owner(window.model), number: part });
+                Ok(false)
+            }
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Does `load` for a part, as often as there is something that can make room for it.
+    fn with_room(
+        &mut self,
+        window: &Window,
+        part: u32,
+        backend: &mut dyn Backend,
+        load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        loop {
+            let Some(place) = self.places.get_mut(&window.model) else {
+                return Err(BackendError::Batch("a model that has no place on the device"));
+            };
+            let part = Part { owner: place.resident.owner(), number: part };
+            let mut loader = Loader { cache: &mut self.cache, backend: &mut *backend, part };
+            match load(&mut place.resident, &mut loader) {
+                Err(error) if error.is_out_of_memory() && self.make_room(window, backend)? => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Loads one tensor of a part because it was asked for, not for a step.
+    ///
+    /// # Errors
+    /// As [`Residency::first`].
+    pub fn load(
+        &mut self,
+        id: ModelId,
+        part: u32,
+        tensor: &LazyTensor,
+        rows_only: bool,
+        backend: &mut dyn Backend,
+    ) -> Result<DeviceTensor, BackendError> {
+        let part = Part { owner: owner(id), number: part };
+        loop {
+            let loaded = if rows_only {
+                self.cache.load_table(backend, tensor, part)
+            } else {
+                self.cache.load_tensor(backend, tensor, part)
+            };
+            match loaded {
+                // What else is there of the model is as much asked for as this.
+                Err(error) if error.is_out_of_memory() && self.make_room_of_others(id, backend)? => {}
+                loaded => return loaded,
+            }
+        }
+    }
+
+    /// Sends one part away so that there is more room for the model at hand; false when nothing can leave.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn make_room(&mut self, window: &Window, backend: &mut dyn Backend) -> Result<bool, BackendError> {
+        if self.make_room_of_others(window.model, backend)? {
+            return Ok(true);
+        }
+        let Some(place) = self.places.get(&window.model) else { return Ok(false) };
+        let head = place.resident.model().plan.head_part();
+        // Parts are used in a circle: the one before the part at hand comes last. The head is large, and left for last.
+        let turn = |part: u32| (part + head + 1 - window.at.min(head)) % (head + 1);
+        let own = self.cache.parts_of(owner(window.model));
+        let own = own.filter(|(part, held)| held.bytes > 0 && !window.holds(*part));
+        let last = own.max_by_key(|(part, _)| (*part != head, turn(*part)));
+        match last {
+            Some((part, _)) => self.evict(window.model, part, backend).map(|_| true),
+            None => Ok(false),
+        }
+    }
+
+    fn make_room_of_others(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<bool, BackendError> {
+        for other in self.order(Some(id)) {
+            let least = self.rules(other).parts_min;
+            let last =
+                self.cache.parts_of(owner(other)).rfind(|(part, held)| held.bytes > 0 && *part >= least);
+            if let Some((part, _)) = last {
+                self.evict(other, part, backend)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn evict(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<u64, BackendError> {
+        backend.retire()?; // before the last handle drops
+        if let Some(place) = self.places.get_mut(&id) {
+            place.resident.forget_part(part);
+        }
+        let bytes = self.cache.evict(Part { owner: owner(id), number: part });
+        tracing::debug!(model = id.0, part, bytes, "a part leaves the device");
+        self.gone.push(Gone { model: id, part, bytes });
+        Ok(bytes)
+    }
+
+    /// Sends a model's weights away. Bytes that they took.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn evict_model(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<u64, BackendError> {
+        let parts: Vec<u32> = self.cache.parts_of(owner(id)).map(|(part, _)| part).collect();
+        let mut bytes = 0;
+        for part in parts.into_iter().rev() {
+            bytes += self.evict(id, part, backend)?;
+        }
+        Ok(bytes)
+    }
+}
