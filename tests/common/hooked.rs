@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceTensor, Experts, FfnInput,
-    ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
+    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemoryUse, DeviceTensor,
+    Experts, FfnInput, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
 };
 use rocmforge::tensor::{DType, LazyTensor};
 
@@ -47,6 +47,18 @@ impl Backend for Hooked {
     }
     fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         self.inner.load_table(tensor)
+    }
+    fn retire(&mut self) -> Result<(), BackendError> {
+        self.inner.retire()
+    }
+    fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
+        self.inner.weight_bytes()
+    }
+    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
+        self.inner.scratch_bytes()
+    }
+    fn memory(&self) -> DeviceMemoryUse {
+        self.inner.memory()
     }
     fn layers_ahead(&self) -> usize {
         self.inner.layers_ahead()
