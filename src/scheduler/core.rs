@@ -20,10 +20,7 @@ use super::policy::{Expiry, Limits, Policy, Request, StepPlan};
 use super::residency::{Residency, Window};
 use super::sequence::Sequence;
 use super::step::{self, StepArrays, StepDevice};
-use super::{
-    Counters, EngineOptions, EngineSnapshot, Event, Job, JobError, ModelResidency, SequenceId,
-    SequenceSnapshot,
-};
+use super::{Counters, EngineOptions, Event, Job, JobError, SequenceId};
 use crate::backend::{Backend, BackendError, DeviceTensor, ModelSlot, Sampled};
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
@@ -42,6 +39,7 @@ const TURN_KEPT_MAX: Duration = Duration::from_secs(2);
 pub(super) mod loads;
 pub(super) mod orders;
 mod recovery;
+mod report;
 
 /// A model that has, or lately had, sequences.
 struct Room {
@@ -464,15 +462,6 @@ impl Core {
         self.end(id, Event::Failed(error));
     }
 
-    /// After the device was lost: all requests fail, and another is opened, or the engine ends.
-    fn replace_device(&mut self, error: &BackendError) {
-        tracing::error!(%error, "all requests fail, and the device is opened anew");
-        if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
-            tracing::error!(%error, "there is no device any more: the engine ends");
-            self.lost = true;
-        }
-    }
-
     fn fail_all(&mut self, error: impl Fn() -> JobError) {
         let ids: Vec<SequenceId> = self.sequences.keys().copied().collect();
         for id in ids {
@@ -579,77 +568,6 @@ impl Core {
         if let Err(error) = self.backend.retire() {
             tracing::warn!(%error, "weights leave a device that does not answer well");
         }
-    }
-
-    fn publish(&mut self) {
-        self.published = Instant::now();
-        self.tell_events();
-        let sequences: Vec<_> = self
-            .policy
-            .views()
-            .filter_map(|view| {
-                let sequence = self.sequences.get(&view.id)?;
-                Some(SequenceSnapshot {
-                    id: view.id,
-                    uid: sequence.job.uid,
-                    model: view.model,
-                    state: view.state,
-                    prompt_tokens: sequence.prompt_tokens(),
-                    prefilled_tokens: view.computed.min(sequence.prompt_tokens()),
-                    generated_tokens: sequence.generated_tokens(),
-                    max_tokens: sequence.answer_tokens(),
-                    kv_pages: view.kv_pages,
-                    arrived: sequence.job.arrived,
-                    queue_position: view.queue_position,
-                })
-            })
-            .collect();
-        let (kv_pages_used, kv_pages_max) = self.policy.page_counts();
-        let slots = self.rooms.values().filter_map(|r| r.slot);
-        let loaded = self.residency.counters();
-        let snapshot = EngineSnapshot {
-            counters: Counters {
-                tensors_loaded: loaded.loads,
-                tensor_hits: loaded.hits,
-                load_bytes: loaded.load_bytes,
-                evictions: loaded.evictions,
-                evicted_bytes: loaded.evicted_bytes,
-                ..self.counters
-            },
-            kv_pages_used,
-            kv_pages_max,
-            kv_bytes: slots.map(|slot| self.backend.kv_bytes(slot)).sum(),
-            kv_reserved_bytes: self.policy.reserved_bytes(),
-            kv_budget_bytes: self.policy.limits().kv_budget_bytes,
-            device_bytes: self.residency.device_bytes(),
-            device: self.backend.counters(),
-            memory: self.backend.memory(),
-            models: self.residencies(),
-            sequences,
-        };
-        let queued = self.policy.queued_count();
-        let mut inbox = self.shared.inbox.lock();
-        inbox.queued = queued + inbox.jobs.len();
-        *self.shared.published.lock() = Arc::new(snapshot);
-    }
-}
-
-impl Core {
-    /// What each model has on the device.
-    fn residencies(&self) -> Vec<ModelResidency> {
-        let (facts, order) = (self.shared.facts(), self.residency.order(None));
-        let residency = |(id, room): (&ModelId, &Room)| ModelResidency {
-            model: *id,
-            name: room.model.name.clone(),
-            parts: self.residency.part_states(*id),
-            weight_bytes: self.residency.held(*id).map(|(_, held)| held.bytes).sum(),
-            kv_bytes: room.slot.map_or(0, |slot| self.backend.kv_bytes(slot)),
-            scratch_bytes: room.slot.map_or(0, |_| facts.scratch_bytes(&room.model.plan.dims)),
-            rules: self.residency.rules(*id),
-            idle_since: room.idle_since,
-            eviction_place: order.iter().zip(1..).find(|(other, _)| *other == id).map_or(0, |(_, n)| n),
-        };
-        self.rooms.iter().map(residency).collect()
     }
 }
 

@@ -8,21 +8,24 @@ use std::time::Duration;
 use super::graphs::{self, Replays};
 use super::kernels::matmul::{choice, planes};
 use super::model::{self, Model, Modes};
-use super::run::{ExpertMatrices, Matrix, Op, embed_kernel};
+use super::run::{Op, embed_kernel};
 use super::upload::{Job, UploadPath, Uploader};
 use super::wait::Waiter;
 use super::waits::LoadWaits;
 use super::weights::{Form, Weight};
 use super::{
-    ALIGN, ArenaOptions, Device, DeviceOptions, DevicePtr, Event, Owner, Runtime, Stream, StreamPriority, kv,
+    ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Owner, Runtime, Stream, StreamPriority, kv,
+    memory,
 };
 
 use crate::backend::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory,
-    DeviceMemoryUse, DeviceTensor, Experts, FfnInput, KvType, LoadState, ModelDims, ModelSlot, Projection,
-    Router, SampleRow, Sampled, StepBatch, Storage,
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemoryUse,
+    DeviceTensor, Experts, FfnInput, KvType, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled,
+    StepBatch, Storage,
 };
 use crate::tensor::{DType, LazyTensor};
+
+mod operands;
 
 /// Up to here four times as many rows take far less than four times as long (products of an 8B model on an H200: 30 ms for 256 rows,
 /// 53 for 1024), and answers that decode beside such a step wait for a tenth of a second.
@@ -43,6 +46,8 @@ pub struct HipOptions {
     pub upload_threads: usize,
     /// Most bytes of device memory to take; 0 for all there are.
     pub memory_bytes: u64,
+    /// Bytes asked of the driver at once; 0 for each buffer by itself.
+    pub chunk_bytes: usize,
     /// Whether steps may be replayed from recorded graphs.
     pub graphs: bool,
     /// A device that does not answer for this long counts as lost.
@@ -60,6 +65,7 @@ impl Default for HipOptions {
             upload: UploadPath::default(),
             upload_threads: 0,
             memory_bytes: 0,
+            chunk_bytes: CHUNK_BYTES,
             graphs: true,
             patience: Duration::from_secs(60),
             lost: Arc::default(),
@@ -82,6 +88,7 @@ pub struct HipBackend {
     /// Stands in the compute stream behind all that may still read memory of weights that left. What is written there next
     /// is written behind it.
     retired: Option<Arc<Event>>,
+    free: Cell<memory::Free>,
     /// A weight of the step at hand was not there yet.
     waited: Cell<bool>,
     load_waits: RefCell<LoadWaits>,
@@ -105,7 +112,7 @@ impl HipBackend {
     /// As [`HipBackend::open`].
     pub fn with_runtime(runtime: Runtime, options: HipOptions) -> Result<Self, BackendError> {
         let limit_bytes = if options.memory_bytes == 0 { u64::MAX } else { options.memory_bytes };
-        let arena = ArenaOptions { limit_bytes, ..ArenaOptions::default() };
+        let arena = ArenaOptions { limit_bytes, chunk_bytes: options.chunk_bytes };
         let opened = DeviceOptions { index: options.index, arena, ..DeviceOptions::default() };
         let device = Device::open(&runtime, &opened)?;
         let stream = device.stream(StreamPriority::High)?;
@@ -116,6 +123,7 @@ impl HipBackend {
             stream,
             replays: Replays { allowed: options.graphs, ..Replays::default() },
             retired: None,
+            free: Cell::default(),
             waited: Cell::new(false),
             load_waits: RefCell::default(),
             current: None,
@@ -166,49 +174,6 @@ impl HipBackend {
     /// Waits until all that was launched is done.
     fn settle(&mut self) -> Result<(), BackendError> {
         self.waiter.settle(&self.device, &self.stream)
-    }
-
-    /// A tensor on this device whose upload the compute stream is ordered behind.
-    fn weight(&self, tensor: &DeviceTensor) -> Result<Arc<Weight>, BackendError> {
-        let foreign = || BackendError::Internal(format!("{} is not on this device", tensor.tensor.name()));
-        let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
-        let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
-        let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
-        if !weight.is_ordered() {
-            self.waited.set(true);
-            if !matches!(weight.state(), LoadState::Resident) {
-                self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
-                let late = || self.waiter.late(&self.device, "an upload");
-                // A slow disk, or many tensors before this one: the device is not late while others arrive.
-                let arrived = || self.uploader.counts().read().1;
-                if let Some(event) = weight.submitted(self.options.patience, arrived, late)? {
-                    self.stream.wait(&event)?;
-                }
-            }
-            weight.set_ordered();
-        }
-        Ok(weight)
-    }
-
-    fn vector(&self, tensor: &DeviceTensor, len: usize) -> Result<DevicePtr<f32>, BackendError> {
-        tensor.want(1, len)?;
-        if tensor.dtype() != DType::F32 {
-            let (tensor, dtype) = (tensor.tensor.name().to_owned(), tensor.dtype());
-            return Err(BackendError::Unsupported { tensor, dtype, backend: "hip" });
-        }
-        Ok(self.weight(tensor)?.buffer().ptr())
-    }
-
-    fn optional(&self, tensor: Option<&DeviceTensor>, len: usize) -> Result<DevicePtr<f32>, BackendError> {
-        tensor.map_or(Ok(DevicePtr::NULL), |tensor| self.vector(tensor, len))
-    }
-
-    fn matrix(&self, part: &Projection<'_>, rows: usize, cols: usize) -> Result<Matrix, BackendError> {
-        part.want(rows, cols)?;
-        let weight = self.weight(part.weight)?;
-        let Form { dtype, rows, cols } = weight.form();
-        let bias = self.optional(part.bias, rows as usize)?;
-        Ok(Matrix { at: weight.buffer().ptr(), dtype, rows, cols, bias })
     }
 }
 
@@ -307,11 +272,7 @@ impl Backend for HipBackend {
     }
 
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
-        |tensor| {
-            let shape = tensor.shape();
-            let planes = planes::planes(tensor.dtype(), shape.rows(), shape.cols());
-            planes.map_or(0, |planes| planes.bytes.next_multiple_of(ALIGN as u64))
-        }
+        memory::weight_bytes
     }
 
     fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
@@ -319,20 +280,7 @@ impl Backend for HipBackend {
     }
 
     fn memory(&self) -> DeviceMemoryUse {
-        let ledger = self.device.ledger();
-        let total = self.device.description().memory_bytes;
-        let limit = if self.options.memory_bytes == 0 { u64::MAX } else { self.options.memory_bytes };
-        DeviceMemoryUse {
-            weights: ledger.of(Owner::Weights),
-            kv: ledger.of(Owner::Kv),
-            scratch: ledger.of(Owner::Scratch),
-            staging: ledger.of(Owner::Staging),
-            graphs: ledger.of(Owner::Graphs),
-            taken: ledger.driver_bytes,
-            budget: limit.min(total),
-            total,
-            free: self.device.memory().map_or(0, |(free, _)| free),
-        }
+        memory::in_use(&self.device, self.options.memory_bytes, &self.free)
     }
 
     fn layers_ahead(&self) -> usize {
@@ -573,44 +521,6 @@ impl Backend for HipBackend {
         let range = model.scratch.logits.range(index * vocab * 4, vocab * 4)?;
         device_stream.download(range, logits.as_mut_slice())?;
         Ok(logits)
-    }
-}
-
-impl HipBackend {
-    /// A layer's experts by their tables.
-    fn expert_parts(
-        &mut self,
-        layer: u32,
-        experts: &Experts<'_>,
-    ) -> Result<[ExpertMatrices; 3], BackendError> {
-        let slot = self.current.ok_or(BackendError::Batch("no step was begun"))?;
-        let mut tables = match self.models.get_mut(&slot) {
-            Some(model) => std::mem::take(&mut model.experts),
-            None => return Err(BackendError::Batch("no step was begun")),
-        };
-        let weight = |tensor: &DeviceTensor| {
-            let weight = self.weight(tensor)?;
-            Ok((weight.buffer().ptr::<u8>().address(), weight.form()))
-        };
-        let parts = tables.parts(&self.device, &self.stream, layer, experts, weight);
-        if let Some(model) = self.models.get_mut(&slot) {
-            model.experts = tables;
-        }
-        parts
-    }
-
-    /// The rotary table, long enough for the step at hand.
-    fn angles(&mut self, factors: Option<&DeviceTensor>) -> Result<DevicePtr<f32>, BackendError> {
-        let (device, stream) = (&self.device, &self.stream);
-        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
-        let spec = &model.dims.rope;
-        if let Some(factors) = factors {
-            factors.want(1, spec.dims / 2)?;
-        }
-        let factors = factors.map(|factors| &factors.tensor);
-        let (table, _) = model.rope.cover(device, stream, spec, model.step.positions, factors)?;
-        Ok(table.ptr())
     }
 }
 

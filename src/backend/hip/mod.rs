@@ -22,6 +22,7 @@ mod graphs;
 pub mod kernels;
 mod kv;
 mod launch;
+mod memory;
 mod model;
 pub mod objects;
 mod pointer;

@@ -37,6 +37,15 @@ impl Core {
         self.reopen(&|| JobError::Panicked(text.clone()))
     }
 
+    /// After the device was lost: all requests fail, and another is opened, or the engine ends.
+    pub(super) fn replace_device(&mut self, error: &BackendError) {
+        tracing::error!(%error, "all requests fail, and the device is opened anew");
+        if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
+            tracing::error!(%error, "there is no device any more: the engine ends");
+            self.lost = true;
+        }
+    }
+
     /// Fails everything with `error` and opens the device anew, or another one that the factory has instead.
     ///
     /// # Errors

@@ -1,0 +1,100 @@
+//! What units' weights are to kernels: addresses, once their uploads stand before the work in the stream.
+
+use std::sync::Arc;
+
+use super::HipBackend;
+use crate::backend::hip::DevicePtr;
+use crate::backend::hip::run::{ExpertMatrices, Matrix};
+use crate::backend::hip::weights::{Form, Weight};
+use crate::backend::{BackendError, DeviceMemory, DeviceTensor, Experts, LoadState, Projection, Storage};
+use crate::tensor::DType;
+
+impl HipBackend {
+    /// A tensor on this device whose upload the compute stream is ordered behind.
+    pub(super) fn weight(&self, tensor: &DeviceTensor) -> Result<Arc<Weight>, BackendError> {
+        let foreign = || BackendError::Internal(format!("{} is not on this device", tensor.tensor.name()));
+        let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
+        let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
+        let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
+        if !weight.is_ordered() {
+            self.waited.set(true);
+            if !matches!(weight.state(), LoadState::Resident) {
+                self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
+                let late = || self.waiter.late(&self.device, "an upload");
+                // A slow disk, or many tensors before this one: the device is not late while others arrive.
+                let arrived = || self.uploader.counts().read().1;
+                if let Some(event) = weight.submitted(self.options.patience, arrived, late)? {
+                    self.stream.wait(&event)?;
+                }
+            }
+            weight.set_ordered();
+        }
+        Ok(weight)
+    }
+
+    pub(super) fn vector(&self, tensor: &DeviceTensor, len: usize) -> Result<DevicePtr<f32>, BackendError> {
+        tensor.want(1, len)?;
+        if tensor.dtype() != DType::F32 {
+            let (tensor, dtype) = (tensor.tensor.name().to_owned(), tensor.dtype());
+            return Err(BackendError::Unsupported { tensor, dtype, backend: "hip" });
+        }
+        Ok(self.weight(tensor)?.buffer().ptr())
+    }
+
+    pub(super) fn optional(
+        &self,
+        tensor: Option<&DeviceTensor>,
+        len: usize,
+    ) -> Result<DevicePtr<f32>, BackendError> {
+        tensor.map_or(Ok(DevicePtr::NULL), |tensor| self.vector(tensor, len))
+    }
+
+    pub(super) fn matrix(
+        &self,
+        part: &Projection<'_>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix, BackendError> {
+        part.want(rows, cols)?;
+        let weight = self.weight(part.weight)?;
+        let Form { dtype, rows, cols } = weight.form();
+        let bias = self.optional(part.bias, rows as usize)?;
+        Ok(Matrix { at: weight.buffer().ptr(), dtype, rows, cols, bias })
+    }
+
+    /// A layer's experts by their tables.
+    pub(super) fn expert_parts(
+        &mut self,
+        layer: u32,
+        experts: &Experts<'_>,
+    ) -> Result<[ExpertMatrices; 3], BackendError> {
+        let slot = self.current.ok_or(BackendError::Batch("no step was begun"))?;
+        let mut tables = match self.models.get_mut(&slot) {
+            Some(model) => std::mem::take(&mut model.experts),
+            None => return Err(BackendError::Batch("no step was begun")),
+        };
+        let weight = |tensor: &DeviceTensor| {
+            let weight = self.weight(tensor)?;
+            Ok((weight.buffer().ptr::<u8>().address(), weight.form()))
+        };
+        let parts = tables.parts(&self.device, &self.stream, layer, experts, weight);
+        if let Some(model) = self.models.get_mut(&slot) {
+            model.experts = tables;
+        }
+        parts
+    }
+
+    /// The rotary table, long enough for the step at hand.
+    pub(super) fn angles(&mut self, factors: Option<&DeviceTensor>) -> Result<DevicePtr<f32>, BackendError> {
+        let (device, stream) = (&self.device, &self.stream);
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let spec = &model.dims.rope;
+        if let Some(factors) = factors {
+            factors.want(1, spec.dims / 2)?;
+        }
+        let factors = factors.map(|factors| &factors.tensor);
+        let (table, _) = model.rope.cover(device, stream, spec, model.step.positions, factors)?;
+        Ok(table.ptr())
+    }
+}
