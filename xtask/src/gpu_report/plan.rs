@@ -5,8 +5,8 @@ use std::path::Path;
 use rocmforge::backend::doctor::Gpu;
 use rocmforge::tensor::DType;
 
-use super::synthetic::{self, LARGE, Mixture, SMALL, Shape, TINY};
 use super::system;
+use crate::synthetic::{self, LARGE, Mixture, SMALL, Shape, TINY};
 
 /// Types with kernels, the most used first.
 const TYPES: [&str; 12] =

@@ -5,7 +5,6 @@
 
 mod manifest;
 mod pip;
-mod progress;
 
 use std::collections::HashMap;
 use std::fs::{self, File};

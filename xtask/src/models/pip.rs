@@ -73,7 +73,7 @@ fn attempt(pip: &[&str], archive: &Archive, dir: &Path) -> Result<PathBuf> {
     command.env("TMPDIR", working.path()).stdin(Stdio::null()).stdout(log).stderr(log_too);
     let shown = host::shown(&command);
     let mut child = command.spawn().map_err(Error::io(shown.clone()))?;
-    let mut progress = super::progress::Progress::new(&archive.package, archive.bytes);
+    let mut progress = crate::progress::Progress::new(&archive.package, archive.bytes);
     let status = host::wait(&mut child, Duration::from_millis(200), || {
         progress.at(largest_file(working.path()));
     })?;

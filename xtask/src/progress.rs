@@ -1,4 +1,4 @@
-//! How far a download is: a line that is rewritten on a terminal, a line every few seconds elsewhere.
+//! How far a long transfer of bytes is: a line that is rewritten on a terminal, a line every few seconds elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Progress of one download, on stderr.
+/// Progress of one, on stderr.
 pub struct Progress<'a> {
     name: &'a str,
     bytes: u64,
@@ -16,11 +16,11 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Starts showing a download of about `bytes`.
+    /// Starts showing one of about `bytes`.
     pub fn new(name: &'a str, bytes: u64) -> Self {
         let now = Instant::now();
         if !stderr().is_terminal() {
-            eprintln!("  {name}: {:.1} MB to get", bytes as f64 / 1e6);
+            eprintln!("  {name}: {:.1} MB to come", bytes as f64 / 1e6);
         }
         Self { name, bytes, seen: 0, started: now, last_line: now }
     }

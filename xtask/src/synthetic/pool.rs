@@ -1,0 +1,84 @@
+//! Random weights of a type, spread as trained ones are: a few MiB that all tensors are cut from.
+
+use rocmforge::tensor::DType;
+
+/// Random blocks of a type, repeated from another place in each tensor.
+const POOL_BYTES: usize = 8 << 20;
+
+/// The bytes that tensors of one kind are cut from.
+pub struct Pool {
+    dtype: DType,
+    is_norm: bool,
+    pub bytes: Vec<u8>,
+}
+
+/// All that were needed so far.
+#[derive(Default)]
+pub struct Pools(Vec<Pool>);
+
+impl Pools {
+    /// The one for tensors of this kind.
+    pub fn of(&mut self, dtype: DType, is_norm: bool) -> &Pool {
+        let found = self.0.iter().position(|pool| (pool.dtype, pool.is_norm) == (dtype, is_norm));
+        let index = found.unwrap_or_else(|| {
+            let bytes = if is_norm { ones() } else { weights(dtype) };
+            self.0.push(Pool { dtype, is_norm, bytes });
+            self.0.len() - 1
+        });
+        &self.0[index]
+    }
+}
+
+/// What norms multiply by.
+fn ones() -> Vec<u8> {
+    1f32.to_le_bytes().repeat(POOL_BYTES / 4)
+}
+
+/// Blocks whose weights have a mean near 0 and a deviation near 0.015, one over the root of 4096.
+fn weights(dtype: DType) -> Vec<u8> {
+    /// Half-precision 2.0e-4: codes deviate by 74.
+    const Q8_0_SCALE: [u8; 2] = 0x0a8e_u16.to_le_bytes();
+    /// Half-precision 1.0e-4: codes deviate by 4.6, scales are 32 on average.
+    const Q4_K_SCALE: [u8; 2] = 0x068e_u16.to_le_bytes();
+    /// 7.5 times that: the mean code.
+    const Q4_K_MIN: [u8; 2] = 0x1225_u16.to_le_bytes();
+    /// Half-precision 1.1e-5: codes deviate by 18, scales by 74.
+    const Q6_K_SCALE: [u8; 2] = 0x00b8_u16.to_le_bytes();
+    let block = dtype.block_bytes();
+    let mut bytes = noise(POOL_BYTES / block * block);
+    for one in bytes.chunks_exact_mut(block) {
+        match dtype {
+            DType::Q8_0 => one[..2].copy_from_slice(&Q8_0_SCALE),
+            DType::Q4_K => {
+                one[..2].copy_from_slice(&Q4_K_SCALE);
+                one[2..4].copy_from_slice(&Q4_K_MIN);
+            }
+            DType::Q6_K => one[208..].copy_from_slice(&Q6_K_SCALE),
+            DType::F16 => {
+                // A sign, 1/128 or 1/64, and a fraction: they deviate by 0.018.
+                let bits = u16::from_le_bytes([one[0], one[1]]) & 0x87ff | 0x2000;
+                one.copy_from_slice(&bits.to_le_bytes());
+            }
+            // As f32: routers.
+            _ => {
+                let share = f32::from(i16::from_le_bytes([one[0], one[1]])) / 32_768.0;
+                one.copy_from_slice(&(share * 0.026).to_le_bytes());
+            }
+        }
+    }
+    bytes
+}
+
+/// Bytes from xorshift64*.
+fn noise(count: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut draw = || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    };
+    let mut bytes: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| draw().to_le_bytes()).collect();
+    bytes.truncate(count);
+    bytes
+}
