@@ -16,6 +16,13 @@ const F32_BOUND: f64 = 2e-5;
 /// f16 queries and weights on matrix units: each product's share 2^-11, which does not add up in one direction.
 const F16_BOUND: f64 = 4e-3;
 
+/// What scores of up to 256, in units of log2, add to either: sums of up to 128 products round by 2^-17 each time.
+const FAR_BOUND: f64 = 1e-3;
+/// Scores on average this far from 0, in units of log2: no exponential of them is an f32.
+const FAR: f32 = 200.0;
+/// The part of such a score that a key holds.
+const FAR_KEY: f32 = 16.0;
+
 fn scale(heads: Heads) -> f32 {
     std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
 }
@@ -27,6 +34,21 @@ fn split_tokens(len: usize) -> usize {
         1025..=4096 => 128,
         _ => (len.div_ceil(128)).next_power_of_two().max(256),
     }
+}
+
+/// Scores of even sequences are all far from 0, those of odd ones go from one side to the other.
+fn set_far<E: Element>(cache: &mut Cache<E>, lengths: &[usize]) {
+    for (sequence, &length) in lengths.iter().enumerate() {
+        let rising = |position: usize| (2.0 * position as f32 / length as f32 - 1.0) * FAR_KEY;
+        cache.set_first(sequence, length, |p| if sequence % 2 == 0 { FAR_KEY } else { rising(p) });
+    }
+}
+
+/// How large scores are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scores {
+    Near,
+    Far,
 }
 
 /// Rows to attend, each a sequence and a position; the last rows of the step may be padding.
@@ -46,6 +68,14 @@ impl Rows {
 
     fn len(&self) -> usize {
         self.positions.len()
+    }
+
+    /// Heads by turns with scores at FAR and at -FAR where keys begin with FAR_KEY.
+    fn spread(&mut self) {
+        let part = FAR / FAR_KEY / scale(self.heads);
+        for (head, q) in self.q.chunks_exact_mut(self.heads.dim).enumerate() {
+            q[0] = if head % 2 == 0 { part } else { -part };
+        }
     }
 
     fn want<E: Element>(&self, cache: &Cache<E>, row: usize) -> Vec<Attended> {
@@ -155,6 +185,7 @@ fn check_decode<E: Element>(
     (kernel, at_once): (Kernel<AttnDecode>, usize),
     heads: Heads,
     lengths: &[usize],
+    scores: Scores,
 ) {
     let mut cache = Cache::<E>::new(random, heads, lengths);
     let mut at = vec![(u32::MAX, 5)];
@@ -162,12 +193,18 @@ fn check_decode<E: Element>(
         cache.fill(random, sequence, length);
         at.push((sequence as u32, length as u32 - 1));
     }
-    let rows = Rows::new(random, heads, &at);
+    let mut rows = Rows::new(random, heads, &at);
+    let mut bound = F32_BOUND;
+    if scores == Scores::Far {
+        set_far(&mut cache, lengths);
+        rows.spread();
+        bound += FAR_BOUND;
+    }
     let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
     let quantised = whole(heads.group()) && whole(at_once);
     let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0 };
     let got = decode.run(rig, &mut cache, quantised);
-    rows.check(&cache, &got, F32_BOUND);
+    rows.check(&cache, &got, bound);
     // One row alone, in a larger grid: the same bits.
     let last = rows.len() - 1;
     let decode = Decode { chosen: Some(vec![last as u32]), spare: 2, ..decode };
@@ -193,7 +230,7 @@ fn decode_is_that_of_f64_for_heads_of_64_and_128() {
         (AttnDecode::attn_decode_f16_128_8, 8, 12, 1, 128, vec![1, 100]),
         (AttnDecode::attn_decode_f16_128_4, 4, 4, 1, 128, vec![4095]),
     ] {
-        check_decode::<f16>(random, rig, (kernel, at_once), Heads { q, kv, dim }, &lengths);
+        check_decode::<f16>(random, rig, (kernel, at_once), Heads { q, kv, dim }, &lengths, Scores::Near);
     }
 }
 
@@ -206,8 +243,8 @@ fn decode_is_that_of_f64_for_heads_of_any_size() {
             let heads = Heads { q, kv, dim };
             let half = [AttnDecode::attn_decode_f16_any_1, AttnDecode::attn_decode_f16_any_4][at_once / 4];
             let single = [AttnDecode::attn_decode_f32_any_1, AttnDecode::attn_decode_f32_any_4][at_once / 4];
-            check_decode::<f16>(random, rig, (half, at_once), heads, &[1, 33, 70]);
-            check_decode::<f32>(random, rig, (single, at_once), heads, &[31, 100]);
+            check_decode::<f16>(random, rig, (half, at_once), heads, &[1, 33, 70], Scores::Near);
+            check_decode::<f32>(random, rig, (single, at_once), heads, &[31, 100], Scores::Near);
         }
     }
 }
@@ -272,7 +309,8 @@ fn check_prefill<E: Element>(
     kernel: Kernel<AttnPrefill>,
     heads: Heads,
     runs: &[(usize, usize)],
-    bound: f64,
+    mut bound: f64,
+    scores: Scores,
 ) {
     let lengths: Vec<usize> = runs.iter().map(|(first, count)| first + count).collect();
     let mut cache = Cache::<E>::new(random, heads, &lengths);
@@ -281,7 +319,12 @@ fn check_prefill<E: Element>(
         cache.fill(random, sequence, first + count);
         at.extend((first..first + count).map(|position| (sequence as u32, position as u32)));
     }
-    let rows = Rows::new(random, heads, &at);
+    let mut rows = Rows::new(random, heads, &at);
+    if scores == Scores::Far {
+        set_far(&mut cache, &lengths);
+        rows.spread();
+        bound += FAR_BOUND;
+    }
     let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), size_of::<E>() == 2);
     rows.check(&cache, &got, bound);
     // The same rows in smaller tiles: the same bits.
@@ -300,7 +343,7 @@ fn prefill_is_that_of_f64_within_f16() {
         (AttnPrefill::attn_prefill_f16_128, 8, 2, 128, vec![(0, 65), (64, 33)]),
         (AttnPrefill::attn_prefill_f16_128, 2, 2, 128, vec![(0, 130)]),
     ] {
-        check_prefill::<f16>(random, rig, kernel, Heads { q, kv, dim }, &runs, F16_BOUND);
+        check_prefill::<f16>(random, rig, kernel, Heads { q, kv, dim }, &runs, F16_BOUND, Scores::Near);
     }
 }
 
@@ -312,8 +355,38 @@ fn prefill_without_matrix_unit_is_that_of_f64() {
         for (q, kv) in [(6, 2), (2, 2)] {
             let heads = Heads { q, kv, dim };
             let (half, single) = (AttnPrefill::attn_prefill_f16_any, AttnPrefill::attn_prefill_f32_any);
-            check_prefill::<f16>(random, rig, half, heads, &[(0, 40), (31, 2)], F32_BOUND);
-            check_prefill::<f32>(random, rig, single, heads, &[(30, 9), (0, 1)], F32_BOUND);
+            check_prefill::<f16>(random, rig, half, heads, &[(0, 40), (31, 2)], F32_BOUND, Scores::Near);
+            check_prefill::<f32>(random, rig, single, heads, &[(30, 9), (0, 1)], F32_BOUND, Scores::Near);
         }
+    }
+}
+
+/// A query's greatest score is its own and follows its tokens, else exponentials leave f32's range on one side or the other.
+#[test]
+fn scores_far_from_zero_and_from_each_other_are_weighed() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (kernel, at_once, q, dim) in [
+        (AttnDecode::attn_decode_f16_64_1, 1, 2, 64),
+        (AttnDecode::attn_decode_f16_64_2, 2, 2, 64),
+        (AttnDecode::attn_decode_f16_64_4, 4, 4, 64),
+        (AttnDecode::attn_decode_f16_64_8, 8, 8, 64),
+        (AttnDecode::attn_decode_f16_128_1, 1, 2, 128),
+        (AttnDecode::attn_decode_f16_128_2, 2, 2, 128),
+        (AttnDecode::attn_decode_f16_128_4, 4, 4, 128),
+        (AttnDecode::attn_decode_f16_128_8, 8, 8, 128),
+        (AttnDecode::attn_decode_f16_any_1, 1, 2, 80),
+        (AttnDecode::attn_decode_f16_any_4, 4, 4, 80),
+    ] {
+        let heads = Heads { q, kv: 1, dim };
+        check_decode::<f16>(random, rig, (kernel, at_once), heads, &[40, 150], Scores::Far);
+    }
+    for (kernel, dim, bound) in [
+        (AttnPrefill::attn_prefill_f16_64, 64, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_128, 128, F16_BOUND),
+        (AttnPrefill::attn_prefill_f16_any, 64, F32_BOUND),
+    ] {
+        let heads = Heads { q: 2, kv: 1, dim };
+        check_prefill::<f16>(random, rig, kernel, heads, &[(0, 40), (30, 41)], bound, Scores::Far);
     }
 }

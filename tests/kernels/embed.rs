@@ -65,7 +65,28 @@ fn tables() -> Vec<Table> {
         let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         all.push(Table { dtype: DType::from_ggml(word(0)).unwrap(), rows, cols, bytes, values });
     }
+    // More columns than a block makes.
+    let wide: Vec<Table> = all
+        .iter()
+        .filter(|t| matches!(t.dtype, DType::F16 | DType::Q4_K | DType::Q8_0))
+        .map(widened)
+        .collect();
+    all.extend(wide);
     all
+}
+
+/// The same rows, again and again as one row.
+fn widened(table: &Table) -> Table {
+    const TIMES: usize = 17;
+    let row_bytes = table.row_bytes();
+    let pick = |i: usize| (i / TIMES + i % TIMES) % table.rows;
+    let picked = || (0..table.rows * TIMES).map(pick);
+    Table {
+        bytes: picked().flat_map(|row| &table.bytes[row * row_bytes..][..row_bytes]).copied().collect(),
+        values: picked().flat_map(|row| &table.values[row * table.cols..][..table.cols]).copied().collect(),
+        cols: table.cols * TIMES,
+        ..*table
+    }
 }
 
 #[test]
@@ -114,5 +135,5 @@ fn embeddings_are_ggmls_values() {
         assert_eq!(rig.download::<f32>(&x), want, "{dtype} from a table");
         seen += 1;
     }
-    assert_eq!(seen, 12, "types tried");
+    assert_eq!(seen, 12 + 3, "types tried");
 }

@@ -10,16 +10,23 @@ use crate::rig::rig;
 fn experts_are_chosen_grouped_and_summed() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for (count, used, rows, normalise) in
-        [(1, 1, 1, true), (8, 2, 3, false), (60, 4, 9, true), (128, 8, 17, true), (512, 8, 2, false)]
-    {
+    // The last has so many pairs that a team groups more than one of each of its lanes.
+    for (count, used, rows, normalise) in [
+        (1, 1, 1, true),
+        (8, 2, 3, false),
+        (60, 4, 9, true),
+        (128, 8, 17, true),
+        (512, 8, 2, false),
+        (8, 3, 259, true),
+    ] {
         // Among them equals; the last row holds what is no number.
         let mut logits: Vec<f32> = (0..rows * count)
             .map(|i| if i % 3 == 0 { random.normal().trunc() } else { random.normal() })
             .collect();
         let broken = rows > 1;
         if broken {
-            logits[(rows - 1) * count + count / 2] = f32::NAN;
+            // Of either sign.
+            logits[(rows - 1) * count + count / 2] = if used == 8 { -f32::NAN } else { f32::NAN };
         }
         let scale = 1.5f32;
         let input = rig.upload(&logits);

@@ -88,8 +88,18 @@ impl X16 {
     }
 
     /// Checks against `want[row][k]`: half a unit of f16's 11 bits, or half of its smallest step, which is 2^-24 times a
-    /// scale that puts the row's greatest value at 2^13 or above.
+    /// scale that puts the row's greatest value at 2^13 or above, and below 2^14.
     pub fn check(&self, rig: &Rig, want: &[f64], cols: usize) {
+        for (row, (scale, want)) in
+            rig.download::<f32>(&self.scales).iter().zip(want.chunks_exact(cols)).enumerate()
+        {
+            let amax = want.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+            assert_eq!(scale.to_bits() & 0x007f_ffff, 0, "row {row}: scale {scale} is no power of two");
+            // An amax beside a power of two may lie on its other side.
+            let top = amax / f64::from(*scale);
+            let range = 8192.0 * (1.0 - F32_SHARE)..16384.0 * (1.0 + F32_SHARE);
+            assert!(range.contains(&top), "row {row}: {amax} at scale {scale}");
+        }
         self.check_by_step(rig, want, cols, |amax| amax * 2f64.powi(-24 - 13));
     }
 

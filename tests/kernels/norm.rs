@@ -128,6 +128,36 @@ fn values_that_are_no_numbers_make_a_group_or_row_one() {
     }
 }
 
+/// From 2^-100 on a value is one, in both forms; what is smaller is 0, and so is its scale.
+#[test]
+fn values_below_the_smallest_scale_are_zeros() {
+    let Some(rig) = rig() else { return };
+    let least = 2f32.powi(-100);
+    for (value, scales, code) in [
+        (0.0, (0.0, 0.0), 0),
+        (least.next_down(), (0.0, 0.0), 0),
+        (least, (least / 127.0, 2f32.powi(-113)), 127),
+        (-least, (least / 127.0, 2f32.powi(-113)), -127),
+    ] {
+        let input = rig.upload(&[value; 32]);
+        let out = A8::new(rig, 1, 32);
+        let (codes, a8_scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
+        let arguments =
+            QuantiseA8 { x: input.ptr(), codes, scales: a8_scales, sums, stride: 32, cols: 32, padded: 32 };
+        rig.device.launch(&rig.stream, QuantiseA8::quantise_a8, Grid::xy(1, 1), &arguments).unwrap();
+        assert_eq!(rig.download::<f32>(&out.scales), [scales.0], "{value:e}");
+        assert_eq!(rig.download::<i8>(&out.codes), [code; 32], "{value:e}");
+
+        let out = X16::new(rig, 1, 32);
+        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+        let arguments = QuantiseX16 { x: input.ptr(), out: out_ptr, row_scales, stride: 32, cols: 32 };
+        rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, Grid::x(1), &arguments).unwrap();
+        assert_eq!(rig.download::<f32>(&out.scales), [scales.1], "{value:e}");
+        let stands_for = if scales.1 == 0.0 { 0.0 } else { f64::from(value) };
+        assert!(out.values(rig, 32).iter().all(|&v| v == stands_for), "{value:e}");
+    }
+}
+
 #[test]
 fn quantised_rows_stand_for_their_values() {
     let Some(rig) = rig() else { return };

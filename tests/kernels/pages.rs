@@ -127,6 +127,16 @@ impl<E: Element> Cache<E> {
         }
     }
 
+    /// Sets the first value of every key of a sequence's first `length` tokens, by position.
+    pub fn set_first(&mut self, sequence: usize, length: usize, value: impl Fn(usize) -> f32) {
+        for position in 0..length {
+            for head in 0..self.heads.kv {
+                let at = self.place(sequence, position, false, head);
+                self.values[at] = E::of(value(position));
+            }
+        }
+    }
+
     /// Puts all of it on the device.
     pub fn upload(&mut self, rig: &Rig) -> &Device {
         let pages = rig.upload(&self.values);

@@ -161,10 +161,13 @@ fn greedy_takes_the_lowest_id_of_equals_and_tells_what_is_not_finite() {
         for row in [0, 4] {
             assert_eq!(out.next_ids[row], lowest, "vocabulary {vocab}, row {row}");
             assert_eq!(out.reports[row][..2], [lowest, 0]);
-            assert_eq!(f32::from_bits(out.reports[row][2]), logits[row * vocab + lowest as usize]);
+            let [_, _, logit, best, _, _, listed, _] = out.reports[row];
+            assert_eq!(f32::from_bits(logit), logits[row * vocab + lowest as usize]);
+            assert_eq!((best, listed), (logit, 0));
         }
         for row in 1..4 {
             assert_eq!(out.reports[row][1], 1, "vocabulary {vocab}, row {row}");
+            assert_eq!(out.next_ids[row], 0, "vocabulary {vocab}, row {row}");
         }
     }
 }
@@ -173,10 +176,16 @@ fn greedy_takes_the_lowest_id_of_equals_and_tells_what_is_not_finite() {
 fn draws_are_those_of_the_plain_chain() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    for (vocab, kinds) in [(1, 1), (100, 4), (1024, 2), (1025, 4), (5000, 4)] {
+    // The last takes each team through more than one chunk.
+    for (vocab, kinds) in [(1, 1), (100, 4), (1024, 2), (1025, 4), (5000, 4), (33_800, 1)] {
         for kind in 0..kinds {
             let mut rows = Vec::new();
-            for (i, temperature) in [0.0, 0.7, 1.0, 2.0, f32::NAN].into_iter().cycle().take(40).enumerate() {
+            for (i, temperature) in [0.0, 0.7, 1.0, 2.0, f32::NAN]
+                .into_iter()
+                .cycle()
+                .take(if vocab > 5000 { 15 } else { 40 })
+                .enumerate()
+            {
                 let top_k = [0, 1, 40, 1500][random.below(4)];
                 let top_p = [1.0, 0.95, 0.3, 0.0][random.below(4)];
                 let min_p = [0.0, 0.05, 2.0][random.below(3)];

@@ -37,23 +37,27 @@ fn rows_become_f16_by_one_rounding() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for dtype in QUANTISED.into_iter().chain([DType::F32, DType::BF16]) {
-        let cols = if dtype.block_len() == 1 { 37 } else { 3 * dtype.block_len() };
-        let weights = Weights::random(dtype, 11, cols, &mut random);
-        let (planes, stride) = (weights.lay_out(rig), cols.next_multiple_of(8));
-        let out = rig.output::<u16>(7 * stride);
-        let arguments = Dequant {
-            planes: planes.ptr(),
-            weights: (11 * cols) as u64,
-            cols: cols as u32,
-            first: 3,
-            rows: 7,
-            out: out.ptr(),
-        };
-        rig.device.launch(&rig.stream, choice::dequant(dtype).unwrap(), Grid::x(2), &arguments).unwrap();
-        for (row, got) in rig.download::<f16>(&out).chunks_exact(stride).enumerate() {
-            for (k, got) in got.iter().enumerate() {
-                let want = if k < cols { f16::from_f32(weights.row(3 + row)[k]) } else { f16::ZERO };
-                assert!(*got == want, "{dtype} row {row} column {k}: {got} instead of {want}");
+        // Few parts for two blocks, and so many that a block goes round again.
+        let long = if dtype.block_len() == 1 { 653 } else { 2560 };
+        for (cols, blocks) in [(long % 256 + dtype.block_len().max(5), 2), (long, 1), (long, 2)] {
+            let weights = Weights::random(dtype, 11, cols, &mut random);
+            let (planes, stride) = (weights.lay_out(rig), cols.next_multiple_of(8));
+            let out = rig.output::<u16>(7 * stride);
+            let arguments = Dequant {
+                planes: planes.ptr(),
+                weights: (11 * cols) as u64,
+                cols: cols as u32,
+                first: 3,
+                rows: 7,
+                out: out.ptr(),
+            };
+            let kernel = choice::dequant(dtype).unwrap();
+            rig.device.launch(&rig.stream, kernel, Grid::x(blocks), &arguments).unwrap();
+            for (row, got) in rig.download::<f16>(&out).chunks_exact(stride).enumerate() {
+                for (k, got) in got.iter().enumerate() {
+                    let want = if k < cols { f16::from_f32(weights.row(3 + row)[k]) } else { f16::ZERO };
+                    assert!(*got == want, "{dtype} row {row} column {k}: {got} instead of {want}");
+                }
             }
         }
     }

@@ -106,7 +106,7 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
         .arg(&assembly);
     let mut to_object = zig.clang();
     to_object.args(object_flags(target)).arg(&assembly).arg("-o").arg(&output);
-    Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt() })
+    Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt(), is_trial: false })
 }
 
 /// Where `prelude/...` and `kernels/x.hip` are found, for the kernels of `root`.

@@ -26,7 +26,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Wave32 => "wave32",
             Self::Wave64 => "wave64",
@@ -75,23 +75,31 @@ const COMPILERS: [(&str, &str); 4] = [
 /// # Errors
 /// [`Error::ToolMissing`], those of compiling.
 pub fn build(variant: Variant) -> Result<PathBuf> {
-    build_from(host::root(), &host::target_dir().join("lookalike").join(variant.name()), variant)
+    let dir = host::target_dir().join("lookalike").join(variant.name());
+    build_from(host::root(), &dir, variant, &["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
 }
 
-/// As [`build`], with the kernels of `root` and into `dir`.
+/// Flags for kernels that may be wrong.
+const TRIAL: [&str; 1] = ["-w"];
+
+/// As [`build`], with the kernels under `root` and into `dir`; nothing that compiles is refused.
 ///
 /// # Errors
 /// As [`build`].
-pub fn build_from(root: &Path, dir: &Path, variant: Variant) -> Result<PathBuf> {
+pub fn build_changed(root: &Path, dir: &Path, variant: Variant) -> Result<PathBuf> {
+    build_from(root, dir, variant, &TRIAL)
+}
+
+fn build_from(root: &Path, dir: &Path, variant: Variant, flags: &[&str]) -> Result<PathBuf> {
     let compiler = compiler()?;
     fs::create_dir_all(dir).map_err(Error::at(dir))?;
     let mut units = Vec::new();
     for source in runtime_sources()? {
-        units.push(compile(&compiler, variant, &source, root, dir)?);
+        units.push(compile(&compiler, variant, &source, (root, dir), flags)?);
     }
     for name in sources::names()? {
         let source = sources::write_unit(dir, &name, "cpp")?;
-        units.push(compile(&compiler, variant, &source, root, dir)?);
+        units.push(compile(&compiler, variant, &source, (root, dir), flags)?);
     }
     let library = dir.join("libamdhip64.so");
     let objects: Vec<PathBuf> = units.iter().map(|unit| unit.output.clone()).collect();
@@ -109,7 +117,13 @@ pub fn build_from(root: &Path, dir: &Path, variant: Variant) -> Result<PathBuf> 
     Ok(library)
 }
 
-fn compile(compiler: &str, variant: Variant, source: &Path, root: &Path, dir: &Path) -> Result<Unit> {
+fn compile(
+    compiler: &str,
+    variant: Variant,
+    source: &Path,
+    (root, dir): (&Path, &Path),
+    flags: &[&str],
+) -> Result<Unit> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let output = dir.join(format!("{stem}.o"));
     let mut command = Command::new(compiler);
@@ -117,7 +131,7 @@ fn compile(compiler: &str, variant: Variant, source: &Path, root: &Path, dir: &P
         // Three: fused multiply-add and half precision in hardware, as on everything made since 2015.
         .args(["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden", "-pthread"])
         .args(["-ffp-contract=off", "-fno-strict-aliasing", "-DROCMFORGE_HOST"])
-        .args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
+        .args(flags)
         .args(variant.flags())
         .args(include_flags(root))
         .args(["-MMD", "-MF"])
@@ -126,7 +140,8 @@ fn compile(compiler: &str, variant: Variant, source: &Path, root: &Path, dir: &P
         .arg(source)
         .arg("-o")
         .arg(&output);
-    Ok(Unit { output, commands: vec![command], salt: host::read(Command::new(compiler).arg("--version"))? })
+    let salt = host::read(Command::new(compiler).arg("--version"))?;
+    Ok(Unit { output, commands: vec![command], salt, is_trial: flags == TRIAL })
 }
 
 /// What a program has to preload before it opens a sanitized look-alike.

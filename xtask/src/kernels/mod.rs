@@ -44,12 +44,12 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["check", "target", "lookalike"])]
     nvidia: bool,
     /// Change a number or operator in each kernel file (or those whose path contains FILE) and expect the kernel tests to fail on
-    /// the CPU: a minute or two a change
+    /// the CPU: some seconds a change, a minute one that no test notices
     #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "FILE", conflicts_with_all = ["check", "target", "lookalike", "nvidia"])]
     mutate: Option<Vec<String>>,
-    /// Changes a file
+    /// Changes a file that compile to other code
     #[arg(long, default_value_t = 1, requires = "mutate")]
-    rounds: u32,
+    rounds: usize,
 }
 
 /// Where built kernels lie.

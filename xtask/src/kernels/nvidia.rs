@@ -109,5 +109,5 @@ fn compile(bin: &Path, name: &str, dir: &Path, objects: &Path) -> Result<Unit> {
         .arg(&source)
         .arg("-o")
         .arg(&output);
-    Ok(Unit { output, commands: vec![command], salt: WHEELS[0].sha256.into() })
+    Ok(Unit { output, commands: vec![command], salt: WHEELS[0].sha256.into(), is_trial: false })
 }

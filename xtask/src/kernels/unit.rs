@@ -19,6 +19,8 @@ pub struct Unit {
     pub commands: Vec<Command>,
     /// What the commands do not show and the output depends on: the compiler's version.
     pub salt: String,
+    /// Whether it may fail without a word: a trial.
+    pub is_trial: bool,
 }
 
 /// Where the first command says which files it read, in make's format.
@@ -60,7 +62,7 @@ fn make(unit: &mut Unit) -> Result<()> {
     // Whatever happens from here on, what lies there is not up to date.
     let _ = fs::remove_file(key_path(unit));
     for command in &mut unit.commands {
-        run(command)?;
+        run(command, unit.is_trial)?;
     }
     let key = key(unit).ok_or_else(|| Error::Unexpected {
         what: "the compiler",
@@ -70,15 +72,17 @@ fn make(unit: &mut Unit) -> Result<()> {
     fs::write(&path, key).map_err(Error::at(&path))
 }
 
-/// Runs a compiler; what it says is shown when it fails.
-fn run(command: &mut Command) -> Result<()> {
+/// Runs a compiler; what it says is shown when it fails, but for a trial.
+fn run(command: &mut Command, is_trial: bool) -> Result<()> {
     let shown = host::shown(command);
     let output = command.stdin(Stdio::null()).output().map_err(Error::io(shown.clone()))?;
     host::check_interrupted()?;
     if output.status.success() {
         return Ok(());
     }
-    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    if !is_trial {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
     Err(Error::Command { command: shown, status: output.status })
 }
 
