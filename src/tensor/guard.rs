@@ -8,8 +8,9 @@
 //!
 //! Not covered: a system call or a device that reads the mapping. `write(2)` from a lost page fails with `EFAULT`, so
 //! bytes for a device go through memory that our own threads fill. The one exception are pages that a GPU's driver was asked to
-//! pin: it refuses pages that are lost already, keeps those it has when the file loses them, and what its library touches as
-//! part of our process faults here. Whoever copies so asks afterwards whether the file is still whole.
+//! pin, where the configuration wants that: it refuses pages that are lost already, and what its library touches as part of our
+//! process faults here. Those it has pinned stay when the file loses them; a driver that follows the page table instead, as
+//! AMD's can, may stop the device then. Whoever copies so asks afterwards whether the file is still whole.
 
 #![allow(unsafe_code)]
 

@@ -9,7 +9,7 @@ use super::super::binding::sys;
 use super::super::error::HipError;
 use super::super::pointer::DevicePtr;
 use super::context::Context;
-use super::event::Event;
+use super::transfer::Transfer;
 
 /// Device memory as the driver gives it.
 #[derive(Debug)]
@@ -87,15 +87,13 @@ impl Drop for Pinned {
 #[derive(Debug)]
 pub struct PinnedBuffer {
     memory: Pinned,
-    /// Recorded after the last transfer; `busy` says whether it is still to be waited for.
-    done: Event,
-    busy: bool,
+    transfer: Transfer,
 }
 
 impl PinnedBuffer {
     pub(in crate::backend::hip) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, HipError> {
         let memory = Pinned::new(context, bytes, sys::hipHostMallocDefault)?;
-        Ok(Self { memory, done: Event::new(context, false)?, busy: false })
+        Ok(Self { memory, transfer: Transfer::new(context)? })
     }
 
     /// Bytes it holds.
@@ -113,7 +111,7 @@ impl PinnedBuffer {
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn is_idle(&self) -> Result<bool, HipError> {
-        if self.busy { self.done.is_done() } else { Ok(true) }
+        self.transfer.is_over()
     }
 
     /// Its bytes, after waiting for its last transfer.
@@ -121,36 +119,24 @@ impl PinnedBuffer {
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], HipError> {
-        if self.busy {
-            self.done.synchronize()?;
-            self.busy = false;
-        }
+        self.transfer.wait()?;
         // SAFETY: `bytes` bytes lie there, written at least once; no transfer is under way, and starting one takes `&mut`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.bytes) })
     }
 
-    /// Start of its bytes, for a transfer that the caller follows by recording the event and [`PinnedBuffer::set_busy`].
+    /// Start of its bytes, for a transfer of which the caller tells [`PinnedBuffer::transfer`].
     pub(super) fn start(&self) -> *mut u8 {
         self.memory.start.as_ptr()
     }
 
-    pub(super) fn done(&self) -> &Event {
-        &self.done
-    }
-
-    pub(super) fn set_busy(&mut self) {
-        self.busy = true;
+    pub(super) fn transfer(&mut self) -> &mut Transfer {
+        &mut self.transfer
     }
 }
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // The memory goes back right after: not before the transfer is over. A lost device transfers no more.
-        if self.busy
-            && let Err(error) = self.done.synchronize()
-        {
-            tracing::debug!(%error, "a transfer's end was not seen");
-        }
+        self.transfer.end(); // the memory goes back right after
     }
 }
 

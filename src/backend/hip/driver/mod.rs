@@ -11,6 +11,7 @@ mod module;
 mod registered;
 mod runtime;
 mod stream;
+mod transfer;
 
 pub(super) use context::Context;
 pub use event::Event;

@@ -126,7 +126,7 @@ impl Stream {
         // SAFETY: the bytes lie within the buffer (checked), which keeps them untouched and itself alive until the event
         // that is recorded next has happened.
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }?;
-        self.hold(from)
+        from.transfer().begun(self)
     }
 
     /// Starts copying bytes `part` of a file, of which `from` holds the pages, to the device.
@@ -141,14 +141,9 @@ impl Stream {
     ) -> Result<(), HipError> {
         let source = from.part(part)?;
         same_length("an upload", to.len(), source.len())?;
-        // SAFETY: these pages are pinned and mapped for reading until the event that is recorded next has happened.
+        // SAFETY: these pages are registered, and mapped for reading until the event that is recorded next has happened.
         unsafe { self.copy_raw(to.raw(), source.as_ptr().cast(), to.len(), Kind::hipMemcpyHostToDevice) }?;
-        from.set_busy();
-        if let Err(error) = self.record(from.done()) {
-            self.synchronize()?; // as in `hold`
-            return Err(error);
-        }
-        Ok(())
+        from.transfer().begun(self)
     }
 
     /// Starts copying from the device to bytes of `to`, beginning at `start`.
@@ -165,18 +160,7 @@ impl Stream {
         let target = to.start().wrapping_add(start).cast::<c_void>();
         // SAFETY: as in `upload_pinned`.
         unsafe { self.copy_raw(target, from.raw(), from.len(), Kind::hipMemcpyDeviceToHost) }?;
-        self.hold(to)
-    }
-
-    /// Keeps a pinned buffer from being touched until what was submitted is done.
-    fn hold(&self, buffer: &mut PinnedBuffer) -> Result<(), HipError> {
-        buffer.set_busy();
-        if let Err(error) = self.record(buffer.done()) {
-            // Without the event nobody could tell when the copy ends: it is waited for here.
-            self.synchronize()?;
-            return Err(error);
-        }
-        Ok(())
+        to.transfer().begun(self)
     }
 
     /// Starts copying words, beginning with number `start`, to the device. May be captured: the graph keeps the words.
