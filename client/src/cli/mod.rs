@@ -113,15 +113,23 @@ pub struct ToDevice {
 fn bring(client: &Client, model: &str, output: Output) -> Result<wire::LoadToDeviceEnd, Failure> {
     let mut loading = client.load_to_device(model)?;
     let told = !output.json && io::stderr().is_terminal();
-    while let Some(item) = loading.next_item()? {
-        if told {
-            let (there, all, mib) = (item.tensors, item.tensors_total, item.device_bytes >> 20);
-            eprint!("\r{there} of {all} tensors, {mib} MiB on the device ");
+    let mut is_line_open = false;
+    let followed = loop {
+        match loading.next_item() {
+            Ok(Some(item)) if told => {
+                let (there, all, mib) = (item.tensors, item.tensors_total, item.device_bytes >> 20);
+                eprint!("\r{there} of {all} tensors, {mib} MiB on the device ");
+                is_line_open = true;
+            }
+            Ok(Some(_)) => {}
+            ended => break ended,
         }
-    }
-    if told {
+    };
+    // What is said next, be it an error, gets a line of its own.
+    if is_line_open {
         eprintln!();
     }
+    followed?;
     let broken = || ClientError::Disconnected { reason: "the load ended without a word".to_owned() };
     Ok(loading.end().cloned().ok_or_else(broken)?)
 }
