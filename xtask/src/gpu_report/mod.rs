@@ -207,6 +207,9 @@ impl Trial<'_> {
     fn models(&mut self, wants: impl Fn(Group) -> bool, own: &[PathBuf]) -> Result<()> {
         let mut made = 0;
         for (shape, mixture) in self.sizes.models.clone() {
+            if made > 0 && !wants(Group::Step) {
+                break; // uploads are measured with the first alone
+            }
             let name = format!("{} {}", shape.name, mixture.name());
             if let Err(why) = self.sizes.has_room(&shape, mixture, &self.dir) {
                 self.add(Outcome::left(&name, &why));

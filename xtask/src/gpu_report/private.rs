@@ -51,6 +51,8 @@ impl Private {
             self.strip_text(&mut check.advice);
         }
         for outcome in &mut page.outcomes {
+            // Of a file that was given: its owner named it.
+            self.strip_text(&mut outcome.name);
             self.strip_text(&mut outcome.note);
             self.strip_text(&mut outcome.output);
             outcome.skipped.iter_mut().for_each(|why| self.strip_text(why));

@@ -61,11 +61,17 @@ pub fn facts(root: &Path) -> Vec<Fact> {
     for name in
         ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "ROCMFORGE_CODE_OBJECTS"]
     {
-        facts.extend(std::env::var(name).ok().map(|value| fact(name, value)));
+        facts.extend(std::env::var(name).ok().map(|value| fact(name, without_serials(&value))));
     }
     facts.extend(commit());
     facts.retain(|(_, value)| !value.is_empty());
     facts
+}
+
+/// A list of devices as its owner wrote it; one named by its serial number, as `GPU-` and that, is only said to be.
+fn without_serials(devices: &str) -> String {
+    let shown = |device: &str| if device.trim().starts_with("GPU-") { "GPU-..." } else { device }.to_owned();
+    devices.split(',').map(shown).collect::<Vec<_>>().join(",")
 }
 
 /// Files of the runtime that this process has loaded: their names tell their versions.
@@ -227,6 +233,12 @@ mod unit {
         assert_eq!((value("KFD node 0"), value("ROCm")), (None, None));
         let all = to_json(&facts).to_string();
         assert!(!all.contains("secret") && !all.contains("5577006791947779410"), "{all}");
+    }
+
+    #[test]
+    fn a_device_named_by_its_serial_number_is_told_without_it() {
+        assert_eq!(without_serials("0, GPU-4d5e8a,1"), "0,GPU-...,1");
+        assert_eq!(without_serials("11.0.0"), "11.0.0");
     }
 
     #[test]
