@@ -11,7 +11,7 @@ mod eviction;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-pub use eviction::{Candidate, Eviction};
+pub use eviction::{Candidate, Eviction, used_again_last};
 
 use crate::backend::{Backend, BackendError, DeviceTensor, LoadState};
 use crate::tensor::{LazyTensor, MappedFile};

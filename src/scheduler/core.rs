@@ -8,8 +8,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use loads::LoadTask;
@@ -17,11 +17,11 @@ use loads::LoadTask;
 use super::engine::Factory;
 use super::handle::Shared;
 use super::policy::{Expiry, Limits, Policy, Request, StepPlan};
-use super::residency::{Residency, Window};
+use super::residency::Residency;
 use super::sequence::Sequence;
 use super::step::{self, StepArrays, StepDevice};
 use super::{Counters, EngineOptions, Event, Job, JobError, SequenceId};
-use crate::backend::{Backend, BackendError, DeviceTensor, ModelSlot, Sampled};
+use crate::backend::{Backend, BackendError, DeviceMemory, ModelSlot, Sampled};
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
 
@@ -99,7 +99,7 @@ pub(super) struct Core {
     /// Loads that were asked for without a step.
     loads: Vec<LoadTask>,
     /// What was on the way when such a request ended: a load among them that fails is cleared away later.
-    strays: Vec<DeviceTensor>,
+    strays: Vec<Weak<dyn DeviceMemory>>,
 }
 
 impl Core {
@@ -357,21 +357,6 @@ impl Core {
                     self.fail(work.id, JobError::Backend(error.clone()));
                 }
             }
-        }
-    }
-
-    /// Memory was short for a step: something leaves and the next turn tries again, or the step's requests fail.
-    fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
-        match self.make_room(&Window::none(step.model)) {
-            Ok(true) => {}
-            Ok(false) => {
-                let error = self.no_room(step.model, error);
-                tracing::warn!(model = step.model.0, %error, "a step found no room");
-                for work in &step.work {
-                    self.fail(work.id, error.clone());
-                }
-            }
-            Err(lost) => self.replace_device(&lost),
         }
     }
 

@@ -7,7 +7,7 @@
 //! fixed share stays where it is and the rest streams through. The layer at hand, the one before it (whose last operation may
 //! not be launched yet) and those that are asked for ahead never leave.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::resident::{First, Head, Loader, ResidentLayer, ResidentModel};
 use super::snapshot::PartState;
 use crate::backend::{Backend, BackendError, DeviceTensor, Experts};
-use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache};
+use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache, used_again_last};
 use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
 use crate::tensor::LazyTensor;
@@ -55,8 +55,34 @@ pub(super) struct Residency {
     cache: TensorCache,
     places: BTreeMap<ModelId, Place>,
     eviction: Eviction,
+    /// What arrived since somebody asked.
+    came: Vec<Part>,
     /// What left since somebody asked.
     gone: Vec<Gone>,
+    /// Parts that were told to leave while they were on their way: they go when they have come.
+    unwanted: BTreeSet<Part>,
+    /// Weights of a step found no room.
+    starved: Option<Starved>,
+}
+
+/// Why weights of a step found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Starved {
+    /// What could leave is still on its way, for somebody else.
+    ForNow,
+    /// All has left that may.
+    ForGood,
+}
+
+/// What came of looking for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Something left.
+    Made,
+    /// What could leave is still on its way.
+    OnItsWay,
+    /// Nothing may leave.
+    None,
 }
 
 /// Parts of the model at hand that must stay, and the one at hand among them.
@@ -72,6 +98,11 @@ impl Window {
     fn around(model: ModelId, at: u32, ahead: usize) -> Self {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
         Self { model, at, parts: at.saturating_sub(1)..=at.saturating_add(ahead) }
+    }
+
+    /// Without the parts ahead: where there is no room for them.
+    fn narrowed(&self) -> Self {
+        Self { model: self.model, at: self.at, parts: self.at.saturating_sub(1)..=self.at }
     }
 
     /// Nothing of the model is in use: it is about to begin a step, or to be loaded.
@@ -107,6 +138,7 @@ impl Residency {
                 self.cache.clear_file(file);
             }
         }
+        self.unwanted.retain(|part| part.owner != owner(id));
         self.eviction.forget(owner(id));
     }
 
@@ -181,8 +213,19 @@ impl Residency {
     }
 
     /// Parts whose last tensor arrived since the last time.
-    pub fn arrived(&mut self) -> Vec<Part> {
-        self.cache.look()
+    pub fn take_came(&mut self) -> Vec<Part> {
+        std::mem::take(&mut self.came)
+    }
+
+    /// Looks at what is on its way. What came and is not wanted any more goes.
+    pub fn look(&mut self, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        for part in self.cache.look() {
+            self.came.push(part);
+            if self.unwanted.remove(&part) {
+                self.evict(ModelId(part.owner.0), part.number, backend)?;
+            }
+        }
+        Ok(())
     }
 
     /// Parts that left to make room since the last time.
@@ -265,31 +308,41 @@ impl Residency {
         place.and_then(|place| place.resident.head()).ok_or(BackendError::Batch("no such part"))
     }
 
+    /// Resolves a part whose turn it is. Where there is no room for those ahead, they wait.
     fn resolve(&mut self, window: &Window, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
-        if self.places.get(&window.model).is_some_and(|place| place.resident.has(part)) {
+        if self.has(window.model, part) {
             return Ok(());
         }
         self.with_room(window, part, backend, |resident, loader| resident.resolve(part, loader))
     }
 
-    /// As `resolve` for a part whose turn is yet to come: false when there is no room for it now.
+    fn has(&self, id: ModelId, part: u32) -> bool {
+        self.places.get(&id).is_some_and(|place| place.resident.has(part))
+    }
+
+    /// Resolves a part whose turn is yet to come: false when there is no room for it now. What was begun of it stays.
     fn resolve_ahead(
         &mut self,
         window: &Window,
         part: u32,
         backend: &mut dyn Backend,
     ) -> Result<bool, BackendError> {
-        match self.resolve(window, part, backend) {
-            Err(error) if error.is_out_of_memory() => {
-                // What was begun of it would take the room of the part at hand.
-                self.cache.evict(Part { owner: owner(window.model), number: part });
-                Ok(false)
+        while !self.has(window.model, part) {
+            match self
+                .try_load(window.model, part, backend, |resident, loader| resident.resolve(part, loader))
+            {
+                Err(error) if error.is_out_of_memory() => {
+                    if self.make_room(window, backend)? != Room::Made {
+                        return Ok(false);
+                    }
+                }
+                result => result?,
             }
-            result => result.map(|()| true),
         }
+        Ok(true)
     }
 
-    /// Does `load` for a part, as often as there is something that can make room for it.
+    /// Does `load` for a part at hand, as often as there is something that can make room for it.
     fn with_room(
         &mut self,
         window: &Window,
@@ -297,20 +350,50 @@ impl Residency {
         backend: &mut dyn Backend,
         load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
+        let mut window = window.clone();
         loop {
-            let Some(place) = self.places.get_mut(&window.model) else {
-                return Err(BackendError::Batch("a model that has no place on the device"));
-            };
-            let part = Part { owner: place.resident.owner(), number: part };
-            let mut loader = Loader { cache: &mut self.cache, backend: &mut *backend, part };
-            match load(&mut place.resident, &mut loader) {
-                Err(error) if error.is_out_of_memory() && self.make_room(window, backend)? => {}
+            match self.try_load(window.model, part, backend, &load) {
+                Err(error) if error.is_out_of_memory() => {
+                    let narrow = window.narrowed();
+                    match self.make_room(&window, backend)? {
+                        Room::Made => {}
+                        _ if narrow.parts != window.parts => window = narrow,
+                        Room::OnItsWay => {
+                            self.starved = Some(Starved::ForNow);
+                            return Err(error);
+                        }
+                        Room::None => {
+                            self.starved = Some(Starved::ForGood);
+                            return Err(error);
+                        }
+                    }
+                }
                 result => return result,
             }
         }
     }
 
-    /// Loads one tensor of a part because it was asked for, not for a step.
+    fn try_load(
+        &mut self,
+        id: ModelId,
+        part: u32,
+        backend: &mut dyn Backend,
+        load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let Some(place) = self.places.get_mut(&id) else {
+            return Err(BackendError::Batch("a model that has no place on the device"));
+        };
+        let part = Part { owner: place.resident.owner(), number: part };
+        self.unwanted.remove(&part);
+        load(&mut place.resident, &mut Loader { cache: &mut self.cache, backend, part })
+    }
+
+    /// Whether weights of the last step found no room, and why; asked once.
+    pub fn take_starved(&mut self) -> Option<Starved> {
+        self.starved.take()
+    }
+
+    /// Loads one tensor of a part because it was asked for, not for a step; none where there is no room for now.
     ///
     /// # Errors
     /// As [`Residency::first`].
@@ -321,8 +404,9 @@ impl Residency {
         tensor: &LazyTensor,
         rows_only: bool,
         backend: &mut dyn Backend,
-    ) -> Result<DeviceTensor, BackendError> {
+    ) -> Result<Option<DeviceTensor>, BackendError> {
         let part = Part { owner: owner(id), number: part };
+        self.unwanted.remove(&part);
         loop {
             let loaded = if rows_only {
                 self.cache.load_table(backend, tensor, part)
@@ -331,44 +415,52 @@ impl Residency {
             };
             match loaded {
                 // What else is there of the model is as much asked for as this.
-                Err(error) if error.is_out_of_memory() && self.make_room_of_others(id, backend)? => {}
-                loaded => return loaded,
+                Err(error) if error.is_out_of_memory() => match self.make_room_of_others(id, backend)? {
+                    Room::Made => {}
+                    Room::OnItsWay => return Ok(None),
+                    Room::None => return Err(error),
+                },
+                loaded => return loaded.map(Some),
             }
         }
     }
 
-    /// Sends one part away so that there is more room for the model at hand; false when nothing can leave.
+    /// Sends one part away so that there is more room for the model at hand.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
-    pub fn make_room(&mut self, window: &Window, backend: &mut dyn Backend) -> Result<bool, BackendError> {
-        if self.make_room_of_others(window.model, backend)? {
-            return Ok(true);
+    pub fn make_room(&mut self, window: &Window, backend: &mut dyn Backend) -> Result<Room, BackendError> {
+        let others = self.make_room_of_others(window.model, backend)?;
+        if others == Room::Made {
+            return Ok(others);
         }
-        let Some(place) = self.places.get(&window.model) else { return Ok(false) };
+        let Some(place) = self.places.get(&window.model) else { return Ok(others) };
         let head = place.resident.model().plan.head_part();
-        // Parts are used in a circle: the one before the part at hand comes last. The head is large, and left for last.
-        let turn = |part: u32| (part + head + 1 - window.at.min(head)) % (head + 1);
         let own = self.cache.parts_of(owner(window.model));
-        let own = own.filter(|(part, held)| held.bytes > 0 && !window.holds(*part));
-        let last = own.max_by_key(|(part, _)| (*part != head, turn(*part)));
-        match last {
-            Some((part, _)) => self.evict(window.model, part, backend).map(|_| true),
-            None => Ok(false),
+        let own = own.filter(|(part, held)| held.bytes > 0 && held.loading == 0 && !window.holds(*part));
+        match used_again_last(own.map(|(part, _)| part), window.at, head) {
+            Some(part) => self.evict(window.model, part, backend).map(|_| Room::Made),
+            None => Ok(others),
         }
     }
 
-    fn make_room_of_others(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<bool, BackendError> {
+    fn make_room_of_others(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<Room, BackendError> {
+        self.look(backend)?;
+        let mut room = Room::None;
         for other in self.order(Some(id)) {
             let least = self.rules(other).parts_min;
-            let last =
-                self.cache.parts_of(owner(other)).rfind(|(part, held)| held.bytes > 0 && *part >= least);
-            if let Some((part, _)) = last {
+            let may_go = |(part, held): &(u32, Held)| held.bytes > 0 && *part >= least;
+            let mut there = self.cache.parts_of(owner(other)).filter(may_go);
+            if let Some((part, _)) = there.rfind(|(_, held)| held.loading == 0) {
+                drop(there);
                 self.evict(other, part, backend)?;
-                return Ok(true);
+                return Ok(Room::Made);
+            }
+            if self.cache.parts_of(owner(other)).any(|(part, held)| may_go(&(part, held))) {
+                room = Room::OnItsWay;
             }
         }
-        Ok(false)
+        Ok(room)
     }
 
     fn evict(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<u64, BackendError> {
@@ -382,15 +474,20 @@ impl Residency {
         Ok(bytes)
     }
 
-    /// Sends a model's weights away. Bytes that they took.
+    /// Sends a model's weights away; those on their way go when they have come. Bytes that the others took.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
     pub fn evict_model(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<u64, BackendError> {
-        let parts: Vec<u32> = self.cache.parts_of(owner(id)).map(|(part, _)| part).collect();
+        self.look(backend)?;
+        let parts: Vec<(u32, Held)> = self.cache.parts_of(owner(id)).collect();
         let mut bytes = 0;
-        for part in parts.into_iter().rev() {
-            bytes += self.evict(id, part, backend)?;
+        for (part, held) in parts.into_iter().rev() {
+            if held.loading > 0 {
+                self.unwanted.insert(Part { owner: owner(id), number: part });
+            } else {
+                bytes += self.evict(id, part, backend)?;
+            }
         }
         Ok(bytes)
     }

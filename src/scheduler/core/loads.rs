@@ -4,7 +4,7 @@
 //! never waits for one, and steps run in between. A tensor that is on the way for a step is the same load.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::{Core, Room};
@@ -35,8 +35,34 @@ pub(super) struct LoadTask {
     request: LoadRequest,
     /// Tensors that are still to be begun: the number of a part, and of a tensor in it.
     left: VecDeque<(u32, usize)>,
-    on_the_way: Vec<DeviceTensor>,
+    on_the_way: Vec<OnTheWay>,
     reached: LoadProgress,
+}
+
+/// A load whose end is waited for. It does not keep the tensor there: that is the cache's.
+struct OnTheWay {
+    /// None where weights are read in place.
+    memory: Option<Weak<dyn DeviceMemory>>,
+    tensor: LoadedTensor,
+}
+
+impl OnTheWay {
+    fn new(tensor: &DeviceTensor) -> Self {
+        let bytes = tensor.device_bytes();
+        match &tensor.storage {
+            Storage::InPlace => Self { memory: None, tensor: LoadedTensor { address: 0, bytes } },
+            Storage::Device(memory) => {
+                let tensor = LoadedTensor { address: memory.address(), bytes };
+                Self { memory: Some(Arc::downgrade(memory)), tensor }
+            }
+        }
+    }
+
+    /// What came and left again before anybody looked had come.
+    fn state(&self) -> LoadState {
+        let memory = self.memory.as_ref().and_then(Weak::upgrade);
+        memory.map_or(LoadState::Resident, |memory| memory.state())
+    }
 }
 
 impl LoadTask {
@@ -85,7 +111,7 @@ impl Core {
         for _ in 0..self.loads.len() {
             let mut task = self.loads.remove(0);
             if task.request.progress.is_closed() {
-                self.strays.append(&mut task.on_the_way);
+                self.stray(&mut task);
                 continue; // nobody looks any more
             }
             match self.drive(&mut task) {
@@ -101,7 +127,7 @@ impl Core {
                 }
                 Err(error) => {
                     moved = true;
-                    self.strays.append(&mut task.on_the_way);
+                    self.stray(&mut task);
                     self.residency.clear_failed();
                     self.publish();
                     let lost = match &error {
@@ -119,13 +145,18 @@ impl Core {
         moved
     }
 
+    /// Keeps an eye on what a request that is over has on its way.
+    fn stray(&mut self, task: &mut LoadTask) {
+        self.strays.extend(task.on_the_way.drain(..).filter_map(|load| load.memory));
+    }
+
     /// Clears away loads that failed after the request that began them had ended.
     pub(super) fn look_at_strays(&mut self) {
         let mut failed = false;
-        self.strays.retain(|tensor| match tensor.state() {
-            LoadState::Loading => true,
-            LoadState::Resident => false,
-            LoadState::Failed(_) => {
+        self.strays.retain(|memory| match memory.upgrade().map(|memory| memory.state()) {
+            Some(LoadState::Loading) => true,
+            Some(LoadState::Resident) | None => false,
+            Some(LoadState::Failed(_)) => {
                 failed = true;
                 false
             }
@@ -155,12 +186,8 @@ impl Core {
                 LoadState::Resident => {
                     moved = true;
                     task.reached.tensors += 1;
-                    task.reached.bytes += tensor.device_bytes();
-                    let address = match &tensor.storage {
-                        Storage::InPlace => 0,
-                        Storage::Device(memory) => memory.address(),
-                    };
-                    task.reached.last = Some(LoadedTensor { address, bytes: tensor.device_bytes() });
+                    task.reached.bytes += tensor.tensor.bytes;
+                    task.reached.last = Some(tensor.tensor);
                     task.request.progress.send_replace(task.reached.clone());
                 }
             }
@@ -182,10 +209,14 @@ impl Core {
                     loaded => break loaded.map_err(JobError::Backend)?,
                 }
             };
+            let Some(loaded) = loaded else {
+                task.left.push_front((part, number)); // again in the next turn
+                break;
+            };
+            task.on_the_way.push(OnTheWay::new(&loaded));
             if let Storage::Device(memory) = &loaded.storage {
                 self.wake_when_decided(memory);
             }
-            task.on_the_way.push(loaded);
         }
         Ok(moved)
     }

@@ -5,15 +5,18 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::{Core, Room};
+use super::{Core, StepPlan};
 use crate::backend::BackendError;
 use crate::model::{Model, ModelId};
-use crate::scheduler::residency::{ResidencyRules, Window};
+use crate::scheduler::residency::{ResidencyRules, Room, Starved, Window};
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Bytes, JobError};
 
 /// Models that an error names as holders of memory.
 const HOLDERS_NAMED: usize = 4;
+
+/// How long a step waits for parts on their way, which may leave once they have come.
+const ARRIVAL: Duration = Duration::from_millis(1);
 
 /// What left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +56,7 @@ impl Core {
                 };
                 let before = self.sums();
                 for id in ids {
+                    self.fail_loads(Some(id), &|| JobError::Cancelled);
                     self.send_away(id);
                 }
                 self.tell_cleared(before, done);
@@ -69,7 +73,7 @@ impl Core {
             }
             Order::Rules { model, change, done } => {
                 self.residency.enter(&model);
-                let room = || Room { idle_since: Some(Instant::now()), ..Room::new(&model) };
+                let room = || super::Room { idle_since: Some(Instant::now()), ..super::Room::new(&model) };
                 self.rooms.entry(model.id).or_insert_with(room);
                 if let Some(rules) = self.residency.rules_mut(model.id) {
                     change.apply(rules);
@@ -93,7 +97,7 @@ impl Core {
     }
 
     /// Sends all weights of a model away.
-    pub(super) fn send_away(&mut self, id: ModelId) {
+    fn send_away(&mut self, id: ModelId) {
         if let Err(error) = self.residency.evict_model(id, self.backend.as_mut()) {
             tracing::warn!(model = id.0, %error, "weights could not be sent away");
         }
@@ -101,7 +105,7 @@ impl Core {
 
     /// Sends the weights of models away that were idle for as long as their rules say.
     pub(super) fn expire_idle(&mut self, now: Instant) {
-        let expired = |(id, room): (&ModelId, &Room)| {
+        let expired = |(id, room): (&ModelId, &super::Room)| {
             let most = self.residency.rules(*id).idle_max?;
             let idle = now.saturating_duration_since(room.idle_since?);
             (idle >= most && self.residency.held(*id).next().is_some()).then_some(*id)
@@ -128,11 +132,42 @@ impl Core {
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
-    pub(super) fn make_room(&mut self, window: &Window) -> Result<bool, BackendError> {
+    fn make_room(&mut self, window: &Window) -> Result<bool, BackendError> {
         if self.close_idle_room(Some(window.model)) {
             return Ok(true);
         }
-        self.residency.make_room(window, self.backend.as_mut())
+        match self.residency.make_room(window, self.backend.as_mut())? {
+            Room::Made => Ok(true),
+            Room::None => Ok(false),
+            Room::OnItsWay => {
+                std::thread::sleep(ARRIVAL);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Memory was short for a step: something leaves and the next turn tries again, or the step's requests fail.
+    pub(super) fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
+        let room = match self.residency.take_starved() {
+            None => self.make_room(&Window::none(step.model)),
+            // Weights for which parts of the same model would have to leave find no more room the next time.
+            Some(Starved::ForGood) => Ok(self.close_idle_room(Some(step.model))),
+            Some(Starved::ForNow) => {
+                std::thread::sleep(ARRIVAL);
+                Ok(true)
+            }
+        };
+        match room {
+            Ok(true) => {}
+            Ok(false) => {
+                let error = self.no_room(step.model, error);
+                tracing::warn!(model = step.model.0, %error, "a step found no room");
+                for work in &step.work {
+                    self.fail(work.id, error.clone());
+                }
+            }
+            Err(lost) => self.replace_device(&lost),
+        }
     }
 
     /// Why there is no room, with who has it.
@@ -165,7 +200,10 @@ impl Core {
 
     /// Tells who watches what came and went.
     pub(super) fn tell_events(&mut self) {
-        for part in self.residency.arrived() {
+        if let Err(error) = self.residency.look(self.backend.as_mut()) {
+            tracing::warn!(%error, "weights that came late could not be sent away");
+        }
+        for part in self.residency.take_came() {
             let model = ModelId(part.owner.0);
             let bytes = self.residency.held_part(part).bytes;
             self.tell(EngineEvent::Loaded { model, part: part.number, bytes });

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::memory::Memory;
 use crate::backend::*;
 use crate::tensor::{DType, LazyTensor};
 
@@ -73,7 +74,7 @@ impl std::fmt::Debug for Hook {
 
 /// The test's side of a fake device.
 #[derive(Clone, Debug, Default)]
-pub struct Control(Arc<(Mutex<State>, Condvar)>);
+pub struct Control(Arc<(Mutex<State>, Condvar)>, Memory);
 
 impl Control {
     pub fn factory(&self) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
@@ -90,6 +91,16 @@ impl Control {
             drop(state);
             Ok(Box::new(Fake { control: control.clone(), step: None }))
         }
+    }
+
+    /// The device's memory.
+    pub fn memory(&self) -> &Memory {
+        &self.1
+    }
+
+    /// Loads begin so many layers early.
+    pub fn load_ahead_always(&self, ahead: usize) {
+        self.0.0.lock().ahead = ahead;
     }
 
     pub fn fault(&self, fault: Fault) {
@@ -168,7 +179,12 @@ struct Fake {
 }
 
 impl Fake {
-    fn unit(&mut self, name: &'static str) -> Result<(), BackendError> {
+    fn unit<'a>(
+        &mut self,
+        name: &'static str,
+        weights: impl IntoIterator<Item = &'a DeviceTensor>,
+    ) -> Result<(), BackendError> {
+        self.control.1.unit(weights)?;
         let step = self.step.as_mut().ok_or(BackendError::Batch("no step"))?;
         step.units.push(name);
         Ok(())
@@ -202,7 +218,25 @@ impl Backend for Fake {
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         self.control.0.0.lock().loads.push(tensor.name().to_owned());
+        self.control.1.load(tensor)
+    }
+
+    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
+        self.control.0.0.lock().loads.push(tensor.name().to_owned());
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
+    }
+
+    fn retire(&mut self) -> Result<(), BackendError> {
+        self.control.1.retire();
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
+        LazyTensor::byte_len
+    }
+
+    fn memory(&self) -> DeviceMemoryUse {
+        self.control.1.in_use()
     }
 
     fn open_model(&mut self, dims: &ModelDims, _kv_pages: u32) -> Result<ModelSlot, BackendError> {
@@ -218,6 +252,7 @@ impl Backend for Fake {
     }
 
     fn close_model(&mut self, slot: ModelSlot) {
+        self.control.1.step_over();
         assert!(self.control.take(&[Fault::PanicInAttentionAndClose]).is_none(), "planted in close_model");
         let mut state = self.control.0.0.lock();
         state.slots.remove(&slot.0).expect("closes what is open");
@@ -243,6 +278,7 @@ impl Backend for Fake {
     }
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.control.1.step_over();
         let mut state = self.control.0.0.lock();
         while state.allowed.is_some_and(|allowed| state.steps >= allowed) {
             state.held = true;
@@ -276,12 +312,13 @@ impl Backend for Fake {
 
     fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
         assert_eq!(table.tensor.name(), "token_embd.weight");
-        self.unit("embed")
+        self.unit("embed", [table])
     }
 
     fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
         assert_eq!(weights.q.weight.tensor.name(), format!("blk.{layer}.attn_q.weight"));
-        self.unit("attention_input")
+        let [q, k, v] = [weights.q, weights.k, weights.v].map(|part| part.weight);
+        self.unit("attention_input", [weights.norm, q, k, v])
     }
 
     fn layers_ahead(&self) -> usize {
@@ -298,25 +335,25 @@ impl Backend for Fake {
             self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model
             panic!("planted in attention, {}", "long ".repeat(100));
         }
-        self.unit("attention")
+        self.unit("attention", [])
     }
 
-    fn attention_output(&mut self, _weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.unit("attention_output")
+    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
+        self.unit("attention_output", [weights.weight])
     }
 
-    fn ffn_input(&mut self, _weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        self.unit("ffn_input")
+    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
+        self.unit("ffn_input", [weights.norm, weights.gate.weight, weights.up.weight])
     }
 
     fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
         assert!(weights.weight.tensor.name().ends_with("ffn_down.weight"));
-        self.unit("ffn_output")
+        self.unit("ffn_output", [weights.weight])
     }
 
     fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
         assert_eq!(weights.logits.weight.tensor.name(), format!("blk.{layer}.ffn_gate_inp.weight"));
-        self.unit("route")
+        self.unit("route", [weights.norm])
     }
 
     fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
@@ -324,18 +361,19 @@ impl Backend for Fake {
     }
 
     fn experts(&mut self, _layer: u32, _experts: &Experts<'_>) -> Result<(), BackendError> {
-        self.unit("experts")
+        self.unit("experts", [])
     }
 
-    fn head(&mut self, _norm: &DeviceTensor, _output: &DeviceTensor) -> Result<(), BackendError> {
+    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
         if self.control.take(&[Fault::FailInHead]).is_some() {
             return Err(BackendError::NotFinite);
         }
-        self.unit("head")
+        self.unit("head", [norm, output])
     }
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let step = self.step.take().ok_or(BackendError::Batch("no step"))?;
+        self.control.1.step_over();
         let state = self.control.0.0.lock();
         let dims = state.slots.get(&step.slot.0).expect("the slot is open");
         let layer = ["attention_input", "attention", "attention_output", "ffn_input", "ffn_output"];

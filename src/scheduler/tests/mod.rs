@@ -3,6 +3,9 @@
 mod control;
 mod fake;
 mod faults;
+mod memory;
+mod residency;
+mod schedules;
 mod sharing;
 mod text;
 

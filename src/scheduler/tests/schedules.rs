@@ -1,0 +1,228 @@
+//! Random schedules of all that can be asked of an engine whose models do not fit its device together, against a few rules:
+//! each answer is the right one or a fault that was planted; no tensor is loaded twice; none leaves while something that is
+//! not launched reads it; nobody waits for ever; and in the end the device is empty.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::fake::Fault;
+use super::*;
+use crate::model::Model;
+use crate::scheduler::{Preload, RulesChange};
+
+const SCHEDULES: u64 = 10_000;
+const MODELS: usize = 3;
+
+/// Whoever waits longer waits for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A small generator: the seed is all that a failure needs to be seen again.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// What a schedule may see fail.
+#[derive(Default)]
+struct Planted {
+    load: bool,
+    panic: bool,
+    cleared_away: bool,
+}
+
+impl Planted {
+    fn allows(&self, error: &JobError) -> bool {
+        match error {
+            JobError::Cancelled => true,
+            JobError::NoRoom { need_bytes, budget_bytes, .. } => need_bytes > &0 && budget_bytes > &0,
+            JobError::Backend(BackendError::Upload { .. }) => self.load,
+            JobError::Panicked(_) => self.panic,
+            _ => false,
+        }
+    }
+}
+
+struct Schedule {
+    rig: Rig,
+    models: Vec<Arc<Model>>,
+    random: Random,
+    planted: Planted,
+    asked: Vec<(Asked, Vec<u32>, usize)>,
+    loading: Vec<Loading>,
+    next_model: u64,
+}
+
+impl Schedule {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let rig = Rig::new(EngineOptions::default());
+        let models: Vec<_> = (0..MODELS as u64).map(|n| open(10 + n, &kept_model())).collect();
+        let all = models[0].plan.weight_bytes();
+        // From less than a model needs to be streamed through to more than all of them.
+        rig.control.memory().limit(all / 3 + random.below(all * 3));
+        rig.control.load_ahead_always(random.below(4) as usize);
+        let next_model = 100;
+        Self { rig, models, random, planted: Planted::default(), asked: vec![], loading: vec![], next_model }
+    }
+
+    fn some_model(&mut self) -> usize {
+        self.random.below(MODELS as u64) as usize
+    }
+
+    fn act(&mut self, runtime: &tokio::runtime::Runtime) {
+        let (handle, number) = (self.rig.handle(), self.some_model());
+        let model = Arc::clone(&self.models[number]);
+        match self.random.below(16) {
+            0..=6 => {
+                let prompt = prompt(self.random.below(50) as u32, 1 + self.random.below(40) as u32);
+                let tokens = 1 + self.random.below(3) as usize;
+                let (mut job, asked) = self.rig.job(&prompt, tokens as u32);
+                job.model = model;
+                handle.submit(job).unwrap();
+                self.asked.push((asked, prompt, tokens));
+            }
+            7 => {
+                if let Some((asked, ..)) = self.asked.last() {
+                    handle.cancel(asked.id);
+                }
+            }
+            8 => {
+                let layers = model.plan.layers.len() as u64;
+                let what = match self.random.below(4) {
+                    0 => Preload::All,
+                    1 => Preload::Critical,
+                    2 => Preload::First(self.random.below(layers + 2) as u32),
+                    _ => Preload::Layers(vec![self.random.below(layers) as u32]),
+                };
+                let loading = handle.preload(&model, &what).unwrap();
+                if self.random.below(3) > 0 {
+                    self.loading.push(loading);
+                }
+            }
+            9 => {
+                let of = (self.random.below(2) == 0).then_some(model.id);
+                runtime.block_on(handle.clear_gpu_cache(of)).unwrap();
+            }
+            10 => {
+                let change = RulesChange {
+                    pinned: Some(self.random.below(3) == 0),
+                    priority: Some(self.random.below(3) as u8),
+                    parts_min: Some(self.random.below(4) as u32),
+                    idle_max: Some((self.random.below(4) == 0).then_some(Duration::ZERO)),
+                };
+                let rules = runtime.block_on(handle.set_rules(&model, change)).unwrap();
+                assert_eq!(Some(rules.pinned), change.pinned);
+            }
+            11 => {
+                // Unloaded; what is asked of it goes on, and it comes back as another.
+                handle.model_gone(model.id);
+                self.planted.cleared_away = true;
+                self.next_model += 1;
+                self.models[number] = open(self.next_model, &kept_model());
+            }
+            12 => {
+                self.rig.control.memory().fail_loads(1 + self.random.below(3) as u32);
+                self.planted.load = true;
+            }
+            13 if self.random.below(4) == 0 => {
+                self.rig.control.fault(Fault::PanicInAttention);
+                self.planted.panic = true;
+            }
+            14 => drop(runtime.block_on(handle.release_idle()).unwrap()),
+            _ => std::thread::yield_now(),
+        }
+    }
+
+    /// Everybody gets an end; then all models go, and the device is empty.
+    fn settle(mut self, runtime: &tokio::runtime::Runtime) {
+        for (asked, prompt, tokens) in std::mem::take(&mut self.asked) {
+            let answer = finish(asked, runtime);
+            match answer.end.as_ref().expect("a last event") {
+                Ok(_) => assert_eq!(answer.ids, expected(&prompt, tokens), "another answer"),
+                Err(error) => assert!(self.planted.allows(error), "{error}"),
+            }
+        }
+        for loading in std::mem::take(&mut self.loading) {
+            let ended = runtime.block_on(async { tokio::time::timeout(PATIENCE, loading.wait()).await });
+            if let Err(error) = ended.expect("a load that nobody ends") {
+                assert!(self.planted.allows(&error) || self.planted.cleared_away, "{error}");
+            }
+        }
+        let handle = self.rig.handle();
+        // Snapshots are of the engine's last turn: an order is answered after one of its own.
+        runtime.block_on(handle.clear_gpu_cache(None)).unwrap();
+        let (snapshot, memory) = (handle.snapshot(), self.rig.control.memory());
+        assert_eq!(snapshot.device_bytes, memory.used(), "the ledger and the live copies");
+        let by_model: u64 = snapshot.models.iter().map(|model| model.weight_bytes).sum();
+        assert_eq!(by_model, snapshot.device_bytes, "the sum over models");
+        for model in &self.models {
+            handle.model_gone(model.id);
+        }
+        assert!(
+            self.rig.comes(|s| s.models.is_empty() && s.device_bytes == 0),
+            "{:?}",
+            handle.snapshot().models
+        );
+        assert_eq!(memory.used(), 0, "bytes stay behind");
+        assert_eq!(memory.wrongs(), Vec::<String>::new());
+        self.rig.assert_empty();
+    }
+}
+
+/// All that is still to come, if it comes.
+fn finish(mut asked: Asked, runtime: &tokio::runtime::Runtime) -> Answer {
+    runtime.block_on(async {
+        let mut answer = Answer::default();
+        let until = tokio::time::Instant::from_std(Instant::now() + PATIENCE);
+        while answer.end.is_none() {
+            match tokio::time::timeout_at(until, asked.events.recv())
+                .await
+                .expect("a request that nobody ends")
+            {
+                Some(Event::Tokens(batch)) => answer.ids.extend(batch.ids),
+                Some(Event::Done(outcome)) => answer.end = Some(Ok(outcome)),
+                Some(Event::Failed(error)) => answer.end = Some(Err(error)),
+                None => break,
+            }
+        }
+        answer
+    })
+}
+
+#[test]
+fn no_schedule_breaks_a_rule() {
+    let first = std::env::var("ROCMFORGE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = first.map_or(0..SCHEDULES, |seed| seed..seed + 1);
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8) as u64;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let seeds = seeds.clone();
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+                for seed in seeds.filter(|seed| seed % threads == thread) {
+                    let run = std::panic::AssertUnwindSafe(|| {
+                        let mut schedule = Schedule::new(seed);
+                        for _ in 0..4 + schedule.random.below(10) {
+                            schedule.act(&runtime);
+                        }
+                        schedule.settle(&runtime);
+                    });
+                    if let Err(panic) = std::panic::catch_unwind(run) {
+                        println!("seed {seed}: again with ROCMFORGE_SEED={seed}");
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            });
+        }
+    });
+}
