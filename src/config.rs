@@ -3,6 +3,7 @@
 //! Unknown keys are errors, and so are values out of range: a typing error must not silently mean the default.
 //! `systemd/config.toml` shows every key with its default; a test keeps it and this file together.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use crate::backend::hip::UploadPath;
 use crate::backend::{Activations, KvType};
+use crate::model::pages::{HostPolicy, Residency};
 
 /// Configuration files are read whole; a larger one is not a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -31,6 +33,8 @@ pub struct Config {
     pub device: Device,
     /// The CPU backend.
     pub cpu: Cpu,
+    /// The machine's memory.
+    pub host: Host,
     /// Keys and values of running sequences.
     pub kv: Kv,
     /// What is written to standard error.
@@ -149,6 +153,18 @@ pub enum Simd {
     Avx512Vnni,
 }
 
+/// What of model files is kept in the machine's memory.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Host {
+    /// Of a model that is mapped.
+    pub residency: Residency,
+    /// Most memory to lock for all models together in MiB; 0 for three quarters of the machine's.
+    pub lock_mib: u64,
+    /// Models, by name, that are treated otherwise; those to be kept in memory are mapped at start.
+    pub models: BTreeMap<String, Residency>,
+}
+
 /// Keys and values of running sequences.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -202,6 +218,7 @@ impl Default for Config {
             limits: Limits::default(),
             device: Device::default(),
             cpu: Cpu::default(),
+            host: Host::default(),
             kv: Kv::default(),
             log: Log::default(),
         }
@@ -305,7 +322,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 15] = [
+        let ranges: [(&'static str, u64, u64, u64); 16] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -320,6 +337,7 @@ impl Config {
             ("device.memory_mib", d.memory_mib, 0, 1 << 24),
             ("device.patience_s", d.patience_s.into(), 1, 3600),
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),
+            ("host.lock_mib", self.host.lock_mib, 0, 1 << 24),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
         ];
         for (key, value, min, max) in ranges {
@@ -342,6 +360,15 @@ impl Config {
             return self.kv.budget_mib << 20;
         }
         memory_bytes() / 4
+    }
+
+    /// What is wanted of model files in the machine's memory.
+    pub fn host_policy(&self) -> HostPolicy {
+        let lock_bytes_max = match self.host.lock_mib {
+            0 => memory_bytes() / 4 * 3,
+            mib => mib << 20,
+        };
+        HostPolicy { residency: self.host.residency, models: self.host.models.clone(), lock_bytes_max }
     }
 
     /// How long running answers are given when the daemon stops.
@@ -382,8 +409,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 26,
-            "socket, models, 9 limits, 8 device, 3 cpu, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 29,
+            "socket, models, 9 limits, 8 device, 3 cpu, 3 host, 2 kv, 2 log: a new key needs its line in the example"
         );
     }
 
@@ -405,5 +432,17 @@ mod tests {
         assert!(config.kv_budget_bytes() > 1 << 20);
         config.kv.budget_mib = 3;
         assert_eq!(config.kv_budget_bytes(), 3 << 20);
+    }
+
+    #[test]
+    fn models_are_kept_in_memory_by_name() {
+        let text = "[host]\nresidency = 'populate'\nlock_mib = 2\nmodels = { a = 'lock', \"b.c\" = 'none' }";
+        let policy = Config::parse(text).unwrap().host_policy();
+        assert_eq!((policy.residency, policy.lock_bytes_max), (Residency::Populate, 2 << 20));
+        assert_eq!((policy.models["a"], policy.models["b.c"]), (Residency::Lock, Residency::None));
+        let all = Config::default().host_policy();
+        assert_eq!((all.residency, all.models.len()), (Residency::None, 0));
+        assert_eq!(all.lock_bytes_max, memory_bytes() / 4 * 3);
+        assert!(Config::parse("[host]\nresidency = 'always'").is_err());
     }
 }

@@ -33,6 +33,10 @@ pub enum Rank {
     StoreScan,
     /// Names, files and models.
     StoreTables,
+    /// What of a model's files is kept in memory.
+    ModelPages,
+    /// Models whose pages are to be brought or let go.
+    PagesQueue,
     /// Commands to the engine.
     Inbox,
     /// The engine's last snapshot.

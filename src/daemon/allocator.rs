@@ -1,4 +1,4 @@
-//! What the C library's allocator keeps of memory that was freed.
+//! What the C library's allocator keeps of memory that was freed, always and when memory is short.
 
 #![allow(unsafe_code)]
 
@@ -21,5 +21,14 @@ pub fn give_large_blocks_back() {
         if taken == 0 {
             tracing::warn!("the allocator's bound for large blocks stays as it is");
         }
+    }
+}
+
+/// Has the allocator give back all whole pages that are free. Some milliseconds; other threads wait for it one by one.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: malloc_trim(3) takes a number and works on the allocator's free memory alone, under its own locks.
+        unsafe { libc::malloc_trim(0) };
     }
 }

@@ -103,12 +103,13 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
-                    "some changed settings take effect at the next start: only models and limits of connections change now"
+                    "some changed settings take effect at the next start: only models, what of them is kept in memory, and limits of connections change now"
                 );
             }
             daemon.reload(&new).await;
             config.models = new.models;
             config.limits = new.limits;
+            config.host = new.host;
             tracing::info!("configuration read again");
         }
         Err(error) => {
@@ -124,6 +125,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
 fn needs_restart(old: &Config, new: &Config) -> bool {
     let mut comparable = new.clone();
     comparable.models.clone_from(&old.models);
+    comparable.host.clone_from(&old.host);
     comparable.limits.connections = old.limits.connections;
     comparable.limits.connections_per_uid = old.limits.connections_per_uid;
     comparable != *old

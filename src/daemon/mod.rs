@@ -27,6 +27,7 @@ pub mod device;
 pub mod inherited;
 mod lifecycle;
 pub mod logging;
+mod pressure;
 mod watchdog;
 
 pub use lifecycle::{Start, run};
@@ -91,6 +92,8 @@ pub struct Daemon {
     /// No more frames on open connections.
     close: CancellationToken,
     drain: Duration,
+    /// Gives back what is idle when memory is short.
+    _pressure: Option<pressure::Watch>,
 }
 
 impl Daemon {
@@ -123,11 +126,16 @@ impl Daemon {
             program,
         };
         let service = Service::new(Arc::clone(&store), engine.handle(), settings);
+        store.set_host_policy(config.host_policy());
+        let _pressure = watch_pressure(&service, &store);
         let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
+        // Clients are answered meanwhile.
+        map_wanted(Arc::clone(&store));
         Ok(Self {
+            _pressure,
             service,
             store,
             acceptor,
@@ -144,9 +152,15 @@ impl Daemon {
     pub async fn reload(&self, config: &Config) {
         self.acceptor.set_limits(connection_limits(config));
         self.store.set_directories(config.models.clone());
-        let store = Arc::clone(&self.store);
-        if tokio::task::spawn_blocking(move || store.rescan()).await.is_err() {
-            tracing::error!("looking for models failed");
+        let (store, policy) = (Arc::clone(&self.store), config.host_policy());
+        let look = move || {
+            store.rescan();
+            store.set_host_policy(policy);
+            store
+        };
+        match tokio::task::spawn_blocking(look).await {
+            Ok(store) => map_wanted(store),
+            Err(_) => tracing::error!("looking for models failed"),
         }
     }
 
@@ -214,6 +228,44 @@ fn engine_options(config: &Config) -> EngineOptions {
         queue_max: config.limits.queued as usize,
         kv_budget_bytes: config.kv_budget_bytes(),
         ..EngineOptions::default()
+    }
+}
+
+/// Maps the models that are to be kept in memory, on a thread of its own.
+fn map_wanted(store: Arc<Store>) {
+    drop(tokio::task::spawn_blocking(move || store.map_wanted()));
+}
+
+/// What is given back when memory is short, in this order. None of it is needed for what runs.
+fn releases(store: &Arc<Store>) -> Vec<pressure::Release> {
+    let store = Arc::clone(store);
+    let pages = move || format!("pages of {} idle models", store.give_idle_pages_back());
+    let heap = || {
+        allocator::trim();
+        "free pages of the heap".to_owned()
+    };
+    vec![Box::new(pages), Box::new(heap)]
+}
+
+fn watch_pressure(service: &Arc<Service>, store: &Arc<Store>) -> Option<pressure::Watch> {
+    let source = match pressure::source() {
+        Ok(source) => source,
+        Err(error) => {
+            tracing::info!("memory pressure is not watched: {error}");
+            return None;
+        }
+    };
+    let (path, told) = (source.path().display().to_string(), Arc::clone(service));
+    match pressure::Watch::start(source, move || told.pressure.count(), releases(store)) {
+        Ok(watch) => {
+            tracing::info!(path, "memory pressure is watched");
+            service.pressure.watched(path);
+            Some(watch)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "memory pressure is not watched");
+            None
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::tensor::is_shortage;
 pub mod arch;
 pub mod files;
 pub mod gguf;
+pub mod pages;
 pub mod plan;
 pub mod store;
 pub mod template;
@@ -26,6 +27,8 @@ pub struct Model {
     pub name: String,
     /// Its files, mapped; all tensors of `plan` point into them.
     pub files: files::ModelFiles,
+    /// What of the files is kept in memory.
+    pub pages: pages::Pages,
     /// Text to tokens and back.
     pub tokenizer: tokenizer::Tokenizer,
     /// Chat template, not yet compiled.
@@ -105,7 +108,8 @@ impl Model {
         let plan = plan::ExecutionPlan::build(&files, tokenizer.vocab_size())?;
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
         let context_length = plan.context_length;
-        Ok(Self { id, name: name.to_owned(), files, tokenizer, chat_template, plan, context_length })
+        let pages = pages::Pages::default();
+        Ok(Self { id, name: name.to_owned(), files, pages, tokenizer, chat_template, plan, context_length })
     }
 }
 

@@ -9,7 +9,7 @@ use rocmforge_client::wire::{
 };
 
 use super::models::{fill, page_room};
-use super::{Call, Failure, failure};
+use super::{Call, Failure, failure, host};
 use crate::backend::{BackendInfo, DeviceCounters};
 use crate::scheduler::{EngineSnapshot, SequenceSnapshot, SequenceState};
 
@@ -103,7 +103,11 @@ fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
 }
 
 pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
-    let memory = call.blocking(|call| Ok(Memory::read(call.service().memory_use.as_ref()))).await?;
+    let ask = |call: &Call| {
+        let service = call.service();
+        Ok((Memory::read(service.memory_use.as_ref()), host::of_daemon(service)))
+    };
+    let (memory, host) = call.blocking(ask).await?;
     let service = call.service();
     Ok(StatusReply {
         version: VERSION.to_owned(),
@@ -115,6 +119,7 @@ pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
         devices: vec![device(&call, &service.engine.snapshot())],
         rss_anon_bytes: memory.anon_bytes,
         rss_file_bytes: memory.file_bytes,
+        host,
         ext: Ext::new(),
     })
 }

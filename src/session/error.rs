@@ -85,7 +85,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         },
         StoreError::Changed { .. } => ErrorCode::ModelChanged,
         StoreError::Poisoned { .. } => ErrorCode::ModelCorrupt,
-        StoreError::NotYours { .. } => ErrorCode::Forbidden,
+        StoreError::NotYours { .. } | StoreError::NotAdministrator { .. } => ErrorCode::Forbidden,
         StoreError::Quota { .. } => ErrorCode::Quota,
     }
 }

@@ -25,6 +25,7 @@ mod device_load;
 mod doctor;
 mod error;
 mod generate;
+mod host;
 mod memory;
 mod models;
 pub mod outbox;

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_client::wire::{
-    self, ErrorCode, Ext, ListReply, ListRequest, LoadReply, LoadRequest, MetadataEntry, ModelState,
-    ModelSummary, Op, ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest, limits,
+    self, ErrorCode, Ext, HostMemory, ListReply, ListRequest, LoadReply, LoadRequest, MetadataEntry,
+    ModelState, ModelSummary, Op, ShowReply, ShowRequest, TensorEntry, TypeCount, UnloadReply, UnloadRequest,
+    limits,
 };
 use tokio::sync::watch;
 
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
-use super::{Call, Service};
+use super::{Call, Service, host};
 use crate::backend::RopeScaling;
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::ExecutionPlan;
@@ -195,6 +196,7 @@ fn describe(
     payload_bytes_max: u32,
 ) -> Result<ShowReply, Failure> {
     let mut reply = overview(model, summary);
+    reply.host = host::of_model(model);
     if request.full {
         let taken = wire::encode(&reply).map_err(|error| of_codec(&error))?.len();
         let mut room = (payload_bytes_max as usize).saturating_sub(taken).min(SHOW_BYTES);
@@ -252,6 +254,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
         tensors_total: number(model.files.tensors().count()),
         metadata: Vec::new(),
         tensors: Vec::new(),
+        host: HostMemory::default(),
         ext: notes(&model.plan),
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{ErrorCode, ServerOffer};
@@ -55,6 +55,8 @@ pub struct Service {
     rendering: Arc<Turns>,
     /// Requests of all sessions, so that the daemon can wait for them when it stops.
     pub(super) tasks: TaskTracker,
+    /// What tells that memory is short, and how often it did.
+    pub pressure: Pressure,
     pub(super) started: Instant,
     /// Kept open: where there is no descriptor left, the status is wanted most.
     pub(super) memory_use: Option<File>,
@@ -62,6 +64,30 @@ pub struct Service {
     draining: AtomicBool,
     connections: AtomicU32,
     active: Mutex<Active>,
+}
+
+/// Memory pressure, for reports.
+#[derive(Debug, Default)]
+pub struct Pressure {
+    source: OnceLock<String>,
+    events: AtomicU64,
+}
+
+impl Pressure {
+    /// From now on this tells.
+    pub fn watched(&self, source: String) {
+        let _ = self.source.set(source);
+    }
+
+    /// It told.
+    pub fn count(&self) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What tells, and how often it did; empty where nothing does.
+    pub fn report(&self) -> (&str, u64) {
+        (self.source.get().map_or("", String::as_str), self.events.load(Ordering::Relaxed))
+    }
 }
 
 /// Requests for tokens, waiting and running. Bounded by the engine's queue and by `requests_per_uid`.
@@ -99,6 +125,7 @@ impl Service {
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             tasks: TaskTracker::new(),
+            pressure: Pressure::default(),
             started: Instant::now(),
             memory_use: File::open("/proc/self/status").ok(),
             offer,

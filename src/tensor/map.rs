@@ -25,7 +25,6 @@ use std::sync::Arc;
 use rustix::fs::{FileType, OFlags};
 
 use super::guard::Watched;
-use super::resident::resident_bytes;
 
 /// What makes two open files the same content: device, inode, size and both times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -217,17 +216,15 @@ impl MappedFile {
         if self.watched.poisoned() { Err(MapError::Poisoned) } else { Ok(()) }
     }
 
-    /// Bytes of the mapping that are in this process's memory now (its Rss by `/proc/self/smaps`). About 1 ms per GiB: for
-    /// reports.
-    ///
-    /// # Errors
-    /// [`MapError::Os`].
-    pub fn resident_bytes(&self) -> Result<u64, MapError> {
+    /// Where the mapping lies; its last page may go on.
+    pub(super) fn addresses(&self) -> Range<usize> {
         let range = self.map.as_ptr_range();
-        resident_bytes(
-            range.start as usize..(range.end as usize).next_multiple_of(rustix::param::page_size()),
-        )
-        .map_err(|source| MapError::Os { what: "reading /proc/self/smaps", source })
+        range.start as usize..range.end as usize
+    }
+
+    /// The file, to ask the kernel about.
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Fails when the mapped file's content changed: its size or time of modification. One `fstat`.
@@ -267,7 +264,8 @@ impl FileIdentity {
     }
 }
 
-fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
+/// An error of this operation.
+pub(super) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
     move |errno| MapError::Os { what, source: errno.into() }
 }
 
@@ -276,6 +274,7 @@ mod tests {
     use std::io::{Error, Write};
     use std::os::fd::OwnedFd;
 
+    use super::super::HostPages;
     use super::*;
 
     fn temp(bytes: &[u8]) -> tempfile::NamedTempFile {
@@ -410,11 +409,11 @@ mod tests {
     fn mapping_makes_no_page_resident_and_reading_does() {
         let file = temp(&vec![1; 1 << 20]);
         let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
-        assert_eq!(mapped.resident_bytes().unwrap(), 0);
+        assert_eq!(HostPages::of(std::iter::once(&*mapped)).unwrap().resident_bytes, 0);
         assert_eq!(
             mapped.bytes(0..mapped.len()).unwrap().iter().map(|&b| u64::from(b)).sum::<u64>(),
             1 << 20
         );
-        assert_eq!(mapped.resident_bytes().unwrap(), 1 << 20);
+        assert_eq!(HostPages::of(std::iter::once(&*mapped)).unwrap().resident_bytes, 1 << 20);
     }
 }

@@ -6,8 +6,10 @@ pub mod dtype;
 mod guard;
 pub mod lazy;
 pub mod map;
+mod residency;
 mod resident;
 
 pub use dtype::DType;
 pub use lazy::{LazyTensor, Shape};
 pub use map::{FileIdentity, MapError, MappedFile, is_shortage};
+pub use resident::HostPages;

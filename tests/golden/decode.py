@@ -37,7 +37,11 @@ struct ShowRequest: model string NAME; full bool; skip_metadata u32; skip_tensor
 struct ShowReply: summary ModelSummary; gguf_version u32; parameters u64; weight_bytes u64; context_length u32;
     hidden u32; layers u32; heads u32; kv_heads u32; head_dim u32; ffn u32; vocab u32; tokenizer string LABEL;
     chat_template bool; end_of_generation [u32] ENDS; types [TypeCount] ENTRIES; metadata_total u32; tensors_total
-    u32; metadata [MetadataEntry] ENTRIES; tensors [TensorEntry] ENTRIES; ext Ext
+    u32; metadata [MetadataEntry] ENTRIES; tensors [TensorEntry] ENTRIES; host HostMemory; ext Ext
+struct HostMemory: wanted Residency; state PagesState; mapped_bytes u64; resident_bytes u64; locked_bytes u64;
+    read_bytes u64; cached_bytes u64?; reason string VALUE; ext Ext
+enum Residency: 0 None; 1 Populate; 2 Lock
+enum PagesState: 0 AsTheyCome; 1 Coming; 2 Here; 3 GivenBack; 4 Refused; 5 Failed
 struct TypeCount: dtype string LABEL; tensors u32; bytes u64
 struct MetadataEntry: key string KEY; kind string LABEL; value string VALUE
 struct TensorEntry: name string LABEL; dtype string LABEL; dims [u64] DIMS; offset_bytes u64; bytes u64
@@ -71,7 +75,9 @@ struct SequenceEntry: id u64; uid u32; model string NAME; state SequenceState; p
 enum SequenceState: 0 Queued; 1 Prefill; 2 Decode; 3 Stalled
 struct StatusRequest: ext Ext
 struct StatusReply: version string LABEL; uptime_ms u64; pid u32; draining bool; connections u32; models_mapped u32;
-    devices [DeviceStatus] DEVICES; rss_anon_bytes u64; rss_file_bytes u64; ext Ext
+    devices [DeviceStatus] DEVICES; rss_anon_bytes u64; rss_file_bytes u64; host HostStatus; ext Ext
+struct HostStatus: locked_bytes u64; lock_bytes_max u64; locks_refused u32; reason string VALUE; pressure string LABEL;
+    pressure_events u64; ext Ext
 struct DeviceStatus: kind string LABEL; device string LABEL; isa string LABEL; threads u32; activations string
     LABEL; kv_type string LABEL; sequences_running u32; sequences_queued u32; kv_pages_used u32; kv_pages_max u32;
     kv_bytes u64; steps u64; rows u64; decode_rows u64; prefill_rows u64; sequences_done u64; sequences_failed u64;

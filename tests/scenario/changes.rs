@@ -45,6 +45,92 @@ fn a_file_truncated_under_a_running_request_fails_that_model_alone() {
     rig.assert_serves();
 }
 
+/// Draws whole numbers below a bound, the same for the same seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+#[test]
+fn a_file_truncated_at_a_hundred_random_moments_never_harms_another_model() {
+    let seed = std::env::var("ROCMFORGE_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = seed.unwrap_or_else(|| now().as_nanos() as u64 | 1);
+    println!("ROCMFORGE_TEST_SEED={seed}");
+    let mut draw = Draw(seed);
+    let mut rig = Rig::start();
+    let whole = answer(&rig.client(), &story(100)).unwrap();
+    let bytes = fs::metadata(rig.model(TINY)).unwrap().len();
+    let (mut failed, mut finished) = (0, 0);
+    for round in 0..100 {
+        let (fresh, victim) = (rig.dir.path().join("fresh"), rig.model("victim"));
+        fs::copy(rig.model(TINY), &fresh).unwrap();
+        fs::rename(&fresh, &victim).unwrap();
+        // From before it is mapped to after its last token.
+        let moment = std::time::Duration::from_micros(draw.below(60_000));
+        let left = draw.below(bytes);
+        let request = GenerateRequest { model: "victim".into(), ..story(100) };
+        let (asked, neighbour) = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| answer(&rig.client(), &request));
+            let neighbour = scope.spawn(|| answer(&rig.client(), &story(100)));
+            std::thread::sleep(moment);
+            OpenOptions::new().write(true).open(&victim).unwrap().set_len(left).unwrap();
+            (asked.join().unwrap(), neighbour.join().unwrap())
+        });
+        assert_eq!(neighbour.unwrap(), whole, "round {round}: the other model's tokens");
+        match asked {
+            Ok(answer) => {
+                assert_eq!(answer, whole, "round {round}: an answer that counts is a right one");
+                finished += 1;
+            }
+            Err(error) => {
+                let found = error.code();
+                // One that was emptied before it was opened is no model.
+                let fits = found == Some(ErrorCode::ModelCorrupt as u16)
+                    || (left == 0 && found == Some(ErrorCode::NotAModelFile as u16));
+                assert!(fits, "round {round}: {error}");
+                failed += 1;
+            }
+        }
+        assert!(rig.is_running(), "round {round}: the daemon died");
+    }
+    println!("{failed} failed, {finished} had finished before");
+    assert!(failed > 10, "too few were hit while they ran: {failed}");
+    rig.assert_idle();
+    rig.assert_serves();
+}
+
+#[test]
+fn a_file_that_lost_its_name_or_permissions_serves_on_what_is_mapped() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut rig = Rig::start();
+    let whole = answer(&rig.client(), &story(200)).unwrap();
+    let mut running = halfway(&rig);
+    fs::set_permissions(rig.model("victim"), fs::Permissions::from_mode(0o000)).unwrap();
+    assert_eq!(collect(&mut running).unwrap(), whole, "who may open it is no matter to what is open");
+    let request = GenerateRequest { model: "victim".into(), ..story(200) };
+    match answer(&rig.client(), &request) {
+        Ok(found) => {
+            assert!(rustix::process::geteuid().is_root(), "only root opens it");
+            assert_eq!(found, whole);
+        }
+        Err(error) => assert_eq!(error.code(), Some(ErrorCode::NotAModelFile as u16), "{error}"),
+    }
+    fs::remove_file(rig.model("victim")).unwrap();
+    let mut running = halfway(&rig);
+    fs::remove_file(rig.model("victim")).unwrap();
+    assert_eq!(code(answer(&rig.client(), &request)), ErrorCode::ModelNotFound as u16);
+    assert_eq!(collect(&mut running).unwrap(), whole, "an unlinked file lives on in its mapping");
+    rig.eventually("its mapping is gone", |status| status.models_mapped == 1);
+    rig.assert_serves();
+}
+
 #[test]
 fn a_replaced_file_serves_new_requests_and_running_ones_finish_on_the_old_one() {
     let mut rig = Rig::start();
@@ -88,12 +174,11 @@ fn an_unloaded_model_finishes_what_runs() {
     rig.assert_serves();
 }
 
-/// A model of 1 GB whose weights are a hole in the file: all header, no data.
-fn hollow_model(path: &std::path::Path) -> u64 {
-    const FFN: u64 = 1 << 19;
+/// A model whose weights are a hole in the file: all header, no data. 1 GB where its feed-forward networks are 2^19 wide.
+pub fn hollow_model(path: &std::path::Path, ffn: u32) -> u64 {
     const LAYERS: u32 = 5;
     let mut model = tiny_llama(5)
-        .set("llama.feed_forward_length", Value::u32(FFN as u32))
+        .set("llama.feed_forward_length", Value::u32(ffn))
         .set("llama.block_count", Value::u32(LAYERS));
     let first: Vec<_> = model.tensors.iter().filter(|t| t.name.starts_with(b"blk.0.")).cloned().collect();
     for layer in 2..LAYERS {
@@ -108,7 +193,7 @@ fn hollow_model(path: &std::path::Path) -> u64 {
         let name = String::from_utf8_lossy(&tensor.name).into_owned();
         if name.contains("ffn_") && !name.contains("norm") {
             let narrow = tensor.dims.iter().position(|dim| *dim == 64).unwrap();
-            tensor.dims[narrow] = FFN;
+            tensor.dims[narrow] = ffn.into();
         }
         tensor.data = Some(Vec::new());
         tensor.offset = Some(offset);
@@ -124,7 +209,7 @@ fn hollow_model(path: &std::path::Path) -> u64 {
 #[test]
 fn a_model_that_was_only_loaded_has_no_weight_in_memory() {
     let mut rig = Rig::start();
-    let bytes = hollow_model(&rig.model("hollow"));
+    let bytes = hollow_model(&rig.model("hollow"), 1 << 19);
     assert!(bytes >= 800_000_000, "{bytes}");
     let client = rig.client();
     let loaded = client.load("hollow").unwrap();

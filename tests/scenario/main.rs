@@ -23,8 +23,10 @@ mod gpu;
 #[path = "../common/hooked.rs"]
 mod hooked;
 mod lifecycle;
+mod pressure;
 mod raw;
 mod requests;
+mod residency;
 mod rig;
 mod shared_gpu;
 mod split;

@@ -175,7 +175,9 @@ fn for_scripts(value: Value) -> Value {
             Value::Object(
                 keep.map(|(key, value)| {
                     let value = match value {
-                        Value::String(name) if key == "state" => Value::from(snake_case(&name)),
+                        Value::String(name) if key == "state" || key == "wanted" => {
+                            Value::from(snake_case(&name))
+                        }
                         other => for_scripts(other),
                     };
                     (key, value)

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 
 use rocmforge_client::wire::{
-    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, InfoReply, ListReply, LoadReply, LoadToDeviceEnd,
-    ModelSummary, PsReply, ShowReply, StatusReply, TokenizeReply, UnloadReply,
+    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus, InfoReply, ListReply,
+    LoadReply, LoadToDeviceEnd, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply,
+    TokenizeReply, UnloadReply,
 };
 
 use super::report::{printable, snake_case};
@@ -52,6 +53,8 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         ("vocabulary", format!("{} tokens, {}", reply.vocab, printable(&reply.tokenizer))),
         ("chat template", if reply.chat_template { "yes" } else { "no" }.to_owned()),
         ("ends at", join(&reply.end_of_generation)),
+        ("in memory", in_memory(&reply.host)),
+        ("kept there", kept(&reply.host)),
         ("reason", printable(&summary.reason)),
     ];
     pairs(out, fields.into_iter().filter(|(_, value)| !value.is_empty()))?;
@@ -78,6 +81,34 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         table(out, ["TENSOR", "TYPE", "DIMENSIONS", "OFFSET", "SIZE"], rows)?;
     }
     Ok(())
+}
+
+/// What the kernel has of a model's files.
+fn in_memory(host: &HostMemory) -> String {
+    let cached = host.cached_bytes.map_or("unknown".to_owned(), bytes);
+    format!(
+        "{} of {}, {} locked; in the page cache {cached}",
+        bytes(host.resident_bytes),
+        bytes(host.mapped_bytes),
+        bytes(host.locked_bytes)
+    )
+}
+
+/// What is wanted of them, and how that went; empty where nothing is.
+fn kept(host: &HostMemory) -> String {
+    if host.wanted == Residency::None {
+        return String::new();
+    }
+    let lower = |name: String| snake_case(&name).replace('_', " ");
+    let state = lower(format!("{:?}", host.state));
+    let far = if host.state == PagesState::Coming {
+        format!(", {} read", bytes(host.read_bytes))
+    } else {
+        String::new()
+    };
+    let reason =
+        if host.reason.is_empty() { String::new() } else { format!(": {}", printable(&host.reason)) };
+    format!("{}: {state}{far}{reason}", lower(format!("{:?}", host.wanted)))
 }
 
 pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
@@ -135,7 +166,22 @@ pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
         ("memory", format!("{}, mapped files {}", bytes(reply.rss_anon_bytes), bytes(reply.rss_file_bytes))),
     ];
     pairs(out, fields.into_iter())?;
+    pairs(out, host(&reply.host).into_iter().filter(|(_, value)| !value.is_empty()))?;
     reply.devices.iter().try_for_each(|device| device_status(out, device))
+}
+
+/// What is not usual.
+fn host(host: &HostStatus) -> [(&'static str, String); 3] {
+    let locked = format!("{} of at most {}", bytes(host.locked_bytes), bytes(host.lock_bytes_max));
+    let refused = format!("{} models: {}", host.locks_refused, printable(&host.reason));
+    [
+        ("locked", if host.locked_bytes > 0 { locked } else { String::new() }),
+        ("not locked", if host.locks_refused > 0 { refused } else { String::new() }),
+        (
+            "memory was short",
+            if host.pressure_events > 0 { format!("{} times", host.pressure_events) } else { String::new() },
+        ),
+    ]
 }
 
 fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {

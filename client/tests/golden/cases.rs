@@ -344,6 +344,17 @@ fn models() -> Vec<Golden> {
             offset_bytes: 1_756_800,
             bytes: 30_081_024,
         }],
+        host: HostMemory {
+            wanted: Residency::Lock,
+            state: PagesState::Coming,
+            mapped_bytes: 98_058_496,
+            resident_bytes: 67_108_864,
+            locked_bytes: 67_108_864,
+            read_bytes: 67_108_864,
+            cached_bytes: Some(98_058_496),
+            reason: String::new(),
+            ext: vec![],
+        },
         ext: vec![],
     };
     let name = || summary().name;
@@ -491,6 +502,15 @@ fn daemon() -> Vec<Golden> {
         devices: vec![device()],
         rss_anon_bytes: 41_943_040,
         rss_file_bytes: 98_058_496,
+        host: HostStatus {
+            locked_bytes: 98_058_496,
+            lock_bytes_max: 48 << 30,
+            locks_refused: 1,
+            reason: "locking 40000000000 bytes beside the 98058496 of other models is too much".into(),
+            pressure: "/sys/fs/cgroup/system.slice/rocmforged.service/memory.pressure".into(),
+            pressure_events: 2,
+            ext: vec![],
+        },
         ext: vec![],
     };
     let groups = [

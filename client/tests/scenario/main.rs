@@ -299,6 +299,7 @@ fn empty_show() -> ShowReply {
         tensors_total: 0,
         metadata: vec![],
         tensors: vec![],
+        host: HostMemory::default(),
         ext: vec![],
     }
 }

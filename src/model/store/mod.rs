@@ -24,12 +24,15 @@ use crate::lock::{Condvar, Guard, Mutex, Rank};
 use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 
 mod directory;
+mod keeper;
 mod parts;
+mod residency;
 mod tables;
 #[cfg(test)]
 mod tests;
 
 use directory::Looks;
+use keeper::Keeper;
 use tables::{Gone, InTables, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
 
@@ -95,6 +98,14 @@ pub enum StoreError {
     /// Only who loaded it, or an administrator, may unload it.
     #[error("{name} was loaded by another user: only that user or an administrator unloads it")]
     NotYours {
+        /// The name.
+        name: String,
+    },
+    /// Memory is locked for administrators only.
+    #[error(
+        "{name} stays unlocked: only an administrator (root, or the daemon's own user) locks models in memory"
+    )]
+    NotAdministrator {
         /// The name.
         name: String,
     },
@@ -169,6 +180,7 @@ pub struct Store {
     passed_per_uid_max: usize,
     open: Box<Opener>,
     on_gone: Box<OnGone>,
+    keeper: Arc<Keeper>,
 }
 
 /// Looks into the directories.
@@ -250,6 +262,7 @@ impl Store {
             passed_per_uid_max,
             open,
             on_gone,
+            keeper: Keeper::new(),
         })
     }
 
@@ -291,6 +304,7 @@ impl Store {
             Some(Source::Passed(id)) => Ok((self.acquire_passed(name, id)?, false)),
             Some(Source::Directory(entry)) => self.acquire_entry(uid, name, &entry),
         }
+        .inspect(|(lease, _)| self.keep_pages(uid, name, lease.model()))
     }
 
     /// Maps a file that a client passed, and gives it a name for that uid; true when it was not mapped before.
@@ -317,6 +331,7 @@ impl Store {
         let gone = tables.set_passed(uid, name, lease.model.id);
         drop(tables);
         self.tell(gone);
+        self.keep_pages(uid, name, lease.model());
         Ok((lease, mapped_now))
     }
 
@@ -329,8 +344,10 @@ impl Store {
     pub fn unload(&self, uid: u32, administrator: bool, name: &str) -> Result<Unloaded, StoreError> {
         let mut tables = self.tables.lock();
         let (unloaded, gone) = tables.unload(uid, administrator, name, self.passed_per_uid_max)?;
+        tables.unpin(uid, name);
         drop(tables);
         self.tell(gone);
+        self.settle_pages();
         Ok(unloaded)
     }
 
@@ -483,6 +500,7 @@ impl Store {
 
     /// Called without the lock: dropping `gone` unmaps.
     fn tell(&self, gone: Gone) {
+        self.let_retired_pages_go();
         for (id, _slot) in &gone {
             (self.on_gone)(*id);
         }

@@ -1,12 +1,13 @@
 //! Names and mappings: plain tables, changed under the store's one lock. Nothing here opens a file or waits.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
-use super::{Identity, Model, ModelId, OpenError, Source, StoreError, Unloaded};
+use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Source, StoreError, Unloaded};
+use crate::model::pages::{HostPolicy, Residency};
 use crate::tensor::MapError;
 
 /// Where an opening's end is told.
@@ -119,6 +120,12 @@ pub(super) struct Tables {
     slots: HashMap<ModelId, Slot>,
     /// The slot that serves new requests for a file.
     current: HashMap<Identity, ModelId>,
+    /// What the configuration wants kept in memory.
+    pub(super) host: HostPolicy,
+    /// Names that are to be locked besides: a directory's, or a uid's own.
+    pinned: BTreeSet<(Option<u32>, String)>,
+    /// Models that were retired since these were last taken, whose pages nobody wants any more.
+    pub(super) retired_pages: Vec<Arc<Model>>,
 }
 
 impl Tables {
@@ -130,6 +137,9 @@ impl Tables {
             draining: BTreeMap::new(),
             slots: HashMap::new(),
             current: HashMap::new(),
+            host: HostPolicy::default(),
+            pinned: BTreeSet::new(),
+            retired_pages: Vec::new(),
         }
     }
 
@@ -240,10 +250,14 @@ impl Tables {
         let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
         slot.retired = true;
         // An opening stays where the next request for the same file finds it, or that would open the file again.
-        if slot.model().is_some() {
+        let model = slot.model().cloned();
+        if model.is_some() {
             self.not_current(id);
         }
-        self.sweep(id)
+        let gone = self.sweep(id);
+        // One that is gone takes its pages along.
+        self.retired_pages.extend(model.filter(|_| gone.is_empty()));
+        gone
     }
 
     /// Drops a slot that nothing uses and no name keeps. The one rule for all ends: whichever way a slot lost its names
@@ -324,6 +338,80 @@ impl Tables {
             return Ok((Unloaded { was_mapped: true, in_use: 0 }, Vec::new()));
         }
         Ok((Unloaded { was_mapped: true, in_use }, self.retire(id)))
+    }
+
+    /// The name as pins have it: the uid's own before the directories'.
+    fn pin_key(&self, uid: u32, name: &str) -> (Option<u32>, String) {
+        let own = self.passed.contains_key(&(uid, name.to_owned()));
+        (own.then_some(uid), name.to_owned())
+    }
+
+    /// False when there are too many.
+    pub(super) fn pin(&mut self, uid: u32, name: &str) -> bool {
+        let key = self.pin_key(uid, name);
+        let room = self.pinned.len() < NAMES_MAX || self.pinned.contains(&key);
+        if room {
+            self.pinned.insert(key);
+        }
+        room
+    }
+
+    /// True when it was pinned.
+    pub(super) fn unpin(&mut self, uid: u32, name: &str) -> bool {
+        let key = self.pin_key(uid, name);
+        // A passed name that was unloaded just now is no own name any more.
+        self.pinned.remove(&key) | self.pinned.remove(&(Some(uid), key.1))
+    }
+
+    /// What is wanted of the model that a name leads to.
+    pub(super) fn residency(&self, uid: u32, name: &str) -> Residency {
+        self.residency_by(&self.pin_key(uid, name))
+    }
+
+    fn residency_by(&self, key: &(Option<u32>, String)) -> Residency {
+        if self.pinned.contains(key) {
+            return Residency::Lock;
+        }
+        match key.0 {
+            Some(_) => self.host.residency.min(Residency::Populate),
+            None => self.host.models.get(&key.1).copied().unwrap_or(self.host.residency),
+        }
+    }
+
+    /// Every mapped model with what all its names together want.
+    pub(super) fn wanted_pages(&self) -> Vec<(Arc<Model>, Residency)> {
+        let mut wanted: HashMap<ModelId, Residency> = HashMap::new();
+        let mut raise = |id: ModelId, residency: Residency| {
+            let entry = wanted.entry(id).or_default();
+            *entry = residency.max(*entry);
+        };
+        for (name, listed) in &self.listed {
+            if let Some(id) = listed.seen.as_ref().and_then(|identity| self.current.get(identity)) {
+                raise(*id, self.residency_by(&(None, name.clone())));
+            }
+        }
+        for ((uid, name), id) in &self.passed {
+            raise(*id, self.residency_by(&(Some(*uid), name.clone())));
+        }
+        let ready = self.slots.iter().filter_map(|(id, slot)| Some((id, slot.model()?)));
+        ready.map(|(id, model)| (Arc::clone(model), wanted.get(id).copied().unwrap_or_default())).collect()
+    }
+
+    /// The mapped model that a name leads to.
+    pub(super) fn mapped_by(&self, uid: u32, name: &str) -> Option<&Arc<Model>> {
+        let listed = || self.listed.get(name)?.seen.as_ref().and_then(|identity| self.current.get(identity));
+        let id = self.passed.get(&(uid, name.to_owned())).or_else(listed)?;
+        self.slots.get(id)?.model()
+    }
+
+    /// All of them, those that are retired too.
+    pub(super) fn mapped_models(&self) -> Vec<Arc<Model>> {
+        self.slots.values().filter_map(Slot::model).cloned().collect()
+    }
+
+    /// Mapped models that no request uses.
+    pub(super) fn idle(&self) -> Vec<Arc<Model>> {
+        self.slots.values().filter(|slot| slot.in_use == 0).filter_map(Slot::model).cloned().collect()
     }
 
     pub(super) fn names(&self) -> usize {

@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::*;
+use crate::model::pages::{HostPolicy, PagesReport, PagesState, Residency};
+use crate::tensor::HostPages;
 
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;
@@ -392,4 +394,104 @@ fn a_mapping_is_unmapped_after_the_tables_are_free() {
     store.unload(ALICE, false, "tiny").unwrap();
     // `on_gone` runs under no lock: what it still finds was not dropped under one.
     assert_eq!((alive.load(Ordering::SeqCst), model.lock().strong_count()), (1, 0));
+}
+
+/// Waits until the pages of `name` are as wanted.
+#[track_caller]
+fn pages(f: &Fixture, name: &str, wanted: impl Fn(&PagesReport) -> bool) -> PagesReport {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let report = f.store.pages(ALICE, name).expect("it is mapped");
+        if wanted(&report) {
+            return report;
+        }
+        assert!(Instant::now() < until, "{report:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn locked(report: &PagesReport) -> bool {
+    report.state == PagesState::Here && report.locked
+}
+
+#[test]
+fn a_pin_is_a_names_and_outlives_the_file_it_led_to() {
+    let f = fixture(|_| ());
+    let bytes = std::fs::metadata(f.path("tiny.gguf")).unwrap().len();
+    assert!(matches!(f.store.pin(ALICE, false, "tiny"), Err(StoreError::NotAdministrator { .. })));
+    assert!(matches!(f.store.pin(ALICE, true, "none"), Err(StoreError::NotFound { .. })));
+    assert_eq!(f.store.pages(ALICE, "tiny"), None, "a refused pin maps nothing");
+    f.store.pin(ALICE, true, "tiny").unwrap();
+    let report = pages(&f, "tiny", locked);
+    assert_eq!((report.wanted, report.read_bytes), (Residency::Lock, bytes));
+    assert_eq!(f.store.lock_budget().bytes(), bytes);
+    f.store.pin(ALICE, true, "tiny").unwrap(); // again is nothing new
+    assert_eq!(f.store.give_idle_pages_back(), 0, "pinned pages stay when memory is short");
+    // A new file under the name, while a request uses the old one: only the new one is locked.
+    let (old, _) = f.store.acquire(BOB, "tiny").unwrap();
+    copy_model(&f.path("new"));
+    std::fs::rename(f.path("new"), f.path("tiny.gguf")).unwrap();
+    let (new, mapped_now) = f.store.acquire(BOB, "tiny").unwrap();
+    assert!(mapped_now && !Arc::ptr_eq(old.model(), new.model()));
+    pages(&f, "tiny", locked);
+    let until = Instant::now() + Duration::from_secs(60);
+    while f.store.lock_budget().bytes() != bytes {
+        assert!(Instant::now() < until, "the replaced file stays locked");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!old.model().pages.report().locked);
+    drop((old, new));
+    assert_eq!(f.store.unpin(ALICE, true, "tiny").ok(), Some(true));
+    pages(&f, "tiny", |report| *report == PagesReport { read_bytes: 0, ..AS_THEY_COME });
+    assert_eq!(f.store.unpin(ALICE, true, "tiny").ok(), Some(false));
+    assert_eq!(f.store.lock_budget().bytes(), 0);
+}
+
+const AS_THEY_COME: PagesReport =
+    PagesReport { wanted: Residency::None, state: PagesState::AsTheyCome, locked: false, read_bytes: 0 };
+
+#[test]
+fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
+    let f = fixture(|_| ());
+    copy_model(&f.path("busy.gguf"));
+    let policy = HostPolicy { residency: Residency::Populate, ..HostPolicy::default() };
+    f.store.set_host_policy(policy);
+    let (busy, _) = f.store.acquire(ALICE, "busy").unwrap();
+    let (tiny, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    let model = Arc::clone(tiny.model());
+    drop(tiny);
+    let here = |report: &PagesReport| report.state == PagesState::Here;
+    (pages(&f, "tiny", here), pages(&f, "busy", here));
+    let resident =
+        |model: &Model| HostPages::of(model.files.mappings().map(|file| &**file)).unwrap().resident_bytes;
+    assert!(resident(&model) >= model.files.bytes());
+    assert_eq!(f.store.give_idle_pages_back(), 1);
+    assert_eq!(resident(&model), 0);
+    assert_eq!(pages(&f, "tiny", |_| true).state, PagesState::GivenBack);
+    assert!(resident(busy.model()) >= model.files.bytes());
+    // It comes again as it is read, and all at once only when that is asked for anew.
+    let (_tiny, _) = f.store.acquire(ALICE, "tiny").unwrap();
+    assert_eq!(pages(&f, "tiny", |_| true).state, PagesState::GivenBack);
+    f.store.set_host_policy(HostPolicy { residency: Residency::Populate, ..HostPolicy::default() });
+    pages(&f, "tiny", here);
+}
+
+#[test]
+fn an_unloaded_name_loses_its_pin_and_a_passed_file_is_not_locked_by_configuration() {
+    let f = fixture(|_| ());
+    f.store.pin(ALICE, true, "tiny").unwrap();
+    pages(&f, "tiny", locked);
+    f.store.unload(ALICE, true, "tiny").unwrap();
+    f.store.acquire(ALICE, "tiny").unwrap();
+    assert_eq!(f.store.pages(ALICE, "tiny"), Some(AS_THEY_COME));
+    let models = [("own".to_owned(), Residency::Lock)].into();
+    f.store.set_host_policy(HostPolicy { residency: Residency::Lock, models, ..HostPolicy::default() });
+    copy_model(&f.path("passed"));
+    f.store.pass(ALICE, "own", File::open(f.path("passed")).unwrap()).unwrap();
+    let report = pages(&f, "own", |report| report.state == PagesState::Here);
+    assert_eq!((report.wanted, report.locked), (Residency::Populate, false));
+    f.store.pin(ALICE, true, "own").unwrap();
+    pages(&f, "own", locked);
+    assert_eq!(f.store.unpin(ALICE, true, "own").ok(), Some(true));
+    pages(&f, "own", |report| report.state == PagesState::Here && !report.locked);
 }

@@ -181,6 +181,27 @@ pub struct StatusReply {
     pub rss_anon_bytes: u64,
     /// Resident memory of mapped files, in bytes.
     pub rss_file_bytes: u64,
+    /// What is done about the machine's memory.
+    pub host: HostStatus,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What the daemon does about the machine's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Bytes of models' files that are locked, or will be once they are read.
+    pub locked_bytes: u64,
+    /// Most bytes that may be, by the configuration; `RLIMIT_MEMLOCK` holds besides.
+    pub lock_bytes_max: u64,
+    /// Models that are to be locked and are not.
+    pub locks_refused: u32,
+    /// Why one of them is not; empty where there is none.
+    pub reason: String,
+    /// What tells the daemon that memory is short; empty where nothing does.
+    pub pressure: String,
+    /// How often it did.
+    pub pressure_events: u64,
     /// Extensions.
     pub ext: Ext,
 }
@@ -327,6 +348,16 @@ validate!(StatusReply {
     devices: list(limits::DEVICES_MAX),
     rss_anon_bytes: any,
     rss_file_bytes: any,
+    host: nested,
+    ext: extensions,
+});
+validate!(HostStatus {
+    locked_bytes: any,
+    lock_bytes_max: any,
+    locks_refused: any,
+    reason: text(limits::VALUE_BYTES_MAX),
+    pressure: text(limits::LABEL_BYTES_MAX),
+    pressure_events: any,
     ext: extensions,
 });
 validate!(DeviceStatus {

@@ -117,8 +117,63 @@ pub struct ShowReply {
     pub metadata: Vec<MetadataEntry>,
     /// With `full`: in file order, after those left out; ask again for the rest.
     pub tensors: Vec<TensorEntry>,
+    /// Its files in the machine's memory.
+    pub host: HostMemory,
     /// Extensions.
     pub ext: Ext,
+}
+
+/// A model's files in the machine's memory, as the kernel counts them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostMemory {
+    /// What is to be kept there.
+    pub wanted: Residency,
+    /// How that went.
+    pub state: PagesState,
+    /// Length of the mappings.
+    pub mapped_bytes: u64,
+    /// Of it, what is in the daemon's memory, in whole pages.
+    pub resident_bytes: u64,
+    /// Of that, what is locked.
+    pub locked_bytes: u64,
+    /// Bytes read ahead so far.
+    pub read_bytes: u64,
+    /// What of the files is in the page cache; `None` where the kernel does not tell the daemon the truth.
+    pub cached_bytes: Option<u64>,
+    /// Why, when `state` is `Refused` or `Failed`.
+    pub reason: String,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What of a model's files is to be kept in the machine's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Residency {
+    /// What the kernel keeps.
+    #[default]
+    None,
+    /// All of it is read ahead; the kernel may take it back.
+    Populate,
+    /// All of it is read ahead and locked.
+    Lock,
+}
+
+/// Where a model's pages are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PagesState {
+    /// The kernel brings and takes them.
+    #[default]
+    AsTheyCome,
+    /// They are being read ahead.
+    Coming,
+    /// All were read ahead, and are locked if that was wanted.
+    Here,
+    /// They were, until memory was short.
+    GivenBack,
+    /// They may not be locked; the model is served all the same.
+    Refused,
+    /// The file could not be read.
+    Failed,
 }
 
 /// Key of [`ShowReply`]'s `ext`: how many experts its layers have and use, as text.
@@ -349,6 +404,18 @@ validate!(ShowReply {
     tensors_total: any,
     metadata: list(limits::ENTRIES_MAX),
     tensors: list(limits::ENTRIES_MAX),
+    host: nested,
+    ext: extensions,
+});
+validate!(HostMemory {
+    wanted: any,
+    state: any,
+    mapped_bytes: any,
+    resident_bytes: any,
+    locked_bytes: any,
+    read_bytes: any,
+    cached_bytes: any,
+    reason: text(limits::VALUE_BYTES_MAX),
     ext: extensions,
 });
 validate!(TypeCount { dtype: text(limits::LABEL_BYTES_MAX), tensors: any, bytes: any });

@@ -1,0 +1,90 @@
+//! Memory is short: what is idle is given back, what runs and what is pinned goes on.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Instant;
+
+use rocmforge_client::wire::{GenerateRequest, PagesState, SequenceState};
+
+use crate::changes::hollow_model;
+use crate::residency::{comes, host, smaps};
+use crate::rig::{PATIENCE, Rig, TINY, answer, collect, story};
+
+/// A daemon with this configuration that a pipe tells; the pipe's path.
+fn start(rig: &mut Rig, config: &str) -> std::path::PathBuf {
+    let pipe = rig.dir.path().join("pressure");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    rig.configure(config);
+    let mut command = rig.command();
+    rig.spawn(command.env("MEMORY_PRESSURE_WATCH", &pipe));
+    pipe
+}
+
+fn tell(pipe: &std::path::Path) {
+    File::options().write(true).open(pipe).unwrap().write_all(b"short").unwrap();
+}
+
+#[test]
+fn idle_models_give_their_pages_back_and_requests_go_on() {
+    let mut rig = Rig::idle();
+    let idle = rig.model("idle");
+    let bytes = hollow_model(&idle, 1 << 14);
+    std::fs::copy(rig.model(TINY), rig.model("pinned")).unwrap();
+    std::fs::copy(rig.model(TINY), rig.model("busy")).unwrap();
+    let pipe = start(&mut rig, "[host]\nmodels = { idle = 'populate', pinned = 'lock' }");
+    let client = rig.client();
+    comes(&rig, "idle", |host| host.state == PagesState::Here && host.resident_bytes >= bytes);
+    let pinned = comes(&rig, "pinned", |host| host.state == PagesState::Here && host.locked_bytes > 0);
+    let request = GenerateRequest { model: "busy".into(), ..story(200) };
+    let whole = answer(&client, &request).unwrap();
+    let mut running = client.generate(&request).unwrap();
+    rig.eventually("it waits for credit", |_| {
+        rig.client().ps().unwrap().sequences.iter().any(|s| s.state == SequenceState::Stalled)
+    });
+    let before = smaps(&rig, &rig.model("busy"), "Rss:");
+    assert_eq!(client.status().unwrap().host.pressure_events, 0);
+
+    let begun = Instant::now();
+    tell(&pipe);
+    while smaps(&rig, &idle, "Rss:") > 0 {
+        assert!(begun.elapsed() < PATIENCE, "idle pages stay:\n{}", rig.log_text());
+    }
+    println!("{} MiB were given back within {:?}", bytes >> 20, begun.elapsed());
+    let told = comes(&rig, "idle", |host| host.state == PagesState::GivenBack);
+    println!("{:?} bytes of it are left in the page cache", told.cached_bytes);
+    assert_eq!(host(&rig, "pinned").locked_bytes, pinned.locked_bytes, "pinned pages stay");
+    assert_eq!(smaps(&rig, &rig.model("busy"), "Rss:"), before, "what runs keeps its pages");
+    assert_eq!(collect(&mut running).unwrap(), whole, "a request that runs goes on");
+    let status = client.status().unwrap().host;
+    assert_eq!((status.pressure.as_str(), status.pressure_events), (pipe.to_str().unwrap(), 1));
+    // Once more, with nothing to give; and what was given back serves again.
+    tell(&pipe);
+    rig.eventually("told again", |status| status.host.pressure_events == 2);
+    assert_eq!(answer(&client, &request).unwrap(), whole);
+    rig.assert_serves();
+}
+
+#[test]
+fn without_the_variable_the_kernels_own_account_is_watched() {
+    let mut rig = Rig::idle();
+    let mut command = rig.command();
+    rig.spawn(command.env_remove("MEMORY_PRESSURE_WATCH"));
+    let watched = rig.client().status().unwrap().host.pressure;
+    let offered = File::options().write(true).open("/proc/pressure/memory").is_ok();
+    assert_eq!(watched.is_empty(), !offered, "{watched:?}:\n{}", rig.log_text());
+    assert!(
+        !offered || watched.ends_with("memory.pressure") || watched == "/proc/pressure/memory",
+        "{watched}"
+    );
+    rig.assert_serves();
+}
+
+#[test]
+fn what_cannot_be_watched_is_told_and_nothing_else_happens() {
+    let mut rig = Rig::idle();
+    let mut command = rig.command();
+    rig.spawn(command.env("MEMORY_PRESSURE_WATCH", "/nowhere/memory.pressure"));
+    assert_eq!(rig.client().status().unwrap().host.pressure, "");
+    assert!(rig.log_text().contains("memory pressure is not watched: /nowhere/memory.pressure"));
+    rig.assert_serves();
+}
