@@ -9,7 +9,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rocmforge::backend::hip::kernels::probe::ProbeMemory;
 use rocmforge::backend::hip::{
@@ -18,12 +18,13 @@ use rocmforge::backend::hip::{
 use rocmforge::backend::{Activations, Backend};
 use rocmforge::model::plan::LayerPlan;
 use rocmforge::model::{Model, ModelId};
-use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, Outcome, Sampling};
+use rocmforge::scheduler::{Engine, EngineOptions};
 use rocmforge::tensor::LazyTensor;
 use serde_json::json;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-type Failure = Box<dyn std::error::Error>;
+use common::{Failure, run};
+
+mod common;
 
 struct Arguments {
     models: Vec<PathBuf>,
@@ -223,84 +224,4 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
 fn bytes_per_step(model: &Model) -> f64 {
     let layers = model.plan.layers.iter().flat_map(LayerPlan::tensors).map(LazyTensor::byte_len).sum::<u64>();
     (layers + model.plan.output.byte_len()) as f64
-}
-
-/// How long the slowest of some requests took.
-struct Times {
-    /// From handing over to the first token.
-    first: Duration,
-    /// What of that was waiting for weights.
-    load: Duration,
-    /// From the first token to the last.
-    decode: Duration,
-}
-
-/// Runs `sequences` requests at once, each with a prompt of its own of `prompt` tokens.
-fn run(
-    handle: &EngineHandle,
-    model: &Arc<Model>,
-    sequences: usize,
-    prompt: usize,
-    tokens: u32,
-    salt: usize,
-) -> Result<Times, Failure> {
-    let begin = Instant::now();
-    let mut running = Vec::new();
-    for sequence in 0..sequences {
-        running.push(submit(handle, model, prompt, tokens, salt * sequences + sequence)?);
-    }
-    let mut times = Times { first: Duration::ZERO, load: Duration::ZERO, decode: Duration::ZERO };
-    for events in &mut running {
-        let outcome = wait(events)?;
-        if outcome.generated_tokens != tokens {
-            return Err(format!("{} tokens came of {tokens}", outcome.generated_tokens).into());
-        }
-        times.first = times.first.max(outcome.queue + outcome.load + outcome.prefill);
-        times.load = times.load.max(outcome.load);
-        times.decode = times.decode.max(outcome.decode);
-    }
-    let all = begin.elapsed();
-    if sequences == 1 && times.first + times.decode > all + Duration::from_millis(50) {
-        return Err(format!("the engine's times add up to more than the {all:?} that passed").into());
-    }
-    Ok(times)
-}
-
-fn submit(
-    handle: &EngineHandle,
-    model: &Arc<Model>,
-    prompt: usize,
-    tokens: u32,
-    salt: usize,
-) -> Result<UnboundedReceiver<Event>, Failure> {
-    let (events, receiver) = unbounded_channel();
-    let vocab = model.plan.dims.vocab;
-    let job = Job {
-        id: handle.new_sequence_id(),
-        uid: 0,
-        model: Arc::clone(model),
-        prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
-        max_tokens: tokens,
-        context_tokens: prompt as u32 + tokens,
-        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 0 },
-        stop: Vec::new(),
-        ignore_eog: true,
-        deadline: None,
-        arrived: Instant::now(),
-        credit: tokens + 1,
-        events,
-    };
-    handle.submit(job)?;
-    Ok(receiver)
-}
-
-fn wait(events: &mut UnboundedReceiver<Event>) -> Result<Outcome, Failure> {
-    loop {
-        match events.blocking_recv() {
-            Some(Event::Tokens(_)) => {}
-            Some(Event::Done(outcome)) => return Ok(outcome),
-            Some(Event::Failed(error)) => return Err(error.into()),
-            None => return Err("the engine went away".into()),
-        }
-    }
 }

@@ -73,6 +73,9 @@ pub trait Backend: Send {
         DeviceMemoryUse::default()
     }
 
+    /// Gives back to the driver what is kept for who asks next. Called when the device is idle: it may stop for that.
+    fn trim(&mut self) {}
+
     /// How many layers before their turn loads are worth starting; 0 where a load costs nothing.
     fn layers_ahead(&self) -> usize {
         0

@@ -519,6 +519,9 @@ impl Core {
         self.housekept = now;
         self.look_at_strays();
         self.expire_idle(now);
+        if self.sequences.is_empty() && self.loads.is_empty() {
+            self.backend.trim();
+        }
         let ids: Vec<ModelId> = self.rooms.keys().copied().collect();
         for id in ids {
             let Some(room) = self.rooms.get_mut(&id) else { continue };

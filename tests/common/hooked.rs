@@ -60,6 +60,9 @@ impl Backend for Hooked {
     fn memory(&self) -> DeviceMemoryUse {
         self.inner.memory()
     }
+    fn trim(&mut self) {
+        self.inner.trim();
+    }
     fn layers_ahead(&self) -> usize {
         self.inner.layers_ahead()
     }

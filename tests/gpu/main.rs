@@ -16,5 +16,6 @@ mod gpu;
 mod hooked;
 mod installed;
 mod lazy;
+mod residency;
 mod rig;
 mod upload;

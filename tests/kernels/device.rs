@@ -225,7 +225,10 @@ fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
     let ledger = rig.device.ledger();
     assert_eq!((ledger.used_bytes, ledger.bytes.len()), (0, 0));
     assert_eq!(ledger.peak_bytes, 16 * MIB as u64 + 256);
-    assert_eq!((ledger.chunks, ledger.driver_bytes), (1, 4 * MIB as u64), "one is kept for the next");
+    assert_eq!((ledger.chunks, ledger.driver_bytes), (3, 18 * MIB as u64), "a few are kept for the next");
+    let many: Vec<_> = (0..6).map(|_| take(4 * MIB, Owner::Weights)).collect();
+    drop(many);
+    assert_eq!(rig.device.ledger().chunks, 4, "and no more");
     rig.device.arena().trim();
     assert_eq!(rig.device.ledger().driver_bytes, 0);
 }

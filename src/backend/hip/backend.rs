@@ -283,6 +283,10 @@ impl Backend for HipBackend {
         memory::in_use(&self.device, self.options.memory_bytes, &self.free)
     }
 
+    fn trim(&mut self) {
+        self.device.arena().trim();
+    }
+
     fn layers_ahead(&self) -> usize {
         2
     }

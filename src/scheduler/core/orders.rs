@@ -91,6 +91,7 @@ impl Core {
 
     fn tell_cleared(&mut self, before: (u64, u64), done: oneshot::Sender<Cleared>) {
         let (evictions, used) = self.sums();
+        self.backend.trim();
         self.publish();
         let cleared = Cleared { parts: evictions - before.0, bytes: before.1.saturating_sub(used) };
         let _ = done.send(cleared); // as above

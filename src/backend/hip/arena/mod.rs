@@ -1,7 +1,7 @@
 //! Device memory: large chunks from the driver, handed out in pieces, with a ledger of who has how much.
 //!
-//! A tensor costs no driver call, and giving memory back does not stop the device. A chunk that became empty goes back to the
-//! driver, but for one that is kept for the next who asks.
+//! A tensor costs no driver call, and giving memory back does not stop the device. Of chunks that became empty
+//! a few are kept for the next who asks; the others, and those at the latest when the device is idle, go back to the driver.
 
 mod blocks;
 mod buffer;
@@ -22,6 +22,10 @@ pub const ALIGN: usize = 256;
 
 /// Bytes asked of the driver at once: some dozens of chunks for a large model, a twentieth of a small card.
 pub const CHUNK_BYTES: usize = 256 << 20;
+
+/// Empty chunks that are kept for who asks next: weights that leave and weights that come change places all the time on a device
+/// that is full, and a driver stops the device to take a chunk back.
+const KEPT_CHUNKS: usize = 4;
 
 /// Larger wishes are rounded up to this, so that chunks of one size serve tensors of nearly that size.
 const LARGE_ROUND: usize = 2 << 20;
@@ -217,9 +221,7 @@ impl Arena {
         }
         state.ledger.used_bytes = state.ledger.used_bytes.saturating_sub(bytes);
         state.blocks.give(place);
-        // One empty chunk stays: who frees at the edge of a chunk and takes again would ask the driver each time.
-        let stay = usize::from(self.options.chunk_bytes > 0);
-        state.give_back_empty(stay);
+        state.give_back_empty(if self.options.chunk_bytes > 0 { KEPT_CHUNKS } else { 0 });
     }
 
     /// Gives every empty chunk back to the driver.

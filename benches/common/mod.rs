@@ -1,0 +1,92 @@
+//! What benches of the engine have in common: requests, and what they took.
+
+#![allow(dead_code)] // each bench uses its own part
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge::model::Model;
+use rocmforge::scheduler::{EngineHandle, Event, Job, Outcome, Sampling};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+pub type Failure = Box<dyn std::error::Error>;
+
+/// How long the slowest of some requests took.
+pub struct Times {
+    /// From handing over to the first token.
+    pub first: Duration,
+    /// What of that was waiting for weights.
+    pub load: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+/// Runs `sequences` requests at once, each with a prompt of its own of `prompt` tokens.
+pub fn run(
+    handle: &EngineHandle,
+    model: &Arc<Model>,
+    sequences: usize,
+    prompt: usize,
+    tokens: u32,
+    salt: usize,
+) -> Result<Times, Failure> {
+    let begin = Instant::now();
+    let mut running = Vec::new();
+    for sequence in 0..sequences {
+        running.push(submit(handle, model, prompt, tokens, salt * sequences + sequence)?);
+    }
+    let mut times = Times { first: Duration::ZERO, load: Duration::ZERO, decode: Duration::ZERO };
+    for events in &mut running {
+        let outcome = wait(events)?;
+        if outcome.generated_tokens != tokens {
+            return Err(format!("{} tokens came of {tokens}", outcome.generated_tokens).into());
+        }
+        times.first = times.first.max(outcome.queue + outcome.load + outcome.prefill);
+        times.load = times.load.max(outcome.load);
+        times.decode = times.decode.max(outcome.decode);
+    }
+    let all = begin.elapsed();
+    if sequences == 1 && times.first + times.decode > all + Duration::from_millis(50) {
+        return Err(format!("the engine's times add up to more than the {all:?} that passed").into());
+    }
+    Ok(times)
+}
+
+fn submit(
+    handle: &EngineHandle,
+    model: &Arc<Model>,
+    prompt: usize,
+    tokens: u32,
+    salt: usize,
+) -> Result<UnboundedReceiver<Event>, Failure> {
+    let (events, receiver) = unbounded_channel();
+    let vocab = model.plan.dims.vocab;
+    let job = Job {
+        id: handle.new_sequence_id(),
+        uid: 0,
+        model: Arc::clone(model),
+        prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
+        max_tokens: tokens,
+        context_tokens: prompt as u32 + tokens,
+        sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 0 },
+        stop: Vec::new(),
+        ignore_eog: true,
+        deadline: None,
+        arrived: Instant::now(),
+        credit: tokens + 1,
+        events,
+    };
+    handle.submit(job)?;
+    Ok(receiver)
+}
+
+fn wait(events: &mut UnboundedReceiver<Event>) -> Result<Outcome, Failure> {
+    loop {
+        match events.blocking_recv() {
+            Some(Event::Tokens(_)) => {}
+            Some(Event::Done(outcome)) => return Ok(outcome),
+            Some(Event::Failed(error)) => return Err(error.into()),
+            None => return Err("the engine went away".into()),
+        }
+    }
+}
