@@ -15,13 +15,13 @@ use rustix::io::Errno;
 
 use crate::connection::{Connection, lock};
 use crate::error::ClientError;
-use crate::generation::{DeviceLoading, Generation};
+use crate::generation::Generation;
 use crate::options::Options;
 use crate::wire::{
     Call, DetokenizeReply, DetokenizeRequest, DoctorReply, DoctorRequest, FailRequest, GenerateRequest,
-    InfoReply, InfoRequest, ListReply, ListRequest, LoadReply, LoadRequest, LoadToDeviceRequest, PingReply,
-    PingRequest, PsReply, PsRequest, ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply,
-    TokenizeRequest, UnloadReply, UnloadRequest,
+    InfoReply, InfoRequest, ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply,
+    PsRequest, ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest,
+    UnloadReply, UnloadRequest,
 };
 
 /// Pause before a call is repeated, where the daemon names none.
@@ -140,15 +140,6 @@ impl Client {
     /// As [`Connection::call`].
     pub fn load_descriptor(&self, file: BorrowedFd<'_>, name: &str) -> Result<LoadReply, ClientError> {
         self.call_with_descriptors(&load_request(name, true), &[file])
-    }
-
-    /// Has a model's weights brought to the device now, rather than when a request needs them: an iterator over how far that
-    /// is. To be asked again where the connection breaks; what is there stays there.
-    ///
-    /// # Errors
-    /// As [`Connection::call`], those of sending.
-    pub fn load_to_device(&self, model: &str) -> Result<DeviceLoading, ClientError> {
-        self.connection()?.load_to_device(&LoadToDeviceRequest { model: model.to_owned(), ext: vec![] })
     }
 
     /// Unmaps a model once its requests end.

@@ -27,6 +27,7 @@ mod error;
 mod generation;
 mod inbox;
 mod options;
+mod residency;
 mod transport;
 
 pub mod wire;

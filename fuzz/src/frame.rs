@@ -88,6 +88,9 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::Doctor(m) => encode(m),
         M::Generate(m) => encode(m),
         M::LoadToDevice(m) => encode(m),
+        M::ClearCache(m) => encode(m),
+        M::Plan(m) => encode(m),
+        M::Residency(m) => encode(m),
         M::Fail(m) => encode(m),
     };
     assert_eq!(bytes.as_deref(), Ok(payload), "{:?}", message.op());

@@ -59,6 +59,8 @@ pub struct LoadProgress {
     pub tensors_total: usize,
     /// Bytes that they take of the device; none where weights are read in place.
     pub bytes: u64,
+    /// Bytes that all of them will take of it, once the engine has looked.
+    pub bytes_total: u64,
     /// The last that arrived.
     pub last: Option<LoadedTensor>,
     /// How it ended, once it has.

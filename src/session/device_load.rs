@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_client::wire::{ErrorCode, Ext, LoadToDeviceEnd, LoadToDeviceItem, LoadToDeviceRequest};
+use rocmforge_client::wire::{self, ErrorCode, Ext, LoadToDeviceEnd, LoadToDeviceItem, LoadToDeviceRequest};
 
 use super::Call;
 use super::answer::Answer;
 use super::error::{Failure, failure, of_job, of_store};
-use crate::scheduler::LoadProgress;
+use crate::scheduler::{LoadProgress, Preload};
 
 /// At most one item in this time: tensors arrive by the hundred in a tenth of a second.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -34,12 +34,13 @@ async fn follow(
     request: LoadToDeviceRequest,
     begun: Instant,
 ) -> Result<LoadToDeviceEnd, Failure> {
+    let LoadToDeviceRequest { model, what, .. } = request;
     let acquire = move |call: &Call| {
-        let acquired = call.service().store.acquire(call.peer().uid, &request.model);
+        let acquired = call.service().store.acquire(call.peer().uid, &model);
         acquired.map(|(lease, _)| lease).map_err(|error| of_store(&error))
     };
     let lease = call.blocking(acquire).await?;
-    let loading = call.service().engine.load_to_gpu(lease.model());
+    let loading = call.service().engine.preload(lease.model(), &wanted(what));
     let mut loading = loading.map_err(|error| of_job(&error))?;
     let mut told = None;
     loop {
@@ -50,7 +51,7 @@ async fn follow(
             None if told.is_some_and(|told: Instant| told.elapsed() < PAUSE) => {}
             // Without credit nothing is told; the load goes on.
             None if call.control.take_credit() => {
-                answer.item(&item(&progress))?;
+                answer.item(&item(&progress, begun.elapsed()))?;
                 told = Some(Instant::now());
             }
             None => {}
@@ -62,11 +63,22 @@ fn count(tensors: usize) -> u32 {
     u32::try_from(tensors).unwrap_or(u32::MAX)
 }
 
-fn item(progress: &LoadProgress) -> LoadToDeviceItem {
+fn wanted(what: wire::Preload) -> Preload {
+    match what {
+        wire::Preload::All => Preload::All,
+        wire::Preload::Critical => Preload::Critical,
+        wire::Preload::First(layers) => Preload::First(layers),
+        wire::Preload::Layers(layers) => Preload::Layers(layers),
+    }
+}
+
+fn item(progress: &LoadProgress, elapsed: Duration) -> LoadToDeviceItem {
     LoadToDeviceItem {
         tensors: count(progress.tensors),
         tensors_total: count(progress.tensors_total),
         device_bytes: progress.bytes,
+        device_bytes_total: progress.bytes_total,
+        bytes_per_second: (progress.bytes as f64 / elapsed.as_secs_f64()) as u64,
         ext: Ext::new(),
     }
 }

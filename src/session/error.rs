@@ -69,7 +69,26 @@ pub(super) fn of_template(error: &TemplateError) -> Failure {
 }
 
 pub(super) fn of_job(error: &JobError) -> Failure {
-    failure(job_code(error), &error.to_string())
+    let failure = failure(job_code(error), &error.to_string());
+    match error {
+        JobError::NoRoom { what, need_bytes, free_bytes, budget_bytes, held } => failure
+            .with_detail("what", what)
+            .with_detail("need_bytes", need_bytes)
+            .with_detail("free_bytes", free_bytes)
+            .with_detail("budget_bytes", budget_bytes)
+            .with_detail("held", held),
+        JobError::DoesNotFit { context_tokens, need_bytes, budget_bytes } => failure
+            .with_detail("context_tokens", context_tokens)
+            .with_detail("need_bytes", need_bytes)
+            .with_detail("budget_bytes", budget_bytes),
+        JobError::NoSuchLayer { layer, layers } => {
+            failure.with_detail("layer", layer).with_detail("layers", layers)
+        }
+        JobError::QueueFull { queued, limit } => {
+            failure.with_detail("queued", queued).with_detail("limit", limit)
+        }
+        _ => failure,
+    }
 }
 
 fn store_code(error: &StoreError) -> ErrorCode {
@@ -182,6 +201,41 @@ mod tests {
         assert_eq!(long.code, ErrorCode::NotAModelFile as u16);
         assert_eq!(long.message.len(), 512);
         assert!(!long.retryable);
+    }
+
+    #[test]
+    fn a_device_without_room_says_who_has_it_in_words_and_numbers() {
+        let held =
+            "first has 700.0 MiB, pinned, KV pages 2.0 MiB, activations 1.0 MiB, other programs 9.0 MiB";
+        let error = of_job(&JobError::NoRoom {
+            what: "tensor blk.3.ffn_up.weight".into(),
+            need_bytes: 33 << 20,
+            free_bytes: 5 << 20,
+            budget_bytes: 717 << 20,
+            held: held.into(),
+        });
+        assert_eq!((error.code, error.retryable), (ErrorCode::OutOfMemory as u16, true));
+        assert_eq!(
+            error.message,
+            format!(
+                "tensor blk.3.ffn_up.weight needs 33.0 MiB of the device's memory: 5.0 MiB of 717.0 MiB are free; {held}. \
+                 Unload, unpin or clear a model, or raise device.memory_mib"
+            )
+        );
+        let detail: Vec<_> = error.detail.iter().map(|d| (d.key.as_str(), d.value.as_str())).collect();
+        assert_eq!(
+            detail,
+            [
+                ("what", "tensor blk.3.ffn_up.weight"),
+                ("need_bytes", "34603008"),
+                ("free_bytes", "5242880"),
+                ("budget_bytes", "751828992"),
+                ("held", held)
+            ]
+        );
+        let error = of_job(&JobError::NoSuchLayer { layer: 5, layers: 5 });
+        assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
+        assert_eq!(error.message, "the model has no layer 5: they are counted from 0, and there are 5");
     }
 
     #[test]

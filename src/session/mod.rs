@@ -30,6 +30,7 @@ mod memory;
 mod models;
 pub mod outbox;
 mod prompt;
+mod residency;
 mod service;
 mod text;
 mod turns;
@@ -226,6 +227,11 @@ impl Session {
                 call.spawn(answer, models::load(call.clone(), request, fd, frame.payload));
             }
             ClientMessage::LoadToDevice(request) => call.spawn_device_load(answer, request),
+            ClientMessage::ClearCache(request) => call.spawn(answer, residency::clear(call.clone(), request)),
+            ClientMessage::Plan(request) => call.spawn(answer, residency::plan(call.clone(), request)),
+            ClientMessage::Residency(request) => {
+                call.spawn(answer, residency::residency(call.clone(), request));
+            }
             ClientMessage::Unload(request) => {
                 call.spawn(answer, models::unload(call.clone(), request, frame.payload));
             }

@@ -47,11 +47,33 @@ struct MetadataEntry: key string KEY; kind string LABEL; value string VALUE
 struct TensorEntry: name string LABEL; dtype string LABEL; dims [u64] DIMS; offset_bytes u64; bytes u64
 struct LoadRequest: name string NAME; by_descriptor bool; request_id u128; ext Ext
 struct LoadReply: summary ModelSummary; mapped_now bool; elapsed_us u64; ext Ext
-struct LoadToDeviceRequest: model string NAME; ext Ext
-struct LoadToDeviceItem: tensors u32; tensors_total u32; device_bytes u64; ext Ext
-struct LoadToDeviceEnd: tensors u32; device_bytes u64; elapsed_us u64; ext Ext
 struct UnloadRequest: name string NAME; request_id u128; ext Ext
 struct UnloadReply: was_mapped bool; draining_sequences u32; ext Ext
+enum Preload: 0 All; 1 Critical; 2 First u32; 3 Layers [u32] LAYERS
+struct LoadToDeviceRequest: model string NAME; what Preload; ext Ext
+struct LoadToDeviceItem: tensors u32; tensors_total u32; device_bytes u64; device_bytes_total u64; bytes_per_second u64;
+    ext Ext
+struct LoadToDeviceEnd: tensors u32; device_bytes u64; elapsed_us u64; ext Ext
+struct ClearCacheRequest: scope CacheScope; ext Ext
+enum CacheScope: 0 All; 1 Model string NAME
+struct ClearCacheReply: parts u64; device_bytes u64; ext Ext
+struct PlanRequest: model string NAME; context_tokens u32; ext Ext
+struct PlanReply: device u32; context_tokens u32; weight_bytes u64; resident_bytes u64; kv_bytes u64; scratch_bytes u64;
+    available_bytes u64; budget_bytes u64; others_bytes u64; fit Fit; leaving [LeavingEntry] MODELS; leaving_bytes u64;
+    load_ms u64?; queued u32; ext Ext
+enum Fit: 0 Whole; 1 Streamed StreamedFit; 2 No u64
+struct StreamedFit: resident_bytes u64; step_bytes u64
+struct LeavingEntry: id u64; model string NAME; device_bytes u64
+struct ResidencyRequest: after u64; ext Ext
+struct ResidencyReply: devices [DeviceMemory] DEVICES; models [ResidencyEntry] MODELS; more bool; ext Ext
+struct DeviceMemory: kind string LABEL; device string LABEL; weight_bytes u64; kv_bytes u64; scratch_bytes u64;
+    staging_bytes u64; graph_bytes u64; taken_bytes u64; budget_bytes u64; available_bytes u64; total_bytes u64; free_bytes
+    u64; others_bytes u64; sequences_running u32; sequences_queued u32; decode_rows u64; prefill_rows u64; loads u64;
+    hits u64; load_bytes u64; evictions u64; evicted_bytes u64; load_waits u64; load_wait_us u64; bytes_per_second u64;
+    ext Ext
+struct ResidencyEntry: id u64; device u32; model string NAME; parts string PARTS; weight_bytes u64; kv_bytes u64;
+    scratch_bytes u64; rules Rules; sequences u32; idle_ms u64?; eviction_place u32; ext Ext
+struct Rules: pinned bool; priority u8; layers_min u32; idle_s u32
 struct TokenizeRequest: model string NAME; text string TEXT; add_special bool; parse_special bool; ext Ext
 struct TokenizeReply: ids [u32] IDS; ext Ext
 struct DetokenizeRequest: model string NAME; ids [u32] IDS; show_special bool; ext Ext
@@ -97,7 +119,8 @@ REQUESTS = {
     21: ("UnloadRequest", "UnloadReply"), 22: ("PsRequest", "PsReply"), 23: ("StatusRequest", "StatusReply"),
     24: ("TokenizeRequest", "TokenizeReply"), 25: ("DetokenizeRequest", "DetokenizeReply"),
     26: ("GenerateRequest", None), 27: ("FailRequest", None), 28: ("DoctorRequest", "DoctorReply"),
-    29: ("LoadToDeviceRequest", None),
+    29: ("LoadToDeviceRequest", None), 30: ("ClearCacheRequest", "ClearCacheReply"), 31: ("PlanRequest", "PlanReply"),
+    32: ("ResidencyRequest", "ResidencyReply"),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
 ANSWERS = {ITEM: ["GenerateItem", "LoadToDeviceItem"], END: ["GenerateEnd", "LoadToDeviceEnd"], ERROR: ["WireError"]}
@@ -115,7 +138,8 @@ PAYLOAD_MAX, FDS_MAX = 1048576, 4
 LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
     "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
-    "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
+    "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024,
+    "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
 }
 CRITICAL = 0x8000
 

@@ -8,10 +8,17 @@ use crate::gpu;
 use crate::rig::{PATIENCE, Rig, TINY, story};
 
 /// A daemon that computes on the GPU that tests run on; `None` after saying why there is none.
-fn on_gpu() -> Option<Rig> {
+pub fn on_gpu() -> Option<Rig> {
+    on_gpu_with("")
+}
+
+/// As [`on_gpu`], with more keys of the table `device`.
+pub fn on_gpu_with(device: &str) -> Option<Rig> {
     let library = gpu::library()?;
     let mut rig = Rig::idle();
-    rig.configure("[device]\nbackend = \"hip\"\nupload_threads = 2\n[limits]\nstep_rows = 32");
+    rig.configure(&format!(
+        "[device]\nbackend = \"hip\"\nupload_threads = 2\n{device}\n[limits]\nstep_rows = 32"
+    ));
     let mut command = rig.command();
     command.env("ROCMFORGE_HIP_LIB", library);
     rig.spawn(&mut command);
@@ -25,7 +32,7 @@ fn device(rig: &Rig) -> DeviceStatus {
 
 /// Brings a model to the device: what was told on the way, and the end.
 fn bring(rig: &Rig, model: &str) -> (Vec<LoadToDeviceItem>, LoadToDeviceEnd) {
-    let mut loading = rig.client().load_to_device(model).unwrap();
+    let mut loading = rig.client().preload_all(model).unwrap();
     let items = loading.by_ref().collect::<Result<_, _>>().unwrap();
     (items, loading.end().cloned().unwrap())
 }
@@ -39,6 +46,7 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
     let (items, end) = bring(&rig, TINY);
     assert!(items.windows(2).all(|pair| pair[0].tensors <= pair[1].tensors), "{items:?}");
     assert!(items.iter().all(|item| item.tensors_total == end.tensors), "{items:?}");
+    assert!(items.iter().all(|item| item.device_bytes_total == end.device_bytes), "{items:?} {end:?}");
     let there = device(&rig);
     assert!(end.device_bytes > 0 && there.device_bytes == end.device_bytes, "{end:?}");
     assert!(there.notes().iter().any(|(name, _)| *name == "upload"), "how they came is told");
@@ -60,10 +68,10 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
 
 #[test]
 fn where_weights_are_read_in_place_there_is_nothing_to_bring() {
-    let rig = Rig::start();
+    let rig = Rig::start_with("[device]\nbackend = 'cpu'");
     let (_, end) = bring(&rig, TINY); // maps it too
     assert!(end.tensors > 0 && end.device_bytes == 0, "{end:?}");
     assert_eq!(rig.client().status().unwrap().models_mapped, 1);
-    let refused = rig.client().load_to_device("nobody").unwrap().next_item().unwrap_err();
+    let refused = rig.client().preload_all("nobody").unwrap().next_item().unwrap_err();
     assert_eq!(refused.code_name(), "ModelNotFound");
 }

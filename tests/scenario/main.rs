@@ -12,6 +12,7 @@ mod clients;
 mod common;
 mod descriptors;
 mod device;
+mod device_memory;
 mod experts;
 mod faults;
 mod files;

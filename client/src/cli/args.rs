@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use rocmforge_client::wire::Preload;
+use rocmforge_client::wire::limits::LAYERS_MAX;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -65,17 +67,57 @@ pub enum Command {
     },
     /// Map a model: by name, or a file that you may read, which is opened here and passed to the daemon
     #[command(after_help = "Examples:\n  rocmforge-client load smollm2-135m-instruct-q4_1\n  \
-        rocmforge-client load ~/models/story.gguf --name story\n  rocmforge-client load story --to-device")]
+        rocmforge-client load ~/models/story.gguf --name story\n  rocmforge-client load story --preload all")]
     Load {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
         /// Name to give a file [default: its file name without .gguf]
         #[arg(long)]
         name: Option<String>,
-        /// Also bring its weights to the device, which otherwise happens as requests need them
-        #[arg(long)]
-        to_device: bool,
+        /// Also bring weights to the device, which otherwise come as requests need them: as --layers of `preload`
+        #[arg(long, value_name = "WHAT", value_parser = layers)]
+        preload: Option<Preload>,
     },
+    /// Bring a model's weights to the device, which otherwise come as requests need them
+    #[command(
+        after_help = "Ends when they are there; Ctrl-C ends it early, and what is there stays. Weights that are there cost nothing.\n\n\
+            Examples:\n  rocmforge-client preload llama-3-8b\n  rocmforge-client preload llama-3-8b --layers critical\n  \
+            rocmforge-client preload llama-3-8b --layers 0-7,31 --json | jq .device_bytes"
+    )]
+    Preload {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+        /// `all`; `critical`, the embedding, the head and the first layer; a number of first layers; or a list of layers,
+        /// counted from 0, as 0-3,7
+        #[arg(long, value_name = "WHAT", default_value = "all", value_parser = layers)]
+        layers: Preload,
+    },
+    /// Send weights away from the device; what requests need comes again
+    #[command(
+        after_help = "Examples:\n  rocmforge-client clear-cache llama-3-8b\n  rocmforge-client clear-cache --all --json | jq .device_bytes"
+    )]
+    ClearCache {
+        /// A model that you loaded; pinned or not
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        model: Option<String>,
+        /// All models that are not pinned; for administrators
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show what serving a model would take of the device, and whether it fits; nothing is loaded
+    #[command(after_help = "The exit code is 0 whether or not it fits.\n\n\
+            Examples:\n  rocmforge-client plan llama-3-70b --context 8192\n  rocmforge-client plan llama-3-70b --json | jq .fit")]
+    Plan {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+        /// Tokens of one sequence, prompt and answer; 0: the longest allowed
+        #[arg(long, default_value_t = 0, value_name = "TOKENS", allow_negative_numbers = true)]
+        context: u32,
+    },
+    /// Show who has the devices' memory, and what each model has there
+    #[command(after_help = "Examples:\n  rocmforge-client residency\n  \
+            rocmforge-client residency --json | jq '.models[] | {model, weight_bytes}'")]
+    Residency,
     /// Unmap a model once its requests end
     #[command(after_help = "Example:\n  rocmforge-client unload story")]
     Unload {
@@ -224,6 +266,36 @@ fn number(text: &str) -> Result<u64, String> {
     u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
 }
 
+/// Which weights to bring: `all`, `critical`, a count of first layers, or a list as 0-3,7.
+fn layers(text: &str) -> Result<Preload, String> {
+    match text {
+        "all" => return Ok(Preload::All),
+        "critical" => return Ok(Preload::Critical),
+        _ => {}
+    }
+    let number = |digits: &str| {
+        let number: Option<u32> = digits.parse().ok();
+        number
+            .ok_or_else(|| format!("{digits:?} is no number: all, critical, a number of layers, or as 0-3,7"))
+    };
+    if !text.contains([',', '-']) {
+        return Ok(Preload::First(number(text)?));
+    }
+    let mut layers = Vec::new();
+    for range in text.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return Err(format!("{range} ends before it begins"));
+        }
+        if layers.len() as u64 + u64::from(last - first) >= LAYERS_MAX as u64 {
+            return Err(format!("more than {LAYERS_MAX} layers"));
+        }
+        layers.extend(first..=last);
+    }
+    Ok(Preload::Layers(layers))
+}
+
 /// A temperature as the daemon takes it.
 fn temperature(text: &str) -> Result<f32, String> {
     within(text, 100.0)
@@ -245,8 +317,23 @@ fn within(text: &str, max: f32) -> Result<f32, String> {
 mod tests {
     use clap::CommandFactory;
 
+    use super::*;
+
+    #[test]
+    fn layers_are_a_word_a_count_or_a_list() {
+        assert_eq!(layers("all"), Ok(Preload::All));
+        assert_eq!(layers("critical"), Ok(Preload::Critical));
+        assert_eq!(layers("8"), Ok(Preload::First(8)));
+        assert_eq!(layers("0-2,7"), Ok(Preload::Layers(vec![0, 1, 2, 7])));
+        assert_eq!(layers("5-5"), Ok(Preload::Layers(vec![5])));
+        for wrong in ["", "some", "1-", "-3", "3-1", "1,,2", "0-4294967295", "0-1023,0", "4294967296"] {
+            assert!(layers(wrong).is_err(), "{wrong}");
+        }
+        assert!(layers("0-1023").is_ok(), "as many as a request holds");
+    }
+
     #[test]
     fn the_arguments_fit_together() {
-        super::Arguments::command().debug_assert();
+        Arguments::command().debug_assert();
     }
 }

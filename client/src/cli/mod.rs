@@ -3,11 +3,11 @@
 mod args;
 mod prompt;
 mod report;
+mod residency;
 mod run;
 mod tables;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -58,14 +58,26 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
                 "--name is for a file, and {model:?} is a model's name: leave it out, or give a file with a `/`"
             )));
         }
-        Command::Load { model, name, to_device: false } => {
+        Command::Load { model, name, preload: None } => {
             output.show(&load(&client, model, name.as_deref())?, tables::load)?
         }
-        Command::Load { model, name, to_device: true } => {
+        Command::Load { model, name, preload: Some(what) } => {
             let load = load(&client, model, name.as_deref())?;
-            let to_device = bring(&client, &load.summary.name, output)?;
-            output.show(&ToDevice { load, to_device }, tables::load_to_device)?
+            let preload = residency::bring(&client, &load.summary.name, what, output)?;
+            output.show(&residency::Loaded { load, preload }, residency::loaded)?
         }
+        Command::Preload { model, layers } => {
+            let model = model_named(&client, model)?;
+            output.show(&residency::bring(&client, &model, layers, output)?, residency::preloaded)?
+        }
+        Command::ClearCache { model, .. } => {
+            output.show(&client.clear_gpu_cache(model.as_deref())?, residency::cleared)?
+        }
+        Command::Plan { model, context } => {
+            let plan = client.plan(&model_named(&client, model)?, *context)?;
+            output.show(&residency::Plan(plan), residency::plan)?
+        }
+        Command::Residency => output.show(&client.residency()?, residency::residency)?,
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Status => output.show(&client.status()?, tables::status)?,
@@ -99,39 +111,6 @@ fn is_path(model: &str) -> bool {
 
 fn load(client: &Client, model: &str, name: Option<&str>) -> Result<wire::LoadReply, ClientError> {
     if is_path(model) { client.load_file(Path::new(model), name) } else { client.load(model) }
-}
-
-/// What became of a model that was mapped and brought to the device.
-#[derive(Debug, serde::Serialize)]
-pub struct ToDevice {
-    #[serde(flatten)]
-    load: wire::LoadReply,
-    to_device: wire::LoadToDeviceEnd,
-}
-
-/// Has a model brought to the device; a person at a terminal is told how far that is.
-fn bring(client: &Client, model: &str, output: Output) -> Result<wire::LoadToDeviceEnd, Failure> {
-    let mut loading = client.load_to_device(model)?;
-    let told = !output.json && io::stderr().is_terminal();
-    let mut is_line_open = false;
-    let followed = loop {
-        match loading.next_item() {
-            Ok(Some(item)) if told => {
-                let (there, all, mib) = (item.tensors, item.tensors_total, item.device_bytes >> 20);
-                eprint!("\r{there} of {all} tensors, {mib} MiB on the device ");
-                is_line_open = true;
-            }
-            Ok(Some(_)) => {}
-            ended => break ended,
-        }
-    };
-    // What is said next, be it an error, gets a line of its own.
-    if is_line_open {
-        eprintln!();
-    }
-    followed?;
-    let broken = || ClientError::Disconnected { reason: "the load ended without a word".to_owned() };
-    Ok(loading.end().cloned().ok_or_else(broken)?)
 }
 
 /// The model's name; a path is opened and passed to the daemon first.

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use rocmforge_client::wire::{
     DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus, InfoReply, ListReply,
-    LoadReply, LoadToDeviceEnd, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply,
-    TokenizeReply, UnloadReply,
+    LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply, TokenizeReply,
+    UnloadReply,
 };
 
+use super::PingTimes;
 use super::report::{printable, snake_case};
-use super::{PingTimes, ToDevice};
 
-type Out<'a> = &'a mut dyn Write;
+pub type Out<'a> = &'a mut dyn Write;
 
 pub fn list(out: Out<'_>, reply: &ListReply) -> io::Result<()> {
     let row = |model: &ModelSummary| {
@@ -118,16 +118,6 @@ pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
     } else {
         writeln!(out, "{name}: its file was mapped already")
     }
-}
-
-pub fn load_to_device(out: Out<'_>, reply: &ToDevice) -> io::Result<()> {
-    load(out, &reply.load)?;
-    let LoadToDeviceEnd { tensors, device_bytes, elapsed_us, .. } = reply.to_device;
-    let milliseconds = elapsed_us as f64 / 1e3;
-    if device_bytes == 0 {
-        return writeln!(out, "{tensors} tensors are read where they are mapped");
-    }
-    writeln!(out, "{tensors} tensors on the device, {} MiB, in {milliseconds:.1} ms", device_bytes >> 20)
 }
 
 pub fn unload(out: Out<'_>, reply: &UnloadReply) -> io::Result<()> {
@@ -279,7 +269,7 @@ pub fn info(out: Out<'_>, reply: &InfoReply) -> io::Result<()> {
 }
 
 /// Left-aligned columns, two spaces between them.
-fn table<const N: usize>(
+pub fn table<const N: usize>(
     out: Out<'_>,
     head: [&str; N],
     rows: impl Iterator<Item = [String; N]>,
@@ -298,7 +288,7 @@ fn table<const N: usize>(
     Ok(())
 }
 
-fn pairs<'a>(out: Out<'_>, pairs: impl Iterator<Item = (&'a str, String)>) -> io::Result<()> {
+pub fn pairs<'a>(out: Out<'_>, pairs: impl Iterator<Item = (&'a str, String)>) -> io::Result<()> {
     const NAME_WIDTH: usize = 18;
     for (name, value) in pairs {
         writeln!(out, "{name:NAME_WIDTH$}{value}")?;
@@ -311,7 +301,7 @@ fn join(ids: &[u32]) -> String {
 }
 
 /// Binary units, as memory is counted.
-fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let steps = [40, 30, 20, 10].iter().position(|shift| count >> shift != 0).map_or(0, |at| 4 - at);
     if steps == 0 {

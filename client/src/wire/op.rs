@@ -61,6 +61,12 @@ ops! {
     Doctor = 28,
     /// Client: [`LoadToDeviceRequest`], answered by [`LoadToDeviceItem`]s and one [`LoadToDeviceEnd`].
     LoadToDevice = 29,
+    /// Client: [`ClearCacheRequest`], answered by [`ClearCacheReply`].
+    ClearCache = 30,
+    /// Client: [`PlanRequest`], answered by [`PlanReply`].
+    Plan = 31,
+    /// Client: [`ResidencyRequest`], answered by [`ResidencyReply`].
+    Residency = 32,
     /// Server: the whole answer; its type is that of the request's op. Ends the stream.
     Reply = 0x8000,
     /// Server: one of several, by the request's op [`GenerateItem`] or [`LoadToDeviceItem`]; takes one credit.
@@ -155,6 +161,9 @@ mapping! {
         Ps: PsRequest => PsReply,
         Status: StatusRequest => StatusReply,
         Doctor: DoctorRequest => DoctorReply,
+        ClearCache: ClearCacheRequest => ClearCacheReply,
+        Plan: PlanRequest => PlanReply,
+        Residency: ResidencyRequest => ResidencyReply,
         Tokenize: TokenizeRequest => TokenizeReply,
         Detokenize: DetokenizeRequest => DetokenizeReply,
     }

@@ -48,6 +48,10 @@ pub mod limits {
     pub const DIMS_MAX: usize = 4;
     /// End-of-generation tokens of a model.
     pub const END_TOKENS_MAX: usize = 256;
+    /// Layers in one list.
+    pub const LAYERS_MAX: usize = 1024;
+    /// Parts of a model, a letter each.
+    pub const PARTS_MAX: usize = 1024;
     /// An error's text.
     pub const ERROR_BYTES_MAX: usize = 512;
     /// An error's named values.

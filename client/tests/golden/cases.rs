@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use crate::common::{Largest, Smallest, filled};
 
+mod residency;
+
 /// Compares what bytes and JSON say.
 type Decode = dyn Fn(&[u8], &str);
 
@@ -252,6 +254,7 @@ pub fn all() -> Vec<Golden> {
     let mut cases = hellos();
     cases.extend(connection());
     cases.extend(models());
+    cases.extend(residency::all());
     cases.extend(tokens());
     cases.extend(daemon());
     cases
@@ -275,6 +278,12 @@ pub fn message_names() -> Vec<&'static str> {
         LoadToDeviceRequest::NAME,
         LoadToDeviceItem::NAME,
         LoadToDeviceEnd::NAME,
+        ClearCacheRequest::NAME,
+        ClearCacheReply::NAME,
+        PlanRequest::NAME,
+        PlanReply::NAME,
+        ResidencyRequest::NAME,
+        ResidencyReply::NAME,
         UnloadRequest::NAME,
         UnloadReply::NAME,
         PsRequest::NAME,
@@ -375,15 +384,6 @@ fn models() -> Vec<Golden> {
         three_with_descriptors(Op::Load, 1, load),
         three(Op::Reply, LoadReply { summary: summary(), mapped_now: true, elapsed_us: 14_250, ext: vec![] }),
         three(Op::Unload, UnloadRequest { name: name(), request_id: 7, ext: vec![] }),
-        three(Op::LoadToDevice, LoadToDeviceRequest { model: "tiny".into(), ext: vec![] }),
-        three(
-            Op::Item,
-            LoadToDeviceItem { tensors: 17, tensors_total: 290, device_bytes: 314_572_800, ext: vec![] },
-        ),
-        three(
-            Op::End,
-            LoadToDeviceEnd { tensors: 290, device_bytes: 4_692_377_600, elapsed_us: 118_000, ext: vec![] },
-        ),
         three(Op::Reply, UnloadReply { was_mapped: true, draining_sequences: 2, ext: vec![] }),
     ];
     groups.into_iter().flatten().collect()

@@ -67,6 +67,8 @@ fn the_document_states_the_limits_of_the_code() {
         ("ENTRIES", limits::ENTRIES_MAX),
         ("DIMS", limits::DIMS_MAX),
         ("ENDS", limits::END_TOKENS_MAX),
+        ("LAYERS", limits::LAYERS_MAX),
+        ("PARTS", limits::PARTS_MAX),
         ("ERROR", limits::ERROR_BYTES_MAX),
         ("DETAILS", limits::DETAILS_MAX),
         ("EXTS", limits::EXT_MAX),

@@ -302,28 +302,71 @@ fn list_and_ping_print_for_people_and_scripts() {
     server.join();
 }
 
+/// Answers a load to the device; what was asked for is `what`.
+fn bring(peer: &mut Peer, what: &Preload) {
+    let request = peer.request().unwrap();
+    let ClientMessage::LoadToDevice(load) = &request.message else { panic!("{:?}", request.message) };
+    assert_eq!((load.model.as_str(), &load.what), ("m", what));
+    let stream = request.header.stream;
+    for tensors in 0..9 {
+        let item = LoadToDeviceItem {
+            tensors,
+            tensors_total: 9,
+            device_bytes: 1 << 20,
+            device_bytes_total: 5 << 20,
+            bytes_per_second: 1 << 30,
+            ext: vec![],
+        };
+        peer.send(stream, Op::Item, &item);
+    }
+    let end = LoadToDeviceEnd { tensors: 9, device_bytes: 5 << 20, elapsed_us: 1500, ext: vec![] };
+    peer.send(stream, Op::End, &end);
+}
+
 #[test]
-fn load_to_device_tells_how_it_ended() {
+fn load_with_preload_tells_how_it_ended() {
     let server = Server::greeting(|mut peer| {
         let request = peer.request().unwrap();
         assert!(matches!(&request.message, ClientMessage::Load(load) if load.name == "m"));
         let reply = LoadReply { summary: summary("m"), mapped_now: true, elapsed_us: 900, ext: vec![] };
         peer.send(request.header.stream, Op::Reply, &reply);
-        let request = peer.request().unwrap();
-        assert!(matches!(&request.message, ClientMessage::LoadToDevice(load) if load.model == "m"));
-        let stream = request.header.stream;
-        for tensors in 0..9 {
-            let item = LoadToDeviceItem { tensors, tensors_total: 9, device_bytes: 1 << 20, ext: vec![] };
-            peer.send(stream, Op::Item, &item);
-        }
-        let end = LoadToDeviceEnd { tensors: 9, device_bytes: 5 << 20, elapsed_us: 1500, ext: vec![] };
-        peer.send(stream, Op::End, &end);
+        bring(&mut peer, &Preload::Critical);
     });
-    let (code, stdout, stderr) = run(&server, &["load", "m", "--to-device", "--json"]);
+    let (code, stdout, stderr) = run(&server, &["load", "m", "--preload", "critical", "--json"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(answer["mapped_now"], true);
-    assert_eq!(answer["to_device"]["tensors"], 9);
-    assert_eq!(answer["to_device"]["device_bytes"], 5 << 20);
+    assert_eq!(answer["preload"]["tensors"], 9);
+    assert_eq!(answer["preload"]["device_bytes"], 5 << 20);
     server.join();
+}
+
+#[test]
+fn preload_asks_for_layers_and_ends_with_what_came() {
+    let server = Server::greeting(|mut peer| bring(&mut peer, &Preload::Layers(vec![0, 1, 7])));
+    let (code, stdout, stderr) = run(&server, &["preload", "m", "--layers", "0-1,7"]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "nobody watches at a terminal");
+    assert_eq!(stdout, "9 tensors on the device, 5.0 MiB, in 1.5 ms\n");
+    server.join();
+    let server = Server::greeting(|_| {});
+    let (code, _, stderr) = run(&server, &["preload", "m", "--layers", "9-1"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("9-1 ends before it begins"), "{stderr}");
+}
+
+#[test]
+fn clear_cache_says_whose_weights_leave() {
+    let server = Server::greeting(|mut peer| {
+        let request = peer.request().unwrap();
+        let ClientMessage::ClearCache(clear) = &request.message else { panic!("{:?}", request.message) };
+        assert_eq!(clear.scope, CacheScope::Model("m".into()));
+        let reply = ClearCacheReply { parts: 7, device_bytes: 3 << 20, ext: vec![] };
+        peer.send(request.header.stream, Op::Reply, &reply);
+    });
+    let (code, stdout, _) = run(&server, &["clear-cache", "m"]);
+    assert_eq!((code, stdout.as_str()), (0, "7 parts left the device, 3.0 MiB\n"));
+    server.join();
+    let nobody = Server::greeting(|_| {});
+    let (code, _, _) = run(&nobody, &["clear-cache"]);
+    assert_eq!(code, 2, "all models at once are asked for by name: --all");
 }

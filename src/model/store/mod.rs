@@ -12,6 +12,7 @@
 //! Calls block (they open and stat files, and wait for an opener): not for runtime threads. One lock, `tables`, held for
 //! look-ups only; nothing is opened or unmapped and no callback runs under it.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -95,8 +96,8 @@ pub enum StoreError {
         /// The name.
         name: String,
     },
-    /// Only who loaded it, or an administrator, may unload it.
-    #[error("{name} was loaded by another user: only that user or an administrator unloads it")]
+    /// Only who loaded it, or an administrator, may unload it or change what it has of a device.
+    #[error("{name} was loaded by another user: only that user or an administrator may do that")]
     NotYours {
         /// The name.
         name: String,
@@ -378,6 +379,20 @@ impl Store {
     pub fn are_public<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<bool> {
         let tables = self.tables.lock();
         names.map(|name| tables.is_public(name)).collect()
+    }
+
+    /// What each of these models is called, as far as that uid may know: its own name for it, else a directory's; for an
+    /// administrator also one that another uid gave it.
+    pub fn names_of(&self, uid: u32, administrator: bool, ids: &[ModelId]) -> HashMap<ModelId, String> {
+        self.tables.lock().names_of(uid, administrator, ids)
+    }
+
+    /// The mapped model of that name, for who may unload it; `None` while it is not mapped.
+    ///
+    /// # Errors
+    /// As [`Store::unload`].
+    pub fn owned(&self, uid: u32, administrator: bool, name: &str) -> Result<Option<Arc<Model>>, StoreError> {
+        self.tables.lock().owned(uid, administrator, name)
     }
 
     fn acquire_passed(self: &Arc<Self>, name: &str, id: ModelId) -> Result<Lease, StoreError> {

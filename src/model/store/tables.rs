@@ -326,7 +326,7 @@ impl Tables {
             return Ok((Unloaded { was_mapped, in_use }, gone));
         }
         let listed = self.listed.get(name).ok_or_else(|| StoreError::NotFound { name: name.into() })?;
-        let id = listed.seen.as_ref().and_then(|identity| self.current.get(identity)).copied();
+        let id = self.current_of(listed);
         let Some((id, slot)) = id.and_then(|id| Some((id, self.slots.get(&id)?))) else {
             return Ok((Unloaded { was_mapped: false, in_use: 0 }, Vec::new()));
         };
@@ -412,6 +412,55 @@ impl Tables {
     /// Mapped models that no request uses.
     pub(super) fn idle(&self) -> Vec<Arc<Model>> {
         self.slots.values().filter(|slot| slot.in_use == 0).filter_map(Slot::model).cloned().collect()
+    }
+
+    pub(super) fn owned(
+        &self,
+        uid: u32,
+        administrator: bool,
+        name: &str,
+    ) -> Result<Option<Arc<Model>>, StoreError> {
+        let id = match (self.passed.get(&(uid, name.to_owned())), self.listed.get(name)) {
+            (Some(id), _) => Some(*id),
+            (None, Some(listed)) => self.current_of(listed),
+            (None, None) => return Err(StoreError::NotFound { name: name.into() }),
+        };
+        match id.and_then(|id| self.slots.get(&id)) {
+            Some(slot) if !administrator && slot.loaded_by != uid => {
+                Err(StoreError::NotYours { name: name.into() })
+            }
+            slot => Ok(slot.and_then(Slot::model).cloned()),
+        }
+    }
+
+    /// The mapping that a directory's name leads to.
+    fn current_of(&self, listed: &Listed) -> Option<ModelId> {
+        listed.seen.as_ref().and_then(|identity| self.current.get(identity)).copied()
+    }
+
+    pub(super) fn names_of(
+        &self,
+        uid: u32,
+        administrator: bool,
+        ids: &[ModelId],
+    ) -> HashMap<ModelId, String> {
+        let mut names = HashMap::new();
+        let mut name = |id: ModelId, name: &str| {
+            if ids.contains(&id) {
+                names.entry(id).or_insert_with(|| name.to_owned());
+            }
+        };
+        let passed = || self.passed.iter().chain(&self.draining);
+        passed().filter(|((owner, _), _)| *owner == uid).for_each(|((_, own), id)| name(*id, own));
+        for (public, listed) in &self.listed {
+            if let Some(id) = self.current_of(listed) {
+                name(id, public);
+            }
+        }
+        if administrator {
+            passed().for_each(|((_, other), id)| name(*id, other));
+        }
+        names
     }
 
     pub(super) fn names(&self) -> usize {

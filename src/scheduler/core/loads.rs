@@ -12,9 +12,13 @@ use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storag
 use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor};
+use crate::tensor::LazyTensor;
 
 /// Loads that are on the way at once: enough to keep staging threads busy while one is decided.
 const ON_THE_WAY: usize = 8;
+
+/// Part and number of the tensor that steps take single rows of: it stays in the file.
+const EMBEDDING: (u32, usize) = (FIRST_PART, 0);
 
 /// What somebody asked for.
 pub(in crate::scheduler) struct LoadRequest {
@@ -66,7 +70,8 @@ impl OnTheWay {
 }
 
 impl LoadTask {
-    pub fn new(request: LoadRequest) -> Self {
+    /// With the bytes that a tensor takes of the device.
+    pub fn new(request: LoadRequest, bytes_of: impl Fn(&LazyTensor) -> u64) -> Self {
         let plan = &request.model.plan;
         let all_of = |part: u32| (0..plan.part_tensors(part).count()).map(move |number| (part, number));
         let left: VecDeque<(u32, usize)> = match &request.target {
@@ -79,7 +84,11 @@ impl LoadTask {
                 (0..plan.part_count()).flat_map(all_of).filter(named).last().into_iter().collect()
             }
         };
-        let reached = LoadProgress { tensors_total: left.len(), ..LoadProgress::default() };
+        let whole = matches!(request.target, LoadTarget::Tensor(_));
+        let taken = left.iter().filter(|at| whole || **at != EMBEDDING);
+        let bytes_total =
+            taken.filter_map(|(part, number)| plan.part_tensors(*part).nth(*number)).map(bytes_of).sum();
+        let reached = LoadProgress { tensors_total: left.len(), bytes_total, ..LoadProgress::default() };
         Self { request, left, on_the_way: Vec::new(), reached }
     }
 
@@ -102,7 +111,8 @@ impl Core {
         let room = || Room { idle_since: Some(Instant::now()), ..Room::new(model) };
         self.rooms.entry(model.id).or_insert_with(room);
         self.residency.used(model.id);
-        self.loads.push(LoadTask::new(request));
+        let facts = self.shared.facts();
+        self.loads.push(LoadTask::new(request, |tensor| facts.weight_bytes(tensor)));
     }
 
     /// Looks at what is on the way and begins more. True when something moved.
@@ -200,7 +210,7 @@ impl Core {
             let Some(tensor) = model.plan.part_tensors(part).nth(number) else { continue };
             // A step takes single rows of the embedding.
             let whole = matches!(task.request.target, LoadTarget::Tensor(_));
-            let rows_only = !whole && (part, number) == (FIRST_PART, 0);
+            let rows_only = !whole && (part, number) == EMBEDDING;
             let loaded = loop {
                 let backend = self.backend.as_mut();
                 match self.residency.load(model.id, part, tensor, rows_only, backend) {

@@ -188,7 +188,8 @@ impl Core {
             .collect();
         holders.sort_by(|a, b| b.cmp(a));
         let mut held: Vec<String> = holders.into_iter().take(HOLDERS_NAMED).map(|(_, text)| text).collect();
-        held.push(format!("KV pages {}, activations {}", Bytes(memory.kv), Bytes(memory.scratch)));
+        let (kv, scratch, staging) = (Bytes(memory.kv), Bytes(memory.scratch), Bytes(memory.staging));
+        held.push(format!("KV pages {kv}, activations {scratch}, staging {staging}"));
         held.push(format!("other programs {}", Bytes(memory.others())));
         JobError::NoRoom {
             what,

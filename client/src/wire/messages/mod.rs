@@ -7,11 +7,13 @@ mod daemon;
 mod doctor;
 mod generate;
 mod model;
+mod residency;
 
 pub use daemon::*;
 pub use doctor::*;
 pub use generate::*;
 pub use model::*;
+pub use residency::*;
 
 /// Room to grow: `(key, bytes)` pairs at the end of every message, no key twice. A key with [`EXT_CRITICAL`] set that is
 /// not known fails the request; other unknown keys are ignored.

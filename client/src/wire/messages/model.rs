@@ -262,41 +262,6 @@ pub struct LoadReply {
     pub ext: Ext,
 }
 
-/// Brings a model's weights to the device, without a request for tokens that needs them; maps it where that is needed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadToDeviceRequest {
-    /// Its name.
-    pub model: String,
-    /// Extensions.
-    pub ext: Ext,
-}
-
-/// How far such a load is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadToDeviceItem {
-    /// Tensors that are there.
-    pub tensors: u32,
-    /// Tensors in all.
-    pub tensors_total: u32,
-    /// Bytes that those there take of the device; 0 where weights are read in place.
-    pub device_bytes: u64,
-    /// Extensions.
-    pub ext: Ext,
-}
-
-/// All weights are there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadToDeviceEnd {
-    /// Tensors, those among them that were there before.
-    pub tensors: u32,
-    /// Bytes that they take of the device; 0 where weights are read in place.
-    pub device_bytes: u64,
-    /// Microseconds it took.
-    pub elapsed_us: u64,
-    /// Extensions.
-    pub ext: Ext,
-}
-
 /// Unmaps a model once its requests end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnloadRequest {
@@ -438,9 +403,6 @@ validate!(LoadRequest {
     ext: extensions,
 });
 validate!(LoadReply { summary: nested, mapped_now: any, elapsed_us: any, ext: extensions });
-validate!(LoadToDeviceRequest { model: text(limits::NAME_BYTES_MAX), ext: extensions });
-validate!(LoadToDeviceItem { tensors: any, tensors_total: any, device_bytes: any, ext: extensions });
-validate!(LoadToDeviceEnd { tensors: any, device_bytes: any, elapsed_us: any, ext: extensions });
 validate!(UnloadRequest { name: text(limits::NAME_BYTES_MAX), request_id: any, ext: extensions });
 validate!(UnloadReply { was_mapped: any, draining_sequences: any, ext: extensions });
 validate!(TokenizeRequest {

@@ -1,0 +1,349 @@
+//! Commands about models' weights on a device.
+
+use std::io::{self, IsTerminal};
+
+use rocmforge_client::wire::{
+    ClearCacheReply, DeviceMemory, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem, PART_ABSENT, PlanReply,
+    Preload, ResidencyEntry, ResidencyReply, Rules,
+};
+use rocmforge_client::{Client, ClientError};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::report::{Failure, Output, printable};
+use super::tables::{Out, bytes, load, pairs, table};
+
+/// How another user's model is shown.
+const UNNAMED: &str = "(another user's)";
+
+/// What became of a model that was mapped and brought to the device.
+#[derive(Debug, Serialize)]
+pub struct Loaded {
+    #[serde(flatten)]
+    pub load: LoadReply,
+    pub preload: LoadToDeviceEnd,
+}
+
+/// Has weights brought to the device; a person at a terminal is told how far that is.
+pub fn bring(
+    client: &Client,
+    model: &str,
+    what: &Preload,
+    output: Output,
+) -> Result<LoadToDeviceEnd, Failure> {
+    let mut loading = client.preload(model, what.clone())?;
+    let told = !output.json && io::stderr().is_terminal();
+    let followed = loop {
+        match loading.next_item() {
+            Ok(Some(item)) if told => eprint!("\r\x1b[K{}", progress(&item)),
+            Ok(Some(_)) => {}
+            ended => break ended,
+        }
+    };
+    // What is said next, be it an error, gets a line of its own.
+    if told {
+        eprint!("\r\x1b[K");
+    }
+    followed?;
+    let broken = || ClientError::Disconnected { reason: "the load ended without a word".to_owned() };
+    Ok(loading.end().cloned().ok_or_else(broken)?)
+}
+
+/// How far a load is, in a line.
+fn progress(item: &LoadToDeviceItem) -> String {
+    let LoadToDeviceItem { tensors, tensors_total, device_bytes, device_bytes_total, .. } = *item;
+    format!(
+        "{tensors} of {tensors_total} tensors, {} of {}, {}/s",
+        bytes(device_bytes),
+        bytes(device_bytes_total),
+        bytes(item.bytes_per_second)
+    )
+}
+
+pub fn loaded(out: Out<'_>, reply: &Loaded) -> io::Result<()> {
+    load(out, &reply.load)?;
+    preloaded(out, &reply.preload)
+}
+
+pub fn preloaded(out: Out<'_>, end: &LoadToDeviceEnd) -> io::Result<()> {
+    let LoadToDeviceEnd { tensors, device_bytes, elapsed_us, .. } = *end;
+    if device_bytes == 0 {
+        return writeln!(out, "{tensors} tensors are read where they are mapped");
+    }
+    let milliseconds = elapsed_us as f64 / 1e3;
+    writeln!(out, "{tensors} tensors on the device, {}, in {milliseconds:.1} ms", bytes(device_bytes))
+}
+
+pub fn cleared(out: Out<'_>, reply: &ClearCacheReply) -> io::Result<()> {
+    match (reply.parts, reply.device_bytes) {
+        (0, 0) => writeln!(out, "nothing was on the device"),
+        (parts, freed) => writeln!(out, "{parts} parts left the device, {}", bytes(freed)),
+    }
+}
+
+/// A plan; as JSON its `fit` is an object with a `kind`.
+#[derive(Debug)]
+pub struct Plan(pub PlanReply);
+
+impl Serialize for Plan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut value = serde_json::to_value(&self.0).map_err(serde::ser::Error::custom)?;
+        value["fit"] = fit_object(self.0.fit);
+        value.serialize(serializer)
+    }
+}
+
+fn fit_object(fit: Fit) -> Value {
+    match fit {
+        Fit::Whole => json!({ "kind": "whole" }),
+        Fit::Streamed(fit) => json!({
+            "kind": "streamed",
+            "resident_bytes": fit.resident_bytes,
+            "step_bytes": fit.step_bytes,
+        }),
+        Fit::No(missing) => json!({ "kind": "no", "missing_bytes": missing }),
+    }
+}
+
+pub fn plan(out: Out<'_>, Plan(plan): &Plan) -> io::Result<()> {
+    if plan.budget_bytes == 0 {
+        let text = "weights are read where they are mapped: there is no device memory to plan";
+        return writeln!(out, "{text}");
+    }
+    let fits = match plan.fit {
+        Fit::Whole if plan.leaving.is_empty() => "yes, all of it".to_owned(),
+        Fit::Whole => format!("yes, once {} of other models left", bytes(plan.leaving_bytes)),
+        Fit::Streamed(fit) => format!(
+            "in part: {} stay, {} come again for every step",
+            bytes(fit.resident_bytes),
+            bytes(fit.step_bytes)
+        ),
+        Fit::No(missing) => format!("no, {} are missing", bytes(missing)),
+    };
+    let leaving: Vec<_> = plan
+        .leaving
+        .iter()
+        .map(|entry| format!("{} ({})", name(&entry.model), bytes(entry.device_bytes)))
+        .collect();
+    let load =
+        plan.load_ms.map_or("no rate is known yet".to_owned(), |ms| format!("{:.1} s", ms as f64 / 1e3));
+    let fields = [
+        ("fits", fits),
+        ("weights", format!("{}, of them there {}", bytes(plan.weight_bytes), bytes(plan.resident_bytes))),
+        ("KV pages", format!("{} for {} tokens", bytes(plan.kv_bytes), plan.context_tokens)),
+        ("activations", bytes(plan.scratch_bytes)),
+        ("free", format!("{} of {}", bytes(plan.available_bytes), bytes(plan.budget_bytes))),
+        ("other programs", bytes(plan.others_bytes)),
+        ("would leave", leaving.join(", ")),
+        ("time to load", load),
+        ("waiting", if plan.queued > 0 { format!("{} requests", plan.queued) } else { String::new() }),
+    ];
+    pairs(out, fields.into_iter().filter(|(_, value)| !value.is_empty()))
+}
+
+pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
+    for device in &reply.devices {
+        device_memory(out, device)?;
+        writeln!(out)?;
+    }
+    let rows = reply.models.iter().map(|entry| {
+        let there = entry.parts.chars().filter(|part| *part != PART_ABSENT).count();
+        [
+            name(&entry.model),
+            format!("{there}/{}", entry.parts.chars().count()),
+            bytes(entry.weight_bytes),
+            bytes(entry.kv_bytes),
+            bytes(entry.scratch_bytes),
+            entry.sequences.to_string(),
+            entry.idle_ms.map_or("-".to_owned(), |ms| format!("{:.0} s", ms as f64 / 1e3)),
+            leaves(entry),
+            rules(&entry.rules),
+        ]
+    });
+    let head = ["MODEL", "PARTS", "WEIGHTS", "KV", "ACTIVATIONS", "REQUESTS", "IDLE", "LEAVES", "RULES"];
+    table(out, head, rows)
+}
+
+/// When it would make room.
+fn leaves(entry: &ResidencyEntry) -> String {
+    if entry.eviction_place == 0 { "never".to_owned() } else { entry.eviction_place.to_string() }
+}
+
+pub fn rules(rules: &Rules) -> String {
+    let parts = [
+        rules.pinned.then(|| "pinned".to_owned()),
+        (rules.priority > 0).then(|| format!("priority {}", rules.priority)),
+        (rules.layers_min > 0).then(|| format!("keeps {} layers", rules.layers_min)),
+        (rules.idle_s > 0).then(|| format!("idle {} s", rules.idle_s)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn device_memory(out: Out<'_>, device: &DeviceMemory) -> io::Result<()> {
+    let name = format!("{} {}", printable(&device.kind), printable(&device.device));
+    if device.budget_bytes == 0 {
+        return pairs(
+            out,
+            [("device", name), ("memory", "weights are read in place".to_owned())].into_iter(),
+        );
+    }
+    let held = [
+        ("weights", device.weight_bytes),
+        ("KV", device.kv_bytes),
+        ("activations", device.scratch_bytes),
+        ("staging", device.staging_bytes),
+        ("graphs", device.graph_bytes),
+    ];
+    let held: Vec<_> = held.iter().map(|(owner, held)| format!("{owner} {}", bytes(*held))).collect();
+    let wait = device.load_wait_us as f64 / 1e6;
+    let fields = [
+        ("device", name),
+        ("memory", held.join(", ")),
+        ("budget", format!("{}, {} available", bytes(device.budget_bytes), bytes(device.available_bytes))),
+        (
+            "whole device",
+            format!(
+                "{}, {} free, other programs {}",
+                bytes(device.total_bytes),
+                bytes(device.free_bytes),
+                bytes(device.others_bytes)
+            ),
+        ),
+        (
+            "loads",
+            format!(
+                "{} tensors, {}, {}/s; {} found there; {} steps waited {wait:.1} s",
+                device.loads,
+                bytes(device.load_bytes),
+                bytes(device.bytes_per_second),
+                device.hits,
+                device.load_waits
+            ),
+        ),
+        ("left", format!("{} parts, {}", device.evictions, bytes(device.evicted_bytes))),
+    ];
+    pairs(out, fields.into_iter())
+}
+
+fn name(model: &str) -> String {
+    if model.is_empty() { UNNAMED.to_owned() } else { printable(model) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::wire::{LeavingEntry, StreamedFit};
+
+    use super::*;
+
+    fn text<T>(print: impl FnOnce(Out<'_>, &T) -> io::Result<()>, value: &T) -> String {
+        let mut out = Vec::new();
+        print(&mut out, value).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn planned(fit: Fit) -> Plan {
+        let gib = |count: u64| count << 30;
+        Plan(PlanReply {
+            device: 0,
+            context_tokens: 4096,
+            weight_bytes: gib(40),
+            resident_bytes: 0,
+            kv_bytes: gib(1),
+            scratch_bytes: 1 << 28,
+            available_bytes: gib(16),
+            budget_bytes: gib(24),
+            others_bytes: 1 << 29,
+            fit,
+            leaving: vec![LeavingEntry { id: 3, model: String::new(), device_bytes: gib(4) }],
+            leaving_bytes: gib(4),
+            load_ms: Some(890),
+            queued: 2,
+            ext: vec![],
+        })
+    }
+
+    #[test]
+    fn a_plan_says_whether_it_fits_first() {
+        assert_eq!(
+            text(plan, &planned(Fit::No(3 << 30))),
+            "fits              no, 3.0 GiB are missing\n\
+             weights           40.0 GiB, of them there 0 B\n\
+             KV pages          1.0 GiB for 4096 tokens\n\
+             activations       256.0 MiB\n\
+             free              16.0 GiB of 24.0 GiB\n\
+             other programs    512.0 MiB\n\
+             would leave       (another user's) (4.0 GiB)\n\
+             time to load      0.9 s\n\
+             waiting           2 requests\n"
+        );
+        let streamed = Fit::Streamed(StreamedFit { resident_bytes: 20 << 30, step_bytes: 21 << 30 });
+        assert!(
+            text(plan, &planned(streamed)).starts_with(
+                "fits              in part: 20.0 GiB stay, 21.0 GiB come again for every step\n"
+            )
+        );
+        let whole = text(plan, &planned(Fit::Whole));
+        assert!(whole.starts_with("fits              yes, once 4.0 GiB of other models left\n"));
+        let value = serde_json::to_value(planned(streamed)).unwrap();
+        assert_eq!(
+            (&value["fit"]["kind"], &value["fit"]["step_bytes"]),
+            (&json!("streamed"), &json!(21u64 << 30))
+        );
+        assert_eq!(value["queued"], 2);
+    }
+
+    #[test]
+    fn who_has_the_memory_is_a_table() {
+        let device = DeviceMemory {
+            kind: "hip".into(),
+            device: "AMD Instinct MI210".into(),
+            weight_bytes: 3 << 29,
+            budget_bytes: 24 << 30,
+            evictions: 3,
+            evicted_bytes: 1 << 20,
+            ..DeviceMemory::default()
+        };
+        let model = ResidencyEntry {
+            id: 4,
+            device: 0,
+            model: "tiny".into(),
+            parts: "##-.#".into(),
+            weight_bytes: 3 << 29,
+            kv_bytes: 0,
+            scratch_bytes: 0,
+            rules: Rules { pinned: true, priority: 2, layers_min: 1, idle_s: 60 },
+            sequences: 1,
+            idle_ms: None,
+            eviction_place: 0,
+            ext: vec![],
+        };
+        let reply = ResidencyReply { devices: vec![device], models: vec![model], more: false, ext: vec![] };
+        let shown = text(residency, &reply);
+        assert!(shown.contains("left              3 parts, 1.0 MiB\n"), "{shown}");
+        assert!(
+            shown.ends_with(
+                "MODEL  PARTS  WEIGHTS  KV   ACTIVATIONS  REQUESTS  IDLE  LEAVES  RULES\n\
+                 tiny   4/5    1.5 GiB  0 B  0 B          1         -     never   pinned, priority 2, keeps 1 layers, idle 60 s\n"
+            ),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn progress_and_ends_are_a_line() {
+        let item = LoadToDeviceItem {
+            tensors: 3,
+            tensors_total: 9,
+            device_bytes: 1 << 20,
+            device_bytes_total: 3 << 20,
+            bytes_per_second: 5 << 30,
+            ext: vec![],
+        };
+        assert_eq!(progress(&item), "3 of 9 tensors, 1.0 MiB of 3.0 MiB, 5.0 GiB/s");
+        let end = LoadToDeviceEnd { tensors: 9, device_bytes: 3 << 20, elapsed_us: 1500, ext: vec![] };
+        assert_eq!(text(preloaded, &end), "9 tensors on the device, 3.0 MiB, in 1.5 ms\n");
+        let left = ClearCacheReply { parts: 7, device_bytes: 3 << 20, ext: vec![] };
+        assert_eq!(text(cleared, &left), "7 parts left the device, 3.0 MiB\n");
+        assert_eq!(text(cleared, &ClearCacheReply::default()), "nothing was on the device\n");
+    }
+}

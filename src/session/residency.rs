@@ -1,0 +1,243 @@
+//! Requests about models' weights on a device: who has its memory, what a model would take of it, sending weights away.
+
+use std::time::Duration;
+
+use rocmforge_client::wire::{
+    self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, ErrorCode, Ext, LeavingEntry,
+    PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules, StreamedFit, limits,
+};
+
+use super::error::{of_job, of_store};
+use super::models::{fill, page_room};
+use super::{Call, Failure, failure};
+use crate::backend::DeviceCounters;
+use crate::model::ModelId;
+use crate::scheduler::{EngineSnapshot, Fit, ModelResidency, PartState, ResidencyPlan, ResidencyRules};
+
+/// The engine has one device.
+const DEVICE: u32 = 0;
+
+pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<ClearCacheReply, Failure> {
+    let (peer, service) = (call.peer(), call.service());
+    let model = match request.scope {
+        CacheScope::Model(name) => {
+            let owned = service.store.owned(peer.uid, peer.administrator, &name);
+            let Some(model) = owned.map_err(|error| of_store(&error))? else {
+                return Ok(ClearCacheReply::default()); // it is not mapped, so nothing of it is anywhere
+            };
+            Some(model.id)
+        }
+        CacheScope::All if peer.administrator => None,
+        CacheScope::All => {
+            let text = "only an administrator sends the weights of all models away: name one that you loaded";
+            return Err(failure(ErrorCode::Forbidden, text));
+        }
+    };
+    let cleared = service.engine.clear_gpu_cache(model).await.map_err(|error| of_job(&error))?;
+    Ok(ClearCacheReply { parts: cleared.parts, device_bytes: cleared.bytes, ext: Ext::new() })
+}
+
+pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, Failure> {
+    call.service().admit()?;
+    call.blocking(move |call| {
+        let (peer, service) = (call.peer(), call.service());
+        let acquired = service.store.acquire(peer.uid, &request.model);
+        let (lease, _) = acquired.map_err(|error| of_store(&error))?;
+        let longest = lease.model().context_length.min(service.settings.context_tokens);
+        let context_tokens = match request.context_tokens {
+            0 => longest,
+            tokens => tokens.min(longest),
+        };
+        let plan = service.engine.plan(lease.model(), context_tokens);
+        Ok(plan_reply(call, context_tokens, plan))
+    })
+    .await
+}
+
+fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanReply {
+    let (peer, leaving) = (call.peer(), &plan.leaving);
+    let ids: Vec<ModelId> = leaving.iter().map(|leaving| leaving.model).collect();
+    let mut names = call.service().store.names_of(peer.uid, peer.administrator, &ids);
+    let entries = leaving.iter().map(|leaving| LeavingEntry {
+        id: leaving.model.0,
+        model: names.remove(&leaving.model).unwrap_or_default(),
+        device_bytes: leaving.bytes,
+    });
+    // The rest of the reply has some 130 bytes.
+    let mut room = page_room(call.connection.limits.max_frame).saturating_sub(256);
+    PlanReply {
+        device: DEVICE,
+        context_tokens,
+        weight_bytes: plan.weight_bytes,
+        resident_bytes: plan.resident_bytes,
+        kv_bytes: plan.kv_bytes,
+        scratch_bytes: plan.scratch_bytes,
+        available_bytes: plan.available_bytes,
+        budget_bytes: plan.budget_bytes,
+        others_bytes: plan.others_bytes,
+        fit: match plan.fit {
+            Fit::Whole => wire::Fit::Whole,
+            Fit::Streamed { resident_bytes, streamed_bytes } => {
+                wire::Fit::Streamed(StreamedFit { resident_bytes, step_bytes: streamed_bytes })
+            }
+            Fit::No { missing_bytes } => wire::Fit::No(missing_bytes),
+        },
+        leaving: fill(&mut room, entries.take(limits::MODELS_MAX), |entry| entry.model.len() + 24),
+        leaving_bytes: leaving.iter().map(|leaving| leaving.bytes).sum(),
+        load_ms: plan.load_seconds.map(|seconds| (seconds * 1e3) as u64),
+        queued: plan.queued,
+        ext: Ext::new(),
+    }
+}
+
+/// Who has the memory. Another uid's name for a model is told to nobody else.
+pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<ResidencyReply, Failure> {
+    let (peer, service) = (call.peer(), call.service());
+    let snapshot = service.engine.snapshot();
+    let mut all: Vec<&ModelResidency> = snapshot.models.iter().collect();
+    all.retain(|model| model.model.0 > request.after);
+    all.sort_unstable_by_key(|model| model.model);
+    let of_all = all.len();
+    all.truncate(limits::MODELS_MAX);
+    let ids: Vec<ModelId> = all.iter().map(|model| model.model).collect();
+    let mut names = service.store.names_of(peer.uid, peer.administrator, &ids);
+    let entries = all.into_iter().map(|model| {
+        let name = names.remove(&model.model).unwrap_or_default();
+        entry(model, name, snapshot.sequences_of(model.model))
+    });
+    let devices = vec![device(&call, &snapshot)];
+    let mut room = page_room(call.connection.limits.max_frame).saturating_sub(DEVICE_BYTES * devices.len());
+    let models = fill(&mut room, entries, entry_bytes);
+    Ok(ResidencyReply { devices, more: models.len() < of_all, models, ext: Ext::new() })
+}
+
+/// A device in a payload, at most; and the count of devices.
+const DEVICE_BYTES: usize = 2 * limits::LABEL_BYTES_MAX + 208;
+
+/// An entry in a payload.
+fn entry_bytes(entry: &ResidencyEntry) -> usize {
+    entry.model.len() + entry.parts.len() + 87
+}
+
+fn entry(model: &ModelResidency, name: String, sequences: usize) -> ResidencyEntry {
+    ResidencyEntry {
+        id: model.model.0,
+        device: DEVICE,
+        model: name,
+        parts: model.parts.iter().take(limits::PARTS_MAX).map(letter).collect(),
+        weight_bytes: model.weight_bytes,
+        kv_bytes: model.kv_bytes,
+        scratch_bytes: model.scratch_bytes,
+        rules: rules(model.rules),
+        sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
+        idle_ms: model.idle_since.map(|since| milliseconds(since.elapsed())),
+        eviction_place: model.eviction_place,
+        ext: Ext::new(),
+    }
+}
+
+fn letter(part: &PartState) -> char {
+    match part {
+        PartState::Absent => wire::PART_ABSENT,
+        PartState::Loading => wire::PART_LOADING,
+        PartState::Partial => wire::PART_PARTIAL,
+        PartState::Resident => wire::PART_RESIDENT,
+    }
+}
+
+/// On the wire layers are counted; the part before them is the embedding.
+fn rules(rules: ResidencyRules) -> Rules {
+    Rules {
+        pinned: rules.pinned,
+        priority: rules.priority,
+        layers_min: rules.parts_min.saturating_sub(1),
+        idle_s: rules.idle_max.map_or(0, |idle| u32::try_from(idle.as_secs()).unwrap_or(u32::MAX)),
+    }
+}
+
+fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
+    let info = call.service().engine.info();
+    let (memory, counters) = (snapshot.memory, snapshot.counters);
+    let (running, queued) = snapshot.running_and_queued();
+    let label = |text: &str| wire::cut_text(text, limits::LABEL_BYTES_MAX).to_owned();
+    DeviceMemory {
+        kind: label(info.kind),
+        device: label(&info.device),
+        weight_bytes: memory.weights,
+        kv_bytes: memory.kv,
+        scratch_bytes: memory.scratch,
+        staging_bytes: memory.staging,
+        graph_bytes: memory.graphs,
+        taken_bytes: memory.taken,
+        budget_bytes: memory.budget,
+        available_bytes: memory.available(),
+        total_bytes: memory.total,
+        free_bytes: memory.free,
+        others_bytes: memory.others(),
+        sequences_running: u32::try_from(running).unwrap_or(u32::MAX),
+        sequences_queued: u32::try_from(queued).unwrap_or(u32::MAX),
+        decode_rows: counters.decode_rows,
+        prefill_rows: counters.prefill_rows,
+        loads: counters.tensors_loaded,
+        hits: counters.tensor_hits,
+        load_bytes: counters.load_bytes,
+        evictions: counters.evictions,
+        evicted_bytes: counters.evicted_bytes,
+        load_waits: counters.load_waits,
+        load_wait_us: u64::try_from(counters.load_wait.as_micros()).unwrap_or(u64::MAX),
+        bytes_per_second: upload_rate(&snapshot.device),
+        ext: Ext::new(),
+    }
+}
+
+/// Bytes a second of the way that uploads take; 0 before there were any.
+fn upload_rate(device: &DeviceCounters) -> u64 {
+    let rate = device.upload_rates.iter().find(|rate| rate.in_use && rate.bytes > 0);
+    rate.map_or(0, |rate| rate.bytes_per_second() as u64)
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn longest() -> ModelResidency {
+        ModelResidency {
+            model: ModelId(u64::MAX),
+            name: String::new(),
+            parts: vec![PartState::Partial; 514],
+            weight_bytes: 1,
+            kv_bytes: 1,
+            scratch_bytes: 1,
+            rules: ResidencyRules::default(),
+            idle_since: Some(Instant::now()),
+            eviction_place: 1,
+        }
+    }
+
+    #[test]
+    fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
+        let longest = || entry(&longest(), "n".repeat(limits::NAME_BYTES_MAX), 3);
+        let label = "d".repeat(limits::LABEL_BYTES_MAX);
+        let device = DeviceMemory { kind: label.clone(), device: label, ..DeviceMemory::default() };
+        let mut room = page_room(wire::PAYLOAD_BYTES_MIN) - DEVICE_BYTES;
+        let models = fill(&mut room, std::iter::repeat_with(longest).take(1000), entry_bytes);
+        assert!(models.len() < 1000);
+        let reply = ResidencyReply { devices: vec![device], models, more: true, ext: Ext::new() };
+        let (encoded, limit) = (wire::encode(&reply).unwrap().len(), wire::PAYLOAD_BYTES_MIN as usize);
+        assert!(encoded <= limit && encoded + entry_bytes(&longest()) > limit, "{encoded}");
+    }
+
+    #[test]
+    fn layers_are_counted_without_the_embedding() {
+        let kept = ResidencyRules { pinned: true, priority: 3, parts_min: 5, idle_max: None };
+        assert_eq!(rules(kept), Rules { pinned: true, priority: 3, layers_min: 4, idle_s: 0 });
+        let idle = ResidencyRules { idle_max: Some(Duration::from_secs(60)), ..ResidencyRules::default() };
+        assert_eq!((rules(idle).layers_min, rules(idle).idle_s), (0, 60));
+    }
+}

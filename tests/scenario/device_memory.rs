@@ -1,0 +1,176 @@
+//! Models' weights on a device as clients see and change them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use rocmforge_client::wire::{ErrorCode, Fit, LoadToDeviceEnd, Preload, ResidencyEntry, ResidencyReply};
+use rocmforge_client::{Client, ClientError, Options, ServerTrust};
+
+use crate::child;
+use crate::common;
+use crate::device::{on_gpu, on_gpu_with};
+use crate::forge::wide_llama;
+use crate::rig::{Rig, TINY, answer, code, refusal, story};
+
+const STRANGER: u32 = 54_321;
+
+fn bring(rig: &Rig, what: Preload) -> Result<LoadToDeviceEnd, ClientError> {
+    let mut loading = rig.client().preload(TINY, what)?;
+    while loading.next_item()?.is_some() {}
+    Ok(loading.end().cloned().unwrap())
+}
+
+/// The only model that has a place on the device.
+fn only(reply: ResidencyReply) -> ResidencyEntry {
+    assert_eq!((reply.models.len(), reply.more), (1, false), "{reply:?}");
+    reply.models.into_iter().next().unwrap()
+}
+
+fn parts(rig: &Rig) -> String {
+    only(rig.client().residency().unwrap()).parts
+}
+
+#[test]
+fn parts_come_as_asked_for_and_leave_when_told() {
+    let Some(mut rig) = on_gpu() else { return };
+    let critical = bring(&rig, Preload::Critical).unwrap();
+    assert_eq!(parts(&rig), "##....#", "the embedding, the first of five layers, the head");
+    bring(&rig, Preload::First(3)).unwrap();
+    assert_eq!(parts(&rig), "####..#");
+    bring(&rig, Preload::Layers(vec![4])).unwrap();
+    assert_eq!(parts(&rig), "####.##");
+    let all = bring(&rig, Preload::All).unwrap();
+    assert_eq!(parts(&rig), "#######");
+    assert!(all.device_bytes > critical.device_bytes && all.tensors > critical.tensors);
+
+    let client = rig.client();
+    let reply = client.residency().unwrap();
+    let (device, model) = (&reply.devices[0], &reply.models[0]);
+    assert_eq!((device.kind.as_str(), device.weight_bytes), ("hip", all.device_bytes));
+    assert!(device.budget_bytes >= device.taken_bytes && device.taken_bytes > 0, "{device:?}");
+    assert_eq!((device.load_bytes, device.evictions), (all.device_bytes, 0), "each tensor came once");
+    assert_eq!((model.model.as_str(), model.weight_bytes), (TINY, all.device_bytes));
+    assert!(model.idle_ms.is_some() && model.sequences == 0 && model.eviction_place == 1, "{model:?}");
+
+    let left = client.clear_gpu_cache(Some(TINY)).unwrap();
+    assert_eq!((left.parts, left.device_bytes), (7, all.device_bytes));
+    let reply = client.residency().unwrap();
+    assert_eq!((reply.devices[0].weight_bytes, reply.devices[0].evictions), (0, 7));
+    assert_eq!(only(reply).parts, ".......");
+    assert_eq!(client.clear_gpu_cache(None).unwrap().device_bytes, 0, "nothing is there any more");
+    rig.assert_serves();
+    assert_eq!(parts(&rig), "#######", "a request brought them again");
+    assert_eq!(client.clear_gpu_cache(None).unwrap().parts, 7);
+}
+
+#[test]
+fn what_cannot_be_brought_is_refused_with_numbers() {
+    let Some(rig) = on_gpu_with("memory_mib = 26") else { return };
+    let error = refusal(bring(&rig, Preload::Layers(vec![0, 5])));
+    assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
+    assert_eq!(error.message, "the model has no layer 5: they are counted from 0, and there are 5");
+    let detail: Vec<_> = error.detail.iter().map(|d| (d.key.as_str(), d.value.as_str())).collect();
+    assert_eq!(detail, [("layer", "5"), ("layers", "5")]);
+
+    // Two layers of 9 MiB each.
+    std::fs::write(rig.model("wide"), wide_llama(7).build().bytes).unwrap();
+    let mut loading = rig.client().preload_all("wide").unwrap();
+    let error = refusal(loading.find_map(Result::err).map_or(Ok(()), Err));
+    assert_eq!((error.code, error.retryable), (ErrorCode::OutOfMemory as u16, true), "{error}");
+    let number = |key: &str| {
+        let entry = error.detail.iter().find(|entry| entry.key == key).expect(key);
+        entry.value.parse::<u64>().unwrap()
+    };
+    let (need, free, budget) = (number("need_bytes"), number("free_bytes"), number("budget_bytes"));
+    assert!(need > free && budget == 26 << 20, "{error}");
+    assert!(error.message.contains(" of 26.0 MiB are free; wide has "), "{error}");
+    assert!(error.message.contains("raise device.memory_mib"), "{error}");
+    assert_eq!(code(rig.client().clear_gpu_cache(Some("nobody"))), ErrorCode::ModelNotFound as u16);
+    assert_eq!(code(rig.client().plan("nobody", 0)), ErrorCode::ModelNotFound as u16);
+}
+
+#[test]
+fn a_plan_comes_true() {
+    let Some(rig) = on_gpu() else { return };
+    let client = rig.client();
+    let before = client.plan(TINY, 100).unwrap();
+    assert_eq!((before.fit, before.resident_bytes, before.context_tokens), (Fit::Whole, 0, 100));
+    assert!(before.kv_bytes > 0 && before.scratch_bytes > 0 && before.load_ms.is_none(), "{before:?}");
+    assert_eq!(client.residency().unwrap().devices[0].weight_bytes, 0, "a plan brings nothing");
+    let all = bring(&rig, Preload::All).unwrap();
+    assert_eq!(before.weight_bytes, all.device_bytes);
+    let after = client.plan(TINY, 0).unwrap();
+    assert_eq!(after.resident_bytes, all.device_bytes);
+    assert!(after.load_ms.is_none_or(|ms| ms == 0), "nothing is left to bring: {after:?}");
+    assert_eq!(after.context_tokens, client.show(TINY, false).unwrap().context_length, "the longest");
+    assert!(after.kv_bytes > before.kv_bytes);
+    answer(&client, &story(4)).unwrap();
+    let there = only(client.residency().unwrap());
+    assert_eq!(there.scratch_bytes, before.scratch_bytes);
+}
+
+#[test]
+fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'");
+    let client = rig.client();
+    let plan = client.plan(TINY, 0).unwrap();
+    assert_eq!((plan.fit, plan.budget_bytes, plan.kv_bytes), (Fit::Whole, 0, 0));
+    rig.assert_serves();
+    let reply = client.residency().unwrap();
+    assert_eq!((reply.devices[0].kind.as_str(), reply.devices[0].budget_bytes), ("cpu", 0));
+    let model = only(reply);
+    assert_eq!((model.model.as_str(), model.parts.as_str(), model.weight_bytes), (TINY, "#######", 0));
+    assert_eq!(client.clear_gpu_cache(Some(TINY)).unwrap().device_bytes, 0);
+    rig.assert_serves();
+}
+
+/// The second user's process of [`another_users_weights_are_seen_and_stay`].
+#[test]
+fn another_user() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    let models = client.residency().unwrap().models;
+    let names: Vec<_> = models.iter().map(|model| model.model.as_str()).collect();
+    assert_eq!(names, [TINY, ""], "a passed model is seen, its name is not");
+    assert!(client.plan(TINY, 0).is_ok(), "plans are for everyone");
+    assert_eq!(code(client.plan("private", 0)), ErrorCode::ModelNotFound as u16);
+    let error = refusal(client.clear_gpu_cache(Some(TINY)));
+    assert_eq!(error.code, ErrorCode::Forbidden as u16);
+    assert!(error.message.contains("was loaded by another user"), "{error}");
+    let error = refusal(client.clear_gpu_cache(None));
+    assert_eq!(error.code, ErrorCode::Forbidden as u16);
+    assert_eq!(code(client.clear_gpu_cache(Some("private"))), ErrorCode::ModelNotFound as u16);
+    // An own name for a file that someone else loaded gives no right to send its weights away.
+    client.load_file(&common::tinystories(), Some("own")).unwrap();
+    assert!(client.clear_gpu_cache(Some("own")).is_ok(), "this one only it loaded");
+    println!("\nDONE well");
+}
+
+#[test]
+fn another_users_weights_are_seen_and_stay() {
+    if !rustix::process::geteuid().is_root() {
+        common::skip("only root can be two users");
+        return;
+    }
+    let rig = Rig::start_with("[device]\nbackend = 'cpu'");
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(rig.dir.path(), 0o755);
+    open(&rig.socket(), 0o666);
+    let client = rig.client();
+    client.load(TINY).unwrap();
+    bring(&rig, Preload::All).unwrap();
+    let mine = rig.dir.path().join("mine.gguf");
+    std::fs::copy(common::tinystories(), &mine).unwrap();
+    client.load_file(&mine, Some("private")).unwrap();
+    client.preload_all("private").unwrap().for_each(|item| drop(item.unwrap()));
+    let names: Vec<_> = client.residency().unwrap().models.into_iter().map(|model| model.model).collect();
+    assert_eq!(names, [TINY, "private"]);
+
+    let mut other = child::Process::start_as("device_memory::another_user", &rig.socket(), "", |command| {
+        command.uid(STRANGER).gid(STRANGER);
+    });
+    other.go();
+    assert_eq!(other.line("DONE "), "well");
+}
