@@ -77,7 +77,7 @@ pub struct Device {
     pub activations: Activations,
     /// How weights get to a GPU.
     pub upload: UploadPath,
-    /// Threads that read model files for a GPU; 0 for half of the processor's cores and at most 8.
+    /// Threads that read model files for a GPU; 0 for three quarters of the processor's cores and at most 12.
     pub upload_threads: usize,
     /// Whether decode steps are replayed from recorded graphs.
     pub graphs: Graphs,

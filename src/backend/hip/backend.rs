@@ -42,7 +42,7 @@ pub struct HipOptions {
     pub kv: KvType,
     /// How bytes get from files to the device.
     pub upload: UploadPath,
-    /// Threads that read files for it; 0 for half of the processor's cores and at most 8.
+    /// Threads that read files for it; 0 for three quarters of the processor's cores and at most 12.
     pub upload_threads: usize,
     /// Most bytes of device memory to take; 0 for all there are.
     pub memory_bytes: u64,

@@ -3,15 +3,19 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::super::{Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
 use super::job::{Part, Piece};
-use super::routes::{JUDGED_BYTES, Way};
+use super::routes::{CopyRates, LONG_BYTES, Way};
 use super::{BUFFER_BYTES, BUFFERS, Queue, REGISTERED_BYTES, Shared, Streams, UploadPath};
 use crate::backend::BackendError;
 
 /// Registered pieces whose copies may be under way: one is registered while the other crosses the link.
 const REGISTERED: usize = 2;
+
+/// Copies of a trial: the first finds nothing warm.
+const COPIES: usize = 4;
 
 /// What one staging thread owns.
 pub struct Staging {
@@ -53,6 +57,35 @@ impl Staging {
         };
         let lanes = (0..BUFFERS).map(lane).collect::<Result<_, HipError>>()?;
         Ok(Self { number, lanes, turn: 0, registered: VecDeque::new() })
+    }
+
+    /// How fast one buffer is copied to the device from pinned and from ordinary memory: the best of a few copies each.
+    ///
+    /// # Errors
+    /// [`HipError`].
+    pub fn copy_rates(&mut self, stream: &Stream) -> Result<Option<CopyRates>, HipError> {
+        let Some(Lane { pinned: Some(pinned), plain, slot, .. }) = self.lanes.first_mut() else {
+            return Ok(None);
+        };
+        plain.resize(BUFFER_BYTES, 1);
+        pinned.bytes_mut()?.fill(1);
+        let best = |copy: &mut dyn FnMut() -> Result<(), HipError>| {
+            let mut best = f64::INFINITY;
+            for _ in 0..COPIES {
+                let begin = Instant::now();
+                copy()?;
+                stream.synchronize()?;
+                best = best.min(begin.elapsed().as_secs_f64());
+            }
+            Ok::<f64, HipError>(BUFFER_BYTES as f64 / best.max(1e-9))
+        };
+        let rates = CopyRates {
+            plain: best(&mut || stream.upload(slot.all(), plain.as_slice()))?,
+            pinned: best(&mut || stream.upload_pinned(slot.all(), pinned, 0))?,
+        };
+        plain.clear();
+        plain.shrink_to_fit();
+        Ok(Some(rates))
     }
 
     /// Takes pieces until there will be no more.
@@ -195,7 +228,7 @@ fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Piece, Way
     let job = queue.jobs.front()?;
     let way = job.way(|| {
         let routes = shared.routes.lock();
-        if job.bytes() < JUDGED_BYTES { routes.short() } else { routes.current() }
+        if job.bytes() < LONG_BYTES { routes.short() } else { routes.current() }
     });
     if number >= way.threads {
         return None;
