@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use crate::dial::dial;
 use crate::error::{ClientError, ProtocolError};
-use crate::generation::{DeviceLoading, Generation};
+use crate::generation::{DeviceLoading, Events, Generation};
 use crate::inbox::Inbox;
 use crate::options::Options;
 use crate::transport::{Frame, FrameReader, ReadError, Transport};
 use crate::wire::{
     Call, Cancel, Credit, FEATURE_CHECKSUM, FailRequest, Flags, GenerateRequest, LoadToDeviceRequest,
-    Message, Op, ServerHello, WireError, decode, encode_frame_with_descriptors,
+    Message, Op, ServerHello, SubscribeRequest, WireError, decode, encode_frame_with_descriptors,
 };
 
 /// Next stream of a connection that has none left.
@@ -138,6 +138,15 @@ impl Connection {
         let credit = Some(self.shared.hello.limits.initial_credit);
         let stream = self.open(Op::LoadToDevice, request, &[], credit)?;
         Ok(DeviceLoading::new(Ticket { connection: self.clone(), stream }, 0))
+    }
+
+    /// Asks to be told what happens to weights and models.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    pub fn subscribe(&self, request: &SubscribeRequest) -> Result<Events, ClientError> {
+        let stream = self.open(Op::Subscribe, request, &[], Some(self.shared.hello.limits.initial_credit))?;
+        Ok(Events::new(Ticket { connection: self.clone(), stream }, 0))
     }
 
     /// Asks for an error; there is no other answer.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connection, Ticket};
 use crate::error::ClientError;
 use crate::wire::{
-    GenerateEnd, GenerateItem, INITIAL_CREDIT, LoadToDeviceEnd, LoadToDeviceItem, Message, Op,
+    GenerateEnd, GenerateItem, INITIAL_CREDIT, LoadToDeviceEnd, LoadToDeviceItem, Message, Op, SubscribeEnd,
+    SubscribeItem,
 };
 
 /// Items taken before as many are granted again: half of what there was, so the server never waits for a client that reads.
@@ -20,6 +21,9 @@ pub type Generation = Items<GenerateItem, GenerateEnd>;
 
 /// A load to the device that goes on.
 pub type DeviceLoading = Items<LoadToDeviceItem, LoadToDeviceEnd>;
+
+/// What happens to weights and models, as it happens.
+pub type Events = Items<SubscribeItem, SubscribeEnd>;
 
 /// An answer under way: an iterator over its items, then [`Items::end`]. Dropping it cancels the request.
 #[derive(Debug)]

@@ -35,5 +35,5 @@ pub mod wire;
 pub use client::{Client, random_request_id};
 pub use connection::{Connection, Pending};
 pub use error::{ClientError, ProtocolError};
-pub use generation::{DeviceLoading, Generation, Items};
+pub use generation::{DeviceLoading, Events, Generation, Items};
 pub use options::{DEFAULT_SOCKET, Options, SOCKET_VARIABLE, ServerTrust, user_socket};

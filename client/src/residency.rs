@@ -2,10 +2,10 @@
 
 use crate::client::Client;
 use crate::error::ClientError;
-use crate::generation::DeviceLoading;
+use crate::generation::{DeviceLoading, Events};
 use crate::wire::{
     CacheScope, ClearCacheReply, ClearCacheRequest, LoadToDeviceRequest, PlanReply, PlanRequest, Preload,
-    ResidencyReply, ResidencyRequest,
+    ResidencyReply, ResidencyRequest, SetRulesReply, SetRulesRequest, SubscribeRequest,
 };
 
 impl Client {
@@ -42,6 +42,47 @@ impl Client {
     pub fn clear_gpu_cache(&self, model: Option<&str>) -> Result<ClearCacheReply, ClientError> {
         let scope = model.map_or(CacheScope::All, |model| CacheScope::Model(model.to_owned()));
         self.call(&ClearCacheRequest { scope, ext: vec![] })
+    }
+
+    /// Keeps a model's weights on the device until they are told to leave, and for an administrator its file in memory.
+    ///
+    /// # Errors
+    /// As [`Client::clear_gpu_cache`].
+    pub fn pin(&self, model: &str) -> Result<SetRulesReply, ClientError> {
+        self.pinned(model, true)
+    }
+
+    /// Takes [`Client::pin`] back.
+    ///
+    /// # Errors
+    /// As [`Client::pin`].
+    pub fn unpin(&self, model: &str) -> Result<SetRulesReply, ClientError> {
+        self.pinned(model, false)
+    }
+
+    fn pinned(&self, model: &str, pinned: bool) -> Result<SetRulesReply, ClientError> {
+        self.set_rules(&SetRulesRequest {
+            model: model.to_owned(),
+            pinned: Some(pinned),
+            ..Default::default()
+        })
+    }
+
+    /// Changes what is wanted for a model.
+    ///
+    /// # Errors
+    /// As [`Client::pin`].
+    pub fn set_rules(&self, request: &SetRulesRequest) -> Result<SetRulesReply, ClientError> {
+        self.call(request)
+    }
+
+    /// What happens to weights and models from now on: an iterator that ends when the daemon stops. To be asked again where
+    /// the connection breaks; what happened meanwhile is not told.
+    ///
+    /// # Errors
+    /// As [`crate::Connection::call`], those of sending.
+    pub fn events(&self) -> Result<Events, ClientError> {
+        self.connection()?.subscribe(&SubscribeRequest::default())
     }
 
     /// What serving one sequence of `context_tokens` tokens would take of the device; 0: of the longest allowed.

@@ -91,6 +91,8 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::ClearCache(m) => encode(m),
         M::Plan(m) => encode(m),
         M::Residency(m) => encode(m),
+        M::SetRules(m) => encode(m),
+        M::Subscribe(m) => encode(m),
         M::Fail(m) => encode(m),
     };
     assert_eq!(bytes.as_deref(), Ok(payload), "{:?}", message.op());

@@ -19,7 +19,7 @@ use crate::config::{Config, ConfigError};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
-use crate::session::{Service, Settings};
+use crate::session::{ModelEvents, Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
 
 pub mod allocator;
@@ -113,7 +113,8 @@ impl Daemon {
             None => Endpoint::bind(&config.socket)?,
         });
         let engine = Engine::start(engine_options(config), factory)?;
-        let store = store(config, &engine.handle());
+        let events = ModelEvents::default();
+        let store = store(config, &engine.handle(), &events);
         let scan = Arc::clone(&store);
         let os = |what| move |e: tokio::task::JoinError| DaemonError::Os { what, source: e.into() };
         tokio::task::spawn_blocking(move || scan.rescan()).await.map_err(os("looking for models"))?;
@@ -125,7 +126,7 @@ impl Daemon {
             requests_per_uid: config.limits.requests_per_uid,
             program,
         };
-        let service = Service::new(Arc::clone(&store), engine.handle(), settings);
+        let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
         store.set_host_policy(config.host_policy());
         let _pressure = watch_pressure(&service, &store);
         let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
@@ -273,7 +274,7 @@ fn connection_limits(config: &Config) -> ConnectionLimits {
     ConnectionLimits { total: config.limits.connections, per_uid: config.limits.connections_per_uid }
 }
 
-fn store(config: &Config, engine: &EngineHandle) -> Arc<Store> {
+fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<Store> {
     let check = engine.clone();
     let open = move |id, name: &str, files| {
         let model = Model::open(id, name, files)?;
@@ -281,7 +282,11 @@ fn store(config: &Config, engine: &EngineHandle) -> Arc<Store> {
         Ok::<_, OpenError>(model)
     };
     let engine = engine.clone();
-    let on_gone = move |id| engine.model_gone(id);
+    let events = events.clone();
+    let on_gone = move |id| {
+        engine.model_gone(id);
+        events.unmapped(id);
+    };
     let passed = config.limits.passed_models_per_uid as usize;
     Store::new(config.models.clone(), passed, Box::new(open), Box::new(on_gone))
 }

@@ -1,12 +1,13 @@
 //! Requests to bring a model's weights to the device: mapped where it is not, then followed until all is there.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{self, ErrorCode, Ext, LoadToDeviceEnd, LoadToDeviceItem, LoadToDeviceRequest};
 
 use super::Call;
 use super::answer::Answer;
-use super::error::{Failure, failure, of_job, of_store};
+use super::error::{Failure, failure, of_job};
 use crate::scheduler::{LoadProgress, Preload};
 
 /// At most one item in this time: tensors arrive by the hundred in a tenth of a second.
@@ -35,11 +36,7 @@ async fn follow(
     begun: Instant,
 ) -> Result<LoadToDeviceEnd, Failure> {
     let LoadToDeviceRequest { model, what, .. } = request;
-    let acquire = move |call: &Call| {
-        let acquired = call.service().store.acquire(call.peer().uid, &model);
-        acquired.map(|(lease, _)| lease).map_err(|error| of_store(&error))
-    };
-    let lease = call.blocking(acquire).await?;
+    let (lease, _) = call.blocking(move |call| call.acquire(&model)).await?;
     let loading = call.service().engine.preload(lease.model(), &wanted(what));
     let mut loading = loading.map_err(|error| of_job(&error))?;
     let mut told = None;
@@ -47,7 +44,10 @@ async fn follow(
         let progress = loading.changed().await.map_err(|error| of_job(&error))?;
         match progress.ended {
             Some(Ok(())) => return Ok(end(&progress, begun)),
-            Some(Err(error)) => return Err(of_job(&error)),
+            Some(Err(error)) => {
+                call.note_poison(Arc::new(lease)).await;
+                return Err(of_job(&error));
+            }
             None if told.is_some_and(|told: Instant| told.elapsed() < PAUSE) => {}
             // Without credit nothing is told; the load goes on.
             None if call.control.take_credit() => {

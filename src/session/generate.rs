@@ -63,9 +63,17 @@ pub(super) async fn run(
         events: sender,
     };
     call.control.submit(id, |credit| engine.submit(job(credit))).map_err(|error| of_job(&error))?;
-    let outcome = stream(call, answer, id, prompt_ids, &mut events).await?;
-    check_whole(call, valid.lease).await?;
-    Ok(end(outcome, seed))
+    let lease = Arc::new(valid.lease);
+    let answered = async {
+        let outcome = stream(call, answer, id, prompt_ids, &mut events).await?;
+        check_whole(call, Arc::clone(&lease)).await?;
+        Ok(end(outcome, seed))
+    };
+    let answered = answered.await;
+    if answered.is_err() {
+        call.note_poison(lease).await;
+    }
+    answered
 }
 
 /// Preparation, unless the client or the clock is faster.
@@ -160,7 +168,7 @@ async fn stream(
 }
 
 /// An answer made while the file changed under the mapping may be of no model at all: it does not count.
-async fn check_whole(call: &Call, lease: Lease) -> Result<(), Failure> {
+async fn check_whole(call: &Call, lease: Arc<Lease>) -> Result<(), Failure> {
     call.blocking(move |_| {
         let files = &lease.model().files;
         files.check_poison().and_then(|()| files.check_unchanged()).map_err(|error| of_job(&error.into()))

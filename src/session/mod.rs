@@ -17,6 +17,7 @@ use futures_util::FutureExt;
 use rocmforge_client::wire::{
     self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
 };
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 mod answer;
@@ -24,6 +25,7 @@ mod daemon;
 mod device_load;
 mod doctor;
 mod error;
+mod events;
 mod generate;
 mod host;
 mod memory;
@@ -32,15 +34,18 @@ pub mod outbox;
 mod prompt;
 mod residency;
 mod service;
+mod subscribe;
 mod text;
 mod turns;
 
 use answer::Answer;
-use error::{Failure, failure, of_codec, shortage};
+use error::{Failure, failure, of_codec, of_store, shortage};
+pub use events::ModelEvents;
 pub use outbox::Outbox;
 pub use service::{BLOCKING_MAX, Service, Settings};
 
 use crate::lock::{Mutex, Rank};
+use crate::model::store::Lease;
 use crate::scheduler::SequenceId;
 
 /// A frame as it came: its header was checked, its payload has the announced length, its descriptors the announced number.
@@ -100,6 +105,8 @@ struct Connection {
 struct Control {
     cancel: CancellationToken,
     credit: Mutex<CreditSink>,
+    /// Told when some is kept.
+    granted: Notify,
 }
 
 /// Where credit goes.
@@ -228,6 +235,10 @@ impl Session {
             }
             ClientMessage::LoadToDevice(request) => call.spawn_device_load(answer, request),
             ClientMessage::ClearCache(request) => call.spawn(answer, residency::clear(call.clone(), request)),
+            ClientMessage::SetRules(request) => {
+                call.spawn(answer, residency::set_rules(call.clone(), request))
+            }
+            ClientMessage::Subscribe(_) => call.spawn_subscribe(answer),
             ClientMessage::Plan(request) => call.spawn(answer, residency::plan(call.clone(), request)),
             ClientMessage::Residency(request) => {
                 call.spawn(answer, residency::residency(call.clone(), request));
@@ -311,6 +322,34 @@ impl Call {
         });
     }
 
+    fn spawn_subscribe(self, answer: Answer) {
+        let tasks = self.service().tasks.clone();
+        tasks.spawn(async move {
+            let work = AssertUnwindSafe(subscribe::run(&self, &answer)).catch_unwind();
+            let result = work.await.unwrap_or_else(|_| Err(panicked()));
+            answer.in_turn(Op::End, result).await;
+        });
+    }
+
+    /// A request on that model failed: who watches is told where its file is the reason.
+    async fn note_poison(&self, lease: Arc<Lease>) {
+        let noted = self.blocking(move |call| {
+            call.service().events.note_poison(lease.model());
+            Ok(())
+        });
+        let _ = noted.await; // the request has its own failure to tell
+    }
+
+    /// The model of that name, mapped if it was not; true when this call mapped it. Blocks.
+    fn acquire(&self, name: &str) -> Result<(Lease, bool), Failure> {
+        let acquired = self.service().store.acquire(self.peer().uid, name);
+        let (lease, mapped_now) = acquired.map_err(|error| of_store(&error))?;
+        if mapped_now {
+            self.service().events.mapped(lease.model().id);
+        }
+        Ok((lease, mapped_now))
+    }
+
     /// Runs what blocks, off the runtime's threads, once it is this uid's turn. Work that has begun is done whole, and
     /// keeps its turn, also when nobody waits for it any more.
     async fn blocking<T: Send + 'static>(
@@ -333,13 +372,20 @@ impl Call {
 
 impl Control {
     fn new(credit: u32) -> Self {
-        Self { cancel: CancellationToken::new(), credit: Mutex::new(Rank::Credit, CreditSink::Saved(credit)) }
+        Self {
+            cancel: CancellationToken::new(),
+            credit: Mutex::new(Rank::Credit, CreditSink::Saved(credit)),
+            granted: Notify::new(),
+        }
     }
 
     /// Keeps what the client grants, or passes it on to the request's sequence.
     fn credit(&self, items: u32, pass_on: impl FnOnce(SequenceId, u32)) {
         match &mut *self.credit.lock() {
-            CreditSink::Saved(saved) => *saved = saved.saturating_add(items),
+            CreditSink::Saved(saved) => {
+                *saved = saved.saturating_add(items);
+                self.granted.notify_one();
+            }
             CreditSink::Sequence(id) => pass_on(*id, items),
         }
     }
@@ -352,6 +398,13 @@ impl Control {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// As [`Control::take_credit`], once there is one.
+    async fn wait_credit(&self) {
+        while !self.take_credit() {
+            self.granted.notified().await;
         }
     }
 

@@ -19,7 +19,7 @@ use super::{Call, Service, host};
 use crate::backend::RopeScaling;
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::ExecutionPlan;
-use crate::model::store::{Listing, ModelStatus};
+use crate::model::store::{Lease, Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
 
 /// Most bytes of metadata and tensors in one `ShowReply`, where the client takes such frames; it asks again for the rest.
@@ -62,12 +62,10 @@ pub(super) async fn load(
     let id = request.request_id;
     once(&call, id, Op::Load, &payload, move |call| {
         let begun = Instant::now();
-        let (store, uid) = (&call.service().store, call.peer().uid);
-        let result = match fd {
-            Some(fd) => store.pass(uid, &request.name, File::from(fd)),
-            None => store.acquire(uid, &request.name),
+        let (_lease, mapped_now) = match fd {
+            Some(fd) => pass(call, &request.name, fd)?,
+            None => call.acquire(&request.name)?,
         };
-        let (_lease, mapped_now) = result.map_err(|error| of_store(&error))?;
         let mut summary = summary_of(call, &request.name)?;
         summary.sequences = summary.sequences.saturating_sub(1); // this request itself
         Ok(LoadReply {
@@ -78,6 +76,15 @@ pub(super) async fn load(
         })
     })
     .await
+}
+
+fn pass(call: &Call, name: &str, fd: OwnedFd) -> Result<(Lease, bool), Failure> {
+    let passed = call.service().store.pass(call.peer().uid, name, File::from(fd));
+    let (lease, mapped_now) = passed.map_err(|error| of_store(&error))?;
+    if mapped_now {
+        call.service().events.mapped(lease.model().id);
+    }
+    Ok((lease, mapped_now))
 }
 
 pub(super) async fn unload(
@@ -176,11 +183,7 @@ fn summary(listing: Listing) -> ModelSummary {
 pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, Failure> {
     call.service().admit()?;
     call.blocking(move |call| {
-        let (lease, _) = call
-            .service()
-            .store
-            .acquire(call.peer().uid, &request.model)
-            .map_err(|error| of_store(&error))?;
+        let (lease, _) = call.acquire(&request.model)?;
         let mut summary = summary_of(call, &request.model)?;
         summary.sequences = summary.sequences.saturating_sub(1); // this request itself
         describe(lease.model(), summary, &request, call.connection.limits.max_frame)

@@ -3,7 +3,7 @@
 use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
 
 use super::Call;
-use super::error::{Failure, failure, of_store, of_template};
+use super::error::{Failure, failure, of_template};
 use super::text::check_ids;
 use crate::model::store::Lease;
 use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
@@ -32,13 +32,13 @@ pub(super) async fn prepare(
         Prompt::Chat(messages) => messages,
         Prompt::Ids(ids) => {
             return call
-                .blocking(move |call| valid_request(call, acquire(call, &name)?, ids, max_tokens))
+                .blocking(move |call| valid_request(call, call.acquire(&name)?.0, ids, max_tokens))
                 .await;
         }
         Prompt::Text(text) => {
             return call
                 .blocking(move |call| {
-                    let lease = acquire(call, &name)?;
+                    let (lease, _) = call.acquire(&name)?;
                     let options = EncodeOptions { add_special: true, parse_special: false };
                     let ids = lease.model().tokenizer.encode(&text, options);
                     valid_request(call, lease, ids, max_tokens)
@@ -48,7 +48,7 @@ pub(super) async fn prepare(
     };
     let (lease, request) = call
         .blocking(move |call| {
-            let lease = acquire(call, &name)?;
+            let (lease, _) = call.acquire(&name)?;
             let request = template_request(lease.model(), messages)?;
             Ok((lease, request))
         })
@@ -62,12 +62,6 @@ pub(super) async fn prepare(
         valid_request(call, lease, ids, max_tokens)
     })
     .await
-}
-
-/// Blocks, as long as the model takes to open.
-fn acquire(call: &Call, name: &str) -> Result<Lease, Failure> {
-    let acquired = call.service().store.acquire(call.peer().uid, name);
-    acquired.map(|(lease, _)| lease).map_err(|error| of_store(&error))
 }
 
 fn valid_request(

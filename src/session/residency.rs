@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rocmforge_client::wire::{
     self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, ErrorCode, Ext, LeavingEntry,
-    PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules, StreamedFit, limits,
+    PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules, SetRulesReply,
+    SetRulesRequest, StreamedFit, limits,
 };
 
 use super::error::{of_job, of_store};
@@ -12,7 +13,9 @@ use super::models::{fill, page_room};
 use super::{Call, Failure, failure};
 use crate::backend::DeviceCounters;
 use crate::model::ModelId;
-use crate::scheduler::{EngineSnapshot, Fit, ModelResidency, PartState, ResidencyPlan, ResidencyRules};
+use crate::scheduler::{
+    EngineSnapshot, Fit, ModelResidency, PartState, ResidencyPlan, ResidencyRules, RulesChange,
+};
 
 /// The engine has one device.
 const DEVICE: u32 = 0;
@@ -37,12 +40,48 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
     Ok(ClearCacheReply { parts: cleared.parts, device_bytes: cleared.bytes, ext: Ext::new() })
 }
 
+pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<SetRulesReply, Failure> {
+    call.service().admit()?;
+    let change = RulesChange {
+        pinned: request.pinned,
+        priority: request.priority,
+        parts_min: request.layers_min.map(parts_of),
+        idle_max: request.idle_s.map(|idle| (idle > 0).then(|| Duration::from_secs(idle.into()))),
+    };
+    let acquire = move |call: &Call| {
+        let peer = call.peer();
+        let (lease, _) = call.acquire(&request.model)?;
+        let store = &call.service().store;
+        store.owned(peer.uid, peer.administrator, &request.model).map_err(|error| of_store(&error))?;
+        Ok((lease, pin_file(call, &request)))
+    };
+    let (lease, (host_pinned, host_reason)) = call.blocking(acquire).await?;
+    let ruled = call.service().engine.set_rules(lease.model(), change).await;
+    let rules = rules(ruled.map_err(|error| of_job(&error))?);
+    Ok(SetRulesReply { rules, host_pinned, host_reason, ext: Ext::new() })
+}
+
+/// A pin holds the model's file in the machine's memory too, for those who may do that. Whether it does, and why not.
+fn pin_file(call: &Call, request: &SetRulesRequest) -> (bool, String) {
+    let (peer, store) = (call.peer(), &call.service().store);
+    let pinned = match request.pinned {
+        None => return (false, String::new()),
+        Some(true) => store.pin(peer.uid, peer.administrator, &request.model).map(|()| true),
+        // Who may not pin has nothing to take back.
+        Some(false) if !peer.administrator => return (false, String::new()),
+        Some(false) => store.unpin(peer.uid, true, &request.model).map(|_| false),
+    };
+    match pinned {
+        Ok(pinned) => (pinned, String::new()),
+        Err(error) => (false, wire::cut_text(&error.to_string(), limits::VALUE_BYTES_MAX).to_owned()),
+    }
+}
+
 pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, Failure> {
     call.service().admit()?;
     call.blocking(move |call| {
-        let (peer, service) = (call.peer(), call.service());
-        let acquired = service.store.acquire(peer.uid, &request.model);
-        let (lease, _) = acquired.map_err(|error| of_store(&error))?;
+        let service = call.service();
+        let (lease, _) = call.acquire(&request.model)?;
         let longest = lease.model().context_length.min(service.settings.context_tokens);
         let context_tokens = match request.context_tokens {
             0 => longest,
@@ -145,6 +184,11 @@ fn letter(part: &PartState) -> char {
     }
 }
 
+/// Parts up to so many first layers.
+fn parts_of(layers: u32) -> u32 {
+    if layers == 0 { 0 } else { layers.saturating_add(1) }
+}
+
 /// On the wire layers are counted; the part before them is the embedding.
 fn rules(rules: ResidencyRules) -> Rules {
     Rules {
@@ -238,6 +282,7 @@ mod tests {
         let kept = ResidencyRules { pinned: true, priority: 3, parts_min: 5, idle_max: None };
         assert_eq!(rules(kept), Rules { pinned: true, priority: 3, layers_min: 4, idle_s: 0 });
         let idle = ResidencyRules { idle_max: Some(Duration::from_secs(60)), ..ResidencyRules::default() };
+        assert_eq!([0, 4, u32::MAX].map(parts_of), [0, 5, u32::MAX]);
         assert_eq!((rules(idle).layers_min, rules(idle).idle_s), (0, 60));
     }
 }

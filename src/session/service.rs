@@ -12,6 +12,7 @@ use rocmforge_client::wire::{ErrorCode, ServerOffer};
 use tokio_util::task::TaskTracker;
 
 use super::error::{Failure, failure};
+use super::events::ModelEvents;
 use super::memory::RequestMemory;
 use super::turns::{Turn, Turns};
 use crate::backend::doctor::Doctor;
@@ -48,6 +49,8 @@ pub struct Service {
     pub(super) store: Arc<Store>,
     pub(super) engine: EngineHandle,
     pub(super) settings: Settings,
+    /// What happens to models.
+    pub(super) events: ModelEvents,
     pub(super) renderer: Renderer,
     pub(super) doctor: Doctor,
     pub(super) memory: Mutex<RequestMemory>,
@@ -108,7 +111,12 @@ pub(super) struct Ticket {
 
 impl Service {
     /// What sessions share from now on.
-    pub fn new(store: Arc<Store>, engine: EngineHandle, settings: Settings) -> Arc<Self> {
+    pub fn new(
+        store: Arc<Store>,
+        engine: EngineHandle,
+        settings: Settings,
+        events: ModelEvents,
+    ) -> Arc<Self> {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let offer = ServerOffer {
             server_id: (u128::from(random()) << 64 | u128::from(random())).to_le_bytes(),
@@ -121,6 +129,7 @@ impl Service {
             renderer: Renderer::new(&settings.program),
             doctor: Doctor::new(&settings.program),
             settings,
+            events,
             memory: Mutex::new(Rank::RequestMemory, RequestMemory::default()),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),

@@ -5,14 +5,13 @@ use rocmforge_client::wire::{
 };
 
 use super::Call;
-use super::error::{Failure, failure, of_store};
+use super::error::{Failure, failure};
 use crate::model::tokenizer::EncodeOptions;
 
 pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<TokenizeReply, Failure> {
     call.service().admit()?;
     call.blocking(move |call| {
-        let (lease, _) =
-            call.service().store.acquire(call.peer().uid, &request.model).map_err(|e| of_store(&e))?;
+        let (lease, _) = call.acquire(&request.model)?;
         let options =
             EncodeOptions { add_special: request.add_special, parse_special: request.parse_special };
         let ids = lease.model().tokenizer.encode(&request.text, options);
@@ -29,8 +28,7 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
 pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result<DetokenizeReply, Failure> {
     call.service().admit()?;
     call.blocking(move |call| {
-        let (lease, _) =
-            call.service().store.acquire(call.peer().uid, &request.model).map_err(|e| of_store(&e))?;
+        let (lease, _) = call.acquire(&request.model)?;
         let tokenizer = &lease.model().tokenizer;
         check_ids(&request.ids, tokenizer.vocab_size())?;
         // Before the text is made: a few long tokens, many times over, would be gigabytes.

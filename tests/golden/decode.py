@@ -74,6 +74,14 @@ struct DeviceMemory: kind string LABEL; device string LABEL; weight_bytes u64; k
 struct ResidencyEntry: id u64; device u32; model string NAME; parts string PARTS; weight_bytes u64; kv_bytes u64;
     scratch_bytes u64; rules Rules; sequences u32; idle_ms u64?; eviction_place u32; ext Ext
 struct Rules: pinned bool; priority u8; layers_min u32; idle_s u32
+struct SetRulesRequest: model string NAME; pinned bool?; priority u8?; layers_min u32?; idle_s u32?; ext Ext
+struct SetRulesReply: rules Rules; host_pinned bool; host_reason string VALUE; ext Ext
+struct SubscribeRequest: ext Ext
+struct SubscribeItem: missed u64; events [EventEntry] EVENTS; ext Ext
+struct SubscribeEnd: ext Ext
+struct EventEntry: kind EventKind; id u64; model string NAME; part u32; parts u32; device_bytes u64; text string ERROR;
+    ext Ext
+enum EventKind: 0 Loaded; 1 Evicted; 2 DeviceLost; 3 ModelMapped; 4 ModelUnmapped; 5 ModelPoisoned
 struct TokenizeRequest: model string NAME; text string TEXT; add_special bool; parse_special bool; ext Ext
 struct TokenizeReply: ids [u32] IDS; ext Ext
 struct DetokenizeRequest: model string NAME; ids [u32] IDS; show_special bool; ext Ext
@@ -120,10 +128,13 @@ REQUESTS = {
     24: ("TokenizeRequest", "TokenizeReply"), 25: ("DetokenizeRequest", "DetokenizeReply"),
     26: ("GenerateRequest", None), 27: ("FailRequest", None), 28: ("DoctorRequest", "DoctorReply"),
     29: ("LoadToDeviceRequest", None), 30: ("ClearCacheRequest", "ClearCacheReply"), 31: ("PlanRequest", "PlanReply"),
-    32: ("ResidencyRequest", "ResidencyReply"),
+    32: ("ResidencyRequest", "ResidencyReply"), 33: ("SetRulesRequest", "SetRulesReply"), 34: ("SubscribeRequest", None),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
-ANSWERS = {ITEM: ["GenerateItem", "LoadToDeviceItem"], END: ["GenerateEnd", "LoadToDeviceEnd"], ERROR: ["WireError"]}
+ANSWERS = {
+    ITEM: ["GenerateItem", "LoadToDeviceItem", "SubscribeItem"], END: ["GenerateEnd", "LoadToDeviceEnd", "SubscribeEnd"],
+    ERROR: ["WireError"],
+}
 MORE, CRC = 1, 2
 
 # Section 2: offsets follow from the sizes. A number n stands for n bytes.
@@ -138,7 +149,7 @@ PAYLOAD_MAX, FDS_MAX = 1048576, 4
 LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
     "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
-    "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024,
+    "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024, "EVENTS": 64,
     "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
 }
 CRITICAL = 0x8000

@@ -1,16 +1,24 @@
 //! Models' weights on a device as clients see and change them.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
 
-use rocmforge_client::wire::{ErrorCode, Fit, LoadToDeviceEnd, Preload, ResidencyEntry, ResidencyReply};
-use rocmforge_client::{Client, ClientError, Options, ServerTrust};
+use rocmforge_client::wire::{
+    self, Credit, ErrorCode, EventEntry, EventKind, Fit, LoadToDeviceEnd, Op, Preload, Residency,
+    ResidencyEntry, ResidencyReply, Rules, SetRulesRequest, SubscribeItem, SubscribeRequest,
+};
+use rocmforge_client::{Client, ClientError, Events, Options, ServerTrust};
+use rustix::process::Signal;
 
 use crate::child;
 use crate::common;
 use crate::device::{on_gpu, on_gpu_with};
 use crate::forge::wide_llama;
-use crate::rig::{Rig, TINY, answer, code, refusal, story};
+use crate::raw::Raw;
+use crate::rig::{PATIENCE, Rig, TINY, answer, code, refusal, story};
 
 const STRANGER: u32 = 54_321;
 
@@ -124,6 +132,160 @@ fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
     rig.assert_serves();
 }
 
+#[test]
+fn what_happens_is_told_as_it_happens() {
+    let Some(rig) = on_gpu() else { return };
+    let client = rig.client();
+    let mut events = client.events().unwrap();
+    assert_eq!(events.next_item().unwrap().unwrap(), SubscribeItem::default(), "the first comes at once");
+    bring(&rig, Preload::Critical).unwrap();
+    let mut heard = Heard::default();
+    // A part is told again where more of it comes after it was there.
+    let parts = |heard: &Heard, kind| heard.of(kind).map(|event| event.part).collect::<BTreeSet<_>>();
+    heard.until(&mut events, |heard| parts(heard, EventKind::Loaded).len() >= 2);
+    let brought = BTreeSet::from([1, 6]); // the first layer, the head: of the embedding rows are taken in the file
+    assert_eq!(parts(&heard, EventKind::Loaded), brought);
+    assert!(heard.0.iter().all(|event| event.model == TINY && event.text.is_empty()), "{heard:?}");
+    assert_eq!(heard.count(EventKind::ModelMapped), 1);
+    assert!(heard.of(EventKind::Loaded).last().is_some_and(|event| event.parts == 7));
+    let left = client.clear_gpu_cache(Some(TINY)).unwrap();
+    heard.until(&mut events, |heard| heard.count(EventKind::Evicted) >= 3);
+    assert_eq!(parts(&heard, EventKind::Evicted), BTreeSet::from([0, 1, 6]));
+    assert_eq!(heard.of(EventKind::Evicted).map(|event| event.device_bytes).sum::<u64>(), left.device_bytes);
+    client.unload(TINY).unwrap();
+    heard.until(&mut events, |heard| heard.count(EventKind::ModelUnmapped) == 1);
+    assert!(heard.of(EventKind::ModelUnmapped).all(|event| event.model == TINY), "its name is remembered");
+    drop(events);
+    rig.assert_idle();
+}
+
+/// Events that came.
+#[derive(Debug, Default)]
+struct Heard(Vec<EventEntry>);
+
+impl Heard {
+    fn of(&self, kind: EventKind) -> impl Iterator<Item = &EventEntry> {
+        self.0.iter().filter(move |event| event.kind == kind)
+    }
+
+    fn count(&self, kind: EventKind) -> usize {
+        self.of(kind).count()
+    }
+
+    fn until(&mut self, events: &mut Events, enough: impl Fn(&Self) -> bool) {
+        while !enough(self) {
+            let item = events.next_item().unwrap().expect("the daemon goes on");
+            assert_eq!(item.missed, 0);
+            self.0.extend(item.events);
+        }
+    }
+}
+
+fn item(raw: &mut Raw) -> SubscribeItem {
+    let (header, payload) = raw.receive();
+    assert_eq!(header.known_op(), Some(Op::Item), "{header:?}");
+    wire::decode(&payload).unwrap()
+}
+
+#[test]
+fn who_does_not_listen_is_told_how_much_was_missed() {
+    let Some(mut rig) = on_gpu() else { return };
+    let mut raw = Raw::connect(&rig);
+    raw.send(1, Op::Subscribe, &SubscribeRequest::default());
+    let first: SubscribeItem = item(&mut raw);
+    assert_eq!(first, SubscribeItem::default());
+    // Six parts come (the embedding stays in the file) and seven leave. One item for each of these until its credit is used up; then some 1024 events are kept.
+    let client = rig.client();
+    let times = 32 + 1024 / 13 + 40;
+    for _ in 0..times {
+        bring(&rig, Preload::All).unwrap();
+        client.clear_gpu_cache(Some(TINY)).unwrap();
+    }
+    rig.assert_serves();
+    raw.send(1, Op::Credit, &Credit { items: 4096, ext: vec![] });
+    let (mut missed, mut told) = (0, 0);
+    while missed + told < times * 13 {
+        let item = item(&mut raw);
+        missed += item.missed;
+        told +=
+            item.events.iter().filter(|event| event.id != 0 && event.kind != EventKind::ModelMapped).count()
+                as u64;
+    }
+    assert!(missed > 0, "{told} told");
+}
+
+#[test]
+fn subscribers_are_told_of_a_file_that_lost_bytes_and_of_the_end() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'");
+    rig.assert_serves();
+    let client = rig.client();
+    let mut events = client.events().unwrap();
+    events.next_item().unwrap();
+    let running = rig.client();
+    let mut generation = running.generate(&story(400)).unwrap();
+    generation.next_item().unwrap();
+    File::options().write(true).open(rig.model(TINY)).unwrap().set_len(4096).unwrap();
+    let failed = generation.find_map(Result::err).expect("the file is gone under it");
+    assert_eq!(failed.code(), Some(ErrorCode::ModelCorrupt as u16), "{failed}");
+    let mut heard = Heard::default();
+    heard.until(&mut events, |heard| heard.count(EventKind::ModelPoisoned) == 1);
+    assert!(heard.of(EventKind::ModelPoisoned).all(|event| event.model == TINY && !event.text.is_empty()));
+    rig.signal(Signal::TERM);
+    while events.next_item().unwrap().is_some() {}
+    assert!(events.end().is_some(), "the daemon says that it ends");
+    assert!(rig.ended().success());
+}
+
+#[test]
+fn rules_hold_until_they_are_changed() {
+    let Some(rig) = on_gpu_with("memory_mib = 40") else { return };
+    for name in ["first", "second"] {
+        std::fs::write(rig.model(name), wide_llama(7).build().bytes).unwrap();
+    }
+    let client = rig.client();
+    let all = |name: &str| {
+        let mut loading = rig.client().preload_all(name).unwrap();
+        loading.find_map(Result::err).map_or(Ok(()), Err)
+    };
+    let parts = |name: &str| {
+        let models = client.residency().unwrap().models;
+        models.into_iter().find(|model| model.model == name).map(|model| model.parts).unwrap()
+    };
+    let pinned = client.pin("first").unwrap();
+    assert!(pinned.rules.pinned, "{pinned:?}");
+    assert!(pinned.host_pinned, "we are the daemon's own user");
+    assert_eq!(client.show("first", false).unwrap().host.wanted, Residency::Lock);
+    all("first").unwrap();
+    let refused = refusal(all("second"));
+    assert_eq!(refused.code, ErrorCode::OutOfMemory as u16);
+    assert!(refused.message.contains("first has ") && refused.message.contains(", pinned"), "{refused}");
+    assert_eq!(parts("first"), "####", "a pinned model keeps its weights");
+    eventually("what was on its way arrived", || !parts("second").contains('>'));
+    assert!(client.clear_gpu_cache(None).unwrap().parts > 0);
+    assert_eq!((parts("first").as_str(), parts("second").as_str()), ("####", "...."), "pinned ones stay");
+
+    let kept = SetRulesRequest { model: "first".into(), layers_min: Some(1), ..Default::default() };
+    client.set_rules(&kept).unwrap();
+    let unpinned = client.unpin("first").unwrap();
+    assert_eq!(unpinned.rules, Rules { layers_min: 1, ..Rules::default() });
+    assert_eq!(client.show("first", false).unwrap().host.wanted, Residency::None);
+    let _ = all("second");
+    assert!(parts("first").starts_with("##."), "its embedding and first layer stay: {}", parts("first"));
+    let idle =
+        SetRulesRequest { model: "first".into(), idle_s: Some(1), layers_min: Some(0), ..Default::default() };
+    assert_eq!(client.set_rules(&idle).unwrap().rules.idle_s, 1);
+    eventually("an idle model's weights leave", || parts("first") == "....");
+}
+
+#[track_caller]
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// The second user's process of [`another_users_weights_are_seen_and_stay`].
 #[test]
 fn another_user() {
@@ -140,9 +302,13 @@ fn another_user() {
     let error = refusal(client.clear_gpu_cache(None));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
     assert_eq!(code(client.clear_gpu_cache(Some("private"))), ErrorCode::ModelNotFound as u16);
+    assert_eq!(code(client.pin(TINY)), ErrorCode::Forbidden as u16);
     // An own name for a file that someone else loaded gives no right to send its weights away.
     client.load_file(&common::tinystories(), Some("own")).unwrap();
     assert!(client.clear_gpu_cache(Some("own")).is_ok(), "this one only it loaded");
+    let pinned = client.pin("own").unwrap();
+    assert!(pinned.rules.pinned && !pinned.host_pinned, "{pinned:?}");
+    assert!(pinned.host_reason.contains("administrator"), "{pinned:?}");
     println!("\nDONE well");
 }
 

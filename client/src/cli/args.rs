@@ -104,6 +104,42 @@ pub enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Keep a model's weights on the device, and its file in the machine's memory
+    #[command(
+        after_help = "For who loaded the model, and administrators; files are locked in memory for administrators only.\n\n\
+            Example:\n  rocmforge-client pin llama-3-8b"
+    )]
+    Pin {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+    },
+    /// Let a pinned model's weights and file leave when memory is short
+    #[command(after_help = "Example:\n  rocmforge-client unpin llama-3-8b")]
+    Unpin {
+        /// Its name
+        model: String,
+    },
+    /// Change when a model's weights leave the device; without options, show what holds
+    #[command(after_help = "What is not named stays as it is, until the model is unloaded.\n\n\
+            Examples:\n  rocmforge-client rules llama-3-8b --priority 5 --keep-layers 8\n  \
+            rocmforge-client rules llama-3-8b --idle 600")]
+    Rules {
+        /// A name, or a file: with a `/`, or an existing `*.gguf`
+        model: String,
+        /// Weights of models of a lower priority leave first, 0 to 255
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
+        priority: Option<u8>,
+        /// The embedding and so many first layers stay when others need room
+        #[arg(long, value_name = "LAYERS", allow_negative_numbers = true)]
+        keep_layers: Option<u32>,
+        /// Weights leave after so many seconds without a request; 0: never for that
+        #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+        idle: Option<u32>,
+    },
+    /// Print what happens to weights and models, as it happens, until Ctrl-C
+    #[command(after_help = "With --json one object a line. Ends with exit code 3 when the daemon stops.\n\n\
+            Examples:\n  rocmforge-client events\n  rocmforge-client events --json | jq -c 'select(.kind == \"evicted\")'")]
+    Events,
     /// Show what serving a model would take of the device, and whether it fits; nothing is loaded
     #[command(after_help = "The exit code is 0 whether or not it fits.\n\n\
             Examples:\n  rocmforge-client plan llama-3-70b --context 8192\n  rocmforge-client plan llama-3-70b --json | jq .fit")]

@@ -73,6 +73,22 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::ClearCache { model, .. } => {
             output.show(&client.clear_gpu_cache(model.as_deref())?, residency::cleared)?
         }
+        Command::Pin { model } => {
+            output.show(&client.pin(&model_named(&client, model)?)?, residency::ruled)?
+        }
+        Command::Unpin { model } => output.show(&client.unpin(model)?, residency::ruled)?,
+        Command::Rules { model, priority, keep_layers, idle } => {
+            let request = wire::SetRulesRequest {
+                model: model_named(&client, model)?,
+                pinned: None,
+                priority: *priority,
+                layers_min: *keep_layers,
+                idle_s: *idle,
+                ext: vec![],
+            };
+            output.show(&client.set_rules(&request)?, residency::ruled)?
+        }
+        Command::Events => residency::follow(&client, output)?,
         Command::Plan { model, context } => {
             let plan = client.plan(&model_named(&client, model)?, *context)?;
             output.show(&residency::Plan(plan), residency::plan)?

@@ -175,7 +175,7 @@ fn for_scripts(value: Value) -> Value {
             Value::Object(
                 keep.map(|(key, value)| {
                     let value = match value {
-                        Value::String(name) if key == "state" || key == "wanted" => {
+                        Value::String(name) if ["state", "wanted", "kind"].contains(&key.as_str()) => {
                             Value::from(snake_case(&name))
                         }
                         other => for_scripts(other),

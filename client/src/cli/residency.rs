@@ -3,14 +3,14 @@
 use std::io::{self, IsTerminal};
 
 use rocmforge_client::wire::{
-    ClearCacheReply, DeviceMemory, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem, PART_ABSENT, PlanReply,
-    Preload, ResidencyEntry, ResidencyReply, Rules,
+    ClearCacheReply, DeviceMemory, EventEntry, EventKind, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem,
+    PART_ABSENT, PlanReply, Preload, ResidencyEntry, ResidencyReply, Rules, SetRulesReply,
 };
 use rocmforge_client::{Client, ClientError};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::report::{Failure, Output, printable};
+use super::report::{Failure, Output, printable, snake_case};
 use super::tables::{Out, bytes, load, pairs, table};
 
 /// How another user's model is shown.
@@ -78,6 +78,62 @@ pub fn cleared(out: Out<'_>, reply: &ClearCacheReply) -> io::Result<()> {
     match (reply.parts, reply.device_bytes) {
         (0, 0) => writeln!(out, "nothing was on the device"),
         (parts, freed) => writeln!(out, "{parts} parts left the device, {}", bytes(freed)),
+    }
+}
+
+pub fn ruled(out: Out<'_>, reply: &SetRulesReply) -> io::Result<()> {
+    let wanted = rules(&reply.rules);
+    writeln!(out, "{}", if wanted.is_empty() { "no rules".to_owned() } else { wanted })?;
+    if reply.host_pinned {
+        writeln!(out, "its file is to be locked in memory; `show` tells how far that is")?;
+    }
+    if !reply.host_reason.is_empty() {
+        writeln!(out, "its file is not locked in memory: {}", printable(&reply.host_reason))?;
+    }
+    Ok(())
+}
+
+/// Events that were not told, as JSON.
+#[derive(Debug, Serialize)]
+struct Missed {
+    missed: u64,
+}
+
+/// Prints what happens until the daemon stops, which is an error, or the reader goes away.
+pub fn follow(client: &Client, output: Output) -> Result<(), Failure> {
+    for item in &mut client.events()? {
+        let item = item?;
+        if item.missed > 0 {
+            let text = |out: Out<'_>, missed: &Missed| writeln!(out, "{} events were missed", missed.missed);
+            output.show(&Missed { missed: item.missed }, text)?;
+        }
+        for entry in &item.events {
+            output.show(entry, event)?;
+        }
+    }
+    let reason = "the daemon is stopping".to_owned();
+    Err(ClientError::Disconnected { reason }.into())
+}
+
+fn event(out: Out<'_>, event: &EventEntry) -> io::Result<()> {
+    let what = snake_case(&format!("{:?}", event.kind)).replace('_', " ");
+    let about = match event.kind {
+        EventKind::Loaded | EventKind::Evicted => {
+            format!("{} {}, {}", name(&event.model), part(event.part, event.parts), bytes(event.device_bytes))
+        }
+        EventKind::DeviceLost => printable(&event.text),
+        EventKind::ModelMapped | EventKind::ModelUnmapped => name(&event.model),
+        EventKind::ModelPoisoned => format!("{}: {}", name(&event.model), printable(&event.text)),
+    };
+    writeln!(out, "{what:15}{about}")
+}
+
+/// A part of a model in words.
+fn part(number: u32, count: u32) -> String {
+    match number {
+        0 => "embedding".to_owned(),
+        head if head + 1 == count => "head".to_owned(),
+        layer => format!("layer {}", layer - 1),
     }
 }
 
@@ -327,6 +383,33 @@ mod tests {
             ),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn events_and_rules_are_a_line() {
+        let happened = |kind, part| EventEntry {
+            kind,
+            id: 4,
+            model: "tiny".into(),
+            part,
+            parts: 7,
+            device_bytes: 3 << 20,
+            text: "the file lost bytes".into(),
+            ext: vec![],
+        };
+        let line = |kind, part| text(event, &happened(kind, part));
+        assert_eq!(line(EventKind::Loaded, 0), "loaded         tiny embedding, 3.0 MiB\n");
+        assert_eq!(line(EventKind::Evicted, 1), "evicted        tiny layer 0, 3.0 MiB\n");
+        assert_eq!(line(EventKind::Evicted, 6), "evicted        tiny head, 3.0 MiB\n");
+        assert_eq!(line(EventKind::ModelPoisoned, 0), "model poisoned tiny: the file lost bytes\n");
+        let refused = SetRulesReply {
+            rules: Rules { pinned: true, ..Rules::default() },
+            host_pinned: false,
+            host_reason: "no".into(),
+            ext: vec![],
+        };
+        assert_eq!(text(ruled, &refused), "pinned\nits file is not locked in memory: no\n");
+        assert_eq!(text(ruled, &SetRulesReply::default()), "no rules\n");
     }
 
     #[test]

@@ -67,11 +67,15 @@ ops! {
     Plan = 31,
     /// Client: [`ResidencyRequest`], answered by [`ResidencyReply`].
     Residency = 32,
+    /// Client: [`SetRulesRequest`], answered by [`SetRulesReply`].
+    SetRules = 33,
+    /// Client: [`SubscribeRequest`], answered by [`SubscribeItem`]s and, when the daemon stops, one [`SubscribeEnd`].
+    Subscribe = 34,
     /// Server: the whole answer; its type is that of the request's op. Ends the stream.
     Reply = 0x8000,
-    /// Server: one of several, by the request's op [`GenerateItem`] or [`LoadToDeviceItem`]; takes one credit.
+    /// Server: one of several, by the request's op [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`]; takes one credit.
     Item = 0x8001,
-    /// Server: after the items, by the request's op [`GenerateEnd`] or [`LoadToDeviceEnd`]. Ends the stream.
+    /// Server: after the items, by the request's op [`GenerateEnd`], [`LoadToDeviceEnd`] or [`SubscribeEnd`]. Ends the stream.
     End = 0x8002,
     /// Server: [`WireError`]; ends the stream, or on stream 0 the connection.
     Error = 0x8003,
@@ -150,6 +154,7 @@ mapping! {
         Generate: GenerateRequest,
         Fail: FailRequest,
         LoadToDevice: LoadToDeviceRequest,
+        Subscribe: SubscribeRequest,
     }
     calls {
         Ping: PingRequest => PingReply,
@@ -164,6 +169,7 @@ mapping! {
         ClearCache: ClearCacheRequest => ClearCacheReply,
         Plan: PlanRequest => PlanReply,
         Residency: ResidencyRequest => ResidencyReply,
+        SetRules: SetRulesRequest => SetRulesReply,
         Tokenize: TokenizeRequest => TokenizeReply,
         Detokenize: DetokenizeRequest => DetokenizeReply,
     }
@@ -172,5 +178,7 @@ mapping! {
         GenerateEnd,
         LoadToDeviceItem,
         LoadToDeviceEnd,
+        SubscribeItem,
+        SubscribeEnd,
     }
 }

@@ -52,6 +52,8 @@ pub mod limits {
     pub const LAYERS_MAX: usize = 1024;
     /// Parts of a model, a letter each.
     pub const PARTS_MAX: usize = 1024;
+    /// Events in one item; so many with the longest texts fit the smallest frame.
+    pub const EVENTS_MAX: usize = 64;
     /// An error's text.
     pub const ERROR_BYTES_MAX: usize = 512;
     /// An error's named values.

@@ -69,6 +69,7 @@ fn the_document_states_the_limits_of_the_code() {
         ("ENDS", limits::END_TOKENS_MAX),
         ("LAYERS", limits::LAYERS_MAX),
         ("PARTS", limits::PARTS_MAX),
+        ("EVENTS", limits::EVENTS_MAX),
         ("ERROR", limits::ERROR_BYTES_MAX),
         ("DETAILS", limits::DETAILS_MAX),
         ("EXTS", limits::EXT_MAX),

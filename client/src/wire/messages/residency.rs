@@ -105,6 +105,99 @@ pub struct Rules {
     pub idle_s: u32,
 }
 
+/// Changes what is wanted for a model, which counts until it is unloaded; maps it where that is needed. What is `None` stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetRulesRequest {
+    /// Its name.
+    pub model: String,
+    /// See [`Rules::pinned`].
+    pub pinned: Option<bool>,
+    /// See [`Rules::priority`].
+    pub priority: Option<u8>,
+    /// See [`Rules::layers_min`].
+    pub layers_min: Option<u32>,
+    /// See [`Rules::idle_s`].
+    pub idle_s: Option<u32>,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What is wanted from now on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetRulesReply {
+    /// All of it.
+    pub rules: Rules,
+    /// The request pinned it, and its file is to be locked in the machine's memory too; `Show` tells how far that is.
+    pub host_pinned: bool,
+    /// Why not, where the request pinned it.
+    pub host_reason: String,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// Asks to be told what happens to weights and models from now on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubscribeRequest {
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What happened. The first one comes at once: what happens after it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubscribeItem {
+    /// Events that are not told, because the client had no credit for too long.
+    pub missed: u64,
+    /// Those that are, in order; at most [`limits::EVENTS_MAX`].
+    pub events: Vec<EventEntry>,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// The daemon is stopping.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubscribeEnd {
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventEntry {
+    /// What.
+    pub kind: EventKind,
+    /// Number of the model in `ResidencyReply`; 0 where it is about none.
+    pub id: u64,
+    /// Its name; empty where it is another user's.
+    pub model: String,
+    /// Of `Loaded` and `Evicted`: which part in the order of use, 0 for the embedding.
+    pub part: u32,
+    /// How many parts the model has; 0 where that is not known.
+    pub parts: u32,
+    /// Of `Loaded` and `Evicted`: its bytes on the device.
+    pub device_bytes: u64,
+    /// Of `DeviceLost` and `ModelPoisoned`: why.
+    pub text: String,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EventKind {
+    /// The last tensor asked for of a part arrived.
+    Loaded,
+    /// A part left the device.
+    Evicted,
+    /// The device was lost.
+    DeviceLost,
+    /// A model was mapped.
+    ModelMapped,
+    /// It is mapped no more.
+    ModelUnmapped,
+    /// Its file lost bytes or changed while it was mapped.
+    ModelPoisoned,
+}
+
 /// Asks what serving a model would take. Nothing is loaded; the model is mapped where that is needed to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRequest {
@@ -330,6 +423,33 @@ validate!(LoadToDeviceItem {
 validate!(LoadToDeviceEnd { tensors: any, device_bytes: any, elapsed_us: any, ext: extensions });
 validate!(ClearCacheRequest { scope: nested, ext: extensions });
 validate!(ClearCacheReply { parts: any, device_bytes: any, ext: extensions });
+validate!(SetRulesRequest {
+    model: text(limits::NAME_BYTES_MAX),
+    pinned: any,
+    priority: any,
+    layers_min: any,
+    idle_s: any,
+    ext: extensions,
+});
+validate!(SetRulesReply {
+    rules: any,
+    host_pinned: any,
+    host_reason: text(limits::VALUE_BYTES_MAX),
+    ext: extensions,
+});
+validate!(SubscribeRequest { ext: extensions });
+validate!(SubscribeItem { missed: any, events: list(limits::EVENTS_MAX), ext: extensions });
+validate!(SubscribeEnd { ext: extensions });
+validate!(EventEntry {
+    kind: any,
+    id: any,
+    model: text(limits::NAME_BYTES_MAX),
+    part: any,
+    parts: any,
+    device_bytes: any,
+    text: text(limits::ERROR_BYTES_MAX),
+    ext: extensions,
+});
 validate!(PlanRequest { model: text(limits::NAME_BYTES_MAX), context_tokens: any, ext: extensions });
 validate!(PlanReply {
     device: any,

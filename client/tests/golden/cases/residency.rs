@@ -13,6 +13,30 @@ pub fn all() -> Vec<Golden> {
         frame(Op::Reply, "streamed", at(13), plan(Fit::Streamed(streamed()))),
         frame(Op::Reply, "whole", at(15), plan(Fit::Whole)),
     ];
+    let rules = SetRulesRequest {
+        model: "tiny".into(),
+        pinned: Some(true),
+        priority: None,
+        layers_min: Some(4),
+        idle_s: None,
+        ext: vec![],
+    };
+    let ruled = SetRulesReply {
+        rules: Rules { pinned: true, priority: 0, layers_min: 4, idle_s: 600 },
+        host_pinned: false,
+        host_reason: "tiny: only an administrator locks it".into(),
+        ext: vec![],
+    };
+    let event = EventEntry {
+        kind: EventKind::Evicted,
+        id: 41,
+        model: "tiny".into(),
+        part: 7,
+        parts: 34,
+        device_bytes: 134_217_728,
+        text: String::new(),
+        ext: vec![],
+    };
     let item = LoadToDeviceItem {
         tensors: 17,
         tensors_total: 290,
@@ -34,6 +58,11 @@ pub fn all() -> Vec<Golden> {
         three(Op::Reply, plan(Fit::No(3_221_225_472))),
         three(Op::Residency, ResidencyRequest { after: 40, ext: vec![] }),
         three(Op::Reply, reply()),
+        three(Op::SetRules, rules),
+        three(Op::Reply, ruled),
+        three(Op::Subscribe, SubscribeRequest { ext: vec![] }),
+        three(Op::Item, SubscribeItem { missed: 3, events: vec![event], ext: vec![] }),
+        three(Op::End, SubscribeEnd { ext: vec![] }),
     ];
     groups.into_iter().flatten().chain(more).collect()
 }
