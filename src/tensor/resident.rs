@@ -61,10 +61,11 @@ fn sum(smaps: impl BufRead, ranges: &[Range<usize>]) -> io::Result<(u64, u64)> {
             let kib = kib.trim().trim_end_matches(" kB").parse::<u64>().map_err(io::Error::other)?;
             rss = kib.saturating_mul(1024);
             resident = resident.saturating_add(rss);
-        } else if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
-            if flags.split_whitespace().any(|flag| flag == "lo") {
-                locked = locked.saturating_add(rss);
-            }
+        } else if inside
+            && let Some(flags) = line.strip_prefix("VmFlags:")
+            && flags.split_whitespace().any(|flag| flag == "lo")
+        {
+            locked = locked.saturating_add(rss);
         }
     }
     Ok((resident, locked))
@@ -107,15 +108,20 @@ VmFlags: rd mr me ms lo lf sd
 
     #[test]
     fn rss_and_locks_are_summed_over_the_parts_of_mappings() {
-        let kib = |ranges: &[Range<usize>]| {
-            let (resident, locked) = sum(SMAPS.as_bytes(), ranges).unwrap();
+        let kib = |ranges: &[(usize, usize)]| {
+            let ranges: Vec<Range<usize>> = ranges.iter().map(|&(start, end)| start..end).collect();
+            let (resident, locked) = sum(SMAPS.as_bytes(), &ranges).unwrap();
             (resident >> 10, locked >> 10)
         };
-        assert_eq!(kib(&[0x10000..0x20000]), (12, 12));
-        assert_eq!(kib(&[0x10000..0x30000]), (16, 12), "file pages and the zero pages put over a lost rest");
-        assert_eq!(kib(&[0x40000..0x50000]), (64, 64));
-        assert_eq!(kib(&[0x10000..0x20000, 0x40000..0x50000]), (76, 76));
-        assert_eq!(kib(&[0x60000..0x70000]), (0, 0));
+        assert_eq!(kib(&[(0x10000, 0x20000)]), (12, 12));
+        assert_eq!(
+            kib(&[(0x10000, 0x30000)]),
+            (16, 12),
+            "file pages and the zero pages put over a lost rest"
+        );
+        assert_eq!(kib(&[(0x40000, 0x50000)]), (64, 64));
+        assert_eq!(kib(&[(0x10000, 0x20000), (0x40000, 0x50000)]), (76, 76));
+        assert_eq!(kib(&[(0x60000, 0x70000)]), (0, 0));
         assert_eq!(kib(&[]), (0, 0));
     }
 }

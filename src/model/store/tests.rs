@@ -461,7 +461,8 @@ fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
     let model = Arc::clone(tiny.model());
     drop(tiny);
     let here = |report: &PagesReport| report.state == PagesState::Here;
-    (pages(&f, "tiny", here), pages(&f, "busy", here));
+    pages(&f, "tiny", here);
+    pages(&f, "busy", here);
     let resident =
         |model: &Model| HostPages::of(model.files.mappings().map(|file| &**file)).unwrap().resident_bytes;
     assert!(resident(&model) >= model.files.bytes());

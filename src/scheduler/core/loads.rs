@@ -14,8 +14,11 @@ use crate::model::{Model, ModelId};
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor};
 use crate::tensor::LazyTensor;
 
-/// Loads that are on the way at once: enough to keep staging threads busy while one is decided.
-const ON_THE_WAY: usize = 8;
+/// Bytes that are on the way at once: ten milliseconds of a fast link, in which the engine's thread looks again.
+const ON_THE_WAY_BYTES: u64 = 512 << 20;
+
+/// And so many tensors at most, however small.
+const ON_THE_WAY_MAX: usize = 1024;
 
 /// Part and number of the tensor that steps take single rows of: it stays in the file.
 const EMBEDDING: (u32, usize) = (FIRST_PART, 0);
@@ -81,7 +84,7 @@ impl LoadTask {
                 let named = |(part, number): &(u32, usize)| {
                     plan.part_tensors(*part).nth(*number).is_some_and(|tensor| tensor.name() == wanted)
                 };
-                (0..plan.part_count()).flat_map(all_of).filter(named).last().into_iter().collect()
+                (0..plan.part_count()).flat_map(all_of).rfind(named).into_iter().collect()
             }
         };
         let whole = matches!(request.target, LoadTarget::Tensor(_));
@@ -202,7 +205,9 @@ impl Core {
                 }
             }
         }
-        while task.on_the_way.len() < ON_THE_WAY
+        let mut bytes: u64 = task.on_the_way.iter().map(|load| load.tensor.bytes).sum();
+        while bytes < ON_THE_WAY_BYTES
+            && task.on_the_way.len() < ON_THE_WAY_MAX
             && let Some((part, number)) = task.left.pop_front()
         {
             moved = true;
@@ -223,6 +228,7 @@ impl Core {
                 task.left.push_front((part, number)); // again in the next turn
                 break;
             };
+            bytes += loaded.device_bytes();
             task.on_the_way.push(OnTheWay::new(&loaded));
             if let Storage::Device(memory) = &loaded.storage {
                 self.wake_when_decided(memory);
