@@ -97,6 +97,12 @@ struct Key {
     used: Use,
 }
 
+/// For who follows single tensors.
+fn begins(tensor: &LazyTensor, part: Part) {
+    let (tensor, bytes) = (tensor.name(), tensor.range().end - tensor.range().start);
+    tracing::debug!(tensor, bytes, model = part.owner.0, part = part.number, "a tensor's load begins");
+}
+
 impl Key {
     fn of(tensor: &LazyTensor, used: Use) -> Self {
         let bytes = tensor.range();
@@ -125,7 +131,10 @@ impl TensorCache {
         tensor: &LazyTensor,
         part: Part,
     ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Whole), part, || backend.load_tensor(tensor))
+        self.load(Key::of(tensor, Use::Whole), part, || {
+            begins(tensor, part);
+            backend.load_tensor(tensor)
+        })
     }
 
     /// As [`TensorCache::load_tensor`] for a table of which a step takes single rows.
@@ -138,7 +147,10 @@ impl TensorCache {
         tensor: &LazyTensor,
         part: Part,
     ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Rows), part, || backend.load_table(tensor))
+        self.load(Key::of(tensor, Use::Rows), part, || {
+            begins(tensor, part);
+            backend.load_table(tensor)
+        })
     }
 
     fn load(

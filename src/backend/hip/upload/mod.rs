@@ -249,6 +249,11 @@ fn tell(ends: &Receiver<Ended>, shared: &Shared) {
             shared.routes.lock().arrived(way, job.bytes(), busy);
         }
         last = now;
+        let (tensor, bytes) = (job.tensor.name(), job.bytes());
+        match &result {
+            Ok(()) => tracing::debug!(tensor, bytes, "a tensor is on the device"),
+            Err(error) => tracing::debug!(tensor, bytes, %error, "a tensor did not get to the device"),
+        }
         job.weight.decide(result);
     }
 }
