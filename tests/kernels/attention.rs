@@ -167,6 +167,7 @@ impl Decode<'_> {
             rig.device.launch(&rig.stream, self.kernel, grid, &arguments).unwrap();
         }
         assert!(rig.download::<u32>(&counters).iter().all(|&c| c == 0));
+        self.check_splits(&rig.download(&part_stats), splits);
         let got = rig.download::<f32>(&out);
         if self.chosen.is_none() {
             let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
@@ -176,6 +177,23 @@ impl Decode<'_> {
             }
         }
         got
+    }
+}
+
+impl Decode<'_> {
+    /// A row was cut as splits.h says: its splits left what they found, others nothing; of one split nothing is left.
+    fn check_splits(&self, stats: &[f32], room: usize) {
+        let all: Vec<u32> = (0..self.rows.len() as u32).collect();
+        let rows = self.chosen.as_ref().unwrap_or(&all);
+        for (&row, stats) in rows.iter().zip(stats.chunks_exact(self.rows.heads.q * room * 2)) {
+            let length = self.rows.positions[row as usize] as usize + 1;
+            let is_padding = self.rows.sequences[row as usize] == u32::MAX;
+            let count = if is_padding { 1 } else { length.div_ceil(split_tokens(length)) };
+            let left = if count == 1 { 0 } else { count };
+            for (i, split) in stats.chunks_exact(2).enumerate() {
+                assert_eq!(!split[0].is_nan(), i % room < left, "row {row} of {length}: split {}", i % room);
+            }
+        }
     }
 }
 
@@ -247,6 +265,15 @@ fn decode_is_that_of_f64_for_heads_of_any_size() {
             check_decode::<f32>(random, rig, (single, at_once), heads, &[31, 100], Scores::Near);
         }
     }
+}
+
+/// More tokens than 128 splits of 256 hold: splits grow, as a block has room for the weights of 128.
+#[test]
+fn splits_of_many_tokens_are_longer() {
+    let Some(rig) = rig() else { return };
+    let heads = Heads { q: 1, kv: 1, dim: 8 };
+    let kernel = (AttnDecode::attn_decode_f16_any_1, 1);
+    check_decode::<f16>(&mut Random::new(), rig, kernel, heads, &[1024, 4096, 4097, 33_000], Scores::Near);
 }
 
 /// Runs prefill over runs of rows, each a first position and a count, one sequence each; gives f32 results.
