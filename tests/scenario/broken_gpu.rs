@@ -89,22 +89,43 @@ fn with_a_device_that_has_too_little_memory() {
     check_unusable(&library, &[("ROCMFORGE_LOOKALIKE_MEMORY", "4194304")], &["bytes"]);
 }
 
+/// SmolLM2, of 90 MB, beside the small model on a device of `bytes` bytes.
+fn beside_a_large_model(library: &Path, large: &Path, bytes: u64) -> Rig {
+    let config = "[device]\nbackend = 'hip'\nupload_threads = 1\n[limits]\nstep_rows = 32\nrunning = 4\n";
+    let mut rig = start(config, library, &[("ROCMFORGE_LOOKALIKE_MEMORY", &bytes.to_string())]);
+    rig.assert_serves();
+    rig.client().load_file(large, Some("large")).unwrap();
+    rig
+}
+
 #[test]
 fn a_model_that_does_not_fit_the_device_is_refused_and_others_are_served() {
-    let Some(library) = lookalike() else { return };
-    let Some(large) = common::smollm2() else { return };
-    let config = "[device]\nbackend = 'hip'\nupload_threads = 1\n[limits]\nstep_rows = 32\nrunning = 4\n";
-    let mut rig = start(config, &library, &[("ROCMFORGE_LOOKALIKE_MEMORY", "67108864")]);
-    rig.assert_serves();
-    rig.client().load_file(&large, Some("large")).unwrap();
+    let (Some(library), Some(large)) = (lookalike(), common::smollm2()) else { return };
+    // Its head has not enough room, whatever leaves.
+    let mut rig = beside_a_large_model(&library, &large, 32 << 20);
     let request = rocmforge_client::wire::GenerateRequest { model: "large".into(), ..story(4) };
     for _ in 0..2 {
         let error = refusal(answer(&rig.client(), &request));
         assert_eq!(error.code, ErrorCode::OutOfMemory as u16, "{error:?}");
-        assert!(error.message.contains("bytes"), "{error:?}");
+        assert!(
+            error.message.contains("of the device's memory") && error.message.contains("free"),
+            "{error:?}"
+        );
         rig.assert_serves();
     }
     assert_eq!(device(&rig).0, "hip");
+}
+
+#[test]
+fn a_model_larger_than_the_device_streams_through_it_and_others_are_served() {
+    let (Some(library), Some(large)) = (lookalike(), common::smollm2()) else { return };
+    let mut rig = beside_a_large_model(&library, &large, 64 << 20);
+    let request = rocmforge_client::wire::GenerateRequest { model: "large".into(), ..story(2) };
+    let streamed = answer(&rig.client(), &request).unwrap();
+    rig.assert_serves();
+    let mut roomy = beside_a_large_model(&library, &large, 1 << 30);
+    assert_eq!(answer(&roomy.client(), &request).unwrap().ids, streamed.ids);
+    roomy.assert_serves();
 }
 
 /// An answer in whose middle the device fails: the error, after some tokens had come.
