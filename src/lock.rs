@@ -33,6 +33,8 @@ pub enum Rank {
     StoreScan,
     /// Names, files and models.
     StoreTables,
+    /// Which vocabularies mapped models have.
+    Tokenizers,
     /// What of a model's files is kept in memory.
     ModelPages,
     /// Models whose pages are to be brought or let go.

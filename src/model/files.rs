@@ -156,6 +156,11 @@ impl ModelFiles {
         &self.first.gguf
     }
 
+    /// As [`ModelFiles::header`], for holding values that other headers have too.
+    pub(super) fn header_mut(&mut self) -> &mut Gguf {
+        &mut self.first.gguf
+    }
+
     /// All files, the first part first.
     pub fn mappings(&self) -> impl Iterator<Item = &Arc<MappedFile>> {
         self.parts().map(|part| &part.file)

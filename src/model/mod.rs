@@ -29,8 +29,8 @@ pub struct Model {
     pub files: files::ModelFiles,
     /// What of the files is kept in memory.
     pub pages: pages::Pages,
-    /// Text to tokens and back.
-    pub tokenizer: tokenizer::Tokenizer,
+    /// Text to tokens and back; other models may have the same one.
+    pub tokenizer: tokenizer::SharedTokenizer,
     /// Chat template, not yet compiled.
     pub chat_template: ChatTemplate,
     /// What to run.
@@ -94,17 +94,31 @@ impl ModelError {
 }
 
 impl Model {
-    /// Maps the model's files, the first part first, checks them and builds tokenizer and plan. Reads headers by pread, no
-    /// weight byte.
+    /// As [`Model::open_beside`] with a tokenizer of its own.
+    ///
+    /// # Errors
+    /// [`ModelError`].
+    pub fn open(id: ModelId, name: &str, files: Vec<std::fs::File>) -> Result<Self, ModelError> {
+        Self::open_beside(id, name, files, &tokenizer::Tokenizers::default())
+    }
+
+    /// Maps the model's files, the first part first, checks them and builds its plan, and its tokenizer unless one of
+    /// `tokenizers` is of the same vocabulary. Reads headers by pread, no weight byte.
     ///
     /// Blocks for 10-35 ms with a vocabulary of 150,000 tokens: call it off the runtime threads.
     ///
     /// # Errors
     /// [`ModelError`].
-    pub fn open(id: ModelId, name: &str, files: Vec<std::fs::File>) -> Result<Self, ModelError> {
-        let files = files::ModelFiles::open(files)?;
+    pub fn open_beside(
+        id: ModelId,
+        name: &str,
+        files: Vec<std::fs::File>,
+        tokenizers: &tokenizer::Tokenizers,
+    ) -> Result<Self, ModelError> {
+        let mut files = files::ModelFiles::open(files)?;
+        let tokenizer = tokenizers.of(files.header())?;
+        files.header_mut().share(tokenizer.entries());
         let header = files.header();
-        let tokenizer = tokenizer::Tokenizer::from_gguf(header)?;
         let plan = plan::ExecutionPlan::build(&files, tokenizer.vocab_size())?;
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
         let context_length = plan.context_length;

@@ -24,6 +24,7 @@ mod gpu;
 #[path = "../common/hooked.rs"]
 mod hooked;
 mod lifecycle;
+mod many;
 mod pressure;
 mod raw;
 mod requests;

@@ -9,7 +9,7 @@
 #![deny(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::Entry as Slot;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -44,9 +44,12 @@ pub struct Gguf {
     tensor_index: HashMap<Box<str>, usize>,
 }
 
+/// A key and its value, which several headers may hold.
+pub type Entry = (Box<str>, Arc<Value>);
+
 #[derive(Clone, Debug, Default)]
 struct Metadata {
-    entries: Vec<(Box<str>, Value)>,
+    entries: Vec<Entry>,
     index: HashMap<Box<str>, usize>,
 }
 
@@ -110,7 +113,23 @@ impl Gguf {
 
     /// All metadata in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.metadata.entries.iter().map(|(key, value)| (&**key, value))
+        self.metadata.entries.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    /// Those metadata entries that `wanted` says of their keys, in file order; they are shared, not copied.
+    pub fn entries(&self, wanted: impl Fn(&str) -> bool) -> Vec<Entry> {
+        self.metadata.entries.iter().filter(|(key, _)| wanted(key)).cloned().collect()
+    }
+
+    /// Holds these values in place of its own of the same keys, which have to be equal.
+    pub fn share(&mut self, entries: &[Entry]) {
+        for (key, value) in entries {
+            let place = self.metadata.index.get(key).copied();
+            if let Some((_, own)) = place.and_then(|place| self.metadata.entries.get_mut(place)) {
+                debug_assert!(own == value, "{key} is another value here");
+                *own = Arc::clone(value);
+            }
+        }
     }
 
     /// A metadata value.
@@ -192,7 +211,7 @@ impl Gguf {
 
 impl Metadata {
     fn get(&self, key: &str) -> Option<&Value> {
-        self.entries.get(*self.index.get(key)?).map(|(_, value)| value)
+        self.entries.get(*self.index.get(key)?).map(|(_, value)| &**value)
     }
 }
 
@@ -233,10 +252,10 @@ fn metadata<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>, entry_count: u64) ->
         let offset = cursor.offset();
         let (key, value) = cursor.entry(number)?;
         match metadata.index.entry(key.clone()) {
-            Entry::Occupied(_) => return Err(GgufError::DuplicateKey { key, offset }),
-            Entry::Vacant(slot) => slot.insert(metadata.entries.len()),
+            Slot::Occupied(_) => return Err(GgufError::DuplicateKey { key, offset }),
+            Slot::Vacant(slot) => slot.insert(metadata.entries.len()),
         };
-        metadata.entries.push((key, value));
+        metadata.entries.push((key, Arc::new(value)));
     }
     Ok(metadata)
 }

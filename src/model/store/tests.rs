@@ -496,3 +496,24 @@ fn an_unloaded_name_loses_its_pin_and_a_passed_file_is_not_locked_by_configurati
     assert_eq!(f.store.unpin(ALICE, true, "own").ok(), Some(true));
     pages(&f, "own", |report| report.state == PagesState::Here && !report.locked);
 }
+
+#[test]
+fn models_of_one_vocabulary_have_one_tokenizer_for_as_long_as_one_is_mapped() {
+    let tokenizers = Arc::new(crate::model::tokenizer::Tokenizers::default());
+    let dir = tempfile::tempdir().unwrap();
+    let names: Vec<String> = (0..100).map(|number| format!("m{number}")).collect();
+    names.iter().for_each(|name| copy_model(&dir.path().join(format!("{name}.gguf"))));
+    let known = Arc::clone(&tokenizers);
+    let open = move |id, name: &str, files| Ok(Model::open_beside(id, name, files, &known)?);
+    let store = Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(|_| ()));
+    store.rescan();
+    let leases: Vec<Lease> = names.iter().map(|name| store.acquire(ALICE, name).unwrap().0).collect();
+    assert!(leases.iter().all(|lease| lease.model().tokenizer.is(&leases[0].model().tokenizer)));
+    assert_eq!((store.mapped(), tokenizers.living()), (100, 1));
+    for name in &names {
+        store.unload(ALICE, true, name).unwrap();
+    }
+    assert_eq!(tokenizers.living(), 1, "requests still use it");
+    drop(leases);
+    assert_eq!((store.mapped(), tokenizers.living()), (0, 0));
+}

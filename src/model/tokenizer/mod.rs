@@ -13,6 +13,7 @@ mod error;
 mod parts;
 mod pretokenizer;
 mod sentencepiece;
+mod shared;
 mod special;
 mod stop;
 mod stream;
@@ -21,6 +22,7 @@ mod vocab;
 
 pub use error::TokenizerError;
 pub use parts::{Algorithm, SpecialIds, VocabParts};
+pub use shared::{SharedTokenizer, Tokenizers};
 pub use stop::{StopMatcher, StopOutput};
 pub use stream::StreamDecoder;
 pub use vocab::TokenKind;

@@ -224,7 +224,7 @@ impl Finder {
 }
 
 /// Phi-3's special tokens swallow the spaces after them; no metadata says so but the model's name.
-fn swallows_spaces(model_name: Option<&str>) -> bool {
+pub(super) fn swallows_spaces(model_name: Option<&str>) -> bool {
     model_name.is_some_and(|name| {
         let name = name.to_ascii_lowercase();
         name.contains("phi-3") || name.contains("phi3")

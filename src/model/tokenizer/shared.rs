@@ -1,0 +1,191 @@
+//! One tokenizer for all mapped models of one vocabulary.
+//!
+//! A vocabulary of 128,000 tokens takes 30 MiB in metadata and tables, and many models have the same: fine-tunes, other
+//! quantisations. A tokenizer is found by a hash of the file's `tokenizer.*` metadata and taken only when all of it is equal;
+//! the last model that has it frees it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use hashbrown::DefaultHashBuilder;
+
+use super::special::swallows_spaces;
+use super::{Tokenizer, TokenizerError};
+use crate::lock::{Mutex, Rank};
+use crate::model::gguf::{Entry, Gguf};
+
+/// A [`Tokenizer`] that other models may have too. A clone is the same one.
+#[derive(Clone, Debug)]
+pub struct SharedTokenizer(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    made_of: MadeOf,
+    tokenizer: Tokenizer,
+}
+
+/// All that a tokenizer depends on.
+#[derive(Debug, PartialEq)]
+struct MadeOf {
+    entries: Vec<Entry>,
+    /// What is read out of `general.name`, by which otherwise equal models differ.
+    swallows_spaces: bool,
+}
+
+impl MadeOf {
+    fn of(gguf: &Gguf) -> Self {
+        // Chat templates make no tokens, and fine-tunes differ in them.
+        let wanted = |key: &str| key.starts_with("tokenizer.") && !key.starts_with("tokenizer.chat_template");
+        let swallows_spaces = swallows_spaces(gguf.string("general.name"));
+        Self { entries: gguf.entries(wanted), swallows_spaces }
+    }
+
+    fn hash(&self, builder: &DefaultHashBuilder) -> u64 {
+        let mut state = builder.build_hasher();
+        self.swallows_spaces.hash(&mut state);
+        for (key, value) in &self.entries {
+            key.hash(&mut state);
+            value.hash_to(&mut state);
+        }
+        state.finish()
+    }
+}
+
+impl SharedTokenizer {
+    /// The metadata that it was made of, for headers that hold the same.
+    pub fn entries(&self) -> &[Entry] {
+        &self.0.made_of.entries
+    }
+
+    /// True when both are one: the same memory.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Deref for SharedTokenizer {
+    type Target = Tokenizer;
+
+    fn deref(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+}
+
+/// The tokenizers that models have at this moment.
+#[derive(Debug)]
+pub struct Tokenizers {
+    /// By the hash of what they were made of. As many as live, and those that died since one was last added.
+    known: Mutex<HashMap<u64, Weak<Shared>>>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Default for Tokenizers {
+    fn default() -> Self {
+        Self { known: Mutex::new(Rank::Tokenizers, HashMap::new()), hasher: DefaultHashBuilder::default() }
+    }
+}
+
+impl Tokenizers {
+    /// The tokenizer of a file: one that lives, else a new one. Two callers at once may both build it, and get one of them.
+    ///
+    /// Cost: that of [`Tokenizer::new`], or some 2 ms for 150,000 tokens to see that all is equal.
+    ///
+    /// # Errors
+    /// [`TokenizerError`].
+    pub fn of(&self, gguf: &Gguf) -> Result<SharedTokenizer, TokenizerError> {
+        let made_of = MadeOf::of(gguf);
+        let hash = made_of.hash(&self.hasher);
+        if let Some(shared) = self.find(hash, &made_of) {
+            return Ok(shared);
+        }
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        let new = Arc::new(Shared { made_of, tokenizer });
+        if let Some(shared) = self.find(hash, &new.made_of) {
+            return Ok(shared);
+        }
+        let mut known = self.known.lock();
+        known.retain(|_, known| known.strong_count() > 0);
+        known.insert(hash, Arc::downgrade(&new));
+        Ok(SharedTokenizer(new))
+    }
+
+    /// Tokenizers that some model has.
+    pub fn living(&self) -> usize {
+        self.known.lock().values().filter(|known| known.strong_count() > 0).count()
+    }
+
+    fn find(&self, hash: u64, made_of: &MadeOf) -> Option<SharedTokenizer> {
+        // Megabytes are compared, and may be freed, under no lock.
+        let found = self.known.lock().get(&hash).and_then(Weak::upgrade)?;
+        (found.made_of == *made_of).then_some(SharedTokenizer(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The small model's file with `from`, which is there once, replaced by as many bytes.
+    fn header(from: &str, to: &str) -> Gguf {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
+        let mut bytes = std::fs::read(path).unwrap();
+        assert_eq!(from.len(), to.len());
+        let found = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[found..][..to.len()].copy_from_slice(to.as_bytes());
+        Gguf::parse(&bytes[..]).unwrap()
+    }
+
+    fn original() -> Gguf {
+        header("stories", "stories")
+    }
+
+    #[test]
+    fn equal_vocabularies_have_one_tokenizer_and_hold_their_metadata_once() {
+        let tokenizers = Tokenizers::default();
+        let (mut first, mut second) = (original(), header("tinyllamas", "othernames"));
+        let (one, two) = (tokenizers.of(&first).unwrap(), tokenizers.of(&second).unwrap());
+        assert!(one.is(&two));
+        assert_eq!(tokenizers.living(), 1);
+        let text = |gguf: &Gguf| gguf.strings("tokenizer.ggml.tokens").unwrap().get(300).unwrap().as_ptr();
+        assert_ne!(text(&first), text(&second));
+        first.share(one.entries());
+        second.share(two.entries());
+        assert_eq!(text(&first), text(&second));
+        assert_eq!(text(&first), one.token_text(300).unwrap().as_ptr(), "the vocabulary's texts are no copy");
+        assert_eq!(second.string("general.name"), Some("othernames-stories-260k"), "its own stays its own");
+        assert_eq!(first.metadata().count(), original().metadata().count());
+        drop((one, first, second));
+        assert_eq!(tokenizers.living(), 1);
+        drop(two);
+        assert_eq!(tokenizers.living(), 0, "the last model frees it");
+        assert!(!tokenizers.of(&original()).unwrap().entries().is_empty());
+    }
+
+    #[test]
+    fn what_changes_one_token_is_another_vocabulary() {
+        let tokenizers = Tokenizers::default();
+        let one = tokenizers.of(&original()).unwrap();
+        // A token's text, a key that nothing here reads, and the name by which spaces are swallowed.
+        let kinds = [("<0x1F>", "<0x1f>"), ("bos_token_id", "xyz_token_id"), ("tinyllamas", "phi-3-nano")];
+        for (from, to) in kinds {
+            let other = tokenizers.of(&header(from, to)).unwrap();
+            assert!(!other.is(&one), "{to}");
+            assert!(other.is(&tokenizers.of(&header(from, to)).unwrap()), "{to}");
+            drop(other);
+            assert_eq!(tokenizers.living(), 1, "the other went with its last owner");
+        }
+        assert!(tokenizers.of(&original()).unwrap().is(&one));
+    }
+
+    #[test]
+    fn the_same_hash_is_not_enough() {
+        let tokenizers = Tokenizers::default();
+        let (one, other) = (original(), header("<0x1F>", "<0x1f>"));
+        let shared = tokenizers.of(&one).unwrap();
+        let hash = MadeOf::of(&other).hash(&tokenizers.hasher);
+        tokenizers.known.lock().insert(hash, Arc::downgrade(&shared.0));
+        assert!(!tokenizers.of(&other).unwrap().is(&shared));
+    }
+}

@@ -1,0 +1,136 @@
+//! Many models, and models that come and go: what the daemon's memory has of them.
+
+use std::fs::{self, File};
+use std::time::Instant;
+
+use rocmforge::model::gguf::{Array, Gguf, Value as Read};
+use rocmforge_client::wire::{GenerateRequest, TokenizeRequest};
+
+use crate::common;
+use crate::forge::{Built, Value, tiny_llama};
+use crate::rig::{Rig, TINY, answer, story};
+
+const MODELS: u64 = 100;
+const MIB: u64 = 1 << 20;
+
+/// Bytes of the daemon's memory that no file stands behind.
+fn anonymous(rig: &Rig) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", rig.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// The header of a small model with the vocabulary of that file, and the length that its file is to have.
+fn with_vocabulary(path: &std::path::Path) -> (Vec<u8>, u64) {
+    let (vocabulary, _) = Gguf::open(File::open(path).unwrap()).unwrap();
+    let mut model = tiny_llama(3);
+    model.entries.retain(|(key, _)| !key.starts_with(b"tokenizer."));
+    for (key, value) in vocabulary.metadata().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        let value = match value {
+            Read::String(text) => Value::string(text),
+            Read::U32(number) => Value::u32(*number),
+            Read::Bool(yes) => Value::bool(*yes),
+            Read::Array(Array::String(texts)) => Value::strings(&texts.iter().collect::<Vec<_>>()),
+            Read::Array(Array::I32(numbers)) => Value::i32s(numbers),
+            Read::Array(Array::F32(numbers)) => Value::f32s(numbers),
+            other => panic!("{key}: {}", other.describe()),
+        };
+        model = model.set(key, value);
+    }
+    let tokens = vocabulary.strings("tokenizer.ggml.tokens").unwrap().len() as u64;
+    let mut offset = 0;
+    for tensor in &mut model.tensors {
+        if tensor.name == b"token_embd.weight" || tensor.name == b"output.weight" {
+            tensor.dims[1] = tokens;
+        }
+        tensor.data = Some(Vec::new());
+        tensor.offset = Some(offset);
+        offset += (4 * tensor.dims.iter().product::<u64>()).next_multiple_of(32); // F32
+    }
+    let Built { bytes, .. } = model.build();
+    let length = bytes.len() as u64 + offset;
+    (bytes, length)
+}
+
+/// Maps [`MODELS`] files of those bytes; what each beyond the first took of the daemon's memory.
+fn each_takes(header: &[u8], length: u64) -> u64 {
+    let name = |number: u64| format!("m{number}");
+    let mut rig = Rig::idle();
+    for number in 0..MODELS {
+        fs::write(rig.model(&name(number)), header).unwrap();
+        File::options().write(true).open(rig.model(&name(number))).unwrap().set_len(length).unwrap();
+    }
+    rig.configure("[device]\nbackend = 'cpu'");
+    rig.run();
+    let client = rig.client();
+    let none = anonymous(&rig);
+    client.load(&name(0)).unwrap();
+    let one = anonymous(&rig);
+    let begun = Instant::now();
+    for number in 1..MODELS {
+        assert!(client.load(&name(number)).unwrap().mapped_now);
+    }
+    let elapsed = begun.elapsed();
+    let each = anonymous(&rig).saturating_sub(one) / (MODELS - 1);
+    println!(
+        "headers of {} KiB: the first takes {} KiB, {} more in {elapsed:?} take {each} bytes each",
+        header.len() >> 10,
+        (one - none) >> 10,
+        MODELS - 1
+    );
+    assert_eq!(client.status().unwrap().models_mapped, MODELS as u32);
+    let tokens = |number| {
+        let request = TokenizeRequest {
+            model: name(number),
+            text: "Es war einmal".into(),
+            add_special: false,
+            parse_special: false,
+            ext: Default::default(),
+        };
+        client.tokenize(&request).unwrap().ids
+    };
+    assert!(!tokens(0).is_empty());
+    assert_eq!(tokens(0), tokens(MODELS - 1));
+    each
+}
+
+#[test]
+fn a_hundred_models_of_one_vocabulary_share_it() {
+    let small = fs::read(common::tinystories()).unwrap();
+    let length = small.len() as u64;
+    let each = each_takes(&small, length);
+    assert!(each <= MIB, "{each} bytes for each further model");
+    let Some(vocabulary) = common::cached("vocab/ggml-vocab-qwen2.gguf") else { return };
+    let (header, length) = with_vocabulary(&vocabulary);
+    let each = each_takes(&header, length);
+    assert!(each <= MIB, "{each} bytes for each further model");
+}
+
+#[test]
+fn a_thousand_loads_and_unloads_leave_nothing() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'");
+    let client = rig.client();
+    let request = GenerateRequest { model: TINY.into(), ..story(2) };
+    let cycle = || {
+        let text = answer(&client, &request).unwrap().text;
+        client.unload(TINY).unwrap();
+        text
+    };
+    let text = cycle();
+    let gone = |rig: &Rig| {
+        rig.eventually("it is unmapped", |status| status.models_mapped == 0);
+        rig.assert_idle();
+        anonymous(rig)
+    };
+    let first = gone(&rig);
+    for number in 1..1000 {
+        assert_eq!(cycle(), text);
+        if number % 250 == 0 {
+            println!("{} KiB after cycle {number}", anonymous(&rig) >> 10);
+        }
+    }
+    let last = gone(&rig);
+    println!("{} KiB after the first cycle, {} KiB after 1000", first >> 10, last >> 10);
+    assert!(last <= first + 2 * MIB, "{first} bytes after the first cycle, {last} after 1000");
+    rig.assert_serves();
+}
