@@ -8,7 +8,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
@@ -18,6 +18,7 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{Config, ConfigError};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
+use crate::model::tokenizer::Tokenizers;
 use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
 use crate::session::{ModelEvents, Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
@@ -34,6 +35,9 @@ pub use lifecycle::{Start, run};
 
 /// How long connections may take to read their last answers, and the engine its last step, after the drain.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
+
+/// How long what else is given back waits for the engine's part.
+const BETWEEN_STEPS: Duration = Duration::from_millis(500);
 
 /// Why the daemon did not start or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -128,7 +132,7 @@ impl Daemon {
         };
         let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
         store.set_host_policy(config.host_policy());
-        let _pressure = watch_pressure(&service, &store);
+        let _pressure = watch_pressure(&service, &store, &engine.handle());
         let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
@@ -238,17 +242,33 @@ fn map_wanted(store: Arc<Store>) {
 }
 
 /// What is given back when memory is short, in this order. None of it is needed for what runs.
-fn releases(store: &Arc<Store>) -> Vec<pressure::Release> {
+fn releases(store: &Arc<Store>, engine: &EngineHandle) -> Vec<pressure::Release> {
     let store = Arc::clone(store);
     let pages = move || format!("pages of {} idle models", store.give_idle_pages_back());
+    let (runtime, engine) = (tokio::runtime::Handle::current(), engine.clone());
+    let device = move || {
+        let (done, cleared) = mpsc::sync_channel(1);
+        let engine = engine.clone();
+        runtime.spawn(async move { done.send(engine.release_idle().await) });
+        // The engine does it between two steps, be it after this.
+        match cleared.recv_timeout(BETWEEN_STEPS) {
+            Ok(Ok(cleared)) => format!("{} bytes of a device's memory", cleared.bytes),
+            Ok(Err(error)) => format!("nothing of a device's memory ({error})"),
+            Err(_) => "a device's memory after its step".to_owned(),
+        }
+    };
     let heap = || {
         allocator::trim();
         "free pages of the heap".to_owned()
     };
-    vec![Box::new(pages), Box::new(heap)]
+    vec![Box::new(pages), Box::new(device), Box::new(heap)]
 }
 
-fn watch_pressure(service: &Arc<Service>, store: &Arc<Store>) -> Option<pressure::Watch> {
+fn watch_pressure(
+    service: &Arc<Service>,
+    store: &Arc<Store>,
+    engine: &EngineHandle,
+) -> Option<pressure::Watch> {
     let source = match pressure::source() {
         Ok(source) => source,
         Err(error) => {
@@ -257,7 +277,7 @@ fn watch_pressure(service: &Arc<Service>, store: &Arc<Store>) -> Option<pressure
         }
     };
     let (path, told) = (source.path().display().to_string(), Arc::clone(service));
-    match pressure::Watch::start(source, move || told.pressure.count(), releases(store)) {
+    match pressure::Watch::start(source, move || told.pressure.count(), releases(store, engine)) {
         Ok(watch) => {
             tracing::info!(path, "memory pressure is watched");
             service.pressure.watched(path);
@@ -276,8 +296,9 @@ fn connection_limits(config: &Config) -> ConnectionLimits {
 
 fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<Store> {
     let check = engine.clone();
+    let tokenizers = Tokenizers::default();
     let open = move |id, name: &str, files| {
-        let model = Model::open(id, name, files)?;
+        let model = Model::open_beside(id, name, files, &tokenizers)?;
         check.check_plan(&model.plan)?;
         Ok::<_, OpenError>(model)
     };

@@ -7,16 +7,22 @@ use std::time::Instant;
 use rocmforge_client::wire::{GenerateRequest, PagesState, SequenceState};
 
 use crate::changes::hollow_model;
+use crate::gpu;
 use crate::residency::{comes, host, smaps};
 use crate::rig::{PATIENCE, Rig, TINY, answer, collect, story};
 
 /// A daemon with this configuration that a pipe tells; the pipe's path.
 fn start(rig: &mut Rig, config: &str) -> std::path::PathBuf {
+    start_with(rig, config, &[])
+}
+
+/// As [`start`], with more of the environment.
+fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Path)]) -> std::path::PathBuf {
     let pipe = rig.dir.path().join("pressure");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     rig.configure(config);
     let mut command = rig.command();
-    rig.spawn(command.env("MEMORY_PRESSURE_WATCH", &pipe));
+    rig.spawn(command.envs(environment.iter().copied()).env("MEMORY_PRESSURE_WATCH", &pipe));
     pipe
 }
 
@@ -60,6 +66,48 @@ fn idle_models_give_their_pages_back_and_requests_go_on() {
     // Once more, with nothing to give; and what was given back serves again.
     tell(&pipe);
     rig.eventually("told again", |status| status.host.pressure_events == 2);
+    assert_eq!(answer(&client, &request).unwrap(), whole);
+    rig.assert_serves();
+}
+
+#[test]
+fn idle_models_leave_a_device_and_requests_go_on() {
+    let Some(library) = gpu::library() else { return };
+    let mut rig = Rig::idle();
+    std::fs::copy(rig.model(TINY), rig.model("busy")).unwrap();
+    let config = "[device]\nbackend = 'hip'\nupload_threads = 2\n[limits]\nstep_rows = 32";
+    let pipe = start_with(&mut rig, config, &[("ROCMFORGE_HIP_LIB", &library)]);
+    let client = rig.client();
+    // Longer than the first credit.
+    let request = GenerateRequest { model: "busy".into(), ..story(40) };
+    let whole = answer(&client, &request).unwrap();
+    let mut loading = client.preload_all(TINY).unwrap();
+    while loading.next_item().unwrap().is_some() {}
+    let mut running = client.generate(&request).unwrap();
+    rig.eventually("it waits for credit", |_| {
+        rig.client().ps().unwrap().sequences.iter().any(|s| s.state == SequenceState::Stalled)
+    });
+    let held = |name: &str| {
+        let models = client.residency().unwrap().models;
+        models.iter().find(|model| model.model == name).map_or(0, |model| model.weight_bytes)
+    };
+    let (idle, busy) = (held(TINY), held("busy"));
+    assert!(idle > 0 && busy > 0, "{idle} {busy}");
+
+    let begun = Instant::now();
+    tell(&pipe);
+    while held(TINY) > 0 {
+        assert!(begun.elapsed() < PATIENCE, "idle weights stay:\n{}", rig.log_text());
+    }
+    println!("{idle} bytes left the device within {:?}", begun.elapsed());
+    assert_eq!(held("busy"), busy, "what runs keeps its weights");
+    assert_eq!(collect(&mut running).unwrap(), whole, "a request that runs goes on");
+    rig.eventually("told", |status| status.host.pressure_events == 1);
+    // Now that nothing runs, all of it; and a model that left comes back.
+    tell(&pipe);
+    while client.residency().unwrap().devices[0].weight_bytes > 0 {
+        assert!(begun.elapsed() < PATIENCE, "idle weights stay:\n{}", rig.log_text());
+    }
     assert_eq!(answer(&client, &request).unwrap(), whole);
     rig.assert_serves();
 }
