@@ -18,4 +18,5 @@ mod installed;
 mod lazy;
 mod residency;
 mod rig;
+mod truncated;
 mod upload;
