@@ -18,6 +18,8 @@ pub use closed::Closed;
 pub use rope::*;
 pub use types::*;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::tensor::LazyTensor;
@@ -71,6 +73,11 @@ pub trait Backend: Send {
     /// Who has how much of the device's memory; zeros where there is none but the machine's.
     fn memory(&self) -> DeviceMemoryUse {
         DeviceMemoryUse::default()
+    }
+
+    /// A count to move while the device is waited for: each such wait has an end of its own, and who waits so does not hang.
+    fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {
+        let _ = heartbeat; // the default never waits
     }
 
     /// Gives back to the driver what is kept for who asks next. Called when the device is idle: it may stop for that.

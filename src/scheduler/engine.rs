@@ -41,8 +41,9 @@ impl Engine {
     where
         F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
     {
-        let backend = factory()?;
+        let mut backend = factory()?;
         let shared = Arc::new(Shared::new(backend.as_ref(), &options));
+        backend.set_heartbeat(Arc::clone(&shared.heartbeat));
         let handle = EngineHandle { shared: Arc::clone(&shared) };
         let core = Core::new(options, shared, backend, Box::new(factory));
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || core.run())?;

@@ -97,7 +97,7 @@ impl Inbox {
 pub(super) struct Shared {
     pub inbox: Mutex<Inbox>,
     pub wake: Condvar,
-    pub heartbeat: AtomicU64,
+    pub heartbeat: Arc<AtomicU64>,
     pub published: Mutex<Arc<EngineSnapshot>>,
     /// True once a drain has emptied the engine, or its thread has ended.
     pub drained: watch::Sender<bool>,
@@ -168,7 +168,7 @@ impl Shared {
         Self {
             inbox: Mutex::new(Rank::Inbox, Inbox::default()),
             wake: Condvar::new(),
-            heartbeat: AtomicU64::new(0),
+            heartbeat: Arc::default(),
             published: Mutex::new(Rank::Snapshot, Arc::default()),
             drained: watch::Sender::new(false),
             failed: watch::Sender::new(false),
@@ -447,8 +447,8 @@ impl EngineHandle {
         let _ = self.shared.failed.subscribe().wait_for(|failed| *failed).await;
     }
 
-    /// A count that moves with every unit of a step, and at least once a second when idle. When it stands, the engine
-    /// hangs.
+    /// A count that moves with every unit of a step, while the device or weights are waited for (which ends by itself), and at
+    /// least once a second when idle. When it stands, the engine hangs.
     pub fn heartbeat(&self) -> u64 {
         self.shared.heartbeat.load(Ordering::Relaxed)
     }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test binary uses its own part
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use rocmforge::backend::{
@@ -59,6 +61,9 @@ impl Backend for Hooked {
     }
     fn memory(&self) -> DeviceMemoryUse {
         self.inner.memory()
+    }
+    fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {
+        self.inner.set_heartbeat(heartbeat);
     }
     fn trim(&mut self) {
         self.inner.trim();

@@ -1,6 +1,7 @@
 //! No device, and devices that fail: each in a process of its own, on the look-alike with a script of faults.
 
 use std::process::Command;
+use std::time::Duration;
 
 use rocmforge::backend::BackendError;
 use rocmforge::backend::hip::Runtime;
@@ -107,6 +108,25 @@ fn a_device_lost_in_an_answer_is_replaced_by_the_cpu() {
     if child(test, &[("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:4=719")]) {
         lost_in_an_answer("");
     }
+}
+
+/// Who watches over the engine must not take it for hung before its own patience ends.
+#[test]
+fn an_engine_that_waits_for_its_device_is_alive() {
+    let test = "faults::an_engine_that_waits_for_its_device_is_alive";
+    if !child(test, &[("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:4=hang")]) {
+        return;
+    }
+    let rig = Rig::with(factory(&config("[device]\npatience_s = 4")));
+    let asked = rig.submit(&model(1, &tinystories()), &PROMPT, 20);
+    // Three steps take a moment; then nothing but the wait moves the count.
+    std::thread::sleep(Duration::from_secs(2));
+    for _ in 0..3 {
+        let beat = rig.handle().heartbeat();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(rig.handle().heartbeat() > beat);
+    }
+    assert!(matches!(asked.finish().end, Err(JobError::Backend(BackendError::DeviceLost { .. }))));
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn a_device_too_small_for_two_layers_says_what_is_missing() {
     let error = answer.end.unwrap_err();
     let JobError::NoRoom { need_bytes, free_bytes, budget_bytes, .. } = &error else { panic!("{error}") };
     assert!(need_bytes > free_bytes && *budget_bytes == rest + weights / 8, "{error}");
-    assert!(error.to_string().contains("a test's has"), "{error}");
+    assert!(error.to_string().contains("the model itself has"), "{error}");
     rig.handle().model_gone(small.id);
     assert!(rig.comes(|s| s.memory.weights == 0));
 }

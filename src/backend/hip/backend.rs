@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -281,6 +282,10 @@ impl Backend for HipBackend {
 
     fn memory(&self) -> DeviceMemoryUse {
         memory::in_use(&self.device, self.options.memory_bytes, &self.free)
+    }
+
+    fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {
+        self.waiter.set_heartbeat(heartbeat);
     }
 
     fn trim(&mut self) {

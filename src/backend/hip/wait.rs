@@ -1,5 +1,7 @@
 //! Waiting for the device, with an end to it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Device, Event, HipError, Stream};
@@ -17,6 +19,8 @@ pub struct Waiter {
     done: Event,
     busy: bool,
     patience: Duration,
+    /// Moves while it waits.
+    heartbeat: Arc<AtomicU64>,
 }
 
 impl Waiter {
@@ -25,7 +29,17 @@ impl Waiter {
     /// # Errors
     /// [`HipError`].
     pub fn new(device: &Device, patience: Duration) -> Result<Self, HipError> {
-        Ok(Self { done: device.event(false)?, busy: false, patience })
+        Ok(Self { done: device.event(false)?, busy: false, patience, heartbeat: Arc::default() })
+    }
+
+    /// A count to move from now on.
+    pub fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {
+        self.heartbeat = heartbeat;
+    }
+
+    /// A wait goes on.
+    pub fn beat(&self) {
+        self.heartbeat.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Work is under way from now on.
@@ -50,6 +64,7 @@ impl Waiter {
                 return Err(self.late(device, "a step"));
             }
             if waited > SPIN {
+                self.beat();
                 std::thread::sleep(PAUSE);
             } else {
                 std::hint::spin_loop();

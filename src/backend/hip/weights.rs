@@ -23,6 +23,9 @@ pub struct Form {
     pub cols: u32,
 }
 
+/// How often who waits looks whether loads still arrive.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Called when a load is decided.
 type Done = Box<dyn FnOnce() + Send>;
 
@@ -110,12 +113,14 @@ impl Weight {
                 Phase::Resident => return Ok(None),
                 Phase::Failed(error) => return Err(error.clone()),
             }
-            if self.changed.wait_until(&mut state, until) && matches!(state.phase, Phase::Queued) {
+            let look = until.min(Instant::now() + LOOK);
+            if self.changed.wait_until(&mut state, look) && matches!(state.phase, Phase::Queued) {
                 let now = arrived();
-                if now == seen {
+                if now != seen {
+                    (until, seen) = (Instant::now() + limit, now);
+                } else if Instant::now() >= until {
                     return Err(late());
                 }
-                (until, seen) = (Instant::now() + limit, now);
             }
         }
     }

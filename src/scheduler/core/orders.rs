@@ -12,9 +12,6 @@ use crate::scheduler::residency::{ResidencyRules, Room, Starved, Window};
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Bytes, JobError};
 
-/// Models that an error names as holders of memory.
-const HOLDERS_NAMED: usize = 4;
-
 /// How long a step waits for parts on their way, which may leave once they have come.
 const ARRIVAL: Duration = Duration::from_millis(1);
 
@@ -175,22 +172,26 @@ impl Core {
     pub(super) fn no_room(&self, id: ModelId, error: &BackendError) -> JobError {
         let memory = self.backend.memory();
         let Some((what, need_bytes)) = error.needs() else { return JobError::Backend(error.clone()) };
-        let mut holders: Vec<(u64, String)> = self
-            .rooms
-            .iter()
-            .map(|(other, room)| {
-                let bytes = self.residency.held(*other).map(|(_, held)| held.bytes).sum();
-                let pinned = if self.residency.rules(*other).pinned { ", pinned" } else { "" };
-                let own = if *other == id { ", the model asked for" } else { "" };
-                (bytes, format!("{} has {}{pinned}{own}", room.model.name, Bytes(bytes)))
-            })
-            .filter(|(bytes, _)| *bytes > 0)
-            .collect();
-        holders.sort_by(|a, b| b.cmp(a));
-        let mut held: Vec<String> = holders.into_iter().take(HOLDERS_NAMED).map(|(_, text)| text).collect();
-        let (kv, scratch, staging) = (Bytes(memory.kv), Bytes(memory.scratch), Bytes(memory.staging));
-        held.push(format!("KV pages {kv}, activations {scratch}, staging {staging}"));
-        held.push(format!("other programs {}", Bytes(memory.others())));
+        // No names: a file that one user passed is nothing to another. Who may see them asks for the residency.
+        let (mut own, mut others, mut pinned, mut count) = (0, 0, 0, 0);
+        for other in self.rooms.keys() {
+            let bytes: u64 = self.residency.held(*other).map(|(_, held)| held.bytes).sum();
+            if *other == id {
+                own = bytes;
+            } else if bytes > 0 {
+                count += 1;
+                others += bytes;
+                pinned += if self.residency.rules(*other).pinned { bytes } else { 0 };
+            }
+        }
+        let held = [
+            format!("the model itself has {}", Bytes(own)),
+            format!("{count} other models {} ({} pinned)", Bytes(others), Bytes(pinned)),
+            format!("KV pages {}", Bytes(memory.kv)),
+            format!("activations {}", Bytes(memory.scratch)),
+            format!("upload buffers {}", Bytes(memory.staging)),
+            format!("other programs {}", Bytes(memory.others())),
+        ];
         JobError::NoRoom {
             what,
             need_bytes,

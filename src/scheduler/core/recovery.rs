@@ -1,6 +1,7 @@
 //! Going on after a panic, or after the device was lost.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::{Core, Residency, limits};
 use crate::backend::{BackendError, Closed};
@@ -61,7 +62,8 @@ impl Core {
         self.ended.extend(sequences.into_values().map(|sequence| (sequence, Event::Failed(error()))));
         // The old one goes first: it may be the same device, and hold all its memory.
         self.backend = Box::new(Closed);
-        let opened = (self.factory)().map(|backend| {
+        let opened = (self.factory)().map(|mut backend| {
+            backend.set_heartbeat(Arc::clone(&self.shared.heartbeat));
             self.shared.set_device(backend.as_ref(), &self.options);
             self.backend = backend;
         });

@@ -22,7 +22,10 @@ impl HipBackend {
                 self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
                 let late = || self.waiter.late(&self.device, "an upload");
                 // A slow disk, or many tensors before this one: the device is not late while others arrive.
-                let arrived = || self.uploader.counts().read().1;
+                let arrived = || {
+                    self.waiter.beat();
+                    self.uploader.counts().read().1
+                };
                 if let Some(event) = weight.submitted(self.options.patience, arrived, late)? {
                     self.stream.wait(&event)?;
                 }
