@@ -35,6 +35,8 @@ pub struct Config {
     pub cpu: Cpu,
     /// The machine's memory.
     pub host: Host,
+    /// Weights on a device.
+    pub weights: Weights,
     /// Keys and values of running sequences.
     pub kv: Kv,
     /// What is written to standard error.
@@ -165,6 +167,50 @@ pub struct Host {
     pub models: BTreeMap<String, Residency>,
 }
 
+/// Weights on a device.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Weights {
+    /// What is wanted of models from the start on, by name; they are mapped then.
+    pub models: BTreeMap<String, ModelWeights>,
+}
+
+/// What is wanted of one model's weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelWeights {
+    /// What to bring to the device at start.
+    pub preload: Option<PreloadChoice>,
+    /// They leave only when they are told to.
+    pub pinned: bool,
+    /// Weights of models of a lower priority leave first.
+    pub priority: u8,
+    /// So many first layers stay when others need room.
+    pub layers_min: u32,
+    /// They leave after the model was idle for so many seconds; 0 for never.
+    pub idle_s: u32,
+}
+
+/// What to bring to the device at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum PreloadChoice {
+    /// So many first layers.
+    Layers(u32),
+    /// By name.
+    Named(PreloadName),
+}
+
+/// Choices that have names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PreloadName {
+    /// All weights.
+    All,
+    /// The embedding, the head and the first layer.
+    Critical,
+}
+
 /// Keys and values of running sequences.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -219,6 +265,7 @@ impl Default for Config {
             device: Device::default(),
             cpu: Cpu::default(),
             host: Host::default(),
+            weights: Weights::default(),
             kv: Kv::default(),
             log: Log::default(),
         }
@@ -409,9 +456,22 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 29,
-            "socket, models, 9 limits, 8 device, 3 cpu, 3 host, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 30,
+            "socket, models, 9 limits, 8 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
         );
+    }
+
+    #[test]
+    fn what_is_wanted_of_weights_is_read_by_model() {
+        let text = "[weights.models]\na = { preload = 'all', pinned = true }\nb = { preload = 3, idle_s = 60 }\nc = {}";
+        let models = Config::parse(text).unwrap().weights.models;
+        let named = Some(PreloadChoice::Named(PreloadName::All));
+        assert_eq!((models["a"].preload, models["a"].pinned), (named, true));
+        assert_eq!((models["b"].preload, models["b"].idle_s), (Some(PreloadChoice::Layers(3)), 60));
+        assert_eq!(models["c"], ModelWeights::default());
+        for text in ["preload = 'most'", "preload = -1", "priority = 256", "pin = true"] {
+            assert!(Config::parse(&format!("[weights.models]\na = {{ {text} }}")).is_err(), "{text}");
+        }
     }
 
     #[test]

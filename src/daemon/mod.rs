@@ -30,6 +30,7 @@ mod lifecycle;
 pub mod logging;
 mod pressure;
 mod watchdog;
+mod weights;
 
 pub use lifecycle::{Start, run};
 
@@ -139,6 +140,7 @@ impl Daemon {
         let accepting = tokio::spawn(accept);
         // Clients are answered meanwhile.
         map_wanted(Arc::clone(&store));
+        tokio::spawn(weights::bring(Arc::clone(&store), engine.handle(), config.weights.models.clone()));
         Ok(Self {
             _pressure,
             service,

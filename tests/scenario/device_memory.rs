@@ -340,3 +340,23 @@ fn another_users_weights_are_seen_and_stay() {
     other.go();
     assert_eq!(other.line("DONE "), "well");
 }
+
+#[test]
+fn what_the_configuration_wants_is_there_before_anybody_asks() {
+    let wanted = format!(
+        "[weights.models]\n{TINY:?} = {{ preload = 'all', pinned = true, priority = 3, layers_min = 2 }}\nmissing = {{}}"
+    );
+    let Some(rig) = on_gpu_with(&wanted) else { return };
+    let until = Instant::now() + PATIENCE;
+    let there = loop {
+        let models = rig.client().residency().unwrap().models;
+        let there =
+            models.into_iter().find(|model| model.parts.chars().all(|part| part == wire::PART_RESIDENT));
+        match there {
+            Some(there) => break there,
+            None => assert!(Instant::now() < until, "the weights do not come"),
+        }
+    };
+    assert_eq!((there.model.as_str(), there.sequences, there.eviction_place), (TINY, 0, 0));
+    assert_eq!((there.rules.pinned, there.rules.priority, there.rules.layers_min), (true, 3, 2));
+}
