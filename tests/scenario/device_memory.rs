@@ -91,7 +91,7 @@ fn what_cannot_be_brought_is_refused_with_numbers() {
     };
     let (need, free, budget) = (number("need_bytes"), number("free_bytes"), number("budget_bytes"));
     assert!(need > free && budget == 26 << 20, "{error}");
-    assert!(error.message.contains(" of 26.0 MiB are free; wide has "), "{error}");
+    assert!(error.message.contains(" of 26.0 MiB are free; the model itself has "), "{error}");
     assert!(error.message.contains("raise device.memory_mib"), "{error}");
     assert_eq!(code(rig.client().clear_gpu_cache(Some("nobody"))), ErrorCode::ModelNotFound as u16);
     assert_eq!(code(rig.client().plan("nobody", 0)), ErrorCode::ModelNotFound as u16);
@@ -258,7 +258,7 @@ fn rules_hold_until_they_are_changed() {
     all("first").unwrap();
     let refused = refusal(all("second"));
     assert_eq!(refused.code, ErrorCode::OutOfMemory as u16);
-    assert!(refused.message.contains("first has ") && refused.message.contains(", pinned"), "{refused}");
+    assert!(refused.message.contains("1 other models 18.5 MiB (18.5 MiB pinned)"), "{refused}");
     assert_eq!(parts("first"), "####", "a pinned model keeps its weights");
     eventually("what was on its way arrived", || !parts("second").contains('>'));
     assert!(client.clear_gpu_cache(None).unwrap().parts > 0);
