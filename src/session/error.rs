@@ -91,7 +91,8 @@ pub(super) fn of_job(error: &JobError) -> Failure {
     }
 }
 
-fn store_code(error: &StoreError) -> ErrorCode {
+/// What a model that cannot be had is on the wire.
+pub fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         StoreError::NotFound { .. } => ErrorCode::ModelNotFound,
         StoreError::BadName { .. } => ErrorCode::InvalidArgument,

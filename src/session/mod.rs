@@ -39,6 +39,7 @@ mod text;
 mod turns;
 
 use answer::Answer;
+pub use error::store_code;
 use error::{Failure, failure, of_codec, of_store, shortage};
 pub use events::ModelEvents;
 pub use outbox::Outbox;

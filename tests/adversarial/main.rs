@@ -13,4 +13,7 @@ mod forge;
 mod gguf;
 mod gguf_fields;
 mod lost_bytes;
+#[path = "../common/malformed/mod.rs"]
+mod malformed;
+mod models;
 mod template;

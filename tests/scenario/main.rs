@@ -24,6 +24,9 @@ mod gpu;
 #[path = "../common/hooked.rs"]
 mod hooked;
 mod lifecycle;
+#[path = "../common/malformed/mod.rs"]
+mod malformed;
+mod malformed_models;
 mod many;
 mod pressure;
 mod raw;

@@ -8,17 +8,10 @@ use rocmforge_client::wire::{GenerateRequest, TokenizeRequest};
 
 use crate::common;
 use crate::forge::{Built, Value, tiny_llama};
-use crate::rig::{Rig, TINY, answer, story};
+use crate::rig::{Rig, TINY, anonymous, answer, story};
 
 const MODELS: u64 = 100;
 const MIB: u64 = 1 << 20;
-
-/// Bytes of the daemon's memory that no file stands behind.
-fn anonymous(rig: &Rig) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", rig.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-}
 
 /// The header of a small model with the vocabulary of that file, and the length that its file is to have.
 fn with_vocabulary(path: &std::path::Path) -> (Vec<u8>, u64) {

@@ -255,6 +255,13 @@ pub fn refusal<T: std::fmt::Debug>(result: Result<T, ClientError>) -> rocmforge_
     }
 }
 
+/// Bytes of the daemon's memory that no file stands behind.
+pub fn anonymous(rig: &Rig) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", rig.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
 /// True when a process has a mapping of that file.
 pub fn maps(pid: u32, path: &Path) -> String {
     let path = path.to_str().unwrap();

@@ -30,15 +30,16 @@ pub(super) fn with_vocabulary(forge: Forge) -> (Forge, u64) {
 
 /// Two layers of width 32, 4 heads over 2 KV heads, a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens.
 pub fn tiny_llama(seed: u64) -> Forge {
-    llama(seed, 32, 64)
+    shaped_llama(seed, 32, 64)
 }
 
 /// As [`tiny_llama`], with matrices of 1 and 2 MiB.
 pub fn wide_llama(seed: u64) -> Forge {
-    llama(seed, 512, 1024)
+    shaped_llama(seed, 512, 1024)
 }
 
-fn llama(seed: u64, hidden: u64, ffn: u64) -> Forge {
+/// As [`tiny_llama`], of these widths.
+pub fn shaped_llama(seed: u64, hidden: u64, ffn: u64) -> Forge {
     let kv = hidden / u64::from(HEADS) * u64::from(KV_HEADS);
     let forge = Forge::new(seed)
         .set("general.architecture", Value::string("llama"))

@@ -11,7 +11,7 @@ mod llama;
 mod split;
 
 pub use decoders::decoders;
-pub use llama::{tiny_llama, wide_llama};
+pub use llama::{shaped_llama, tiny_llama, wide_llama};
 pub use split::split;
 
 /// Metadata type numbers of the format.

@@ -1,0 +1,100 @@
+//! Class 10: weights that are no numbers, in every type that is computed. The file is well-formed; the answer is finite or
+//! refused.
+
+use crate::forge::{Forge, Random, Value, ggml};
+
+/// A model whose matrices are of one type and made of one kind of block.
+pub struct Numbers {
+    pub what: String,
+    pub forge: Forge,
+    /// No token of a request's that needs what is no number: the answer is as if it were not there.
+    pub answers: bool,
+}
+
+const HIDDEN: u64 = 256;
+/// A token that no text of a test makes.
+const UNUSED: u64 = 100;
+
+/// Type, values and bytes of a block, where its half-precision scales stand; MXFP4's is one byte of exponent.
+const TYPES: [(&str, u32, u64, usize, &[usize]); 12] = [
+    ("F32", 0, 1, 4, &[]),
+    ("F16", 1, 1, 2, &[0]),
+    ("Q4_0", 2, 32, 18, &[0]),
+    ("Q4_1", 3, 32, 20, &[0, 2]),
+    ("Q5_0", 6, 32, 22, &[0]),
+    ("Q5_1", 7, 32, 24, &[0, 2]),
+    ("Q8_0", 8, 32, 34, &[0]),
+    ("Q4_K", 12, 256, 144, &[0, 2]),
+    ("Q5_K", 13, 256, 176, &[0, 2]),
+    ("Q6_K", 14, 256, 210, &[208]),
+    ("BF16", 30, 1, 2, &[]),
+    ("MXFP4", 39, 32, 17, &[]),
+];
+
+const INFINITY: u16 = 0x7c00;
+const NAN: u16 = 0x7e00;
+const LARGEST: u16 = 0x7bff;
+
+/// One model for each type and each kind of block.
+pub fn numbers() -> Vec<Numbers> {
+    let mut all = Vec::new();
+    for kind in TYPES {
+        for (what, scale) in [("infinite", INFINITY), ("not a number", NAN), ("the largest", LARGEST)] {
+            all.push(model(kind, what, &|_, block, _| scaled(kind, block, scale)));
+        }
+        all.push(model(kind, "all ones", &|_, block, _| block.fill(0xff)));
+        all.push(model(kind, "random bits", &|_, block, random| {
+            block.fill_with(|| random.draw() as u8);
+        }));
+        // Of the embedding: one block of a byte token's row, which the request's text does not have.
+        let unused = |unused: bool, block: &mut [u8], _: &mut Random| match unused {
+            true => scaled(kind, block, NAN),
+            false => block.fill(0),
+        };
+        let mut one = model(kind, "not a number in a row that is not used", &unused);
+        one.forge = one.forge.with_tensor("output.weight", |t| t.data.as_mut().unwrap().fill(0));
+        for tensor in
+            one.forge.tensors.iter_mut().filter(|t| t.name.starts_with(b"blk.") && t.dims.len() == 2)
+        {
+            tensor.data.as_mut().unwrap().fill(0);
+        }
+        all.push(Numbers { answers: true, ..one });
+    }
+    all
+}
+
+/// Random values under a scale of these bits; the type's own bits for the same where it has no half-precision scale.
+fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mut [u8], bits: u16) {
+    block.fill(0x35);
+    match name {
+        "F32" => {
+            let wide = [(INFINITY, f32::INFINITY), (NAN, f32::NAN), (LARGEST, f32::MAX)];
+            let value = wide.iter().find(|(half, _)| *half == bits).unwrap().1;
+            block.copy_from_slice(&value.to_le_bytes());
+        }
+        "BF16" => {
+            let wide = [(INFINITY, 0x7f80u16), (NAN, 0x7fc0), (LARGEST, 0x7f7f)];
+            block.copy_from_slice(&wide.iter().find(|(half, _)| *half == bits).unwrap().1.to_le_bytes());
+        }
+        "MXFP4" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
+        _ => scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&bits.to_le_bytes())),
+    }
+}
+
+fn model(
+    (name, number, values, bytes, _): (&str, u32, u64, usize, &[usize]),
+    what: &str,
+    fill: &dyn Fn(bool, &mut [u8], &mut Random),
+) -> Numbers {
+    let mut random = Random(u64::from(number) * 1000 + what.len() as u64);
+    let mut forge = crate::forge::shaped_llama(9, HIDDEN, 256).filled();
+    for tensor in forge.tensors.iter_mut().filter(|t| t.dims.len() == 2) {
+        let blocks = (tensor.dims.iter().product::<u64>() / values) as usize;
+        let mut data = vec![0; blocks * bytes];
+        for (number, block) in data.chunks_exact_mut(bytes).enumerate() {
+            fill(number as u64 == UNUSED * HIDDEN / values, block, &mut random);
+        }
+        (tensor.ggml, tensor.data) = (number, Some(data));
+    }
+    Numbers { what: format!("{name}: {what}"), forge, answers: false }
+}

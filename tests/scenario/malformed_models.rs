@@ -1,0 +1,136 @@
+//! Malformed models and a real daemon: each is refused with its code, by name and by descriptor, and the daemon serves on as it did.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::{ChatMessage, ErrorCode, GenerateRequest, Prompt, SamplingOptions};
+
+use crate::malformed::{Case, cases, numbers, templates};
+use crate::rig::{Rig, anonymous, answer, code};
+
+/// What all refusals together may leave in the daemon's memory.
+const LEFT_BYTES_MAX: u64 = 16 << 20;
+
+#[test]
+fn a_daemon_refuses_every_malformed_model_and_keeps_nothing_of_it() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let all = cases();
+    let name = |number: usize| format!("case{number}");
+    all.iter().enumerate().for_each(|(n, case)| case.write(&rig.dir.path().join("models"), &name(n)));
+    let client = rig.client();
+    rig.assert_serves();
+    let (before, descriptors) = (anonymous(&rig), rig.descriptors());
+    let mut slowest = (Duration::ZERO, String::new());
+    let mut faults = Vec::new();
+    for (number, case) in all.iter().enumerate() {
+        let begun = Instant::now();
+        let result = client.load(&name(number));
+        let refused = result.as_ref().err().map(|error| error.code().expect("the daemon's answer"));
+        if refused.is_some() {
+            slowest = slowest.max((begun.elapsed(), case.what.clone()));
+        } else {
+            client.unload(&name(number)).unwrap();
+        }
+        if refused != case.code.map(|code| code as u16) {
+            faults.push(format!("{}: {refused:?}, not {:?}", case.what, case.code));
+        }
+    }
+    println!("slowest refusal of {}: {:?}, {}", all.len(), slowest.0, slowest.1);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    rig.eventually("only the good model is mapped", |status| status.models_mapped == 1);
+    let left = anonymous(&rig).saturating_sub(before);
+    println!("{} KiB more than before", left >> 10);
+    assert!(left <= LEFT_BYTES_MAX, "{left} bytes more than before");
+    assert!(rig.descriptors() <= descriptors + 1, "{descriptors} descriptors before, {}", rig.descriptors());
+    rig.assert_serves();
+}
+
+/// A client's own files: not in a directory, so nothing is known of them before.
+#[test]
+fn malformed_files_passed_by_descriptor_are_refused_and_closed() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let client = rig.client();
+    client.ping(b"").unwrap();
+    let descriptors = rig.descriptors();
+    let path = rig.dir.path().join("passed");
+    let plain = |case: &Case| case.bytes().map(<[u8]>::to_vec).zip(case.code);
+    let mut passed = 0;
+    for (bytes, code_wanted) in cases().iter().filter_map(plain).step_by(3) {
+        fs::write(&path, bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!(code(client.load_descriptor(file.as_fd(), "passed")), code_wanted as u16);
+        passed += 1;
+    }
+    assert!(passed >= 100, "{passed}");
+    assert_eq!(rig.descriptors(), descriptors);
+    assert_eq!(client.list().unwrap().models.len(), 1, "none has a name");
+    rig.assert_serves();
+}
+
+#[test]
+fn a_hostile_template_fails_its_chats_alone() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let client = rig.client();
+    for (what, forge) in templates() {
+        fs::write(rig.model("chat"), forge.build().bytes).unwrap();
+        let chat = Prompt::Chat(vec![ChatMessage { role: "user".into(), content: "ab".into() }]);
+        let result = answer(&client, &GenerateRequest::new("chat", chat));
+        assert_eq!(code(result), ErrorCode::TemplateFailed as u16, "{what}");
+        let plain =
+            GenerateRequest { max_tokens: 2, ..GenerateRequest::new("chat", Prompt::Text("ab".into())) };
+        answer(&client, &plain).unwrap_or_else(|error| panic!("{what}: a prompt that is no chat: {error}"));
+    }
+    rig.assert_serves();
+}
+
+/// Weights that are no numbers: an answer of finite log-probabilities, or a refusal that says so; never a hang or a crash.
+#[test]
+fn weights_that_are_no_numbers_are_told_and_harm_nobody() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let client = rig.client();
+    let (mut answered, mut refused) = (0, 0);
+    for case in numbers() {
+        fs::write(rig.model("numbers"), case.forge.build().bytes).unwrap();
+        for temperature in [0.0, 0.8] {
+            let mut request = GenerateRequest::new("numbers", Prompt::Text("ab ba".into()));
+            // A token that is drawn is read in the next step, and may be the one that is no number.
+            request.max_tokens = if case.answers { 1 } else { 3 };
+            request.ignore_eog = true;
+            request.sampling = SamplingOptions { temperature, top_logprobs: 4, ..request.sampling };
+            match finite_answer(&client, &request) {
+                Ok(finite) => {
+                    assert!(finite, "{}: a log-probability is no number", case.what);
+                    answered += 1;
+                }
+                Err(error) => {
+                    assert!(!case.answers, "{}: {error}", case.what);
+                    assert_eq!(error.code(), Some(ErrorCode::ModelCorrupt as u16), "{}: {error}", case.what);
+                    refused += 1;
+                }
+            }
+        }
+        rig.assert_idle();
+    }
+    println!("{answered} answers, {refused} refusals");
+    assert!(answered >= 24 && refused >= 24);
+    rig.assert_serves();
+}
+
+/// Whether all log-probabilities of an answer are numbers.
+fn finite_answer(
+    client: &rocmforge_client::Client,
+    request: &GenerateRequest,
+) -> Result<bool, rocmforge_client::ClientError> {
+    let mut generation = client.generate(request)?;
+    let (mut finite, mut seen) = (true, 0);
+    while let Some(item) = generation.next_item()? {
+        for logprob in &item.logprobs {
+            // A token that cannot be drawn has a probability of 0; the drawn one has not.
+            finite &= logprob.logprob.is_finite() && logprob.top.iter().all(|top| !top.logprob.is_nan());
+            seen += 1;
+        }
+    }
+    assert!(seen > 0, "log-probabilities were asked for");
+    Ok(finite)
+}
