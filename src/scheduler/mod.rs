@@ -36,7 +36,8 @@ pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
 pub use plan::{Fit, Leaving, ResidencyPlan};
 pub use residency::ResidencyRules;
 pub use snapshot::{
-    Counters, EngineEvent, EngineSnapshot, ModelResidency, PartState, SequenceSnapshot, SequenceState,
+    Counters, EngineEvent, EngineSnapshot, LoadingProgress, ModelResidency, PartState, SequenceSnapshot,
+    SequenceState,
 };
 
 /// Number of a sequence, unique while the daemon runs.

@@ -101,6 +101,21 @@ pub struct ModelResidency {
     pub idle_since: Option<Instant>,
     /// Its place among those that make room, 1 for the first; 0 for one that is pinned.
     pub eviction_place: u32,
+    /// How far the request is that brings its weights; of several the one that brings most.
+    pub loading: Option<LoadingProgress>,
+}
+
+/// How far a load is that was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadingProgress {
+    /// Tensors that are there.
+    pub tensors: usize,
+    /// Tensors in all.
+    pub tensors_total: usize,
+    /// Bytes that those there take of the device.
+    pub bytes: u64,
+    /// Bytes that all of them will take of it.
+    pub bytes_total: u64,
 }
 
 impl ModelResidency {

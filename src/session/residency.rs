@@ -14,7 +14,8 @@ use super::{Call, Failure, failure};
 use crate::backend::DeviceCounters;
 use crate::model::ModelId;
 use crate::scheduler::{
-    EngineSnapshot, Fit, ModelResidency, PartState, ResidencyPlan, ResidencyRules, RulesChange,
+    EngineSnapshot, Fit, LoadingProgress, ModelResidency, PartState, ResidencyPlan, ResidencyRules,
+    RulesChange,
 };
 
 /// The engine has one device.
@@ -155,7 +156,7 @@ const DEVICE_BYTES: usize = 2 * limits::LABEL_BYTES_MAX + 208;
 
 /// An entry in a payload.
 fn entry_bytes(entry: &ResidencyEntry) -> usize {
-    entry.model.len() + entry.parts.len() + 87
+    entry.model.len() + entry.parts.len() + 112
 }
 
 fn entry(model: &ModelResidency, name: String, sequences: usize) -> ResidencyEntry {
@@ -171,7 +172,18 @@ fn entry(model: &ModelResidency, name: String, sequences: usize) -> ResidencyEnt
         sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
         idle_ms: model.idle_since.map(|since| milliseconds(since.elapsed())),
         eviction_place: model.eviction_place,
+        loading: model.loading.map(loading),
         ext: Ext::new(),
+    }
+}
+
+fn loading(loading: LoadingProgress) -> wire::LoadingProgress {
+    let count = |tensors: usize| u32::try_from(tensors).unwrap_or(u32::MAX);
+    wire::LoadingProgress {
+        tensors: count(loading.tensors),
+        tensors_total: count(loading.tensors_total),
+        device_bytes: loading.bytes,
+        device_bytes_total: loading.bytes_total,
     }
 }
 
@@ -261,6 +273,7 @@ mod tests {
             rules: ResidencyRules::default(),
             idle_since: Some(Instant::now()),
             eviction_place: 1,
+            loading: Some(LoadingProgress::default()),
         }
     }
 

@@ -72,7 +72,9 @@ struct DeviceMemory: kind string LABEL; device string LABEL; weight_bytes u64; k
     hits u64; load_bytes u64; evictions u64; evicted_bytes u64; load_waits u64; load_wait_us u64; bytes_per_second u64;
     ext Ext
 struct ResidencyEntry: id u64; device u32; model string NAME; parts string PARTS; weight_bytes u64; kv_bytes u64;
-    scratch_bytes u64; rules Rules; sequences u32; idle_ms u64?; eviction_place u32; ext Ext
+    scratch_bytes u64; rules Rules; sequences u32; idle_ms u64?; eviction_place u32;
+    loading LoadingProgress?; ext Ext
+struct LoadingProgress: tensors u32; tensors_total u32; device_bytes u64; device_bytes_total u64
 struct Rules: pinned bool; priority u8; layers_min u32; idle_s u32
 struct SetRulesRequest: model string NAME; pinned bool?; priority u8?; layers_min u32?; idle_s u32?; ext Ext
 struct SetRulesReply: rules Rules; host_pinned bool; host_reason string VALUE; ext Ext

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use rocmforge_client::wire::{
     ClearCacheReply, DeviceMemory, EventEntry, EventKind, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem,
-    PART_ABSENT, PlanReply, Preload, ResidencyEntry, ResidencyReply, Rules, SetRulesReply,
+    LoadingProgress, PART_ABSENT, PlanReply, Preload, ResidencyEntry, ResidencyReply, Rules, SetRulesReply,
 };
 use rocmforge_client::{Client, ClientError};
 use serde::{Serialize, Serializer};
@@ -207,6 +207,7 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
         [
             name(&entry.model),
             format!("{there}/{}", entry.parts.chars().count()),
+            entry.loading.as_ref().map_or("-".to_owned(), loading),
             bytes(entry.weight_bytes),
             bytes(entry.kv_bytes),
             bytes(entry.scratch_bytes),
@@ -216,8 +217,14 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
             rules(&entry.rules),
         ]
     });
-    let head = ["MODEL", "PARTS", "WEIGHTS", "KV", "ACTIVATIONS", "REQUESTS", "IDLE", "LEAVES", "RULES"];
+    let head =
+        ["MODEL", "PARTS", "LOADING", "WEIGHTS", "KV", "ACTIVATIONS", "REQUESTS", "IDLE", "LEAVES", "RULES"];
     table(out, head, rows)
+}
+
+/// How far somebody's request is that brings its weights.
+fn loading(loading: &LoadingProgress) -> String {
+    format!("{} of {}", bytes(loading.device_bytes), bytes(loading.device_bytes_total))
 }
 
 /// When it would make room.
@@ -371,6 +378,12 @@ mod tests {
             sequences: 1,
             idle_ms: None,
             eviction_place: 0,
+            loading: Some(LoadingProgress {
+                tensors: 30,
+                tensors_total: 40,
+                device_bytes: 3 << 29,
+                device_bytes_total: 1 << 31,
+            }),
             ext: vec![],
         };
         let reply = ResidencyReply { devices: vec![device], models: vec![model], more: false, ext: vec![] };
@@ -378,8 +391,8 @@ mod tests {
         assert!(shown.contains("left              3 parts, 1.0 MiB\n"), "{shown}");
         assert!(
             shown.ends_with(
-                "MODEL  PARTS  WEIGHTS  KV   ACTIVATIONS  REQUESTS  IDLE  LEAVES  RULES\n\
-                 tiny   4/5    1.5 GiB  0 B  0 B          1         -     never   pinned, priority 2, keeps 1 layers, idle 60 s\n"
+                "MODEL  PARTS  LOADING             WEIGHTS  KV   ACTIVATIONS  REQUESTS  IDLE  LEAVES  RULES\n\
+                 tiny   4/5    1.5 GiB of 2.0 GiB  1.5 GiB  0 B  0 B          1         -     never   pinned, priority 2, keeps 1 layers, idle 60 s\n"
             ),
             "{shown}"
         );

@@ -11,7 +11,7 @@ use super::{Core, Room};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
 use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
-use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor};
+use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor, LoadingProgress};
 use crate::tensor::LazyTensor;
 
 /// Bytes that are on the way at once: ten milliseconds of a fast link, in which the engine's thread looks again.
@@ -116,6 +116,19 @@ impl Core {
         self.residency.used(model.id);
         let facts = self.shared.facts();
         self.loads.push(LoadTask::new(request, |tensor| facts.weight_bytes(tensor)));
+    }
+
+    /// How far the request is that brings most of a model's weights.
+    pub(super) fn loading(&self, id: ModelId) -> Option<LoadingProgress> {
+        let of_it = self.loads.iter().filter(|task| task.model() == id).map(|task| &task.reached);
+        of_it.max_by_key(|reached| reached.bytes_total.saturating_sub(reached.bytes)).map(|reached| {
+            LoadingProgress {
+                tensors: reached.tensors,
+                tensors_total: reached.tensors_total,
+                bytes: reached.bytes,
+                bytes_total: reached.bytes_total,
+            }
+        })
     }
 
     /// Looks at what is on the way and begins more. True when something moved.

@@ -74,6 +74,7 @@ impl Core {
             rules: self.residency.rules(*id),
             idle_since: room.idle_since,
             eviction_place: order.iter().zip(1..).find(|(other, _)| *other == id).map_or(0, |(_, n)| n),
+            loading: self.loading(*id),
         };
         self.rooms.iter().map(residency).collect()
     }

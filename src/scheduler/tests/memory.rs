@@ -22,6 +22,8 @@ struct Book {
     loads: u64,
     /// So many of the next loads will fail once somebody waits for them.
     failing: u32,
+    /// No load arrives that no step waits for.
+    held: bool,
     /// Number of the unit that is the step's last one so far, which may not be launched yet; 0 outside of steps.
     unit: u64,
     /// The last unit before the last time that weights were said to leave.
@@ -58,6 +60,11 @@ impl Memory {
 
     pub fn fail_loads(&self, count: u32) {
         self.0.lock().failing = count;
+    }
+
+    /// Keeps loads on their way, or lets them arrive when they are looked at next.
+    pub fn hold_loads(&self, held: bool) {
+        self.0.lock().held = held;
     }
 
     /// Bytes of live copies.
@@ -168,17 +175,21 @@ impl DeviceMemory for Copy {
 
     /// It arrives by itself: when somebody looks for the third time.
     fn state(&self) -> LoadState {
+        let held = self.book.lock().held;
         let mut state = self.state.lock();
         state.looks += 1;
-        if state.looks > 2 {
+        if state.looks > 2 && !held {
             self.decide(&mut state);
         }
         state.load.clone()
     }
 
     fn when_decided(&self, done: Box<dyn FnOnce() + Send>) {
-        self.decide(&mut self.state.lock());
-        done();
+        // Of one that is held the engine learns when it looks by itself.
+        if !self.book.lock().held {
+            self.decide(&mut self.state.lock());
+            done();
+        }
     }
 }
 

@@ -189,6 +189,27 @@ fn preloading_brings_what_was_asked_for_and_no_more() {
 }
 
 #[test]
+fn how_far_a_load_is_can_be_seen_by_all() {
+    let rig = rig(100);
+    rig.control.memory().hold_loads(true);
+    let one = rig.handle().preload(&rig.model, &Preload::First(1)).unwrap();
+    let all = rig.handle().preload(&rig.model, &Preload::All).unwrap();
+    let whole = device_bytes(&rig.model);
+    let of_all = |s: &EngineSnapshot| {
+        s.models.first().and_then(|model| model.loading).filter(|loading| loading.bytes_total == whole)
+    };
+    // The embedding stays in the file, so it is there at once.
+    let begun = |s: &EngineSnapshot| of_all(s).is_some_and(|loading| loading.tensors == 1);
+    assert!(rig.comes(begun), "of two the one that brings more");
+    let seen = of_all(&rig.handle().snapshot()).unwrap();
+    let tensors = (0..rig.model.plan.part_count()).map(|part| rig.model.plan.part_tensors(part).count());
+    assert_eq!((seen.tensors_total, seen.bytes), (tensors.sum(), 0));
+    rig.control.memory().hold_loads(false);
+    runtime().block_on(async { (one.wait().await.unwrap(), all.wait().await.unwrap()) });
+    assert!(rig.comes(|s| s.models[0].loading.is_none()), "nothing is brought any more");
+}
+
+#[test]
 fn who_watches_is_told_what_comes_and_goes() {
     let rig = rig(100);
     let (first, second) = (open(1, &kept_model()), open(2, &kept_model()));

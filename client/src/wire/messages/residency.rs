@@ -380,8 +380,23 @@ pub struct ResidencyEntry {
     pub idle_ms: Option<u64>,
     /// Its place among those that make room, 1 for the first; 0 for one that is pinned.
     pub eviction_place: u32,
+    /// How far the request is that brings its weights, whoever asked; of several the one that brings most.
+    pub loading: Option<LoadingProgress>,
     /// Extensions.
     pub ext: Ext,
+}
+
+/// How far a load is that somebody asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadingProgress {
+    /// Tensors that are there.
+    pub tensors: u32,
+    /// Tensors asked for.
+    pub tensors_total: u32,
+    /// Bytes that those there take of the device.
+    pub device_bytes: u64,
+    /// Bytes that all asked for take of it.
+    pub device_bytes_total: u64,
 }
 
 /// Nothing of a part is there.
@@ -516,5 +531,6 @@ validate!(ResidencyEntry {
     sequences: any,
     idle_ms: any,
     eviction_place: any,
+    loading: any,
     ext: extensions,
 });

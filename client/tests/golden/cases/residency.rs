@@ -132,6 +132,12 @@ fn reply() -> ResidencyReply {
         sequences: 0,
         idle_ms: Some(1250),
         eviction_place: 0,
+        loading: Some(LoadingProgress {
+            tensors: 17,
+            tensors_total: 290,
+            device_bytes: 314_572_800,
+            device_bytes_total: 4_692_377_600,
+        }),
         ext: vec![],
     };
     ResidencyReply { devices: vec![device], models: vec![model], more: true, ext: vec![] }
