@@ -29,6 +29,8 @@ pub struct Config {
     pub models: Vec<PathBuf>,
     /// Bounds on what clients can ask for.
     pub limits: Limits,
+    /// Who may do what.
+    pub policy: PolicyConfig,
     /// What computes.
     pub device: Device,
     /// The CPU backend.
@@ -65,6 +67,54 @@ pub struct Limits {
     pub passed_models_per_uid: u32,
     /// Seconds that running answers are given when the daemon stops; it ends within two more.
     pub drain_s: u32,
+}
+
+/// Who may do what, of those who may connect.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// They may do everything, as root and the daemon's own user may.
+    pub administrators: Vec<Party>,
+    /// Ask models for tokens.
+    pub run: Vec<Party>,
+    /// Map models, and pass files.
+    pub load: Vec<Party>,
+    /// Bring weights to a device before they are needed.
+    pub preload: Vec<Party>,
+    /// Unmap own models, and send their weights away.
+    pub unload: Vec<Party>,
+    /// Change the rules of own models.
+    pub pin: Vec<Party>,
+    /// Lock models' files in the machine's memory.
+    pub lock: Vec<Party>,
+    /// See names of others' models and whose requests run on them.
+    pub see: Vec<Party>,
+}
+
+/// A user or a group.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Party {
+    /// A user by number.
+    Uid(u32),
+    /// A user by name or number, a group likewise behind an `@`, or all of them as `*`.
+    Name(String),
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        let everyone = || vec![Party::Name("*".into())];
+        Self {
+            administrators: vec![],
+            run: everyone(),
+            load: everyone(),
+            preload: everyone(),
+            unload: everyone(),
+            pin: everyone(),
+            lock: vec![],
+            see: vec![],
+        }
+    }
 }
 
 /// What computes.
@@ -262,6 +312,7 @@ impl Default for Config {
             socket: default_socket(),
             models: Vec::new(),
             limits: Limits::default(),
+            policy: PolicyConfig::default(),
             device: Device::default(),
             cpu: Cpu::default(),
             host: Host::default(),
@@ -332,6 +383,17 @@ pub enum ConfigError {
         min: u64,
         /// Most.
         max: u64,
+    },
+    /// A user or a group that is not there.
+    #[error(
+        "{key} names {name:?}: users are named as \"alice\" or 1000, groups as \"@ai\" or \"@100\", all as \"*\"; who is in neither \
+         /etc/passwd nor /etc/group is to be named by number"
+    )]
+    Who {
+        /// Key.
+        key: &'static str,
+        /// Name given.
+        name: String,
     },
     /// A path that is not absolute.
     #[error("{key} must be an absolute path, not {}", path.display())]
@@ -456,8 +518,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 30,
-            "socket, models, 9 limits, 8 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 38,
+            "socket, models, 9 limits, 8 policy, 8 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -29,6 +29,10 @@ pub enum Rank {
     Doctor,
     /// Frames that wait for one client.
     Outbox,
+    /// Who may do what.
+    Policy,
+    /// What the service manager stores; held while it is told.
+    Kept,
     /// One scan of the directories of models at a time.
     StoreScan,
     /// Names, files and models.

@@ -72,9 +72,9 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     // What the daemon creates is its own; the socket's mode is set apart.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
-    let listener = daemon::inherited::listener()?;
+    let inherited = daemon::inherited::descriptors()?;
     let backend = daemon::device::factory(&config);
-    daemon::run(Start { config, source, listener }, backend)
+    daemon::run(Start { config, source, inherited }, backend)
 }
 
 /// Paths on the command line are the caller's, so they start where the caller is.

@@ -1,24 +1,104 @@
 //! Descriptors handed over by systemd.
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::socket::ListenError;
+use super::kept::{Handed, is_kept_name};
+use crate::socket::{Endpoint, ListenError};
 
-/// The socket that systemd listens on for us, if any (`LISTEN_FDS`, sd_listen_fds(3)).
+/// What systemd hands over at a start.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// The socket that it listens on for us.
+    pub listener: Option<OwnedFd>,
+    /// What a process before us had it store.
+    pub kept: Handed,
+    /// Names of what is neither: stored by another version, and closed here.
+    pub unknown: Vec<String>,
+}
+
+/// What systemd hands over (`LISTEN_FDS`, `LISTEN_FDNAMES`, sd_listen_fds(3)); nothing without it.
 ///
 /// To be called once, before threads are started: each descriptor gets its one owner here.
 ///
 /// # Errors
-/// [`ListenError::HandedOver`] when there are several, or the environment contradicts itself.
-#[allow(unsafe_code)]
-pub fn listener() -> Result<Option<OwnedFd>, ListenError> {
-    let mut fds = sd_notify::listen_fds().map_err(|error| ListenError::HandedOver(error.to_string()))?;
-    let Some(fd) = fds.next() else { return Ok(None) };
-    if fds.len() > 0 {
-        return Err(ListenError::HandedOver(format!("{} descriptors", fds.len() + 1)));
+/// [`ListenError::HandedOver`] when there are several sockets, something else and no socket, or the environment contradicts itself.
+pub fn descriptors() -> Result<Inherited, ListenError> {
+    let failed = |error: std::io::Error| ListenError::HandedOver(error.to_string());
+    let fds = sd_notify::listen_fds_with_names().map_err(failed)?;
+    sort(fds.map(|(fd, name)| (name, owned(fd))).collect())
+}
+
+/// Tells sockets, what was stored, and the rest apart.
+fn sort(handed: Handed) -> Result<Inherited, ListenError> {
+    let (kept, others): (Handed, Handed) = handed.into_iter().partition(|(name, _)| is_kept_name(name));
+    let (mut sockets, mut rest): (Handed, Handed) =
+        others.into_iter().partition(|(_, fd)| Endpoint::is_listening(fd.as_fd()));
+    if sockets.len() > 1 {
+        return Err(ListenError::HandedOver(format!("{} sockets", sockets.len())));
     }
-    // SAFETY: `listen_fds` checked that LISTEN_PID names this process and that descriptor 3 is open (it set FD_CLOEXEC on
-    // it). By sd_listen_fds(3) it is passed to this process alone; nothing here opened it, and this is called once, at
-    // start, so it has no other owner.
-    Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    // Nothing that was stored comes without the socket: this is what was meant to be one, and whoever takes it says what is wrong.
+    let listener = sockets.pop().or_else(|| if kept.is_empty() { rest.pop() } else { None });
+    let unknown = rest.into_iter().map(|(name, _)| name).collect();
+    Ok(Inherited { listener: listener.map(|(_, fd)| fd), kept, unknown })
+}
+
+#[allow(unsafe_code)]
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: sd_notify checked that LISTEN_PID names this process and that the descriptor is open (it set FD_CLOEXEC on it), and
+    // gives each number once. By sd_listen_fds(3) they are passed to this process alone; nothing here opened them, and
+    // `descriptors` is called once, at start, so they have no other owner.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+
+    use super::*;
+
+    fn listener() -> OwnedFd {
+        let fd = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        bind(&fd, &rustix::net::SocketAddrUnix::new(dir.path().join("s")).unwrap()).unwrap();
+        listen(&fd, 1).unwrap();
+        fd
+    }
+
+    fn file() -> OwnedFd {
+        tempfile::tempfile().unwrap().into()
+    }
+
+    fn named(list: Vec<(&str, OwnedFd)>) -> Result<Inherited, ListenError> {
+        sort(list.into_iter().map(|(name, fd)| (name.to_owned(), fd)).collect())
+    }
+
+    #[test]
+    fn sockets_and_what_was_stored_are_told_apart() {
+        let all = vec![
+            ("model-4", file()),
+            ("api", listener()),
+            ("state-5", file()),
+            ("tensor-1", file()),
+            ("model-", file()),
+        ];
+        let found = named(all).unwrap();
+        assert!(found.listener.is_some());
+        let kept: Vec<&str> = found.kept.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(kept, ["model-4", "state-5"]);
+        assert_eq!(found.unknown, ["tensor-1", "model-"]);
+        // The socket unit may be stopped, or its socket have another name.
+        let found = named(vec![("model-4", file()), ("stored", file())]).unwrap();
+        assert!(found.listener.is_none());
+        assert_eq!((found.kept.len(), found.unknown.as_slice()), (1, ["stored".to_owned()].as_slice()));
+        assert!(named(vec![("unknown", listener())]).unwrap().listener.is_some());
+        assert!(named(vec![]).unwrap().listener.is_none());
+    }
+
+    #[test]
+    fn two_sockets_are_one_too_many_and_what_is_none_is_looked_at_as_one() {
+        let two = named(vec![("api", listener()), ("other", listener())]);
+        assert!(matches!(two, Err(ListenError::HandedOver(text)) if text == "2 sockets"));
+        let found = named(vec![("api", file())]).unwrap();
+        assert!(found.listener.is_some() && found.unknown.is_empty());
+    }
 }

@@ -1,6 +1,5 @@
 //! What `rocmforged` does between start and end: signals, notices to the service manager, reloads.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,6 +8,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook_tokio::Signals;
 
+use super::inherited::Inherited;
 use super::{ConfigSource, Daemon, DaemonError, watchdog};
 use crate::backend::{Backend, BackendError};
 use crate::config::Config;
@@ -31,7 +31,7 @@ pub struct Start {
     /// Read again at SIGHUP.
     pub source: ConfigSource,
     /// From systemd.
-    pub listener: Option<OwnedFd>,
+    pub inherited: Inherited,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. SIGHUP reads the configuration again and looks for models. A second
@@ -60,8 +60,8 @@ where
         .map_err(os("runtime"))?;
     let result = runtime.block_on(async {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(os("signals"))?;
-        let Start { mut config, source, listener } = start;
-        let daemon = Daemon::start(&config, listener, factory).await?;
+        let Start { mut config, source, inherited } = start;
+        let daemon = Daemon::start_from(&config, inherited, factory).await?;
         if let Some(period) = watchdog {
             tokio::spawn(watchdog::feed(period, daemon.pulses()));
         }
@@ -103,13 +103,14 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
-                    "some changed settings take effect at the next start: only models, what of them is kept in memory, and limits of connections change now"
+                    "some changed settings take effect at the next start: only models, what of them is kept in memory, who may do what, and limits of connections change now"
                 );
             }
             daemon.reload(&new).await;
             config.models = new.models;
             config.limits = new.limits;
             config.host = new.host;
+            config.policy = new.policy;
             tracing::info!("configuration read again");
         }
         Err(error) => {
@@ -126,6 +127,7 @@ fn needs_restart(old: &Config, new: &Config) -> bool {
     let mut comparable = new.clone();
     comparable.models.clone_from(&old.models);
     comparable.host.clone_from(&old.host);
+    comparable.policy.clone_from(&old.policy);
     comparable.limits.connections = old.limits.connections;
     comparable.limits.connections_per_uid = old.limits.connections_per_uid;
     comparable != *old

@@ -6,6 +6,7 @@
 //! A daemon's life: `Starting` (engine, models, socket) -> `Serving` (READY=1) -> `Draining` (new work is refused, running
 //! answers finish or end with an error in time) -> ended.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -15,27 +16,34 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, BackendError};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, ModelWeights};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
 use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
-use crate::session::{ModelEvents, Service, Settings};
+use crate::session::{ModelEvents, OutlivesRestart, Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
 
 pub mod allocator;
 pub mod device;
 pub mod inherited;
+pub mod kept;
 mod lifecycle;
 pub mod logging;
+pub mod policy;
 mod pressure;
 mod watchdog;
 mod weights;
 
+use inherited::Inherited;
+use kept::{Kept, Rest};
 pub use lifecycle::{Start, run};
 
 /// How long connections may take to read their last answers, and the engine its last step, after the drain.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
+
+/// How long a start waits until passed models are mapped again.
+const RESTORING: Duration = Duration::from_secs(5);
 
 /// How long what else is given back waits for the engine's part.
 const BETWEEN_STEPS: Duration = Duration::from_millis(500);
@@ -112,7 +120,21 @@ impl Daemon {
     where
         F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
     {
+        Self::start_from(config, Inherited { listener, ..Inherited::default() }, factory).await
+    }
+
+    /// As [`Daemon::start`], with all that systemd handed over.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub async fn start_from<F>(config: &Config, inherited: Inherited, factory: F) -> Result<Self, DaemonError>
+    where
+        F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
+    {
+        let Inherited { listener, kept: handed, unknown } = inherited;
+        kept::drop_unknown(&unknown);
         config.check()?;
+        let policy = policy::resolve(&config.policy)?;
         let endpoint = Arc::new(match listener {
             Some(fd) => Endpoint::from_systemd(fd)?,
             None => Endpoint::bind(&config.socket)?,
@@ -133,6 +155,8 @@ impl Daemon {
         };
         let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
         store.set_host_policy(config.host_policy());
+        service.set_policy(policy);
+        let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
         let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
@@ -140,7 +164,7 @@ impl Daemon {
         let accepting = tokio::spawn(accept);
         // Clients are answered meanwhile.
         map_wanted(Arc::clone(&store));
-        tokio::spawn(weights::bring(Arc::clone(&store), engine.handle(), config.weights.models.clone()));
+        tokio::spawn(bring(rest, Arc::clone(&store), engine.handle(), config.weights.models.clone()));
         Ok(Self {
             _pressure,
             service,
@@ -155,9 +179,13 @@ impl Daemon {
         })
     }
 
-    /// Takes over what can change while it runs: model directories and the limits of connections.
+    /// Takes over what can change while it runs: model directories, who may do what, the limits of connections.
     pub async fn reload(&self, config: &Config) {
         self.acceptor.set_limits(connection_limits(config));
+        match policy::resolve(&config.policy) {
+            Ok(policy) => self.service.set_policy(policy),
+            Err(error) => tracing::error!(%error, "who may do what stays as it is"),
+        }
         self.store.set_directories(config.models.clone());
         let (store, policy) = (Arc::clone(&self.store), config.host_policy());
         let look = move || {
@@ -236,6 +264,42 @@ fn engine_options(config: &Config) -> EngineOptions {
         kv_budget_bytes: config.kv_budget_bytes(),
         ..EngineOptions::default()
     }
+}
+
+/// Takes over what the process before us had stored, so that passed models answer from the start; what is left to do once clients
+/// are answered. After [`RESTORING`] that goes on while they are.
+async fn keep_over_restarts(
+    service: &Arc<Service>,
+    engine: &EngineHandle,
+    handed: kept::Handed,
+) -> Option<(Arc<Kept>, JoinHandle<Rest>)> {
+    let kept = Arc::new(Kept::new(service.store(), engine.clone())?);
+    service.keep(Arc::clone(&kept) as Arc<dyn OutlivesRestart>);
+    let restoring = Arc::clone(&kept);
+    let mut rest = tokio::task::spawn_blocking(move || kept::restore(&restoring, handed));
+    match tokio::time::timeout(RESTORING, &mut rest).await {
+        Ok(Ok(done)) => rest = tokio::spawn(async { done }),
+        Ok(Err(_)) => return None,
+        Err(_) => tracing::warn!("passed models are still being mapped; clients are answered meanwhile"),
+    }
+    Some((kept, rest))
+}
+
+/// Sets the rules and locks that held before a restart, then what the configuration wants of other models.
+async fn bring(
+    rest: Option<(Arc<Kept>, JoinHandle<Rest>)>,
+    store: Arc<Store>,
+    engine: EngineHandle,
+    wanted: BTreeMap<String, ModelWeights>,
+) {
+    let mut ruled = BTreeSet::new();
+    if let Some((kept, rest)) = rest
+        && let Ok(rest) = rest.await
+    {
+        ruled = rest.ruled();
+        rest.bring(kept, engine.clone()).await;
+    }
+    weights::bring(store, engine, wanted, &ruled).await;
 }
 
 /// Maps the models that are to be kept in memory, on a thread of its own.
@@ -339,6 +403,7 @@ impl ConfigSource {
             config.models.clone_from(&self.models);
         }
         config.check()?;
+        policy::resolve(&config.policy)?;
         Ok(config)
     }
 }

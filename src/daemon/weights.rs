@@ -1,6 +1,6 @@
 //! Weights that the configuration wants on the device from the start on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,14 @@ use crate::scheduler::{EngineHandle, JobError, Preload, RulesChange};
 
 /// Sets the rules of these models and brings what is wanted of them, one after the other. Clients are answered meanwhile; what
 /// cannot be had is a warning.
-pub(super) async fn bring(store: Arc<Store>, engine: EngineHandle, wanted: BTreeMap<String, ModelWeights>) {
+///
+/// Models that are `ruled` keep the rules that they had before a restart.
+pub(super) async fn bring(
+    store: Arc<Store>,
+    engine: EngineHandle,
+    wanted: BTreeMap<String, ModelWeights>,
+    ruled: &BTreeSet<String>,
+) {
     let uid = rustix::process::geteuid().as_raw();
     for (name, wanted) in wanted {
         let (acquiring, asked) = (Arc::clone(&store), name.clone());
@@ -29,7 +36,11 @@ pub(super) async fn bring(store: Arc<Store>, engine: EngineHandle, wanted: BTree
             parts_min: Some(if wanted.layers_min == 0 { 0 } else { wanted.layers_min.saturating_add(1) }),
             idle_max: Some((wanted.idle_s > 0).then(|| Duration::from_secs(wanted.idle_s.into()))),
         };
-        let set = engine.set_rules(lease.model(), change).await.map(drop);
+        let set = if ruled.contains(&name) {
+            Ok(())
+        } else {
+            engine.set_rules(lease.model(), change).await.map(drop)
+        };
         let brought = match (set, wanted.preload) {
             (Ok(()), Some(choice)) => preload(&engine, &lease, choice).await,
             (set, _) => set,

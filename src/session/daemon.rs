@@ -74,7 +74,7 @@ fn names(call: &Call, sequences: &[&SequenceSnapshot]) -> Vec<String> {
     let names = asked_by.iter().map(|asked| asked.as_ref().map_or("", |(_, name)| name.as_str()));
     let public = service.store.are_public(names);
     let told = |(asked, public): (Option<(u32, String)>, bool)| match asked {
-        Some((uid, name)) if uid == peer.uid || peer.administrator || public => name,
+        Some((uid, name)) if uid == peer.uid || peer.sees || public => name,
         _ => String::new(),
     };
     asked_by.into_iter().zip(public).map(told).collect()
@@ -120,7 +120,11 @@ pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
         rss_anon_bytes: memory.anon_bytes,
         rss_file_bytes: memory.file_bytes,
         host,
-        ext: Ext::new(),
+        ext: StatusReply::notes_ext(
+            [("you may", call.rights()), ("kept", service.kept())]
+                .into_iter()
+                .filter(|(_, text)| !text.is_empty()),
+        ),
     })
 }
 

@@ -2,12 +2,14 @@
 
 use rocmforge_client::wire::{CheckState, DoctorCheck, DoctorReply, Ext, GpuEntry, cut_text, limits};
 
-use super::{Call, Failure};
+use super::{Call, Failure, Right};
 use crate::backend::doctor::{Check, Gpu, Report, State};
 
 pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {
     let mut report = call.blocking(|call| Ok(call.service().doctor.report())).await?;
     report.checks.extend(uploads(&call));
+    report.checks.push(rights(&call));
+    report.checks.extend(locks(&call));
     Ok(reply(&report))
 }
 
@@ -17,6 +19,26 @@ fn uploads(call: &Call) -> Option<Check> {
     let rate = device.upload_rates.iter().find(|rate| rate.in_use && device.uploads > 0)?;
     let found = rate.to_string();
     Some(Check { name: "weights to the device".into(), state: State::Good, found, advice: String::new() })
+}
+
+/// What the policy allows who asks.
+fn rights(call: &Call) -> Check {
+    let advice = "the daemon's administrator changes that in [policy] of its configuration";
+    let limited = !call.may(Right::Run) || !call.may(Right::Load);
+    Check {
+        name: "you may".into(),
+        state: if limited { State::Note } else { State::Good },
+        found: call.rights(),
+        advice: if limited { advice.to_owned() } else { String::new() },
+    }
+}
+
+/// Models that are to be locked in memory and are not.
+fn locks(call: &Call) -> Option<Check> {
+    let (count, refusal) = call.service().store.locks_refused();
+    let found = format!("{count} models are not locked: {}", refusal?);
+    let advice = "raise LimitMEMLOCK= of the unit, or host.lock_mib; then pin them again".to_owned();
+    Some(Check { name: "locked memory".into(), state: State::Problem, found, advice })
 }
 
 fn reply(report: &Report) -> DoctorReply {

@@ -31,6 +31,7 @@ mod host;
 mod memory;
 mod models;
 pub mod outbox;
+mod policy;
 mod prompt;
 mod residency;
 mod service;
@@ -43,7 +44,8 @@ pub use error::store_code;
 use error::{Failure, failure, of_codec, of_store, shortage};
 pub use events::ModelEvents;
 pub use outbox::Outbox;
-pub use service::{BLOCKING_MAX, Service, Settings};
+pub use policy::{Credentials, Policy, Right, Who};
+pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
 use crate::lock::{Mutex, Rank};
 use crate::model::store::Lease;
@@ -62,13 +64,15 @@ pub struct Frame {
     pub fds_lost: bool,
 }
 
-/// Who is at the other end, as the kernel says.
+/// Who is at the other end, by the policy in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+struct Peer {
     /// Effective user id at the time of connecting.
-    pub uid: u32,
-    /// True for root and for the daemon's own user.
-    pub administrator: bool,
+    uid: u32,
+    /// May do everything.
+    administrator: bool,
+    /// May see what others have.
+    sees: bool,
 }
 
 /// Why a connection cannot go on: the client broke the framing rules.
@@ -93,7 +97,7 @@ pub struct Session {
 #[derive(Debug)]
 struct Connection {
     service: Arc<Service>,
-    peer: Peer,
+    peer: Credentials,
     outbox: Outbox,
     limits: HelloLimits,
     flags: Flags,
@@ -121,7 +125,7 @@ enum CreditSink {
 
 impl Session {
     /// A session as agreed in `hello`; answers go to `outbox`.
-    pub fn new(service: Arc<Service>, peer: Peer, hello: &ServerHello, outbox: Outbox) -> Self {
+    pub fn new(service: Arc<Service>, peer: Credentials, hello: &ServerHello, outbox: Outbox) -> Self {
         let crc = hello.features & wire::FEATURE_CHECKSUM != 0;
         let connection = Connection {
             service,
@@ -220,6 +224,17 @@ impl Session {
             answer.fail(&shortage("the kernel could not hand over the model's descriptor"));
             return Ok(());
         }
+        if let Some(right) = Right::of(&message)
+            && let Err(refusal) = self.connection.service.policy().check(&self.connection.peer, right)
+        {
+            tracing::info!(
+                uid = self.connection.peer.uid,
+                rule = right.key(),
+                "a request was refused by the policy"
+            );
+            answer.fail(&refusal);
+            return Ok(());
+        }
         let call = Call { connection: Arc::clone(&self.connection), control };
         match message {
             ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
@@ -285,7 +300,22 @@ impl Call {
     }
 
     fn peer(&self) -> Peer {
-        self.connection.peer
+        let (credentials, policy) = (&self.connection.peer, self.service().policy());
+        Peer {
+            uid: credentials.uid,
+            administrator: policy.is_administrator(credentials),
+            sees: policy.allows(credentials, Right::See),
+        }
+    }
+
+    /// True for who may do that.
+    fn may(&self, right: Right) -> bool {
+        self.service().policy().allows(&self.connection.peer, right)
+    }
+
+    /// What the peer may, for people.
+    fn rights(&self) -> String {
+        self.service().policy().rights(&self.connection.peer)
     }
 
     /// Runs a request with one reply in a task of its own. Taken back, it is dropped; what blocks then ends unheard.

@@ -63,7 +63,11 @@ pub(super) async fn load(
     once(&call, id, Op::Load, &payload, move |call| {
         let begun = Instant::now();
         let (_lease, mapped_now) = match fd {
-            Some(fd) => pass(call, &request.name, fd)?,
+            Some(fd) => {
+                let passed = pass(call, &request.name, fd)?;
+                call.service().settle();
+                passed
+            }
             None => call.acquire(&request.name)?,
         };
         let mut summary = summary_of(call, &request.name)?;
@@ -97,6 +101,7 @@ pub(super) async fn unload(
         let peer = call.peer();
         let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
+        call.service().settle();
         Ok(UnloadReply {
             was_mapped: unloaded.was_mapped,
             draining_sequences: unloaded.in_use,

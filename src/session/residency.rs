@@ -10,7 +10,7 @@ use rocmforge_client::wire::{
 
 use super::error::{of_job, of_store};
 use super::models::{fill, page_room};
-use super::{Call, Failure, failure};
+use super::{Call, Failure, Right, failure};
 use crate::backend::DeviceCounters;
 use crate::model::ModelId;
 use crate::scheduler::{
@@ -59,6 +59,11 @@ pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<Se
     let (lease, (host_pinned, host_reason)) = call.blocking(acquire).await?;
     let ruled = call.service().engine.set_rules(lease.model(), change).await;
     let rules = rules(ruled.map_err(|error| of_job(&error))?);
+    call.blocking(|call| {
+        call.service().settle();
+        Ok(())
+    })
+    .await?;
     Ok(SetRulesReply { rules, host_pinned, host_reason, ext: Ext::new() })
 }
 
@@ -67,9 +72,9 @@ fn pin_file(call: &Call, request: &SetRulesRequest) -> (bool, String) {
     let (peer, store) = (call.peer(), &call.service().store);
     let pinned = match request.pinned {
         None => return (false, String::new()),
-        Some(true) => store.pin(peer.uid, peer.administrator, &request.model).map(|()| true),
+        Some(true) => store.pin(peer.uid, call.may(Right::Lock), &request.model).map(|()| true),
         // Who may not pin has nothing to take back.
-        Some(false) if !peer.administrator => return (false, String::new()),
+        Some(false) if !call.may(Right::Lock) => return (false, String::new()),
         Some(false) => store.unpin(peer.uid, true, &request.model).map(|_| false),
     };
     match pinned {
@@ -97,7 +102,7 @@ pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, 
 fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanReply {
     let (peer, leaving) = (call.peer(), &plan.leaving);
     let ids: Vec<ModelId> = leaving.iter().map(|leaving| leaving.model).collect();
-    let mut names = call.service().store.names_of(peer.uid, peer.administrator, &ids);
+    let mut names = call.service().store.names_of(peer.uid, peer.sees, &ids);
     let entries = leaving.iter().map(|leaving| LeavingEntry {
         id: leaving.model.0,
         model: names.remove(&leaving.model).unwrap_or_default(),
@@ -140,7 +145,7 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     let of_all = all.len();
     all.truncate(limits::MODELS_MAX);
     let ids: Vec<ModelId> = all.iter().map(|model| model.model).collect();
-    let mut names = service.store.names_of(peer.uid, peer.administrator, &ids);
+    let mut names = service.store.names_of(peer.uid, peer.sees, &ids);
     let entries = all.into_iter().map(|model| {
         let name = names.remove(&model.model).unwrap_or_default();
         entry(model, name, snapshot.sequences_of(model.model))

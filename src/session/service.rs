@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::error::{Failure, failure};
 use super::events::ModelEvents;
 use super::memory::RequestMemory;
+use super::policy::Policy;
 use super::turns::{Turn, Turns};
 use crate::backend::doctor::Doctor;
 use crate::lock::{Mutex, Rank};
@@ -43,6 +44,15 @@ pub struct Settings {
     pub program: PathBuf,
 }
 
+/// Keeps what is to outlive a restart of the daemon.
+pub trait OutlivesRestart: std::fmt::Debug + Send + Sync {
+    /// Models were passed or unloaded, or their rules changed. Returns once that is kept. Blocks.
+    fn settle(&self);
+
+    /// What is kept, for people.
+    fn report(&self) -> String;
+}
+
 /// What all sessions share.
 #[derive(Debug)]
 pub struct Service {
@@ -60,6 +70,8 @@ pub struct Service {
     pub(super) tasks: TaskTracker,
     /// What tells that memory is short, and how often it did.
     pub pressure: Pressure,
+    kept: OnceLock<Arc<dyn OutlivesRestart>>,
+    policy: Mutex<Arc<Policy>>,
     pub(super) started: Instant,
     /// Kept open: where there is no descriptor left, the status is wanted most.
     pub(super) memory_use: Option<File>,
@@ -135,6 +147,8 @@ impl Service {
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             tasks: TaskTracker::new(),
             pressure: Pressure::default(),
+            kept: OnceLock::new(),
+            policy: Mutex::new(Rank::Policy, Arc::default()),
             started: Instant::now(),
             memory_use: File::open("/proc/self/status").ok(),
             offer,
@@ -147,6 +161,37 @@ impl Service {
     /// What the daemon agrees to in its hello.
     pub fn offer(&self) -> &ServerOffer {
         &self.offer
+    }
+
+    /// From now on this says who may do what, also on connections that are open.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock() = Arc::new(policy);
+    }
+
+    pub(super) fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&self.policy.lock())
+    }
+
+    /// The models.
+    pub fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.store)
+    }
+
+    /// From now on this is told what changes. Only the first one counts.
+    pub fn keep(&self, kept: Arc<dyn OutlivesRestart>) {
+        let _ = self.kept.set(kept);
+    }
+
+    /// Models or their rules changed; see [`OutlivesRestart::settle`].
+    pub(super) fn settle(&self) {
+        if let Some(kept) = self.kept.get() {
+            kept.settle();
+        }
+    }
+
+    /// What outlives a restart; empty where nothing does.
+    pub(super) fn kept(&self) -> String {
+        self.kept.get().map(|kept| kept.report()).unwrap_or_default()
     }
 
     /// From now on work is refused with `ServerDraining`.

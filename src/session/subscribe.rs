@@ -130,7 +130,7 @@ impl<'a> Watch<'a> {
 
     fn names(&self, ids: &[ModelId]) -> HashMap<ModelId, String> {
         let (peer, store) = (self.call.peer(), &self.call.service().store);
-        if ids.is_empty() { HashMap::new() } else { store.names_of(peer.uid, peer.administrator, ids) }
+        if ids.is_empty() { HashMap::new() } else { store.names_of(peer.uid, peer.sees, ids) }
     }
 
     fn known(&mut self, id: ModelId) -> &mut Known {

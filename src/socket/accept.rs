@@ -14,10 +14,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection;
 use super::listener::Endpoint;
+use super::{connection, groups};
 use crate::lock::{Mutex, Rank};
-use crate::session::{Peer, Service};
+use crate::session::{Credentials, Service};
 
 /// How often an idle loop shows that it lives.
 const TICK: Duration = Duration::from_secs(1);
@@ -145,20 +145,20 @@ impl Acceptor {
     }
 
     fn take(&self, stream: Stream, close: &CancellationToken) {
-        let (uid, administrator) = match peer(&stream) {
+        let peer = match peer(&stream) {
             Ok(peer) => peer,
             Err(error) => {
                 tracing::info!(%error, "a client whose credentials the kernel does not tell was refused");
                 return self.refuse(stream, ErrorCode::PeerRefused, 0);
             }
         };
-        let Some(counted) = self.count(uid) else {
+        let Some(counted) = self.count(peer.uid) else {
             return self.refuse(stream, ErrorCode::Quota, REFUSAL_RETRY_MS);
         };
         let service = Arc::clone(&self.service);
         let close = close.clone();
         self.tasks.spawn(async move {
-            connection::serve(stream, Peer { uid, administrator }, service, close).await;
+            connection::serve(stream, peer, service, close).await;
             drop(counted);
         });
     }
@@ -191,9 +191,12 @@ impl Acceptor {
     }
 }
 
-/// Who connected: uid at the time of connecting, and whether it may do everything.
-fn peer(stream: &Stream) -> std::io::Result<(u32, bool)> {
-    let unknown = || std::io::Error::other("no user id");
-    let uid = stream.peer_creds()?.euid().ok_or_else(unknown)?;
-    Ok((uid, uid == 0 || uid == rustix::process::geteuid().as_raw()))
+/// Who connected, at the time of connecting.
+fn peer(stream: &Stream) -> std::io::Result<Credentials> {
+    let unknown = |what: &'static str| move || std::io::Error::other(what);
+    let credentials = stream.peer_creds()?;
+    let uid = credentials.euid().ok_or_else(unknown("no user id"))?;
+    let mut gids = groups::of_peer(stream.as_fd())?;
+    gids.push(credentials.egid().ok_or_else(unknown("no group id"))?);
+    Ok(Credentials { uid, gids })
 }

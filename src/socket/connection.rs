@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
 use super::receive::{self, ReceiveError};
-use crate::session::{Fatal, Outbox, Peer, Service, Session};
+use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
 /// How long a connection that ends may take to read what was still to be sent.
 const LINGER: Duration = Duration::from_secs(1);
@@ -20,7 +20,12 @@ const SLOW_CHECK: Duration = Duration::from_secs(1);
 /// Serves a client until it hangs up, breaks the rules, or stops reading.
 ///
 /// At `close` the answers that are ready are still sent.
-pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, close: CancellationToken) {
+pub(super) async fn serve(
+    stream: Stream,
+    peer: Credentials,
+    service: Arc<Service>,
+    close: CancellationToken,
+) {
     let stream = Arc::new(stream);
     let hello = tokio::select! {
         hello = handshake(&stream, &service) => hello,
@@ -29,6 +34,7 @@ pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, clo
     let Some(hello) = hello else { return };
     let outbox = Outbox::new();
     let payload_bytes_max = hello.limits.max_frame;
+    let uid = peer.uid;
     let mut session = Session::new(service, peer, &hello, outbox.clone());
     let overflow = session.last_words(&Fatal {
         code: ErrorCode::OutputOverflow,
@@ -41,12 +47,7 @@ pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, clo
         () = close.cancelled() => End::Quiet,
     };
     if let End::Tell(fatal) = end {
-        tracing::info!(
-            uid = peer.uid,
-            code = fatal.code as u16,
-            reason = fatal.message,
-            "a connection was closed"
-        );
+        tracing::info!(uid, code = fatal.code as u16, reason = fatal.message, "a connection was closed");
         match session.last_words(&fatal) {
             Some(frame) => outbox.close_with(frame),
             None => outbox.close(),
@@ -55,7 +56,7 @@ pub(super) async fn serve(stream: Stream, peer: Peer, service: Arc<Service>, clo
         outbox.close();
     }
     if outbox.overflowed() {
-        tracing::info!(uid = peer.uid, "a client that does not read was dropped");
+        tracing::info!(uid, "a client that does not read was dropped");
     }
     drop(session);
     let abort = writer.abort_handle();

@@ -5,7 +5,7 @@
 //! removing it would let two daemons hold locks on two files of one name.
 
 use std::fs::{DirBuilder, File};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -135,6 +135,11 @@ impl Endpoint {
         }
         let listener = Listener::try_from(fd).map_err(|e| ListenError::HandedOver(e.to_string()))?;
         Ok(Self { listener, bound: None })
+    }
+
+    /// True for a socket that is listened on, of whatever kind.
+    pub fn is_listening(fd: BorrowedFd<'_>) -> bool {
+        sockopt::socket_acceptconn(fd).unwrap_or(false)
     }
 
     /// The next connection.

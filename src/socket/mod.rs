@@ -5,6 +5,7 @@
 
 mod accept;
 mod connection;
+mod groups;
 mod listener;
 mod receive;
 

@@ -20,6 +20,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags};
@@ -171,6 +172,11 @@ impl MappedFile {
     /// The identity the file had when it was mapped.
     pub fn identity(&self) -> FileIdentity {
         self.identity
+    }
+
+    /// The open file, for another process to map.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// The bytes of `range`, in place.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::{Backend, BackendError};
 use rocmforge::config::Config;
+use rocmforge::daemon::inherited::Inherited;
 use rocmforge::daemon::{self, ConfigSource, Daemon, DaemonError, Start};
 use rocmforge_client::wire::ErrorCode;
 use rocmforge_client::{Client, Options};
@@ -101,7 +102,7 @@ fn a_daemon_that_lost_its_device_ends_with_a_status() {
         absent_timeout: PATIENCE,
         ..Options::default()
     });
-    let start = Start { config, source: ConfigSource::default(), listener: None };
+    let start = Start { config, source: ConfigSource::default(), inherited: Inherited::default() };
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::spawn(move || ended.send(daemon::run(start, factory)));
 

@@ -23,6 +23,7 @@ mod frames;
 mod gpu;
 #[path = "../common/hooked.rs"]
 mod hooked;
+mod kept;
 mod lifecycle;
 #[path = "../common/malformed/mod.rs"]
 mod malformed;

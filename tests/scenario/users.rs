@@ -1,15 +1,15 @@
-//! Two users of one daemon. The second is a process under another uid, which only root can start.
+//! Several users of one daemon: processes under other uids, which only root can start.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
-use rocmforge_client::wire::{ErrorCode, GenerateRequest, Op};
-use rocmforge_client::{Client, Options, ServerTrust};
+use rocmforge_client::wire::{ErrorCode, GenerateRequest, LoadRequest, Op, SetRulesRequest};
+use rocmforge_client::{Client, ClientError, Options, ServerTrust};
 
 use crate::child;
 use crate::common;
 use crate::raw::Raw;
-use crate::rig::{Rig, TINY, answer, code, story};
+use crate::rig::{PATIENCE, Rig, TINY, answer, code, story};
 
 const STRANGER: u32 = 54_321;
 
@@ -35,6 +35,145 @@ fn another_user() {
     assert_eq!(client.status().unwrap().models_mapped, before + 1);
     assert!(client.unload("private").unwrap().was_mapped);
     println!("\nDONE well");
+}
+
+/// A process of [`each_user_may_what_the_policy_says`]: what it may, by the daemon's own words and by trying.
+#[test]
+fn a_user_of_a_policy() {
+    let Some((socket, model)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    let rule = |result: Result<(), ClientError>| match result {
+        Ok(()) => "ok".to_owned(),
+        Err(ClientError::Server(error)) if error.code == ErrorCode::Forbidden as u16 => error
+            .detail
+            .iter()
+            .find(|detail| detail.key == "rule")
+            .map_or("owner".into(), |rule| rule.value.clone()),
+        Err(error) => error.to_string(),
+    };
+    let rules = |pinned| SetRulesRequest {
+        model: TINY.into(),
+        pinned,
+        priority: None,
+        layers_min: None,
+        idle_s: None,
+        ext: vec![],
+    };
+    let own = std::path::Path::new(&model);
+    let tried = [
+        ("run", rule(answer(&client, &story(4)).map(drop))),
+        ("load", rule(client.load(TINY).map(drop))),
+        ("pass", rule(client.load_file(own, Some("own")).map(drop))),
+        (
+            "preload",
+            rule(
+                client
+                    .preload_all(TINY)
+                    .and_then(|loading| loading.map(|item| item.map(drop)).collect::<Result<Vec<()>, _>>())
+                    .map(drop),
+            ),
+        ),
+        ("unload", rule(client.unload(TINY).map(drop))),
+        ("clear", rule(client.clear_gpu_cache(None).map(drop))),
+        ("ask", rule(client.set_rules(&rules(None)).map(drop))),
+        ("pin", rule(client.set_rules(&rules(Some(false))).map(drop))),
+        ("ps", rule(client.ps().map(drop))),
+    ];
+    let tried: Vec<String> = tried.iter().map(|(what, came)| format!("{what}={came}")).collect();
+    let status = client.status().unwrap();
+    let may = status.notes().into_iter().find(|(name, _)| *name == "you may").unwrap().1.to_owned();
+    println!("\nDONE {may} | {}", tried.join(" "));
+}
+
+#[test]
+fn each_user_may_what_the_policy_says() {
+    if !rustix::process::geteuid().is_root() {
+        common::skip("only root can be several users");
+        return;
+    }
+    const GROUP: u32 = 54_400;
+    let policy = |load: &str| {
+        format!(
+            "[policy]\nadministrators = [54330]\nload = [{load}]\npreload = ['@{GROUP}']\nunload = [54331]\npin = []\nsee = [54331]\n"
+        )
+    };
+    let rig = Rig::start_with(&policy("'54331', '@54400'"));
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(rig.dir.path(), 0o755);
+    open(&rig.socket(), 0o666);
+    rig.client().load(TINY).unwrap();
+    let own = common::tinystories();
+    let asked_by = |uid: u32, gid: u32| {
+        let argument = own.to_str().unwrap();
+        let mut process =
+            child::Process::start_as("users::a_user_of_a_policy", &rig.socket(), argument, |command| {
+                command.uid(uid).gid(gid);
+            });
+        process.go();
+        process.line("DONE ")
+    };
+    assert_eq!(
+        asked_by(STRANGER, STRANGER),
+        "run; not policy.load, policy.preload, policy.unload, policy.pin, policy.lock, policy.see | run=ok load=policy.load \
+         pass=policy.load preload=policy.preload unload=policy.unload clear=policy.unload ask=owner pin=policy.pin ps=ok"
+    );
+    assert_eq!(
+        asked_by(54_331, STRANGER),
+        "run, load, unload, see; not policy.preload, policy.pin, policy.lock | run=ok load=ok pass=ok preload=policy.preload \
+         unload=owner clear=owner ask=owner pin=policy.pin ps=ok"
+    );
+    assert_eq!(
+        asked_by(STRANGER, GROUP),
+        "run, load, preload; not policy.unload, policy.pin, policy.lock, policy.see | run=ok load=ok pass=ok preload=ok \
+         unload=policy.unload clear=policy.unload ask=owner pin=policy.pin ps=ok"
+    );
+    assert_eq!(
+        asked_by(54_330, STRANGER),
+        "everything (administrator) | run=ok load=ok pass=ok preload=ok unload=ok clear=ok ask=ok pin=ok ps=ok"
+    );
+    // A connection that is open obeys a new policy too.
+    let mut process =
+        child::Process::start_as("users::refused_after_a_reload", &rig.socket(), "", |command| {
+            command.uid(STRANGER).gid(GROUP);
+        });
+    process.go();
+    assert_eq!(process.line("FIRST "), "ok");
+    rig.configure(&policy("54331"));
+    rig.signal(rustix::process::Signal::HUP);
+    assert_eq!(process.line("THEN "), "policy.load");
+    // Nobody who is not there is named, and the one in force stays.
+    rig.configure(&policy("'@no such group'"));
+    rig.signal(rustix::process::Signal::HUP);
+    rig.eventually("the log says so", |_| rig.log_text().contains("the one in force stays"));
+    assert!(rig.log_text().contains("policy.load names"), "{}", rig.log_text());
+}
+
+/// A process of [`each_user_may_what_the_policy_says`], on one connection for all it asks.
+#[test]
+fn refused_after_a_reload() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    let connection = client.connection().unwrap();
+    let load = || {
+        let request = LoadRequest { name: TINY.into(), by_descriptor: false, request_id: 0, ext: vec![] };
+        match connection.call(&request) {
+            Ok(_) => "ok".to_owned(),
+            Err(ClientError::Server(error)) => {
+                error.detail.first().map(|rule| rule.value.clone()).unwrap_or_default()
+            }
+            Err(error) => error.to_string(),
+        }
+    };
+    println!("\nFIRST {}", load());
+    let until = std::time::Instant::now() + PATIENCE;
+    let mut then = load();
+    while then == "ok" && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        then = load();
+    }
+    println!("\nTHEN {then}");
 }
 
 #[test]

@@ -156,6 +156,7 @@ pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
         ("memory", format!("{}, mapped files {}", bytes(reply.rss_anon_bytes), bytes(reply.rss_file_bytes))),
     ];
     pairs(out, fields.into_iter())?;
+    pairs(out, reply.notes().into_iter().map(|(name, value)| (name, printable(value))))?;
     pairs(out, host(&reply.host).into_iter().filter(|(_, value)| !value.is_empty()))?;
     reply.devices.iter().try_for_each(|device| device_status(out, device))
 }

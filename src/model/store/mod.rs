@@ -26,6 +26,7 @@ use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 
 mod directory;
 mod keeper;
+mod names;
 mod parts;
 mod residency;
 mod tables;
@@ -34,6 +35,7 @@ mod tests;
 
 use directory::Looks;
 use keeper::Keeper;
+pub use names::Passed;
 use tables::{Gone, InTables, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
 
@@ -102,9 +104,9 @@ pub enum StoreError {
         /// The name.
         name: String,
     },
-    /// Memory is locked for administrators only.
+    /// Memory is locked for administrators only, and for who the policy names.
     #[error(
-        "{name} stays unlocked: only an administrator (root, or the daemon's own user) locks models in memory"
+        "{name} stays unlocked: administrators (root, the daemon's own user), and who policy.lock names, lock models in memory"
     )]
     NotAdministrator {
         /// The name.

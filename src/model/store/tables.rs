@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
-use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Source, StoreError, Unloaded};
+use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Passed, Source, StoreError, Unloaded};
 use crate::model::pages::{HostPolicy, Residency};
 use crate::tensor::MapError;
 
@@ -361,6 +361,27 @@ impl Tables {
         let key = self.pin_key(uid, name);
         // A passed name that was unloaded just now is no own name any more.
         self.pinned.remove(&key) | self.pinned.remove(&(Some(uid), key.1))
+    }
+
+    pub(super) fn pinned_names(&self) -> Vec<(Option<u32>, String)> {
+        self.pinned.iter().cloned().collect()
+    }
+
+    pub(super) fn all_passed(&self) -> Vec<Passed> {
+        let passed = self.passed.iter().filter_map(|((uid, name), id)| {
+            let model = Arc::clone(self.slots.get(id)?.model()?);
+            Some(Passed { uid: *uid, name: name.clone(), model })
+        });
+        passed.collect()
+    }
+
+    pub(super) fn mapped_names(&self) -> Vec<(Option<u32>, String, ModelId)> {
+        let own = self.passed.iter().map(|((uid, name), id)| (Some(*uid), name.clone(), *id));
+        let listed = self
+            .listed
+            .iter()
+            .filter_map(|(name, listed)| Some((None, name.clone(), self.current_of(listed)?)));
+        own.chain(listed).collect()
     }
 
     /// What is wanted of the model that a name leads to.

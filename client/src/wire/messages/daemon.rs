@@ -255,28 +255,51 @@ pub struct DeviceStatus {
     pub ext: Ext,
 }
 
-/// Key of [`DeviceStatus`]'s extension with [notes](DeviceStatus::notes): UTF-8, lines of a name, a tab and a value.
+/// Key of the extension with [notes](DeviceStatus::notes): UTF-8, lines of a name, a tab and a value.
 const NOTES_KEY: u16 = 1;
 
-impl DeviceStatus {
-    /// What else is to be known of the device, as names and values: driver, memory, why it is no other device.
+/// Names and values of an extension.
+fn notes_of(ext: &Ext) -> Vec<(&str, &str)> {
+    let notes = ext.iter().find(|(key, _)| *key == NOTES_KEY);
+    let text = notes.and_then(|(_, bytes)| std::str::from_utf8(bytes).ok()).unwrap_or_default();
+    text.lines().filter_map(|line| line.split_once('\t')).collect()
+}
+
+/// The extension for these notes, as many as fit it.
+fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
+    let mut text = String::new();
+    for (name, value) in notes {
+        let line = format!("{name}\t{}\n", value.replace(['\n', '\t'], " "));
+        if text.len() + line.len() > limits::EXT_BYTES_MAX {
+            break;
+        }
+        text.push_str(&line);
+    }
+    if text.is_empty() { Ext::new() } else { vec![(NOTES_KEY, text.into_bytes())] }
+}
+
+impl StatusReply {
+    /// What else is to be known of the daemon, as names and values: `you may`, what the policy allows who asks; `kept`, what
+    /// outlives a restart.
     pub fn notes(&self) -> Vec<(&str, &str)> {
-        let notes = self.ext.iter().find(|(key, _)| *key == NOTES_KEY);
-        let text = notes.and_then(|(_, bytes)| std::str::from_utf8(bytes).ok()).unwrap_or_default();
-        text.lines().filter_map(|line| line.split_once('\t')).collect()
+        notes_of(&self.ext)
     }
 
     /// The extension for these notes, as many as fit it.
     pub fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
-        let mut text = String::new();
-        for (name, value) in notes {
-            let line = format!("{name}\t{}\n", value.replace(['\n', '\t'], " "));
-            if text.len() + line.len() > limits::EXT_BYTES_MAX {
-                break;
-            }
-            text.push_str(&line);
-        }
-        if text.is_empty() { Ext::new() } else { vec![(NOTES_KEY, text.into_bytes())] }
+        notes_ext(notes)
+    }
+}
+
+impl DeviceStatus {
+    /// What else is to be known of the device, as names and values: driver, memory, why it is no other device.
+    pub fn notes(&self) -> Vec<(&str, &str)> {
+        notes_of(&self.ext)
+    }
+
+    /// The extension for these notes, as many as fit it.
+    pub fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
+        notes_ext(notes)
     }
 }
 

@@ -1,0 +1,241 @@
+//! Who may ask for what, of those who may connect.
+
+use std::collections::BTreeSet;
+
+use rocmforge_client::wire::{ClientMessage, ErrorCode};
+
+use super::error::{Failure, failure};
+
+/// Something that a policy allows or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// Asking models for tokens, and what belongs to it.
+    Run,
+    /// Mapping models, and passing files.
+    Load,
+    /// Bringing weights to a device before they are needed.
+    Preload,
+    /// Unmapping models that one loaded oneself, and sending their weights away.
+    Unload,
+    /// Changing the rules of models that one loaded oneself.
+    Pin,
+    /// Locking models' files in the machine's memory.
+    Lock,
+    /// Seeing the names of models that other users passed, and whose requests run on them.
+    See,
+}
+
+impl Right {
+    /// All of them, in the order of [`Policy::rules`].
+    pub const ALL: [Self; 7] =
+        [Self::Run, Self::Load, Self::Preload, Self::Unload, Self::Pin, Self::Lock, Self::See];
+
+    /// Its key in the configuration's table `policy`.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Load => "load",
+            Self::Preload => "preload",
+            Self::Unload => "unload",
+            Self::Pin => "pin",
+            Self::Lock => "lock",
+            Self::See => "see",
+        }
+    }
+
+    /// What a request needs; nothing for asking how the daemon is.
+    pub(super) fn of(message: &ClientMessage) -> Option<Self> {
+        match message {
+            ClientMessage::Generate(_)
+            | ClientMessage::Tokenize(_)
+            | ClientMessage::Detokenize(_)
+            | ClientMessage::Show(_)
+            | ClientMessage::Plan(_) => Some(Self::Run),
+            ClientMessage::Load(_) => Some(Self::Load),
+            ClientMessage::LoadToDevice(_) => Some(Self::Preload),
+            ClientMessage::Unload(_) | ClientMessage::ClearCache(_) => Some(Self::Unload),
+            ClientMessage::SetRules(rules) => {
+                let changes = rules.pinned.is_some()
+                    || rules.priority.is_some()
+                    || rules.layers_min.is_some()
+                    || rules.idle_s.is_some();
+                Some(if changes { Self::Pin } else { Self::Run })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Some users.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Who {
+    /// All who may connect.
+    pub everyone: bool,
+    /// By user id.
+    pub uids: BTreeSet<u32>,
+    /// Members of these groups.
+    pub gids: BTreeSet<u32>,
+    /// As the configuration has it.
+    pub text: String,
+}
+
+impl Who {
+    /// All who may connect.
+    pub fn everyone() -> Self {
+        Self { everyone: true, text: "\"*\"".into(), ..Self::default() }
+    }
+
+    fn has(&self, credentials: &Credentials) -> bool {
+        self.everyone
+            || self.uids.contains(&credentials.uid)
+            || credentials.gids.iter().any(|gid| self.gids.contains(gid))
+    }
+}
+
+/// Who is at the other end, as the kernel says: at the time of connecting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id, and the supplementary ones.
+    pub gids: Vec<u32>,
+}
+
+/// Who may do what. Root, the daemon's own user and named administrators may do everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// They may also do with others' models what these may.
+    pub administrators: Who,
+    /// For each of [`Right::ALL`].
+    pub rules: [Who; Right::ALL.len()],
+    /// The daemon's own.
+    own_uid: u32,
+}
+
+impl Default for Policy {
+    /// Who may connect may run, load and keep what is his; files are locked, and others' requests named, for administrators.
+    fn default() -> Self {
+        let rules = Right::ALL.map(|right| match right {
+            Right::Lock | Right::See => Who::default(),
+            _ => Who::everyone(),
+        });
+        let own_uid = rustix::process::geteuid().as_raw();
+        Self { administrators: Who::default(), rules, own_uid }
+    }
+}
+
+impl Policy {
+    /// True for who may do everything.
+    pub fn is_administrator(&self, credentials: &Credentials) -> bool {
+        [0, self.own_uid].contains(&credentials.uid) || self.administrators.has(credentials)
+    }
+
+    /// True for who may do that.
+    pub fn allows(&self, credentials: &Credentials, right: Right) -> bool {
+        self.rule(right).has(credentials) || self.is_administrator(credentials)
+    }
+
+    fn rule(&self, right: Right) -> &Who {
+        &self.rules[right as usize]
+    }
+
+    /// Refuses who may not, with the rule.
+    pub(super) fn check(&self, credentials: &Credentials, right: Right) -> Result<(), Failure> {
+        if self.allows(credentials, right) {
+            return Ok(());
+        }
+        let (key, uid) = (right.key(), credentials.uid);
+        let text = format!(
+            "policy.{key} does not allow that to uid {uid}: it names [{}], and administrators may; the configuration of the \
+             daemon has the rule",
+            self.rule(right).text
+        );
+        let refusal = failure(ErrorCode::Forbidden, &text);
+        Err(refusal.with_detail("rule", format!("policy.{key}")).with_detail("uid", uid))
+    }
+
+    /// For people: what they may, and which rule keeps the rest from them.
+    pub(super) fn rights(&self, credentials: &Credentials) -> String {
+        if self.is_administrator(credentials) {
+            return "everything (administrator)".to_owned();
+        }
+        let (may, may_not): (Vec<Right>, Vec<Right>) =
+            Right::ALL.into_iter().partition(|right| self.allows(credentials, *right));
+        let list = |rights: &[Right], prefix: &str| {
+            rights.iter().map(|right| format!("{prefix}{}", right.key())).collect::<Vec<_>>().join(", ")
+        };
+        match (may.as_slice(), may_not.as_slice()) {
+            (may, []) => list(may, ""),
+            ([], may_not) => format!("nothing; see {}", list(may_not, "policy.")),
+            (may, may_not) => format!("{}; not {}", list(may, ""), list(may_not, "policy.")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::wire::{GenerateRequest, LoadRequest, PingRequest, Prompt, SetRulesRequest};
+
+    use super::*;
+
+    fn who(uids: &[u32], gids: &[u32]) -> Who {
+        Who {
+            everyone: false,
+            uids: uids.iter().copied().collect(),
+            gids: gids.iter().copied().collect(),
+            text: format!("{uids:?} {gids:?}"),
+        }
+    }
+
+    fn user(uid: u32, gids: &[u32]) -> Credentials {
+        Credentials { uid, gids: gids.to_vec() }
+    }
+
+    #[test]
+    fn users_and_groups_are_allowed_and_administrators_always() {
+        let mut policy = Policy { own_uid: 900, administrators: who(&[1], &[11]), ..Policy::default() };
+        policy.rules[Right::Load as usize] = who(&[5], &[50]);
+        let loads = |credentials: Credentials| policy.allows(&credentials, Right::Load);
+        assert!(loads(user(5, &[1])) && loads(user(6, &[1, 50])));
+        assert!(!loads(user(6, &[5])), "a group is no user");
+        assert!(!loads(user(50, &[6])), "a user is no group");
+        for administrator in [user(0, &[]), user(900, &[]), user(1, &[]), user(7, &[11])] {
+            assert!(loads(administrator.clone()) && policy.is_administrator(&administrator));
+            assert_eq!(policy.rights(&administrator), "everything (administrator)");
+        }
+        let error = policy.check(&user(6, &[6]), Right::Load).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Forbidden as u16);
+        assert!(
+            error.message.starts_with("policy.load does not allow that to uid 6: it names [[5] [50]]"),
+            "{error}"
+        );
+        assert_eq!(error.detail[0].value, "policy.load");
+        assert_eq!(
+            policy.rights(&user(6, &[6])),
+            "run, preload, unload, pin; not policy.load, policy.lock, policy.see"
+        );
+        policy.rules = Right::ALL.map(|_| Who::default());
+        assert!(policy.rights(&user(6, &[6])).starts_with("nothing; see policy.run, policy.load"));
+    }
+
+    #[test]
+    fn each_request_needs_its_right() {
+        let prompt = Prompt::Text(String::new());
+        let generate = ClientMessage::Generate(GenerateRequest::new("m", prompt));
+        assert_eq!(Right::of(&generate), Some(Right::Run));
+        let load = LoadRequest { name: "m".into(), by_descriptor: true, request_id: 0, ext: vec![] };
+        assert_eq!(Right::of(&ClientMessage::Load(load)), Some(Right::Load));
+        let mut rules = SetRulesRequest {
+            model: "m".into(),
+            pinned: None,
+            priority: None,
+            layers_min: None,
+            idle_s: None,
+            ext: vec![],
+        };
+        assert_eq!(Right::of(&ClientMessage::SetRules(rules.clone())), Some(Right::Run), "it only asks");
+        rules.idle_s = Some(0);
+        assert_eq!(Right::of(&ClientMessage::SetRules(rules)), Some(Right::Pin));
+        assert_eq!(Right::of(&ClientMessage::Ping(PingRequest::default())), None);
+    }
+}
