@@ -22,10 +22,7 @@ pub fn qwen() -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    tell(
-        "not-run",
-        &format!("{} is not there; `cargo xtask models --only {QWEN}` fetches it", path.display()),
-    );
+    not_run(&format!("{} is not there; `cargo xtask models --only {QWEN}` fetches it", path.display()));
     None
 }
 
@@ -57,6 +54,11 @@ pub fn models_dir() -> PathBuf {
 pub fn skip(why: &str) {
     assert!(std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
     tell("skipped", why);
+}
+
+/// Says why a test does not run where that is no failure anywhere: not every machine can.
+pub fn not_run(why: &str) {
+    tell("not-run", why);
 }
 
 /// `cargo xtask check` lists lines of what was skipped. They go straight to stderr: what the print macros write is dropped

@@ -51,6 +51,25 @@ fn what_is_no_socket_is_not_touched() {
     assert_eq!(fs::read_to_string(rig.socket()).unwrap(), "precious");
 }
 
+/// A link in the socket's place, to a file, to nothing, and to another daemon's socket: none is followed or taken away.
+#[test]
+fn a_link_in_the_sockets_place_is_not_touched() {
+    let mut other = Rig::start();
+    let rig = Rig::idle();
+    let file = rig.dir.path().join("file");
+    fs::write(&file, "precious").unwrap();
+    for to in [file.clone(), rig.dir.path().join("nothing"), other.socket()] {
+        std::os::unix::fs::symlink(&to, rig.socket()).unwrap();
+        let (status, says) = output(&mut rig.command());
+        assert_eq!(status, 69, "{to:?}: {says}");
+        assert_eq!(fs::read_link(rig.socket()).unwrap(), to, "{says}");
+        fs::remove_file(rig.socket()).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    assert!(!rig.dir.path().join("nothing").exists());
+    other.assert_serves();
+}
+
 #[test]
 fn a_wrong_configuration_stops_the_daemon_and_says_where() {
     let rig = Rig::idle();

@@ -10,14 +10,17 @@ mod child;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
+mod crowds;
 mod descriptors;
 mod device;
 mod device_memory;
+mod disks;
 mod experts;
 mod faults;
 mod files;
 #[path = "../common/forge/mod.rs"]
 mod forge;
+mod frame_fields;
 mod frames;
 #[path = "../common/gpu.rs"]
 mod gpu;
@@ -29,6 +32,7 @@ mod lifecycle;
 mod malformed;
 mod malformed_models;
 mod many;
+mod paths;
 mod pressure;
 mod raw;
 mod requests;

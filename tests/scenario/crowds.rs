@@ -1,0 +1,278 @@
+//! Many clients at once: quiet ones, ones that come and go, ones that say half of it, and ones that do not read. Others are served.
+//!
+//! `ROCMFORGE_LONG=1` makes storms of 30 s and a hundred pings of each client; what is printed then are the figures of a release build.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::{ClientHello, ErrorCode, Op, SERVER_HELLO_BYTES, ServerHello};
+use rocmforge_client::{Client, Connection, Options, ServerTrust};
+
+use crate::child;
+use crate::common;
+use crate::raw::{Raw, header};
+use crate::rig::{PATIENCE, Rig, anonymous, answer, code, collect, story};
+
+const CLIENTS: usize = 1000;
+
+/// What an idle connection may take of the daemon's memory.
+const IDLE_BYTES_MAX: u64 = 64 << 10;
+
+fn long() -> bool {
+    std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1")
+}
+
+/// This process may have as many descriptors as the daemons that it starts.
+fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let hard = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: hard, maximum: hard }).unwrap();
+}
+
+#[test]
+fn a_thousand_clients_are_answered_and_cost_little() {
+    raise_descriptors();
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    rig.assert_serves();
+    rig.eventually("only this connection is open", |status| status.connections == 1);
+    let before = anonymous(&rig);
+    let mut clients: Vec<Raw> = (0..CLIENTS).map(|_| Raw::connect(&rig)).collect();
+    rig.eventually("all are connected", |status| status.connections == CLIENTS as u32 + 1);
+    let each = anonymous(&rig).saturating_sub(before) / CLIENTS as u64;
+    println!("{each} bytes for each idle connection");
+    assert!(each <= IDLE_BYTES_MAX, "{each} bytes for each idle connection");
+    let pings = if long() { 100 } else { 10 };
+    let begun = Instant::now();
+    for n in 0..pings {
+        clients.iter_mut().for_each(|raw| raw.ping(2 * n + 1));
+        for raw in &mut clients {
+            let (header, _) = raw.receive();
+            assert_eq!((header.stream, header.known_op()), (2 * n + 1, Some(Op::Reply)));
+        }
+    }
+    let rate = f64::from(pings) * CLIENTS as f64 / begun.elapsed().as_secs_f64();
+    println!("{rate:.0} pings a second of {CLIENTS} clients");
+    drop(clients);
+    rig.eventually("they are gone", |status| status.connections == 1);
+    rig.assert_serves();
+}
+
+/// Connects, asks and goes, as fast as it can: each is answered or refused with a reason.
+#[test]
+fn a_storm_of_connections_is_answered_or_told_why_not() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nconnections = 64\n");
+    let (stop, served, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..80 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let count = if one_visit(&rig) { &served } else { &refused };
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(if long() { 30 } else { 1 }));
+        stop.store(true, Ordering::Relaxed);
+    });
+    let (served, refused) = (served.into_inner(), refused.into_inner());
+    let rate = (served + refused) as f64 / begun.elapsed().as_secs_f64();
+    println!("{served} served, {refused} refused, {rate:.0} connections a second");
+    assert!(served > 0);
+    rig.eventually("they are gone", |status| status.connections == 1);
+    rig.assert_serves();
+}
+
+/// True when the ping was answered, false when the hello said why not. Anything else fails the test.
+fn one_visit(rig: &Rig) -> bool {
+    let mut raw = Raw::silent(rig);
+    // Refused before it was read, our hello may meet a closed end.
+    let _ = raw.0.write_all(&ClientHello::new("storm").to_bytes().unwrap());
+    match raw.hello().status {
+        0 => {
+            raw.ping(1);
+            assert_eq!(raw.receive().0.known_op(), Some(Op::Reply));
+            true
+        }
+        status => {
+            assert_eq!(status, ErrorCode::Quota as u16);
+            false
+        }
+    }
+}
+
+/// How a client stops halfway.
+#[derive(Clone, Copy, Debug)]
+enum Halfway {
+    Silent,
+    HalfHello,
+    HalfHeader,
+    HalfClosed,
+    ByteByByte,
+}
+
+const KINDS: [Halfway; 5] =
+    [Halfway::Silent, Halfway::HalfHello, Halfway::HalfHeader, Halfway::HalfClosed, Halfway::ByteByByte];
+
+fn halfway(rig: &Rig, kind: Halfway) -> UnixStream {
+    let hello = ClientHello::new("half").to_bytes().unwrap();
+    match kind {
+        Halfway::Silent => Raw::silent(rig).0,
+        Halfway::HalfHello | Halfway::ByteByByte => {
+            let mut raw = Raw::silent(rig);
+            raw.write(&hello[..20]);
+            raw.0
+        }
+        Halfway::HalfHeader => {
+            let mut raw = Raw::connect(rig);
+            raw.write(&header(100, 1, Op::Ping as u16, 0, 0)[..8]);
+            raw.0
+        }
+        Halfway::HalfClosed => {
+            let mut raw = Raw::connect(rig);
+            raw.write(&header(100, 1, Op::Ping as u16, 0, 0));
+            raw.0.shutdown(Shutdown::Write).unwrap();
+            raw.0
+        }
+    }
+}
+
+#[test]
+fn five_hundred_half_open_clients_are_sent_away_and_others_are_served() {
+    raise_descriptors();
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let client = rig.client();
+    let pings = |count: usize| {
+        let mut times: Vec<Duration> = (0..count)
+            .map(|_| {
+                let begun = Instant::now();
+                client.ping(b"").unwrap();
+                begun.elapsed()
+            })
+            .collect();
+        times.sort();
+        (times[count / 2], times[count * 99 / 100])
+    };
+    let quiet = pings(500);
+    let mut halves: Vec<(Halfway, UnixStream)> =
+        (0..500).map(|n| KINDS[n % KINDS.len()]).map(|kind| (kind, halfway(&rig, kind))).collect();
+    let crowded = pings(500);
+    println!("a ping takes {quiet:?} alone, {crowded:?} among {} (half, 99 %)", halves.len());
+    rig.assert_serves();
+    // One byte now and then keeps nobody: the deadline is of the whole hello.
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        for (_, stream) in halves.iter_mut().filter(|(kind, _)| matches!(kind, Halfway::ByteByByte)) {
+            let _ = stream.write_all(&[0]);
+        }
+        client.ping(b"").unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    for (kind, mut stream) in halves {
+        let mut said = Vec::new();
+        match stream.read_to_end(&mut said) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{kind:?}: {error}"),
+        }
+        if matches!(kind, Halfway::Silent | Halfway::HalfHello | Halfway::ByteByByte) {
+            let hello = ServerHello::parse(said[..SERVER_HELLO_BYTES].try_into().unwrap()).unwrap();
+            let told = [ErrorCode::HandshakeTimeout as u16, ErrorCode::NotProtocol as u16];
+            assert!(told.contains(&hello.status), "{kind:?}: {}", hello.status);
+        }
+    }
+    rig.eventually("they are gone", |status| status.connections <= 2);
+    rig.assert_serves();
+}
+
+#[test]
+fn one_that_does_not_read_leaves_fifteen_others_their_answers() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    let alone = answer(&rig.client(), &story(60)).unwrap();
+    let mut slow = Raw::connect(&rig);
+    for n in 0..8 {
+        slow.send(2 * n + 1, Op::Generate, &story(400));
+    }
+    rig.eventually("it waits for credit", |_| {
+        let sequences = rig.client().ps().unwrap().sequences;
+        sequences.iter().filter(|s| s.state == rocmforge_client::wire::SequenceState::Stalled).count() == 8
+    });
+    let before = rig.client().status().unwrap().devices[0].steps;
+    let connections: Vec<_> = (0..15).map(|_| Connection::connect(&rig.options()).unwrap()).collect();
+    let mut others: Vec<_> = connections.iter().map(|c| c.generate(&story(60)).unwrap()).collect();
+    let begun = Instant::now();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let readers: Vec<_> = others.iter_mut().map(|one| scope.spawn(|| collect(one).unwrap())).collect();
+        readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| *answer == alone));
+    let steps = rig.client().status().unwrap().devices[0].steps - before;
+    println!("15 answers of 60 tokens in {steps} steps, {:?}", begun.elapsed());
+    // Alone each takes 60 steps and its prompt: together they share them, whoever stalls beside them.
+    assert!(steps <= 15 * 62, "{steps}");
+    drop(slow);
+    rig.assert_idle();
+    rig.assert_serves();
+}
+
+const STRANGER: u32 = 54_322;
+
+/// The second user's process of [`quotas_are_of_a_uid`].
+#[test]
+fn a_second_user() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    let text = answer(&client, &story(8)).unwrap().text;
+    println!("\nDONE {text}");
+}
+
+#[test]
+fn quotas_are_of_a_uid() {
+    if !rustix::process::geteuid().is_root() {
+        return common::skip("only root can be two users");
+    }
+    let mut rig = Rig::start_with(
+        "[device]\nbackend = 'cpu'\n[limits]\nrequests_per_uid = 3\nconnections_per_uid = 6\n",
+    );
+    for (path, mode) in [(rig.dir.path(), 0o755), (&rig.socket(), 0o666)] {
+        fs_mode(path, mode);
+    }
+    let connection = Connection::connect(&rig.options()).unwrap();
+    let _held: Vec<_> = (0..3).map(|_| connection.generate(&story(400)).unwrap()).collect();
+    rig.eventually("they run", |status| status.devices[0].sequences_running == 3);
+    let refused = Connection::connect(&rig.options()).unwrap();
+    assert_eq!(code(collect(&mut refused.generate(&story(4)).unwrap())), ErrorCode::Quota as u16);
+    let mut more = Vec::new();
+    let full = loop {
+        assert!(more.len() < 10, "no limit of connections");
+        let mut raw = Raw::silent(&rig);
+        let _ = raw.0.write_all(&ClientHello::new("more").to_bytes().unwrap());
+        match raw.hello().status {
+            0 => more.push(raw),
+            status => break status,
+        }
+    };
+    assert_eq!(full, ErrorCode::Quota as u16);
+    let mut other = child::Process::start_as("crowds::a_second_user", &rig.socket(), "", |command| {
+        command.uid(STRANGER).gid(STRANGER);
+    });
+    other.go();
+    assert_eq!(other.line("DONE "), ", there was a little girl", "another uid has its own");
+    drop((more, refused));
+    drop(_held);
+    drop(connection);
+    let until = Instant::now() + PATIENCE;
+    while rig.client().status().is_err() {
+        assert!(Instant::now() < until);
+    }
+    rig.assert_idle();
+    rig.assert_serves();
+}
+
+fn fs_mode(path: &std::path::Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
