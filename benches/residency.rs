@@ -15,7 +15,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge::backend::Backend;
 use rocmforge::backend::hip::{
@@ -34,6 +34,9 @@ const ROWS: usize = 32;
 
 /// Bytes of a copy by which the link is measured.
 const LINK_BYTES: usize = 256 << 20;
+
+/// After weights were cleared: a driver goes on to wipe what was given back, and takes up to a seventh of the link meanwhile.
+const WIPED: Duration = Duration::from_millis(500);
 
 /// Bytes of a direct read: with fewer a fast disk waits for the next.
 const READ_BYTES: usize = 16 << 20;
@@ -89,7 +92,11 @@ fn main() -> Result<(), Failure> {
     println!("{:24} {:8} {opened:8.3}", "register", "");
 
     let loaded = || handle.snapshot().device.upload_bytes;
-    let clear = || wait(handle.clear_gpu_cache(Some(model.id)));
+    let clear = || {
+        wait(handle.clear_gpu_cache(Some(model.id)))?;
+        std::thread::sleep(WIPED);
+        Ok::<_, Failure>(())
+    };
     // The first start of a process has threads and pages to warm as well; the daemon has them warm for all but one.
     for name in ["cold, of the process", "cold", "cold again"] {
         clear()?;

@@ -81,5 +81,5 @@ fn a_request_whose_upload_fails_says_so_and_the_next_one_is_answered() {
     assert!(matches!(failed.end, Err(JobError::Backend(BackendError::Device(_)))), "{:?}", failed.end);
     let whole = rig.ask(&model, &PROMPT, 12);
     assert_eq!(whole.ids, [432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338]);
-    assert!(rig.comes(|s| s.device.upload_failures == 1 && s.device.uploads == 5 * LAYER_TENSORS + 2));
+    assert!(rig.comes(|s| s.device.upload_failures >= 1 && s.device.uploads == 5 * LAYER_TENSORS + 2));
 }

@@ -20,9 +20,6 @@ const ON_THE_WAY_BYTES: u64 = 512 << 20;
 /// And so many tensors at most, however small.
 const ON_THE_WAY_MAX: usize = 1024;
 
-/// Part and number of the tensor that steps take single rows of: it stays in the file.
-const EMBEDDING: (u32, usize) = (FIRST_PART, 0);
-
 /// What somebody asked for.
 pub(in crate::scheduler) struct LoadRequest {
     pub model: Arc<Model>,
@@ -40,10 +37,19 @@ impl std::fmt::Debug for LoadRequest {
 /// A request that is worked on.
 pub(super) struct LoadTask {
     request: LoadRequest,
-    /// Tensors that are still to be begun: the number of a part, and of a tensor in it.
-    left: VecDeque<(u32, usize)>,
-    on_the_way: Vec<OnTheWay>,
+    /// Those that are still to be begun.
+    left: VecDeque<Wanted>,
+    /// In the order in which they were begun, which is nearly that in which they arrive.
+    on_the_way: VecDeque<OnTheWay>,
     reached: LoadProgress,
+}
+
+/// A tensor that is to be loaded.
+struct Wanted {
+    tensor: LazyTensor,
+    part: u32,
+    /// Steps take single rows of it: it stays in the file.
+    rows_only: bool,
 }
 
 /// A load whose end is waited for. It does not keep the tensor there: that is the cache's.
@@ -51,16 +57,20 @@ struct OnTheWay {
     /// None where weights are read in place.
     memory: Option<Weak<dyn DeviceMemory>>,
     tensor: LoadedTensor,
+    /// The engine is woken when it is decided.
+    wakes: bool,
 }
 
 impl OnTheWay {
     fn new(tensor: &DeviceTensor) -> Self {
         let bytes = tensor.device_bytes();
         match &tensor.storage {
-            Storage::InPlace => Self { memory: None, tensor: LoadedTensor { address: 0, bytes } },
+            Storage::InPlace => {
+                Self { memory: None, tensor: LoadedTensor { address: 0, bytes }, wakes: false }
+            }
             Storage::Device(memory) => {
                 let tensor = LoadedTensor { address: memory.address(), bytes };
-                Self { memory: Some(Arc::downgrade(memory)), tensor }
+                Self { memory: Some(Arc::downgrade(memory)), tensor, wakes: false }
             }
         }
     }
@@ -70,33 +80,65 @@ impl OnTheWay {
         let memory = self.memory.as_ref().and_then(Weak::upgrade);
         memory.map_or(LoadState::Resident, |memory| memory.state())
     }
+
+    fn is_loading(&self) -> bool {
+        matches!(self.state(), LoadState::Loading)
+    }
 }
 
 impl LoadTask {
     /// With the bytes that a tensor takes of the device.
     pub fn new(request: LoadRequest, bytes_of: impl Fn(&LazyTensor) -> u64) -> Self {
         let plan = &request.model.plan;
-        let all_of = |part: u32| (0..plan.part_tensors(part).count()).map(move |number| (part, number));
-        let left: VecDeque<(u32, usize)> = match &request.target {
+        let all_of = |part: u32| {
+            let of_part = plan.part_tensors(part).enumerate();
+            of_part.map(move |(number, tensor)| Wanted {
+                tensor: tensor.clone(),
+                part,
+                rows_only: (part, number) == (FIRST_PART, 0),
+            })
+        };
+        let left: VecDeque<Wanted> = match &request.target {
             LoadTarget::Parts(parts) => parts.iter().copied().flat_map(all_of).collect(),
             // A tied output is the embedding, which steps take rows of: as a whole it belongs to the head.
             LoadTarget::Tensor(wanted) => {
-                let named = |(part, number): &(u32, usize)| {
-                    plan.part_tensors(*part).nth(*number).is_some_and(|tensor| tensor.name() == wanted)
-                };
-                (0..plan.part_count()).flat_map(all_of).rfind(named).into_iter().collect()
+                let named = |found: &Wanted| found.tensor.name() == wanted;
+                let found = (0..plan.part_count()).flat_map(all_of).filter(named).last();
+                found.map(|found| Wanted { rows_only: false, ..found }).into_iter().collect()
             }
         };
-        let whole = matches!(request.target, LoadTarget::Tensor(_));
-        let taken = left.iter().filter(|at| whole || **at != EMBEDDING);
-        let bytes_total =
-            taken.filter_map(|(part, number)| plan.part_tensors(*part).nth(*number)).map(bytes_of).sum();
+        let taken = left.iter().filter(|wanted| !wanted.rows_only);
+        let bytes_total = taken.map(|wanted| bytes_of(&wanted.tensor)).sum();
         let reached = LoadProgress { tensors_total: left.len(), bytes_total, ..LoadProgress::default() };
-        Self { request, left, on_the_way: Vec::new(), reached }
+        Self { request, left, on_the_way: VecDeque::new(), reached }
     }
 
     pub fn model(&self) -> ModelId {
         self.request.model.id
+    }
+
+    /// Counts what has arrived, up to the first that has not. Returns whether there was any.
+    ///
+    /// # Errors
+    /// Of a load that failed.
+    fn take_arrived(&mut self) -> Result<bool, JobError> {
+        let mut any = false;
+        while let Some(load) = self.on_the_way.front() {
+            match load.state() {
+                LoadState::Loading => break,
+                LoadState::Failed(error) => return Err(JobError::Backend(error)),
+                LoadState::Resident => {}
+            }
+            any = true;
+            self.reached.tensors += 1;
+            self.reached.bytes += load.tensor.bytes;
+            self.reached.last = Some(load.tensor);
+            self.on_the_way.pop_front();
+        }
+        if any {
+            self.request.progress.send_replace(self.reached.clone());
+        }
+        Ok(any)
     }
 
     fn end(mut self, result: Result<(), JobError>) {
@@ -200,62 +242,50 @@ impl Core {
     }
 
     fn drive(&mut self, task: &mut LoadTask) -> Result<bool, JobError> {
-        let mut moved = false;
-        let mut looked_at = std::mem::take(&mut task.on_the_way).into_iter();
-        while let Some(tensor) = looked_at.next() {
-            match tensor.state() {
-                LoadState::Loading => task.on_the_way.push(tensor),
-                LoadState::Failed(error) => {
-                    task.on_the_way.extend(looked_at);
-                    return Err(JobError::Backend(error));
-                }
-                LoadState::Resident => {
-                    moved = true;
-                    task.reached.tensors += 1;
-                    task.reached.bytes += tensor.tensor.bytes;
-                    task.reached.last = Some(tensor.tensor);
-                    task.request.progress.send_replace(task.reached.clone());
-                }
-            }
-        }
+        let arrived = task.take_arrived()?;
+        let mut begun = false;
         let mut bytes: u64 = task.on_the_way.iter().map(|load| load.tensor.bytes).sum();
         while bytes < ON_THE_WAY_BYTES
             && task.on_the_way.len() < ON_THE_WAY_MAX
-            && let Some((part, number)) = task.left.pop_front()
+            && let Some(Wanted { tensor, part, rows_only }) = task.left.front()
         {
-            moved = true;
-            let model = &task.request.model;
-            let Some(tensor) = model.plan.part_tensors(part).nth(number) else { continue };
-            // A step takes single rows of the embedding.
-            let whole = matches!(task.request.target, LoadTarget::Tensor(_));
-            let rows_only = !whole && (part, number) == EMBEDDING;
+            begun = true;
+            let id = task.request.model.id;
             let loaded = loop {
                 let backend = self.backend.as_mut();
-                match self.residency.load(model.id, part, tensor, rows_only, backend) {
-                    Err(error) if error.is_out_of_memory() && self.close_idle_room(Some(model.id)) => {}
-                    Err(error) if error.is_out_of_memory() => return Err(self.no_room(model.id, &error)),
+                match self.residency.load(id, *part, tensor, *rows_only, backend) {
+                    Err(error) if error.is_out_of_memory() && self.close_idle_room(Some(id)) => {}
+                    Err(error) if error.is_out_of_memory() => return Err(self.no_room(id, &error)),
                     loaded => break loaded.map_err(JobError::Backend)?,
                 }
             };
-            let Some(loaded) = loaded else {
-                task.left.push_front((part, number)); // again in the next turn
-                break;
-            };
+            let Some(loaded) = loaded else { break }; // again in the next turn
             bytes += loaded.device_bytes();
-            task.on_the_way.push(OnTheWay::new(&loaded));
-            if let Storage::Device(memory) = &loaded.storage {
-                self.wake_when_decided(memory);
-            }
+            task.on_the_way.push_back(OnTheWay::new(&loaded));
+            task.left.pop_front();
         }
-        Ok(moved)
+        self.wake_for(task);
+        Ok(arrived || begun)
     }
 
-    fn wake_when_decided(&self, memory: &Arc<dyn DeviceMemory>) {
+    /// Has the engine woken when half of what is on the way is there: there is more to begin then. To be woken for each costs
+    /// more than bringing a small one.
+    fn wake_for(&self, task: &mut LoadTask) {
+        let count = task.on_the_way.len();
+        let loading = |at: &usize| task.on_the_way.get(*at).is_some_and(OnTheWay::is_loading);
+        // Where all have arrived meanwhile it is woken at once.
+        let at = (count / 2..count).find(loading).or_else(|| (0..count / 2).find(loading)).unwrap_or(0);
+        let Some(load) = task.on_the_way.get_mut(at).filter(|load| !load.wakes) else { return };
+        load.wakes = true;
         let shared = Arc::clone(&self.shared);
-        memory.when_decided(Box::new(move || {
+        let wake = move || {
             shared.inbox.lock().woken = true;
             shared.wake.notify_one();
-        }));
+        };
+        match load.memory.as_ref().and_then(Weak::upgrade) {
+            Some(memory) => memory.when_decided(Box::new(wake)),
+            None => wake(),
+        }
     }
 
     /// Ends all requests of this kind.

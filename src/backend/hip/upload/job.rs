@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use super::routes::Way;
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
 use crate::backend::BackendError;
 use crate::lock::{Mutex, Rank};
-use crate::tensor::LazyTensor;
+use crate::tensor::{LazyTensor, MappedFile};
 
 /// Values of a group: what layout kernels count in.
 const GROUP: u64 = 32;
@@ -34,6 +35,8 @@ pub struct Job {
     /// Units that were submitted or given up.
     ended: AtomicU64,
     failed: Mutex<Option<BackendError>>,
+    /// Behind pieces that ended before the last, by pair of streams.
+    marks: Mutex<Vec<(usize, Arc<Event>)>>,
 }
 
 /// What a staging thread takes of a tensor at a time.
@@ -75,6 +78,7 @@ impl Job {
             taken: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             failed: Mutex::new(Rank::UploadJob, None),
+            marks: Mutex::new(Rank::UploadJob, Vec::new()),
         })
     }
 
@@ -93,7 +97,12 @@ impl Job {
         self.way.get().copied()
     }
 
-    /// The next piece, of at most `bytes` bytes, and whether it is the last. Called under the queue's lock.
+    /// Bytes that may not be cut.
+    pub fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
+    /// The next piece, of at most `bytes` bytes or one unit, and whether it is the last. Called under the queue's lock.
     pub fn next_piece(self: &Arc<Self>, bytes: u64) -> (Piece, bool) {
         let units = (bytes / self.unit_bytes).max(1);
         let first = self.taken.fetch_add(units, Ordering::Relaxed);
@@ -102,10 +111,13 @@ impl Job {
     }
 
     /// Gives up what no thread has taken.
-    pub(super) fn give_up(self: &Arc<Self>, shared: &Shared, why: &str) {
+    pub(super) fn give_up(self: &Arc<Self>, shared: &Shared, ended: &Sender<Ended>, why: &str) {
         let first = self.taken.load(Ordering::Relaxed).min(self.units);
         let piece = Piece { job: Arc::clone(self), units: first..self.units };
-        piece.end(shared, &shared.streams.lock(), Err(self.failure(why.to_owned())));
+        let result = Err(self.failure(why.to_owned()));
+        if let (Some(streams), Ok(mark)) = (shared.streams.first(), shared.device.event(false)) {
+            end(shared, (0, &streams.lock()), &Arc::new(mark), ended, vec![(piece, result)]);
+        }
     }
 
     pub(super) fn failure(&self, why: String) -> BackendError {
@@ -125,6 +137,16 @@ impl Piece {
         whole_pages(&self.job.range(&self.units), &self.units, self.job.unit_bytes, page)
     }
 
+    /// Of whose bytes it is.
+    pub fn file(&self) -> &Arc<MappedFile> {
+        self.job.tensor.file()
+    }
+
+    /// All of it, where a buffer holds it.
+    pub fn part(&self) -> Part<'_> {
+        Part { job: &self.job, units: self.units.clone() }
+    }
+
     /// All of it in parts that a buffer holds.
     pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         self.parts_of(self.units.clone())
@@ -140,32 +162,73 @@ impl Piece {
         })
     }
 
-    /// Counts it as submitted or given up; behind the last one an event is recorded.
-    pub(super) fn end(self, shared: &Shared, streams: &Streams, result: Result<(), BackendError>) {
-        let (job, units) = (self.job, self.units.end - self.units.start);
+    /// Whether it is all of its tensor.
+    fn is_whole(&self) -> bool {
+        self.units.end - self.units.start == self.job.units
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.units.end - self.units.start) * self.job.unit_bytes
+    }
+
+    /// Counts it as submitted, or as given up for the error. True when it was the last of its job.
+    fn count(&self, number: usize, mark: &Arc<Event>, result: Result<(), BackendError>) -> bool {
+        let (job, units) = (&self.job, self.units.end - self.units.start);
         if let Err(error) = result {
             job.failed.lock().get_or_insert(error);
         }
-        if job.ended.fetch_add(units, Ordering::AcqRel) + units < job.units {
-            return;
+        if !self.is_whole() {
+            job.marks.lock().push((number, Arc::clone(mark)));
         }
-        let failed = job.failed.lock().take();
-        let event = shared.device.event(false).and_then(|event| {
-            streams.layout.record(&event)?;
-            Ok(Arc::new(event))
-        });
-        let (event, failed) = match (event, failed) {
-            (Ok(event), None) => {
-                job.weight.set_submitted(Arc::clone(&event));
-                (Some(event), None)
-            }
-            (Ok(event), failed) => (Some(event), failed),
-            (Err(error), failed) => (None, Some(failed.unwrap_or_else(|| error.into()))),
-        };
-        // Decided there and not here: who waits is called, and that may take any lock.
-        let result = failed.map_or(Ok(()), Err);
-        let _ = streams.ended.send(Ended { job, event, result }); // nobody listens when the device closes
+        job.ended.fetch_add(units, Ordering::AcqRel) + units >= job.units
     }
+}
+
+/// Counts pieces as submitted, to pair `number` of the streams, or as given up. Behind those that were the last of their
+/// tensors an event is recorded, one for all of these. `mark` stands behind all that was submitted for these pieces; its thread
+/// records it again and again, so that who waits for it may wait for more, and never for less.
+pub fn end(
+    shared: &Shared,
+    (number, streams): (usize, &Streams),
+    mark: &Arc<Event>,
+    ended: &Sender<Ended>,
+    pieces: Vec<(Piece, Result<(), BackendError>)>,
+) {
+    let mut jobs: Vec<(Arc<Job>, Option<BackendError>)> = Vec::new();
+    let mut marks = Vec::new();
+    let marked = match pieces.iter().any(|(piece, _)| !piece.is_whole()) {
+        true => streams.layout.record(mark).map_err(BackendError::from),
+        false => Ok(()),
+    };
+    for (piece, result) in pieces {
+        let result = result.and(if piece.is_whole() { Ok(()) } else { marked.clone() });
+        if piece.count(number, mark, result) {
+            let job = piece.job;
+            marks.append(&mut job.marks.lock());
+            let failed = job.failed.lock().take();
+            jobs.push((job, failed));
+        }
+    }
+    if jobs.is_empty() {
+        return;
+    }
+    let event = shared.device.event(false).and_then(|event| {
+        for (_, mark) in marks.iter().filter(|(other, _)| *other != number) {
+            streams.layout.wait(mark)?;
+        }
+        streams.layout.record(&event)?;
+        Ok(Arc::new(event))
+    });
+    for (job, failed) in &mut jobs {
+        match &event {
+            Ok(event) if failed.is_none() => job.weight.set_submitted(Arc::clone(event)),
+            Ok(_) => {}
+            Err(error) => drop(failed.get_or_insert_with(|| error.clone().into())),
+        }
+    }
+    // Decided there and not here: who waits is called, and that may take any lock.
+    let _ = ended.send(Ended { jobs, event: event.ok() }); // nobody listens when the device closes
 }
 
 impl Part<'_> {
@@ -193,11 +256,17 @@ impl Part<'_> {
         read.map_err(|error| self.job.failure(error.to_string()))
     }
 
-    /// Starts the kernel that makes planes of the bytes in `slot`, behind what used their memory before.
+    /// Starts the kernel that makes planes of the bytes in `slot` from `start` on, behind what used their memory before.
     ///
     /// # Errors
     /// [`HipError`].
-    pub fn lay_out(&self, device: &Device, stream: &Stream, slot: &Buffer) -> Result<(), HipError> {
+    pub fn lay_out(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        slot: &Buffer,
+        start: usize,
+    ) -> Result<(), HipError> {
         let (job, planes) = (self.job, self.job.weight.buffer());
         if let Some(event) = &job.behind {
             stream.wait(event)?;
@@ -208,13 +277,13 @@ impl Part<'_> {
         let Some(kernel) = repack(dtype) else {
             let row_bytes = job.unit_bytes;
             let arguments =
-                RepackRows { file: slot.ptr(), planes: planes.ptr(), first, rows: units, row_bytes };
+                RepackRows { file: slot.ptr_at(start)?, planes: planes.ptr(), first, rows: units, row_bytes };
             let grid = blocks(units * row_bytes.div_ceil(16));
             return device.launch(stream, RepackRows::repack_rows, grid, &arguments);
         };
         let groups = dtype.block_len() as u64 / GROUP;
         let arguments = Repack {
-            file: slot.ptr(),
+            file: slot.ptr_at(start)?,
             planes: planes.ptr(),
             weights: job.tensor.shape().elements(),
             first: first * groups,

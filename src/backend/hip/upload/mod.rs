@@ -1,7 +1,8 @@
-//! Bytes on their way from files to the device: a queue, threads that read into pinned memory, two streams.
+//! Bytes on their way from files to the device: a queue, threads that read into pinned memory, streams.
 //!
-//! A staging thread takes the next piece of the tensor at the front, reads it into one of its pinned buffers (or has the
-//! driver pin the file's own pages; `routes` says which), and submits: the copy on the copy stream, then on the layout stream the kernel that makes the planes. So the link and the kernels work
+//! A staging thread takes the next piece of the tensor at the front, or as many small tensors as one of its pinned buffers holds,
+//! reads them into it (or has the driver pin the file's own pages; `routes` says which), and submits: one copy on a copy stream,
+//! then on a layout stream the kernels that make the planes. So the link and the kernels work
 //! at the same time, and a buffer is free again when its copy is done. An event behind a tensor's last piece is what steps
 //! wait for. One more thread waits for these events and says who is resident.
 
@@ -20,7 +21,7 @@ pub use job::Job;
 use routes::{CopyRates, Routes};
 use staging::Staging;
 
-use super::{Device, Event, Stream, StreamPriority};
+use super::{Device, Event, HipError, Stream, StreamPriority};
 use crate::backend::{BackendError, UploadRate};
 use crate::lock::{Condvar, Mutex, Rank};
 
@@ -37,6 +38,11 @@ const THREADS_MAX: usize = 12;
 
 /// Pinned buffers of a staging thread: one is read into while the other crosses the link.
 const BUFFERS: usize = 2;
+
+/// Pairs of streams: threads that submit small tensors wait for each other's calls. With two, 18 GB of experts of 1 MB came at
+/// 52 GB/s of a link's 55 (one: 51; four, where calls wait within the driver: 50), and the eight of each layer that a first token
+/// needs at 42 (33; 41).
+const STREAMS: usize = 2;
 
 /// How bytes get from a file to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -87,34 +93,37 @@ struct Shared {
     queue: Mutex<Queue>,
     work: Condvar,
     routes: Mutex<Routes>,
-    streams: Mutex<Streams>,
+    /// Pairs of streams, each some threads'. Locked while what belongs together is submitted.
+    streams: Vec<Mutex<Streams>>,
     counts: Counts,
 }
 
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Arc<Job>>,
+    /// Of these jobs, those that no thread has taken.
+    bytes: u64,
     stop: bool,
 }
 
-/// Held while a piece is submitted, so that what belongs together stands together.
+/// Copies, and the kernels that lay out what they brought.
 struct Streams {
     copy: Stream,
     layout: Stream,
-    ended: Sender<Ended>,
 }
 
-/// A tensor all of whose pieces were submitted, or given up.
+/// Tensors all of whose pieces were submitted, or given up; each with its failure, if it failed.
 struct Ended {
-    job: Arc<Job>,
-    /// Behind its last copy; without one nothing can be waited for, and the load failed.
+    jobs: Vec<(Arc<Job>, Option<BackendError>)>,
+    /// Behind their last copies; without one nothing can be waited for, and the loads failed.
     event: Option<Arc<Event>>,
-    result: Result<(), BackendError>,
 }
 
 /// Takes loads, and carries them out in the order they came.
 pub struct Uploader {
     shared: Arc<Shared>,
+    /// Until it is dropped.
+    ended: Option<Sender<Ended>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -128,20 +137,23 @@ impl Uploader {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { (cores * 3 / 4).clamp(1, THREADS_MAX) } else { threads };
         let (ended, ends) = channel();
-        let streams = Streams {
-            copy: device.stream(StreamPriority::Low)?,
-            layout: device.stream(StreamPriority::Low)?,
-            ended,
-        };
+        let streams = (0..STREAMS.min(threads))
+            .map(|_| {
+                let (copy, layout) =
+                    (device.stream(StreamPriority::Low)?, device.stream(StreamPriority::Low)?);
+                Ok(Mutex::new(Rank::UploadStreams, Streams { copy, layout }))
+            })
+            .collect::<Result<_, HipError>>()?;
         let shared = Arc::new(Shared {
             device: device.clone(),
             queue: Mutex::new(Rank::UploadQueue, Queue::default()),
             work: Condvar::new(),
             routes: Mutex::new(Rank::UploadRoutes, Routes::new(path, threads, None)),
-            streams: Mutex::new(Rank::UploadStreams, streams),
+            streams,
             counts: Counts::default(),
         });
-        let mut uploader = Self { shared: Arc::clone(&shared), threads: Vec::new() };
+        let mut uploader =
+            Self { shared: Arc::clone(&shared), ended: Some(ended.clone()), threads: Vec::new() };
         let (mut stagings, mut pinned) = (Vec::new(), true);
         for number in 0..threads {
             let staging = match Staging::new(device, number, path != UploadPath::Copy) {
@@ -159,7 +171,7 @@ impl Uploader {
             && pinned
             && let Some(first) = stagings.first_mut()
         {
-            let rates = first.copy_rates(&shared.streams.lock().copy)?;
+            let rates = first.copy_rates(&device.stream(StreamPriority::Low)?)?;
             if let Some(CopyRates { pinned, plain }) = rates {
                 let (pinned, plain) = (pinned / 1e9, plain / 1e9);
                 tracing::debug!(pinned, plain, "GB/s of one buffer to the device");
@@ -167,8 +179,8 @@ impl Uploader {
             *shared.routes.lock() = Routes::new(path, threads, rates);
         }
         for (number, staging) in stagings.into_iter().enumerate() {
-            let shared = Arc::clone(&shared);
-            uploader.spawn(format!("upload-{number}"), move || staging.run(&shared))?;
+            let (shared, ended) = (Arc::clone(&shared), ended.clone());
+            uploader.spawn(format!("upload-{number}"), move || staging.run(&shared, &ended))?;
         }
         let counted = Arc::clone(&shared);
         uploader.spawn("uploaded".into(), move || tell(&ends, &counted))?;
@@ -184,7 +196,10 @@ impl Uploader {
 
     /// Takes a load. It is carried out after all that came before.
     pub fn submit(&self, job: Job) {
-        self.shared.queue.lock().jobs.push_back(Arc::new(job));
+        let mut queue = self.shared.queue.lock();
+        queue.bytes += job.bytes();
+        queue.jobs.push_back(Arc::new(job));
+        drop(queue);
         self.shared.work.notify_all();
     }
 
@@ -214,15 +229,17 @@ impl Drop for Uploader {
             }
             return;
         }
+        // The last sender goes here, and with the last staging thread.
+        let (telling, ended) = (self.threads.pop(), self.ended.take());
         for job in left {
-            job.give_up(&self.shared, "the device was closed");
+            if let Some(ended) = &ended {
+                job.give_up(&self.shared, ended, "the device was closed");
+            }
         }
-        // The last sender goes with the streams, which end with the last staging thread.
-        let telling = self.threads.pop();
+        drop(ended);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        self.shared.streams.lock().ended = channel().0;
         if let Some(thread) = telling {
             let _ = thread.join();
         }
@@ -233,27 +250,37 @@ impl Drop for Uploader {
 /// nobody else's while a copy is under way. Bytes of a file that changed meanwhile, or that is shorter now, do not count.
 fn tell(ends: &Receiver<Ended>, shared: &Shared) {
     let mut last = Instant::now();
-    for Ended { job, event, result } in ends {
-        let ended = event.map_or(Ok(()), |event| event.synchronize());
+    for Ended { jobs, event } in ends {
+        let ended = event.map_or(Ok(()), |event| event.synchronize()).map_err(BackendError::from);
         let now = Instant::now();
-        let file = job.tensor.file();
-        let whole = || file.check_poison().and_then(|()| file.check_unchanged());
-        let result = ended.map_err(BackendError::from).and(result);
-        let result = result.and_then(|()| whole().map_err(|error| job.failure(error.to_string())));
-        let counts = &shared.counts;
-        let count = if result.is_ok() { &counts.uploads } else { &counts.failures };
-        count.fetch_add(1, Ordering::Relaxed);
-        if let (Ok(()), Some((way, begun))) = (&result, job.begun()) {
+        let mut bytes = 0;
+        let mut way = None;
+        for (job, failed) in jobs {
+            let file = job.tensor.file();
+            let whole = || file.check_poison().and_then(|()| file.check_unchanged());
+            let result = ended.clone().and(failed.map_or(Ok(()), Err));
+            let result = result.and_then(|()| whole().map_err(|error| job.failure(error.to_string())));
+            let counts = &shared.counts;
+            let count = if result.is_ok() { &counts.uploads } else { &counts.failures };
+            count.fetch_add(1, Ordering::Relaxed);
+            if let (Ok(()), Some(begun)) = (&result, job.begun()) {
+                bytes += job.bytes();
+                way = way.or(Some(begun));
+            }
+            let tensor = job.tensor.name();
+            match &result {
+                Ok(()) => tracing::debug!(tensor, bytes = job.bytes(), "a tensor is on the device"),
+                Err(error) => {
+                    tracing::debug!(tensor, bytes = job.bytes(), %error, "a tensor did not get to the device");
+                }
+            }
+            job.weight.decide(result);
+        }
+        if let Some((way, begun)) = way {
             // They arrive in order: from the last one's arrival on, or from its own beginning, this one was under way.
             let busy = now.saturating_duration_since(begun.max(last));
-            shared.routes.lock().arrived(way, job.bytes(), busy);
+            shared.routes.lock().arrived(way, bytes, busy);
         }
         last = now;
-        let (tensor, bytes) = (job.tensor.name(), job.bytes());
-        match &result {
-            Ok(()) => tracing::debug!(tensor, bytes, "a tensor is on the device"),
-            Err(error) => tracing::debug!(tensor, bytes, %error, "a tensor did not get to the device"),
-        }
-        job.weight.decide(result);
     }
 }

@@ -2,20 +2,29 @@
 //! file that it has the driver pin.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use super::super::{Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
-use super::job::{Part, Piece};
+use super::super::{ALIGN, Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
+use super::job::{Job, Part, Piece, end};
 use super::routes::{CopyRates, LONG_BYTES, Way};
-use super::{BUFFER_BYTES, BUFFERS, Queue, REGISTERED_BYTES, Shared, Streams, UploadPath};
+use super::{BUFFER_BYTES, BUFFERS, Ended, Queue, REGISTERED_BYTES, STREAMS, Shared, Streams, UploadPath};
 use crate::backend::BackendError;
+use crate::lock::Mutex;
 
 /// Registered pieces whose copies may be under way: one is registered while the other crosses the link.
 const REGISTERED: usize = 2;
 
+/// Pieces are not cut smaller than this to give every thread a share.
+const SHARE_MIN: u64 = 512 << 10;
+
 /// Copies of a trial: the first finds nothing warm.
 const COPIES: usize = 4;
+
+/// Pieces, and what became of each.
+type Carried = Vec<(Piece, Result<(), BackendError>)>;
 
 /// What one staging thread owns.
 pub struct Staging {
@@ -25,6 +34,10 @@ pub struct Staging {
     turn: usize,
     /// Pages that copies may still read, oldest first.
     registered: VecDeque<RegisteredPages>,
+    /// Its streams.
+    pair: usize,
+    /// Behind its last piece.
+    mark: Arc<Event>,
 }
 
 /// Where a part lies on its way: on the host, then on the device as the file has it.
@@ -56,7 +69,9 @@ impl Staging {
             })
         };
         let lanes = (0..BUFFERS).map(lane).collect::<Result<_, HipError>>()?;
-        Ok(Self { number, lanes, turn: 0, registered: VecDeque::new() })
+        let pair = number % STREAMS;
+        let mark = Arc::new(device.event(false)?);
+        Ok(Self { number, lanes, turn: 0, registered: VecDeque::new(), pair, mark })
     }
 
     /// How fast one buffer is copied to the device from pinned and from ordinary memory: the best of a few copies each.
@@ -89,17 +104,20 @@ impl Staging {
     }
 
     /// Takes pieces until there will be no more.
-    pub fn run(mut self, shared: &Shared) {
-        while let Some((piece, way)) = self.next(shared) {
-            match way.path {
-                UploadPath::Registered => self.carry_registered(shared, piece),
-                path => self.carry(shared, piece, path),
-            }
+    pub fn run(mut self, shared: &Shared, ended: &Sender<Ended>) {
+        while let Some((pieces, way)) = self.next(shared) {
+            let pieces = match way.path {
+                UploadPath::Registered => self.carry_registered(shared, pieces),
+                path => self.carry(shared, pieces, path),
+            };
+            let Some(streams) = shared.streams.get(self.pair) else { return };
+            let streams = streams.lock();
+            end(shared, (self.pair, &streams), &self.mark, ended, pieces);
         }
     }
 
-    /// Waits for a piece; `None` at the end. Who waits keeps no pages from the file.
-    fn next(&mut self, shared: &Shared) -> Option<(Piece, Way)> {
+    /// Waits for pieces; `None` at the end. Who waits keeps no pages from the file.
+    fn next(&mut self, shared: &Shared) -> Option<(Vec<Piece>, Way)> {
         let mut queue = shared.queue.lock();
         loop {
             if queue.stop {
@@ -118,16 +136,27 @@ impl Staging {
         }
     }
 
-    /// Brings a piece through buffers of ours.
-    fn carry(&mut self, shared: &Shared, piece: Piece, path: UploadPath) {
-        let mut result = Ok(());
-        for part in piece.parts() {
-            result = result.and_then(|()| self.bring(shared, &part, path));
-        }
-        piece.end(shared, &shared.streams.lock(), result);
+    /// Brings pieces that fit into one buffer of ours.
+    fn carry(&mut self, shared: &Shared, pieces: Vec<Piece>, path: UploadPath) -> Carried {
+        let mut results = Vec::new();
+        let parts: Vec<Part<'_>> = pieces.iter().map(Piece::part).collect();
+        let brought = self.bring(shared, &parts, path, &mut results);
+        drop(parts);
+        results.resize_with(pieces.len(), || Ok(()));
+        let brought = |result: Result<(), BackendError>| result.and(brought.clone());
+        pieces.into_iter().zip(results.into_iter().map(brought)).collect()
     }
 
-    fn bring(&mut self, shared: &Shared, part: &Part<'_>, path: UploadPath) -> Result<(), BackendError> {
+    /// Reads parts into a buffer, one behind the other, and submits what brings them from there into their planes. What
+    /// cannot be read is left out, and `read` says of each part what became of that.
+    fn bring(
+        &mut self,
+        shared: &Shared,
+        parts: &[Part<'_>],
+        path: UploadPath,
+        read: &mut Vec<Result<(), BackendError>>,
+    ) -> Result<(), BackendError> {
+        let pair = self.pair(shared)?;
         let lane = self.lane()?;
         let pinned = lane.pinned.as_mut().filter(|_| path != UploadPath::Copy);
         let bytes = match pinned {
@@ -137,65 +166,102 @@ impl Staging {
                 &mut lane.plain
             }
         };
-        part.read(bytes)?;
-        shared.counts.bytes.fetch_add(part.bytes() as u64, Ordering::Relaxed);
+        let mut all = 0;
+        let mut placed = Vec::with_capacity(parts.len());
+        for part in parts {
+            let result = part.read(bytes.get_mut(all..).unwrap_or_default());
+            if result.is_ok() {
+                placed.push((part, all));
+                shared.counts.bytes.fetch_add(part.bytes() as u64, Ordering::Relaxed);
+                all = (all + part.bytes()).next_multiple_of(ALIGN);
+            }
+            read.push(result);
+        }
+        let Some((last, start)) = placed.last() else { return Ok(()) };
+        let all = start + last.bytes();
         let Lane { pinned, plain, .. } = lane;
         let copy = |stream: &Stream, slot: &Buffer| {
-            let slot = slot.range(0, part.bytes())?;
+            let slot = slot.range(0, all)?;
             match pinned.as_mut().filter(|_| path != UploadPath::Copy) {
                 Some(pinned) => stream.upload_pinned(slot, pinned, 0),
-                None => stream.upload(slot, plain.get(..part.bytes()).unwrap_or_default()),
+                None => stream.upload(slot, plain.get(..all).unwrap_or_default()),
             }
         };
-        let streams = shared.streams.lock();
-        Ok(submit(shared, &streams, part, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
+        let streams = pair.lock();
+        Ok(submit(shared, &streams, &placed, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
     }
 
     /// Has the driver pin the pages of a piece, and brings it from there; what shares a page with other tensors goes through
     /// buffers. Where the driver refuses, all of it does, and all that comes after.
-    fn carry_registered(&mut self, shared: &Shared, piece: Piece) {
+    fn carry_registered(&mut self, shared: &Shared, pieces: Vec<Piece>) -> Carried {
+        let carry = |piece: Piece| {
+            let result = self.bring_registered(shared, &piece);
+            (piece, result)
+        };
+        pieces.into_iter().map(carry).collect()
+    }
+
+    fn bring_registered(&mut self, shared: &Shared, piece: &Piece) -> Result<(), BackendError> {
         let page = rustix::param::page_size() as u64;
         let Some((pages, [before, inside, after])) = piece.pages(page) else {
-            return self.carry(shared, piece, UploadPath::Ring);
+            return self.bring_each(shared, piece.parts());
         };
         while self.registered.len() >= REGISTERED {
             self.registered.pop_front(); // waits for its copies
         }
-        let mut registered = match shared.device.register(piece.job.tensor.file(), pages) {
+        let mut registered = match shared.device.register(piece.file(), pages) {
             Ok(registered) => registered,
             Err(error) => {
                 // Pages that the file has lost are refused too: then it is the file, and reading it says so.
-                if !error.is_lost() && piece.job.tensor.file().check_unchanged().is_ok() {
+                if !error.is_lost() && piece.file().check_unchanged().is_ok() {
                     tracing::warn!(%error, "pages of model files cannot be registered: weights go another way");
                     shared.routes.lock().refuse(UploadPath::Registered);
                 }
-                return self.carry(shared, piece, UploadPath::Ring);
+                return self.bring_each(shared, piece.parts());
             }
         };
-        let mut result = Ok(());
-        for part in piece.parts_of(before).chain(piece.parts_of(after)) {
-            result = result.and_then(|()| self.bring(shared, &part, UploadPath::Ring));
-        }
+        let mut result = self.bring_each(shared, piece.parts_of(before).chain(piece.parts_of(after)));
         for part in piece.parts_of(inside) {
-            result = result.and_then(|()| self.bring_registered(shared, &part, &mut registered));
+            result = result.and_then(|()| self.bring_pages(shared, &part, &mut registered));
         }
         self.registered.push_back(registered);
-        piece.end(shared, &shared.streams.lock(), result);
+        result
     }
 
-    fn bring_registered(
+    /// Brings parts through buffers, one each.
+    fn bring_each<'p>(
+        &mut self,
+        shared: &Shared,
+        parts: impl Iterator<Item = Part<'p>>,
+    ) -> Result<(), BackendError> {
+        for part in parts {
+            let mut read = Vec::new();
+            self.bring(shared, &[part], UploadPath::Ring, &mut read)?;
+            read.into_iter().collect::<Result<(), _>>()?;
+        }
+        Ok(())
+    }
+
+    fn bring_pages(
         &mut self,
         shared: &Shared,
         part: &Part<'_>,
         from: &mut RegisteredPages,
     ) -> Result<(), BackendError> {
+        let pair = self.pair(shared)?;
         let lane = self.lane()?;
         shared.counts.bytes.fetch_add(part.bytes() as u64, Ordering::Relaxed);
         let copy = |stream: &Stream, slot: &Buffer| {
             stream.upload_registered(slot.range(0, part.bytes())?, from, &part.range())
         };
-        let streams = shared.streams.lock();
-        Ok(submit(shared, &streams, part, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
+        let streams = pair.lock();
+        Ok(submit(shared, &streams, &[(part, 0)], (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
+    }
+
+    /// Its streams.
+    fn pair<'s>(&self, shared: &'s Shared) -> Result<&'s Mutex<Streams>, BackendError> {
+        let none = || BackendError::Internal("a staging thread without streams".to_owned());
+        shared.streams.get(self.pair).ok_or_else(none)
     }
 
     /// The lane whose turn it is.
@@ -207,11 +273,12 @@ impl Staging {
     }
 }
 
-/// Submits what brings a part into a slot and from there into its planes. The slot's last part is out of it by then.
+/// Submits what brings parts into a slot, each to its place, and from there into their planes. The slot's last parts are out of
+/// it by then.
 fn submit(
     shared: &Shared,
     streams: &Streams,
-    part: &Part<'_>,
+    parts: &[(&Part<'_>, usize)],
     (slot, copied, laid_out): (&Buffer, &Event, &Event),
     copy: impl FnOnce(&Stream, &Buffer) -> Result<(), HipError>,
 ) -> Result<(), HipError> {
@@ -219,25 +286,46 @@ fn submit(
     copy(&streams.copy, slot)?;
     streams.copy.record(copied)?;
     streams.layout.wait(copied)?;
-    part.lay_out(&shared.device, &streams.layout, slot)?;
+    for (part, start) in parts {
+        part.lay_out(&shared.device, &streams.layout, slot, *start)?;
+    }
     streams.layout.record(laid_out)
 }
 
-/// The next piece for this thread, if the tensor at the front has use for it.
-fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Piece, Way)> {
-    let job = queue.jobs.front()?;
-    let way = job.way(|| {
-        let routes = shared.routes.lock();
-        if job.bytes() < LONG_BYTES { routes.short() } else { routes.current() }
-    });
+/// The next pieces for this thread, if the tensor at the front has use for it: one, or as many as a buffer holds, but no more
+/// than the thread's share of what there is to do.
+fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Vec<Piece>, Way)> {
+    let way_of = |job: &Job| {
+        job.way(|| {
+            let routes = shared.routes.lock();
+            if job.bytes() < LONG_BYTES { routes.short() } else { routes.current() }
+        })
+    };
+    let way = way_of(queue.jobs.front()?);
     if number >= way.threads {
         return None;
     }
-    let most = if way.path == UploadPath::Registered { REGISTERED_BYTES } else { BUFFER_BYTES as u64 };
-    let (piece, last) = job.next_piece(most);
-    if last {
+    let share = queue.bytes / way.threads as u64;
+    let most = match way.path {
+        UploadPath::Registered => REGISTERED_BYTES,
+        _ => share.clamp(SHARE_MIN, BUFFER_BYTES as u64),
+    };
+    let (mut pieces, mut room) = (Vec::new(), most);
+    while let Some(job) = queue.jobs.front() {
+        let fits = pieces.is_empty() || (way.path != UploadPath::Registered && job.unit_bytes() <= room);
+        if !fits || way_of(job) != way {
+            break;
+        }
+        let (piece, last) = job.next_piece(room);
+        let bytes = piece.bytes();
+        pieces.push(piece);
+        queue.bytes = queue.bytes.saturating_sub(bytes);
+        room = room.saturating_sub(bytes.next_multiple_of(ALIGN as u64));
+        if !last {
+            break;
+        }
         queue.jobs.pop_front();
         shared.work.notify_all(); // the next tensor may take more threads
     }
-    Some((piece, way))
+    Some((pieces, way))
 }
