@@ -229,9 +229,18 @@ impl TensorCache {
         arrived
     }
 
-    /// Lets go of loads that failed, so that nothing of them stays behind.
-    pub fn clear_failed(&mut self) {
-        self.remove_all(|_, entry| matches!(entry.tensor.state(), LoadState::Failed(_)));
+    /// Lets go of loads that failed, so that nothing of them stays behind. The parts they were for, some perhaps more than once.
+    pub fn clear_failed(&mut self) -> Vec<Part> {
+        let failed = |entry: &&Entry| matches!(entry.tensor.state(), LoadState::Failed(_));
+        let parts = self.resident.values().filter(failed).map(|entry| entry.part).collect();
+        self.remove_all(|_, entry| failed(&entry));
+        parts
+    }
+
+    /// Whether the last load of a tensor failed, and is still here.
+    pub fn has_failed(&self, tensor: &LazyTensor) -> bool {
+        let there = self.resident.get(&Key::of(tensor, Use::Whole));
+        there.is_some_and(|entry| matches!(entry.tensor.state(), LoadState::Failed(_)))
     }
 
     /// Lets go of all tensors of a file; their memory is free once the last handle is dropped. Returns how many.

@@ -167,12 +167,15 @@ impl Residency {
         if let Some(place) = self.places.get_mut(&id) {
             place.resident.forget();
         }
-        self.cache.clear_failed();
+        self.clear_failed();
     }
 
-    /// Lets go of loads that failed.
+    /// Lets go of loads that failed. Between steps: models of one file share what is loaded, so all forget their handles of these
+    /// parts, and ask for them anew.
     pub fn clear_failed(&mut self) {
-        self.cache.clear_failed();
+        for part in self.cache.clear_failed() {
+            self.places.values_mut().for_each(|place| place.resident.forget_part(part.number));
+        }
     }
 
     /// What a model has on the device, by part.
@@ -407,6 +410,9 @@ impl Residency {
     ) -> Result<Option<DeviceTensor>, BackendError> {
         let part = Part { owner: owner(id), number: part };
         self.unwanted.remove(&part);
+        if self.cache.has_failed(tensor) {
+            self.clear_failed();
+        }
         loop {
             let loaded = if rows_only {
                 self.cache.load_table(backend, tensor, part)
