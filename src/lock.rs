@@ -4,8 +4,15 @@
 //! debug build panics where a thread breaks it, with the names of the locks, whether or not another thread is in its way that
 //! time. A release build checks nothing and pays nothing.
 
+mod bare;
+
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
+
+#[cfg(all(test, feature = "loom"))]
+pub use bare::checker;
+pub(crate) use bare::table;
+pub use bare::{atomic, pause};
 
 /// Every lock there is, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +74,8 @@ pub enum Rank {
     ThreadPool,
 }
 
-#[cfg(debug_assertions)]
+// The threads of a model checker are one thread of the process.
+#[cfg(all(debug_assertions, not(feature = "loom")))]
 mod order {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,7 +124,7 @@ mod order {
     }
 }
 
-#[cfg(not(debug_assertions))]
+#[cfg(not(all(debug_assertions, not(feature = "loom"))))]
 mod order {
     use super::Rank;
 
@@ -140,14 +148,14 @@ pub fn taken(rank: Rank) -> Option<u64> {
 #[derive(Debug)]
 pub struct Mutex<T> {
     rank: Rank,
-    inner: parking_lot::Mutex<T>,
+    inner: bare::Mutex<T>,
 }
 
 /// The value of a locked [`Mutex`]. It cannot be sent to another thread, so no task keeps it across an await.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     /// Dropped first: unlocked, then forgotten.
-    inner: parking_lot::MutexGuard<'a, T>,
+    inner: bare::MutexGuard<'a, T>,
     held: Held,
 }
 
@@ -163,8 +171,8 @@ impl Drop for Held {
 
 impl<T> Mutex<T> {
     /// A lock around `value` at this place of the order.
-    pub const fn new(rank: Rank, value: T) -> Self {
-        Self { rank, inner: parking_lot::Mutex::new(value) }
+    pub fn new(rank: Rank, value: T) -> Self {
+        Self { rank, inner: bare::Mutex::new(value) }
     }
 
     /// Waits for the lock.
@@ -195,12 +203,12 @@ impl<T> DerefMut for Guard<'_, T> {
 
 /// What threads that hold a [`Mutex`] wait on.
 #[derive(Debug, Default)]
-pub struct Condvar(parking_lot::Condvar);
+pub struct Condvar(bare::Condvar);
 
 impl Condvar {
     /// One that nobody waits on.
-    pub const fn new() -> Self {
-        Self(parking_lot::Condvar::new())
+    pub fn new() -> Self {
+        Self(bare::Condvar::new())
     }
 
     /// Unlocks, waits to be notified, and locks again.
@@ -220,7 +228,7 @@ impl Condvar {
     #[track_caller]
     pub fn wait_until<T>(&self, guard: &mut Guard<'_, T>, moment: Instant) -> bool {
         order::check_alone(guard.held.0);
-        self.0.wait_until(&mut guard.inner, moment).timed_out()
+        self.0.wait_until(&mut guard.inner, moment)
     }
 
     /// Wakes one that waits.

@@ -229,6 +229,11 @@ impl TensorCache {
         arrived
     }
 
+    /// Something that was on its way at the last [`TensorCache::look`]; none where nothing was.
+    pub fn on_its_way(&self) -> Option<&DeviceTensor> {
+        self.on_the_way.iter().find_map(|key| self.resident.get(key)).map(|entry| &entry.tensor)
+    }
+
     /// Lets go of loads that failed, so that nothing of them stays behind. The parts they were for, some perhaps more than once.
     pub fn clear_failed(&mut self) -> Vec<Part> {
         let failed = |entry: &&Entry| matches!(entry.tensor.state(), LoadState::Failed(_));

@@ -170,6 +170,11 @@ impl Residency {
         self.clear_failed();
     }
 
+    /// Something that was on its way when room was last looked for.
+    pub fn on_its_way(&self) -> Option<&DeviceTensor> {
+        self.cache.on_its_way()
+    }
+
     /// Lets go of loads that failed. Between steps: models of one file share what is loaded, so all forget their handles of these
     /// parts, and ask for them anew.
     pub fn clear_failed(&mut self) {

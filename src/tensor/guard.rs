@@ -19,13 +19,15 @@ use std::ffi::{c_int, c_long, c_void};
 use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize as PlainUsize, Ordering};
 
 use super::MapError;
+use crate::lock::atomic::{AtomicBool, AtomicUsize, fence};
+use crate::lock::table;
 
 /// Mappings watched at once. The handler looks through the table once per fault: 1,024 slots are 40 KiB, some
 /// microseconds.
-pub const WATCHED_MAX: usize = 1024;
+pub const WATCHED_MAX: usize = if cfg!(feature = "loom") { 4 } else { 1024 };
 
 /// One watched mapping. `generation` is even while the slot is at rest and odd while its owner changes it, so that the
 /// handler, which can interrupt any thread anywhere and may not wait, skips a slot in change. It cannot miss its own
@@ -38,15 +40,13 @@ struct Slot {
     poisoned: AtomicBool,
 }
 
-static TABLE: [Slot; WATCHED_MAX] = [const {
-    Slot {
-        taken: AtomicBool::new(false),
-        generation: AtomicUsize::new(0),
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        poisoned: AtomicBool::new(false),
-    }
-}; WATCHED_MAX];
+table!(static TABLE: [Slot; WATCHED_MAX] = Slot {
+    taken: AtomicBool::new(false),
+    generation: AtomicUsize::new(0),
+    start: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
+    poisoned: AtomicBool::new(false),
+});
 
 impl Slot {
     /// Sets the range. Only the thread that took the slot calls this, so writers never meet.
@@ -114,7 +114,7 @@ impl Drop for Watched {
 
 /// What the handler needs besides the table, written once before the handler is installed.
 struct Installed {
-    page_bytes: AtomicUsize,
+    page_bytes: PlainUsize,
     /// What SIGBUS did before us.
     previous: UnsafeCell<libc::sigaction>,
 }
@@ -123,7 +123,7 @@ struct Installed {
 unsafe impl Sync for Installed {}
 
 static INSTALLED: Installed = Installed {
-    page_bytes: AtomicUsize::new(0),
+    page_bytes: PlainUsize::new(0),
     // SAFETY: all-zero is a valid sigaction (SIG_DFL, empty mask, no flags): plain integers and a nullable pointer.
     previous: UnsafeCell::new(unsafe { std::mem::zeroed() }),
 };
@@ -166,43 +166,48 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     let saved = *errno;
     // Sent by the kernel for a lost page. A misaligned access (BUS_ADRALN) would fault again on any page.
     let lost_page = code > 0 && code != libc::BUS_ADRALN;
-    if !(lost_page && replace_rest(address)) {
+    if !(lost_page && replace_rest(address, zero_pages)) {
         hand_on(code > 0);
     }
     *errno = saved;
 }
 
-/// Puts zero pages from the page of `address` to the end of the watched mapping that holds it. False when none does, or
-/// the kernel refuses.
-fn replace_rest(address: usize) -> bool {
+/// Has zero pages put from the page of `address` to the end of the watched mapping that holds it, which is poisoned from then
+/// on. False when none does, or the kernel refuses.
+fn replace_rest(address: usize, zero_pages: impl FnOnce(Range<usize>) -> bool) -> bool {
     let page_bytes = INSTALLED.page_bytes.load(Ordering::Relaxed);
-    for slot in &TABLE {
+    for slot in TABLE.iter() {
         let Some(range) = slot.get().filter(|range| range.contains(&address)) else { continue };
         let page = address & !(page_bytes.wrapping_sub(1));
         // Before the pages: whoever sees the zeros finds the flag set.
         slot.poisoned.store(true, Ordering::Release);
-        // By number, not through libc's mmap, which may take a lock (musl's does for MAP_FIXED).
-        // Arguments of a variadic function are taken as they are passed, and libc takes a register of each: an int would
-        // leave its upper half, the sign of -1 among it, to chance.
-        let length = range.end.wrapping_sub(page) as c_long;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: `page..range.end` lies inside a mapping that `Watched::new`'s caller owns and reads only. It is live:
-        // the faulting read goes through a reference that `Watched` outlives. Readers see zeros in place of bytes that
-        // could not be read at all; no other mapping is touched.
-        let got: c_long = unsafe {
-            libc::syscall(
-                libc::SYS_mmap,
-                page as c_long,
-                length,
-                c_long::from(libc::PROT_READ),
-                c_long::from(flags),
-                -1 as c_long,
-                0 as c_long,
-            )
-        };
-        return got as usize == page;
+        return zero_pages(page..range.end);
     }
     false
+}
+
+/// Puts zero pages there, a part of a watched mapping up to its end. False when the kernel refuses.
+fn zero_pages(pages: Range<usize>) -> bool {
+    // By number, not through libc's mmap, which may take a lock (musl's does for MAP_FIXED).
+    // Arguments of a variadic function are taken as they are passed, and libc takes a register of each: an int would
+    // leave its upper half, the sign of -1 among it, to chance.
+    let length = pages.end.wrapping_sub(pages.start) as c_long;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: `pages` lies inside a mapping that `Watched::new`'s caller owns and reads only: `replace_rest`, the only
+    // caller, says so. It is live: the faulting read goes through a reference that `Watched` outlives. Readers see zeros in
+    // place of bytes that could not be read at all; no other mapping is touched.
+    let got: c_long = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            pages.start as c_long,
+            length,
+            c_long::from(libc::PROT_READ),
+            c_long::from(flags),
+            -1 as c_long,
+            0 as c_long,
+        )
+    };
+    got as usize == pages.start
 }
 
 /// Not ours. A fault returns into the previous action: the instruction runs again and faults again, now there. A signal
@@ -221,3 +226,6 @@ fn hand_on(fault: bool) {
         }
     }
 }
+
+#[cfg(all(test, feature = "loom"))]
+mod interleavings;

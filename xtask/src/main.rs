@@ -11,6 +11,7 @@ mod error;
 mod forge;
 mod gpu_report;
 mod host;
+mod interleavings;
 mod kernels;
 mod models;
 mod oracle;
@@ -42,6 +43,8 @@ enum Command {
     Synthetic(synthetic::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
+    /// Run tests in every order of their threads, by a model checker: locks, the poison flag, uploads, the engine.
+    Interleavings(interleavings::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Models(args) => models::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),
         Command::Oracle(args) => oracle::run(&args),
+        Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::GpuReport(args) => gpu_report::run(&args),

@@ -10,6 +10,7 @@
 
 mod arena;
 mod arrays;
+mod arrival;
 mod backend;
 #[allow(unsafe_code)] // functions of another language; layers.rs names this room
 mod binding;
@@ -35,6 +36,9 @@ mod upload;
 mod wait;
 mod waits;
 mod weights;
+
+#[cfg(test)]
+pub(crate) use arrival::Arrival;
 
 pub use arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Owner};
 pub use backend::{HipBackend, HipOptions};

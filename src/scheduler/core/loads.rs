@@ -249,7 +249,6 @@ impl Core {
             && task.on_the_way.len() < ON_THE_WAY_MAX
             && let Some(Wanted { tensor, part, rows_only }) = task.left.front()
         {
-            begun = true;
             let id = task.request.model.id;
             let loaded = loop {
                 let backend = self.backend.as_mut();
@@ -259,7 +258,15 @@ impl Core {
                     loaded => break loaded.map_err(JobError::Backend)?,
                 }
             };
-            let Some(loaded) = loaded else { break }; // again in the next turn
+            let Some(loaded) = loaded else {
+                // Again when something of what has the room has come, and may leave.
+                match self.residency.on_its_way().map(|tensor| &tensor.storage) {
+                    Some(Storage::Device(memory)) => memory.when_decided(self.wake()),
+                    _ => begun = true,
+                }
+                break;
+            };
+            begun = true;
             bytes += loaded.device_bytes();
             task.on_the_way.push_back(OnTheWay::new(&loaded));
             task.left.pop_front();
@@ -277,15 +284,20 @@ impl Core {
         let at = (count / 2..count).find(loading).or_else(|| (0..count / 2).find(loading)).unwrap_or(0);
         let Some(load) = task.on_the_way.get_mut(at).filter(|load| !load.wakes) else { return };
         load.wakes = true;
-        let shared = Arc::clone(&self.shared);
-        let wake = move || {
-            shared.inbox.lock().woken = true;
-            shared.wake.notify_one();
-        };
+        let wake = self.wake();
         match load.memory.as_ref().and_then(Weak::upgrade) {
-            Some(memory) => memory.when_decided(Box::new(wake)),
+            Some(memory) => memory.when_decided(wake),
             None => wake(),
         }
+    }
+
+    /// Wakes the engine when it is called.
+    fn wake(&self) -> Box<dyn FnOnce() + Send> {
+        let shared = Arc::clone(&self.shared);
+        Box::new(move || {
+            shared.inbox.lock().woken = true;
+            shared.wake.notify_one();
+        })
     }
 
     /// Ends all requests of this kind.

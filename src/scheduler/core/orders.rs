@@ -138,7 +138,7 @@ impl Core {
             Room::Made => Ok(true),
             Room::None => Ok(false),
             Room::OnItsWay => {
-                std::thread::sleep(ARRIVAL);
+                crate::lock::pause(ARRIVAL);
                 Ok(true)
             }
         }
@@ -151,7 +151,7 @@ impl Core {
             // Weights for which parts of the same model would have to leave find no more room the next time.
             Some(Starved::ForGood) => Ok(self.close_idle_room(Some(step.model))),
             Some(Starved::ForNow) => {
-                std::thread::sleep(ARRIVAL);
+                crate::lock::pause(ARRIVAL);
                 Ok(true)
             }
         };

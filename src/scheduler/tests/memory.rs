@@ -2,17 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::backend::hip::Arrival;
 use crate::backend::*;
 use crate::tensor::LazyTensor;
 
 /// The device's memory; without a limit weights are read in place.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Memory(Arc<Mutex<Book>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Book {
     limit: Option<u64>,
     used: u64,
@@ -28,25 +30,43 @@ struct Book {
     unit: u64,
     /// The last unit before the last time that weights were said to leave.
     retired: u64,
+    /// Loads are decided by whoever takes them from here, not by looking at them.
+    uploads: Option<Arc<dyn Fn(Upload) + Send + Sync>>,
     /// What would be wrong if the step went on.
     doubts: Vec<String>,
     wrongs: Vec<String>,
 }
 
+/// How far a copy is; decided once.
+pub type Upload = Arc<Arrival<()>>;
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a device's memory")
+    }
+}
+
 /// A copy.
-#[derive(Debug)]
 struct Copy {
     book: Arc<Mutex<Book>>,
     key: (usize, u64, u64),
     address: u64,
     bytes: u64,
     name: String,
+    arrival: Upload,
+    /// Somebody else decides it.
+    uploaded: bool,
     state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Copy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Copy").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
 struct State {
-    load: LoadState,
     fails: bool,
     looks: u32,
     /// The unit that used it last.
@@ -56,6 +76,12 @@ struct State {
 impl Memory {
     pub fn limit(&self, bytes: u64) {
         self.0.lock().limit = Some(bytes);
+    }
+
+    /// From now on loads go to this, which has them decided.
+    #[cfg(feature = "loom")]
+    pub fn upload_by(&self, uploads: impl Fn(Upload) + Send + Sync + 'static) {
+        self.0.lock().uploads = Some(Arc::new(uploads));
     }
 
     pub fn fail_loads(&self, count: u32) {
@@ -110,10 +136,15 @@ impl Memory {
         }
         let fails = book.failing > 0;
         book.failing = book.failing.saturating_sub(1);
-        let state = State { load: LoadState::Loading, fails, looks: 0, used: 0 };
+        let state = Mutex::new(State { fails, looks: 0, used: 0 });
+        let uploads = book.uploads.clone();
         drop(book);
-        let name = tensor.name().to_owned();
-        let copy = Copy { book: Arc::clone(&self.0), key, address, bytes, name, state: Mutex::new(state) };
+        let (name, arrival) = (tensor.name().to_owned(), Upload::new(Arrival::new()));
+        if let Some(uploads) = &uploads {
+            uploads(Arc::clone(&arrival));
+        }
+        let (book, uploaded) = (Arc::clone(&self.0), uploads.is_some());
+        let copy = Copy { book, key, address, bytes, name, arrival, uploaded, state };
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(Arc::new(copy)) })
     }
 
@@ -130,12 +161,9 @@ impl Memory {
             let Storage::Device(memory) = &weight.storage else { continue };
             let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
             let copy = any.downcast::<Copy>().expect("a copy of this device");
-            let mut state = copy.state.lock();
-            copy.decide(&mut state);
-            state.used = unit;
-            if let LoadState::Failed(error) = &state.load {
-                return Err(error.clone());
-            }
+            copy.decide();
+            copy.state.lock().used = unit;
+            copy.arrival.submitted(Duration::from_secs(60), || 0, || BackendError::Batch("nothing comes"))?;
         }
         Ok(())
     }
@@ -156,11 +184,14 @@ impl Memory {
 }
 
 impl Copy {
-    fn decide(&self, state: &mut State) {
-        if matches!(state.load, LoadState::Loading) {
-            let lost = || BackendError::Upload { tensor: self.name.clone(), why: "planted".into() };
-            state.load = if state.fails { LoadState::Failed(lost()) } else { LoadState::Resident };
+    /// No lock of the test is held meanwhile: who is told may take any.
+    fn decide(&self) {
+        if self.uploaded {
+            return;
         }
+        let lost = || BackendError::Upload { tensor: self.name.clone(), why: "planted".into() };
+        let fails = self.state.lock().fails;
+        self.arrival.decide(if fails { Err(lost()) } else { Ok(()) });
     }
 }
 
@@ -176,20 +207,23 @@ impl DeviceMemory for Copy {
     /// It arrives by itself: when somebody looks for the third time.
     fn state(&self) -> LoadState {
         let held = self.book.lock().held;
-        let mut state = self.state.lock();
-        state.looks += 1;
-        if state.looks > 2 && !held {
-            self.decide(&mut state);
+        let looks = {
+            let mut state = self.state.lock();
+            state.looks += 1;
+            state.looks
+        };
+        if looks > 2 && !held {
+            self.decide();
         }
-        state.load.clone()
+        self.arrival.state()
     }
 
     fn when_decided(&self, done: Box<dyn FnOnce() + Send>) {
-        // Of one that is held the engine learns when it looks by itself.
+        // Of one that is held the engine learns when it looks by itself, or a step uses it.
         if !self.book.lock().held {
-            self.decide(&mut self.state.lock());
-            done();
+            self.decide();
         }
+        self.arrival.when_decided(done);
     }
 }
 

@@ -3,6 +3,8 @@
 mod control;
 mod fake;
 mod faults;
+#[cfg(feature = "loom")]
+mod interleavings;
 mod memory;
 mod residency;
 mod schedules;
@@ -87,26 +89,7 @@ impl Rig {
 
     /// A greedy job that nothing but its length ends.
     fn job(&self, prompt: &[u32], max_tokens: u32) -> (Job, Asked) {
-        let (events, receiver) = unbounded_channel();
-        let id = self.handle().new_sequence_id();
-        let sampling =
-            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7, top_logprobs: 0 };
-        let job = Job {
-            id,
-            uid: 1000,
-            model: Arc::clone(&self.model),
-            prompt: prompt.to_vec(),
-            max_tokens,
-            context_tokens: 4096,
-            sampling,
-            stop: Vec::new(),
-            ignore_eog: true,
-            deadline: None,
-            arrived: Instant::now(),
-            credit: u32::MAX,
-            events,
-        };
-        (job, Asked { id, events: receiver })
+        greedy(self.handle().new_sequence_id(), &self.model, prompt, max_tokens)
     }
 
     fn ask(&self, prompt: &[u32], max_tokens: u32) -> Asked {
@@ -176,6 +159,28 @@ impl Asked {
         }
         answer
     }
+}
+
+/// A greedy job that nothing but its length ends.
+fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -> (Job, Asked) {
+    let (events, receiver) = unbounded_channel();
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7, top_logprobs: 0 };
+    let job = Job {
+        id,
+        uid: 1000,
+        model: Arc::clone(model),
+        prompt: prompt.to_vec(),
+        max_tokens,
+        context_tokens: 4096,
+        sampling,
+        stop: Vec::new(),
+        ignore_eog: true,
+        deadline: None,
+        arrived: Instant::now(),
+        credit: u32::MAX,
+        events,
+    };
+    (job, Asked { id, events: receiver })
 }
 
 /// What the fake device must answer.

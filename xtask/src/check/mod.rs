@@ -13,7 +13,7 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{boot, host, models};
+use crate::{boot, host, interleavings, models};
 
 pub use tests::count;
 
@@ -53,7 +53,7 @@ struct Stage {
 }
 
 /// In order: what is quick or fails most often first, the tests last so that their results end the output.
-const STAGES: [Stage; 14] = [
+const STAGES: [Stage; 15] = [
     Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
     Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
     Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
@@ -89,6 +89,11 @@ const STAGES: [Stage; 14] = [
         name: "kernels",
         about: "kernel tests on the CPU look-alike: waves of 32 and 64 lanes, sanitizers; launches of each kernel",
         run: kernels::lookalike,
+    },
+    Stage {
+        name: "threads",
+        about: "tests in every order of their threads, by a model checker: cargo xtask interleavings",
+        run: every_order,
     },
     Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
     Stage { name: "tests", about: "cargo test of the whole workspace", run: tests::run },
@@ -195,6 +200,10 @@ fn under_systemd() -> Result<Done> {
         Err(error @ (Error::Root { .. } | Error::ToolMissing { .. })) => Ok(Done::skipped(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+fn every_order() -> Result<Done> {
+    interleavings::run(&interleavings::Args::default()).map(Done::note)
 }
 
 fn fmt() -> Result<Done> {

@@ -16,7 +16,7 @@ impl HipBackend {
         let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
         let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
         let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
-        if !weight.is_ordered() {
+        if !weight.arrival().is_ordered() {
             self.waited.set(true);
             if !matches!(weight.state(), LoadState::Resident) {
                 self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
@@ -26,11 +26,11 @@ impl HipBackend {
                     self.waiter.beat();
                     self.uploader.counts().read().1
                 };
-                if let Some(event) = weight.submitted(self.options.patience, arrived, late)? {
+                if let Some(event) = weight.arrival().submitted(self.options.patience, arrived, late)? {
                     self.stream.wait(&event)?;
                 }
             }
-            weight.set_ordered();
+            weight.arrival().set_ordered();
         }
         Ok(weight)
     }

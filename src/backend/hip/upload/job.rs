@@ -222,7 +222,7 @@ pub fn end(
     });
     for (job, failed) in &mut jobs {
         match &event {
-            Ok(event) if failed.is_none() => job.weight.set_submitted(Arc::clone(event)),
+            Ok(event) if failed.is_none() => job.weight.arrival().set_submitted(Arc::clone(event)),
             Ok(_) => {}
             Err(error) => drop(failed.get_or_insert_with(|| error.clone().into())),
         }

@@ -225,7 +225,7 @@ impl Drop for Uploader {
         if let Err(lost) = self.shared.device.alive() {
             // A thread may hang in the driver for good, with the streams locked: nothing is recorded behind these any more.
             for job in left {
-                job.weight.decide(Err(lost.clone().into()));
+                job.weight.arrival().decide(Err(lost.clone().into()));
             }
             return;
         }
@@ -274,7 +274,7 @@ fn tell(ends: &Receiver<Ended>, shared: &Shared) {
                     tracing::debug!(tensor, bytes = job.bytes(), %error, "a tensor did not get to the device");
                 }
             }
-            job.weight.decide(result);
+            job.weight.arrival().decide(result);
         }
         if let Some((way, begun)) = way {
             // They arrive in order: from the last one's arrival on, or from its own beginning, this one was under way.
