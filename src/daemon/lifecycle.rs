@@ -103,19 +103,20 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
-                    "some changed settings take effect at the next start: only models, what of them is kept in memory, who may do what, and limits of connections change now"
+                    "some changed settings take effect at the next start: only models, what of them is kept in memory and on a device, who may do what, and limits of connections change now"
                 );
             }
-            daemon.reload(&new).await;
+            daemon.reload(config, &new).await;
             config.models = new.models;
             config.limits = new.limits;
             config.host = new.host;
             config.policy = new.policy;
+            config.weights = new.weights;
             tracing::info!("configuration read again");
         }
         Err(error) => {
             tracing::error!(%error, "the configuration is not valid: the one in force stays");
-            daemon.reload(config).await;
+            daemon.reload(config, config).await;
         }
     }
     let status = status(daemon, config);
@@ -128,6 +129,7 @@ fn needs_restart(old: &Config, new: &Config) -> bool {
     comparable.models.clone_from(&old.models);
     comparable.host.clone_from(&old.host);
     comparable.policy.clone_from(&old.policy);
+    comparable.weights.clone_from(&old.weights);
     comparable.limits.connections = old.limits.connections;
     comparable.limits.connections_per_uid = old.limits.connections_per_uid;
     comparable != *old

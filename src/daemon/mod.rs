@@ -6,7 +6,7 @@
 //! A daemon's life: `Starting` (engine, models, socket) -> `Serving` (READY=1) -> `Draining` (new work is refused, running
 //! answers finish or end with an error in time) -> ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, BackendError};
-use crate::config::{Config, ConfigError, ModelWeights};
+use crate::config::{Config, ConfigError};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
@@ -105,6 +105,8 @@ pub struct Daemon {
     /// No more frames on open connections.
     close: CancellationToken,
     drain: Duration,
+    /// To who brings weights as the configuration wants.
+    weights: tokio::sync::mpsc::Sender<weights::Changes>,
     /// Gives back what is idle when memory is short.
     _pressure: Option<pressure::Watch>,
 }
@@ -164,7 +166,9 @@ impl Daemon {
         let accepting = tokio::spawn(accept);
         // Clients are answered meanwhile.
         map_wanted(Arc::clone(&store));
-        tokio::spawn(bring(rest, Arc::clone(&store), engine.handle(), config.weights.models.clone()));
+        let wanted = weights::changes(&Default::default(), &config.weights.models);
+        let weights =
+            weights::start(Arc::clone(&store), engine.handle(), wanted, bring(rest, engine.handle()));
         Ok(Self {
             _pressure,
             service,
@@ -176,11 +180,13 @@ impl Daemon {
             stop_accepting,
             close,
             drain: config.drain(),
+            weights,
         })
     }
 
-    /// Takes over what can change while it runs: model directories, who may do what, the limits of connections.
-    pub async fn reload(&self, config: &Config) {
+    /// Takes over what can change while it runs: model directories, what is kept of models in memory and on a device, who may do
+    /// what, the limits of connections. `old` is the configuration in force.
+    pub async fn reload(&self, old: &Config, config: &Config) {
         self.acceptor.set_limits(connection_limits(config));
         match policy::resolve(&config.policy) {
             Ok(policy) => self.service.set_policy(policy),
@@ -197,6 +203,8 @@ impl Daemon {
             Ok(store) => map_wanted(store),
             Err(_) => tracing::error!("looking for models failed"),
         }
+        // Also where nothing changed: a model that was missing may be there now. The task lives as long as this.
+        let _ = self.weights.send(weights::changes(&old.weights.models, &config.weights.models)).await;
     }
 
     /// Stops: refuses new work, lets running answers finish for `limits.drain_s`, then ends them with a typed error;
@@ -285,21 +293,13 @@ async fn keep_over_restarts(
     Some((kept, rest))
 }
 
-/// Sets the rules and locks that held before a restart, then what the configuration wants of other models.
-async fn bring(
-    rest: Option<(Arc<Kept>, JoinHandle<Rest>)>,
-    store: Arc<Store>,
-    engine: EngineHandle,
-    wanted: BTreeMap<String, ModelWeights>,
-) {
-    let mut ruled = BTreeSet::new();
-    if let Some((kept, rest)) = rest
-        && let Ok(rest) = rest.await
-    {
-        ruled = rest.ruled();
-        rest.bring(kept, engine.clone()).await;
-    }
-    weights::bring(store, engine, wanted, &ruled).await;
+/// Sets the rules and locks that held before a restart: of the models that are told.
+async fn bring(rest: Option<(Arc<Kept>, JoinHandle<Rest>)>, engine: EngineHandle) -> BTreeSet<String> {
+    let Some((kept, rest)) = rest else { return BTreeSet::new() };
+    let Ok(rest) = rest.await else { return BTreeSet::new() };
+    let ruled = rest.ruled();
+    rest.bring(kept, engine).await;
+    ruled
 }
 
 /// Maps the models that are to be kept in memory, on a thread of its own.

@@ -1,34 +1,123 @@
-//! Weights that the configuration wants on the device from the start on.
+//! Weights that the configuration wants on the device, from the start or a reload on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
 use crate::config::{ModelWeights, PreloadChoice, PreloadName};
-use crate::model::store::Store;
+use crate::model::Model;
+use crate::model::store::{Lease, Store, StoreError};
 use crate::scheduler::{EngineHandle, JobError, Preload, RulesChange};
 
-/// Sets the rules of these models and brings what is wanted of them, one after the other. Clients are answered meanwhile; what
-/// cannot be had is a warning.
-///
-/// Models that are `ruled` keep the rules that they had before a restart.
-pub(super) async fn bring(
+/// What is wanted of models from now on, by name; none for one of which nothing is wanted any more.
+pub(super) type Changes = BTreeMap<String, Option<ModelWeights>>;
+
+/// What differs between two configurations.
+pub(super) fn changes(old: &BTreeMap<String, ModelWeights>, new: &BTreeMap<String, ModelWeights>) -> Changes {
+    let gone = old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), None));
+    let other = new.iter().filter(|(name, wanted)| old.get(*name) != Some(wanted));
+    gone.chain(other.map(|(name, wanted)| (name.clone(), Some(wanted.clone())))).collect()
+}
+
+/// Starts the task that does what is wanted; it ends with the sender. First it waits for `ruled`: models that keep the rules they
+/// had before a restart until their entry changes.
+pub(super) fn start(
     store: Arc<Store>,
     engine: EngineHandle,
-    wanted: BTreeMap<String, ModelWeights>,
-    ruled: &BTreeSet<String>,
-) {
-    let uid = rustix::process::geteuid().as_raw();
-    for (name, wanted) in wanted {
-        let (acquiring, asked) = (Arc::clone(&store), name.clone());
-        let lease = match tokio::task::spawn_blocking(move || acquiring.acquire(uid, &asked)).await {
-            Ok(Ok((lease, _))) => lease,
-            Ok(Err(error)) => {
-                tracing::warn!("{name} is named in weights.models and not there: {error}");
-                continue;
-            }
-            Err(_) => return, // the daemon ends
+    wanted: Changes,
+    ruled: impl Future<Output = BTreeSet<String>> + Send + 'static,
+) -> Sender<Changes> {
+    let (sender, receiver) = channel(1);
+    tokio::spawn(async move {
+        let keeper = Keeper { store, engine, ruled: ruled.await, left: wanted, missing: Changes::new() };
+        keeper.run(receiver).await;
+    });
+    sender
+}
+
+struct Keeper {
+    store: Arc<Store>,
+    engine: EngineHandle,
+    ruled: BTreeSet<String>,
+    /// What is still to be done.
+    left: Changes,
+    /// Models that were not there: looked for again with the next changes.
+    missing: Changes,
+}
+
+impl Keeper {
+    /// Sets rules and brings weights, one model after the other. Clients are answered meanwhile; what cannot be had is a
+    /// warning. Changes interrupt what is under way, which then goes on unless it is no longer wanted.
+    async fn run(mut self, mut changes: Receiver<Changes>) {
+        loop {
+            let next = self.left.first_key_value().map(|(name, wanted)| (name.clone(), wanted.clone()));
+            let changed = match &next {
+                None => changes.recv().await,
+                Some((name, wanted)) => tokio::select! {
+                    biased;
+                    changed = changes.recv() => changed,
+                    there = self.apply(name, wanted.as_ref()) => {
+                        let done = self.left.remove_entry(name).filter(|_| !there);
+                        self.missing.extend(done);
+                        continue;
+                    }
+                },
+            };
+            let Some(changed) = changed else { return };
+            self.ruled.retain(|name| !changed.contains_key(name));
+            let mut missing = std::mem::take(&mut self.missing);
+            missing.append(&mut self.left);
+            missing.extend(changed);
+            self.left = missing;
+        }
+    }
+
+    /// False when the model is not there.
+    async fn apply(&self, name: &str, wanted: Option<&ModelWeights>) -> bool {
+        let done = match wanted {
+            None => self.forget(name).await,
+            Some(wanted) => match self.acquire(name).await {
+                Err(error) => {
+                    tracing::warn!("{name} is named in weights.models and not there: {error}");
+                    return false;
+                }
+                Ok(lease) => self.bring(name, &lease, wanted).await,
+            },
         };
+        if let Err(error) = done {
+            tracing::warn!("weights of {name}, as weights.models wants them: {error}");
+        }
+        true
+    }
+
+    async fn acquire(&self, name: &str) -> Result<Lease, StoreError> {
+        let (store, asked) = (Arc::clone(&self.store), name.to_owned());
+        let acquired = tokio::task::spawn_blocking(move || store.acquire(uid(), &asked)).await;
+        let ends = |_| StoreError::NotFound { name: name.to_owned() };
+        acquired.map_err(ends)?.map(|(lease, _)| lease)
+    }
+
+    async fn bring(&self, name: &str, lease: &Lease, wanted: &ModelWeights) -> Result<(), JobError> {
+        if !self.ruled.contains(name) {
+            self.set_rules(lease.model(), wanted).await?;
+        }
+        match &wanted.preload {
+            Some(choice) => preload(&self.engine, lease, choice).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The rules of a model that is mapped are those of one that nobody named; its weights stay while there is room.
+    async fn forget(&self, name: &str) -> Result<(), JobError> {
+        match self.store.owned(uid(), true, name) {
+            Ok(Some(model)) => self.set_rules(&model, &ModelWeights::default()).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn set_rules(&self, model: &Arc<Model>, wanted: &ModelWeights) -> Result<(), JobError> {
         let change = RulesChange {
             pinned: Some(wanted.pinned),
             priority: Some(wanted.priority),
@@ -36,33 +125,43 @@ pub(super) async fn bring(
             parts_min: Some(if wanted.layers_min == 0 { 0 } else { wanted.layers_min.saturating_add(1) }),
             idle_max: Some((wanted.idle_s > 0).then(|| Duration::from_secs(wanted.idle_s.into()))),
         };
-        let set = if ruled.contains(&name) {
-            Ok(())
-        } else {
-            engine.set_rules(lease.model(), change).await.map(drop)
-        };
-        let brought = match (set, wanted.preload) {
-            (Ok(()), Some(choice)) => preload(&engine, &lease, choice).await,
-            (set, _) => set,
-        };
-        if let Err(error) = brought {
-            tracing::warn!("weights of {name}, as weights.models wants them: {error}");
-        }
+        self.engine.set_rules(model, change).await.map(drop)
     }
 }
 
-async fn preload(
-    engine: &EngineHandle,
-    lease: &crate::model::store::Lease,
-    choice: PreloadChoice,
-) -> Result<(), JobError> {
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+async fn preload(engine: &EngineHandle, lease: &Lease, choice: &PreloadChoice) -> Result<(), JobError> {
     let what = match choice {
-        PreloadChoice::Layers(count) => Preload::First(count),
+        PreloadChoice::Layers(count) => Preload::First(*count),
         PreloadChoice::Named(PreloadName::All) => Preload::All,
         PreloadChoice::Named(PreloadName::Critical) => Preload::Critical,
     };
     let reached = engine.preload(lease.model(), &what)?.wait().await?;
     let (tensors, bytes) = (reached.tensors, reached.bytes);
-    tracing::info!(model = lease.model().name, tensors, bytes, "weights brought at start");
+    tracing::info!(model = lease.model().name, tensors, bytes, "weights brought as the configuration wants");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_what_changes() {
+        let pinned = ModelWeights { pinned: true, ..ModelWeights::default() };
+        let old = BTreeMap::from(["a", "b", "c"].map(|name| (name.to_owned(), ModelWeights::default())));
+        let mut new = old.clone();
+        new.remove("a");
+        new.insert("b".into(), pinned.clone());
+        new.insert("d".into(), ModelWeights::default());
+        let wanted = [("a", None), ("b", Some(pinned)), ("d", Some(ModelWeights::default()))];
+        assert_eq!(
+            changes(&old, &new),
+            Changes::from(wanted.map(|(name, wanted)| (name.to_owned(), wanted)))
+        );
+        assert!(changes(&old, &old).is_empty());
+    }
 }

@@ -347,16 +347,40 @@ fn what_the_configuration_wants_is_there_before_anybody_asks() {
         "[weights.models]\n{TINY:?} = {{ preload = 'all', pinned = true, priority = 3, layers_min = 2 }}\nmissing = {{}}"
     );
     let Some(rig) = on_gpu_with(&wanted) else { return };
+    let there = whole(&rig);
+    assert_eq!((there.model.as_str(), there.sequences, there.eviction_place), (TINY, 0, 0));
+    assert_eq!((there.rules.pinned, there.rules.priority, there.rules.layers_min), (true, 3, 2));
+
+    // A reload takes changes in, and leaves alone what clients changed since of what it does not change.
+    std::fs::copy(rig.model(TINY), rig.model("second")).unwrap();
+    let mut config = std::fs::read_to_string(rig.config()).unwrap();
+    let first = config.lines().find(|line| line.starts_with('"')).unwrap().to_owned();
+    config = config.replace("missing = {}", "second = { priority = 9 }");
+    let mine = SetRulesRequest { model: TINY.into(), priority: Some(7), ..Default::default() };
+    rig.client().set_rules(&mine).unwrap();
+    rig.reload(&config);
+    let rules = |name: &str| {
+        let models = rig.client().residency().unwrap().models;
+        models.into_iter().find(|model| model.model == name).map(|model| model.rules)
+    };
+    eventually("the other's rules", || rules("second").is_some_and(|rules| rules.priority == 9));
+    assert_eq!(rules(TINY).unwrap().priority, 7, "its entry did not change");
+    rig.reload(&config.replace(&first, ""));
+    eventually("nothing is wanted of it", || rules(TINY) == Some(Rules::default()));
+    assert_eq!(whole(&rig).model, TINY, "there is room for it");
+    assert_eq!(rules("second").unwrap().priority, 9);
+}
+
+/// The model of which all weights are there, once they are.
+fn whole(rig: &Rig) -> ResidencyEntry {
     let until = Instant::now() + PATIENCE;
-    let there = loop {
+    loop {
         let models = rig.client().residency().unwrap().models;
         let there =
             models.into_iter().find(|model| model.parts.chars().all(|part| part == wire::PART_RESIDENT));
         match there {
-            Some(there) => break there,
+            Some(there) => return there,
             None => assert!(Instant::now() < until, "the weights do not come"),
         }
-    };
-    assert_eq!((there.model.as_str(), there.sequences, there.eviction_place), (TINY, 0, 0));
-    assert_eq!((there.rules.pinned, there.rules.priority, there.rules.layers_min), (true, 3, 2));
+    }
 }

@@ -74,6 +74,19 @@ impl Rig {
         std::fs::write(self.config(), config).unwrap();
     }
 
+    /// Has the daemon take a configuration file of this text in.
+    pub fn reload(&self, config: &str) {
+        let told = || self.log_text().matches("configuration read again").count();
+        let before = told();
+        self.configure(config);
+        self.signal(Signal::HUP);
+        let until = Instant::now() + PATIENCE;
+        while told() == before {
+            assert!(Instant::now() < until, "it is not read again: {}", self.log_text());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Starts the daemon and waits until it answers.
     pub fn run(&mut self) {
         self.spawn(&mut self.command());
