@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rocmforge::backend::hip::Runtime;
-use rocmforge_client::wire::{ErrorClass, ErrorCode, WireError};
+use rocmforge_client::wire::{ErrorClass, ErrorCode, EventKind, WireError};
 
 use crate::common;
 use crate::gpu;
@@ -151,8 +151,17 @@ fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
     let Some(library) = lookalike() else { return };
     let mut rig = start(&format!("[device]\n{more}\n"), &library, settings);
     assert_eq!(device(&rig).0, "hip");
+    let watcher = rig.client();
+    let mut events = watcher.events().unwrap();
+    events.next_item().unwrap().expect("the first comes at once");
     let error = broken_answer(&rig);
     assert_eq!(error.code, ErrorCode::DeviceFailed as u16, "{error:?}");
+    let told = events
+        .find_map(|item| item.unwrap().events.into_iter().find(|event| event.kind == EventKind::DeviceLost));
+    let told = told.expect("the daemon goes on");
+    assert!(words.iter().all(|word| told.text.contains(word)), "{told:?} does not say {words:?}");
+    assert!(told.text.contains("; it goes on with "), "{told:?}");
+    assert_eq!((told.id, told.model.as_str(), told.device_bytes), (0, "", 0), "it is no model's fault");
     assert_eq!(error.class(), Some(ErrorClass::Device));
     assert!(words.iter().all(|word| error.message.contains(word)), "{error:?} does not say {words:?}");
     rig.assert_serves();

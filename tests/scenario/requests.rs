@@ -7,6 +7,7 @@ use rocmforge_client::wire::{
 use rocmforge_client::{Client, Connection};
 
 use crate::common;
+use crate::forge::{Value, wide_llama};
 use crate::raw::{Raw, header};
 use crate::rig::{Rig, TINY, answer, code, collect, refusal, story};
 
@@ -245,5 +246,31 @@ fn without_a_gpu_the_doctor_says_what_is_missing_and_the_daemon_serves() {
     assert!(report.gpus.is_empty(), "{report:?}");
     let names: Vec<_> = report.checks.iter().map(|check| check.name.as_str()).collect();
     assert_eq!(names, ["AMD GPU", "/dev/kfd", "/dev/dri", "HIP runtime"]);
+    rig.assert_serves();
+}
+
+#[test]
+fn what_can_never_fit_is_refused_with_its_numbers() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[kv]\nbudget_mib = 1");
+    let long = wide_llama(7).set("llama.context_length", Value::u32(4096));
+    std::fs::write(rig.model("long"), long.build().bytes).unwrap();
+    let request = |max_tokens| GenerateRequest { model: "long".into(), ..story(max_tokens) };
+    let error = refusal(answer(&rig.client(), &request(4000)));
+    assert_eq!((error.code, error.retryable), (ErrorCode::DoesNotFit as u16, false), "{error}");
+    let detail = |key: &str| -> u64 {
+        let entry = error.detail.iter().find(|entry| entry.key == key).expect(key);
+        entry.value.parse().unwrap()
+    };
+    let (tokens, need, budget) = (detail("context_tokens"), detail("need_bytes"), detail("budget_bytes"));
+    // Keys and values of 256 elements of two bytes in each of two layers, for the request's tokens and its prompt's.
+    assert!(tokens > 4000 && need >= tokens * 2 * 2 * 256 * 2 && budget == 1 << 20, "{error}");
+    assert_eq!(
+        error.message,
+        format!(
+            "the KV cache for {tokens} tokens needs {need} bytes; the budget is {budget} bytes: ask for fewer tokens or \
+             raise kv.budget_mib"
+        )
+    );
+    assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter one fits");
     rig.assert_serves();
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Core, Residency, limits};
 use crate::backend::{BackendError, Closed};
 use crate::scheduler::policy::Policy;
+use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Event, JobError};
 
 /// Bytes of a panic's text that are passed on.
@@ -41,10 +42,15 @@ impl Core {
     /// After the device was lost: all requests fail, and another is opened, or the engine ends.
     pub(super) fn replace_device(&mut self, error: &BackendError) {
         tracing::error!(%error, "all requests fail, and the device is opened anew");
-        if let Err(error) = self.reopen(&|| JobError::Backend(error.clone())) {
-            tracing::error!(%error, "there is no device any more: the engine ends");
-            self.lost = true;
-        }
+        let on = match self.reopen(&|| JobError::Backend(error.clone())) {
+            Ok(()) => format!("it goes on with {}", self.backend.info().device),
+            Err(error) => {
+                tracing::error!(%error, "there is no device any more: the engine ends");
+                self.lost = true;
+                "there is no other, and the engine ends".to_owned()
+            }
+        };
+        self.tell(EngineEvent::DeviceLost { text: format!("{error}; {on}") });
     }
 
     /// Fails everything with `error` and opens the device anew, or another one that the factory has instead.
