@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use super::gguf::{Gguf, GgufError, TensorInfo};
+use super::gguf::{Gguf, GgufError, Known, TensorInfo};
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
 /// Most parts of a model. Each takes one of the guard's places for mappings.
@@ -103,10 +103,18 @@ impl ModelFiles {
     /// # Errors
     /// [`FilesError`].
     pub fn open(files: Vec<File>) -> Result<Self, FilesError> {
+        Self::open_beside(files, &|_| Vec::new())
+    }
+
+    /// As [`ModelFiles::open`], with metadata that other models have: see [`Gguf::open_beside`].
+    ///
+    /// # Errors
+    /// As [`ModelFiles::open`].
+    pub fn open_beside(files: Vec<File>, known: Known<'_>) -> Result<Self, FilesError> {
         let parts = files.len();
         let mut files = files.into_iter();
         let first = match files.next() {
-            Some(file) => Part::open(file)?,
+            Some(file) => Part::open(file, known)?,
             None => return Err(GgufError::from(MapError::Empty).into()),
         };
         if parts == 1 {
@@ -115,8 +123,11 @@ impl ModelFiles {
         first.check_numbers(0, parts)?;
         let (mut others, mut elsewhere) = (Vec::new(), HashMap::new());
         for (number, file) in (1..).zip(files) {
-            let other =
-                Part::open(file).map_err(|source| FilesError::Part { part: number + 1, parts, source })?;
+            let other = Part::open(file, &|_| Vec::new()).map_err(|source| FilesError::Part {
+                part: number + 1,
+                parts,
+                source,
+            })?;
             other.check_numbers(number, parts)?;
             for tensor in other.gguf.tensors() {
                 let name: Box<str> = tensor.name.as_str().into();
@@ -203,8 +214,8 @@ impl ModelFiles {
 }
 
 impl Part {
-    fn open(file: File) -> Result<Self, GgufError> {
-        let (gguf, file) = Gguf::open(file)?;
+    fn open(file: File, known: Known<'_>) -> Result<Self, GgufError> {
+        let (gguf, file) = Gguf::open_beside(file, known)?;
         Ok(Self { gguf, file })
     }
 

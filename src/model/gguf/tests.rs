@@ -87,3 +87,42 @@ fn keys_are_asked_for_by_type_and_the_error_says_what_is_there() {
         "metadata \"llama.block_count\" is u32 5, expected an array of f32"
     );
 }
+
+/// Every array of the kept model, changed at its beginning, its end and in between: what is known and equal is taken, what is
+/// not is read as if nothing were known.
+#[test]
+fn known_arrays_are_taken_where_they_are_equal_and_only_there() {
+    let bytes = std::fs::read(MODEL).unwrap();
+    let (original, _) = open();
+    let known = |key: &str| original.entries(|k| k == key).into_iter().map(|(_, value)| value).collect();
+    let again = Gguf::parse_beside(&bytes[..], &known).unwrap();
+    let shared = |gguf: &Gguf| {
+        let all = gguf.entries(|_| true);
+        let pairs = all.iter().zip(original.entries(|_| true)).filter(|(a, b)| Arc::ptr_eq(&a.1, &b.1));
+        pairs.map(|(entry, _)| entry.0.to_string()).collect::<Vec<_>>()
+    };
+    let arrays: Vec<String> = original
+        .metadata()
+        .filter(|(_, v)| matches!(v, Value::Array(_)))
+        .map(|(key, _)| key.into())
+        .collect();
+    assert!(arrays.len() >= 3, "{arrays:?}");
+    assert_eq!(shared(&again), arrays);
+    let equal = |a: &Gguf, b: &Gguf| a.metadata().eq(b.metadata()) && a.tensors() == b.tensors();
+    assert!(equal(&again, &original));
+    let start = bytes.windows(21).position(|window| window == b"tokenizer.ggml.tokens").unwrap();
+    let mut broken = 0;
+    for at in (start..original.header_bytes() as usize).step_by(61) {
+        let mut changed = bytes.clone();
+        changed[at] ^= 0x21;
+        let wanted = Gguf::parse(&changed[..]);
+        let found = Gguf::parse_beside(&changed[..], &known);
+        match (&found, &wanted) {
+            (Ok(found), Ok(wanted)) => assert!(equal(found, wanted), "byte {at}"),
+            (Err(found), Err(wanted)) => assert_eq!(found.to_string(), wanted.to_string(), "byte {at}"),
+            _ => panic!("byte {at}: {found:?}, not {wanted:?}"),
+        }
+        broken += usize::from(found.is_err());
+    }
+    assert!(broken > 10, "{broken}");
+}

@@ -1,0 +1,107 @@
+//! Many models of one large vocabulary, opened one after the other beside each other: what each takes of time and of memory.
+//!
+//! `registry [--models N] [--tokens N]`: models that share a made-up vocabulary of as many tokens and merges; 100 and 152,000.
+//! Prints the first one's figures, which builds the tokenizer, and those of each further one.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use rocmforge::model::tokenizer::Tokenizers;
+use rocmforge::model::{Model, ModelId};
+
+use forge::{Value, tiny_llama};
+
+#[path = "../tests/common/forge/mod.rs"]
+#[allow(clippy::unwrap_used, dead_code)] // it is the tests'
+mod forge;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Bytes of this process's memory that no file stands behind.
+fn anonymous() -> Result<u64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+}
+
+/// A small model's file with that many tokens, each but the first two characters long or more and made of two others.
+fn file(tokens: u64) -> Result<tempfile::NamedTempFile, Failure> {
+    let mut texts: Vec<String> = (b'a'..=b'z').map(|letter| char::from(letter).to_string()).collect();
+    let mut merges = Vec::new();
+    let mut from = 0;
+    while (texts.len() as u64) < tokens {
+        for letter in 0..26 {
+            let text = format!("{}{}", texts[from], texts[letter]);
+            merges.push(format!("{} {}", texts[from], texts[letter]));
+            texts.push(text);
+        }
+        from += 1;
+    }
+    texts.truncate(usize::try_from(tokens)?);
+    merges.truncate(texts.len() - 26);
+    let mut model = tiny_llama(3);
+    model.entries.retain(|(key, _)| !key.starts_with(b"tokenizer."));
+    model = model
+        .set("tokenizer.ggml.model", Value::string("gpt2"))
+        .set("tokenizer.ggml.pre", Value::string("qwen2"))
+        .set("tokenizer.ggml.tokens", Value::strings(&texts))
+        .set("tokenizer.ggml.token_type", Value::i32s(&vec![1; texts.len()]))
+        .set("tokenizer.ggml.merges", Value::strings(&merges))
+        .set("tokenizer.ggml.eos_token_id", Value::u32(0));
+    for tensor in &mut model.tensors {
+        if tensor.name == b"token_embd.weight" || tensor.name == b"output.weight" {
+            tensor.dims[1] = tokens;
+        }
+    }
+    let mut file = tempfile::NamedTempFile::new()?;
+    file.write_all(&model.build().bytes)?;
+    Ok(file)
+}
+
+fn main() -> Result<(), Failure> {
+    let (mut models, mut tokens) = (100, 152_000);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let number =
+            || -> Result<u64, Failure> { Ok(arguments.next().ok_or("a number is missing")?.parse()?) };
+        let mut number = number;
+        match argument.as_str() {
+            "--models" => models = number()?,
+            "--tokens" => tokens = number()?,
+            "--bench" => {} // as cargo passes it
+            other => return Err(format!("{other}: no such option").into()),
+        }
+    }
+    let file = file(tokens)?;
+    let tokenizers = Tokenizers::default();
+    let (mut opened, mut times) = (Vec::new(), Vec::new());
+    let before = anonymous()?;
+    let mut first_bytes = 0;
+    for number in 0..models {
+        let begun = Instant::now();
+        opened.push(Model::open_beside(
+            ModelId(number),
+            "many",
+            vec![File::open(file.path())?],
+            &tokenizers,
+        )?);
+        times.push(begun.elapsed());
+        if number == 0 {
+            first_bytes = anonymous()?.saturating_sub(before);
+        }
+    }
+    let all = anonymous()?.saturating_sub(before);
+    let more = times.split_off(1);
+    let each = all.saturating_sub(first_bytes) / (more.len() as u64).max(1);
+    println!("{} MiB of header; {} tokenizers", file.as_file().metadata()?.len() >> 20, tokenizers.living());
+    println!("the first: {:?}, {} MiB", times[0], first_bytes >> 20);
+    let sum: Duration = more.iter().sum();
+    println!(
+        "{} more: {sum:?} in all, {:?} the longest, {} KiB each",
+        more.len(),
+        more.iter().max(),
+        each >> 10
+    );
+    Ok(())
+}
