@@ -347,7 +347,7 @@ pub struct DeviceMemoryUse {
     pub scratch: u64,
     /// Where uploads lie before they are laid out.
     pub staging: u64,
-    /// Graphs, as far as they take memory of ours.
+    /// Recorded graphs, by what the driver had less free when they were made.
     pub graphs: u64,
     /// Taken from the driver: the sum of these and what is kept for the next who asks.
     pub taken: u64,
@@ -357,9 +357,35 @@ pub struct DeviceMemoryUse {
     pub total: u64,
     /// Free on the whole device, as the driver says.
     pub free: u64,
+    /// In use by all programs together, as the kernel counts; none where it does not.
+    pub kernel_used: Option<u64>,
 }
 
 impl DeviceMemoryUse {
+    /// What counts of one device's memory may differ by. The driver keeps page tables, firmware and screens beside what programs
+    /// have, some 100 MB; and between two looks a chunk or two changes hands.
+    pub const COUNTS_DIFFER_MAX: u64 = 1 << 30;
+
+    /// Where counts contradict each other by more than [`Self::COUNTS_DIFFER_MAX`], in words with the numbers: ours may not be
+    /// more than the kernel's, which has all programs; the runtime's is to be the kernel's.
+    pub fn contradiction(&self) -> Option<String> {
+        let (kernel, bound) = (self.kernel_used?, Self::COUNTS_DIFFER_MAX);
+        let runtime = self.total.saturating_sub(self.free);
+        let mib = |bytes: u64| bytes >> 20;
+        if self.taken > kernel.saturating_add(bound) {
+            let (taken, kernel) = (mib(self.taken), mib(kernel));
+            return Some(format!(
+                "the ledger has {taken} MiB, the kernel counts {kernel} MiB in use by all programs: the ledger is wrong"
+            ));
+        }
+        (runtime.abs_diff(kernel) > bound).then(|| {
+            let (runtime, kernel, bound) = (mib(runtime), mib(kernel), mib(bound));
+            format!(
+                "the runtime says {runtime} MiB are in use, the kernel {kernel} MiB: what is free is not known to {bound} MiB"
+            )
+        })
+    }
+
     /// Bytes in use by this process's own owners.
     pub fn used(&self) -> u64 {
         self.weights + self.kv + self.scratch + self.staging + self.graphs
@@ -494,5 +520,28 @@ impl BackendError {
             Self::Device(error) => error.is_out_of_memory(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_contradict_each_other_are_told_beyond_the_bound() {
+        const GIB: u64 = 1 << 30;
+        let counted = |kernel_used| {
+            let memory =
+                DeviceMemoryUse { taken: 8 * GIB, total: 16 * GIB, free: 7 * GIB, ..Default::default() };
+            DeviceMemoryUse { kernel_used, ..memory }.contradiction()
+        };
+        for good in [9 * GIB, 10 * GIB, 8 * GIB] {
+            assert_eq!(counted(Some(good)), None, "{good}");
+        }
+        assert_eq!(counted(None), None, "nobody counts");
+        let text = counted(Some(7 * GIB - 1)).unwrap();
+        assert!(text.contains("the ledger has 8192 MiB, the kernel counts 7167 MiB"), "{text}");
+        let text = counted(Some(10 * GIB + 1)).unwrap();
+        assert!(text.contains("9216 MiB are in use, the kernel 10240 MiB"), "{text}");
     }
 }

@@ -173,7 +173,11 @@ fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<
     let graphs = (device.graphs > 0)
         .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
     let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
-    fixed.chain(rates).chain(uploads).chain(used).chain(graphs).chain(refused)
+    let memory = snapshot.memory;
+    let kernel =
+        memory.kernel_used.map(|used| ("kernel", format!("{} MiB in use by all programs", used >> 20)));
+    let differ = memory.contradiction().map(|text| ("memory", text));
+    fixed.chain(rates).chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs).chain(refused)
 }
 
 /// What the kernel counts as this process's memory.

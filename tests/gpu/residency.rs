@@ -134,3 +134,35 @@ fn a_plan_says_what_then_happens() {
     );
     assert!(seen.models[1].parts.iter().skip(1).all(|part| *part == PartState::Resident));
 }
+
+/// A made-up `/sys` for the device that tests run on, in which the kernel counts so many bytes.
+fn kernel(used: u64) -> Option<tempfile::TempDir> {
+    let pci = crate::gpu::runtime()?.describe(0).unwrap().pci;
+    let root = tempfile::tempdir().unwrap();
+    let device = root.path().join("sys/class/drm/card0/device");
+    std::fs::create_dir_all(&device).unwrap();
+    let file = |name: &str, text: String| std::fs::write(device.join(name), text).unwrap();
+    file("uevent", format!("DRIVER=amdgpu\nPCI_SLOT_NAME={pci}\n"));
+    file("mem_info_vram_total", format!("{}\n", 1u64 << 40));
+    file("mem_info_vram_used", format!("{used}\n"));
+    Some(root)
+}
+
+#[test]
+fn the_ledger_is_held_against_the_kernels_count() {
+    let Some((_, weights, _)) = measured() else { return };
+    for (more, contradicts) in [(0, false), (3 << 30, true)] {
+        let Some(rig) = Rig::open() else { return };
+        let memory = rig.handle().snapshot().memory;
+        assert_eq!((memory.kernel_used, memory.contradiction()), (None, None), "no such file is here");
+        let used = memory.total - memory.free + weights + more;
+        drop(rig);
+        let Some(root) = kernel(used) else { return };
+        let options = HipOptions { root: root.path().into(), ..options(UploadPath::Ring, 0) };
+        let Some(rig) = Rig::open_with(options) else { return };
+        rig.ask(&model(1, &tinystories()), &PROMPT, TOKENS);
+        let memory = rig.handle().snapshot().memory;
+        assert_eq!(memory.kernel_used, Some(used));
+        assert_eq!(memory.contradiction().is_some(), contradicts, "{memory:?}: {:?}", memory.contradiction());
+    }
+}

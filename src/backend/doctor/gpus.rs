@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use super::super::DeviceMemoryUse;
 use super::super::hip::kernels::probe::ProbeLaunch;
 use super::super::hip::objects::{CodeObject, CodeSource};
 use super::super::hip::{
-    ArenaOptions, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Owner, Runtime,
+    ArenaOptions, CardMemory, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Owner, Runtime,
     StreamPriority,
 };
 use super::{Check, Gpu, State};
@@ -37,6 +38,7 @@ pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
         match examine_one(&runtime, index) {
             Ok((gpu, check)) => {
                 checks.push(Check { name, ..check });
+                checks.extend(memory(Path::new("/"), &gpu));
                 gpus.push(gpu);
             }
             Err(error) => checks.push(Check::new(name, State::Problem, error.to_string(), "")),
@@ -84,6 +86,24 @@ fn examine_one(runtime: &Runtime, index: u32) -> Result<(Gpu, Check), HipError> 
     Ok((gpu, check))
 }
 
+/// What the kernel counts of a device's memory beside what the runtime says; none where it counts nothing.
+fn memory(root: &Path, gpu: &Gpu) -> Option<Check> {
+    let card = CardMemory::find(root, &gpu.pci).filter(|_| gpu.works)?;
+    let (used, mib) = (card.used()?, |bytes: u64| bytes >> 20);
+    let (total, free) = (gpu.memory_bytes, gpu.memory_free_bytes);
+    let counted = DeviceMemoryUse { total, free, kernel_used: Some(used), ..Default::default() };
+    let (state, found, advice) = match counted.contradiction() {
+        None => (State::Good, String::new(), ""),
+        Some(text) => (
+            State::Note,
+            format!("; {text}"),
+            "budgets go by the runtime's count: device.memory_mib sets one",
+        ),
+    };
+    let found = format!("the kernel counts {} of {} MiB in use{found}", mib(used), mib(card.total()));
+    Some(Check::new(format!("device {} memory", gpu.index), state, found, advice))
+}
+
 /// Launches a kernel that counts, and reads the count back. Bytes that were free.
 fn run_kernel(runtime: &Runtime, index: u32) -> Result<u64, HipError> {
     // Little memory: the device may be full of models, of this daemon or of another program.
@@ -115,6 +135,41 @@ fn version(number: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernels_count_is_told_and_so_is_where_the_runtime_differs() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("sys/class/drm/card1/device");
+        std::fs::create_dir_all(&device).unwrap();
+        let file = |name: &str, text: &str| std::fs::write(device.join(name), text).unwrap();
+        file("uevent", "PCI_SLOT_NAME=0000:03:00.0\n");
+        file("mem_info_vram_total", &format!("{}\n", 16u64 << 30));
+        file("mem_info_vram_used", &format!("{}\n", 3u64 << 30));
+        let gpu = Gpu {
+            index: 1,
+            name: "card".into(),
+            arch: "gfx1100".into(),
+            pci: "0000:03:00.0".into(),
+            memory_bytes: 16 << 30,
+            memory_free_bytes: 13 << 30,
+            units: 96,
+            wave: 32,
+            code: "gfx1100".into(),
+            works: true,
+        };
+        let check = memory(root.path(), &gpu).unwrap();
+        assert_eq!((check.name.as_str(), check.state), ("device 1 memory", State::Good));
+        assert_eq!(check.found, "the kernel counts 3072 of 16384 MiB in use");
+        let more = Gpu { memory_free_bytes: 15 << 30, ..gpu.clone() };
+        let check = memory(root.path(), &more).unwrap();
+        assert_eq!(check.state, State::Note);
+        assert!(
+            check.found.contains("the runtime says 1024 MiB are in use, the kernel 3072 MiB"),
+            "{}",
+            check.found
+        );
+        assert!(memory(root.path(), &Gpu { pci: "0000:04:00.0".into(), ..gpu }).is_none());
+    }
 
     #[test]
     fn versions_read_as_the_vendor_writes_them() {

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -53,6 +54,8 @@ pub struct HipOptions {
     pub graphs: bool,
     /// A device that does not answer for this long counts as lost.
     pub patience: Duration,
+    /// Where the kernel's files about devices lie: `/`.
+    pub root: PathBuf,
     /// Set when the device is lost: whoever would open it again asks here first.
     pub lost: Arc<OnceLock<BackendError>>,
 }
@@ -69,6 +72,7 @@ impl Default for HipOptions {
             chunk_bytes: CHUNK_BYTES,
             graphs: true,
             patience: Duration::from_secs(60),
+            root: "/".into(),
             lost: Arc::default(),
         }
     }
@@ -89,7 +93,7 @@ pub struct HipBackend {
     /// Stands in the compute stream behind all that may still read memory of weights that left. What is written there next
     /// is written behind it.
     retired: Option<Arc<Event>>,
-    free: Cell<memory::Free>,
+    counts: memory::Counts,
     /// A weight of the step at hand was not there yet.
     waited: Cell<bool>,
     load_waits: RefCell<LoadWaits>,
@@ -124,7 +128,7 @@ impl HipBackend {
             stream,
             replays: Replays { allowed: options.graphs, ..Replays::default() },
             retired: None,
-            free: Cell::default(),
+            counts: memory::Counts::of(&device, &options.root),
             waited: Cell::new(false),
             load_waits: RefCell::default(),
             current: None,
@@ -281,7 +285,8 @@ impl Backend for HipBackend {
     }
 
     fn memory(&self) -> DeviceMemoryUse {
-        memory::in_use(&self.device, self.options.memory_bytes, &self.free)
+        let graphs = self.models.values().map(|model| model.graphs.bytes()).sum();
+        memory::in_use(&self.device, self.options.memory_bytes, &self.counts, graphs)
     }
 
     fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {

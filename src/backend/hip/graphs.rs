@@ -33,12 +33,21 @@ struct Recorded {
     key: Key,
     ops: Vec<Op>,
     exec: GraphExec,
+    /// Device memory that it takes: an estimate.
+    bytes: u64,
 }
 
 /// What a model has recorded.
 #[derive(Debug, Default)]
 pub struct Graphs {
     recorded: Vec<Recorded>,
+}
+
+impl Graphs {
+    /// Device memory that they take.
+    pub fn bytes(&self) -> u64 {
+        self.recorded.iter().map(|recorded| recorded.bytes).sum()
+    }
 }
 
 /// How replaying goes on a device.
@@ -103,6 +112,7 @@ pub fn run(
     waiter.set_busy();
     waiter.settle(device, stream)?;
     let eager = logits(model, stream)?;
+    let before = not_ours(device)?;
     let captured =
         stream.capture(|| launch_all(model, &run, stream)).and_then(|graph| Ok(graph.instantiate()?));
     let exec = match captured {
@@ -124,14 +134,22 @@ pub fn run(
         return Ok(());
     }
     replays.graphs += 1;
+    // Other programs come and go as well: an estimate. Only a runtime knows what its graphs take, and none tells.
+    let bytes = not_ours(device)?.saturating_sub(before);
     let ops = model.step.ops.clone();
     let recorded = &mut model.graphs.recorded;
     recorded.retain(|old| old.key != key); // its weights are elsewhere now
     if recorded.len() >= RECORDED_MAX {
         recorded.remove(0);
     }
-    recorded.push(Recorded { key, ops, exec });
+    recorded.push(Recorded { key, ops, exec, bytes });
     Ok(())
+}
+
+/// Bytes of the device in use beside what the arena has: by the driver itself, and by other programs.
+fn not_ours(device: &Device) -> Result<u64, BackendError> {
+    let (free, total) = device.memory()?;
+    Ok(total.saturating_sub(free).saturating_sub(device.ledger().driver_bytes))
 }
 
 fn launch_all(model: &Model, run: &Run<'_>, stream: &Stream) -> Result<(), BackendError> {

@@ -1,9 +1,11 @@
 //! What a device's memory is used for, and what things take of it.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::kernels::matmul::planes::planes;
+use super::sysfs::CardMemory;
 use super::{ALIGN, Device, Owner};
 use crate::backend::DeviceMemoryUse;
 use crate::tensor::LazyTensor;
@@ -18,28 +20,42 @@ pub fn weight_bytes(tensor: &LazyTensor) -> u64 {
 /// How old an answer of the driver may be: a snapshot is made twenty times a second.
 const AGE: Duration = Duration::from_millis(250);
 
-/// What the driver last said is free.
+/// What the driver last said is free, and the kernel in use.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Free {
-    bytes: u64,
+struct Seen {
+    free: u64,
+    kernel_used: Option<u64>,
     asked: Option<Instant>,
 }
 
-impl Free {
-    fn bytes(&mut self, device: &Device) -> u64 {
-        if self.asked.is_none_or(|asked| asked.elapsed() >= AGE) && device.alive().is_ok() {
-            self.bytes = device.memory().map_or(0, |(free, _)| free);
-            self.asked = Some(Instant::now());
+/// Who else counts a device's memory.
+#[derive(Debug)]
+pub struct Counts {
+    card: Option<CardMemory>,
+    seen: Cell<Seen>,
+}
+
+impl Counts {
+    /// Those of a device whose kernel's files lie below `root`.
+    pub fn of(device: &Device, root: &Path) -> Self {
+        Self { card: CardMemory::find(root, &device.description().pci), seen: Cell::default() }
+    }
+
+    fn look(&self, device: &Device) -> Seen {
+        let mut seen = self.seen.get();
+        if seen.asked.is_none_or(|asked| asked.elapsed() >= AGE) && device.alive().is_ok() {
+            let kernel_used = self.card.as_ref().and_then(CardMemory::used);
+            let free = device.memory().map_or(0, |(free, _)| free);
+            seen = Seen { free, kernel_used, asked: Some(Instant::now()) };
+            self.seen.set(seen);
         }
-        self.bytes
+        seen
     }
 }
 
-/// Who has how much of a device of which at most `limit` bytes may be taken, 0 for all.
-pub fn in_use(device: &Device, limit: u64, free: &Cell<Free>) -> DeviceMemoryUse {
-    let mut seen = free.get();
-    let bytes = seen.bytes(device);
-    free.set(seen);
+/// Who has how much of a device of which at most `limit` bytes may be taken, 0 for all; `graphs` bytes have recorded steps.
+pub fn in_use(device: &Device, limit: u64, counts: &Counts, graphs: u64) -> DeviceMemoryUse {
+    let seen = counts.look(device);
     let ledger = device.ledger();
     let total = device.description().memory_bytes;
     DeviceMemoryUse {
@@ -47,10 +63,11 @@ pub fn in_use(device: &Device, limit: u64, free: &Cell<Free>) -> DeviceMemoryUse
         kv: ledger.of(Owner::Kv),
         scratch: ledger.of(Owner::Scratch),
         staging: ledger.of(Owner::Staging),
-        graphs: ledger.of(Owner::Graphs),
-        taken: ledger.driver_bytes,
+        graphs,
+        taken: ledger.driver_bytes + graphs,
         budget: if limit == 0 { total } else { limit.min(total) },
         total,
-        free: bytes,
+        free: seen.free,
+        kernel_used: seen.kernel_used,
     }
 }

@@ -31,6 +31,7 @@ mod rope;
 mod run;
 mod sampling;
 mod scratch;
+mod sysfs;
 mod topology;
 mod upload;
 mod wait;
@@ -51,4 +52,5 @@ pub use driver::{
 pub use error::{CallFailure, HipError};
 pub use launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};
 pub use pointer::DevicePtr;
+pub(super) use sysfs::CardMemory;
 pub use upload::UploadPath;

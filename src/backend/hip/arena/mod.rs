@@ -41,13 +41,11 @@ pub enum Owner {
     Scratch,
     /// Where uploads lie before they are laid out.
     Staging,
-    /// What captured graphs need for themselves.
-    Graphs,
 }
 
 impl Owner {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Weights, Self::Kv, Self::Scratch, Self::Staging, Self::Graphs];
+    pub const ALL: [Self; 4] = [Self::Weights, Self::Kv, Self::Scratch, Self::Staging];
 }
 
 impl fmt::Display for Owner {
@@ -57,7 +55,6 @@ impl fmt::Display for Owner {
             Self::Kv => "KV pages",
             Self::Scratch => "scratch",
             Self::Staging => "staging",
-            Self::Graphs => "graphs",
         })
     }
 }
