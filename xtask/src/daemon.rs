@@ -1,5 +1,6 @@
 //! A `rocmforged` of our own on a private socket, and the client that talks to it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,19 @@ impl Daemon {
     /// # Errors
     /// [`Error::DaemonEnded`], [`Error::DaemonSilent`], both with its log; [`Error::Interrupted`].
     pub fn start(binaries: &Path, models: &Path, config: &str) -> Result<Self> {
+        Self::start_with(binaries, models, config, &[])
+    }
+
+    /// As [`Daemon::start`], with more of an environment.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn start_with(
+        binaries: &Path,
+        models: &Path,
+        config: &str,
+        environment: &[(&str, &OsStr)],
+    ) -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("rocmforge-")
             .tempdir()
@@ -62,6 +76,7 @@ impl Daemon {
         let mut command = Command::new(&program);
         command.arg("--socket").arg(dir.path().join("api.sock"));
         command.arg("--models").arg(models).arg("--config").arg(config_path);
+        command.envs(environment.iter().copied());
         // A group of its own: Ctrl-C on the terminal goes to us and to the client, and we stop the daemon in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let started = Instant::now();
@@ -90,8 +105,19 @@ impl Daemon {
         }
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join("api.sock")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The program that asks it.
+    pub fn client_program(&self) -> &Path {
+        &self.client
     }
 
     /// What the daemon wrote so far.

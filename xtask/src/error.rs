@@ -56,6 +56,8 @@ pub enum Error {
     NoGpu,
     #[error("{failed} parts failed; {} says what they printed", report.display())]
     Parts { failed: usize, report: PathBuf },
+    #[error("the daemon is not as it was (seed {seed}):\n  {faults}")]
+    Soaked { seed: u64, faults: String },
     #[error("interrupted")]
     Interrupted,
 }

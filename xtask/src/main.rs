@@ -16,6 +16,7 @@ mod kernels;
 mod models;
 mod oracle;
 mod progress;
+mod soak;
 mod synthetic;
 
 use std::process::ExitCode;
@@ -45,6 +46,8 @@ enum Command {
     Oracle(oracle::Args),
     /// Run tests in every order of their threads, by a model checker: locks, the poison flag, uploads, the engine.
     Interleavings(interleavings::Args),
+    /// Let many clients at a private daemon for a while, and see that it is then as it was.
+    Soak(soak::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Synthetic(args) => synthetic::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
+        Command::Soak(args) => soak::run(&args),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::GpuReport(args) => gpu_report::run(&args),

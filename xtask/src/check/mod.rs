@@ -10,10 +10,12 @@ mod fuzz;
 mod kernels;
 mod tests;
 
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{boot, host, interleavings, models};
+use crate::{boot, daemon, host, interleavings, models, soak};
 
 pub use tests::count;
 
@@ -53,7 +55,7 @@ struct Stage {
 }
 
 /// In order: what is quick or fails most often first, the tests last so that their results end the output.
-const STAGES: [Stage; 15] = [
+const STAGES: [Stage; 16] = [
     Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
     Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
     Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
@@ -95,6 +97,11 @@ const STAGES: [Stage; 15] = [
         about: "tests in every order of their threads, by a model checker: cargo xtask interleavings",
         run: every_order,
     },
+    Stage {
+        name: "soak",
+        about: "ten seconds of many clients; weights that stay while nobody is there (through the tests): cargo xtask soak",
+        run: soaked,
+    },
     Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
     Stage { name: "tests", about: "cargo test of the whole workspace", run: tests::run },
 ];
@@ -133,6 +140,8 @@ pub fn run(args: &Args) -> Result<()> {
         rows.push((stage.name, started.elapsed(), verdict));
         host::check_interrupted()?;
     }
+    let waited = Instant::now();
+    rows.extend(paused().map(|verdict| ("pause", waited.elapsed(), verdict)));
     report(&rows)
 }
 
@@ -200,6 +209,38 @@ fn under_systemd() -> Result<Done> {
         Err(error @ (Error::Root { .. } | Error::ToolMissing { .. })) => Ok(Done::skipped(error.to_string())),
         Err(error) => Err(error),
     }
+}
+
+/// Goes on beside the stages after it, most of a minute without work.
+static PAUSE: Mutex<Option<JoinHandle<Result<String>>>> = Mutex::new(None);
+
+/// How long no client is there; idle models give back all but their weights by then.
+const PAUSE_TIME: Duration = Duration::from_secs(62);
+
+const SOAK_TIME: Duration = Duration::from_secs(10);
+
+fn soaked() -> Result<Done> {
+    let binaries = daemon::build()?;
+    let program = binaries.clone();
+    let pause = thread::spawn(move || soak::across_sessions(&program, PAUSE_TIME));
+    PAUSE.lock().unwrap_or_else(PoisonError::into_inner).replace(pause);
+    soak::soak(&binaries, SOAK_TIME, 16, 1).map(Done::note)
+}
+
+/// What came of the pause, where it was begun.
+fn paused() -> Option<Verdict> {
+    let pause = PAUSE.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    let failed = |_| Error::Unexpected { what: "the pause", text: "it panicked".into() };
+    Some(match pause.join().map_err(failed).flatten() {
+        Ok(note) => Verdict::Passed(Done::note(note)),
+        Err(error @ Error::ToolMissing { .. }) if !host::strict() => {
+            Verdict::Passed(Done::skipped(error.to_string()))
+        }
+        Err(error) => {
+            println!("pause: {error}");
+            Verdict::Failed(error)
+        }
+    })
 }
 
 fn every_order() -> Result<Done> {

@@ -1,0 +1,167 @@
+//! Whether a daemon is after a soak what it was before.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::clients::{Done, Left};
+
+/// Growth of the anonymous resident set that is allowed.
+const KIB_PER_HOUR: f64 = 1024.0;
+
+/// What it moves by whatever the daemon does, for runs so short that an hour's growth is less than that: the allocator gives
+/// pages back when it likes. Measured: 1.1 MiB between tenths of a run of 20 minutes.
+const NOISE_KIB: f64 = 3072.0;
+
+/// From here on no noise is allowed for.
+const LONG: Duration = Duration::from_secs(3 * 3600);
+
+/// The daemon at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Since the clients began.
+    pub at: Duration,
+    /// Resident memory that is no file's.
+    pub anon_kib: u64,
+    pub fds: u64,
+    pub threads: u64,
+}
+
+/// All that was seen.
+#[derive(Debug)]
+pub struct Verdict {
+    /// At rest, and again after the clients.
+    pub before: Sample,
+    pub after: Sample,
+    pub samples: Vec<Sample>,
+    pub left: Left,
+    pub done: Done,
+}
+
+impl Verdict {
+    /// Samples after the first third of the run, or its first hour: until then caches fill.
+    fn settled(&self) -> &[Sample] {
+        let time = self.samples.last().map_or(Duration::ZERO, |sample| sample.at);
+        let from = (time / 3).min(Duration::from_secs(3600));
+        let first = self.samples.iter().position(|sample| sample.at >= from).unwrap_or(0);
+        self.samples.get(first..).unwrap_or_default()
+    }
+
+    /// KiB an hour of the line through the settled samples, and hours that they span.
+    fn slope(&self) -> (f64, f64) {
+        let settled = self.settled();
+        let points = settled.iter().map(|sample| (sample.at.as_secs_f64() / 3600.0, sample.anon_kib as f64));
+        let count = settled.len().max(1) as f64;
+        let (x, y) = points.clone().fold((0.0, 0.0), |(x, y), point| (x + point.0, y + point.1));
+        let (x, y) = (x / count, y / count);
+        let (above, below) = points.fold((0.0, 0.0), |(above, below), (at, kib)| {
+            (above + (at - x) * (kib - y), below + (at - x) * (at - x))
+        });
+        let span = match settled {
+            [first, .., last] => (last.at - first.at).as_secs_f64() / 3600.0,
+            _ => 0.0,
+        };
+        (if below > 0.0 { above / below } else { 0.0 }, span)
+    }
+
+    /// What is not as it should be.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut fault = |bad: bool, text: String| faults.extend(bad.then_some(text));
+        let (slope, hours) = self.slope();
+        let noise = if hours * 3600.0 < LONG.as_secs_f64() { NOISE_KIB } else { 0.0 };
+        let (grown, allowed) = (slope * hours, KIB_PER_HOUR * hours + noise);
+        fault(
+            grown > allowed,
+            format!(
+                "its memory grew by {grown:.0} KiB in {hours:.2} h ({slope:.0} KiB an hour); {allowed:.0} KiB are allowed"
+            ),
+        );
+        let (before, after) = (&self.before, &self.after);
+        fault(before.fds != after.fds, format!("{} descriptors before, {} after", before.fds, after.fds));
+        fault(
+            before.threads != after.threads,
+            format!("{} threads before, {} after", before.threads, after.threads),
+        );
+        let left = &self.left;
+        fault(*left != Left::default(), format!("left behind: {left:?}"));
+        let done = &self.done;
+        fault(done.wrong > 0, format!("{} answers were not the one given alone", done.wrong));
+        fault(!done.errors.is_empty(), format!("errors: {}", done.errors.join("; ")));
+        fault(done.answers == 0, "no answer was whole".to_owned());
+        faults
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (before, after, done) = (&self.before, &self.after, &self.done);
+        let (slope, hours) = self.slope();
+        let most = |of: fn(&Sample) -> u64| self.samples.iter().map(of).max().unwrap_or(0);
+        writeln!(f, "{:12} {:>10} {:>10} {:>10}", "", "before", "most", "after")?;
+        let mut row = |name, of: fn(&Sample) -> u64| {
+            writeln!(f, "{name:12} {:10} {:10} {:10}", of(before), most(of), of(after))
+        };
+        row("memory, KiB", |sample| sample.anon_kib)?;
+        row("descriptors", |sample| sample.fds)?;
+        row("threads", |sample| sample.threads)?;
+        writeln!(f, "memory: {slope:+.0} KiB an hour over the last {:.1} minutes", hours * 60.0)?;
+        write!(
+            f,
+            "{} answers whole, {} cancelled, {} read slowly, {} clients killed, {} loads and unloads",
+            done.answers, done.cancelled, done.slow, done.killed, done.loads
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REST: Sample = Sample { at: Duration::ZERO, anon_kib: 10_000, fds: 20, threads: 9 };
+
+    /// A run of so many minutes, sampled every second, with this memory at each moment in hours.
+    fn run(minutes: u64, kib: impl Fn(f64) -> f64) -> Verdict {
+        let at = |second: u64| Sample {
+            at: Duration::from_secs(second),
+            anon_kib: kib(second as f64 / 3600.0) as u64,
+            ..REST
+        };
+        Verdict {
+            before: REST,
+            after: REST,
+            samples: (0..minutes * 60).map(at).collect(),
+            left: Left::default(),
+            done: Done { answers: 7, ..Done::default() },
+        }
+    }
+
+    #[test]
+    fn growth_counts_once_caches_are_full() {
+        // Ten MiB in the first two minutes, nothing after.
+        assert_eq!(run(20, |at| 1e4 + (at * 30.0).min(1.0) * 1e4).faults(), [""; 0]);
+        // Noise of a MiB.
+        assert_eq!(run(20, |at| 2e4 + ((at * 3600.0) as u64 * 7919 % 1024) as f64).faults(), [""; 0]);
+        let grows = run(20, |at| 2e4 + at * 30.0 * 1024.0).faults();
+        assert!(grows[0].contains("its memory grew by 68") && grows.len() == 1, "{grows:?}");
+        assert_eq!(run(24 * 60, |at| 2e4 + at * 1000.0).faults(), [""; 0]);
+        let grows = run(24 * 60, |at| 2e4 + at * 1100.0).faults();
+        assert!(grows[0].contains("1100 KiB an hour"), "{grows:?}");
+    }
+
+    #[test]
+    fn what_is_left_behind_is_a_fault_each() {
+        let good = run(2, |_| 2e4);
+        assert_eq!(good.faults(), [""; 0]);
+        let with = |change: fn(&mut Verdict)| {
+            let mut verdict = run(2, |_| 2e4);
+            change(&mut verdict);
+            verdict.faults().join("|")
+        };
+        assert_eq!(with(|v| v.after.fds += 1), "20 descriptors before, 21 after");
+        assert_eq!(with(|v| v.after.threads -= 1), "9 threads before, 8 after");
+        assert!(with(|v| v.left.kv_pages = 1).contains("kv_pages: 1"));
+        assert!(with(|v| v.done.wrong = 2).contains("2 answers"));
+        assert!(with(|v| v.done.errors.push("lost".into())).contains("lost"));
+        assert_eq!(with(|v| v.done.answers = 0), "no answer was whole");
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask soak`: many clients on a private daemon for a while, and whether it is then as it was.
+//!
+//! Sixteen threads generate, cancel, read slowly, load and unload; one in twenty answers goes to a client process that is killed
+//! in the middle of it. Each whole answer is compared with the one given alone. Meanwhile the daemon's memory, descriptors and
+//! threads are sampled; at the end nothing may run, hold a page or be open.
+
+mod clients;
+mod judge;
+mod pause;
+mod process;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clients::Shared;
+use judge::{Sample, Verdict};
+pub use pause::across_sessions;
+use process::Process;
+
+use crate::daemon::{self, Daemon};
+use crate::error::{Error, Result};
+use crate::host;
+
+/// Only what the machine's other work cannot change: one device, no budgets of the whole machine.
+const CONFIG: &str = "[device]\nbackend = 'cpu'\n[cpu]\nthreads = 2\n[kv]\nbudget_mib = 64\n";
+
+/// Names that one file is served under.
+const MODELS: [&str; 3] = ["first", "second", "third"];
+
+/// How long the daemon may take to come to rest: threads for what blocks end after 10 s without work.
+const REST_MAX: Duration = Duration::from_secs(40);
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// How long
+    #[arg(long, default_value_t = 20.0, value_name = "N")]
+    minutes: f64,
+    /// How long, in hours
+    #[arg(long, value_name = "N", conflicts_with = "minutes")]
+    hours: Option<f64>,
+    /// Clients at once
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    clients: u64,
+    /// Begins another series of random actions
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Instead: a GPU's weights stay while no client is there for this many seconds
+    #[arg(long, value_name = "SECONDS")]
+    pause: Option<u64>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let binaries = daemon::build()?;
+    if let Some(seconds) = args.pause {
+        println!("{}", across_sessions(&binaries, Duration::from_secs(seconds))?);
+        return Ok(());
+    }
+    let minutes = args.hours.map_or(args.minutes, |hours| hours * 60.0);
+    println!("{}", soak(&binaries, Duration::from_secs_f64(minutes * 60.0), args.clients, args.seed)?);
+    Ok(())
+}
+
+/// Soaks a daemon; what was seen, in words.
+///
+/// # Errors
+/// [`Error::Soaked`] with all that is not as it should be.
+pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<String> {
+    let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
+    let model = host::root().join("tests/models/tinystories-260k-f32.gguf");
+    for name in MODELS {
+        std::fs::copy(&model, models.path().join(format!("{name}.gguf"))).map_err(Error::at(&model))?;
+    }
+    let daemon = Daemon::start(binaries, models.path(), CONFIG)?;
+    let process = Process::of(daemon.pid());
+    let shared = Arc::new(Shared::new(&daemon)?);
+    let before = rest(&process, None)?;
+    let (begun, mut samples) = (Instant::now(), Vec::new());
+    let threads: Vec<_> = (0..clients)
+        .map(|number| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.run(seed.wrapping_mul(1_000_003).wrapping_add(number)))
+        })
+        .collect();
+    let every = (time / 500).clamp(Duration::from_millis(200), Duration::from_secs(60));
+    let interrupted = loop {
+        thread::sleep(every.min(time.saturating_sub(begun.elapsed())));
+        samples.push(process.sample(begun.elapsed())?);
+        if let Err(stop) = host::check_interrupted() {
+            break Some(stop);
+        }
+        if begun.elapsed() >= time {
+            break None;
+        }
+    };
+    shared.stop();
+    for thread in threads {
+        thread.join().map_err(|_| Error::Unexpected { what: "a client", text: "it panicked".into() })?;
+    }
+    if let Some(stop) = interrupted {
+        return Err(stop);
+    }
+    let after = rest(&process, Some(&before))?;
+    let verdict = Verdict { before, after, samples, left: shared.left()?, done: shared.done() };
+    daemon.stop()?;
+    println!("{verdict}");
+    let faults = verdict.faults();
+    if faults.is_empty() {
+        return Ok(format!("{} answers, nothing left behind", verdict.done.answers));
+    }
+    Err(Error::Soaked { seed, faults: faults.join("\n  ") })
+}
+
+/// Waits until threads for what blocks have ended, and, beside an earlier rest, until it is like that or the time is over.
+fn rest(process: &Process, like: Option<&Sample>) -> Result<Sample> {
+    let until = Instant::now() + REST_MAX;
+    loop {
+        let sample = process.sample(Duration::ZERO)?;
+        let same = like.is_none_or(|like| (like.fds, like.threads) == (sample.fds, sample.threads));
+        if (same && !process.has_blocking_threads()?) || Instant::now() >= until {
+            return Ok(sample);
+        }
+        host::check_interrupted()?;
+        thread::sleep(Duration::from_millis(100));
+    }
+}
