@@ -40,5 +40,6 @@ mod residency;
 mod rig;
 mod shared_gpu;
 mod split;
+mod top;
 mod units;
 mod users;

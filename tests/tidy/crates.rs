@@ -130,9 +130,12 @@ fn pillars_work_and_have_their_test() {
 fn every_dependency_is_used() {
     let all = files();
     let mut idle = Vec::new();
-    for (manifest, code_in) in
-        [("Cargo.toml", "src/"), ("client/Cargo.toml", "client/src/"), ("xtask/Cargo.toml", "xtask/src/")]
-    {
+    for (manifest, code_in) in [
+        ("Cargo.toml", "src/"),
+        ("client/Cargo.toml", "client/src/"),
+        ("client/top/Cargo.toml", "client/top/src/"),
+        ("xtask/Cargo.toml", "xtask/src/"),
+    ] {
         for name in dependencies(manifest) {
             let used = all
                 .iter()

@@ -1,0 +1,90 @@
+//! Arguments and help texts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
+use rocmforge_client::{Options, SOCKET_VARIABLE, ServerTrust};
+
+const AFTER: &str = "\
+Keys:
+  q, Ctrl-C         end
+  up, down, j, k    select a model; page up and down, home and end go further
+  Enter             show all parts and rules of the selected model, or hide them
+  s                 sort models by another column
+  ?, h              help
+
+Letters: of a device's memory, A, B, C ... are models' weights, k keys and values, a activations, s staging of loads, g recorded
+graphs, + kept for who asks next, o other programs, . free, | where the budget ends. Of a model's parts (the embedding, each layer, the
+head), # is there, - in part, > on its way, . absent.
+
+Examples:
+  rocmforge-top
+  rocmforge-top --once | head -5
+  rocmforge-top --once --interval 5
+  rocmforge-top --json --interval 10 >> /tmp/daemon.jsonl
+  rocmforge-top --json --once | jq '.devices[0].rates.tokens_per_second'
+
+Exit codes:
+  0    ended by q, or all was printed; also when the reader of our output went away
+  1    a request failed, or the terminal did
+  2    the arguments make no sense
+  3    the daemon cannot be reached at the start, or is not to be trusted
+  130  ended by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
+
+A daemon that goes away while it is watched is waited for.";
+
+/// Shows what the rocmforged inference daemon does, as it does it
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rocmforge-top", version, after_help = AFTER, max_term_width = 100)]
+pub struct Arguments {
+    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, where there is one, else
+    /// /run/rocmforge/api.sock]
+    #[arg(long, env = SOCKET_VARIABLE, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
+    #[arg(long, value_name = "UID")]
+    pub server_uid: Vec<u32>,
+    /// Seconds between two looks, 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: Duration,
+    /// Print one frame as text, after one interval, and end; so it is where standard output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object a line for each interval, with `--once` a single one
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Arguments {
+    /// How to reach the daemon.
+    pub fn options(&self) -> Options {
+        let mut options = Options {
+            client_name: concat!("rocmforge-top/", env!("CARGO_PKG_VERSION")).to_owned(),
+            // A daemon that is gone is to be seen as gone, and asked again at the next look.
+            retry_timeout: Duration::ZERO,
+            ..Options::default()
+        };
+        if let Some(socket) = &self.socket {
+            options.socket.clone_from(socket);
+        }
+        if !self.server_uid.is_empty() {
+            options.trust = ServerTrust::Uids(self.server_uid.clone());
+        }
+        options
+    }
+}
+
+/// The definition of the command line, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("{seconds} is not in 0.1..=3600"))
+    }
+}

@@ -1,0 +1,137 @@
+//! A terminal view of the `rocmforged` daemon: who has the device's memory, what is there of each model, what runs and waits.
+//!
+//! It is a program of its own, so that `rocmforge-client` needs no terminal library, and asks through that library alone.
+//! [`watch`] asks the daemon in threads of its own; [`App`] holds what came and what keys changed; [`view`] draws it into
+//! lines. Names come from strangers: [`text::printable`] is on the way of each.
+
+mod app;
+mod arguments;
+mod bar;
+mod once;
+mod sample;
+mod screen;
+mod text;
+pub mod view;
+mod watch;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use rocmforge_client::ClientError;
+
+pub use app::{App, Happening, Sort};
+pub use arguments::{Arguments, command};
+pub use sample::{Rates, Sample};
+pub use screen::Screen;
+
+/// The daemon cannot be reached, or is not to be trusted.
+const EXIT_UNAVAILABLE: u8 = 3;
+/// The request failed, or our output cannot be written.
+const EXIT_FAILED: u8 = 1;
+/// The arguments make no sense.
+const EXIT_USAGE: u8 = 2;
+/// 128 and the signal's number, as a shell reports it.
+const EXIT_SIGNAL: u8 = 128;
+
+/// Why the program ends before its time.
+#[derive(Debug)]
+pub enum Failure {
+    /// The daemon says no, or nothing.
+    Client(Box<ClientError>),
+    /// Our own terminal or output.
+    Output(io::Error),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(Box::new(error))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
+            Self::Output(_) => EXIT_FAILED,
+            Self::Client(error) => match **error {
+                ClientError::SocketPath { .. } => EXIT_USAGE,
+                ClientError::PermissionDenied { .. }
+                | ClientError::UntrustedServer { .. }
+                | ClientError::UnsupportedVersion { .. }
+                | ClientError::Refused { .. }
+                | ClientError::Timeout { .. } => EXIT_UNAVAILABLE,
+                _ if error.is_unreachable() => EXIT_UNAVAILABLE,
+                _ => EXIT_FAILED,
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client(error) => {
+                write!(f, "{}: {}", error.code_name(), text::printable(&error.to_string()))
+            }
+            Self::Output(error) => write!(f, "output: {error}"),
+        }
+    }
+}
+
+/// The whole program; the exit code is documented in `--help`.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    ExitCode::from(run(arguments))
+}
+
+/// As [`main`], with the exit code as a number. Ends the process where the arguments make no sense or ask for help.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
+    let done = if arguments.json {
+        once::json_lines(&arguments, &mut io::stdout().lock())
+    } else if arguments.once || !io::stdout().is_terminal() {
+        once::frame(&arguments, &mut io::stdout().lock())
+    } else {
+        screen::run(&arguments)
+    };
+    match done {
+        Ok(signal) => signal.map_or(0, |signal| EXIT_SIGNAL + signal),
+        Err(failure) => {
+            let code = failure.exit_code();
+            if code != 0 {
+                // Where not even standard error can be written, the exit code has to do.
+                let _ = writeln!(io::stderr(), "rocmforge-top: {failure}");
+            }
+            code
+        }
+    }
+}
+
+/// What `--once` prints, for a caller that has a connection's options already.
+///
+/// # Errors
+/// As the daemon answers.
+pub fn frame_of(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
+    once::frame(arguments, out).map(|_| ())
+}
+
+/// What `--json` prints.
+///
+/// # Errors
+/// As the daemon answers.
+pub fn json_of(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
+    once::json_lines(arguments, out).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Text that fits its place and steers no terminal.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// How another user's model is shown.
+pub const UNNAMED: &str = "(another user's)";
+
+/// Stands for what may not be shown.
+const INSTEAD: char = '\u{fffd}';
+
+/// A text from a file or the daemon without what could steer a terminal or reorder what stands beside it: control characters,
+/// marks of direction, characters without width.
+pub fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() || c.width().unwrap_or(0) == 0 { INSTEAD } else { c };
+    text.chars().map(shown).collect()
+}
+
+/// A model's name as it is shown.
+pub fn model_name(name: &str) -> String {
+    if name.is_empty() { UNNAMED.to_owned() } else { printable(name) }
+}
+
+/// The beginning of a text that takes at most so many columns; a cut is marked.
+pub fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let mut cut = String::new();
+    let mut taken = 0;
+    for c in text.chars() {
+        taken += c.width().unwrap_or(0);
+        if taken >= columns {
+            break;
+        }
+        cut.push(c);
+    }
+    if columns > 0 {
+        cut.push('~');
+    }
+    cut
+}
+
+/// Cut and filled with spaces to exactly so many columns.
+pub fn fit(text: &str, columns: usize) -> String {
+    let mut fitted = cut(text, columns);
+    fitted.push_str(&" ".repeat(columns.saturating_sub(fitted.width())));
+    fitted
+}
+
+/// As [`fit`], the spaces first.
+pub fn fit_right(text: &str, columns: usize) -> String {
+    let cut = cut(text, columns);
+    format!("{}{cut}", " ".repeat(columns.saturating_sub(cut.width())))
+}
+
+/// Binary units, as memory is counted.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let steps = [40, 30, 20, 10].iter().position(|shift| count >> shift != 0).map_or(0, |at| 4 - at);
+    if steps == 0 {
+        format!("{count} B")
+    } else {
+        format!("{:.1} {}", count as f64 / (1u64 << (10 * steps)) as f64, UNITS[steps])
+    }
+}
+
+/// A time in its largest unit.
+pub fn age(ms: u64) -> String {
+    match ms / 1000 {
+        0..100 => format!("{:.1} s", ms as f64 / 1e3),
+        seconds @ 100..6000 => format!("{} min", seconds / 60),
+        seconds @ 6000..360_000 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86400),
+    }
+}
+
+/// `EndOfGeneration` as `end of generation`.
+pub fn words(name: &str) -> String {
+    let mut words = String::new();
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.push(c.to_ascii_lowercase());
+    }
+    words
+}
