@@ -13,7 +13,7 @@ use rocmforge::model::{Model, ModelId};
 use forge::{Value, tiny_llama};
 
 #[path = "../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used, dead_code)] // it is the tests'
+#[allow(clippy::unwrap_used)] // it is the tests'
 mod forge;
 
 type Failure = Box<dyn std::error::Error>;
