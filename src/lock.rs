@@ -12,7 +12,7 @@ use std::time::Instant;
 #[cfg(all(test, feature = "loom"))]
 pub use bare::checker;
 pub(crate) use bare::table;
-pub use bare::{atomic, pause};
+pub use bare::{atomic, now, pause};
 
 /// Every lock there is, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

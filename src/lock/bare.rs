@@ -59,6 +59,11 @@ mod imp {
         }
     }
 
+    /// This moment, for who decides by time what to do next.
+    pub fn now() -> Instant {
+        Instant::now()
+    }
+
     /// Lets others go on for a while.
     pub fn pause(time: Duration) {
         std::thread::sleep(time);
@@ -68,7 +73,7 @@ mod imp {
 #[cfg(feature = "loom")]
 mod imp {
     use std::ops::{Deref, DerefMut};
-    use std::sync::PoisonError;
+    use std::sync::{OnceLock, PoisonError};
     use std::time::{Duration, Instant};
 
     /// Atomics and fences.
@@ -136,6 +141,12 @@ mod imp {
         pub fn notify_all(&self) {
             self.0.notify_all();
         }
+    }
+
+    /// Time stands still: what a thread does depends on the order of threads alone.
+    pub fn now() -> Instant {
+        static NOW: OnceLock<Instant> = OnceLock::new();
+        *NOW.get_or_init(Instant::now)
     }
 
     /// Lets others go on.

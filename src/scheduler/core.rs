@@ -22,6 +22,7 @@ use super::sequence::Sequence;
 use super::step::{self, StepArrays, StepDevice};
 use super::{Counters, EngineOptions, Event, Job, JobError, SequenceId};
 use crate::backend::{Backend, BackendError, DeviceMemory, ModelSlot, Sampled};
+use crate::lock;
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
 
@@ -110,7 +111,7 @@ impl Core {
         factory: Factory,
     ) -> Self {
         let policy = Policy::new(limits(&options, &shared));
-        let now = Instant::now();
+        let now = lock::now();
         let mut core = Self {
             options,
             shared,
@@ -195,7 +196,7 @@ impl Core {
         if self.take_commands() {
             return Turn::Stop;
         }
-        let now = Instant::now();
+        let now = lock::now();
         self.expire(now);
         let admitted = self.admit(now);
         let ended = !self.ended.is_empty();
@@ -223,14 +224,14 @@ impl Core {
     fn report(&mut self, due: bool) {
         if !self.ended.is_empty() {
             self.settle();
-        } else if due || self.published.elapsed() >= SNAPSHOT_AGE {
+        } else if due || lock::now().saturating_duration_since(self.published) >= SNAPSHOT_AGE {
             self.publish();
         }
     }
 
     /// Waits for a command, the next expiry or the next heartbeat.
     fn sleep(&self) {
-        let mut until = Instant::now() + IDLE_WAKE;
+        let mut until = lock::now() + IDLE_WAKE;
         // What has expired ended its sequences in the last turn: a moment that has passed cannot make this spin.
         let drain = self.drain.filter(|_| !self.sequences.is_empty());
         for moment in [self.policy.next_expiry(), drain].into_iter().flatten() {
@@ -330,14 +331,14 @@ impl Core {
         if let Err(error) = model.files.check_unchanged() {
             return self.fail_model(step.model, error);
         }
-        let (begun, loads) = (Instant::now(), self.residency.counters().loads);
+        let (begun, loads) = (lock::now(), self.residency.counters().loads);
         let (id, switched) = (step.model, self.turn != Some(step.model));
         self.in_step = Some(step);
         let result = self.compute();
         if switched {
             // Others that need the same room wait until what was brought was worth it.
             let brought = self.residency.counters().loads > loads && self.backend.layers_ahead() > 0;
-            let now = Instant::now();
+            let now = lock::now();
             self.turn_kept = brought.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX));
             self.turn = Some(id);
         }
@@ -406,7 +407,7 @@ impl Core {
     }
 
     fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
-        let now = Instant::now();
+        let now = lock::now();
         self.counters.load_waits += u64::from(!load.is_zero());
         self.counters.load_wait += load;
         self.policy.complete(step, now);
@@ -488,7 +489,7 @@ impl Core {
     /// Publishes a snapshot without the sequences that ended, then sends their last events.
     fn settle(&mut self) {
         let ended = std::mem::take(&mut self.ended);
-        let now = Instant::now();
+        let now = lock::now();
         for id in ended.iter().map(|(s, _)| s.job.model.id).collect::<HashSet<_>>() {
             if self.policy.sequences_of(id).is_empty()
                 && let Some(room) = self.rooms.get_mut(&id)

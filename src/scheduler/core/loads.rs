@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use super::{Core, Room};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
@@ -153,7 +152,7 @@ impl Core {
         let model = &request.model;
         self.residency.enter(model);
         // Who unloads the model finds the copies by its room.
-        let room = || Room { idle_since: Some(Instant::now()), ..Room::new(model) };
+        let room = || Room { idle_since: Some(crate::lock::now()), ..Room::new(model) };
         self.rooms.entry(model.id).or_insert_with(room);
         self.residency.used(model.id);
         let facts = self.shared.facts();
@@ -237,7 +236,7 @@ impl Core {
     /// An idle model counts as idle from now on: what was just brought is not what leaves first.
     fn used_now(&mut self, id: ModelId) {
         if let Some(since) = self.rooms.get_mut(&id).and_then(|room| room.idle_since.as_mut()) {
-            *since = Instant::now();
+            *since = crate::lock::now();
         }
     }
 

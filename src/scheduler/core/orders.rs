@@ -70,7 +70,8 @@ impl Core {
             }
             Order::Rules { model, change, done } => {
                 self.residency.enter(&model);
-                let room = || super::Room { idle_since: Some(Instant::now()), ..super::Room::new(&model) };
+                let room =
+                    || super::Room { idle_since: Some(crate::lock::now()), ..super::Room::new(&model) };
                 self.rooms.entry(model.id).or_insert_with(room);
                 if let Some(rules) = self.residency.rules_mut(model.id) {
                     change.apply(rules);

@@ -1,7 +1,6 @@
 //! What the engine shows of itself.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::{Core, Room};
 use crate::model::ModelId;
@@ -10,7 +9,7 @@ use crate::scheduler::{Counters, EngineSnapshot, ModelResidency, SequenceSnapsho
 impl Core {
     /// Publishes a snapshot.
     pub(super) fn publish(&mut self) {
-        self.published = Instant::now();
+        self.published = crate::lock::now();
         self.tell_events();
         let sequences: Vec<_> = self
             .policy
