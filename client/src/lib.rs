@@ -20,12 +20,19 @@
 //! # Ok::<(), rocmforge_client::ClientError>(())
 //! ```
 
+// The command line names the library as any program does.
+#[cfg(feature = "cli")]
+extern crate self as rocmforge_client;
+
+#[cfg(feature = "cli")]
+pub mod cli;
 mod client;
 mod connection;
 mod dial;
 mod error;
 mod generation;
 mod inbox;
+pub mod metrics;
 mod options;
 mod residency;
 mod transport;

@@ -25,6 +25,7 @@ use crate::session::{ModelEvents, OutlivesRestart, Service, Settings};
 use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
 
 pub mod allocator;
+pub mod arguments;
 pub mod device;
 pub mod inherited;
 pub mod kept;

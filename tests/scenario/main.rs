@@ -32,6 +32,7 @@ mod lifecycle;
 mod malformed;
 mod malformed_models;
 mod many;
+mod metrics;
 mod paths;
 mod pressure;
 mod raw;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use crate::error::{Error, Result};
-use crate::host;
+use crate::{docs, host};
 
 /// The version the package was written against.
 const CARGO_DEB: &str = "3.8.0";
@@ -76,6 +76,7 @@ fn package(to: &Path) -> Result<()> {
         host::run(host::cargo().args(["install", "--locked", "--quiet", &package]))?;
     }
     host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+    docs::write(&docs::default_dir())?;
     let mut command = host::cargo();
     command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
     if let Some(dir) = env::var_os("CARGO_TARGET_DIR") {

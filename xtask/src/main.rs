@@ -5,12 +5,14 @@ mod boot;
 mod check;
 mod daemon;
 mod demo;
+mod docs;
 mod error;
 #[path = "../../tests/common/forge/mod.rs"]
 #[allow(clippy::unwrap_used)] // it is the tests'
 mod forge;
 mod gpu_report;
 mod host;
+mod install;
 mod interleavings;
 mod kernels;
 mod models;
@@ -42,6 +44,12 @@ enum Command {
     Models(models::Args),
     /// Write a model file of a real model's shape with made-up weights, to measure what a machine makes of it.
     Synthetic(synthetic::Args),
+    /// Write manual pages and shell completions, out of command lines and documents.
+    Docs(docs::Args),
+    /// Put the files of the Debian package into place on a system without dpkg.
+    Install(install::Args),
+    /// Take away what `install` with the same arguments put there.
+    Uninstall(install::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
     /// Run tests in every order of their threads, by a model checker: locks, the poison flag, uploads, the engine.
@@ -70,6 +78,9 @@ fn main() -> ExitCode {
         Command::Kernels(args) => kernels::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),
+        Command::Docs(args) => docs::run(&args),
+        Command::Install(args) => install::install(&args),
+        Command::Uninstall(args) => install::uninstall(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
         Command::Soak(args) => soak::run(&args),

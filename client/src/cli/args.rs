@@ -170,6 +170,21 @@ pub enum Command {
         after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
     )]
     Status,
+    /// Print counters and gauges as Prometheus reads them, or write them into a file
+    #[command(
+        after_help = "For the node exporter, name a file ending in .prom in the directory of its textfile collector; it is replaced at\n\
+            once, by renaming. Models are named as far as you may know them. No prompts.\n\n\
+            Examples:\n  rocmforge-client metrics\n  \
+            rocmforge-client metrics --out /var/lib/prometheus/node-exporter/rocmforge.prom --period 15"
+    )]
+    Metrics {
+        /// Write into this file
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        /// Again after so many seconds, until Ctrl-C or until the daemon is gone
+        #[arg(long, value_name = "SECONDS", requires = "out", value_parser = clap::value_parser!(u32).range(1..))]
+        period: Option<u32>,
+    },
     /// Find out why a GPU is used or not: what is there, what is missing, what to do
     #[command(
         after_help = "The daemon looks, in a process of its own, with its user, groups and confinement; that takes up to half a\n\

@@ -1,6 +1,7 @@
 //! The command line: one module for the arguments, one for what each kind of command prints.
 
 mod args;
+mod metrics;
 mod prompt;
 mod report;
 mod residency;
@@ -12,11 +13,16 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use rocmforge_client::{Client, ClientError, Options, ServerTrust, wire};
 
 use args::{Arguments, Command, DetokenizeArguments, TokenizeArguments};
 use report::{Failure, Output};
+
+/// The definition of the command line, for its manual pages and completions.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
 
 /// Parses, asks, prints; the exit code is documented in `--help`.
 pub fn main() -> ExitCode {
@@ -97,6 +103,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Status => output.show(&client.status()?, tables::status)?,
+        Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => output.show(&client.doctor()?, tables::doctor)?,
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,

@@ -24,6 +24,8 @@ pub enum Failure {
     TooLong(String),
     /// The client or daemon says no.
     Client(Box<ClientError>),
+    /// A file that we were to write.
+    File(String),
     /// Our own output cannot be written.
     Output(io::Error),
 }
@@ -38,7 +40,7 @@ impl Failure {
         let error = match self {
             Self::Usage(_) => return EXIT_USAGE,
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
-            Self::Output(_) | Self::TooLong(_) => return EXIT_FAILED,
+            Self::Output(_) | Self::File(_) | Self::TooLong(_) => return EXIT_FAILED,
             Self::Client(error) => error,
         };
         match **error {
@@ -61,6 +63,7 @@ impl Failure {
             Self::Usage(_) => ("Usage", None),
             Self::TooLong(_) => (ErrorCode::LimitExceeded.name(), Some(ErrorCode::LimitExceeded as u16)),
             Self::Client(error) => (error.code_name(), error.code()),
+            Self::File(_) => ("File", None),
             Self::Output(_) => ("Output", None),
         };
         let client = match self {
@@ -87,7 +90,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Usage(message) | Self::TooLong(message) => f.write_str(message),
+            Self::Usage(message) | Self::TooLong(message) | Self::File(message) => f.write_str(message),
             Self::Client(error) => match &**error {
                 ClientError::Server(error) => f.write_str(&error.message),
                 error => write!(f, "{error}"),

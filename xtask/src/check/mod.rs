@@ -176,12 +176,13 @@ fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
 }
 
 /// Programs, and the Debian packages they come in, that stages and tests call.
-const TOOLS: [(&str, &str, &str); 5] = [
+const TOOLS: [(&str, &str, &str); 6] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
     ("kill", "procps", "verifying the units, which name it"),
     ("strip", "binutils", "the size of the client"),
     ("g++", "g++", "libFuzzer"),
+    ("groff", "groff-base", "rendering the manual pages"),
 ];
 
 fn tools() -> Result<Done> {

@@ -1,0 +1,36 @@
+//! The daemon's command line and help texts.
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser};
+
+const EXIT_CODES: &str = "\
+Exit status: 0 after an orderly end, 2 wrong arguments, 69 the socket is in use or cannot be had, 70 the engine hung \
+when stopping or lost its device, 71 the system or device refused something, 78 the configuration is wrong, 130 ended at once by a second \
+signal.
+
+Signals: TERM and INT stop (running answers are finished first, see limits.drain_s); HUP reads the configuration again and \
+looks for models.";
+
+/// Keeps GGUF models mapped and answers local programs over one Unix socket.
+#[derive(Debug, Parser)]
+#[command(name = "rocmforged", version, after_help = EXIT_CODES)]
+pub struct Arguments {
+    /// Listen on this path (unless systemd hands a socket over)
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Serve the *.gguf files of this directory; may be given several times
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    pub models: Vec<PathBuf>,
+    /// Read settings from this TOML file; --socket and --models go before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check the configuration and end
+    #[arg(long)]
+    pub check_config: bool,
+}
+
+/// The definition of the command line, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}

@@ -1,0 +1,67 @@
+//! Pages and completions out of the programs' command lines.
+
+use std::io;
+
+use clap::Command;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use super::File;
+
+const SECTION_USER: &str = "1";
+const SECTION_ADMIN: &str = "8";
+
+/// A program, and the section of its page.
+fn programs() -> [(Command, &'static str); 3] {
+    [
+        (rocmforge::daemon::arguments::command(), SECTION_ADMIN),
+        (rocmforge_client::cli::command(), SECTION_USER),
+        (rocmforge_top::command(), SECTION_USER),
+    ]
+}
+
+/// A page for each program, and one for each of its subcommands.
+///
+/// # Errors
+/// None that writing to memory does not have.
+pub fn pages() -> io::Result<Vec<File>> {
+    let mut pages = Vec::new();
+    for (program, section) in programs() {
+        let mut program = program.disable_help_subcommand(true);
+        program.build();
+        pages.push(page(&program, section)?);
+        for subcommand in program.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+            pages.push(page(subcommand, section)?);
+        }
+    }
+    Ok(pages)
+}
+
+fn page(command: &Command, section: &str) -> io::Result<File> {
+    let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+    let mut text = Vec::new();
+    Man::new(command.clone()).section(section).source("ROCmForge").manual("ROCmForge").render(&mut text)?;
+    text.extend_from_slice(
+        b".SH \"SEE ALSO\"\n.BR rocmforged (8),\n.BR rocmforge\\-client (1),\n.BR rocmforge\\-top (1),\n\
+          .BR rocmforge\\-config (5),\n.BR rocmforge\\-protocol (7)\n",
+    );
+    Ok(File { path: format!("man/{name}.{section}"), text })
+}
+
+/// Completions of each program for each shell that Debian has, under the names that the shells look for.
+pub fn completions() -> Vec<File> {
+    let mut files = Vec::new();
+    for (mut program, _) in programs() {
+        let name = program.get_name().to_owned();
+        for (shell, folder, file) in [
+            (Shell::Bash, "bash", name.clone()),
+            (Shell::Zsh, "zsh", format!("_{name}")),
+            (Shell::Fish, "fish", format!("{name}.fish")),
+        ] {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut program, &name, &mut text);
+            files.push(File { path: format!("completions/{folder}/{file}"), text });
+        }
+    }
+    files
+}
