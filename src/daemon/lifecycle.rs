@@ -82,7 +82,7 @@ where
             tracing::error!("the engine has ended: no request can be answered, so the daemon ends too");
         }
         stopping.store(true, Ordering::Release);
-        tracing::info!(drain_s = config.limits.drain_s, "stopping: running answers are finished first");
+        tracing::info!(name: "stopping", drain_s = config.limits.drain_s, "stopping: running answers are finished first");
         notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers are finished first")]);
         daemon.stop().await?;
         tracing::info!("stopped");
@@ -112,7 +112,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
             config.host = new.host;
             config.policy = new.policy;
             config.weights = new.weights;
-            tracing::info!("configuration read again");
+            tracing::info!(name: "reloaded", "configuration read again");
         }
         Err(error) => {
             tracing::error!(%error, "the configuration is not valid: the one in force stays");
@@ -138,7 +138,7 @@ fn needs_restart(old: &Config, new: &Config) -> bool {
 fn status(daemon: &Daemon, config: &Config) -> String {
     let names = daemon.store.names();
     let text = format!("serving {names} models from {} directories", config.models.len());
-    tracing::info!(socket = %config.socket.display(), handed_over = daemon.endpoint.is_handed_over(), "{text}");
+    tracing::info!(name: "serving", socket = %config.socket.display(), handed_over = daemon.endpoint.is_handed_over(), "{text}");
     text
 }
 

@@ -1,12 +1,16 @@
-//! The log: standard error, text or JSON lines. Prompts and answers are never in it.
+//! The log: standard error, text or JSON lines; or the journal with fields, where standard error goes there. Prompts and answers are never in it.
 
 use std::io::IsTerminal;
 
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
+use super::journal::Journal;
 use crate::config::{Log, LogFormat, LogLevel};
 
-/// Sends log messages to standard error from now on, panics among them. Later calls do nothing.
+/// Sends log messages to standard error, or to the journal behind it, from now on, panics among them. Later calls do nothing.
 pub fn start(log: &Log) {
     let level = match log.level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -15,18 +19,23 @@ pub fn start(log: &Log) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let builder = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal());
-    // The journal has its own time.
-    let in_journal = std::env::var_os("JOURNAL_STREAM").is_some();
-    let _ = match (log.format, in_journal) {
-        (LogFormat::Json, _) => builder.json().try_init(),
-        (LogFormat::Text, true) => builder.without_time().try_init(),
-        (LogFormat::Text, false) => builder.try_init(),
-    };
+    if log.format == LogFormat::Text
+        && let Some(journal) = Journal::of_stderr()
+    {
+        let _ = tracing_subscriber::registry().with(journal.with_filter(level)).try_init();
+    } else {
+        let builder = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            // It would say so on standard error, and end the process where that cannot be written: a full disk is no reason to.
+            .log_internal_errors(false)
+            .with_ansi(std::io::stderr().is_terminal());
+        let _ = match log.format {
+            LogFormat::Json => builder.json().try_init(),
+            LogFormat::Text => builder.try_init(),
+        };
+    }
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         let payload = panic.payload();

@@ -28,6 +28,7 @@ pub mod allocator;
 pub mod arguments;
 pub mod device;
 pub mod inherited;
+mod journal;
 pub mod kept;
 mod lifecycle;
 pub mod logging;

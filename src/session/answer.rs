@@ -71,6 +71,7 @@ impl Answer {
     fn logged<'a>(&self, error: &'a Failure) -> &'a Failure {
         if error.code >= ErrorCode::DeviceFailed as u16 {
             tracing::warn!(
+                name: "failed",
                 uid = self.connection.peer.uid,
                 code = error.code,
                 message = error.message,

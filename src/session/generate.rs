@@ -69,7 +69,15 @@ pub(super) async fn run(
         check_whole(call, Arc::clone(&lease)).await?;
         Ok(end(outcome, seed))
     };
-    let answered = answered.await;
+    let answered: Result<GenerateEnd, Failure> = answered.await;
+    let (uid, request) = (call.peer().uid, id.0);
+    match &answered {
+        Ok(_) => tracing::debug!(name: "answered", uid, request, model, "a request was answered"),
+        Err(error) => {
+            let code = error.code;
+            tracing::info!(name: "failed", uid, request, model, code, error = error.message, "a request was not answered");
+        }
+    }
     if answered.is_err() {
         call.note_poison(lease).await;
     }

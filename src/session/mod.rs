@@ -228,6 +228,7 @@ impl Session {
             && let Err(refusal) = self.connection.service.policy().check(&self.connection.peer, right)
         {
             tracing::info!(
+                name: "refused",
                 uid = self.connection.peer.uid,
                 rule = right.key(),
                 "a request was refused by the policy"

@@ -24,6 +24,8 @@ PROMPT = "Once upon a time"
 ANSWER = [432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338]
 SOCKET = "/run/rocmforge/api.sock"
 SERVICE = "rocmforged.service"
+DROP_INS = "/usr/lib/systemd/system/rocmforged.service.d"
+LOOKALIKE = pathlib.Path("/opt/boot/libamdhip64.so")
 
 
 def run(*command, check=True, user=None, timeout=60):
@@ -127,10 +129,14 @@ def installs(_):
     expect(socket.st_mode & 0o777 == 0o660, f"socket mode {socket.st_mode:o}")
     expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "socket of another group")
     run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket")
+    version = int(run("systemctl", "--version").stdout.split()[1])
+    chosen = sorted(path.name for path in pathlib.Path(DROP_INS).glob("*")) if os.path.exists(DROP_INS) else []
+    expect(chosen == [f"50-systemd-{n}.conf" for n in [253, 254, 258] if n <= version], f"systemd {version}: {chosen}")
     run("useradd", "--create-home", "--groups", "rocmforge-users", "alice")
     run("useradd", "--create-home", "bob")
     shutil.copy(f"/opt/boot/{MODEL}.gguf", "/var/lib/rocmforge/models/")
-    return run("dpkg-query", "--show", "rocmforge").stdout.strip().replace("\t", " ")
+    package = run("dpkg-query", "--show", "rocmforge").stdout.strip().replace("\t", " ")
+    return f"{package}, systemd {version}, {len(chosen)} drop-ins of its version"
 
 
 def starts_by_socket(_):
@@ -180,6 +186,23 @@ def is_confined(_):
     return score.strip("→ ").replace(f"Overall exposure level for {SERVICE}: ", "exposure ")
 
 
+def is_kept_from_all_else(_):
+    """The probe in the place of the daemon, under the very unit: what is not needed is refused by the kernel."""
+    unit = pathlib.Path(f"/usr/lib/systemd/system/{SERVICE}").read_text()
+    wanted = [line for line in unit.splitlines()
+              if not line.startswith(("#", "Type=", "Notify", "Exec", "Restart", "Watchdog", "Requires=", "After=", "FileDescriptor"))]
+    text = "\n".join(wanted).replace("[Service]", "[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /opt/boot/probe.py\n"
+                                     "StandardOutput=file:/run/probe.json")
+    pathlib.Path("/run/systemd/system/probe.service").write_text(text)
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", "probe.service")
+    found = json.loads(pathlib.Path("/run/probe.json").read_text())
+    may = {name for name, came in found.items() if came == "ok"}
+    expect(may == {"unix", "write own state", "write own cache", "write private tmp", "zero"}, f"the unit allows {sorted(may)}: {found}")
+    missing = [name for name, came in found.items() if name.startswith("device ") and came == "ENOENT"]
+    return f"{len(found) - len(may)} attempts refused, {len(may)} needed ones allowed; not there to be tried: {len(missing)} devices"
+
+
 def reloads(_):
     pid = main_pid()
     more = pathlib.Path("/srv/models")
@@ -191,10 +214,180 @@ def reloads(_):
     run("systemctl", "reload", SERVICE)
     names = [model["name"] for model in json.loads(client("--json", "list").stdout)["models"]]
     expect(sorted(names) == ["second", MODEL], f"after the reload: {names}")
+    states = {model["name"]: model["state"] for model in json.loads(client("--json", "list").stdout)["models"]}
+    expect(states == {"second": "registered", MODEL: "mapped"}, f"the reload did not keep what was mapped: {states}")
     expect(main_pid() == pid, "the reload restarted it")
     config.write_text(text)
     run("systemctl", "reload", SERVICE)
     return "configuration read again, process kept"
+
+
+def status_says(name, user="alice"):
+    lines = client("status", user=user).stdout.splitlines()
+    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name + " ")), "")
+
+
+def restart_is_a_pause(_):
+    """What a client passed by descriptor, rules and locks are there again after a restart and after a kill."""
+    mine = pathlib.Path("/home/alice/mine.gguf")
+    shutil.copy(f"/opt/boot/{MODEL}.gguf", mine)
+    shutil.chown(mine, "alice", "alice")
+    mine.chmod(0o600)
+    client("load", str(mine))
+    client("rules", MODEL, "--priority", "9", "--keep-layers", "2", user="root")
+    client("pin", MODEL, user="root")
+    kept = status_says("kept")
+    expect(kept.startswith("1 of at most 510 passed files, rules of 1 models, 1 locked"), f"kept: {kept!r}")
+    pauses = []
+    for how in [("restart",), ("kill", "--signal=KILL", "--kill-whom=main")]:
+        expect(int(shown(SERVICE, "NFileDescriptorStore")) == 2, f"{shown(SERVICE, 'NFileDescriptorStore')} stored")
+        started = time.monotonic()
+        run("systemctl", *how, SERVICE)
+        done = client("--json", "run", "mine", PROMPT, "--temperature", "0", "--max-tokens", "12")
+        pauses.append(time.monotonic() - started)
+        expect(json.loads(done.stdout)["ids"] == ANSWER, "another answer")
+        until("rules and locks hold", lambda: status_says("kept") == kept, 5)
+        rules = json.loads(client("--json", "rules", MODEL, user="root").stdout)["rules"]
+        expect((rules["pinned"], rules["priority"], rules["layers_min"]) == (True, 9, 2), f"rules: {rules}")
+        locked = json.loads(client("--json", "show", MODEL).stdout)["host"]
+        expect(locked["wanted"] == "lock", f"not locked any more: {locked}")
+    client("unload", "mine")
+    client("unpin", MODEL, user="root")
+    client("unload", MODEL, user="root")
+    until("the store has its list alone", lambda: shown(SERVICE, "NFileDescriptorStore") == "1", 5)
+    return "a passed file answered {:.2f} s after a restart, {:.2f} s after a kill; rules and lock held".format(*pauses)
+
+
+def obeys_its_policy(_):
+    """By user, by group and by administrators, with several real users; a refusal names its rule."""
+    config = pathlib.Path("/etc/rocmforge/config.toml")
+    text = config.read_text()
+    run("groupadd", "ai")
+    run("useradd", "--create-home", "--groups", "rocmforge-users,ai", "carol")
+    run("useradd", "--create-home", "--groups", "rocmforge-users", "dave")
+    for key, who in [("administrators = []", 'administrators = ["dave"]'), ('load = ["*"]', 'load = ["@ai"]')]:
+        expect(f"\n#{key}\n" in text, f"the example does not show {key}")
+        config.write_text(config.read_text().replace(f"\n#{key}\n", f"\n{who}\n"))
+    run("systemctl", "reload", SERVICE)
+    client("unload", MODEL, user="root")
+    loads = {user: client("--json", "load", MODEL, user=user, check=False) for user in ["alice", "carol", "dave", "root"]}
+    came = {user: done.returncode for user, done in loads.items()}
+    expect(came == {"alice": 1, "carol": 0, "dave": 0, "root": 0}, f"who may load: {came}")
+    error = json.loads(loads["alice"].stderr)["error"]
+    expect(error["name"] == "Forbidden" and error["detail"]["rule"] == "policy.load", f"the refusal: {error}")
+    expect(answer()["ids"] == ANSWER, "who may not load may still run")
+    expect(client("unload", MODEL, user="alice", check=False).returncode == 1, "alice unloads another's model")
+    client("unload", MODEL, user="dave")
+    said = {user: status_says("you may", user) for user in ["alice", "dave"]}
+    expect("policy.load" in said["alice"] and said["dave"].startswith("everything"), f"said: {said}")
+    config.write_text(text)
+    run("systemctl", "reload", SERVICE)
+    client("load", MODEL)
+    return "a user, a group, an administrator and root told apart; the refusal names policy.load"
+
+
+def logs_with_fields(_):
+    """Who asked for what is in the journal as fields; what was asked and answered is nowhere."""
+    secret = "xyzzy-boot-secret"
+    uid = pwd.getpwnam("alice").pw_uid
+    refused = client("run", MODEL, secret, "--timeout", "1", "--max-tokens", "400", "--ignore-eog", check=False)
+    expect(refused.returncode == 1, f"a request of 1 ms ended well: {refused.stdout}")
+    run("journalctl", "--sync")
+    text = run("journalctl", "--boot", "--output=json", f"RF_UID={uid}", "RF_MODEL=" + MODEL).stdout
+    entries = [json.loads(line) for line in text.splitlines()]
+    expect(any(e.get("RF_CODE") == "211" and e.get("MESSAGE_ID") and e.get("RF_REQUEST") for e in entries), f"no such entry: {text}")
+    expect(all(e["_SYSTEMD_UNIT"] == SERVICE and e["SYSLOG_IDENTIFIER"] == "rocmforged" for e in entries), f"not ours: {text}")
+    expect(secret not in run("journalctl", "--boot", "--output=export").stdout, "a prompt is in the journal")
+    return f"{len(entries)} entries found by RF_UID and RF_MODEL, no prompt in any"
+
+
+def uses_the_lookalike(_):
+    """The same unit with a GPU: the look-alike of libamdhip64 that runs the kernels on the CPU."""
+    if not LOOKALIKE.exists():
+        return "left out: no compiler for the look-alike here"
+    defaults = pathlib.Path("/etc/default/rocmforge")
+    defaults.write_text(f"ROCMFORGE_HIP_LIB={LOOKALIKE}\n")
+    run("systemctl", "restart", SERVICE)
+    device = json.loads(client("--json", "status").stdout)["devices"][0]
+    expect(device["kind"] == "hip" and "look-alike" in device["device"], f"computed on {device}")
+    started = time.monotonic()
+    assert_answers()
+    took = time.monotonic() - started
+    device = json.loads(client("--json", "status").stdout)["devices"][0]
+    expect(device["tensors_loaded"] > 0, f"no weights were brought: {device}")
+    defaults.unlink()
+    run("systemctl", "restart", SERVICE)
+    kind = json.loads(client("--json", "status").stdout)["devices"][0]["kind"]
+    expect(kind == "cpu", f"without it: {kind}")
+    return f"llama.cpp's answer on {device['device']} in {took:.1f} s, {device['tensors_loaded']} tensors brought"
+
+
+def comes_back_from_a_crash_loop(_):
+    """Killed every quarter of a second: clients wait or are told, none hangs. Past the start limit the doctor says what to do."""
+    drop_in("[Unit]\nStartLimitBurst=100000\n")
+    stop, times = threading.Event(), []
+
+    def ask():
+        while not stop.is_set():
+            started = time.monotonic()
+            done = client("--json", "ping", check=False)
+            times.append((time.monotonic() - started, done.returncode, done.stderr))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(20):
+        time.sleep(0.25)
+        run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", SERVICE, check=False)
+    stop.set()
+    asking.join()
+    wrong = [(code, text) for _, code, text in times if code not in (0, 3)]
+    expect(not wrong, f"neither answered nor told that there is no daemon: {wrong[:1]}")
+    longest = max(took for took, _, _ in times)
+    expect(longest <= 8, f"a client waited {longest:.1f} s")
+    until("it answers by itself", lambda: client("ping", check=False).returncode == 0, 10)
+
+    drop_in("")
+    run("systemctl", "reset-failed", SERVICE, check=False)
+    given_up = lambda: shown(SERVICE, "Result") == "start-limit-hit" or shown(SERVICE, "ActiveState") == "failed"
+    began = time.monotonic()
+    while not given_up():
+        expect(time.monotonic() - began < 30, "systemd never gives it up")
+        client("ping", check=False)
+        run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", SERVICE, check=False)
+        time.sleep(0.05)
+    started = time.monotonic()
+    refused = client("--json", "ping", check=False)
+    waited = time.monotonic() - started
+    expect(refused.returncode == 3 and waited <= 6, f"past the limit: status {refused.returncode} after {waited:.1f} s")
+    doctor = client("doctor", check=False)
+    expect(doctor.returncode == 3, f"doctor's status {doctor.returncode}")
+    expect("too often" in doctor.stdout and "reset-failed" in doctor.stdout, f"doctor says: {doctor.stdout}{doctor.stderr}")
+    run("systemctl", "reset-failed", SERVICE, "rocmforged.socket", check=False)
+    run("systemctl", "start", "rocmforged.socket")
+    assert_answers()
+    return (f"{len(times)} asked in the loop, {sum(code == 0 for _, code, _ in times)} answered, longest wait {longest:.2f} s; "
+            f"past the limit told after {waited:.2f} s")
+
+
+def doctor_finds_the_usual(_):
+    """A socket that is not there, a user outside the group, one who joined it and did not log in anew, another version."""
+    def said(user="alice", **kwargs):
+        done = client("doctor", user=user, check=False, **kwargs)
+        return done.returncode, done.stdout
+    code, text = said()
+    expect(code == 0 and "rocmforged.socket active" in text, f"all is well, and doctor says {code}: {text}")
+    code, text = said("bob")
+    expect(code == 3 and "adduser bob rocmforge-users" in text, f"to bob: {code}: {text}")
+    run("usermod", "--append", "--groups", "rocmforge-users", "bob")
+    done = run("setpriv", "--reuid=bob", "--regid=bob", "--clear-groups", "rocmforge-client", "doctor", check=False)
+    expect("log in anew" in done.stdout, f"to a bob of before: {done.stdout}")
+    run("gpasswd", "--delete", "bob", "rocmforge-users")
+    run("systemctl", "stop", "rocmforged.socket", SERVICE)
+    code, text = said()
+    expect(code == 3 and "is not there" in text and "enable --now" in text, f"without a socket: {code}: {text}")
+    run("systemctl", "start", "rocmforged.socket")
+    assert_answers()
+    return "socket stopped, group missing, session too old: each named with what to do"
 
 
 def survives_kills(options):
@@ -288,7 +481,7 @@ def goes(_):
     expect(os.path.exists("/etc/rocmforge/config.toml"), "removing took the configuration")
     os.remove(f"/var/lib/rocmforge/models/{MODEL}.gguf")
     run("dpkg", "--purge", "rocmforge")
-    left = [path for path in ["/etc/rocmforge", "/var/lib/rocmforge", "/var/cache/rocmforge", "/run/rocmforge-priv"]
+    left = [path for path in [DROP_INS, "/usr/share/rocmforge", "/etc/rocmforge", "/var/lib/rocmforge", "/var/cache/rocmforge", "/run/rocmforge-priv"]
             if os.path.exists(path)]
     expect(not left, f"left behind: {left}")
     failed = run("systemctl", "list-units", "--failed", "--plain", "--no-legend").stdout
@@ -296,17 +489,23 @@ def goes(_):
     return "removed and purged"
 
 
-SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, reloads, survives_kills, restarts_under_load,
-             is_killed_when_hung, drains, upgrades, goes]
+SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, is_kept_from_all_else, reloads, obeys_its_policy,
+             logs_with_fields, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
+             comes_back_from_a_crash_loop, doctor_finds_the_usual, drains, upgrades, goes]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--restarts", type=int, default=5)
+    parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--gap", type=float, default=5.0, help="most seconds that a client may wait for an answer")
+    parser.add_argument("--only", nargs="*", default=[], help="these scenarios, after the installation")
     options = parser.parse_args()
+    unknown = set(options.only) - {scenario.__name__ for scenario in SCENARIOS}
+    expect(not unknown, f"no such scenarios: {sorted(unknown)}")
     for scenario in SCENARIOS:
+        if options.only and scenario not in (installs, starts_by_socket) and scenario.__name__ not in options.only:
+            continue
         started = time.monotonic()
         try:
             figure = scenario(options)

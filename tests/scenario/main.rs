@@ -40,6 +40,7 @@ mod requests;
 mod residency;
 mod rig;
 mod shared_gpu;
+mod shortages;
 mod split;
 mod top;
 mod units;

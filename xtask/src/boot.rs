@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use crate::error::{Error, Result};
+use crate::kernels::{self, Variant};
 use crate::{docs, host};
 
 /// The version the package was written against.
@@ -19,8 +20,14 @@ pub struct Args {
     #[arg(long, default_value_t = 10)]
     kills: u32,
     /// How often it is restarted while eight clients ask
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 20)]
     restarts: u32,
+    /// Only these scenarios, after the installation
+    #[arg(long, num_args = 1..)]
+    only: Vec<String>,
+    /// The Debian to boot, instead of this machine's own: another version of systemd
+    #[arg(long)]
+    suite: Option<String>,
     /// Most seconds that a client may wait for an answer meanwhile; the bar of a quiet machine is 1
     #[arg(long, default_value_t = 5.0)]
     gap: f64,
@@ -31,7 +38,7 @@ pub struct Args {
 
 impl Default for Args {
     fn default() -> Self {
-        Self { kills: 10, restarts: 5, gap: 5.0, timeout: 600 }
+        Self { kills: 10, restarts: 20, only: Vec::new(), suite: None, gap: 5.0, timeout: 600 }
     }
 }
 
@@ -47,10 +54,14 @@ pub fn run(args: &Args) -> Result<()> {
     let mut command = std::process::Command::new(host::root().join("tests/boot/container"));
     command
         .args(["--timeout", &args.timeout.to_string()])
+        .args(args.suite.iter().flat_map(|suite| ["--suite", suite]))
         .arg(&files)
         .args(["python3", "/opt/boot/inside.py"])
         .args(["--kills", &args.kills.to_string(), "--restarts", &args.restarts.to_string()])
         .args(["--gap", &args.gap.to_string()]);
+    if !args.only.is_empty() {
+        command.arg("--only").args(&args.only);
+    }
     host::run(&mut command)
 }
 
@@ -62,9 +73,21 @@ fn stage() -> Result<PathBuf> {
     package(&folder.join("rocmforge.deb"))?;
     for (from, to) in [
         (host::root().join("tests/boot/inside.py"), "inside.py"),
+        (host::root().join("tests/boot/probe.py"), "probe.py"),
         (host::root().join("tests/models").join(MODEL), MODEL),
     ] {
         fs::copy(&from, folder.join(to)).map_err(Error::io(from.display().to_string()))?;
+    }
+    // Without a compiler for it that scenario says so.
+    let lookalike = folder.join("libamdhip64.so");
+    match kernels::build_lookalike(Variant::Wave32) {
+        Ok(library) => {
+            fs::copy(&library, &lookalike).map_err(Error::io(library.display().to_string()))?;
+        }
+        Err(Error::ToolMissing { .. }) => {
+            let _ = fs::remove_file(&lookalike); // there may be none
+        }
+        Err(error) => return Err(error),
     }
     Ok(files)
 }

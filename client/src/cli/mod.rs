@@ -1,6 +1,7 @@
 //! The command line: one module for the arguments, one for what each kind of command prints.
 
 mod args;
+mod doctor;
 mod metrics;
 mod prompt;
 mod report;
@@ -52,6 +53,7 @@ fn one_line(error: &str) -> String {
 fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> {
     let options = options(arguments);
     options.check()?;
+    let socket = options.socket.clone();
     let client = Client::new(options);
     match &arguments.command {
         Command::Run(run) => return run::run(&client, run, output),
@@ -104,7 +106,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
         Command::Status => output.show(&client.status()?, tables::status)?,
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
-        Command::Doctor => output.show(&client.doctor()?, tables::doctor)?,
+        Command::Doctor => return doctor::run(&client, &socket, output),
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
         Command::Ping { count } => output.show(&ping(&client, *count)?, tables::ping)?,

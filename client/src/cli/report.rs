@@ -171,7 +171,7 @@ impl Output {
 }
 
 /// The wire's structures as scripts like them: whole, so without `more`; without `ext`, states in snake case.
-fn for_scripts(value: Value) -> Value {
+pub fn for_scripts(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let keep = fields.into_iter().filter(|(key, _)| key != "ext" && key != "more");

@@ -45,7 +45,7 @@ pub enum CheckState {
     Good,
     /// Worth knowing, nothing to mend.
     Note,
-    /// Keeps a GPU from being used.
+    /// Keeps something from working: a GPU from being used, a daemon from being reached.
     Problem,
 }
 

@@ -1,0 +1,123 @@
+//! The daemon stays up, says what is missing, and goes on once it is there: no descriptors, no memory, a full disk.
+//!
+//! What an administrator relies on, and where it is tried. `boot:` are scenarios of tests/boot/inside.py, under a real systemd
+//! (`cargo xtask boot`, which prints the figures), the others tests of this program.
+//!
+//! | | what | where |
+//! |---|---|---|
+//! | A1 | READY=1 with ten models registered and none loaded | `ready_comes_with_ten_models_and_none_mapped` |
+//! | A2 | killed at random moments under eight clients | boot: `survives_kills` (`--kills 100` for the whole bar) |
+//! | A2b | a crash loop, and past the start limit | boot: `comes_back_from_a_crash_loop` |
+//! | A3 | twenty restarts under load | boot: `restarts_under_load`, `restart_is_a_pause` |
+//! | A4 | SIGTERM with sixteen answers running | boot: `drains`; `lifecycle::a_stop_lets_running_answers_finish_and_refuses_new_ones`, `lifecycle::answers_that_do_not_finish_in_time_end_with_a_typed_error` |
+//! | A5 | something hangs | boot: `is_killed_when_hung`; which counts have to move: `daemon::watchdog::tests::one_count_that_stands_is_no_sign_of_life` |
+//! | A6 | a GPU that fails, hangs or is full | `broken_gpu::*`, `faults::*` |
+//! | A7 | memory is short | `pressure::*` |
+//! | A8 | nothing is left behind | `many::a_thousand_loads_and_unloads_leave_nothing`, `clients::a_client_that_goes_away_leaves_nothing_behind` |
+//! | A9 | EMFILE | `without_descriptors_nothing_spins`, `clients::a_daemon_without_descriptors_waits_for_some_and_recovers`, `descriptors::a_daemon_without_descriptors_says_so_and_keeps_its_names` |
+//! | A9 | ENOMEM | `a_model_for_which_there_is_no_memory_can_be_had_later` |
+//! | A9 | ENOSPC | `a_full_disk_takes_the_log_and_nothing_else` |
+//! | A9 | EACCES | `changes::a_file_that_lost_its_name_or_permissions_serves_on_what_is_mapped`, boot: `is_kept_from_all_else` |
+//! | | the clock jumps | times are monotonic: `outside_crates_stay_in_their_rooms` of tests/tidy keeps the other clock out |
+//! | | silent and slow peers | `frames::who_says_nothing_is_sent_away_and_who_stops_halfway_too`, `frames::who_does_not_read_is_dropped_and_others_are_served` |
+//! | | floods | `clients::connections_beyond_the_limit_are_refused_with_a_reason`, `clients::requests_of_a_uid_are_bounded` |
+
+use std::fs::File;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::ErrorCode;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+
+use crate::rig::{PATIENCE, Rig, TINY, answer, refusal, story};
+
+/// CPU time of a process in clock ticks, its threads' all together.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name, which may have spaces: state is field 3, utime 14, stime 15.
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn without_descriptors_nothing_spins() {
+    let mut rig = Rig::start_with_few_descriptors();
+    let held = rig.take_all_descriptors();
+    let (before, begun) = (cpu_ticks(rig.pid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    // CPU time and not time: a busy machine gives less of it, never more.
+    let (used, waited) = (cpu_ticks(rig.pid()) - before, begun.elapsed());
+    let ticks = waited.as_millis() as u64 * rustix::param::clock_ticks_per_second() / 1000;
+    assert!(used * 100 <= ticks * 5, "{used} of {ticks} ticks while no connection could be accepted");
+    drop(held);
+    rig.assert_serves();
+}
+
+#[test]
+fn a_model_for_which_there_is_no_memory_can_be_had_later() {
+    let mut rig = Rig::start();
+    rig.assert_serves();
+    // The kept model with 256 MiB behind its last tensor that nobody reads.
+    std::fs::copy(rig.model(TINY), rig.model("large")).unwrap();
+    File::options().write(true).open(rig.model("large")).unwrap().set_len(256 << 20).unwrap();
+    let pid = Pid::from_raw(rig.pid() as i32).unwrap();
+    let statm = std::fs::read_to_string(format!("/proc/{}/statm", rig.pid())).unwrap();
+    let pages: u64 = statm.split_whitespace().next().unwrap().parse().unwrap();
+    let now = pages * rustix::param::page_size() as u64;
+    // Room for some threads and their work, and not for the mapping.
+    let limit = |current| Rlimit { current, maximum: None };
+    prlimit(Some(pid), Resource::As, limit(Some(now + (128 << 20)))).unwrap();
+    let client = rig.client();
+    let error = refusal(client.load("large"));
+    assert_eq!((error.code, error.retryable), (ErrorCode::Busy as u16, true), "{error}");
+    assert!(error.message.contains("short of file descriptors or memory"), "{error}");
+    rig.assert_serves();
+    prlimit(Some(pid), Resource::As, limit(None)).unwrap();
+    assert!(client.load("large").unwrap().mapped_now);
+    rig.assert_serves();
+}
+
+#[test]
+fn a_full_disk_takes_the_log_and_nothing_else() {
+    let mut rig = Rig::idle();
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut child = rig.command().stderr(full()).stdout(full()).spawn().unwrap();
+    let client = rig.client();
+    answer(&client, &story(8)).unwrap();
+    client.load_file(&rig.model(TINY), Some("mine")).unwrap();
+    let pid = Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::HUP).unwrap();
+    assert_eq!(answer(&client, &story(8)).unwrap().text, ", there was a little girl");
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // And with a log that can be written.
+    rig.run();
+    rig.assert_serves();
+}
+
+#[test]
+fn ready_comes_with_ten_models_and_none_mapped() {
+    let mut rig = Rig::idle();
+    for number in 1..10 {
+        std::fs::copy(rig.model(TINY), rig.model(&format!("{TINY}-{number}"))).unwrap();
+    }
+    let path = rig.dir.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let begun = Instant::now();
+    let mut command = rig.command();
+    command.env("NOTIFY_SOCKET", &path);
+    rig.spawn(&mut command);
+    let mut bytes = [0; 4096];
+    let text = loop {
+        let read = manager.recv(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes[..read]).into_owned();
+        if text.contains("READY=1") {
+            break text;
+        }
+    };
+    println!("READY=1 after {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
+    assert!(text.contains("STATUS=serving 10 models"), "{text}");
+    assert_eq!(rig.client().status().unwrap().models_mapped, 0);
+    rig.assert_serves();
+}
