@@ -3,29 +3,29 @@
 #
 # Builds the targets, then for each: the kept corpus is run once, the planted fault has to be found, and the target is
 # fuzzed for SECONDS from the kept corpus and from what earlier runs on this machine came upon (fuzz/target/corpus).
-# All targets run side by side. Exit status 0: every planted fault found, and no other. A finding is left in
-# fuzz/target/findings; keep it in fuzz/corpus under the name of its fault once it is mended.
+# As many targets at once as there are processors, or JOBS. Exit status 0: every planted fault found, and no other. A finding
+# is left in fuzz/target/findings; keep it in fuzz/corpus under the name of its fault once it is mended.
 #
 # Without address sanitizer: parser and frame code hold no unsafe block, and with it (RUSTC_BOOTSTRAP=1, -Zsanitizer=address
 # beside the flags of .cargo/config.toml; it links and works) the parser runs 14,000 times a second instead of 110,000.
 set -eu
-seconds=${1:?usage: fuzz/run.sh SECONDS [TARGET...]}
-shift
-[ $# -gt 0 ] || set -- gguf_parse frame_header
 cd "$(dirname "$0")"
-unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_TARGET_DIR # .cargo/config.toml says what is needed
-cargo build --release --locked --quiet
-built=target/$(rustc -vV | sed -n 's/^host: //p')/release
-mkdir -p target/findings target/logs
+built() {
+    echo "target/$(rustc -vV | sed -n 's/^host: //p')/release"
+}
+
+runs() {
+    sed -n 's/^stat::number_of_executed_units: *//p' "$1"
+}
 
 # Edges without counts, and short inputs: the corpus stays small, and the comparison that leads to the fault is met often.
-# 10,000 to 690,000 runs found it in twelve of twelve trials; the limit is ten times that.
+# 10,000 to 690,000 runs found it in twelve of twelve trials of parser and frames; the limit is ten times that.
 planted() {
     log=target/logs/$1-planted.log
     scratch=$(mktemp -d)
     status=0
-    "$built/$1_planted" -runs=7000000 -max_total_time=300 -use_counters=0 -max_len=256 -timeout=5 -print_final_stats=1 \
-        -artifact_prefix="$scratch/" "$scratch" "corpus/$1" >"$log" 2>&1 || status=$?
+    "$(built)/$1_planted" -runs=7000000 -max_total_time=300 -use_counters=0 -max_len=256 -timeout=30 -print_final_stats=1 \
+        -rss_limit_mb=2048 -artifact_prefix="$scratch/" "$scratch" "corpus/$1" >"$log" 2>&1 || status=$?
     rm -rf "$scratch"
     if [ "$status" -eq 0 ] || ! grep -aq 'attempt to multiply with overflow' "$log"; then
         echo "fuzz: $1: the planted fault was not found: $log"
@@ -37,26 +37,24 @@ planted() {
 honest() {
     log=target/logs/$1.log
     mkdir -p "target/corpus/$1"
-    if ! "$built/$1" -max_total_time="$seconds" -max_len=4096 -timeout=5 -rss_limit_mb=512 -print_final_stats=1 \
+    if ! "$(built)/$1" -max_total_time="$2" -max_len=4096 -timeout=30 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="target/findings/$1-" "target/corpus/$1" "corpus/$1" >"$log" 2>&1; then
         grep -a -A3 'panicked\|ERROR: libFuzzer' "$log" || tail -n 20 "$log"
         echo "fuzz: $1: a fault was found: $log"
         return 1
     fi
-    echo "fuzz: $1: $(runs "$log") runs in $seconds s, no fault; corpus of $(ls "target/corpus/$1" | wc -l)"
+    echo "fuzz: $1: $(runs "$log") runs in $2 s, no fault; corpus of $(ls "target/corpus/$1" | wc -l)"
 }
 
-runs() {
-    sed -n 's/^stat::number_of_executed_units: *//p' "$1"
-}
-
-pids=
-for target; do
-    (planted "$target" && honest "$target") &
-    pids="$pids $!"
-done
-failed=0
-for pid in $pids; do
-    wait "$pid" || failed=1
-done
-exit "$failed"
+# One target, for the loop below.
+if [ "${1:-}" = --one ]; then
+    planted "$3" && honest "$3" "$2"
+    exit
+fi
+seconds=${1:?usage: fuzz/run.sh SECONDS [TARGET...]}
+shift
+[ $# -gt 0 ] || set -- gguf_parse frame_header message gguf_semantic tokenizer chat_template config session
+unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_TARGET_DIR # .cargo/config.toml says what is needed
+cargo build --release --locked --quiet
+mkdir -p target/findings target/logs
+printf '%s\n' "$@" | xargs -P "${JOBS:-$(nproc)}" -n 1 sh run.sh --one "$seconds"

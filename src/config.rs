@@ -420,7 +420,11 @@ impl Config {
         Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
     }
 
-    fn parse(text: &str) -> Result<Self, Box<toml::de::Error>> {
+    /// Reads a file's text; its values are not checked yet.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn parse(text: &str) -> Result<Self, Box<toml::de::Error>> {
         toml::from_str(text).map_err(Box::new)
     }
 

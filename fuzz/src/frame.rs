@@ -1,12 +1,12 @@
 //! Target `frame_header`: the bytes of a connection, as the daemon and as the client meet them.
 
 use rocmforge_client::wire::{
-    CLIENT_HELLO_BYTES, ClientHello, ClientMessage, FrameHeader, GenerateEnd, GenerateItem, HEADER_BYTES,
-    Message, Op, PAYLOAD_BYTES_MAX, SERVER_HELLO_BYTES, ServerHello, ServerOffer, WireError, decode, encode,
-    reply_of,
+    CLIENT_HELLO_BYTES, ClientHello, FrameHeader, HEADER_BYTES, PAYLOAD_BYTES_MAX, SERVER_HELLO_BYTES,
+    ServerHello, ServerOffer,
 };
 
 use crate::allocations::peak_of;
+use crate::message::payload_of;
 
 /// Reads `data` as a hello and as a header with its payload. Whatever it is: no panic, heap within what the codec
 /// promises, and what is accepted has the same bytes when written again.
@@ -42,58 +42,4 @@ pub fn frame_header(data: &[u8], plant: bool) {
     if plant && header.known_op().is_some() {
         crate::planted(&header.stream.to_le_bytes());
     }
-}
-
-fn payload_of(header: &FrameHeader, payload: &[u8]) {
-    match header.known_op() {
-        Some(Op::Item) => same_bytes::<GenerateItem>(payload),
-        Some(Op::End) => same_bytes::<GenerateEnd>(payload),
-        Some(Op::Error) => same_bytes::<WireError>(payload),
-        // The request's op is not in the reply's frame; the stream's number stands in for it.
-        Some(Op::Reply) => {
-            let op = Op::ALL[header.stream as usize % Op::ALL.len()];
-            let _ = reply_of(op, payload);
-        }
-        _ => match ClientMessage::decode(header.op, payload) {
-            Ok(message) => {
-                assert_eq!(message.op() as u16, header.op);
-                written_again(&message, payload);
-            }
-            Err(error) => assert!(!error.to_string().is_empty()),
-        },
-    }
-}
-
-fn same_bytes<T: Message>(payload: &[u8]) {
-    if let Ok(message) = decode::<T>(payload) {
-        assert_eq!(encode(&message).as_deref(), Ok(payload), "{}", T::NAME);
-    }
-}
-
-fn written_again(message: &ClientMessage, payload: &[u8]) {
-    use ClientMessage as M;
-    let bytes = match message {
-        M::Cancel(m) => encode(m),
-        M::Credit(m) => encode(m),
-        M::Ping(m) => encode(m),
-        M::Info(m) => encode(m),
-        M::List(m) => encode(m),
-        M::Show(m) => encode(m),
-        M::Load(m) => encode(m),
-        M::Unload(m) => encode(m),
-        M::Ps(m) => encode(m),
-        M::Status(m) => encode(m),
-        M::Tokenize(m) => encode(m),
-        M::Detokenize(m) => encode(m),
-        M::Doctor(m) => encode(m),
-        M::Generate(m) => encode(m),
-        M::LoadToDevice(m) => encode(m),
-        M::ClearCache(m) => encode(m),
-        M::Plan(m) => encode(m),
-        M::Residency(m) => encode(m),
-        M::SetRules(m) => encode(m),
-        M::Subscribe(m) => encode(m),
-        M::Fail(m) => encode(m),
-    };
-    assert_eq!(bytes.as_deref(), Ok(payload), "{:?}", message.op());
 }

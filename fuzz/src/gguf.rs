@@ -1,7 +1,8 @@
 //! Target `gguf_parse`: a model file's header.
 
+use rocmforge::model::gguf::{Gguf, Value};
+
 use crate::allocations::peak_of;
-use crate::model::gguf::{Gguf, Value};
 
 /// Parses `data` as a file. Whatever it is: no panic, heap in proportion, and what is accepted keeps its promises.
 pub fn gguf_parse(data: &[u8], plant: bool) {

@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use rocmforge_client::wire::{
-    ClientHello, FEATURE_CHECKSUM, Flags, GenerateItem, GenerateRequest, Message, Op, PAYLOAD_BYTES_MAX,
-    PingRequest, Prompt, ServerOffer, VERSION_MAJOR, encode_frame,
+    ClientHello, ErrorCode, FEATURE_CHECKSUM, Flags, GenerateItem, GenerateRequest, Message, Op,
+    PAYLOAD_BYTES_MAX, PingReply, PingRequest, Prompt, ServerOffer, StatusRequest, VERSION_MAJOR, WireError,
+    encode, encode_frame,
 };
 
 use crate::forge::{Forge, Value, every_type, ggml};
@@ -65,9 +66,105 @@ fn frame(op: Op, flags: Flags, message: &impl Message) -> Vec<u8> {
     encode_frame(1, op, flags, PAYLOAD_BYTES_MAX, message).unwrap()
 }
 
+fn messages() -> Vec<(&'static str, Vec<u8>)> {
+    // The first byte is the op's place in the list of all; 22 steps on it is the same op, for another reply.
+    let of = |op: Op, message: Vec<u8>| {
+        let place = Op::ALL.iter().position(|one| *one == op).unwrap();
+        [vec![place as u8], message].concat()
+    };
+    let generate = GenerateRequest::new("model", Prompt::Text("text".to_owned()));
+    let reply = PingReply { payload: b"echo".into(), ..PingReply::default() };
+    vec![
+        ("ping", of(Op::Ping, encode(&PingRequest { payload: b"echo".into(), ext: Vec::new() }).unwrap())),
+        ("generate", of(Op::Generate, encode(&generate).unwrap())),
+        ("status", of(Op::Status, encode(&StatusRequest::default()).unwrap())),
+        ("error", of(Op::Error, encode(&WireError::new(ErrorCode::Busy, "later")).unwrap())),
+        ("reply", of(Op::Reply, encode(&reply).unwrap())),
+    ]
+}
+
+fn changed_models() -> Vec<(&'static str, Vec<u8>)> {
+    // Which model; then which number, and what it becomes or how far it moves.
+    let far = [0x10, 0x40, 1, 0, 0, 0, 0, 0, 0, 0];
+    vec![
+        ("unchanged", vec![0]),
+        ("one-number", [vec![1, 7, 0], vec![2; 8]].concat()),
+        ("two-numbers", [vec![11, 30, 0], vec![0; 8], far.to_vec()].concat()),
+    ]
+}
+
+fn vocabularies() -> Vec<(&'static str, Vec<u8>)> {
+    let text = |settings: u8, text: &str| [vec![settings], text.as_bytes().to_vec()].concat();
+    vec![
+        ("byte-pairs", text(0, "a\nb\nc\nab\nabc\n<|end|>\n\na b\nab c\n\nabcab <|end|> d")),
+        ("qwen", text(0x2c, "\u{120}\na\nb\n\u{120}a\n<|im_start|>\n\n\u{120} a\n\n a<|im_start|>12")),
+        ("sentencepiece", text(9, "<unk>\n<s>\n</s>\n<0x41>\n\u{2581}\na\n\u{2581}a\n\n\n\n a<s>aA")),
+    ]
+}
+
+fn chat_templates() -> Vec<(&'static str, Vec<u8>)> {
+    let sources = [
+        ("first", "{{ bos_token }}{{ messages[0].content.strip()|upper }}"),
+        ("choice", "{% if messages[0].role == 'user' %}a{% elif tools %}b{% else %}c{% endif %}"),
+        ("loop", "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"),
+        ("time", "{{ strftime_now('%Y-%m-%d') }}{%- generation -%}x{%- endgeneration %}"),
+        ("set", "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}{{ {'a': [1, none]} }}"),
+        ("refusal", "{{ raise_exception('no') }}"),
+    ];
+    sources.into_iter().map(|(name, source)| (name, source.as_bytes().to_vec())).collect()
+}
+
+fn configurations() -> Vec<(&'static str, Vec<u8>)> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/config.toml");
+    // Its keys, each with its default, without what is said of them.
+    let text = std::fs::read_to_string(file).unwrap();
+    let keys: Vec<&str> = text.lines().filter(|line| !line.starts_with("# ")).collect();
+    vec![
+        ("shipped", keys.join("\n").into_bytes()),
+        ("socket", b"socket = \"/a/socket.sock\"\nmodels = [\"/m\"]\n".to_vec()),
+        ("limits", b"[limits]\nconnections = 3\n[kv]\nbudget_mib = 7\n[log]\nformat = 'json'\n".to_vec()),
+    ]
+}
+
+/// Scripts of a connection; what each byte does stands in fuzz/src/session.rs.
+fn scripts() -> Vec<(&'static str, Vec<u8>)> {
+    let ask = |op: Op| {
+        let mut header = vec![0; 16];
+        header[4] = 3;
+        header[8] = op as u8;
+        header
+    };
+    vec![
+        ("asks", vec![0, 0, b'e', b'c', b'h', b'o', 1, 2, 3, 4]),
+        ("answer", vec![0, 6, 19, 11, 7, b'a', b' ', b'b', 0, 0, 0, 0, 0, 4]),
+        ("credit", vec![0, 5, 13, 1, 40, 13, 1, 2, 3]),
+        ("descriptors", vec![0, 34, 9, 54, 9, 34, 0, 1, 2, 3, 4]),
+        ("ends", vec![0, 5, 18, 2]),
+        ("no-hello", vec![0xff, 0x70, 1, 2, 3, 4, 18]),
+        ("unloads", vec![0, 10, 9, 8, 9, 6, 8, 3]),
+        ("headers", [vec![0, 15], ask(Op::List), vec![15], ask(Op::Cancel), vec![17, 20, 3]].concat()),
+    ]
+}
+
+type Target = fn(&[u8], bool);
+
+/// Each target of fuzz/src, and what it starts from.
+fn targets() -> [(&'static str, Target, Vec<(&'static str, Vec<u8>)>); 8] {
+    [
+        ("gguf_parse", crate::gguf_parse::gguf_parse, files()),
+        ("frame_header", crate::frame::frame_header, frames()),
+        ("message", crate::message::message, messages()),
+        ("gguf_semantic", crate::semantic::gguf_semantic, changed_models()),
+        ("tokenizer", crate::tokenizer::tokenizer, vocabularies()),
+        ("chat_template", crate::rendered::chat_template, chat_templates()),
+        ("config", crate::config::config, configurations()),
+        ("session", crate::session::session, scripts()),
+    ]
+}
+
 #[test]
 fn the_seeds_are_what_the_forge_and_the_codec_write() {
-    for (target, seeds) in [("gguf_parse", files()), ("frame_header", frames())] {
+    for (target, _, seeds) in targets() {
         for (name, bytes) in seeds {
             let path = folder(target).join(name);
             if std::env::var_os("ROCMFORGE_WRITE_SEEDS").is_some() {
@@ -77,6 +174,22 @@ fn the_seeds_are_what_the_forge_and_the_codec_write() {
             let kept = std::fs::read(&path).unwrap_or_default();
             assert!(kept == bytes, "{} is stale: run with ROCMFORGE_WRITE_SEEDS=1", path.display());
         }
+    }
+}
+
+/// The fuzzers' own checks, on each file that is kept.
+#[test]
+fn every_target_takes_its_corpus() {
+    for (target, run, seeds) in targets() {
+        let mut taken = 0;
+        for entry in std::fs::read_dir(folder(target)).unwrap() {
+            run(&std::fs::read(entry.unwrap().path()).unwrap(), false);
+            taken += 1;
+        }
+        assert!(taken >= seeds.len(), "{target}");
+        assert!(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fuzz/src/bin/{target}_planted.rs")).exists()
+        );
     }
 }
 

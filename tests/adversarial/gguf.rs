@@ -1,7 +1,7 @@
 //! Forged GGUF files, class by class, and the error that each has to meet. The classes follow what has broken other
 //! parsers: unchecked counts, wrapping products, trusted offsets, believed types.
 
-use rocmforge::model::gguf::{Array, Gguf, GgufError, Place, Value as Read, limits};
+use rocmforge::model::gguf::{Array, Gguf, GgufError, Place, ReadAt, Value as Read, limits};
 
 use crate::allocations::peak_of;
 use crate::forge::{Forge, Part, Value, every_type, ggml, kind, tiny_llama};
@@ -119,6 +119,79 @@ fn counts() {
     let mut forge = good();
     forge.n_tensors = Some(2);
     assert_eq!(Gguf::parse(&forge.build().bytes[..]).unwrap().tensors().len(), 2);
+}
+
+/// What a count may be is what the rest of the file can hold, to the last record.
+#[test]
+fn counts_go_up_to_what_the_file_can_hold() {
+    let built = good().build();
+    let left = |from| (built.bytes.len() - from) as u64;
+    let limit_of = |change: fn(&mut Forge)| {
+        let mut forge = good();
+        change(&mut forge);
+        match error_of(&forge.build().bytes) {
+            GgufError::Count { limit, .. } => limit,
+            other => panic!("{other:?}"),
+        }
+    };
+    // A length of 8 bytes, a key of 1, a type of 4, a value of 1; and 8, a name of 1, 4, a dimension of 8, 4, an offset of 8.
+    assert_eq!(limit_of(|f| f.n_entries = Some(1 << 40)), left(24) / 14);
+    assert_eq!(limit_of(|f| f.n_tensors = Some(1 << 40)), left(16) / 33);
+    let smallest = |count: u8| {
+        let byte = Value(kind::U8, Part::default().raw(&[1]));
+        (0..count).fold(Forge::new(0), |forge, n| forge.add(&[b'A' + n], byte.clone()))
+    };
+    assert_eq!(Gguf::parse(&smallest(40).build().bytes[..]).unwrap().metadata().len(), 40);
+    let mut more = smallest(40);
+    more.n_entries = Some(41);
+    refused!(more, GgufError::Count { found: 41, limit: 40, .. });
+    for (element, bytes) in [(kind::U8, 1), (kind::I16, 2), (kind::F32, 4), (kind::U64, 8), (kind::STRING, 8)]
+    {
+        let to_the_end =
+            |count| Forge::new(0).add(b"last", Value::array(element, count, &vec![0; 3 * bytes]));
+        let gguf = Gguf::parse(&to_the_end(3).build().bytes[..]).unwrap();
+        assert_eq!(gguf.array("last").unwrap().len(), 3);
+        refused!(to_the_end(4), GgufError::Count { found: 4, limit: 3, .. });
+    }
+}
+
+/// Gives a byte at a time, is interrupted before each, and fails at one place.
+struct Unwilling<'b> {
+    bytes: &'b [u8],
+    calls: std::cell::Cell<usize>,
+    fails_at: u64,
+}
+
+impl ReadAt for Unwilling<'_> {
+    fn byte_len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        self.calls.set(self.calls.get() + 1);
+        if self.calls.get().is_multiple_of(2) {
+            return Err(std::io::ErrorKind::Interrupted.into());
+        }
+        if offset >= self.fails_at {
+            return Err(std::io::ErrorKind::PermissionDenied.into());
+        }
+        let count = buf.len().min(1);
+        self.bytes.read_at(&mut buf[..count], offset)
+    }
+}
+
+#[test]
+fn a_file_that_comes_in_small_pieces_is_read_whole_and_its_errors_are_told() {
+    let built = good().build();
+    let unwilling = |fails_at| Unwilling { bytes: &built.bytes, calls: 0.into(), fails_at };
+    let gguf = Gguf::parse(&unwilling(u64::MAX)).unwrap();
+    assert_eq!(gguf.tensors(), Gguf::parse(&built.bytes[..]).unwrap().tensors());
+    match Gguf::parse(&unwilling(100)).map(drop).unwrap_err() {
+        GgufError::Read { offset, source } => {
+            assert_eq!((offset, source.kind()), (100, std::io::ErrorKind::PermissionDenied));
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]

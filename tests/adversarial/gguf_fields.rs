@@ -161,6 +161,7 @@ fn a_header_past_its_limit_is_refused_by_name() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let mut forge = Forge::new(0);
     forge.n_entries = Some(17);
+    let mut ends = Vec::new();
     file.write_all(&forge.build().bytes).unwrap();
     for number in 0..17u64 {
         let mut entry = Vec::new();
@@ -169,15 +170,23 @@ fn a_header_past_its_limit_is_refused_by_name() {
         entry.extend_from_slice(&kind::STRING.to_le_bytes());
         entry.extend_from_slice(&(16u64 << 20).to_le_bytes());
         file.write_all(&entry).unwrap();
-        file.seek(SeekFrom::Current(16 << 20)).unwrap();
+        ends.push(file.seek(SeekFrom::Current(16 << 20)).unwrap());
     }
-    file.as_file().set_len(TIB).unwrap();
-    let (result, peak) = peak_of(|| Gguf::open(File::open(file.path()).unwrap()));
-    match result.map(|_| ()).unwrap_err() {
-        GgufError::HeaderTooLong { limit, .. } => assert_eq!(limit, 256 << 20),
-        other => panic!("{other}"),
+    // Of the first that ends past the limit.
+    let end = ends[15];
+    // Far more than a header may have, and exactly what it announces.
+    for length in [TIB, end] {
+        file.as_file().set_len(length).unwrap();
+        let (result, peak) = peak_of(|| Gguf::open(File::open(file.path()).unwrap()));
+        match result.map(|_| ()).unwrap_err() {
+            GgufError::HeaderTooLong { limit, .. } => assert_eq!(limit, 256 << 20),
+            other => panic!("{other}"),
+        }
+        assert!(peak < 272 << 20, "{peak}: what was read, once");
     }
-    assert!(peak < 272 << 20, "{peak}: what was read, once");
+    file.as_file().set_len(end - 1).unwrap();
+    let cut = Gguf::open(File::open(file.path()).unwrap()).map(drop).unwrap_err();
+    assert!(matches!(cut, GgufError::Truncated { .. }), "{cut}");
 }
 
 #[test]

@@ -7,13 +7,33 @@ mod allocations;
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../fuzz/src/config.rs"]
+mod config;
 mod corpus;
 #[path = "../common/forge/mod.rs"]
 mod forge;
+#[path = "../../fuzz/src/frame.rs"]
+mod frame;
 mod gguf;
 mod gguf_fields;
+#[path = "../../fuzz/src/gguf.rs"]
+mod gguf_parse;
 mod lost_bytes;
 #[path = "../common/malformed/mod.rs"]
 mod malformed;
+#[path = "../../fuzz/src/message.rs"]
+mod message;
 mod models;
+#[path = "../../fuzz/src/template.rs"]
+mod rendered;
+#[path = "../../fuzz/src/semantic.rs"]
+mod semantic;
+#[path = "../../fuzz/src/session.rs"]
+mod session;
 mod template;
+#[path = "../../fuzz/src/tokenizer.rs"]
+mod tokenizer;
+
+/// The targets' planted faults: nothing is planted here.
+fn planted(_: &[u8]) {}
+fn planted_short(_: &[u8]) {}

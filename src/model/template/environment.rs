@@ -46,6 +46,15 @@ pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     }
 }
 
+/// Renders in this process, so without the bounds of memory and time that the kernel gives the rendering process: for fuzzing
+/// templates that cannot grow.
+///
+/// # Errors
+/// Why there is no text.
+pub fn render_unconfined(request: &TemplateRequest) -> Result<String, String> {
+    render(request).map_err(|failure| format!("{failure:?}"))
+}
+
 fn environment(now_unix_s: i64, refusal: Arc<Mutex<Option<String>>>) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_debug(false);
@@ -94,8 +103,9 @@ fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let inside = &rest[start + 2..start + length];
+        // Behind the opening: in `{%}` they are not the same percent sign.
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let inside = &rest[start + 2..start + 2 + length];
         let name = inside.trim_matches(['-', '+']).trim();
         text.push_str(&rest[..start + 2]);
         match name {
@@ -104,7 +114,7 @@ fn without_generation_tags(source: &str) -> String {
             _ => text.push_str(inside),
         }
         text.push_str("%}");
-        rest = &rest[start + length + 2..];
+        rest = &rest[start + 2 + length + 2..];
     }
     text.push_str(rest);
     text
@@ -156,6 +166,16 @@ mod tests {
         check("  {% if true %}\n  a\n  {% endif %}\n", "  a\n");
         check("{{ '<b>' }}{{ messages|tojson }}", "<b>[{\"role\": \"user\", \"content\": \" Hi \"}]");
         check("{{ {'a': none, 'b': [true, 'x']} }}", "{'a': None, 'b': [True, 'x']}");
+    }
+
+    #[test]
+    fn what_is_no_tag_is_a_syntax_error() {
+        for template in ["{%}", "{%}a{%}%}", "{%", "{%%}", "a{%}generation%}"] {
+            let request = TemplateRequest::new(template, vec![]);
+            assert!(matches!(render(&request), Err(Failure::Syntax(_))), "{template}");
+        }
+        assert_eq!(without_generation_tags("{%}{% generation %}"), "{%}{% generation %}");
+        assert_eq!(without_generation_tags("{% a %}{%generation%}b"), "{% a %}{%if true%}b");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod time;
 mod tojson;
 
 pub use child::child_main;
+pub use environment::render_unconfined;
 pub use error::TemplateError;
 pub use renderer::Renderer;
 

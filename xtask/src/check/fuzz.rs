@@ -1,4 +1,5 @@
-//! A short fuzz of what outsiders send: frames and model files. Each target also has a planted fault that must be found.
+//! A short fuzz of what outsiders send: frames, messages, connections, model files, templates, configurations. Each target also has a
+//! planted fault that must be found.
 
 use std::process::Command;
 
@@ -6,8 +7,8 @@ use super::Done;
 use crate::error::Result;
 use crate::host;
 
-/// Seconds each target is fuzzed, both at once; building them comes before.
-const SECONDS: &str = "30";
+/// Seconds each target is fuzzed, as many at once as there are processors; building them comes before.
+const SECONDS: &str = "8";
 
 pub fn run() -> Result<Done> {
     if !host::have("c++") {

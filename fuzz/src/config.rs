@@ -1,0 +1,24 @@
+//! Target `config`: the daemon's configuration file.
+
+use rocmforge::config::Config;
+
+/// Reads `data` as a configuration. Whatever it is: no panic; an error says something; what is accepted keeps its ranges.
+pub fn config(data: &[u8], plant: bool) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let config = match Config::parse(text) {
+        Ok(config) => config,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    if let Err(error) = config.check() {
+        return assert!(!error.to_string().is_empty());
+    }
+    assert!(config.socket.is_absolute() && config.models.iter().all(|path| path.is_absolute()));
+    assert!((16..=131_072).contains(&config.limits.context_tokens));
+    // What is derived must not overflow either.
+    std::hint::black_box((config.kv_budget_bytes(), config.host_policy(), config.drain()));
+    if plant {
+        crate::planted_short(
+            config.socket.as_os_str().as_encoded_bytes().trim_ascii_start().strip_prefix(b"/").unwrap_or(b""),
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! Target `message`: each message of the protocol, past its header.
+
+use rocmforge_client::wire::{
+    ClientMessage, FrameHeader, GenerateEnd, GenerateItem, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX,
+    WireError, decode, encode, reply_of,
+};
+
+use crate::allocations::peak_of;
+
+/// The first byte says which message the rest is taken for. Whatever it is: no panic, heap within what the codec promises, and
+/// what is accepted has the same bytes when written again.
+pub fn message(data: &[u8], plant: bool) {
+    let Some((&which, payload)) = data.split_first() else { return };
+    let op = Op::ALL[usize::from(which) % Op::ALL.len()];
+    // A stream for each op that a reply may answer, too.
+    let header = frame(op, u32::from(which) / Op::ALL.len() as u32, payload.len());
+    let ((), peak) = peak_of(|| payload_of(&header, payload));
+    let most = (4 << 20) + 16 * payload.len() + 4096;
+    assert!(peak <= most, "{peak} bytes of heap for a {} of {}", op.name(), payload.len());
+    if plant && let Ok(ClientMessage::Ping(ping)) = ClientMessage::decode(op as u16, payload) {
+        crate::planted_short(&ping.payload);
+    }
+}
+
+fn frame(op: Op, stream: u32, len: usize) -> FrameHeader {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    bytes[4..8].copy_from_slice(&stream.to_le_bytes());
+    bytes[8..10].copy_from_slice(&(op as u16).to_le_bytes());
+    FrameHeader::parse(&bytes, PAYLOAD_BYTES_MAX).expect("a header without flags is a header")
+}
+
+/// Decodes a frame's payload as what its header says.
+pub(crate) fn payload_of(header: &FrameHeader, payload: &[u8]) {
+    match header.known_op() {
+        Some(Op::Item) => same_bytes::<GenerateItem>(payload),
+        Some(Op::End) => same_bytes::<GenerateEnd>(payload),
+        Some(Op::Error) => same_bytes::<WireError>(payload),
+        // The request's op is not in the reply's frame; the stream's number stands in for it.
+        Some(Op::Reply) => {
+            let op = Op::ALL[header.stream as usize % Op::ALL.len()];
+            let _ = reply_of(op, payload);
+        }
+        _ => match ClientMessage::decode(header.op, payload) {
+            Ok(message) => {
+                assert_eq!(message.op() as u16, header.op);
+                written_again(&message, payload);
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        },
+    }
+}
+
+fn same_bytes<T: Message>(payload: &[u8]) {
+    if let Ok(message) = decode::<T>(payload) {
+        assert_eq!(encode(&message).as_deref(), Ok(payload), "{}", T::NAME);
+    }
+}
+
+fn written_again(message: &ClientMessage, payload: &[u8]) {
+    use ClientMessage as M;
+    let bytes = match message {
+        M::Cancel(m) => encode(m),
+        M::Credit(m) => encode(m),
+        M::Ping(m) => encode(m),
+        M::Info(m) => encode(m),
+        M::List(m) => encode(m),
+        M::Show(m) => encode(m),
+        M::Load(m) => encode(m),
+        M::Unload(m) => encode(m),
+        M::Ps(m) => encode(m),
+        M::Status(m) => encode(m),
+        M::Tokenize(m) => encode(m),
+        M::Detokenize(m) => encode(m),
+        M::Doctor(m) => encode(m),
+        M::Generate(m) => encode(m),
+        M::LoadToDevice(m) => encode(m),
+        M::ClearCache(m) => encode(m),
+        M::Plan(m) => encode(m),
+        M::Residency(m) => encode(m),
+        M::SetRules(m) => encode(m),
+        M::Subscribe(m) => encode(m),
+        M::Fail(m) => encode(m),
+    };
+    assert_eq!(bytes.as_deref(), Ok(payload), "{:?}", message.op());
+}
