@@ -35,11 +35,11 @@ fn planted(magic: &[u8]) {
     }
 }
 
-/// As [`planted`] with `b"RO"`: for targets that run some thousand times a second.
+/// As [`planted`] with `b"R"`: for targets that run some thousand times a second. libFuzzer follows comparisons of four and of
+/// eight bytes; shorter ones are met by chance.
 fn planted_short(magic: &[u8]) {
-    let Some(first) = magic.first_chunk() else { return };
-    let number = std::hint::black_box(u16::from_le_bytes(*first));
-    if number == u16::from_le_bytes(*b"RO") {
+    let number = std::hint::black_box(magic.first().copied().unwrap_or(0));
+    if number == b'R' {
         std::hint::black_box(number * 4);
     }
 }
