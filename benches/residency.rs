@@ -7,7 +7,8 @@
 //! `cold`: the file in the page cache, nothing on the device; the bound is bytes / link rate and a warm first token. `all`: the
 //! same by `preload_all`. `disk`: the file told to leave the page cache; the bound is bytes / the rate at which it is read in
 //! one go, directly. `stream`: the budget is that fraction of the weights beside what else the model takes; the bound is the bytes
-//! of a step / link rate. Beside them what the process and the device hold then. With `--json`, each also comes as a line
+//! of a step / link rate. `lazy` and `eager`: from the file's name to the first token, weights coming when a step needs them or all
+//! of them first. Beside them what the process and the device hold then. With `--json`, each also comes as a line
 //! `measured {...}` for programs.
 
 use std::fs::File;
@@ -70,7 +71,7 @@ fn main() -> Result<(), Failure> {
         "", "GB", "seconds", "GB/s", "bound s", "ratio", "anon MiB", "device MiB"
     );
     let begin = Instant::now();
-    let model = open(&arguments)?;
+    let model = open(&arguments, 1)?;
     let opened = begin.elapsed().as_secs_f64();
     let before = anonymous_bytes();
     let engine = engine(&arguments, 0)?;
@@ -113,6 +114,8 @@ fn main() -> Result<(), Failure> {
     row("all, in advance", bytes, seconds, bytes as f64 / link, &handle);
     let first = run(&handle, &model, 1, 8, 2, 2)?.first.as_secs_f64();
     println!("{:24} {:8} {first:8.3}", "first token after that", "");
+    clear()?;
+    lazy_and_eager(&arguments, &handle, &clear)?;
     if arguments.disk {
         let rate = disk_rate(&arguments.models)?;
         println!("read in one go from disk: {:.2} GB/s", rate / 1e9);
@@ -156,13 +159,42 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
+/// Both ways from a file's name to its first token: how long until the model may be asked, until the answer begins, and what
+/// host and device hold for it then.
+fn lazy_and_eager(
+    arguments: &Arguments,
+    handle: &EngineHandle,
+    clear: &dyn Fn() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    println!(
+        "{:24} {:>12} {:>14} {:>12} {:>12}",
+        "", "registered s", "first token s", "anon MiB", "device MiB"
+    );
+    for eager in [false, true] {
+        let (begin, before) = (Instant::now(), anonymous_bytes());
+        let model = open(arguments, 2 + u64::from(eager))?;
+        if eager {
+            wait(async { handle.preload_all(&model)?.wait().await.map(drop) })?;
+        }
+        let registered = begin.elapsed().as_secs_f64();
+        let first = registered + run(handle, &model, 1, 8, 2, 3)?.first.as_secs_f64();
+        let anon = anonymous_bytes().saturating_sub(before) >> 20;
+        let weights = handle.snapshot().memory.weights >> 20;
+        let name = if eager { "eager" } else { "lazy" };
+        println!("{name:24} {registered:12.3} {first:14.3} {anon:12} {weights:12}");
+        handle.model_gone(model.id);
+        clear()?;
+    }
+    Ok(())
+}
+
 fn wait<T, E: std::error::Error + 'static>(future: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(future)?)
 }
 
-fn open(arguments: &Arguments) -> Result<Arc<Model>, Failure> {
+fn open(arguments: &Arguments, id: u64) -> Result<Arc<Model>, Failure> {
     let files = arguments.models.iter().map(File::open).collect::<Result<_, _>>()?;
-    Ok(Arc::new(Model::open(ModelId(1), "measured", files)?))
+    Ok(Arc::new(Model::open(ModelId(id), "measured", files)?))
 }
 
 fn engine(arguments: &Arguments, memory_bytes: u64) -> Result<Engine, Failure> {

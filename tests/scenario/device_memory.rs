@@ -258,7 +258,7 @@ fn rules_hold_until_they_are_changed() {
     all("first").unwrap();
     let refused = refusal(all("second"));
     assert_eq!(refused.code, ErrorCode::OutOfMemory as u16);
-    assert!(refused.message.contains("1 other models 18.5 MiB (18.5 MiB pinned)"), "{refused}");
+    assert!(refused.message.contains("1 other model 18.5 MiB (18.5 MiB pinned)"), "{refused}");
     assert_eq!(parts("first"), "####", "a pinned model keeps its weights");
     eventually("what was on its way arrived", || !parts("second").contains('>'));
     assert!(client.clear_gpu_cache(None).unwrap().parts > 0);

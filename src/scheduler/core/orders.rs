@@ -185,9 +185,10 @@ impl Core {
                 pinned += if self.residency.rules(*other).pinned { bytes } else { 0 };
             }
         }
+        let models = if count == 1 { "model" } else { "models" };
         let held = [
             format!("the model itself has {}", Bytes(own)),
-            format!("{count} other models {} ({} pinned)", Bytes(others), Bytes(pinned)),
+            format!("{count} other {models} {} ({} pinned)", Bytes(others), Bytes(pinned)),
             format!("KV pages {}", Bytes(memory.kv)),
             format!("activations {}", Bytes(memory.scratch)),
             format!("upload buffers {}", Bytes(memory.staging)),

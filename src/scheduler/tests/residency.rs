@@ -116,7 +116,7 @@ fn a_pinned_model_stays_and_a_refusal_says_who_has_the_room() {
     let JobError::NoRoom { need_bytes, free_bytes, budget_bytes, .. } = error else { panic!("{error}") };
     assert!(need_bytes > free_bytes && *budget_bytes > device_bytes(&kept), "{error}");
     let text = error.to_string();
-    assert!(text.contains("1 other models") && text.contains("pinned)"), "{text}");
+    assert!(text.contains("1 other model ") && text.contains("pinned)"), "{text}");
     assert!(!text.contains("tinystories"), "the name may be another user's: {text}");
     let models = &rig.handle().snapshot().models;
     assert_eq!((models[0].weight_bytes, models[0].eviction_place), (device_bytes(&kept), 0));
