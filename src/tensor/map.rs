@@ -214,6 +214,16 @@ impl MappedFile {
         Ok(())
     }
 
+    /// Has the kernel begin to read these bytes into its page cache, all at once: reads that several threads do look random to it,
+    /// and it reads little ahead of them. Only a hint; those that are there already cost a look each.
+    pub fn will_need(&self, range: &Range<u64>) {
+        let length = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
+        if length.is_some() {
+            // What it refuses it may as well ignore.
+            let _ = rustix::fs::fadvise(&self.file, range.start, length, rustix::fs::Advice::WillNeed);
+        }
+    }
+
     /// Fails when the file lost bytes under the mapping (SIGBUS was caught) since it was mapped. One atomic load.
     ///
     /// # Errors

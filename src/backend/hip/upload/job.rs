@@ -243,6 +243,11 @@ impl Part<'_> {
         (range.end - range.start) as usize // at most BUFFER_BYTES
     }
 
+    /// Says that it is about to be read.
+    pub fn will_need(&self) {
+        self.job.tensor.file().will_need(&self.range());
+    }
+
     /// Reads it into the first of `out`'s bytes.
     ///
     /// # Errors
