@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::backend::hip::UploadPath;
+use crate::backend::hip::{FileReads, UploadPath};
 use crate::backend::{Activations, KvType};
 use crate::model::pages::{HostPolicy, Residency};
 
@@ -129,6 +129,8 @@ pub struct Device {
     pub activations: Activations,
     /// How weights get to a GPU.
     pub upload: UploadPath,
+    /// How they are read.
+    pub reads: FileReads,
     /// Threads that read model files for a GPU; 0 for three quarters of the processor's cores and at most 12.
     pub upload_threads: usize,
     /// Whether decode steps are replayed from recorded graphs.
@@ -146,6 +148,7 @@ impl Default for Device {
             index: 0,
             activations: Activations::default(),
             upload: UploadPath::default(),
+            reads: FileReads::default(),
             upload_threads: 0,
             graphs: Graphs::default(),
             memory_mib: 0,

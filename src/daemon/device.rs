@@ -59,6 +59,7 @@ fn hip_options(config: &Config) -> HipOptions {
         activations: device.activations,
         kv: config.kv.kind,
         upload: device.upload,
+        reads: device.reads,
         upload_threads: device.upload_threads,
         graphs: device.graphs == Graphs::Auto,
         memory_bytes: device.memory_mib << 20,

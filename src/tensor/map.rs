@@ -21,7 +21,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FileType, OFlags};
 
@@ -105,6 +105,8 @@ pub struct MappedFile {
     watched: Watched,
     map: memmap2::Mmap,
     file: File,
+    /// For reads past the page cache, once somebody wanted them; `None` in it where there are none.
+    direct: OnceLock<Option<File>>,
     identity: FileIdentity,
 }
 
@@ -156,7 +158,7 @@ impl MappedFile {
         // SAFETY: the range is the mapping made above, which starts at a page; it is read through `bytes` alone, whose
         // references borrow the MappedFile, and so end before `watched` is dropped, before `map` is.
         let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
-        Ok(Arc::new(Self { watched, map, file, identity }))
+        Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity }))
     }
 
     /// Length in bytes, fixed when mapped.
@@ -239,6 +241,10 @@ impl MappedFile {
     }
 
     /// The file, to ask the kernel about.
+    pub(super) fn direct_file(&self) -> &OnceLock<Option<File>> {
+        &self.direct
+    }
+
     pub(super) fn file(&self) -> &File {
         &self.file
     }

@@ -2,6 +2,7 @@
 //!
 //! The lowest layer: it knows files and bytes, no models and no devices.
 
+mod direct;
 pub mod dtype;
 mod guard;
 pub mod lazy;
@@ -9,6 +10,7 @@ pub mod map;
 mod residency;
 mod resident;
 
+pub use direct::BLOCK_BYTES;
 pub use dtype::DType;
 pub use lazy::{LazyTensor, Shape};
 pub use map::{FileIdentity, MapError, MappedFile, is_shortage};

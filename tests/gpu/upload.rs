@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use rocmforge::backend::UploadRate;
-use rocmforge::backend::hip::{HipOptions, UploadPath};
+use rocmforge::backend::hip::{FileReads, HipOptions, UploadPath};
+use rocmforge::model::ModelId;
 use rocmforge::scheduler::JobError;
 use tempfile::NamedTempFile;
 
@@ -55,6 +56,31 @@ fn every_way_brings_the_same_bytes() {
             assert_eq!(used.path, path.name());
             assert!(used.bytes > bytes / 2 && !used.busy.is_zero(), "{used:?}");
         }
+    }
+}
+
+/// Reads past the page cache bring the same bytes, and leave no more there than a small tensor takes.
+#[test]
+fn cold_bytes_are_read_past_the_page_cache_where_wanted() {
+    let file = file();
+    file.as_file().sync_all().unwrap();
+    let Some(ring) = rig(UploadPath::Ring) else { return };
+    let expected = answer(&ring, &file);
+    let options = HipOptions { upload_threads: 2, reads: FileReads::Direct, ..HipOptions::default() };
+    let rig = Rig::open_with(options).unwrap();
+    let model = model(2, file.path());
+    let mapping = model.files.mappings().next().unwrap();
+    ring.handle().model_gone(ModelId(1));
+    assert!(ring.comes(|s| s.device_bytes == 0));
+    mapping.give_pages_back().unwrap();
+    let (all, before) = (mapping.len(), mapping.cached_bytes().unwrap());
+    let found = rig.ask_with_logprobs(&model, &PROMPT, 4, 3);
+    assert_eq!((found.ids, found.logprobs), (expected.ids, expected.logprobs));
+    // A kernel that keeps the pages, or a folder in memory, leaves nothing to see.
+    if let (Some(before), Some(after)) = (before, mapping.cached_bytes().unwrap())
+        && before < all / 10
+    {
+        assert!(after < all / 2, "{after} of {all} bytes are in the page cache, {before} were");
     }
 }
 

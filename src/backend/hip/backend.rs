@@ -11,7 +11,7 @@ use super::graphs::{self, Replays};
 use super::kernels::matmul::{choice, planes};
 use super::model::{self, Model, Modes};
 use super::run::{Op, embed_kernel};
-use super::upload::{Job, UploadPath, Uploader};
+use super::upload::{FileReads, Job, UploadPath, Uploader};
 use super::wait::Waiter;
 use super::waits::LoadWaits;
 use super::weights::{Form, Weight};
@@ -44,6 +44,8 @@ pub struct HipOptions {
     pub kv: KvType,
     /// How bytes get from files to the device.
     pub upload: UploadPath,
+    /// How they are read.
+    pub reads: FileReads,
     /// Threads that read files for it; 0 for three quarters of the processor's cores and at most 12.
     pub upload_threads: usize,
     /// Most bytes of device memory to take; 0 for all there are.
@@ -67,6 +69,7 @@ impl Default for HipOptions {
             activations: Activations::default(),
             kv: KvType::default(),
             upload: UploadPath::default(),
+            reads: FileReads::default(),
             upload_threads: 0,
             memory_bytes: 0,
             chunk_bytes: CHUNK_BYTES,
@@ -122,7 +125,7 @@ impl HipBackend {
         let device = Device::open(&runtime, &opened)?;
         let stream = device.stream(StreamPriority::High)?;
         Ok(Self {
-            uploader: Uploader::start(&device, options.upload, options.upload_threads)?,
+            uploader: Uploader::start(&device, options.upload, options.reads, options.upload_threads)?,
             models: HashMap::new(),
             waiter: Waiter::new(&device, options.patience)?,
             stream,

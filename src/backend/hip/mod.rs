@@ -53,4 +53,4 @@ pub use error::{CallFailure, HipError};
 pub use launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};
 pub use pointer::DevicePtr;
 pub(super) use sysfs::CardMemory;
-pub use upload::UploadPath;
+pub use upload::{FileReads, UploadPath};

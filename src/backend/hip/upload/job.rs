@@ -248,6 +248,18 @@ impl Part<'_> {
         self.job.tensor.file().will_need(&self.range());
     }
 
+    /// Reads it past the page cache. Where in `out` its first byte is; `None` where that was not done.
+    ///
+    /// # Errors
+    /// As [`Part::read`].
+    pub fn read_past_cache(&self, out: &mut [u8]) -> Result<Option<usize>, BackendError> {
+        let (file, range) = (self.job.tensor.file(), self.range());
+        if self.job.failed.lock().is_some() {
+            return Ok(None);
+        }
+        file.read_past_cache(&range, out).map_err(|error| self.job.failure(error.to_string()))
+    }
+
     /// Reads it into the first of `out`'s bytes.
     ///
     /// # Errors

@@ -71,6 +71,17 @@ impl UploadPath {
     }
 }
 
+/// How files are read for a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileReads {
+    /// Through the page cache, where the next load finds what is still there.
+    #[default]
+    Cached,
+    /// Past it where the file's system can: what else is in there stays, and each load comes from the disk.
+    Direct,
+}
+
 /// Sums since the device was opened.
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -96,6 +107,7 @@ struct Shared {
     /// Pairs of streams, each some threads'. Locked while what belongs together is submitted.
     streams: Vec<Mutex<Streams>>,
     counts: Counts,
+    reads: FileReads,
 }
 
 #[derive(Default)]
@@ -133,7 +145,12 @@ impl Uploader {
     ///
     /// # Errors
     /// [`BackendError`] when streams, pinned memory or threads cannot be had.
-    pub fn start(device: &Device, path: UploadPath, threads: usize) -> Result<Self, BackendError> {
+    pub fn start(
+        device: &Device,
+        path: UploadPath,
+        reads: FileReads,
+        threads: usize,
+    ) -> Result<Self, BackendError> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { (cores * 3 / 4).clamp(1, THREADS_MAX) } else { threads };
         let (ended, ends) = channel();
@@ -150,18 +167,19 @@ impl Uploader {
             work: Condvar::new(),
             routes: Mutex::new(Rank::UploadRoutes, Routes::new(path, threads, None)),
             streams,
+            reads,
             counts: Counts::default(),
         });
         let mut uploader =
             Self { shared: Arc::clone(&shared), ended: Some(ended.clone()), threads: Vec::new() };
         let (mut stagings, mut pinned) = (Vec::new(), true);
         for number in 0..threads {
-            let staging = match Staging::new(device, number, path != UploadPath::Copy) {
+            let staging = match Staging::new(device, number, path != UploadPath::Copy, reads) {
                 Err(error) if path == UploadPath::Auto && !error.is_lost() => {
                     tracing::warn!(%error, "no pinned memory is to be had: weights go through ordinary memory");
                     shared.routes.lock().refuse(UploadPath::Ring);
                     pinned = false;
-                    Staging::new(device, number, false)?
+                    Staging::new(device, number, false, reads)?
                 }
                 staging => staging?,
             };

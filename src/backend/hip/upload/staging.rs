@@ -10,9 +10,12 @@ use std::time::Instant;
 use super::super::{ALIGN, Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
 use super::job::{Job, Part, Piece, end};
 use super::routes::{CopyRates, LONG_BYTES, Way};
-use super::{BUFFER_BYTES, BUFFERS, Ended, Queue, REGISTERED_BYTES, STREAMS, Shared, Streams, UploadPath};
+use super::{
+    BUFFER_BYTES, BUFFERS, Ended, FileReads, Queue, REGISTERED_BYTES, STREAMS, Shared, Streams, UploadPath,
+};
 use crate::backend::BackendError;
 use crate::lock::Mutex;
+use crate::tensor::BLOCK_BYTES;
 
 /// Registered pieces whose copies may be under way: one is registered while the other crosses the link.
 const REGISTERED: usize = 2;
@@ -37,6 +40,8 @@ pub struct Staging {
     turn: usize,
     /// Pages that copies may still read, oldest first.
     registered: VecDeque<RegisteredPages>,
+    /// Files are read past the page cache.
+    direct: bool,
     /// Its streams.
     pair: usize,
     /// Behind its last piece.
@@ -63,10 +68,12 @@ impl Staging {
     ///
     /// # Errors
     /// [`HipError`] when there is no memory for them.
-    pub fn new(device: &Device, number: usize, pinned: bool) -> Result<Self, HipError> {
+    pub fn new(device: &Device, number: usize, pinned: bool, reads: FileReads) -> Result<Self, HipError> {
+        let direct = pinned && reads == FileReads::Direct;
+        let room = BUFFER_BYTES + if direct { 2 * BLOCK_BYTES } else { 0 };
         let lane = |_| {
             Ok(Lane {
-                pinned: pinned.then(|| device.pinned(BUFFER_BYTES)).transpose()?,
+                pinned: pinned.then(|| device.pinned(room)).transpose()?,
                 plain: Vec::new(),
                 slot: device.take(BUFFER_BYTES, Owner::Staging)?,
                 cold: true,
@@ -77,7 +84,7 @@ impl Staging {
         let lanes = (0..BUFFERS).map(lane).collect::<Result<_, HipError>>()?;
         let pair = number % STREAMS;
         let mark = Arc::new(device.event(false)?);
-        Ok(Self { number, lanes, turn: 0, registered: VecDeque::new(), pair, mark })
+        Ok(Self { number, lanes, turn: 0, registered: VecDeque::new(), direct, pair, mark })
     }
 
     /// How fast one buffer is copied to the device from pinned and from ordinary memory: the best of a few copies each.
@@ -163,6 +170,7 @@ impl Staging {
         read: &mut Vec<Result<(), BackendError>>,
     ) -> Result<(), BackendError> {
         let pair = self.pair(shared)?;
+        let direct = self.direct && path != UploadPath::Copy;
         let lane = self.lane()?;
         let pinned = lane.pinned.as_mut().filter(|_| path != UploadPath::Copy);
         let bytes = match pinned {
@@ -172,11 +180,14 @@ impl Staging {
                 &mut lane.plain
             }
         };
-        if lane.cold {
+        if lane.cold && !direct {
             parts.iter().for_each(Part::will_need);
         }
         let begun = Instant::now();
-        let placed = read_parts(parts, bytes, read);
+        let (placed, first) = match parts {
+            [part] if direct => read_part_past_cache(part, bytes, read),
+            parts => (read_parts(parts, bytes, read), 0),
+        };
         let count: u64 = placed.iter().map(|(part, _)| part.bytes() as u64).sum();
         shared.counts.bytes.fetch_add(count, Ordering::Relaxed);
         lane.cold = (count as f64) < COLD_BYTES_PER_SECOND * begun.elapsed().as_secs_f64();
@@ -186,7 +197,7 @@ impl Staging {
         let copy = |stream: &Stream, slot: &Buffer| {
             let slot = slot.range(0, all)?;
             match pinned.as_mut().filter(|_| path != UploadPath::Copy) {
-                Some(pinned) => stream.upload_pinned(slot, pinned, 0),
+                Some(pinned) => stream.upload_pinned(slot, pinned, first),
                 None => stream.upload(slot, plain.get(..all).unwrap_or_default()),
             }
         };
@@ -276,12 +287,34 @@ impl Staging {
     }
 }
 
+/// Where parts begin in a buffer.
+type Placed<'p> = Vec<(&'p Part<'p>, usize)>;
+
+/// Reads one part past the page cache, if that can be; and where in `bytes` its first byte is then.
+fn read_part_past_cache<'p>(
+    part: &'p Part<'p>,
+    bytes: &mut [u8],
+    read: &mut Vec<Result<(), BackendError>>,
+) -> (Placed<'p>, usize) {
+    match part.read_past_cache(bytes) {
+        Ok(None) => (read_parts(std::slice::from_ref(part), bytes, read), 0),
+        Ok(Some(first)) => {
+            read.push(Ok(()));
+            (vec![(part, 0)], first)
+        }
+        Err(error) => {
+            read.push(Err(error));
+            (Vec::new(), 0)
+        }
+    }
+}
+
 /// Reads parts one behind the other; where those begin that could be read, and of each what became of it.
 fn read_parts<'p>(
     parts: &'p [Part<'p>],
     bytes: &mut [u8],
     read: &mut Vec<Result<(), BackendError>>,
-) -> Vec<(&'p Part<'p>, usize)> {
+) -> Placed<'p> {
     let (mut placed, mut at) = (Vec::with_capacity(parts.len()), 0);
     for part in parts {
         let result = part.read(bytes.get_mut(at..).unwrap_or_default());
@@ -333,7 +366,9 @@ fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Vec<Piece>
     };
     let (mut pieces, mut room) = (Vec::new(), most);
     while let Some(job) = queue.jobs.front() {
-        let fits = pieces.is_empty() || (way.path != UploadPath::Registered && job.unit_bytes() <= room);
+        // What is read past the page cache begins in the buffer where it begins in its block: one alone can be copied as it lies.
+        let alone = way.path == UploadPath::Registered || shared.reads == FileReads::Direct;
+        let fits = pieces.is_empty() || (!alone && job.unit_bytes() <= room);
         if !fits || way_of(job) != way {
             break;
         }
