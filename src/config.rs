@@ -525,8 +525,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 38,
-            "socket, models, 9 limits, 8 policy, 8 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 39,
+            "socket, models, 9 limits, 8 policy, 9 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -9,7 +9,7 @@ use super::clients::{Done, Left};
 const KIB_PER_HOUR: f64 = 1024.0;
 
 /// What it moves by whatever the daemon does, for runs so short that an hour's growth is less than that: the allocator gives
-/// pages back when it likes. Measured: 1.1 MiB between tenths of a run of 20 minutes.
+/// pages back when it likes. An allowance, of the size that a thousand loads moved its arenas by.
 const NOISE_KIB: f64 = 3072.0;
 
 /// From here on no noise is allowed for.
