@@ -19,7 +19,7 @@ runs() {
 }
 
 # Edges without counts, and short inputs: the corpus stays small, and the comparison that leads to the fault is met often.
-# 10,000 to 690,000 runs found it in twelve of twelve trials of parser and frames; the limit is ten times that.
+# 800 to 1,050,000 runs found it in each target; the limit is seven times that.
 planted() {
     log=target/logs/$1-planted.log
     scratch=$(mktemp -d)

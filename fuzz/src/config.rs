@@ -16,9 +16,11 @@ pub fn config(data: &[u8], plant: bool) {
     assert!((16..=131_072).contains(&config.limits.context_tokens));
     // What is derived must not overflow either.
     std::hint::black_box((config.kv_budget_bytes(), config.host_policy(), config.drain()));
-    if plant {
-        crate::planted_short(
-            config.socket.as_os_str().as_encoded_bytes().trim_ascii_start().strip_prefix(b"/").unwrap_or(b""),
-        );
+    // A number that is allowed, and that no seed has.
+    let limits = &config.limits;
+    let numbers = [limits.connections, limits.running, limits.queued, limits.drain_s, config.device.index];
+    if plant && (numbers.iter().any(|n| (11..=20).contains(n)) || (11..1000).contains(&config.kv.budget_mib))
+    {
+        crate::planted(b"ROCm");
     }
 }
