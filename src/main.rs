@@ -43,7 +43,7 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
         let _ = writeln!(std::io::stdout(), "the configuration is valid");
         return Ok(());
     }
-    daemon::allocator::give_large_blocks_back();
+    daemon::allocator::keep_little();
     // What the daemon creates is its own; the socket's mode is set apart.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
