@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !host::works(Command::new("rustup").args(["component", "add", "llvm-tools"])) {
         return Err(Error::ToolMissing {
             program: "llvm-tools".into(),
-            package: "rustup component llvm-tools".into(),
+            package: "rustup component llvm-tools",
         });
     }
     let out = host::target_dir().join("coverage.json");

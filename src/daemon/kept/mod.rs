@@ -1,6 +1,6 @@
 //! What outlives a restart: in systemd's file descriptor store (`FileDescriptorStoreMax=`, sd_notify(3)).
 //!
-//! Stored are the files of models that clients passed by descriptor, as `model-N`, and a sealed memfd with a [`State`], as `state-N`:
+//! Stored are the files of models that clients passed by descriptor, as `model-N`, and a sealed memfd with a `State`, as `state-N`:
 //! whose the files are and what they are called, rules of residency, and which models are locked in memory. What lies in a
 //! directory is opened again by its name; the listening socket is the socket unit's. So a restart is a pause: the next process gets
 //! all of it back at its start ([`restore`]). Without a service manager there is no store, and nothing is kept.
