@@ -104,7 +104,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Residency => output.show(&client.residency()?, residency::residency)?,
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
-        Command::Status => output.show(&client.status()?, tables::status)?,
+        Command::Status => output.show_as(&client.status()?, report::status, tables::status)?,
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => return doctor::run(&client, &socket, output),
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use rocmforge_client::ClientError;
-use rocmforge_client::wire::{ErrorClass, ErrorCode, WireError};
+use rocmforge_client::wire::{ErrorClass, ErrorCode, StatusReply, WireError};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -128,9 +128,19 @@ impl Output {
         answer: &T,
         text: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
     ) -> Result<(), Failure> {
+        self.show_as(answer, |answer| serde_json::to_value(answer), text)
+    }
+
+    /// As [`Output::show`], with more in the JSON than the answer's own fields.
+    pub fn show_as<T>(
+        self,
+        answer: &T,
+        json: impl FnOnce(&T) -> serde_json::Result<Value>,
+        text: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
+    ) -> Result<(), Failure> {
         let mut stdout = io::BufWriter::new(io::stdout().lock());
         if self.json {
-            let value = serde_json::to_value(answer).map_err(io::Error::from)?;
+            let value = json(answer).map_err(io::Error::from)?;
             serde_json::to_writer(&mut stdout, &for_scripts(value)).map_err(io::Error::from)?;
             writeln!(stdout)?;
         } else {
@@ -193,6 +203,20 @@ pub fn for_scripts(value: Value) -> Value {
     }
 }
 
+/// With what the daemon says of itself and its devices in words, as `notes`: their names in snake case.
+pub fn status(reply: &StatusReply) -> serde_json::Result<Value> {
+    let notes = |notes: Vec<(&str, &str)>| {
+        let entry = |(name, value): (&str, &str)| (name.replace(' ', "_"), Value::from(value));
+        Value::Object(notes.into_iter().map(entry).collect())
+    };
+    let mut value = serde_json::to_value(reply)?;
+    value["notes"] = notes(reply.notes());
+    for (number, device) in reply.devices.iter().enumerate() {
+        value["devices"][number]["notes"] = notes(device.notes());
+    }
+    Ok(value)
+}
+
 /// `EndOfGeneration` as `end_of_generation`.
 pub fn snake_case(name: &str) -> String {
     let mut snake = String::new();
@@ -212,6 +236,8 @@ pub fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_client::wire::DeviceStatus;
+
     use super::*;
 
     #[test]
@@ -224,6 +250,22 @@ mod tests {
         assert_eq!(server(ErrorCode::PromptTooLong), EXIT_FAILED);
         assert_eq!(Failure::usage("x").exit_code(), EXIT_USAGE);
         assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit_code(), 0);
+    }
+
+    #[test]
+    fn scripts_see_what_the_daemon_says_in_words() {
+        let notes = [("you may", "run\tand load".to_owned())];
+        let device = [("upload", "ring".to_owned())];
+        let device =
+            DeviceStatus { ext: DeviceStatus::notes_ext(device.into_iter()), ..DeviceStatus::default() };
+        let reply = StatusReply {
+            devices: vec![device],
+            ext: StatusReply::notes_ext(notes.into_iter()),
+            ..StatusReply::default()
+        };
+        let value = for_scripts(status(&reply).unwrap());
+        assert_eq!(value["notes"], json!({ "you_may": "run and load" }));
+        assert_eq!(value["devices"][0]["notes"], json!({ "upload": "ring" }));
     }
 
     #[test]

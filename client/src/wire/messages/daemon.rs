@@ -161,7 +161,7 @@ pub struct StatusRequest {
 }
 
 /// How the daemon is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReply {
     /// Of the daemon.
     pub version: String,
@@ -207,7 +207,7 @@ pub struct HostStatus {
 }
 
 /// One device and its engine. Counters run since the daemon's start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
     /// `cpu`, or a kind of GPU.
     pub kind: String,
