@@ -447,10 +447,15 @@ impl Residency {
         }
         let Some(place) = self.places.get(&window.model) else { return Ok(others) };
         let head = place.resident.model().plan.head_part();
-        let own = self.cache.parts_of(owner(window.model));
-        let own = own.filter(|(part, held)| held.bytes > 0 && held.loading == 0 && !window.holds(*part));
-        match used_again_last(own.map(|(part, _)| part), window.at, head) {
+        let own = || {
+            let parts = self.cache.parts_of(owner(window.model));
+            parts.filter(|(part, held)| held.bytes > 0 && !window.holds(*part))
+        };
+        let there = own().filter(|(_, held)| held.loading == 0).map(|(part, _)| part);
+        match used_again_last(there, window.at, head) {
             Some(part) => self.evict(window.model, part, backend).map(|_| Room::Made),
+            // Steps do not wait on the host: a part may have been used before it is known that it has arrived.
+            None if own().next().is_some() => Ok(Room::OnItsWay),
             None => Ok(others),
         }
     }
