@@ -70,7 +70,7 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
     raw.assert_closed();
     rig.eventually("only this connection is open", |status| status.connections == 1);
     // The status connections of this test come and go by themselves.
-    assert!(rig.descriptors() <= before + 1, "{} descriptors before, {} after", before, rig.descriptors());
+    rig.assert_descriptors(before + 1);
     rig.assert_serves();
 }
 
@@ -135,7 +135,7 @@ fn only_a_regular_file_opened_for_reading_is_taken() {
     for fd in bad.iter().cycle().take(TRIES) {
         assert_eq!(code(client.load_descriptor(fd.as_fd(), "x")), ErrorCode::NotAModelFile as u16);
     }
-    assert_eq!(rig.descriptors(), before);
+    rig.assert_descriptors(before);
     assert_eq!(
         code(client.load_descriptor(open(OFlags::RDONLY).as_fd(), "a\nb")),
         ErrorCode::InvalidArgument as u16

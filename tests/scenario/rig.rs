@@ -176,6 +176,16 @@ impl Rig {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
+    /// Waits until the daemon has no more descriptors open than this: connections that a client left are closed a moment later.
+    #[track_caller]
+    pub fn assert_descriptors(&self, most: usize) {
+        let until = Instant::now() + PATIENCE;
+        while self.descriptors() > most {
+            assert!(Instant::now() < until, "{} descriptors are open, not {most}", self.descriptors());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// A good request that must succeed, whatever happened before.
     #[track_caller]
     pub fn assert_serves(&mut self) {
