@@ -67,7 +67,11 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
         page.gauge("device_info", "1, with what the device is.", [(&labels[..], 1.0)]);
     }
     page.by_kind("requests_total", "counter", "Requests for tokens that ended.", "outcome", devices, |d| {
-        vec![("done", d.sequences_done as f64), ("failed", d.sequences_failed as f64)]
+        vec![
+            ("done", d.sequences_done as f64),
+            ("failed", d.sequences_failed as f64),
+            ("cancelled", d.sequences_cancelled as f64),
+        ]
     });
     page.by_kind("requests", "gauge", "Requests for tokens that are there.", "state", devices, |d| {
         vec![("running", d.sequences_running.into()), ("queued", d.sequences_queued.into())]

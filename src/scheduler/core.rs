@@ -475,6 +475,7 @@ impl Core {
         let Some(sequence) = self.sequences.remove(&id) else { return };
         match event {
             Event::Done(_) => self.counters.sequences_done += 1,
+            Event::Failed(JobError::Cancelled) => self.counters.sequences_cancelled += 1,
             _ => self.counters.sequences_failed += 1,
         }
         self.ended.push((sequence, event)); // before the device is touched: a panic there must not swallow the event

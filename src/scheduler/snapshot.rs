@@ -62,8 +62,10 @@ pub struct Counters {
     pub step_sequences: u64,
     /// Sequences that ended with an answer.
     pub sequences_done: u64,
-    /// Sequences that ended without, cancelled ones among them.
+    /// Sequences that ended with an error.
     pub sequences_failed: u64,
+    /// Sequences that were taken back, or that nobody read any more.
+    pub sequences_cancelled: u64,
     /// Tensors brought to the device.
     pub tensors_loaded: u64,
     /// Tensors asked for that were there.

@@ -151,6 +151,7 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         prefill_rows: counters.prefill_rows,
         sequences_done: counters.sequences_done,
         sequences_failed: counters.sequences_failed,
+        sequences_cancelled: counters.sequences_cancelled,
         tensors_loaded: counters.tensors_loaded,
         tensor_hits: counters.tensor_hits,
         device_bytes: snapshot.device_bytes,

@@ -113,7 +113,7 @@ struct HostStatus: locked_bytes u64; lock_bytes_max u64; locks_refused u32; reas
 struct DeviceStatus: kind string LABEL; device string LABEL; isa string LABEL; threads u32; activations string
     LABEL; kv_type string LABEL; sequences_running u32; sequences_queued u32; kv_pages_used u32; kv_pages_max u32;
     kv_bytes u64; steps u64; rows u64; decode_rows u64; prefill_rows u64; sequences_done u64; sequences_failed u64;
-    tensors_loaded u64; tensor_hits u64; device_bytes u64; step_sequences u64; ext Ext
+    sequences_cancelled u64; tensors_loaded u64; tensor_hits u64; device_bytes u64; step_sequences u64; ext Ext
 struct DoctorRequest: ext Ext
 struct DoctorReply: checks [DoctorCheck] CHECKS; gpus [GpuEntry] DEVICES; ext Ext
 struct DoctorCheck: name string LABEL; state CheckState; found string VALUE; advice string VALUE; ext Ext

@@ -78,7 +78,7 @@ fn sixteen_processes_share_steps_and_get_the_answers_they_get_alone() {
     let after = client.status().unwrap();
     let device = |status: &rocmforge_client::wire::StatusReply| {
         let device = &status.devices[0];
-        (device.steps, device.step_sequences, device.sequences_done, device.sequences_failed)
+        (device.steps, device.step_sequences, device.sequences_done, device.sequences_cancelled)
     };
     let (then, now) = (device(&before), device(&after));
     let shared = (now.1 - then.1) as f64 / (now.0 - then.0) as f64;

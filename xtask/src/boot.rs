@@ -74,6 +74,7 @@ fn stage() -> Result<PathBuf> {
     for (from, to) in [
         (host::root().join("tests/boot/inside.py"), "inside.py"),
         (host::root().join("tests/boot/probe.py"), "probe.py"),
+        (host::root().join("README.md"), "README.md"),
         (host::root().join("tests/models").join(MODEL), MODEL),
     ] {
         fs::copy(&from, folder.join(to)).map_err(Error::io(from.display().to_string()))?;

@@ -186,7 +186,13 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
             format!("activations {}, KV {}", printable(&device.activations), printable(&device.kv_type)),
         ),
         ("sequences", format!("{} running, {} queued", device.sequences_running, device.sequences_queued)),
-        ("ended", format!("{} well, {} failed", device.sequences_done, device.sequences_failed)),
+        (
+            "ended",
+            format!(
+                "{} well, {} failed, {} cancelled",
+                device.sequences_done, device.sequences_failed, device.sequences_cancelled
+            ),
+        ),
         (
             "KV pages",
             format!("{} of {}, {}", device.kv_pages_used, device.kv_pages_max, bytes(device.kv_bytes)),

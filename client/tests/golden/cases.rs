@@ -574,6 +574,7 @@ fn device() -> DeviceStatus {
         prefill_rows: 100,
         sequences_done: 40,
         sequences_failed: 1,
+        sequences_cancelled: 3,
         tensors_loaded: 272,
         tensor_hits: 271_728,
         device_bytes: 0,

@@ -22,7 +22,7 @@ fn a_reader_that_went_away_ends_its_sequence() {
     let mut asked = rig.ask(&prompt(1, 10), 3000);
     asked.take(2);
     drop(asked);
-    assert!(rig.comes(|s| s.sequences.is_empty() && s.counters.sequences_failed == 1));
+    assert!(rig.comes(|s| s.sequences.is_empty() && s.counters.sequences_cancelled == 1));
     rig.assert_empty();
 }
 

@@ -241,8 +241,10 @@ pub struct DeviceStatus {
     pub prefill_rows: u64,
     /// Sequences that ended well.
     pub sequences_done: u64,
-    /// Sequences that did not.
+    /// Sequences that ended with an error.
     pub sequences_failed: u64,
+    /// Sequences that were taken back, or that nobody read any more.
+    pub sequences_cancelled: u64,
     /// Tensors brought to the device.
     pub tensors_loaded: u64,
     /// Tensors found there.
@@ -401,6 +403,7 @@ validate!(DeviceStatus {
     prefill_rows: any,
     sequences_done: any,
     sequences_failed: any,
+    sequences_cancelled: any,
     tensors_loaded: any,
     tensor_hits: any,
     device_bytes: any,
