@@ -147,7 +147,7 @@ def installs(_):
     socket = os.stat(SOCKET)
     expect(socket.st_mode & 0o777 == 0o660, f"socket mode {socket.st_mode:o}")
     expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "socket of another group")
-    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket")
+    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge-metrics.service")
     version = int(run("systemctl", "--version").stdout.split()[1])
     chosen = sorted(path.name for path in pathlib.Path(DROP_INS).glob("*")) if os.path.exists(DROP_INS) else []
     expect(chosen == [f"50-systemd-{n}.conf" for n in [253, 254, 258] if n <= version], f"systemd {version}: {chosen}")
@@ -320,6 +320,24 @@ def logs_with_fields(_):
     expect(not unknown, f"a client's uid was not known: {unknown[:1]}")
     expect(secret not in run("journalctl", "--boot", "--output=export").stdout, "a prompt is in the journal")
     return f"{len(entries)} entries found by RF_UID and RF_MODEL, no prompt in any"
+
+
+def writes_metrics(_):
+    """For the node exporter, once enabled: with the daemon the file comes and goes."""
+    folder = pathlib.Path("/var/lib/prometheus/node-exporter")
+    folder.mkdir(parents=True)
+    page = folder / "rocmforge.prom"
+    run("systemctl", "enable", "--now", "rocmforge-metrics.service")
+    until("counters are written", page.exists, 10)
+    text = page.read_text()
+    expect('rocmforge_requests_total{device="0",outcome="done"}' in text and page.stat().st_mode & 0o777 == 0o644, f"written: {text}")
+    run("systemctl", "stop", SERVICE)
+    until("they go with the daemon", lambda: not page.exists(), 10)
+    assert_answers()
+    until("they come with the next", page.exists, 10)
+    score = run("systemd-analyze", "security", "--no-pager", "rocmforge-metrics.service").stdout.strip().splitlines()[-1]
+    run("systemctl", "disable", "--now", "rocmforge-metrics.service")
+    return f"{len(text.splitlines())} lines; {score.strip('→ ')}"
 
 
 def uses_the_lookalike(_):
@@ -536,7 +554,7 @@ def goes(_):
 
 
 SCENARIOS = [installs, starts_by_socket, keeps_others_out, is_confined, is_kept_from_all_else, reloads, obeys_its_policy,
-             logs_with_fields, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
+             logs_with_fields, writes_metrics, restart_is_a_pause, uses_the_lookalike, survives_kills, restarts_under_load, is_killed_when_hung,
              comes_back_from_a_crash_loop, doctor_finds_the_usual, drains, upgrades, goes]
 
 

@@ -22,14 +22,19 @@ fn systemd() -> Option<u32> {
     Some(number.unwrap_or_else(|| panic!("no version: {text}")))
 }
 
-/// Both units as installed into a directory, but for the program's path: that exists once installed only.
+const UNITS: [&str; 3] = ["rocmforged.socket", "rocmforged.service", "rocmforge-metrics.service"];
+
+/// The units as installed into a directory, but for the programs' paths: those exist once installed only.
 fn install() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    fs::copy(units().join("rocmforged.socket"), dir.path().join("rocmforged.socket")).unwrap();
-    let service = fs::read_to_string(units().join("rocmforged.service")).unwrap();
-    assert!(service.contains("ExecStart=/usr/bin/rocmforged --config"));
-    let service = service.replace("/usr/bin/rocmforged", env!("CARGO_BIN_EXE_rocmforged"));
-    fs::write(dir.path().join("rocmforged.service"), service).unwrap();
+    for (name, program) in UNITS.iter().zip([None, Some("rocmforged"), Some("rocmforge-client")]) {
+        let mut text = fs::read_to_string(units().join(name)).unwrap();
+        if let Some(program) = program.map(|program| format!("ExecStart=/usr/bin/{program} ")) {
+            assert!(text.contains(&program), "{name}");
+            text = text.replace(&program, &format!("ExecStart={} ", env!("CARGO_BIN_EXE_rocmforged")));
+        }
+        fs::write(dir.path().join(name), text).unwrap();
+    }
     dir
 }
 
@@ -37,11 +42,11 @@ fn install() -> tempfile::TempDir {
 fn verify(dir: &Path) -> Option<String> {
     let output = Command::new("systemd-analyze")
         .args(["verify", "--recursive-errors=yes", "--man=no"])
-        .args([dir.join("rocmforged.service"), dir.join("rocmforged.socket")])
+        .args(UNITS.map(|name| dir.join(name)))
         .output()
         .unwrap();
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    (!output.status.success() || says.contains("rocmforged")).then_some(says)
+    (!output.status.success() || says.contains("rocmforge")).then_some(says)
 }
 
 /// Runs the script of the package; what it chose.
@@ -113,7 +118,7 @@ fn drop_ins_are_chosen_by_version_and_taken_away_again() {
 
 #[test]
 fn every_setting_has_its_reason() {
-    let mut files = vec![units().join("rocmforged.service"), units().join("rocmforged.socket")];
+    let mut files = UNITS.map(|name| units().join(name)).to_vec();
     files.extend(drop_ins("version"));
     files.extend(drop_ins("optional"));
     let mut without = Vec::new();
@@ -136,7 +141,16 @@ fn every_setting_has_its_reason() {
 
 /// What is to be said of these is in their own line.
 fn explains_itself(line: &str) -> bool {
-    ["Description=", "Wants=", "After=", "Also=", "WantedBy=", "ListenStream=", "FileDescriptorName="]
-        .iter()
-        .any(|key| line.starts_with(key))
+    [
+        "Description=",
+        "Documentation=",
+        "Wants=",
+        "After=",
+        "Also=",
+        "WantedBy=",
+        "ListenStream=",
+        "FileDescriptorName=",
+    ]
+    .iter()
+    .any(|key| line.starts_with(key))
 }
