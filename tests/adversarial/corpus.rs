@@ -16,7 +16,7 @@ fn folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
 }
 
-fn files() -> Vec<(&'static str, Vec<u8>)> {
+fn files() -> Seeds {
     let short =
         || Forge::new(1).set("general.architecture", Value::string("llama")).set("a.number", Value::u32(1));
     let mut old = short();
@@ -31,7 +31,7 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn frames() -> Vec<(&'static str, Vec<u8>)> {
+fn frames() -> Seeds {
     let hello = ClientHello {
         min_major: VERSION_MAJOR,
         max_major: VERSION_MAJOR,
@@ -66,7 +66,7 @@ fn frame(op: Op, flags: Flags, message: &impl Message) -> Vec<u8> {
     encode_frame(1, op, flags, PAYLOAD_BYTES_MAX, message).unwrap()
 }
 
-fn messages() -> Vec<(&'static str, Vec<u8>)> {
+fn messages() -> Seeds {
     // The first byte is the op's place in the list of all; 22 steps on it is the same op, for another reply.
     let of = |op: Op, message: Vec<u8>| {
         let place = Op::ALL.iter().position(|one| *one == op).unwrap();
@@ -83,7 +83,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn changed_models() -> Vec<(&'static str, Vec<u8>)> {
+fn changed_models() -> Seeds {
     // Which model; then which number, and what it becomes or how far it moves.
     let far = [0x10, 0x40, 1, 0, 0, 0, 0, 0, 0, 0];
     vec![
@@ -93,7 +93,7 @@ fn changed_models() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn vocabularies() -> Vec<(&'static str, Vec<u8>)> {
+fn vocabularies() -> Seeds {
     let text = |settings: u8, text: &str| [vec![settings], text.as_bytes().to_vec()].concat();
     vec![
         ("byte-pairs", text(0, "a\nb\nc\nab\nabc\n<|end|>\n\na b\nab c\n\nabcab <|end|> d")),
@@ -102,7 +102,7 @@ fn vocabularies() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn chat_templates() -> Vec<(&'static str, Vec<u8>)> {
+fn chat_templates() -> Seeds {
     let sources = [
         ("first", "{{ bos_token }}{{ messages[0].content.strip()|upper }}"),
         ("choice", "{% if messages[0].role == 'user' %}a{% elif tools %}b{% else %}c{% endif %}"),
@@ -114,7 +114,7 @@ fn chat_templates() -> Vec<(&'static str, Vec<u8>)> {
     sources.into_iter().map(|(name, source)| (name, source.as_bytes().to_vec())).collect()
 }
 
-fn configurations() -> Vec<(&'static str, Vec<u8>)> {
+fn configurations() -> Seeds {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/config.toml");
     // Its keys, each with its default, without what is said of them.
     let text = std::fs::read_to_string(file).unwrap();
@@ -127,7 +127,7 @@ fn configurations() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Scripts of a connection; what each byte does stands in fuzz/src/session.rs.
-fn scripts() -> Vec<(&'static str, Vec<u8>)> {
+fn scripts() -> Seeds {
     let ask = |op: Op| {
         let mut header = vec![0; 16];
         header[4] = 3;
@@ -148,8 +148,11 @@ fn scripts() -> Vec<(&'static str, Vec<u8>)> {
 
 type Target = fn(&[u8], bool);
 
+/// Inputs by name.
+type Seeds = Vec<(&'static str, Vec<u8>)>;
+
 /// Each target of fuzz/src, and what it starts from.
-fn targets() -> [(&'static str, Target, Vec<(&'static str, Vec<u8>)>); 8] {
+fn targets() -> [(&'static str, Target, Seeds); 8] {
     [
         ("gguf_parse", crate::gguf_parse::gguf_parse, files()),
         ("frame_header", crate::frame::frame_header, frames()),

@@ -29,10 +29,10 @@ pub fn qwen() -> Option<PathBuf> {
 /// What `cargo xtask` calls that model, and tests/reference its answers.
 pub const QWEN: &str = "qwen2.5-coder-0.5b";
 
-/// A fetched model by file name; `None` after [`skip`].
+/// A fetched model, or a directory of several, by name; `None` after [`skip`].
 pub fn cached(file: &str) -> Option<PathBuf> {
     let path = models_dir().join(file);
-    if path.is_file() {
+    if path.exists() {
         return Some(path);
     }
     skip(&format!("{} is not there; `cargo xtask models` fetches it", path.display()));

@@ -6,6 +6,8 @@
 mod common;
 #[path = "../common/forge/mod.rs"]
 mod forge;
+#[path = "../common/good.rs"]
+mod good;
 #[path = "../common/gpu.rs"]
 mod gpu;
 
@@ -24,3 +26,4 @@ mod small_on_gpu;
 mod steps;
 mod template;
 mod tokenizer;
+mod written;

@@ -22,6 +22,9 @@ mod files;
 mod forge;
 mod frame_fields;
 mod frames;
+#[path = "../common/good.rs"]
+mod good;
+mod good_models;
 #[path = "../common/gpu.rs"]
 mod gpu;
 #[path = "../common/hooked.rs"]

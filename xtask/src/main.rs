@@ -16,12 +16,17 @@ mod host;
 mod install;
 mod interleavings;
 mod kernels;
+#[path = "../../tests/common/malformed/mod.rs"]
+#[allow(clippy::unwrap_used)] // it is the tests'
+mod malformed;
 mod models;
 mod mutants;
 mod oracle;
 mod progress;
+mod python;
 mod soak;
 mod synthetic;
+mod verdicts;
 
 use std::process::ExitCode;
 
@@ -58,6 +63,8 @@ enum Command {
     Uninstall(install::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
+    /// Ask llama.cpp about every malformed model file of the tests, and say where and why we judge differently.
+    Verdicts(verdicts::Args),
     /// Run tests in every order of their threads, by a model checker: locks, the poison flag, uploads, the engine.
     Interleavings(interleavings::Args),
     /// Let many clients at a private daemon for a while, and see that it is then as it was.
@@ -90,6 +97,7 @@ fn main() -> ExitCode {
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
         Command::Oracle(args) => oracle::run(&args),
+        Command::Verdicts(args) => verdicts::run(&args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
         Command::Soak(args) => soak::run(&args),
         Command::Boot(args) => boot::run(&args),

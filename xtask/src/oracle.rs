@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::{forge, host, models};
+use crate::{forge, host, models, python};
 
 /// What the environment holds. The expected files name the first two.
-const PACKAGES: [&str; 3] = ["xllamacpp==2026.10.11549", "gguf==0.19.0", "numpy"];
+const PACKAGES: [&str; 3] = [python::LLAMA_CPP, python::GGUF, "numpy"];
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,7 +26,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| host::root().join("tests/reference/expected"));
-    let work = host::target_dir().join("oracle");
+    let work = work_dir();
     fs::create_dir_all(&work).map_err(Error::at(&work))?;
     let wanted = |name: &str| args.only.as_deref().is_none_or(|only| only == name);
     let mut inputs = Vec::new();
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.only.as_deref() == Some(models::QWEN) {
         inputs.push(format!("{}={}", models::QWEN, models::ensure(models::QWEN)?.display()));
     }
-    let python = environment(&work)?;
+    let python = environment()?;
     let script = host::root().join("tests/reference/oracle.py");
     if !inputs.is_empty() {
         host::run(Command::new(&python).arg(&script).arg(&out).arg(&work).args(inputs))?;
@@ -63,25 +63,14 @@ fn write_decoders(work: &Path) -> Result<Vec<String>> {
     Ok(inputs)
 }
 
-/// The environment's Python; made when it is not there or holds other versions.
-fn environment(work: &Path) -> Result<PathBuf> {
-    let venv = work.join("venv");
-    let python = venv.join("bin/python");
-    let holds = venv.join("holds.txt");
-    let want = PACKAGES.join("\n");
-    if fs::read_to_string(&holds).is_ok_and(|text| text == want) {
-        return Ok(python);
-    }
-    host::ensure("python3", "python3")?;
-    if !host::works(Command::new("python3").args(["-c", "import ensurepip, venv"])) {
-        host::install("python3-venv")?;
-    }
-    host::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
-    host::run(
-        Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
-            .args(PACKAGES),
-    )?;
-    fs::write(&holds, want).map_err(Error::at(&holds))?;
-    Ok(python)
+fn work_dir() -> PathBuf {
+    host::target_dir().join("oracle")
+}
+
+/// The Python of the other engine's environment.
+///
+/// # Errors
+/// As [`python::environment`].
+pub fn environment() -> Result<PathBuf> {
+    python::environment(&work_dir().join("venv"), &PACKAGES)
 }

@@ -1,8 +1,8 @@
 //! A terminal view of the `rocmforged` daemon: who has the device's memory, what is there of each model, what runs and waits.
 //!
 //! It is a program of its own, so that `rocmforge-client` needs no terminal library, and asks through that library alone.
-//! [`watch`] asks the daemon in threads of its own; [`App`] holds what came and what keys changed; [`view`] draws it into
-//! lines. Names come from strangers: [`text::printable`] is on the way of each.
+//! `watch` asks the daemon in threads of its own; [`App`] holds what came and what keys changed; [`view`] draws it into
+//! lines. Names come from strangers: `text::printable` is on the way of each.
 
 mod app;
 mod arguments;

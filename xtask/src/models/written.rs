@@ -1,0 +1,42 @@
+//! Good GGUF files of an independent writer, for tests: written here by its package, not fetched.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+use crate::{host, python};
+
+/// What describes them, and what writes them; tests/common/good.rs finds the directory by the same two.
+const SCRIPTS: [&[u8]; 2] = [
+    include_bytes!("../../../tests/models/describe-gguf.py"),
+    include_bytes!("../../../tests/models/write-gguf.py"),
+];
+
+/// Where they are in the directory of models.
+pub fn path(dir: &Path) -> PathBuf {
+    let hash = super::hex(&Sha256::digest(SCRIPTS.concat()));
+    dir.join(format!("written-{}", &hash[..12]))
+}
+
+/// Writes them into the directory of models, which is locked, unless they are there: some 10 s, and the packages the first time.
+///
+/// # Errors
+/// [`Error::ToolMissing`], [`Error::Command`], [`Error::Io`].
+pub fn ensure(dir: &Path) -> Result<PathBuf> {
+    let kept = path(dir);
+    if kept.is_dir() {
+        return Ok(kept);
+    }
+    eprintln!("writing good files with the package gguf");
+    let venv = host::target_dir().join("writer");
+    let python = python::environment(&venv, &[python::GGUF, "numpy"])?;
+    let made = tempfile::Builder::new().prefix(".new-").tempdir_in(dir).map_err(Error::at(dir))?;
+    let script = host::root().join("tests/models/write-gguf.py");
+    let all = made.path().join("all");
+    host::run(Command::new(python).arg("-B").arg(script).arg(&all))?;
+    fs::rename(&all, &kept).map_err(Error::at(&kept))?;
+    Ok(kept)
+}
