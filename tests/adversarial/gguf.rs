@@ -342,6 +342,20 @@ fn tensor_offsets() {
 
 #[test]
 fn every_error_names_what_and_where() {
+    let text = |forge: Forge| error_of(&forge.build().bytes).to_string();
+    let found = [
+        (error_of(b"GGUF").to_string(), "the first 24 bytes"),
+        (text(Forge::new(0).add(b"", Value::u32(1))), "metadata key number 0"),
+        (
+            text(good().add(b"bad", Value(kind::STRING, Part::default().text("text", b"\xc3")))),
+            "metadata \"bad\"",
+        ),
+        (text(good().with_tensor("second.weight", |t| t.name = Vec::new())), "name of tensor number 1"),
+        (Place::Tensor("t".into()).to_string(), "tensor \"t\""),
+    ];
+    for (text, place) in found {
+        assert!(text.contains(place), "{text}");
+    }
     let error = error_of(&good().with_tensor("second.weight", |t| t.ggml = 99).build().bytes);
     let built = good().build();
     let at = built.fields.iter().find(|f| f.what == "second.weight tensor type").unwrap().at;

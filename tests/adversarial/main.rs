@@ -18,6 +18,7 @@ mod gguf;
 mod gguf_fields;
 #[path = "../../fuzz/src/gguf.rs"]
 mod gguf_parse;
+mod gguf_values;
 mod lost_bytes;
 #[path = "../common/malformed/mod.rs"]
 mod malformed;

@@ -62,11 +62,15 @@ pub fn named() -> Option<PathBuf> {
     std::env::var_os("ROCMFORGE_HIP_LIB").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// The CPU look-alike, built where it is missing or old; `None` without a compiler for it.
+/// The CPU look-alike, built where it is missing or old; `None` without a compiler for it. `ROCMFORGE_LOOKALIKE` names one
+/// that is built already.
 pub fn lookalike() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT
         .get_or_init(|| {
+            if let Some(path) = std::env::var_os("ROCMFORGE_LOOKALIKE") {
+                return Some(path.into());
+            }
             COMPILERS.iter().find(|compiler| Command::new(compiler).arg("--version").output().is_ok())?;
             // Waves of 32 lanes, unless the environment names another of its variants.
             let variant = std::env::var("ROCMFORGE_LOOKALIKE_VARIANT").unwrap_or_else(|_| "wave32".into());

@@ -5,6 +5,7 @@
 mod allocator;
 #[path = "../common/mod.rs"]
 mod common;
+mod edges;
 
 use std::fmt::Debug;
 
@@ -21,7 +22,9 @@ macro_rules! for_every_message {
             LoadRequest, LoadReply, UnloadRequest, UnloadReply, PsRequest, PsReply, StatusRequest, StatusReply,
             DoctorRequest, DoctorReply,
             TokenizeRequest, TokenizeReply, DetokenizeRequest, DetokenizeReply, GenerateRequest, GenerateItem, GenerateEnd,
-            FailRequest, WireError)
+            FailRequest, LoadToDeviceRequest, LoadToDeviceItem, LoadToDeviceEnd, ClearCacheRequest, ClearCacheReply,
+            PlanRequest, PlanReply, ResidencyRequest, ResidencyReply, SetRulesRequest, SetRulesReply, SubscribeRequest,
+            SubscribeItem, SubscribeEnd, WireError)
     };
     ($check:ident: $($message:ident),+) => { $($check::<$message>();)+ };
 }

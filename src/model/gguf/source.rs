@@ -123,7 +123,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     #[inline]
     pub fn take(&mut self, count: usize) -> Result<&[u8], GgufError> {
         debug_assert!(count <= CHUNK_BYTES_MAX);
-        if self.buf.len().saturating_sub(self.taken) < count {
+        if self.buf.get(self.taken..self.taken.saturating_add(count)).is_none() {
             self.expect_left(count as u64)?;
             self.fill(count)?;
         }

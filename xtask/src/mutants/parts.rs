@@ -1,0 +1,133 @@
+//! Which parts of the project are changed, and the packages that hold them and their tests alone.
+
+/// A part, and its package.
+pub struct Part {
+    pub name: &'static str,
+    /// Files that are changed, a pattern of paths in the package.
+    pub changed: &'static str,
+    /// Files and folders that come along, at the same path.
+    pub copied: &'static [&'static str],
+    /// Files of the package alone. Versions of crates are those of the workspace: its lock file comes along.
+    pub written: &'static [(&'static str, &'static str)],
+    /// Changes, as patterns of what names them, after which the program does the same; and why.
+    pub same: &'static [(&'static str, &'static str)],
+}
+
+pub const PARTS: [Part; 2] = [
+    Part {
+        name: "parser",
+        changed: "src/model/gguf/*.rs",
+        copied: &[
+            "src/lock.rs",
+            "src/lock",
+            "src/model/gguf",
+            "src/tensor",
+            "tests/adversarial/allocations.rs",
+            "tests/adversarial/gguf.rs",
+            "tests/adversarial/gguf_fields.rs",
+            "tests/adversarial/gguf_values.rs",
+            "tests/common",
+            "tests/models/tinystories-260k-f32.gguf",
+        ],
+        written: &[
+            ("Cargo.toml", PARSER_MANIFEST),
+            (
+                "src/lib.rs",
+                "//! The parser of model files.\npub mod lock;\npub mod model;\npub mod tensor;\n",
+            ),
+            ("src/model/mod.rs", "//! Model files.\npub mod gguf;\n"),
+            ("tests/adversarial/main.rs", PARSER_TESTS),
+            ("tests/adversarial/many.rs", PARSER_LONGER_TESTS),
+        ],
+        same: &[],
+    },
+    Part {
+        name: "wire",
+        changed: "client/src/wire/**/*.rs",
+        copied: &[
+            "client/src/wire",
+            "client/tests/adversarial",
+            "client/tests/common",
+            "client/tests/golden",
+            "tests/common/mod.rs",
+            "tests/golden/frames",
+            "tests/golden/decode.py",
+            "PROTOCOL.md",
+        ],
+        written: &[
+            ("Cargo.toml", "[workspace]\nmembers = [\"client\"]\nresolver = \"3\"\n"),
+            ("client/Cargo.toml", WIRE_MANIFEST),
+            ("client/src/lib.rs", "//! The protocol.\npub mod wire;\n"),
+        ],
+        same: &[],
+    },
+];
+
+/// The tests of most files first: they take milliseconds, and nothing more runs where one fails.
+const PARSER_MANIFEST: &str = r#"[workspace]
+[package]
+name = "rocmforge"
+version = "0.1.0"
+edition = "2024"
+autotests = false
+[lib]
+test = false
+doctest = false
+[[test]]
+name = "adversarial"
+path = "tests/adversarial/main.rs"
+[[test]]
+name = "many"
+path = "tests/adversarial/many.rs"
+[features]
+loom = []
+[dependencies]
+libc = "0.2"
+memmap2 = "0.9.12"
+parking_lot = "0.13.0"
+rustix = { version = "1.1.6", features = ["event", "fs", "mm", "net", "param", "pipe", "process"] }
+thiserror = "2.0.21"
+[dev-dependencies]
+tempfile = "3.27.0"
+[profile.dev]
+opt-level = 1
+debug = false
+"#;
+
+const PARSER_TESTS: &str = r#"#![allow(dead_code, clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+mod allocations;
+#[path = "../common/forge/mod.rs"]
+mod forge;
+mod gguf;
+mod gguf_values;
+"#;
+
+const PARSER_LONGER_TESTS: &str = r#"#![allow(dead_code, clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+mod allocations;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/forge/mod.rs"]
+mod forge;
+mod gguf_fields;
+"#;
+
+const WIRE_MANIFEST: &str = r#"[package]
+name = "rocmforge-client"
+version = "0.1.0"
+edition = "2024"
+[lib]
+doctest = false
+[dependencies]
+bincode = { version = "=2.0.1", default-features = false, features = ["std", "serde"] }
+crc32fast = "1.5.4"
+serde = { version = "1.0.229", features = ["derive"] }
+thiserror = "2.0.21"
+zerocopy = { version = "0.8", features = ["derive"] }
+[dev-dependencies]
+proptest = "1.12.0"
+serde_json = "1.0.154"
+tempfile = "3.27.0"
+[profile.dev]
+opt-level = 1
+debug = false
+"#;
