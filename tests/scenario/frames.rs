@@ -10,7 +10,7 @@ use rocmforge_client::wire::{
 
 use crate::forge::{Value, tiny_llama};
 use crate::raw::{Raw, header};
-use crate::rig::{PATIENCE, Rig, TINY, story};
+use crate::rig::{PATIENCE, Rig, TINY, anonymous, story};
 
 /// Sends `bytes` after the hello; the connection must end with `code`.
 #[track_caller]
@@ -46,6 +46,23 @@ fn frames_that_break_the_rules_close_their_connection() {
     let error = std::iter::repeat_with(|| raw.receive()).find(|(header, _)| header.stream == 0).unwrap().1;
     let error: WireError = decode(&error).unwrap();
     assert_eq!(error.code, ErrorCode::BadFrame as u16, "{error:?}");
+}
+
+/// Before and after the hello: the daemon hangs up at the first header and takes no more.
+#[test]
+fn a_gigabyte_of_zeros_is_not_read() {
+    let mut rig = Rig::start();
+    rig.assert_serves();
+    let before = anonymous(&rig);
+    let zeros = vec![0; 1 << 20];
+    for mut raw in [Raw::silent(&rig), Raw::connect(&rig)] {
+        let written = (0..1024).take_while(|_| raw.0.write_all(&zeros).is_ok()).count();
+        assert!(written <= 1, "{written} MiB were taken");
+    }
+    rig.eventually("they are gone", |status| status.connections == 1);
+    let more = anonymous(&rig).saturating_sub(before);
+    assert!(more <= 1 << 20, "{more} bytes more than before");
+    rig.assert_serves();
 }
 
 #[test]

@@ -1,26 +1,5 @@
 //! The daemon stays up, says what is missing, and goes on once it is there: no descriptors, no memory, a full disk.
-//!
-//! What an administrator relies on, and where it is tried. `boot:` are scenarios of tests/boot/inside.py, under a real systemd
-//! (`cargo xtask boot`, which prints the figures), the others tests of this program.
-//!
-//! | | what | where |
-//! |---|---|---|
-//! | A1 | READY=1 with ten models registered and none loaded | `ready_comes_with_ten_models_and_none_mapped` |
-//! | A2 | killed at random moments under eight clients | boot: `survives_kills` (`--kills 100` for the whole bar) |
-//! | A2b | a crash loop, and past the start limit | boot: `comes_back_from_a_crash_loop` |
-//! | A3 | twenty restarts under load | boot: `restarts_under_load`, `restart_is_a_pause` |
-//! | A4 | SIGTERM with sixteen answers running | boot: `drains`; `lifecycle::a_stop_lets_running_answers_finish_and_refuses_new_ones`, `lifecycle::answers_that_do_not_finish_in_time_end_with_a_typed_error` |
-//! | A5 | something hangs | boot: `is_killed_when_hung`; which counts have to move: `daemon::watchdog::tests::one_count_that_stands_is_no_sign_of_life` |
-//! | A6 | a GPU that fails, hangs or is full | `broken_gpu::*`, `faults::*` |
-//! | A7 | memory is short | `pressure::*` |
-//! | A8 | nothing is left behind | `many::a_thousand_loads_and_unloads_leave_nothing`, `clients::a_client_that_goes_away_leaves_nothing_behind` |
-//! | A9 | EMFILE | `without_descriptors_nothing_spins`, `clients::a_daemon_without_descriptors_waits_for_some_and_recovers`, `descriptors::a_daemon_without_descriptors_says_so_and_keeps_its_names` |
-//! | A9 | ENOMEM | `a_model_for_which_there_is_no_memory_can_be_had_later` |
-//! | A9 | ENOSPC | `a_full_disk_takes_the_log_and_nothing_else` |
-//! | A9 | EACCES | `changes::a_file_that_lost_its_name_or_permissions_serves_on_what_is_mapped`, boot: `is_kept_from_all_else` |
-//! | | the clock jumps | times are monotonic: `outside_crates_stay_in_their_rooms` of tests/tidy keeps the other clock out |
-//! | | silent and slow peers | `frames::who_says_nothing_is_sent_away_and_who_stops_halfway_too`, `frames::who_does_not_read_is_dropped_and_others_are_served` |
-//! | | floods | `clients::connections_beyond_the_limit_are_refused_with_a_reason`, `clients::requests_of_a_uid_are_bounded` |
+//! tests/README.md says where the other troubles of a daemon's life are tried.
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
