@@ -24,6 +24,7 @@ mod lost_bytes;
 mod malformed;
 #[path = "../../fuzz/src/message.rs"]
 mod message;
+mod model_fields;
 mod models;
 #[path = "../../fuzz/src/template.rs"]
 mod rendered;

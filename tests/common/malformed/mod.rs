@@ -94,7 +94,7 @@ fn write(path: &Path, content: &Content) {
     }
 }
 
-/// All cases but those that show only in an answer: [`templates`], [`numbers`].
+/// All cases but those that show only in an answer: [`templates()`], [`numbers()`].
 pub fn cases() -> Vec<Case> {
     let mut all = Cases(Vec::new());
     counts::add(&mut all);
