@@ -96,10 +96,9 @@ fn stage() -> Result<PathBuf> {
 /// The Debian package, out of release binaries.
 fn package(to: &Path) -> Result<()> {
     if !host::works(host::cargo().args(["deb", "--version"])) {
-        let package = format!("cargo-deb@{CARGO_DEB}");
-        host::run(host::cargo().args(["install", "--locked", "--quiet", &package]))?;
+        host::install_crate(&format!("cargo-deb@{CARGO_DEB}"))?;
     }
-    host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+    host::build_release()?;
     docs::write(&docs::default_dir())?;
     let mut command = host::cargo();
     command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);

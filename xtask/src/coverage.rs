@@ -78,7 +78,7 @@ type Lines = Vec<(usize, bool)>;
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if !host::works(host::cargo().args(["llvm-cov", "--version"])) {
-        host::run(host::cargo().args(["install", "--locked", "--quiet", TOOL]))?;
+        host::install_crate(TOOL)?;
     }
     // Part of the toolchain, like rustfmt; there already where this says nothing.
     if !host::works(Command::new("rustup").args(["component", "add", "llvm-tools"])) {

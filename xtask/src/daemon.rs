@@ -33,14 +33,7 @@ pub struct Daemon {
 
 /// Builds the release binaries, where they are not up to date; returns their directory.
 pub fn build() -> Result<PathBuf> {
-    host::run(host::cargo().args([
-        "build",
-        "--release",
-        "--package",
-        "rocmforge",
-        "--package",
-        "rocmforge-client",
-    ]))?;
+    host::build_release()?;
     Ok(host::target_dir().join("release"))
 }
 

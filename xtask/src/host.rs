@@ -125,6 +125,27 @@ pub fn install(package: &'static str) -> Result<()> {
     apt(&["install", "--no-install-recommends", package])
 }
 
+/// Builds the release programs. Always the same packages together: others would choose other features of what they depend on, and
+/// all of that would be built once more.
+///
+/// # Errors
+/// [`Error::Command`], [`Error::Interrupted`].
+pub fn build_release() -> Result<()> {
+    run(cargo().args(["build", "--release", "--workspace", "--exclude", "xtask"]))
+}
+
+/// Installs a program that comes as a package of Rust, `NAME@VERSION`. Built soon instead of for speed: the release profile of some
+/// optimises all of their packages as one, which takes most of ten minutes on two processors and saves seconds.
+///
+/// # Errors
+/// [`Error::Command`], [`Error::Interrupted`].
+pub fn install_crate(package: &str) -> Result<()> {
+    let profile =
+        [r#"lto="off""#, "codegen-units=16", "opt-level=1"].map(|key| format!("profile.release.{key}"));
+    let profile = profile.iter().flat_map(|key| ["--config", key]);
+    run(cargo().args(["install", "--locked", "--quiet"]).args(profile).arg(package))
+}
+
 /// Runs `command` to its end, its output going where ours goes.
 ///
 /// # Errors

@@ -65,7 +65,7 @@ impl Args {
 pub fn install(args: &Args) -> Result<()> {
     let place = args.place()?;
     if !args.no_build {
-        host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+        host::build_release()?;
         docs::write(&docs::default_dir())?;
     }
     let files = files(&place)?;

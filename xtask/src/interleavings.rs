@@ -25,7 +25,7 @@ pub struct Args {
 /// [`Error::Command`] when an order fails: the test's output says which assertion, or which threads wait for ever.
 pub fn run(args: &Args) -> Result<String> {
     let mut command = host::cargo();
-    command.args(["test", "--quiet", "--package", "rocmforge", "--lib", "--features", "loom"]);
+    command.args(["test", "--quiet", "--workspace", "--lib", "--features", "loom"]);
     // Not optimised: the compiler would take longer than the tests.
     command.args(["--config", "profile.dev.package.rocmforge.opt-level=0", "--", "--nocapture"]);
     command.arg(format!("interleavings::{}", args.name)).stderr(Stdio::inherit());

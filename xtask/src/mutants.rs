@@ -45,7 +45,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if !host::works(host::cargo().args(["mutants", "--version"])) {
-        host::run(host::cargo().args(["install", "--locked", "--quiet", TOOL]))?;
+        host::install_crate(TOOL)?;
     }
     let limit = Rlimit { current: Some(DATA_BYTES_MAX), maximum: Some(DATA_BYTES_MAX) };
     rustix::process::setrlimit(Resource::Data, limit)

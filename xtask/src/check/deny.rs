@@ -10,12 +10,11 @@ use crate::host;
 const VERSION: &str = "0.20.2";
 
 pub fn run() -> Result<Done> {
-    if !host::works(host::cargo().args(["deny", "--version"])) {
-        let package = format!("cargo-deny@{VERSION}");
-        if let Err(error) = host::run(host::cargo().args(["install", "--locked", "--quiet", &package])) {
-            host::check_interrupted()?;
-            return Ok(Done::skipped(format!("cargo deny: {error}")));
-        }
+    if !host::works(host::cargo().args(["deny", "--version"]))
+        && let Err(error) = host::install_crate(&format!("cargo-deny@{VERSION}"))
+    {
+        host::check_interrupted()?;
+        return Ok(Done::skipped(format!("cargo deny: {error}")));
     }
     // Duplicates are warnings: shown by `cargo deny check bans`, not in every run.
     host::run(host::cargo().args([

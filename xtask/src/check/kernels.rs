@@ -50,7 +50,7 @@ pub fn lookalike() -> Result<Done> {
 fn tests_on(library: &Path, variant: Variant, report: &Path) -> Result<Command> {
     let mut command = host::cargo();
     command
-        .args(["test", "--quiet", "--package", "rocmforge", "--test", "kernels"])
+        .args(["test", "--quiet", "--workspace", "--test", "kernels"])
         .env("ROCMFORGE_HIP_LIB", library)
         .env("ROCMFORGE_LOOKALIKE_REPORT", report);
     if let Some(runtime) = kernels::sanitizer_runtime(variant)? {

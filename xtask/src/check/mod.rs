@@ -254,7 +254,7 @@ fn fmt() -> Result<Done> {
 }
 
 fn tidy() -> Result<Done> {
-    host::run(host::cargo().args(["test", "--quiet", "--package", "rocmforge", "--test", "tidy"]))?;
+    host::run(host::cargo().args(["test", "--quiet", "--workspace", "--test", "tidy"]))?;
     Ok(Done::default())
 }
 
@@ -279,7 +279,7 @@ fn doc() -> Result<Done> {
 }
 
 fn build() -> Result<Done> {
-    host::run(host::cargo().args(["build", "--quiet", "--release", "--workspace"]))?;
+    host::build_release()?;
     Ok(Done::default())
 }
 

@@ -64,12 +64,7 @@ fn collect(words: &[&str], files: &mut HashMap<String, PathBuf>) -> Result<()> {
 
 fn cargo(words: &[&str], offline: bool, files: &mut HashMap<String, PathBuf>) -> Result<()> {
     let mut command = host::cargo();
-    command.args(words).args([
-        "--package",
-        "rocmforge",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]);
+    command.args(words).args(["--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     if offline {
         command.arg("--offline");
     }

@@ -46,7 +46,7 @@ impl Suite {
     /// Those of cargo and of copying.
     pub fn build(to: &Path) -> Result<Self> {
         let mut command = host::cargo();
-        command.args(["test", "--quiet", "--package", "rocmforge", "--test", "kernels", "--no-run"]);
+        command.args(["test", "--quiet", "--workspace", "--test", "kernels", "--no-run"]);
         let said = host::read(command.arg("--message-format=json-render-diagnostics"))?;
         let program = said.lines().filter_map(program).next_back();
         let program = program.ok_or(Error::Unexpected { what: "cargo", text: "no test program".into() })?;
