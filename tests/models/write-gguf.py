@@ -5,8 +5,9 @@
 
 DIR/headers  files that show what a header can hold, and mean nothing
 DIR/models   whole small models of every architecture, tensor type and tokenizer that is served; weights are random
+DIR/refused  what the package writes and nobody here reads: files named after what is wrong with them
 
-Beside each file lies what the package's own reader says of it, as describe-gguf.py prints it; a model in parts has one
+Beside each good file lies what the package's own reader says of it, as describe-gguf.py prints it; a model in parts has one
 such description for each. `cargo xtask models` runs this; the same files come out every time.
 """
 
@@ -32,6 +33,8 @@ def main():
         write(out / below)
         for path in sorted((out / below).glob("*.gguf")):
             path.with_suffix(".json").write_text(json.dumps(describe(path, data=True), separators=(",", ":")))
+    (out / "refused").mkdir()
+    refused(out / "refused")
 
 
 def finish(writer):
@@ -61,12 +64,37 @@ def extremes(kind):
             float("-inf"), float("nan"), 0.1]
 
 
+def test_writer(out, name, alignment=None, **options):
+    writer = gguf.GGUFWriter(out / f"{name}.gguf", "test", **options)
+    if alignment:
+        writer.add_custom_alignment(alignment)
+    return writer
+
+
+def refused(out):
+    writer = test_writer(out, "nested")
+    writer.add_array("array of arrays", [[1, 2], [3]])
+    finish(writer)
+    finish(test_writer(out, "big-endian", endianess=gguf.GGUFEndian.BIG))
+    writer = test_writer(out, "key")
+    writer.add_uint32("schlüssel", 1)
+    finish(writer)
+    for name, shape in [("five-dimensions", (1, 2, 1, 2, 1)), ("no-values", (0, 4)), ("no-dimensions", ())]:
+        writer = test_writer(out, name)
+        writer.add_tensor("t", np.zeros(shape, np.float32))
+        finish(writer)
+    writer = test_writer(out, "long-name")
+    writer.add_tensor("t" * 65, np.zeros(1, np.float32))
+    finish(writer)
+    for alignment in [1, 4, 131072]:
+        writer = test_writer(out, f"aligned-{alignment}", alignment)
+        writer.add_tensor("t", np.zeros(1, np.float32))
+        finish(writer)
+
+
 def headers(out):
     def new(name, alignment=None, **options):
-        writer = gguf.GGUFWriter(out / f"{name}.gguf", "test", **options)
-        if alignment:
-            writer.add_custom_alignment(alignment)
-        return writer
+        return test_writer(out, name, alignment, **options)
 
     finish(new("nothing"))
 

@@ -75,6 +75,10 @@ def attempt(path, log):
         os._exit(0 if good else 1)
     except BaseException as error:  # whatever it is, the parent goes on
         print("\nraised:", error, flush=True)
+        # Its log is written by a thread of its own, some of it later.
+        until = time.monotonic() + 1.0
+        while b" E " not in os.pread(log, 1 << 30, 0) and time.monotonic() < until:
+            time.sleep(0.005)
         os._exit(1)
 
 

@@ -58,6 +58,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
         Ok(bytes)
     }
 
+    #[inline(always)]
     fn string_length(&mut self) -> Result<u64, GgufError> {
         let offset = self.offset();
         let found = self.u64()?;

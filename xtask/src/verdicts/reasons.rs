@@ -15,6 +15,16 @@ const REASONS: &[Reason] = &[
         why: "good: the format allows tensors at any multiple of 8; ggml's CPU backend asserts 32",
     },
     Reason {
+        class: 0,
+        begins: &["refused/key", "refused/aligned"],
+        why: "the format: keys are ASCII, alignments multiples of 8; more than 65,536 is no page size",
+    },
+    Reason {
+        class: 0,
+        begins: &["refused/no-dimensions", "refused/no-values"],
+        why: "tensors of no dimension or no value: no model has one, and the parser's promise is that all have bytes",
+    },
+    Reason {
         class: 3,
         begins: &["a key of 65,536", "a key that is no", "a key with a"],
         why: "the format: keys are ASCII of 1 to 65,535 bytes; what else is in one would reach logs and terminals",
