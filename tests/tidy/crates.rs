@@ -48,7 +48,7 @@ const PILLARS: [Pillar; 15] = [
     Pillar {
         name: "bincode",
         works_in: "client/src/wire/codec.rs",
-        test: ("client/src/wire/codec.rs", "bytes_after_the_message_are_refused"),
+        test: ("client/tests/adversarial/edges.rs", "bytes_after_the_message_are_refused"),
     },
     Pillar {
         name: "serde",

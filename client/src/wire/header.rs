@@ -34,10 +34,12 @@ impl Flags {
     pub const MORE: Self = Self(1);
     /// The header's last field is a checksum.
     pub const CRC: Self = Self(2);
+    /// All that this version knows.
+    const KNOWN: Self = Self::MORE.with(Self::CRC);
 
     /// The bits, or `None` where one is set that this version does not know.
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::MORE.0 | Self::CRC.0) == 0 { Some(Self(bits)) } else { None }
+        if Self::KNOWN.contains(Self(bits)) { Some(Self(bits)) } else { None }
     }
 
     /// The bits as they are on the wire.

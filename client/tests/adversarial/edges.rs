@@ -154,11 +154,179 @@ fn notes_are_lines_that_fit_an_extension() {
         assert_eq!(device.notes().len(), kept, "{bytes}");
         assert!(device.validate().is_ok());
     }
-    let show: ShowReply = ShowReply {
-        ext: vec![(EXT_SHOW_EXPERTS, b"8 experts".into()), (EXT_SHOW_POSITIONS, vec![0xff])],
+    let show = |positions: &[u8]| ShowReply {
+        ext: vec![(EXT_SHOW_EXPERTS, b"8 experts".into()), (EXT_SHOW_POSITIONS, positions.into())],
         ..filled(&mut Smallest)
     };
-    assert_eq!((show.experts(), show.positions()), (Some("8 experts"), None));
+    let named = show(b"linear by 4");
+    assert_eq!((named.experts(), named.positions()), (Some("8 experts"), Some("linear by 4")));
+    assert_eq!(show(b"\xff").positions(), None);
+}
+
+#[test]
+fn a_payload_over_the_limit_is_refused_before_decoding() {
+    let error = decode::<PingRequest>(&vec![0; PAYLOAD_BYTES_MAX as usize + 1]).unwrap_err();
+    assert_eq!(error, CodecError::TooLong { bytes: PAYLOAD_BYTES_MAX as usize + 1, max: PAYLOAD_BYTES_MAX });
+}
+
+#[test]
+fn extensions_that_must_be_understood_fail_and_others_pass() {
+    let with = |ext| encode_unchecked(&Cancel { ext });
+    assert!(decode::<Cancel>(&with(vec![(5, vec![1]), (6, vec![])])).is_ok());
+    let error = decode::<Cancel>(&with(vec![(EXT_CRITICAL | 5, vec![1])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UnknownExtension);
+    let error = decode::<Cancel>(&with(vec![(5, vec![1]), (5, vec![])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::BadPayload);
+    let error = decode::<Cancel>(&with(vec![(5, vec![0; limits::EXT_BYTES_MAX + 1])])).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::LimitExceeded);
+    let nested = ModelSummary { ext: vec![(EXT_CRITICAL, vec![])], ..filled(&mut Smallest) };
+    let list = ListReply { models: vec![nested], more: false, ext: vec![] };
+    assert!(matches!(encode(&list), Err(CodecError::Field(Violation::UnknownExtension { .. }))));
+}
+
+/// `Cancel` by hand, without the checks of [`encode`].
+fn encode_unchecked(cancel: &Cancel) -> Vec<u8> {
+    let mut bytes = (cancel.ext.len() as u64).to_le_bytes().to_vec();
+    for (key, value) in &cancel.ext {
+        bytes.extend(key.to_le_bytes());
+        bytes.extend((value.len() as u64).to_le_bytes());
+        bytes.extend(value);
+    }
+    bytes
+}
+
+#[test]
+fn each_field_has_its_own_limit() {
+    let long = |bytes| "x".repeat(bytes);
+    let generate = || GenerateRequest::new("m", Prompt::Text("p".into()));
+    let check = |request: GenerateRequest, field: &str| match encode(&request) {
+        Err(CodecError::Field(Violation::TooLong { field: found, .. })) => assert_eq!(found, field),
+        other => panic!("{field}: {other:?}"),
+    };
+    check(GenerateRequest { model: long(256), ..generate() }, "model");
+    check(GenerateRequest { stop: vec![long(257)], ..generate() }, "stop");
+    check(GenerateRequest { stop: vec![long(1); 17], ..generate() }, "stop");
+    check(GenerateRequest { prompt: Prompt::Text(long(limits::TEXT_BYTES_MAX + 1)), ..generate() }, "Text");
+    check(GenerateRequest { prompt: Prompt::Ids(vec![0; limits::IDS_MAX + 1]), ..generate() }, "Ids");
+    let role = ChatMessage { role: long(65), content: String::new() };
+    check(GenerateRequest { prompt: Prompt::Chat(vec![role]), ..generate() }, "role");
+    let largest = GenerateRequest {
+        prompt: Prompt::Text(long(limits::TEXT_BYTES_MAX)),
+        model: long(limits::NAME_BYTES_MAX),
+        ..generate()
+    };
+    assert!(encode(&largest).is_ok(), "the largest text fits a frame");
+}
+
+#[test]
+fn errors_are_cut_to_fit() {
+    let mut error = WireError::new(ErrorCode::Internal, &"é".repeat(400));
+    for number in 0..20 {
+        error = error.with_detail(&"k".repeat(300), "v".repeat(5000 + number));
+    }
+    assert_eq!(error.message.len(), limits::ERROR_BYTES_MAX);
+    assert!(encode(&error).unwrap().len() <= PAYLOAD_BYTES_MAX as usize);
+    assert_eq!(cut_text("aé", 2), "a");
+    assert_eq!(cut_text("é", 1), "");
+}
+
+#[test]
+fn versions_are_agreed_on_or_refused_by_name() {
+    let offer = ServerOffer { minor: 3, ..ServerOffer::default() };
+    let hello =
+        |min_major, max_major, minor| ClientHello { min_major, max_major, minor, ..ClientHello::new("t") };
+    let agreed = |hello: &ClientHello| {
+        let answer = offer.answer(hello);
+        (answer.status, answer.major, answer.minor)
+    };
+    assert_eq!(agreed(&hello(1, 1, 9)), (0, 1, 3), "a later minor: the server's");
+    assert_eq!(agreed(&hello(1, 1, 2)), (0, 1, 2), "an earlier minor: the client's");
+    assert_eq!(agreed(&hello(0, 7, 5)), (0, 1, 0), "the minor of another major says nothing");
+    assert_eq!(agreed(&hello(2, 7, 0)), (ErrorCode::UnsupportedMajor as u16, 0, 0));
+    assert_eq!(agreed(&hello(0, 0, 0)), (ErrorCode::UnsupportedMajor as u16, 0, 0));
+    let answer = offer.answer(&ClientHello { features: FEATURE_CHECKSUM | 1 << 9, ..hello(1, 1, 0) });
+    assert_eq!((answer.features, answer.features_unknown), (FEATURE_CHECKSUM, 1 << 9));
+    let small = ClientHello { max_frame: PAYLOAD_BYTES_MIN, ..hello(1, 1, 0) };
+    assert_eq!(offer.answer(&small).limits.max_frame, PAYLOAD_BYTES_MIN);
+    let smaller = ClientHello { max_frame: PAYLOAD_BYTES_MIN - 1, ..small };
+    assert_eq!(offer.answer(&smaller).status, ErrorCode::LimitExceeded as u16);
+}
+
+#[test]
+fn a_hello_with_a_bad_name_or_range_is_refused() {
+    let good = ClientHello::new("näme").to_bytes().unwrap();
+    assert_eq!(ClientHello::parse(&good).unwrap().name, "näme");
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good;
+        bytes[at] = byte;
+        ClientHello::parse(&bytes).unwrap_err()
+    };
+    assert!(matches!(changed(0, b'X'), HelloError::NotProtocol { .. }));
+    assert_eq!(changed(4, 2), HelloError::BadRange { min_major: 2, max_major: 1 });
+    assert_eq!(changed(10, 65), HelloError::BadName, "longer than the field");
+    assert_eq!(changed(11, 0xff), HelloError::BadName, "much longer");
+    assert_eq!(changed(10, 2), HelloError::BadName, "ends inside a character");
+    assert_eq!(changed(24, 0x1b), HelloError::BadName, "a control character");
+    assert_eq!(changed(87, 1), HelloError::BadName, "not zeros after it");
+    assert_eq!(ClientHello::new(&"\u{7}é".repeat(50)).name, "é".repeat(32));
+}
+
+#[test]
+fn every_field_of_a_header_is_checked() {
+    let good = encode_frame(1, Op::Ping, Flags::CRC, PAYLOAD_BYTES_MAX, &PingRequest::default()).unwrap();
+    let (header, payload) = good.split_first_chunk::<HEADER_BYTES>().unwrap();
+    let parse = |at: usize, byte: u8| {
+        let mut bytes = *header;
+        bytes[at] = byte;
+        FrameHeader::parse(&bytes, PAYLOAD_BYTES_MAX)
+    };
+    assert_eq!(parse(0, header[0]).unwrap().check_payload(payload), Ok(()));
+    assert_eq!(parse(10, 4), Err(HeaderError::UnknownFlags { bits: 4 }));
+    assert_eq!(parse(11, 5), Err(HeaderError::TooManyDescriptors { n_fds: 5 }));
+    assert!(matches!(parse(10, 0), Err(HeaderError::StrayChecksum { .. })));
+    for at in [4, 8, 11, 12] {
+        let changed = parse(at, header[at] ^ 1).unwrap();
+        assert!(matches!(changed.check_payload(payload), Err(HeaderError::BadChecksum { .. })), "byte {at}");
+    }
+    assert!(FrameHeader::parse(header, payload.len() as u32 - 1).is_err(), "over the agreed limit");
+}
+
+#[test]
+fn bytes_that_are_no_message_are_refused_in_the_protocols_words() {
+    let told = |error: CodecError| match error {
+        CodecError::Malformed { reason, .. } => reason,
+        other => panic!("{other}"),
+    };
+    let cut_short = told(decode::<PingRequest>(b"abc").unwrap_err());
+    assert_eq!(cut_short, "the payload ends before the message does");
+    let count = told(decode::<LoadRequest>(&[0xff; 8]).unwrap_err());
+    assert_eq!(count, "a count that reaches past the payload");
+    // A name of one byte, then what follows it.
+    let after_name = |name: u8, rest: &[u8]| [&[1, 0, 0, 0, 0, 0, 0, 0, name], rest].concat();
+    let bool = told(decode::<LoadRequest>(&after_name(b'm', &[2])).unwrap_err());
+    assert_eq!(bool, "a bool or optional field that begins with 2");
+    let pinned = told(decode::<SetRulesRequest>(&after_name(b'm', &[2])).unwrap_err());
+    assert_eq!(pinned, "a variant 2 that is not known");
+    let text = told(decode::<LoadRequest>(&after_name(0xff, &[1])).unwrap_err());
+    assert_eq!(text, "a string that is not UTF-8");
+    let prompt = told(decode::<GenerateRequest>(&after_name(b'm', &[3, 0, 0, 0])).unwrap_err());
+    assert!(prompt.starts_with("a variant"), "{prompt}");
+}
+
+#[test]
+fn bytes_after_the_message_are_refused() {
+    let error = decode::<PingReply>(&[0; 17]).unwrap_err();
+    assert_eq!(error, CodecError::TrailingBytes { message: "PingReply", used_bytes: 16, payload_bytes: 17 });
+}
+
+#[test]
+fn limits_are_as_many_bytes_as_they_say() {
+    let sizes =
+        [limits::TEXT_BYTES_MAX, limits::IDS_MAX, PAYLOAD_BYTES_MIN as usize, PAYLOAD_BYTES_MAX as usize];
+    assert_eq!(sizes, [1_044_480, 261_120, 65_536, 1_048_576]);
+    for code in ErrorCode::ALL {
+        assert_eq!(code.retryable(), matches!(*code as u16, 107 | 300..=303 | 501), "{}", code.name());
+    }
 }
 
 /// Each choice of a request has its own limit, too.

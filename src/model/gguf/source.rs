@@ -90,12 +90,12 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
 
     /// Reads on from there, which it has read before.
     pub fn back_to(&mut self, offset: u64) {
-        match offset.checked_sub(self.start).and_then(|taken| usize::try_from(taken).ok()) {
-            Some(taken) if taken <= self.buf.len() => self.taken = taken,
-            _ => {
-                self.buf.clear();
-                (self.start, self.taken) = (offset, 0);
-            }
+        if (self.start..=self.offset()).contains(&offset) {
+            // Within what lies in the buffer, so it fits.
+            self.taken = offset.saturating_sub(self.start) as usize;
+        } else {
+            self.buf.clear();
+            (self.start, self.taken) = (offset, 0);
         }
     }
 
