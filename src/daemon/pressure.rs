@@ -241,6 +241,7 @@ mod tests {
         assert_eq!(base64(b"YWI=\n").unwrap(), b"ab");
         assert_eq!(base64(b"YWJj").unwrap(), b"abc");
         assert_eq!(base64(b"").unwrap(), b"");
+        assert_eq!(base64(b"+/+/").unwrap(), [0xfb, 0xff, 0xbf]);
         assert_eq!(base64(b"Y!=="), None);
     }
 

@@ -255,4 +255,37 @@ mod tests {
         let error = of_template(&TemplateError::Process { action: "started", source });
         assert_eq!((error.code, error.retryable), (300, true));
     }
+
+    #[test]
+    fn one_fault_has_one_number_through_whatever_layer_it_comes() {
+        let lost = BackendError::DeviceLost { device: "d".into(), call: "c", why: "w".into() };
+        let no_memory = BackendError::OutOfMemory { what: "pages", need_bytes: 1 };
+        let faults = [
+            (of_job(&JobError::Backend(lost)), ErrorCode::DeviceFailed),
+            (of_job(&JobError::Backend(no_memory)), ErrorCode::OutOfMemory),
+            (of_job(&JobError::Backend(BackendError::GivenUp)), ErrorCode::Cancelled),
+            (of_job(&JobError::Backend(BackendError::Dims("odd"))), ErrorCode::ModelUnsupported),
+            (of_job(&JobError::Backend(BackendError::NotFinite)), ErrorCode::ModelCorrupt),
+            (of_job(&JobError::Backend(BackendError::Batch("empty"))), ErrorCode::Internal),
+            (of_job(&JobError::Backend(BackendError::Internal("why".into()))), ErrorCode::Internal),
+            (of_job(&JobError::Draining), ErrorCode::ServerDraining),
+            (of_job(&JobError::SlowReader { waited_s: 30 }), ErrorCode::SlowReader),
+            (of_store(&StoreError::Poisoned { name: "m".into() }), ErrorCode::ModelCorrupt),
+            (of_store(&StoreError::Changed { name: "m".into() }), ErrorCode::ModelChanged),
+            (of_store(&StoreError::Quota { limit: 8 }), ErrorCode::Quota),
+            (of_template(&TemplateError::RequestTooLong { bytes: 9, limit: 8 }), ErrorCode::LimitExceeded),
+        ];
+        for (failure, code) in faults {
+            assert_eq!(failure.code, code as u16, "{failure}");
+            assert_eq!(failure.retryable, code.retryable(), "{failure}");
+        }
+        let of_file =
+            |error| of_store(&StoreError::File { name: "m".into(), source: std::sync::Arc::new(error) });
+        assert_eq!(of_file(MapError::TooMany { limit: 1024 }).code, ErrorCode::Quota as u16);
+        assert_eq!(of_file(MapError::Empty).code, ErrorCode::NotAModelFile as u16);
+        let source = std::io::Error::from_raw_os_error(5);
+        assert_eq!(gguf_code(&GgufError::Read { offset: 0, source }), ErrorCode::Unavailable);
+        assert_eq!(gguf_code(&GgufError::Map(MapError::Poisoned)), ErrorCode::ModelCorrupt);
+        assert_eq!(gguf_code(&GgufError::Magic { found: *b"GGML" }), ErrorCode::NotAModelFile);
+    }
 }

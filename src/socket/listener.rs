@@ -316,6 +316,12 @@ mod tests {
         assert!(matches!(Endpoint::bind(&path), Err(ListenError::NotASocket { kind: "file", .. })));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
 
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        assert!(matches!(Endpoint::bind(&path), Err(ListenError::NotASocket { kind: "symbolic link", .. })));
+        let device = Endpoint::bind(Path::new("/dev/null"));
+        assert!(matches!(device, Err(ListenError::NotASocket { kind: "device or pipe", .. })));
+
         let long = dir.path().join("x".repeat(120));
         assert!(matches!(Endpoint::bind(&long), Err(ListenError::PathTooLong { .. })));
         let nowhere = dir.path().join("no/such/api.sock");
@@ -354,6 +360,12 @@ mod tests {
         let _guard = runtime.enter();
         let (read, _write) = rustix::pipe::pipe().unwrap();
         assert!(matches!(Endpoint::from_systemd(read), Err(ListenError::HandedOver(_))));
+        let network =
+            rustix::net::socket(rustix::net::AddressFamily::NETLINK, rustix::net::SocketType::RAW, None);
+        match Endpoint::from_systemd(network.unwrap()) {
+            Err(ListenError::HandedOver(why)) => assert_eq!(why, "not a Unix socket"),
+            other => panic!("{:?}", other.map(|endpoint| endpoint.is_handed_over())),
+        }
         let unix = rustix::net::AddressFamily::UNIX;
         let datagram = rustix::net::socket(unix, rustix::net::SocketType::DGRAM, None).unwrap();
         assert!(matches!(Endpoint::from_systemd(datagram), Err(ListenError::HandedOver(_))));

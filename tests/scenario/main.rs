@@ -44,6 +44,7 @@ mod residency;
 mod rig;
 mod shared_gpu;
 mod shortages;
+mod shown;
 mod split;
 mod top;
 mod units;
