@@ -15,10 +15,10 @@ use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::config::Config;
 use rocmforge::daemon::Daemon;
 use rocmforge_client::wire::{
-    self, Cancel, ClientHello, Credit, ErrorCode, Flags, FrameHeader, GenerateRequest, HEADER_BYTES,
-    InfoRequest, ListRequest, LoadRequest, Message, Op, PAYLOAD_BYTES_MAX, PingRequest, Prompt, PsRequest,
-    SERVER_HELLO_BYTES, ShowRequest, StatusRequest, SubscribeRequest, TokenizeRequest, UnloadRequest,
-    WireError, decode, encode_frame,
+    self, CLIENT_HELLO_BYTES, Cancel, ClientHello, Credit, ErrorCode, Flags, FrameHeader, GenerateRequest,
+    HEADER_BYTES, InfoRequest, ListRequest, LoadRequest, Message, Op, PAYLOAD_BYTES_MAX, PingRequest, Prompt,
+    PsRequest, SERVER_HELLO_BYTES, ShowRequest, StatusRequest, SubscribeRequest, TokenizeRequest,
+    UnloadRequest, WireError, decode, encode_frame,
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -72,7 +72,7 @@ impl Served {
 pub fn session(data: &[u8], plant: bool) {
     static SERVED: OnceLock<Served> = OnceLock::new();
     let served = SERVED.get_or_init(Served::start);
-    let mut script = Script { stream: served.connect(), next: 1, opened: HashMap::new(), fds: 0 };
+    let mut script = Script { stream: served.connect(), next: 1, sent: Vec::new(), fds: 0 };
     let mut data = Bytes(data);
     // A daemon that has closed takes no more: what it said is still read.
     let _ = script.run(&mut data);
@@ -84,7 +84,7 @@ pub fn session(data: &[u8], plant: bool) {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the daemon neither answers nor closes: {error}"),
     }
-    check(&said, &script.opened, plant);
+    check(&said, &opened(&script.sent), plant);
 }
 
 /// What is left of a script.
@@ -108,8 +108,8 @@ struct Script {
     stream: UnixStream,
     /// The next id of a stream.
     next: u32,
-    /// What each stream asked for.
-    opened: HashMap<u32, Op>,
+    /// All bytes, the hello's too.
+    sent: Vec<u8>,
     /// Descriptors that go with the next bytes.
     fds: usize,
 }
@@ -229,11 +229,10 @@ impl Script {
         frame
     }
 
-    /// Remembers what a header opens, if it does.
+    /// Passes the stream of a header over.
     fn note(&mut self, frame: &[u8]) {
         let Some(bytes) = frame.first_chunk::<HEADER_BYTES>() else { return };
         if let Ok(header) = FrameHeader::parse(bytes, PAYLOAD_BYTES_MAX) {
-            self.opened.entry(header.stream).or_insert(header.known_op().unwrap_or(Op::Error));
             self.next = self.next.max(header.stream.saturating_add(2) | 1);
         }
     }
@@ -244,6 +243,7 @@ impl Script {
     }
 
     fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.sent.extend(bytes);
         let count = std::mem::take(&mut self.fds);
         if count == 0 || bytes.is_empty() {
             return self.stream.write_all(bytes);
@@ -261,6 +261,19 @@ impl Script {
         )?;
         self.stream.write_all(&bytes[sent..])
     }
+}
+
+/// What each stream asks for, as who reads these bytes sees it: after a frame whose length is a lie, headers are where nobody wrote
+/// one.
+fn opened(sent: &[u8]) -> HashMap<u32, Op> {
+    let mut opened = HashMap::new();
+    let mut rest = sent.get(CLIENT_HELLO_BYTES..).unwrap_or_default();
+    while let Some((bytes, after)) = rest.split_first_chunk::<HEADER_BYTES>() {
+        let Ok(header) = FrameHeader::parse(bytes, PAYLOAD_BYTES_MAX) else { break };
+        opened.entry(header.stream).or_insert(header.known_op().unwrap_or(Op::Error));
+        rest = after.get(header.len as usize..).unwrap_or_default();
+    }
+    opened
 }
 
 /// What the daemon said has to be a hello and whole frames: each on a stream that was opened and has not ended, or on stream 0
