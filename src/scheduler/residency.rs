@@ -65,6 +65,12 @@ pub(super) struct Residency {
     starved: Option<Starved>,
 }
 
+/// How often what is on its way is looked at by who waits for it.
+pub(super) const ARRIVAL: Duration = Duration::from_millis(1);
+
+/// How often in the middle of a step: uploads take milliseconds, and whoever else has work waits meanwhile.
+const WAITS_MAX: u32 = 10;
+
 /// Why weights of a step found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Starved {
@@ -359,6 +365,7 @@ impl Residency {
         load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let mut window = window.clone();
+        let mut waits = 0;
         loop {
             match self.try_load(window.model, part, backend, &load) {
                 Err(error) if error.is_out_of_memory() => {
@@ -366,12 +373,15 @@ impl Residency {
                     match self.make_room(&window, backend)? {
                         Room::Made => {}
                         _ if narrow.parts != window.parts => window = narrow,
-                        Room::OnItsWay => {
-                            self.starved = Some(Starved::ForNow);
-                            return Err(error);
+                        // Uploads hold memory beside what they bring, and what they bring cannot leave before it has come.
+                        _ if waits < WAITS_MAX && self.is_loading(window.model) => {
+                            waits += 1;
+                            crate::lock::pause(ARRIVAL);
+                            self.look(backend)?;
                         }
-                        Room::None => {
-                            self.starved = Some(Starved::ForGood);
+                        room => {
+                            let for_now = room == Room::OnItsWay || self.is_loading(window.model);
+                            self.starved = Some(if for_now { Starved::ForNow } else { Starved::ForGood });
                             return Err(error);
                         }
                     }
@@ -379,6 +389,10 @@ impl Residency {
                 result => return result,
             }
         }
+    }
+
+    fn is_loading(&self, id: ModelId) -> bool {
+        self.cache.parts_of(owner(id)).any(|(_, held)| held.loading > 0)
     }
 
     fn try_load(

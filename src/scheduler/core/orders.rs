@@ -8,12 +8,9 @@ use tokio::sync::oneshot;
 use super::{Core, StepPlan};
 use crate::backend::BackendError;
 use crate::model::{Model, ModelId};
-use crate::scheduler::residency::{ResidencyRules, Room, Starved, Window};
+use crate::scheduler::residency::{ARRIVAL, ResidencyRules, Room, Starved, Window};
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Bytes, JobError};
-
-/// How long a step waits for parts on their way, which may leave once they have come.
-const ARRIVAL: Duration = Duration::from_millis(1);
 
 /// What left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

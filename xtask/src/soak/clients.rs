@@ -100,19 +100,34 @@ impl Shared {
             reply_timeout: patience,
             ..Options::default()
         };
-        let client = Client::new(options.clone());
-        let alone = whole(&client, MODELS[0]).map_err(client_error)?;
+        let alone = whole(&Client::new(options.clone()), MODELS[0]).map_err(client_error)?;
         if alone.len() != TOKENS as usize {
             return Err(Error::Unexpected { what: "the daemon", text: format!("{} tokens", alone.len()) });
         }
-        Ok(Self {
+        let shared = Self {
             options,
             client: daemon.client_program().to_owned(),
             alone,
             counts: Counts::default(),
             errors: Mutex::default(),
             stop: AtomicBool::new(false),
-        })
+        };
+        shared.map_all()?;
+        Ok(shared)
+    }
+
+    /// Has each model mapped: what the daemon has open depends on it, and the last client may have unloaded any.
+    pub fn map_all(&self) -> Result<()> {
+        let client = Client::new(self.options.clone());
+        for model in MODELS {
+            if whole(&client, model).map_err(client_error)? != self.alone {
+                return Err(Error::Unexpected {
+                    what: "the daemon",
+                    text: format!("another answer of {model}"),
+                });
+            }
+        }
+        Ok(())
     }
 
     pub fn stop(&self) {

@@ -102,6 +102,7 @@ pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<
     if let Some(stop) = interrupted {
         return Err(stop);
     }
+    shared.map_all()?;
     let after = rest(&process, Some(&before))?;
     let verdict = Verdict { before, after, samples, left: shared.left()?, done: shared.done() };
     daemon.stop()?;
