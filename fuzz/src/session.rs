@@ -225,7 +225,7 @@ impl Script {
         let mut frame =
             encode_frame(self.next, op, Flags::NONE, PAYLOAD_BYTES_MAX, request).expect("a small request");
         frame[11] = u8::try_from(self.fds).unwrap_or(0);
-        self.next += 2;
+        self.next = self.next.saturating_add(2);
         frame
     }
 
