@@ -59,6 +59,16 @@ pub trait Backend: Send {
         Ok(())
     }
 
+    /// Waits until a load that is under way is decided; what came and leaves then gives its memory back at once. Costs nothing
+    /// where nothing is copied.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`] when nothing arrives for as long as the device has patience.
+    fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        let _ = load; // the default has none
+        Ok(())
+    }
+
     /// Bytes that a tensor takes of the device's memory, with padding and rounding: 0 where it is read in place. A plain
     /// function, because sessions ask on threads of their own.
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {

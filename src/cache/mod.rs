@@ -9,11 +9,11 @@
 mod eviction;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub use eviction::{Candidate, Eviction, used_again_last};
 
-use crate::backend::{Backend, BackendError, DeviceTensor, LoadState};
+use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
 use crate::tensor::{LazyTensor, MappedFile};
 
 /// What a cache did since it was made.
@@ -62,6 +62,8 @@ pub struct TensorCache {
     parts: BTreeMap<Part, Members>,
     /// Entries that were on their way when last looked at.
     on_the_way: Vec<Key>,
+    /// What was let go of while it was on its way: its memory is free when it has come.
+    departing: Vec<Weak<dyn DeviceMemory>>,
     counters: CacheCounters,
     device_bytes: u64,
 }
@@ -190,6 +192,9 @@ impl TensorCache {
         let was_loading = self.on_the_way.iter().position(|other| other == key);
         if let Some(at) = was_loading {
             self.on_the_way.swap_remove(at);
+            if let Storage::Device(memory) = &tensor.storage {
+                self.departing.push(Arc::downgrade(memory));
+            }
         }
         if let Some(members) = self.parts.get_mut(&part) {
             members.held.bytes -= bytes;
@@ -226,12 +231,25 @@ impl TensorCache {
             }
         }
         self.on_the_way = left;
+        let on_its_way = |memory: &Weak<dyn DeviceMemory>| {
+            memory.upgrade().is_some_and(|memory| matches!(memory.state(), LoadState::Loading))
+        };
+        self.departing.retain(on_its_way);
         arrived
     }
 
-    /// Something that was on its way at the last [`TensorCache::look`]; none where nothing was.
-    pub fn on_its_way(&self) -> Option<&DeviceTensor> {
-        self.on_the_way.iter().find_map(|key| self.resident.get(key)).map(|entry| &entry.tensor)
+    /// Something of a part that was on its way at the last [`TensorCache::look`].
+    pub fn on_its_way(&self, part: Part) -> Option<Arc<dyn DeviceMemory>> {
+        let entries = self.on_the_way.iter().filter_map(|key| self.resident.get(key));
+        entries.filter(|entry| entry.part == part).find_map(|entry| match &entry.tensor.storage {
+            Storage::Device(memory) => Some(Arc::clone(memory)),
+            Storage::InPlace => None,
+        })
+    }
+
+    /// Something that nobody wants any more and that has memory until it has come.
+    pub fn departing(&self) -> Option<Arc<dyn DeviceMemory>> {
+        self.departing.iter().find_map(Weak::upgrade)
     }
 
     /// Lets go of loads that failed, so that nothing of them stays behind. The parts they were for, some perhaps more than once.
@@ -270,6 +288,7 @@ impl TensorCache {
         self.resident.clear();
         self.parts.clear();
         self.on_the_way.clear();
+        self.departing.clear();
         self.device_bytes = 0;
     }
 
@@ -377,6 +396,45 @@ mod tests {
         assert_eq!((cache.clear_file(&files[0]), cache.counters().loads), (0, 4));
         cache.clear();
         assert!(cache.is_empty());
+    }
+
+    /// A copy that has come when it is told to.
+    #[derive(Debug, Default)]
+    struct Copy(std::sync::atomic::AtomicBool);
+
+    impl DeviceMemory for Copy {
+        fn bytes(&self) -> u64 {
+            1024
+        }
+        fn address(&self) -> u64 {
+            0
+        }
+        fn state(&self) -> LoadState {
+            match self.0.load(std::sync::atomic::Ordering::Relaxed) {
+                true => LoadState::Resident,
+                false => LoadState::Loading,
+            }
+        }
+        fn when_decided(&self, _: Box<dyn FnOnce() + Send>) {}
+    }
+
+    #[test]
+    fn what_leaves_on_its_way_has_memory_until_it_has_come() {
+        let (mut cache, file) = (TensorCache::new(), file());
+        let tensor = tensor(&file, "t", 0, DType::F32);
+        let copy = Arc::new(Copy::default());
+        let storage = Storage::Device(Arc::clone(&copy) as _);
+        let loaded = DeviceTensor { tensor: tensor.clone(), storage };
+        cache.load(Key::of(&tensor, Use::Whole), PART, || Ok(loaded)).unwrap();
+        let other = Part { number: 1, ..PART };
+        assert!(cache.on_its_way(PART).is_some() && cache.on_its_way(other).is_none());
+        assert!(cache.departing().is_none(), "it is wanted");
+        cache.clear_file(&file);
+        assert_eq!((cache.len(), cache.device_bytes()), (0, 0));
+        assert!(cache.on_its_way(PART).is_none() && cache.departing().is_some());
+        assert!(cache.look().is_empty() && cache.departing().is_some(), "it has not come");
+        copy.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(cache.look().is_empty() && cache.departing().is_none());
     }
 
     #[test]

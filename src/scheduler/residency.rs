@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::resident::{First, Head, Loader, ResidentLayer, ResidentModel};
 use super::snapshot::PartState;
-use crate::backend::{Backend, BackendError, DeviceTensor, Experts};
+use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, Experts};
 use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache, used_again_last};
 use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
@@ -61,34 +61,28 @@ pub(super) struct Residency {
     gone: Vec<Gone>,
     /// Parts that were told to leave while they were on their way: they go when they have come.
     unwanted: BTreeSet<Part>,
-    /// Weights of a step found no room.
-    starved: Option<Starved>,
-}
-
-/// How often what is on its way is looked at by who waits for it.
-pub(super) const ARRIVAL: Duration = Duration::from_millis(1);
-
-/// How often in the middle of a step: uploads take milliseconds, and whoever else has work waits meanwhile.
-const WAITS_MAX: u32 = 10;
-
-/// Why weights of a step found no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Starved {
-    /// What could leave is still on its way, for somebody else.
-    ForNow,
-    /// All has left that may.
-    ForGood,
+    /// Weights of a step found no room, with all gone that may go.
+    starved: bool,
 }
 
 /// What came of looking for room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Room {
     /// Something left.
     Made,
-    /// What could leave is still on its way.
-    OnItsWay,
+    /// What could leave is still on its way; this is part of it.
+    OnItsWay(Arc<dyn DeviceMemory>),
     /// Nothing may leave.
     None,
+}
+
+/// What came of asking for a tensor that no step needs yet.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// It is there or on its way.
+    Loading(DeviceTensor),
+    /// There is no room before this has come.
+    After(Arc<dyn DeviceMemory>),
 }
 
 /// Parts of the model at hand that must stay, and the one at hand among them.
@@ -174,11 +168,6 @@ impl Residency {
             place.resident.forget();
         }
         self.clear_failed();
-    }
-
-    /// Something that was on its way when room was last looked for.
-    pub fn on_its_way(&self) -> Option<&DeviceTensor> {
-        self.cache.on_its_way()
     }
 
     /// Lets go of loads that failed. Between steps: models of one file share what is loaded, so all forget their handles of these
@@ -346,7 +335,7 @@ impl Residency {
                 .try_load(window.model, part, backend, |resident, loader| resident.resolve(part, loader))
             {
                 Err(error) if error.is_out_of_memory() => {
-                    if self.make_room(window, backend)? != Room::Made {
+                    if !matches!(self.make_room(window, backend)?, Room::Made) {
                         return Ok(false);
                     }
                 }
@@ -365,7 +354,6 @@ impl Residency {
         load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let mut window = window.clone();
-        let mut waits = 0;
         loop {
             match self.try_load(window.model, part, backend, &load) {
                 Err(error) if error.is_out_of_memory() => {
@@ -373,15 +361,10 @@ impl Residency {
                     match self.make_room(&window, backend)? {
                         Room::Made => {}
                         _ if narrow.parts != window.parts => window = narrow,
-                        // Uploads hold memory beside what they bring, and what they bring cannot leave before it has come.
-                        _ if waits < WAITS_MAX && self.is_loading(window.model) => {
-                            waits += 1;
-                            crate::lock::pause(ARRIVAL);
-                            self.look(backend)?;
-                        }
-                        room => {
-                            let for_now = room == Room::OnItsWay || self.is_loading(window.model);
-                            self.starved = Some(if for_now { Starved::ForNow } else { Starved::ForGood });
+                        // Begun again the step would send away what it has brought so far.
+                        Room::OnItsWay(load) => backend.until_decided(&load)?,
+                        Room::None => {
+                            self.starved = true;
                             return Err(error);
                         }
                     }
@@ -389,10 +372,6 @@ impl Residency {
                 result => return result,
             }
         }
-    }
-
-    fn is_loading(&self, id: ModelId) -> bool {
-        self.cache.parts_of(owner(id)).any(|(_, held)| held.loading > 0)
     }
 
     fn try_load(
@@ -410,12 +389,12 @@ impl Residency {
         load(&mut place.resident, &mut Loader { cache: &mut self.cache, backend, part })
     }
 
-    /// Whether weights of the last step found no room, and why; asked once.
-    pub fn take_starved(&mut self) -> Option<Starved> {
-        self.starved.take()
+    /// Whether weights of the last step found no room, whatever left; asked once.
+    pub fn take_starved(&mut self) -> bool {
+        std::mem::take(&mut self.starved)
     }
 
-    /// Loads one tensor of a part because it was asked for, not for a step; none where there is no room for now.
+    /// Loads one tensor of a part because it was asked for, not for a step.
     ///
     /// # Errors
     /// As [`Residency::first`].
@@ -426,7 +405,7 @@ impl Residency {
         tensor: &LazyTensor,
         rows_only: bool,
         backend: &mut dyn Backend,
-    ) -> Result<Option<DeviceTensor>, BackendError> {
+    ) -> Result<Asked, BackendError> {
         let part = Part { owner: owner(id), number: part };
         self.unwanted.remove(&part);
         if self.cache.has_failed(tensor) {
@@ -442,10 +421,10 @@ impl Residency {
                 // What else is there of the model is as much asked for as this.
                 Err(error) if error.is_out_of_memory() => match self.make_room_of_others(id, backend)? {
                     Room::Made => {}
-                    Room::OnItsWay => return Ok(None),
+                    Room::OnItsWay(load) => return Ok(Asked::After(load)),
                     Room::None => return Err(error),
                 },
-                loaded => return loaded.map(Some),
+                loaded => return loaded.map(Asked::Loading),
             }
         }
     }
@@ -456,7 +435,7 @@ impl Residency {
     /// [`BackendError::DeviceLost`].
     pub fn make_room(&mut self, window: &Window, backend: &mut dyn Backend) -> Result<Room, BackendError> {
         let others = self.make_room_of_others(window.model, backend)?;
-        if others == Room::Made {
+        if matches!(others, Room::Made) {
             return Ok(others);
         }
         let Some(place) = self.places.get(&window.model) else { return Ok(others) };
@@ -466,17 +445,21 @@ impl Residency {
             parts.filter(|(part, held)| held.bytes > 0 && !window.holds(*part))
         };
         let there = own().filter(|(_, held)| held.loading == 0).map(|(part, _)| part);
-        match used_again_last(there, window.at, head) {
-            Some(part) => self.evict(window.model, part, backend).map(|_| Room::Made),
-            // Steps do not wait on the host: a part may have been used before it is known that it has arrived.
-            None if own().next().is_some() => Ok(Room::OnItsWay),
-            None => Ok(others),
+        if let Some(part) = used_again_last(there, window.at, head) {
+            return self.evict(window.model, part, backend).map(|_| Room::Made);
         }
+        // Steps do not wait on the host: a part may have been used before it is known that it has arrived.
+        let coming = own().find_map(|(part, _)| self.on_its_way(window.model, part));
+        Ok(coming.map_or(others, Room::OnItsWay))
+    }
+
+    fn on_its_way(&self, id: ModelId, part: u32) -> Option<Arc<dyn DeviceMemory>> {
+        self.cache.on_its_way(Part { owner: owner(id), number: part })
     }
 
     fn make_room_of_others(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<Room, BackendError> {
         self.look(backend)?;
-        let mut room = Room::None;
+        let mut coming = self.cache.departing();
         for other in self.order(Some(id)) {
             let least = self.rules(other).parts_min;
             let may_go = |(part, held): &(u32, Held)| held.bytes > 0 && *part >= least;
@@ -486,11 +469,10 @@ impl Residency {
                 self.evict(other, part, backend)?;
                 return Ok(Room::Made);
             }
-            if self.cache.parts_of(owner(other)).any(|(part, held)| may_go(&(part, held))) {
-                room = Room::OnItsWay;
-            }
+            let mut may_go = self.cache.parts_of(owner(other)).filter(may_go);
+            coming = coming.or_else(|| may_go.find_map(|(part, _)| self.on_its_way(other, part)));
         }
-        Ok(room)
+        Ok(coming.map_or(Room::None, Room::OnItsWay))
     }
 
     fn evict(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<u64, BackendError> {

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemoryUse, DeviceTensor,
-    Experts, FfnInput, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
+    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
+    DeviceTensor, Experts, FfnInput, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
 };
 use rocmforge::tensor::{DType, LazyTensor};
 
@@ -52,6 +52,9 @@ impl Backend for Hooked {
     }
     fn retire(&mut self) -> Result<(), BackendError> {
         self.inner.retire()
+    }
+    fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        self.inner.until_decided(load)
     }
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()

@@ -70,17 +70,45 @@ impl<E> Arrival<E> {
         arrived: impl Fn() -> u64,
         late: impl FnOnce() -> BackendError,
     ) -> Result<Option<Arc<E>>, BackendError> {
+        self.wait(limit, arrived, late, |phase| match phase {
+            Phase::Queued => None,
+            Phase::Submitted(event) => Some(Ok(Some(Arc::clone(event)))),
+            Phase::Resident => Some(Ok(None)),
+            Phase::Failed(error) => Some(Err(error.clone())),
+        })?
+    }
+
+    /// Waits until the load is decided, whichever way, as long as [`Arrival::submitted`].
+    ///
+    /// # Errors
+    /// `late` when the time is over.
+    pub fn decided(
+        &self,
+        limit: Duration,
+        arrived: impl Fn() -> u64,
+        late: impl FnOnce() -> BackendError,
+    ) -> Result<(), BackendError> {
+        self.wait(limit, arrived, late, |phase| {
+            matches!(phase, Phase::Resident | Phase::Failed(_)).then_some(())
+        })
+    }
+
+    /// Waits until `reached` says something.
+    fn wait<T>(
+        &self,
+        limit: Duration,
+        arrived: impl Fn() -> u64,
+        late: impl FnOnce() -> BackendError,
+        reached: impl Fn(&Phase<E>) -> Option<T>,
+    ) -> Result<T, BackendError> {
         let (mut until, mut seen) = (Instant::now() + limit, arrived());
         let mut state = self.state.lock();
         loop {
-            match &state.phase {
-                Phase::Queued => {}
-                Phase::Submitted(event) => return Ok(Some(Arc::clone(event))),
-                Phase::Resident => return Ok(None),
-                Phase::Failed(error) => return Err(error.clone()),
+            if let Some(reached) = reached(&state.phase) {
+                return Ok(reached);
             }
             let look = until.min(Instant::now() + LOOK);
-            if self.changed.wait_until(&mut state, look) && matches!(state.phase, Phase::Queued) {
+            if self.changed.wait_until(&mut state, look) && reached(&state.phase).is_none() {
                 let now = arrived();
                 if now != seen {
                     (until, seen) = (Instant::now() + limit, now);

@@ -21,9 +21,9 @@ use super::{
 };
 
 use crate::backend::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemoryUse,
-    DeviceTensor, Experts, FfnInput, KvType, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled,
-    StepBatch, Storage,
+    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory,
+    DeviceMemoryUse, DeviceTensor, Experts, FfnInput, KvType, ModelDims, ModelSlot, Projection, Router,
+    SampleRow, Sampled, StepBatch, Storage,
 };
 use crate::tensor::{DType, LazyTensor};
 
@@ -277,6 +277,10 @@ impl Backend for HipBackend {
         stream.record(&event)?;
         self.retired = Some(Arc::new(event));
         Ok(())
+    }
+
+    fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        self.upload_decided(load)
     }
 
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {

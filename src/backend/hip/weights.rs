@@ -1,5 +1,7 @@
 //! One tensor's copy on the device: where it lies, and how far its upload is.
 
+use std::sync::Arc;
+
 use super::arrival::Arrival;
 use super::{Buffer, Event};
 use crate::backend::{DeviceMemory, LoadState};
@@ -21,7 +23,8 @@ pub struct Weight {
     name: String,
     form: Form,
     buffer: Buffer,
-    arrival: Arrival<Event>,
+    /// Apart from the memory: who brings it lets go of that before he says that it is there.
+    arrival: Arc<Arrival<Event>>,
 }
 
 impl std::fmt::Debug for Weight {
@@ -33,7 +36,7 @@ impl std::fmt::Debug for Weight {
 impl Weight {
     /// A copy that is to be, in `buffer`.
     pub fn new(name: &str, form: Form, buffer: Buffer) -> Self {
-        Self { name: name.to_owned(), form, buffer, arrival: Arrival::new() }
+        Self { name: name.to_owned(), form, buffer, arrival: Arc::new(Arrival::new()) }
     }
 
     /// What it is.
@@ -47,7 +50,7 @@ impl Weight {
     }
 
     /// How far its upload is.
-    pub fn arrival(&self) -> &Arrival<Event> {
+    pub fn arrival(&self) -> &Arc<Arrival<Event>> {
         &self.arrival
     }
 }

@@ -10,6 +10,7 @@ use super::{Core, Room};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
 use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
+use crate::scheduler::residency::Asked;
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor, LoadingProgress};
 use crate::tensor::LazyTensor;
 
@@ -249,21 +250,20 @@ impl Core {
             && let Some(Wanted { tensor, part, rows_only }) = task.left.front()
         {
             let id = task.request.model.id;
-            let loaded = loop {
+            let asked = loop {
                 let backend = self.backend.as_mut();
                 match self.residency.load(id, *part, tensor, *rows_only, backend) {
                     Err(error) if error.is_out_of_memory() && self.close_idle_room(Some(id)) => {}
                     Err(error) if error.is_out_of_memory() => return Err(self.no_room(id, &error)),
-                    loaded => break loaded.map_err(JobError::Backend)?,
+                    asked => break asked.map_err(JobError::Backend)?,
                 }
             };
-            let Some(loaded) = loaded else {
-                // Again when something of what has the room has come, and may leave.
-                match self.residency.on_its_way().map(|tensor| &tensor.storage) {
-                    Some(Storage::Device(memory)) => memory.when_decided(self.wake()),
-                    _ => begun = true,
+            let loaded = match asked {
+                Asked::Loading(loaded) => loaded,
+                Asked::After(load) => {
+                    load.when_decided(self.wake());
+                    break;
                 }
-                break;
             };
             begun = true;
             bytes += loaded.device_bytes();

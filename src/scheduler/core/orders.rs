@@ -8,9 +8,12 @@ use tokio::sync::oneshot;
 use super::{Core, StepPlan};
 use crate::backend::BackendError;
 use crate::model::{Model, ModelId};
-use crate::scheduler::residency::{ARRIVAL, ResidencyRules, Room, Starved, Window};
+use crate::scheduler::residency::{ResidencyRules, Room, Window};
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Bytes, JobError};
+
+/// How often what is on its way is looked at between steps: there may be other work.
+const ARRIVAL: Duration = Duration::from_millis(1);
 
 /// What left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,7 +138,7 @@ impl Core {
         match self.residency.make_room(window, self.backend.as_mut())? {
             Room::Made => Ok(true),
             Room::None => Ok(false),
-            Room::OnItsWay => {
+            Room::OnItsWay(_) => {
                 crate::lock::pause(ARRIVAL);
                 Ok(true)
             }
@@ -144,14 +147,10 @@ impl Core {
 
     /// Memory was short for a step: something leaves and the next turn tries again, or the step's requests fail.
     pub(super) fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
+        // Weights for which parts of the same model would have to leave find no more room the next time.
         let room = match self.residency.take_starved() {
-            None => self.make_room(&Window::none(step.model)),
-            // Weights for which parts of the same model would have to leave find no more room the next time.
-            Some(Starved::ForGood) => Ok(self.close_idle_room(Some(step.model))),
-            Some(Starved::ForNow) => {
-                crate::lock::pause(ARRIVAL);
-                Ok(true)
-            }
+            true => Ok(self.close_idle_room(Some(step.model))),
+            false => self.make_room(&Window::none(step.model)),
         };
         match room {
             Ok(true) => {}

@@ -231,6 +231,10 @@ impl Backend for Fake {
         Ok(())
     }
 
+    fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        self.control.1.until_decided(load)
+    }
+
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         LazyTensor::byte_len
     }

@@ -37,6 +37,9 @@ struct Book {
     wrongs: Vec<String>,
 }
 
+/// Longer than any test.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// How far a copy is; decided once.
 pub type Upload = Arc<Arrival<()>>;
 
@@ -159,13 +162,19 @@ impl Memory {
         };
         for weight in weights {
             let Storage::Device(memory) = &weight.storage else { continue };
-            let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
-            let copy = any.downcast::<Copy>().expect("a copy of this device");
+            let copy = own(memory);
             copy.decide();
             copy.state.lock().used = unit;
-            copy.arrival.submitted(Duration::from_secs(60), || 0, || BackendError::Batch("nothing comes"))?;
+            copy.arrival.submitted(PATIENCE, || 0, || BackendError::Batch("nothing comes"))?;
         }
         Ok(())
+    }
+
+    /// Somebody waits for a load: it is decided.
+    pub fn until_decided(&self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        let copy = own(load);
+        copy.decide();
+        copy.arrival.decided(PATIENCE, || 0, || BackendError::Batch("nothing comes"))
     }
 
     /// A step is over, and so is its work.
@@ -181,6 +190,11 @@ impl Memory {
         let mut book = self.0.lock();
         book.retired = book.unit.saturating_sub(1);
     }
+}
+
+fn own(memory: &Arc<dyn DeviceMemory>) -> Arc<Copy> {
+    let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
+    any.downcast().expect("a copy of this device")
 }
 
 impl Copy {

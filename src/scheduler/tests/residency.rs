@@ -209,6 +209,25 @@ fn how_far_a_load_is_can_be_seen_by_all() {
     assert!(rig.comes(|s| s.models[0].loading.is_none()), "nothing is brought any more");
 }
 
+/// All the room is taken by weights that are on their way to somebody else: a step waits for some of them, and goes on where it
+/// was.
+#[test]
+fn a_step_waits_for_room_that_is_on_its_way() {
+    let rig = rig(100);
+    let (first, second) = (open(1, &kept_model()), open(2, &kept_model()));
+    rig.control.memory().hold_loads(true);
+    let preload = rig.handle().preload(&first, &Preload::All).unwrap();
+    let whole = device_bytes(&first);
+    assert!(rig.comes(|s| s.device_bytes == whole), "begun, and held");
+    ask(&rig, &second, 1, 2);
+    rig.control.memory().hold_loads(false);
+    runtime().block_on(preload.wait()).unwrap();
+    assert_eq!(rig.control.memory().wrongs(), Vec::<String>::new());
+    let counters = rig.handle().snapshot().counters;
+    // It streams through the room of the first parts that came, so each step brings the whole model, once.
+    assert!(counters.load_bytes <= (1 + counters.steps) * whole, "a step was begun again: {counters:?}");
+}
+
 #[test]
 fn who_watches_is_told_what_comes_and_goes() {
     let rig = rig(100);

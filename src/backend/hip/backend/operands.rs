@@ -9,23 +9,23 @@ use crate::backend::hip::weights::{Form, Weight};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, Experts, LoadState, Projection, Storage};
 use crate::tensor::DType;
 
+/// A load of this backend.
+fn own(memory: &Arc<dyn DeviceMemory>) -> Option<Arc<Weight>> {
+    let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
+    any.downcast().ok()
+}
+
 impl HipBackend {
     /// A tensor on this device whose upload the compute stream is ordered behind.
     pub(super) fn weight(&self, tensor: &DeviceTensor) -> Result<Arc<Weight>, BackendError> {
         let foreign = || BackendError::Internal(format!("{} is not on this device", tensor.tensor.name()));
         let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
-        let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
-        let weight = any.downcast::<Weight>().map_err(|_| foreign())?;
+        let weight = own(memory).ok_or_else(foreign)?;
         if !weight.arrival().is_ordered() {
             self.waited.set(true);
             if !matches!(weight.state(), LoadState::Resident) {
                 self.load_waits.borrow_mut().enter(&self.device, &self.stream)?;
-                let late = || self.waiter.late(&self.device, "an upload");
-                // A slow disk, or many tensors before this one: the device is not late while others arrive.
-                let arrived = || {
-                    self.waiter.beat();
-                    self.uploader.counts().read().1
-                };
+                let (arrived, late) = (|| self.arrived_bytes(), || self.late_upload());
                 if let Some(event) = weight.arrival().submitted(self.options.patience, arrived, late)? {
                     self.stream.wait(&event)?;
                 }
@@ -33,6 +33,24 @@ impl HipBackend {
             weight.arrival().set_ordered();
         }
         Ok(weight)
+    }
+
+    /// Waits until an upload is decided.
+    pub(super) fn upload_decided(&self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
+        let foreign = || BackendError::Internal("a load of another device".to_owned());
+        let (arrived, late) = (|| self.arrived_bytes(), || self.late_upload());
+        own(load).ok_or_else(foreign)?.arrival().decided(self.options.patience, arrived, late)
+    }
+
+    /// Bytes of all uploads, for who waits for one: a slow disk, or many tensors before it, and the device is not late while others
+    /// arrive.
+    fn arrived_bytes(&self) -> u64 {
+        self.waiter.beat();
+        self.uploader.counts().read().1
+    }
+
+    fn late_upload(&self) -> BackendError {
+        self.waiter.late(&self.device, "an upload")
     }
 
     pub(super) fn vector(&self, tensor: &DeviceTensor, len: usize) -> Result<DevicePtr<f32>, BackendError> {

@@ -6,10 +6,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use super::super::arrival::Arrival;
 use super::super::kernels::matmul::choice::repack;
 use super::super::kernels::matmul::{Repack, RepackRows};
 use super::super::weights::Weight;
-use super::super::{Buffer, Device, Event, Grid, HipError, Stream};
+use super::super::{Buffer, Device, DevicePtr, Event, Grid, HipError, Stream};
 use super::routes::Way;
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
 use crate::backend::BackendError;
@@ -21,7 +22,12 @@ const GROUP: u64 = 32;
 
 /// A tensor's load.
 pub struct Job {
-    pub(super) weight: Arc<Weight>,
+    pub(super) arrival: Arc<Arrival<Event>>,
+    /// Where it goes: not to be written to once the load is decided.
+    planes: DevicePtr<u8>,
+    /// Its memory until then. Whoever sends a weight away that has come finds the room free at once, however long a thread takes
+    /// to drop its part of this.
+    memory: Mutex<Option<Arc<Weight>>>,
     pub(super) tensor: LazyTensor,
     /// Its memory may have been another's: nothing is written there before this.
     behind: Option<Arc<Event>>,
@@ -61,6 +67,17 @@ impl Job {
         weight: Arc<Weight>,
         behind: Option<Arc<Event>>,
     ) -> Result<Self, BackendError> {
+        let (arrival, planes) = (Arc::clone(weight.arrival()), weight.buffer().ptr());
+        Self::to(tensor, (planes, arrival), Some(weight), behind)
+    }
+
+    /// As [`Job::new`], to a place on the device and who is told.
+    pub(super) fn to(
+        tensor: &LazyTensor,
+        (planes, arrival): (DevicePtr<u8>, Arc<Arrival<Event>>),
+        memory: Option<Arc<Weight>>,
+        behind: Option<Arc<Event>>,
+    ) -> Result<Self, BackendError> {
         let (dtype, shape) = (tensor.dtype(), tensor.shape());
         let unit_values = if repack(dtype).is_some() { dtype.block_len() as u64 } else { shape.cols() };
         let unit_bytes = dtype.row_bytes(unit_values).filter(|b| (1..=BUFFER_BYTES as u64).contains(b));
@@ -69,7 +86,9 @@ impl Job {
             why: format!("a row of it is longer than {BUFFER_BYTES} bytes"),
         })?;
         Ok(Self {
-            weight,
+            arrival,
+            planes,
+            memory: Mutex::new(Rank::UploadJob, memory),
             tensor: tensor.clone(),
             behind,
             unit_bytes,
@@ -85,6 +104,13 @@ impl Job {
     /// Its bytes in the file.
     pub fn bytes(&self) -> u64 {
         self.units * self.unit_bytes
+    }
+
+    /// Says how it ended, its memory let go of. All that was submitted for it is done.
+    pub(super) fn decide(&self, result: Result<(), BackendError>) {
+        let memory = self.memory.lock().take();
+        drop(memory);
+        self.arrival.decide(result);
     }
 
     /// Which way it goes; `decide` says so the first time.
@@ -222,7 +248,7 @@ pub fn end(
     });
     for (job, failed) in &mut jobs {
         match &event {
-            Ok(event) if failed.is_none() => job.weight.arrival().set_submitted(Arc::clone(event)),
+            Ok(event) if failed.is_none() => job.arrival.set_submitted(Arc::clone(event)),
             Ok(_) => {}
             Err(error) => drop(failed.get_or_insert_with(|| error.clone().into())),
         }
@@ -284,7 +310,7 @@ impl Part<'_> {
         slot: &Buffer,
         start: usize,
     ) -> Result<(), HipError> {
-        let (job, planes) = (self.job, self.job.weight.buffer());
+        let (job, planes) = (self.job, self.job.planes);
         if let Some(event) = &job.behind {
             stream.wait(event)?;
         }
@@ -293,15 +319,20 @@ impl Part<'_> {
         let blocks = |threads: u64| Grid::x(threads.div_ceil(256).clamp(1, 4096) as u32);
         let Some(kernel) = repack(dtype) else {
             let row_bytes = job.unit_bytes;
-            let arguments =
-                RepackRows { file: slot.ptr_at(start)?, planes: planes.ptr(), first, rows: units, row_bytes };
+            let arguments = RepackRows {
+                file: slot.ptr_at(start)?,
+                planes: planes.cast(),
+                first,
+                rows: units,
+                row_bytes,
+            };
             let grid = blocks(units * row_bytes.div_ceil(16));
             return device.launch(stream, RepackRows::repack_rows, grid, &arguments);
         };
         let groups = dtype.block_len() as u64 / GROUP;
         let arguments = Repack {
             file: slot.ptr_at(start)?,
-            planes: planes.ptr(),
+            planes: planes.cast(),
             weights: job.tensor.shape().elements(),
             first: first * groups,
             groups: units * groups,

@@ -243,7 +243,7 @@ impl Drop for Uploader {
         if let Err(lost) = self.shared.device.alive() {
             // A thread may hang in the driver for good, with the streams locked: nothing is recorded behind these any more.
             for job in left {
-                job.weight.arrival().decide(Err(lost.clone().into()));
+                job.arrival.decide(Err(lost.clone().into()));
             }
             return;
         }
@@ -292,7 +292,7 @@ fn tell(ends: &Receiver<Ended>, shared: &Shared) {
                     tracing::debug!(tensor, bytes = job.bytes(), %error, "a tensor did not get to the device");
                 }
             }
-            job.weight.arrival().decide(result);
+            job.decide(result);
         }
         if let Some((way, begun)) = way {
             // They arrive in order: from the last one's arrival on, or from its own beginning, this one was under way.

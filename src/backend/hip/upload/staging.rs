@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::super::{ALIGN, Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream};
 use super::job::{Job, Part, Piece, end};
-use super::routes::{CopyRates, LONG_BYTES, Way};
+use super::routes::{CopyRates, LONG_BYTES, Routes, Way};
 use super::{
     BUFFER_BYTES, BUFFERS, Ended, FileReads, Queue, REGISTERED_BYTES, STREAMS, Shared, Streams, UploadPath,
 };
@@ -136,7 +136,11 @@ impl Staging {
             if queue.stop {
                 return None;
             }
-            if let Some(taken) = take(&mut queue, shared, self.number) {
+            let waiting = queue.jobs.len();
+            if let Some(taken) = queue.take(&shared.routes, shared.reads, self.number) {
+                if queue.jobs.len() < waiting {
+                    shared.work.notify_all(); // the next tensor may take more threads
+                }
                 return Some(taken);
             }
             if self.registered.is_empty() {
@@ -346,42 +350,113 @@ fn submit(
     streams.layout.record(laid_out)
 }
 
-/// The next pieces for this thread, if the tensor at the front has use for it: one, or as many as a buffer holds, but no more
-/// than the thread's share of what there is to do.
-fn take(queue: &mut Queue, shared: &Shared, number: usize) -> Option<(Vec<Piece>, Way)> {
-    let way_of = |job: &Job| {
-        job.way(|| {
-            let routes = shared.routes.lock();
-            if job.bytes() < LONG_BYTES { routes.short() } else { routes.current() }
-        })
-    };
-    let way = way_of(queue.jobs.front()?);
-    if number >= way.threads {
-        return None;
-    }
-    let share = queue.bytes / way.threads as u64;
-    let most = match way.path {
-        UploadPath::Registered => REGISTERED_BYTES,
-        _ => share.clamp(SHARE_MIN, BUFFER_BYTES as u64),
-    };
-    let (mut pieces, mut room) = (Vec::new(), most);
-    while let Some(job) = queue.jobs.front() {
-        // What is read past the page cache begins in the buffer where it begins in its block: one alone can be copied as it lies.
-        let alone = way.path == UploadPath::Registered || shared.reads == FileReads::Direct;
-        let fits = pieces.is_empty() || (!alone && job.unit_bytes() <= room);
-        if !fits || way_of(job) != way {
-            break;
+impl Queue {
+    /// The next pieces for a thread, if the tensor at the front has use for it: one, or as many as a buffer holds, but no more
+    /// than the thread's share of what there is to do.
+    fn take(&mut self, routes: &Mutex<Routes>, reads: FileReads, number: usize) -> Option<(Vec<Piece>, Way)> {
+        let way_of = |job: &Job| {
+            job.way(|| {
+                let routes = routes.lock();
+                if job.bytes() < LONG_BYTES { routes.short() } else { routes.current() }
+            })
+        };
+        let way = way_of(self.jobs.front()?);
+        if number >= way.threads {
+            return None;
         }
-        let (piece, last) = job.next_piece(room);
-        let bytes = piece.bytes();
-        pieces.push(piece);
-        queue.bytes = queue.bytes.saturating_sub(bytes);
-        room = room.saturating_sub(bytes.next_multiple_of(ALIGN as u64));
-        if !last {
-            break;
+        let share = self.bytes / way.threads as u64;
+        let most = match way.path {
+            UploadPath::Registered => REGISTERED_BYTES,
+            _ => share.clamp(SHARE_MIN, BUFFER_BYTES as u64),
+        };
+        let (mut pieces, mut room) = (Vec::new(), most);
+        while let Some(job) = self.jobs.front() {
+            // What is read past the page cache begins in the buffer where it begins in its block: one alone can be copied as it
+            // lies.
+            let alone = way.path == UploadPath::Registered || reads == FileReads::Direct;
+            let fits = pieces.is_empty() || (!alone && job.unit_bytes() <= room);
+            if !fits || way_of(job) != way {
+                break;
+            }
+            let (piece, last) = job.next_piece(room);
+            let bytes = piece.bytes();
+            pieces.push(piece);
+            self.bytes = self.bytes.saturating_sub(bytes);
+            room = room.saturating_sub(bytes.next_multiple_of(ALIGN as u64));
+            if !last {
+                break;
+            }
+            self.jobs.pop_front();
         }
-        queue.jobs.pop_front();
-        shared.work.notify_all(); // the next tensor may take more threads
+        Some((pieces, way))
     }
-    Some((pieces, way))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::super::DevicePtr;
+    use super::super::super::arrival::Arrival;
+    use super::*;
+    use crate::lock::Rank;
+    use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
+
+    const THREADS: usize = 2;
+
+    /// Loads of vectors of so many bytes each, in this order.
+    fn queue(bytes: impl IntoIterator<Item = u64>) -> Queue {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let (mut queue, mut at) = (Queue::default(), 0);
+        file.write_all(&vec![0; 16 << 20]).unwrap();
+        let file = MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap();
+        for bytes in bytes {
+            let shape = Shape::new(&[4, bytes / 16]).unwrap();
+            let tensor = LazyTensor::new("a", DType::F32, shape, at..at + bytes, Arc::clone(&file)).unwrap();
+            let to = (DevicePtr::NULL, Arc::new(Arrival::new()));
+            queue.jobs.push_back(Arc::new(Job::to(&tensor, to, None, None).unwrap()));
+            queue.bytes += bytes;
+            at += bytes;
+        }
+        queue
+    }
+
+    /// Bytes of the pieces that threads take, one after the other.
+    fn taken(queue: &mut Queue, path: UploadPath, reads: FileReads) -> Vec<Vec<u64>> {
+        let routes = Mutex::new(Rank::UploadRoutes, Routes::new(path, THREADS, None));
+        let take = |_| queue.take(&routes, reads, 0);
+        let taken = (0..).map_while(take).map(|(pieces, _)| pieces.iter().map(Piece::bytes).collect());
+        let taken = taken.collect();
+        assert_eq!((queue.jobs.len(), queue.bytes), (0, 0));
+        taken
+    }
+
+    #[test]
+    fn small_tensors_that_wait_together_share_a_buffer() {
+        let small = [16 << 10; 20];
+        assert_eq!(taken(&mut queue(small), UploadPath::Ring, FileReads::Cached), [small.to_vec()]);
+        assert_eq!(taken(&mut queue(small), UploadPath::Copy, FileReads::Cached), [small.to_vec()]);
+        // Each begins in a buffer where it begins in its block.
+        let each: Vec<Vec<u64>> = small.iter().map(|bytes| vec![*bytes]).collect();
+        assert_eq!(taken(&mut queue(small), UploadPath::Ring, FileReads::Direct), each);
+    }
+
+    #[test]
+    fn a_thread_takes_its_share_and_no_more_than_a_buffer_holds() {
+        const MIB: u64 = 1 << 20;
+        // Of two threads: half of what waits, and at least half a mebibyte.
+        let found = taken(&mut queue([MIB; 2]), UploadPath::Ring, FileReads::Cached);
+        assert_eq!(found, [vec![MIB], vec![MIB / 2], vec![MIB / 2]]);
+        let found = taken(&mut queue([16 * MIB]), UploadPath::Ring, FileReads::Cached);
+        assert_eq!(found[..3], [vec![4 * MIB], vec![4 * MIB], vec![4 * MIB]]);
+        assert_eq!(found[3..], [vec![2 * MIB], vec![MIB], vec![MIB / 2], vec![MIB / 2]]);
+    }
+
+    #[test]
+    fn a_thread_more_than_a_way_has_takes_nothing() {
+        let routes = Mutex::new(Rank::UploadRoutes, Routes::new(UploadPath::Ring, THREADS, None));
+        assert!(queue([4096]).take(&routes, FileReads::Cached, THREADS).is_none());
+        assert!(queue([4096]).take(&routes, FileReads::Cached, THREADS - 1).is_some());
+        assert!(queue([]).take(&routes, FileReads::Cached, 0).is_none());
+    }
 }
