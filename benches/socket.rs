@@ -9,12 +9,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rocmforge_client::wire::{Flags, Op, PAYLOAD_BYTES_MAX, PingRequest, encode_frame};
 use rocmforge_client::{Client, Options};
 
 type Failure = Box<dyn std::error::Error>;
-
-/// Of a ping without a payload: its header, and what the codec writes of two empty fields.
-const FRAME_BYTES: usize = 16 + 2;
 
 struct Daemon(Child);
 
@@ -30,18 +28,22 @@ fn daemon(dir: &Path) -> Result<(Daemon, Client), Failure> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforged"));
     command.arg("--socket").arg(&socket).arg("--models").arg(dir);
     let child = Daemon(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    let client = Client::new(Options { socket, ..Options::default() });
     let until = Instant::now() + Duration::from_secs(20);
-    while !socket.exists() && Instant::now() < until {
+    while let Err(error) = client.ping(b"") {
+        if Instant::now() >= until {
+            return Err(error.into());
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok((child, Client::new(Options { socket, ..Options::default() })))
+    Ok((child, client))
 }
 
-/// One end of a pair whose other end gives back what comes, until this one is closed.
-fn echo() -> Result<UnixStream, Failure> {
+/// One end of a pair whose other end gives back every `count` bytes that come, until this one is closed.
+fn echo(count: usize) -> Result<UnixStream, Failure> {
     let (near, mut far) = UnixStream::pair()?;
     std::thread::spawn(move || {
-        let mut bytes = [0; FRAME_BYTES];
+        let mut bytes = vec![0; count];
         while far.read_exact(&mut bytes).and_then(|()| far.write_all(&bytes)).is_ok() {}
     });
     Ok(near)
@@ -84,8 +86,9 @@ fn main() -> Result<(), Failure> {
     }
     let dir = tempfile::tempdir()?;
     let (_daemon, client) = daemon(dir.path())?;
-    let mut near = echo()?;
-    let mut bytes = [7; FRAME_BYTES];
+    let ping = PingRequest { payload: vec![], ext: vec![] };
+    let mut bytes = encode_frame(1, Op::Ping, Flags::NONE, PAYLOAD_BYTES_MAX, &ping)?;
+    let mut near = echo(bytes.len())?;
     let mut of = [const { Vec::new() }; 6];
     println!(
         "{:>5} {:>30} {:>30} {:>7}",
