@@ -84,7 +84,7 @@ const STAGES: [Stage; 16] = [
     },
     Stage {
         name: "objects",
-        about: "code objects as kept, their gates, AMD's own reader of them, the NVIDIA body",
+        about: "code objects as kept, two targets anew, AMD's own reader of all, the NVIDIA body",
         run: kernels::objects,
     },
     Stage {

@@ -21,6 +21,7 @@ mod zig;
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use crate::error::{Error, Result};
 use crate::host;
@@ -82,18 +83,31 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.target.is_empty() {
         return pass(&objects);
     }
-    let bytes = archive::pack(&objects)?;
+    let bytes = archive::pack(&objects, is_good(&objects))?;
     let path = archive::path();
     fs::write(&path, &bytes).map_err(Error::at(&path))?;
     println!("{}: {} bytes, {} targets", path.display(), bytes.len(), objects.len());
-    // Written all the same: a kernel on its way has to be tried.
+    // Written all the same: a kernel on its way has to be tried. Its digest is nobody's then, so that it cannot be kept.
     pass(&objects)
+}
+
+fn is_good(objects: &[amd::Object]) -> bool {
+    objects.iter().all(|object| object.faults.is_empty())
 }
 
 /// Fails with what the gates found.
 fn pass(objects: &[amd::Object]) -> Result<()> {
     let faults: Vec<&str> = objects.iter().flat_map(|object| &object.faults).map(String::as_str).collect();
-    if faults.is_empty() { Ok(()) } else { Err(Error::Gates { faults: faults.join("\n  ") }) }
+    if is_good(objects) { Ok(()) } else { Err(Error::Gates { faults: faults.join("\n  ") }) }
+}
+
+/// The names of `count` targets, others from one run to the next.
+pub fn drawn(count: usize) -> Vec<String> {
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as usize);
+    let all = targets::ALL.len();
+    let count = count.min(all);
+    // As far from each other as they can be: neighbours are of one family.
+    (0..count).map(|number| targets::ALL[(now + number * all / count) % all].name.into()).collect()
 }
 
 /// Builds what is named, or everything, and compares it with the archive of the repository; what there is to say about it.
@@ -108,9 +122,28 @@ pub fn check(names: &[String]) -> Result<String> {
         check_made_from()?;
     }
     let kernels: usize = objects.iter().map(|object| object.kernels).sum();
-    Ok(format!("{} targets, {kernels} kernels, as kept", objects.len()))
+    let made: Vec<&str> = objects.iter().map(|object| object.target.name).collect();
+    let made = if names.is_empty() { format!("{} targets", made.len()) } else { made.join(", ") };
+    Ok(format!("{made}: {kernels} kernels, as kept"))
 }
 
 fn report(object: &amd::Object) -> String {
     format!("{:16} {:4} kernels {:9} bytes", object.target.name, object.kernels, object.bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drawn_targets_are_different_ones_that_there_are() {
+        let all = targets::ALL.len();
+        for count in [1, 2, 4, all, all + 1] {
+            let mut names = drawn(count);
+            assert!(targets::named(&names).is_ok_and(|found| found.len() == count.min(all)), "{names:?}");
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), count.min(all));
+        }
+    }
 }
