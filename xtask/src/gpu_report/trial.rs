@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Makes a report on this look-alike, of all parts that others do not run there, and looks through it.
+/// Makes a report on this look-alike, of all parts that others do not run there and the shortest of tests, and looks through it.
 ///
 /// # Errors
 /// [`Error::Command`] where a part failed, [`Error::Unexpected`] for a report that is not right.
@@ -18,7 +18,7 @@ pub fn on_lookalike(library: &Path) -> Result<()> {
     let out = dir.path().join("report.md");
     let program = std::env::current_exe().map_err(Error::io("this program"))?;
     let mut command = Command::new(program);
-    command.args(["gpu-report", "--only", "engine,matmul,upload,step", "--out"]).arg(&out);
+    command.args(["gpu-report", "--only", "kernels,matmul,upload,step", "--out"]).arg(&out);
     host::run(command.env("ROCMFORGE_HIP_LIB", library))?;
     let text = fs::read_to_string(&out).map_err(Error::at(&out))?;
     faults(&text).map_or(Ok(()), |text| Err(Error::Unexpected { what: "the report", text }))
