@@ -69,6 +69,15 @@ pub trait Backend: Send {
         Ok(())
     }
 
+    /// Asked again and again, with whether loads are under way that perhaps no step waits for.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`] when they are, and nothing has arrived for as long as the device has patience.
+    fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
+        let _ = under_way; // the default has none
+        Ok(())
+    }
+
     /// Bytes that a tensor takes of the device's memory, with padding and rounding: 0 where it is read in place. A plain
     /// function, because sessions ask on threads of their own.
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {

@@ -56,6 +56,9 @@ impl Backend for Hooked {
     fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
         self.inner.until_decided(load)
     }
+    fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
+        self.inner.watch_loads(under_way)
+    }
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()
     }

@@ -180,6 +180,24 @@ fn a_device_lost_in_an_answer() {
     check_broken(&[("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:6=719")], "", &["719"]);
 }
 
+/// No step waits for these weights: who asked for them is told all the same, and the others are served.
+#[test]
+fn a_device_that_hangs_while_weights_are_brought() {
+    let Some(library) = lookalike() else { return };
+    let settings = [("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.repack_rows:3=hang")];
+    let mut rig = start("[device]\nbackend = 'auto'\npatience_s = 2\n", &library, &settings);
+    assert_eq!(device(&rig).0, "hip");
+    let loading = rig.client().preload_all(TINY).and_then(|mut loading| {
+        while loading.next_item()?.is_some() {}
+        Ok(())
+    });
+    let error = refusal(loading);
+    assert_eq!(error.code, ErrorCode::DeviceFailed as u16, "{error:?}");
+    assert!(error.message.contains("no answer for 2 s"), "{error:?}");
+    rig.assert_serves();
+    assert_eq!(device(&rig).0, "cpu");
+}
+
 #[test]
 fn a_device_that_hangs_in_an_answer() {
     let settings = [("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:6=hang")];

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::graphs::{self, Replays};
 use super::kernels::matmul::{choice, planes};
 use super::model::{self, Model, Modes};
 use super::run::{Op, embed_kernel};
 use super::upload::{FileReads, Job, UploadPath, Uploader};
-use super::wait::Waiter;
+use super::wait::{Standstill, Waiter};
 use super::waits::LoadWaits;
 use super::weights::{Form, Weight};
 use super::{
@@ -92,6 +92,7 @@ pub struct HipBackend {
     models: HashMap<ModelSlot, Model>,
     stream: Stream,
     waiter: Waiter,
+    standstill: Standstill,
     replays: Replays,
     /// Stands in the compute stream behind all that may still read memory of weights that left. What is written there next
     /// is written behind it.
@@ -129,6 +130,7 @@ impl HipBackend {
             models: HashMap::new(),
             waiter: Waiter::new(&device, options.patience)?,
             stream,
+            standstill: Standstill::default(),
             replays: Replays { allowed: options.graphs, ..Replays::default() },
             retired: None,
             counts: memory::Counts::of(&device, &options.root),
@@ -281,6 +283,14 @@ impl Backend for HipBackend {
 
     fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
         self.upload_decided(load)
+    }
+
+    fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
+        let bytes = self.uploader.counts().read().1;
+        if self.standstill.since(under_way, bytes, Instant::now()) > self.options.patience {
+            return Err(self.late_upload());
+        }
+        Ok(())
     }
 
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {

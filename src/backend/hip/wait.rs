@@ -14,6 +14,22 @@ const SPIN: Duration = Duration::from_millis(5);
 /// Then as often as this.
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Notices when nothing arrives any more.
+#[derive(Debug, Default)]
+pub struct Standstill {
+    /// Bytes that had arrived, and since when no more did; none while nothing is under way.
+    seen: Option<(u64, Instant)>,
+}
+
+impl Standstill {
+    /// For how long `bytes` have been all that arrived.
+    pub fn since(&mut self, under_way: bool, bytes: u64, now: Instant) -> Duration {
+        let seen = self.seen.filter(|(seen, _)| under_way && *seen == bytes);
+        self.seen = under_way.then(|| seen.unwrap_or((bytes, now)));
+        seen.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(since))
+    }
+}
+
 /// Knows whether work is under way, and how long to wait for it.
 pub struct Waiter {
     done: Event,
@@ -76,5 +92,25 @@ impl Waiter {
     /// The device did not finish `what` in time, and counts as lost.
     pub fn late(&self, device: &Device, what: &'static str) -> BackendError {
         device.lose(what, &format!("no answer for {} s", self.patience.as_secs_f32())).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standstill_is_of_loads_under_way_alone() {
+        let (mut standstill, begin) = (Standstill::default(), Instant::now());
+        let mut since = |under_way, bytes, second| {
+            standstill.since(under_way, bytes, begin + Duration::from_secs(second)).as_secs()
+        };
+        assert_eq!((since(true, 5, 0), since(true, 5, 3), since(true, 5, 7)), (0, 3, 7));
+        assert_eq!((since(true, 6, 8), since(true, 6, 9)), (0, 1), "something came");
+        assert_eq!(
+            (since(false, 6, 50), since(true, 6, 90), since(true, 6, 91)),
+            (0, 0, 1),
+            "there was nothing"
+        );
     }
 }

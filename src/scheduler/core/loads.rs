@@ -176,6 +176,12 @@ impl Core {
     /// Looks at what is on the way and begins more. True when something moved.
     pub(super) fn drive_loads(&mut self) -> bool {
         let mut moved = false;
+        let is_loading = |task: &LoadTask| task.on_the_way.front().is_some_and(OnTheWay::is_loading);
+        let under_way = self.loads.iter().any(is_loading);
+        if let Err(lost) = self.backend.watch_loads(under_way) {
+            self.replace_device(&lost);
+            return true;
+        }
         for _ in 0..self.loads.len() {
             let mut task = self.loads.remove(0);
             if task.request.progress.is_closed() {

@@ -49,7 +49,7 @@ impl HipBackend {
         self.uploader.counts().read().1
     }
 
-    fn late_upload(&self) -> BackendError {
+    pub(super) fn late_upload(&self) -> BackendError {
         self.waiter.late(&self.device, "an upload")
     }
 
