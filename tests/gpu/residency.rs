@@ -7,7 +7,7 @@ use rocmforge::model::Model;
 use rocmforge::scheduler::{JobError, PartState};
 
 use crate::common::tinystories;
-use crate::rig::{Rig, model};
+use crate::rig::{Rig, beside_weights, model};
 
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 const TOKENS: u32 = 8;
@@ -23,7 +23,7 @@ fn measured() -> Option<(Vec<u32>, u64, u64)> {
     let answer = rig.ask(&model(1, &tinystories()), &PROMPT, TOKENS);
     let memory = rig.handle().snapshot().memory;
     assert!(memory.weights > 0 && memory.taken == memory.used(), "{memory:?}");
-    Some((answer.ids, memory.weights, memory.used() - memory.weights))
+    Some((answer.ids, memory.weights, beside_weights(&memory)))
 }
 
 /// The model's parts but the first, whose rows stay in the file.
@@ -70,7 +70,7 @@ fn three_models_share_room_for_one_and_a_half() {
     (0..4).for_each(|_| round());
     let after = rig.handle().snapshot();
     let moved = after.counters.load_bytes - before.counters.load_bytes;
-    let room = after.memory.budget - (after.memory.used() - after.memory.weights);
+    let room = after.memory.budget - beside_weights(&after.memory);
     let beside = room.saturating_sub(weights).min(2 * weights) as f64 / weights as f64;
     // Each switch has to bring what did not stay beside the one before; on average half of `beside` is of the next one.
     let best = 12.0 * (1.0 - beside / 2.0) * weights as f64;

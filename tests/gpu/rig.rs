@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge::backend::Backend;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
+use rocmforge::backend::{Backend, DeviceMemoryUse};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
     Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling, SequenceId, TokenLogprob,
@@ -58,6 +58,12 @@ impl Asked {
 
 pub fn options() -> EngineOptions {
     EngineOptions { rows_max: Some(ROWS), sequences_max: 8, ..EngineOptions::default() }
+}
+
+/// Bytes that are a model's beside its weights. Not what recorded steps take: that is by how much less the device has than before,
+/// and other tests take some of it meanwhile.
+pub fn beside_weights(memory: &DeviceMemoryUse) -> u64 {
+    memory.kv + memory.scratch + memory.staging
 }
 
 pub fn model(id: u64, path: &Path) -> Arc<Model> {

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::common::tinystories;
 use crate::forge::Random;
-use crate::rig::{Answer, Rig, model};
+use crate::rig::{Answer, Rig, beside_weights, model};
 
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 const TOKENS: u32 = 4;
@@ -66,7 +66,7 @@ fn a_file_truncated_at_a_hundred_random_moments_fails_its_model_alone_by_every_w
     let bytes = std::fs::metadata(&tiny).unwrap().len();
     let whole = roomy.ask(&model(1, &tiny), &PROMPT, TOKENS).ids;
     let memory = roomy.handle().snapshot().memory;
-    let budget = 2 * (memory.used() - memory.weights) + memory.weights * 5 / 4;
+    let budget = 2 * beside_weights(&memory) + memory.weights * 5 / 4;
     drop(roomy);
     for (path, rounds) in ROUNDS {
         let rig = rig(path, budget).unwrap();
