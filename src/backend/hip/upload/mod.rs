@@ -185,8 +185,10 @@ impl Uploader {
             };
             stagings.push(staging);
         }
+        // Only pinned memory is placed so that it can be read into past the page cache.
         if path == UploadPath::Auto
             && pinned
+            && reads == FileReads::Cached
             && let Some(first) = stagings.first_mut()
         {
             let rates = first.copy_rates(&device.stream(StreamPriority::Low)?)?;
