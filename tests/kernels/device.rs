@@ -248,3 +248,19 @@ fn a_limit_is_kept_and_the_error_has_the_numbers() {
     drop((first, second));
     assert!(rig.device.take(5 * MIB, Owner::Kv).is_ok(), "empty chunks make room");
 }
+
+/// Where there is no room for whole chunks, what came for something large is not lost to something small that stays.
+#[test]
+fn a_chunk_made_to_measure_is_not_cut_for_what_is_small() {
+    let options = ArenaOptions { chunk_bytes: 256 * MIB, limit_bytes: 40 * MIB as u64 };
+    let Some(rig) = rig_with(options) else { return };
+    let take = |bytes| rig.device.take(bytes, Owner::Weights);
+    drop(take(30 * MIB).unwrap());
+    let small = take(MIB).unwrap();
+    assert_eq!(rig.device.ledger().driver_bytes, 2 * MIB as u64);
+    let large = take(30 * MIB).unwrap();
+    drop((small, large));
+    let half = take(16 * MIB).unwrap();
+    assert_eq!(rig.device.ledger().driver_bytes, 32 * MIB as u64, "it is kept for what fills half of it");
+    drop(half);
+}

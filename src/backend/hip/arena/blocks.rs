@@ -51,6 +51,12 @@ impl Blocks {
         Some(self.cut(chunk, start, size, bytes))
     }
 
+    /// The empty chunk of which [`Blocks::take`] would cut `bytes` bytes, and how large it is.
+    pub fn whole(&self, bytes: usize) -> Option<(u32, usize)> {
+        let (size, chunk, _) = *self.by_size.range((bytes, 0, 0)..).next()?;
+        (self.chunks.get(&chunk) == Some(&size)).then_some((chunk, size))
+    }
+
     /// As [`Blocks::take`], of this chunk.
     pub fn take_in(&mut self, chunk: u32, bytes: usize) -> Option<Place> {
         let of_chunk = self.by_place.range((chunk, 0)..=(chunk, usize::MAX));
@@ -113,6 +119,25 @@ mod tests {
         assert_eq!(blocks.take(150), Some(Place { chunk: 0, start: 500, bytes: 150 }));
         assert_eq!(blocks.take(201), Some(Place { chunk: 0, start: 100, bytes: 201 }));
         assert_eq!(blocks.take(201), None);
+    }
+
+    #[test]
+    fn a_chunk_that_would_be_cut_first_is_known() {
+        let mut blocks = Blocks::default();
+        blocks.add(0, 1000);
+        blocks.add(1, 300);
+        assert_eq!(
+            (blocks.whole(200), blocks.whole(400), blocks.whole(2000)),
+            (Some((1, 300)), Some((0, 1000)), None)
+        );
+        let place = blocks.take(200).expect("free");
+        assert_eq!(
+            (blocks.whole(50), blocks.whole(150)),
+            (None, Some((0, 1000))),
+            "the rest of the other is cut"
+        );
+        blocks.give(place);
+        assert_eq!(blocks.whole(50), Some((1, 300)));
     }
 
     proptest! {

@@ -132,6 +132,12 @@ impl Arena {
         let room = bytes.max(1).checked_next_multiple_of(ALIGN);
         let room = room.ok_or_else(|| HipError::refused("device memory", format!("{bytes} bytes")))?;
         let mut state = self.state.lock();
+        // A chunk made to measure, where memory was short, holds what it was made for again, or nothing: cut for something small that
+        // stays it would be lost for that.
+        while let Some((chunk, _)) = state.blocks.whole(room).filter(|(_, size)| self.is_wasted(room, *size))
+        {
+            state.give_back(chunk);
+        }
         let place = match state.blocks.take(room) {
             Some(place) => place,
             None => self.take_from_driver(&mut state, room, owner)?,
@@ -144,6 +150,11 @@ impl Arena {
         ledger.peak_bytes = ledger.peak_bytes.max(ledger.used_bytes);
         drop(state);
         Ok(Buffer::new(self, place, base + place.start as u64, bytes, owner))
+    }
+
+    /// Whether an empty chunk of `size` bytes is too good for `room` bytes.
+    fn is_wasted(&self, room: usize, size: usize) -> bool {
+        size > LARGE_ROUND && size < self.options.chunk_bytes && room <= size / 2
     }
 
     /// Gets a chunk that holds `room` bytes, and these of it.
@@ -253,14 +264,17 @@ impl State {
             .collect();
         empty.sort_unstable();
         let gone: Vec<u32> = empty.into_iter().skip(stay).map(|(_, id)| id).collect();
-        for id in &gone {
-            self.blocks.remove(*id);
-            if let Some(taken) = self.chunks.remove(id) {
-                self.ledger.driver_bytes = self.ledger.driver_bytes.saturating_sub(taken.bytes as u64);
-                self.ledger.chunks -= 1;
-                drop(taken.chunk);
-            }
-        }
+        gone.iter().for_each(|id| self.give_back(*id));
         !gone.is_empty()
+    }
+
+    /// Gives an empty chunk back.
+    fn give_back(&mut self, id: u32) {
+        self.blocks.remove(id);
+        if let Some(taken) = self.chunks.remove(&id) {
+            self.ledger.driver_bytes = self.ledger.driver_bytes.saturating_sub(taken.bytes as u64);
+            self.ledger.chunks -= 1;
+            drop(taken.chunk);
+        }
     }
 }
