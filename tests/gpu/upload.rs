@@ -2,9 +2,10 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge::backend::hip::{FileReads, HipBackend, HipOptions, Owner, UploadPath};
-use rocmforge::backend::{Backend, LoadState, Storage, UploadRate};
+use rocmforge::backend::{Backend, BackendError, LoadState, Storage, UploadRate};
 use rocmforge::model::ModelId;
 use rocmforge::scheduler::JobError;
 use tempfile::NamedTempFile;
@@ -200,4 +201,20 @@ fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
         rates.iter().all(|rate| !rate.refused && rate.in_use == (rate.path == "registered")),
         "{rates:?}"
     );
+}
+
+/// A device is lost on which loads are under way and nothing arrives; while there are none it may say nothing for as long as it likes.
+#[test]
+fn patience_is_of_loads_under_way_alone() {
+    let Some(runtime) = gpu::runtime() else { return };
+    let patience = Duration::from_millis(50);
+    let mut backend =
+        HipBackend::with_runtime(runtime, HipOptions { patience, ..HipOptions::default() }).unwrap();
+    backend.watch_loads(true).unwrap();
+    std::thread::sleep(2 * patience);
+    backend.watch_loads(false).unwrap();
+    backend.watch_loads(true).unwrap();
+    std::thread::sleep(2 * patience);
+    let lost = backend.watch_loads(true).unwrap_err();
+    assert!(matches!(lost, BackendError::DeviceLost { .. }), "{lost:?}");
 }

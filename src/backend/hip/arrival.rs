@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::wait::Standstill;
 use crate::backend::{BackendError, LoadState};
 use crate::lock::atomic::AtomicBool;
 use crate::lock::{Condvar, Mutex, Rank};
@@ -101,18 +102,17 @@ impl<E> Arrival<E> {
         late: impl FnOnce() -> BackendError,
         reached: impl Fn(&Phase<E>) -> Option<T>,
     ) -> Result<T, BackendError> {
-        let (mut until, mut seen) = (Instant::now() + limit, arrived());
+        let mut standstill = Standstill::default();
+        let mut stood = standstill.since(arrived(), Instant::now());
         let mut state = self.state.lock();
         loop {
             if let Some(reached) = reached(&state.phase) {
                 return Ok(reached);
             }
-            let look = until.min(Instant::now() + LOOK);
+            let look = Instant::now() + LOOK.min(limit.saturating_sub(stood));
             if self.changed.wait_until(&mut state, look) && reached(&state.phase).is_none() {
-                let now = arrived();
-                if now != seen {
-                    (until, seen) = (Instant::now() + limit, now);
-                } else if Instant::now() >= until {
+                stood = standstill.since(arrived(), Instant::now());
+                if stood >= limit {
                     return Err(late());
                 }
             }

@@ -286,11 +286,13 @@ impl Backend for HipBackend {
     }
 
     fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
-        let bytes = self.uploader.counts().read().1;
-        if self.standstill.since(under_way, bytes, Instant::now()) > self.options.patience {
-            return Err(self.late_upload());
+        if !under_way {
+            self.standstill = Standstill::default();
+            return Ok(());
         }
-        Ok(())
+        let bytes = self.uploader.counts().read().1;
+        let stood = self.standstill.since(bytes, Instant::now());
+        if stood > self.options.patience { Err(self.late_upload()) } else { Ok(()) }
     }
 
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {

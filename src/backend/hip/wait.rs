@@ -17,16 +17,16 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Notices when nothing arrives any more.
 #[derive(Debug, Default)]
 pub struct Standstill {
-    /// Bytes that had arrived, and since when no more did; none while nothing is under way.
+    /// Bytes that had arrived, and since when no more did; none before the first look.
     seen: Option<(u64, Instant)>,
 }
 
 impl Standstill {
     /// For how long `bytes` have been all that arrived.
-    pub fn since(&mut self, under_way: bool, bytes: u64, now: Instant) -> Duration {
-        let seen = self.seen.filter(|(seen, _)| under_way && *seen == bytes);
-        self.seen = under_way.then(|| seen.unwrap_or((bytes, now)));
-        seen.map_or(Duration::ZERO, |(_, since)| now.saturating_duration_since(since))
+    pub fn since(&mut self, bytes: u64, now: Instant) -> Duration {
+        let seen = self.seen.filter(|(seen, _)| *seen == bytes);
+        let (_, since) = *self.seen.insert(seen.unwrap_or((bytes, now)));
+        now.saturating_duration_since(since)
     }
 }
 
@@ -100,17 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_standstill_is_of_loads_under_way_alone() {
+    fn a_standstill_begins_anew_with_every_byte() {
         let (mut standstill, begin) = (Standstill::default(), Instant::now());
-        let mut since = |under_way, bytes, second| {
-            standstill.since(under_way, bytes, begin + Duration::from_secs(second)).as_secs()
-        };
-        assert_eq!((since(true, 5, 0), since(true, 5, 3), since(true, 5, 7)), (0, 3, 7));
-        assert_eq!((since(true, 6, 8), since(true, 6, 9)), (0, 1), "something came");
-        assert_eq!(
-            (since(false, 6, 50), since(true, 6, 90), since(true, 6, 91)),
-            (0, 0, 1),
-            "there was nothing"
-        );
+        let mut since =
+            |bytes, second| standstill.since(bytes, begin + Duration::from_secs(second)).as_secs();
+        assert_eq!((since(5, 10), since(5, 13), since(5, 17)), (0, 3, 7));
+        assert_eq!((since(6, 18), since(6, 19)), (0, 1), "something came");
     }
 }
