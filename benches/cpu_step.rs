@@ -1,5 +1,5 @@
-//! Prefill and decode speed of the CPU backend on one model, with the time of each unit and the share of the rate at
-//! which the same threads read the model's mapping.
+//! Prefill and decode speed of the CPU backend on one model, with the time of its parts and the share of the rate at which
+//! the same threads read the model's mapping.
 //!
 //! `cargo bench --bench cpu_step -- MODEL.gguf [--threads N] [--prompt N] [--tokens N] [--isa NAME] [--f32] [--chunk N]`
 
@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use rocmforge::backend::{
-    Activations, AttentionInput, Backend, DeviceTensor, FfnInput, KV_PAGE_TOKENS, ModelSlot, Projection,
-    SampleRow, StepBatch,
+    Activations, Backend, DeviceTensor, KV_PAGE_TOKENS, ModelSlot, Progress, SampleRow, StepBatch,
+    StepLimits, Storage, Weights,
 };
 use rocmforge::model::files::ModelFiles;
 use rocmforge::model::gguf::Array;
-use rocmforge::model::plan::{ExecutionPlan, FfnPlan, LayerPlan, LazyProjection};
-use rocmforge::tensor::{LazyTensor, MappedFile};
+use rocmforge::model::plan::ExecutionPlan;
+use rocmforge::program::{Program, Residence};
+use rocmforge::tensor::MappedFile;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -65,7 +66,7 @@ fn main() -> Result<(), Failure> {
             best = best.min(begin.elapsed());
         }
         let decode = begin.elapsed().as_secs_f64() / arguments.tokens as f64;
-        let bytes = bytes_per_token(&plan) as f64;
+        let bytes = bytes_per_token(&plan.program) as f64;
         println!(
             "tg{}: {:.1} tokens/s (best step {:.1}), {:.1} GB/s of weights, {:.0} % of the read rate of {:.1} GB/s",
             arguments.tokens,
@@ -137,106 +138,46 @@ fn sum(bytes: &[u8]) -> u64 {
     sums.into_iter().fold(0, u64::wrapping_add)
 }
 
-/// Bytes of weights that a step of one row reads.
-fn bytes_per_token(plan: &ExecutionPlan) -> u64 {
-    let layers = plan.layers.iter().flat_map(LayerPlan::tensors).map(LazyTensor::byte_len).sum::<u64>();
-    layers + plan.output.byte_len() + plan.output_norm.byte_len()
+/// Bytes of weights that a step of one row reads; of a layer's experts all.
+fn bytes_per_token(program: &Program) -> u64 {
+    let read = program.tensors().iter().filter(|tensor| tensor.residence != Residence::Host);
+    read.map(|tensor| tensor.lazy.byte_len()).sum()
 }
 
-const UNITS: [&str; 8] = [
-    "embed",
-    "attention_input",
-    "attention",
-    "attention_output",
-    "ffn_input",
-    "ffn_output",
-    "head",
-    "sample",
-];
+const PARTS: [&str; 4] = ["embedding", "layers", "head", "sample"];
 
 /// A model on a backend, and where its steps spend their time.
 struct Run<'a> {
     backend: &'a mut CpuBackend,
     slot: ModelSlot,
     pages: Vec<u32>,
-    embedding: DeviceTensor,
-    layers: Vec<Layer>,
-    output_norm: DeviceTensor,
-    output: DeviceTensor,
-    rope_factors: Option<DeviceTensor>,
-    spent: [Duration; UNITS.len()],
-}
-
-struct Layer {
-    attn_norm: DeviceTensor,
-    qkv: [Part; 3],
-    qk_norm: [Option<DeviceTensor>; 2],
-    attn_output: Part,
-    ffn_norm: DeviceTensor,
-    gate_up: [Part; 2],
-    down: Part,
-}
-
-struct Part {
-    weight: DeviceTensor,
-    bias: Option<DeviceTensor>,
-}
-
-impl Part {
-    fn load(backend: &mut CpuBackend, part: &LazyProjection) -> Result<Self, Failure> {
-        let bias = part.bias.as_ref().map(|b| backend.load_tensor(b)).transpose()?;
-        Ok(Self { weight: backend.load_tensor(&part.weight)?, bias })
-    }
-
-    fn projection(&self) -> Projection<'_> {
-        Projection { weight: &self.weight, bias: self.bias.as_ref() }
-    }
-}
-
-impl Layer {
-    fn load(backend: &mut CpuBackend, plan: &LayerPlan) -> Result<Self, Failure> {
-        let optional = |backend: &mut CpuBackend, tensor: &Option<LazyTensor>| {
-            tensor.as_ref().map(|t| backend.load_tensor(t)).transpose()
-        };
-        let FfnPlan::Dense { gate, up, down } = &plan.ffn else {
-            return Err("layers of experts are not measured here".into());
-        };
-        Ok(Self {
-            attn_norm: backend.load_tensor(&plan.attn_norm)?,
-            qkv: [
-                Part::load(backend, &plan.q)?,
-                Part::load(backend, &plan.k)?,
-                Part::load(backend, &plan.v)?,
-            ],
-            qk_norm: [optional(backend, &plan.q_norm)?, optional(backend, &plan.k_norm)?],
-            attn_output: Part::load(backend, &plan.attn_output)?,
-            ffn_norm: backend.load_tensor(&plan.ffn_norm)?,
-            gate_up: [Part::load(backend, gate)?, Part::load(backend, up)?],
-            down: Part::load(backend, down)?,
-        })
-    }
+    program: &'a Program,
+    tensors: Vec<Option<DeviceTensor>>,
+    generations: Vec<u64>,
+    spent: [Duration; PARTS.len()],
 }
 
 impl<'a> Run<'a> {
     fn open(
         backend: &'a mut CpuBackend,
-        plan: &ExecutionPlan,
+        plan: &'a ExecutionPlan,
         arguments: &Arguments,
     ) -> Result<Self, Failure> {
-        let mut dims = plan.dims.clone();
-        dims.rows_max = arguments.chunk;
-        dims.logits_rows_max = 1;
+        let program = &plan.program;
         let pages = (arguments.prompt + arguments.tokens).div_ceil(KV_PAGE_TOKENS) as u32;
-        let slot = backend.open_model(&dims, pages)?;
-        let layers = plan.layers.iter().map(|l| Layer::load(backend, l)).collect::<Result<_, _>>()?;
+        let slot =
+            backend.open_model(program, StepLimits { rows: arguments.chunk, wanted_rows: 1 }, pages)?;
+        // The CPU reads all of them in place.
+        let in_place = |lazy: &rocmforge::tensor::LazyTensor| DeviceTensor {
+            tensor: lazy.clone(),
+            storage: Storage::InPlace,
+        };
         Ok(Self {
             slot,
             pages: (0..pages).collect(),
-            embedding: backend.load_tensor(&plan.embedding)?,
-            layers,
-            output_norm: backend.load_tensor(&plan.output_norm)?,
-            output: backend.load_tensor(&plan.output)?,
-            rope_factors: plan.rope_factors.as_ref().map(|t| backend.load_tensor(t)).transpose()?,
+            tensors: program.tensors().iter().map(|tensor| Some(in_place(&tensor.lazy))).collect(),
+            generations: vec![0; program.parts().len()],
+            program,
             spent: Default::default(),
             backend,
         })
@@ -255,32 +196,23 @@ impl<'a> Run<'a> {
         };
         let (backend, spent) = (&mut *self.backend, &mut self.spent);
         let mut clock = Instant::now();
-        let mut lap = |unit: usize| {
+        let mut lap = |part: usize| {
             let now = Instant::now();
-            spent[unit] += now - std::mem::replace(&mut clock, now);
+            spent[part] += now - std::mem::replace(&mut clock, now);
         };
         backend.begin_step(self.slot, &batch)?;
-        backend.embed(&self.embedding)?;
+        let weights = Weights { tensors: &self.tensors, generations: &self.generations };
+        let mut run = |part: u32| match backend.run(part, &weights)? {
+            Progress::Done => Ok::<_, Failure>(()),
+            Progress::Needs(_) => Err("all experts are there".into()),
+        };
+        run(0)?;
         lap(0);
-        for (layer, weights) in (0..).zip(&self.layers) {
-            let [q, k, v] = weights.qkv.each_ref().map(Part::projection);
-            let [q_norm, k_norm] = weights.qk_norm.each_ref().map(Option::as_ref);
-            let (norm, rope_factors) = (&weights.attn_norm, self.rope_factors.as_ref());
-            backend
-                .attention_input(layer, &AttentionInput { norm, q, k, v, q_norm, k_norm, rope_factors })?;
-            lap(1);
-            backend.attention(layer)?;
-            lap(2);
-            backend.attention_output(&weights.attn_output.projection())?;
-            lap(3);
-            let [gate, up] = weights.gate_up.each_ref().map(Part::projection);
-            backend.ffn_input(&FfnInput { norm: &weights.ffn_norm, gate, up })?;
-            lap(4);
-            backend.ffn_output(&weights.down.projection())?;
-            lap(5);
-        }
-        backend.head(&self.output_norm, &self.output)?;
-        lap(6);
+        let head = self.program.head_part();
+        (1..head).try_for_each(&mut run)?;
+        lap(1);
+        run(head)?;
+        lap(2);
         let greedy = SampleRow {
             temperature: 0.0,
             top_k: 0,
@@ -291,19 +223,19 @@ impl<'a> Run<'a> {
             top_logprobs: 0,
         };
         let drawn = backend.sample(&[greedy])?;
-        lap(7);
+        lap(3);
         match drawn.into_iter().next() {
             Some(drawn) => Ok(drawn?.id),
             None => Err("no token was drawn".into()),
         }
     }
 
-    /// Prints the time of each unit per token since the last report.
+    /// Prints the time of each part per token since the last report.
     fn report(&mut self, tokens: usize) {
         let all: Duration = self.spent.iter().sum();
-        let times = UNITS.iter().zip(&self.spent).map(|(unit, spent)| {
+        let times = PARTS.iter().zip(&self.spent).map(|(part, spent)| {
             let share = 100.0 * spent.as_secs_f64() / all.as_secs_f64();
-            format!("{unit} {:.1} us ({share:.0} %)", spent.as_secs_f64() * 1e6 / tokens as f64)
+            format!("{part} {:.1} us ({share:.0} %)", spent.as_secs_f64() * 1e6 / tokens as f64)
         });
         println!("  per token: {}", times.collect::<Vec<_>>().join(", "));
         self.spent = Default::default();

@@ -16,10 +16,9 @@ use rocmforge::backend::hip::{
     Device, DeviceOptions, Grid, HipBackend, HipOptions, Owner, Runtime, StreamPriority, UploadPath,
 };
 use rocmforge::backend::{Activations, Backend};
-use rocmforge::model::plan::LayerPlan;
 use rocmforge::model::{Model, ModelId};
+use rocmforge::program::Residence;
 use rocmforge::scheduler::{Engine, EngineOptions};
-use rocmforge::tensor::LazyTensor;
 use serde_json::json;
 
 use common::{Failure, run};
@@ -222,6 +221,6 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
 
 /// Bytes of weights that a decode step reads at least, as the file has them.
 fn bytes_per_step(model: &Model) -> f64 {
-    let layers = model.plan.layers.iter().flat_map(LayerPlan::tensors).map(LazyTensor::byte_len).sum::<u64>();
-    (layers + model.plan.output.byte_len()) as f64
+    let on_device = model.plan.program.tensors().iter().filter(|tensor| tensor.residence != Residence::Host);
+    on_device.map(|tensor| tensor.lazy.byte_len()).sum::<u64>() as f64
 }

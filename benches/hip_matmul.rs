@@ -11,8 +11,9 @@
 //! Without `--bench`, as `cargo test --benches` runs it, and where no runtime answers, it says so and ends.
 
 use rocmforge::backend::hip::kernels::matmul::{
-    Dequant, GemmF16, GemvA8, GemvF32, SwigluA8, SwigluF32, choice, planes::planes,
+    Dequant, GemmF16, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, choice, planes::planes,
 };
+use rocmforge::backend::hip::kernels::ops::SILU;
 use rocmforge::backend::hip::kernels::probe::ProbeMemory;
 use rocmforge::backend::hip::{
     ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Owner, Runtime, Stream,
@@ -308,13 +309,13 @@ impl Model {
         self.device.launch(&self.stream, chosen.kernel, grid, &arguments)
     }
 
-    fn swiglu(&self, layer: &Layer, rows: u32) -> Result<(), HipError> {
+    fn gated(&self, layer: &Layer, rows: u32) -> Result<(), HipError> {
         let (gate, up, n, cols) = (layer.gate.ptr(), layer.up.ptr(), FFN, HIDDEN);
         let (gate_bias, up_bias) = (DevicePtr::NULL, DevicePtr::NULL);
         let (out_codes, out_scales, out_sums) = (self.output()?, self.output()?, self.output()?);
-        if let Some(chosen) = choice::swiglu_a8(self.dtype, rows) {
+        if let Some(chosen) = choice::gated_a8(self.dtype, rows) {
             let (codes, scales, sums) = (self.input(), self.input(), self.input());
-            let arguments = SwigluA8 {
+            let arguments = GemvGatedA8 {
                 gate,
                 up,
                 n,
@@ -325,16 +326,17 @@ impl Model {
                 scales,
                 sums,
                 rows,
+                activation: SILU,
                 out_codes,
                 out_scales,
                 out_sums,
                 out: DevicePtr::NULL,
             };
-            let grid = choice::swiglu_grid(n, rows, chosen.columns);
+            let grid = choice::gated_grid(n, rows, chosen.columns);
             return self.device.launch(&self.stream, chosen.kernel, grid, &arguments);
         }
-        let Some(chosen) = choice::swiglu_f32(self.dtype, rows) else { return Ok(()) };
-        let arguments = SwigluF32 {
+        let Some(chosen) = choice::gated_f32(self.dtype, rows) else { return Ok(()) };
+        let arguments = GemvGatedF32 {
             gate,
             up,
             n,
@@ -344,12 +346,13 @@ impl Model {
             x: self.input(),
             x_stride: cols,
             rows,
+            activation: SILU,
             out_codes,
             out_scales,
             out_sums,
             out: self.output()?,
         };
-        let grid = choice::swiglu_grid(n, rows, chosen.columns);
+        let grid = choice::gated_grid(n, rows, chosen.columns);
         self.device.launch(&self.stream, chosen.kernel, grid, &arguments)
     }
 
@@ -360,7 +363,7 @@ impl Model {
                 self.gemv(w, [HIDDEN, KV, KV], HIDDEN, rows, 0)
             }
             Part::Output => self.gemv([Some(&layer.output), None, None], [HIDDEN, 0, 0], HIDDEN, rows, 1),
-            Part::GateUp => self.swiglu(layer, rows),
+            Part::GateUp => self.gated(layer, rows),
             Part::Down => self.gemv([Some(&layer.down), None, None], [HIDDEN, 0, 0], FFN, rows, 1),
         }
     }

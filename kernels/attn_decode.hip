@@ -1,19 +1,19 @@
 // attn_decode: causal attention of few rows, each row's tokens split over blocks: out = softmax(q . K / sqrt(head_dim)) V
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; rows: u32[R], the rows to do, or null for 0..R
-//            positions, row_seq: u32[M] (a row attends to positions 0..=its own; NO_SEQUENCE: the result is 0);
-//            page_tables, page_base, layer_offset: common/pages.h
+//            positions, row_seq: u32[M]; NO_SEQUENCE: the result is 0; page_tables, page_base, layer_offset: common/pages.h
+//            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Nothing of the
+//            tokens before is read, and no page table entry of a page that holds only such
 //            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y: room for splits
 //            counters: u32[R][grid x], 0 before the first launch, and 0 again after each
 //            Out, at the row's own number; each that is null is not written:
-//            out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with f32 row_scales[M], which become 1 (a
-//            weighted mean of f16 values is in f16's range: not for f32 pages); codes, scales, sums: A8 rows of `padded`
-//            values (common/activation.h)
+//            out: f32[M][n_heads * head_dim]; codes, scales, sums: A8 rows of `padded` values (common/activation.h)
 // Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; g query heads of
 //            a KV head are done by one block, so a block reads keys and values once for them
 // Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; page and q planes 16-byte aligned
-// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. splits >= what split_tokens
-//            (attention/splits.h) gives for every row, and may be more: blocks past a row's own splits leave at once
+// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. Splits are cut by position as
+//            split_tokens (attention/splits.h) says; a row has those that reach into its window. splits >= what any row has,
+//            and may be more: blocks past a row's own splits leave at once
 // Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, not on grid, not on wave size
 // Moves      4 * head_dim bytes (f16) per token and KV head, once per block of g heads
 #include "prelude/prelude.h"
@@ -42,17 +42,15 @@ struct Task {
     f32* part_stats;
     u32* counters;
     f32* out;
-    f16* out16;
-    f32* row_scales;
     i8* codes;
     f32* scales;
     i16* sums;
     u64 layer_offset;
     f32 scale;
-    u32 n_heads, n_kv_heads, head_dim, table_stride, padded;
+    u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window;
 };
 
-// The block's place: a row, some query heads of a KV head, a split.
+// The block's place: a row, some query heads of a KV head, a split. Splits are counted from the first that the window reaches.
 struct Place {
     u32 slot, row, first_head, heads, kv_head, split, start, end, splits;
     bool padding;
@@ -68,9 +66,11 @@ struct Place {
         split = block_y();
         padding = t.row_seq[row] == NO_SEQUENCE;
         u32 len = padding ? 0 : t.positions[row] + 1, tokens = split_tokens(len);
-        splits = ceil_div(len, tokens);
-        start = split * tokens;
-        end = min_u32(start + tokens, len);
+        u32 seen_from = first_seen(len, t.window), before = seen_from / tokens;
+        splits = ceil_div(len, tokens) - before;
+        u32 cut = (before + split) * tokens;
+        start = max_u32(cut, seen_from);
+        end = min_u32(cut + tokens, len);
     }
 };
 
@@ -135,11 +135,9 @@ DEV void write_out(const Task& t, const Place& at, const Shared& lds) {
     u64 to = (u64)at.row * cols + first;
     for (u32 i = thread_id(); i < count; i += THREADS) {
         if (t.out) t.out[to + i] = lds.result[i];
-        if (t.out16) t.out16[to + i] = f32_to_f16(lds.result[i]);
     }
-    bool is_last = at.first_head + at.heads == t.n_heads;
-    if (t.out16 && is_last && thread_id() == 0) t.row_scales[at.row] = 1.0f;
     if (!t.codes) return;
+    bool is_last = at.first_head + at.heads == t.n_heads;
     A8Row row = a8_row(t.codes, t.scales, t.sums, at.row, t.padded);
     u32 end = is_last ? t.padded - first : count;
     for (u32 start = 0; start < end; start += THREADS * 4) {
@@ -283,12 +281,12 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
 
 #define ATTN_DECODE(NAME, T, LANES, G, EXACT)                                                                                  \
     KERNEL(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
-           const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, f16* out16, f32* row_scales,      \
-           i8* codes, f32* scales, i16* sums, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim,          \
-           u32 table_stride, u32 padded) {                                                                                     \
+           const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,           \
+           i16* sums, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded,    \
+           u32 window) {                                                                                                       \
         attn_decode::run<T, LANES, G, EXACT>({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats,    \
-                                              counters, out, out16, row_scales, codes, scales, sums, layer_offset, scale,      \
-                                              n_heads, n_kv_heads, head_dim, table_stride, padded});                           \
+                                              counters, out, codes, scales, sums, layer_offset, scale, n_heads, n_kv_heads,    \
+                                              head_dim, table_stride, padded, window});                                        \
     }
 
 ATTN_DECODE(attn_decode_f16_64_1, f16, 8, 1, true)

@@ -2,8 +2,10 @@
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; tiles: u32[T][2], each first row and number of rows: rows of one sequence,
 //            positions rising by 1, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
-//            positions, row_seq: u32[M] (a row attends to positions 0..=its own; no NO_SEQUENCE in a tile);
-//            page_tables, page_base, layer_offset: common/pages.h; scale: log2(e) / sqrt(head_dim)
+//            positions, row_seq: u32[M]; no NO_SEQUENCE in a tile; page_tables, page_base, layer_offset: common/pages.h
+//            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Pages that no
+//            row of a tile sees are not read, nor are their page table entries
+//            scale: log2(e) / sqrt(head_dim)
 //            Out, each that is null is not written: out: f32[M][n_heads * head_dim]; out16: f16[M][n_heads * head_dim] with
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
 // Variants   attn_prefill_f16_<64 | 80 | 96 | 128>: f16 pages, that head_dim, on the matrix unit where the target has one;
@@ -11,8 +13,8 @@
 // Requires   n_heads / n_kv_heads <= 64; page and q planes 16-byte aligned
 // Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: best given first
 // Sums in    f32, pages in rising order. On the matrix unit queries (times scale) and weights are rounded to f16. A row's bits
-//            depend on its own tokens; there is one exception: on the matrix unit a value that is NaN or infinite reaches the
-//            rows before it of its tile and page, which are of the same sequence
+//            depend on its own tokens; there is one exception: on the matrix unit a value that is NaN or infinite reaches
+//            rows of its tile that do not see it, where others do; all of them are of the same sequence
 // Moves      4 * head_dim bytes (f16) per token, KV head and tile
 #include "prelude/prelude.h"
 
@@ -34,9 +36,9 @@ template <u32 HEAD> DEV void run_sized(const Task& t) {
 #define ATTN_PREFILL(NAME, RUN)                                                                                                \
     KERNEL(4 * WAVE, NAME, const f32* q, const u32* tiles, const u32* positions, const u32* row_seq, const u32* page_tables,   \
            const u64* page_base, f32* out, f16* out16, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads,              \
-           u32 n_kv_heads, u32 head_dim, u32 table_stride) {                                                                   \
+           u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 window) {                                                       \
         prefill::RUN({q, tiles, positions, row_seq, page_tables, page_base, out, out16, row_scales, layer_offset, scale,       \
-                      n_heads, n_kv_heads, head_dim, table_stride});                                                           \
+                      n_heads, n_kv_heads, head_dim, table_stride, window});                                                   \
     }
 
 ATTN_PREFILL(attn_prefill_f16_64, run_sized<64>)

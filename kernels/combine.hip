@@ -1,13 +1,13 @@
-// combine: residual[m] += sum over j of weights[m][j] * results[p], p = places[m * used + j], or m * used + j where places is null
+// combine: residual[m] += sum over j of weights[m][j] * results[m * used + j]
 //
-// Shapes     results: f32[M * used][cols]; weights: f32[M][used]; places: u32[M * used], or null; residual: f32[M][cols]
+// Shapes     results: f32[M * used][cols]; weights: f32[M][used]; residual: f32[M][cols]
 // Launch     grid = (ceil(cols / 1024), M), block = 256
 // Alignment  16 bytes for all planes; a cols that is no multiple of 4 is read value by value
 // Sums in    f32, in the order of the row's choice, then added to the residual: no bit depends on other rows
 #include "prelude/prelude.h"
 #include "common/activation.h"
 
-KERNEL(256, combine, const f32* results, const f32* weights, const u32* places, f32* residual, u32 used, u32 cols) {
+KERNEL(256, combine, const f32* results, const f32* weights, f32* residual, u32 used, u32 cols) {
     wait_for_predecessor();
     u32 row = block_y(), k = (block_x() * block_threads() + thread_id()) * 4;
     if (k >= cols) return;
@@ -16,7 +16,7 @@ KERNEL(256, combine, const f32* results, const f32* weights, const u32* places, 
     for (u32 j = 0; j < used; j++) {
         u32 pair = row * used + j;
         f32 weight = weights[pair];
-        Four result = load_four(results + (u64)(places ? places[pair] : pair) * cols, k, cols, wide);
+        Four result = load_four(results + (u64)pair * cols, k, cols, wide);
         UNROLL for (u32 i = 0; i < 4; i++) sum.v[i] = fma_f32(weight, result.v[i], sum.v[i]);
     }
     f32* to = residual + (u64)row * cols;

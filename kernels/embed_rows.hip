@@ -1,10 +1,10 @@
-// embed_rows: x[m] = row m of file bytes, as f32: embedding rows that the host gathered from the file
+// embed_rows: x[m] = row m of file bytes, as f32, times scale: embedding rows that the host gathered from the file
 //
 // Shapes     bytes: row m at m * row_bytes, whole blocks of the type as in a GGUF file; x: f32[M][cols]
 // Variants   embed_rows_<type>, type f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4
 // Requires   cols a multiple of the type's block; bytes 16-byte aligned; row_bytes even, for f32 a multiple of 4 (mxfp4: any)
 // Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
-// Exact      values equal ggml's dequantize_row_* to the bit
+// Exact      at a scale of 1 values equal ggml's dequantize_row_* to the bit
 #include "prelude/prelude.h"
 namespace embed_rows {
 
@@ -93,18 +93,20 @@ struct Mxfp4 {
     }
 };
 
-template <class Type> DEV void run(const u8* bytes, f32* x, u64 row_bytes, u32 cols) {
+template <class Type> DEV void run(const u8* bytes, f32* x, u64 row_bytes, u32 cols, f32 scale) {
     u32 k = block_x() * block_threads() + thread_id();
     wait_for_predecessor();
     if (k >= cols) return;
     const u8* block = bytes + block_y() * row_bytes + (u64)(k / Type::LENGTH) * Type::BYTES;
-    x[(u64)block_y() * cols + k] = Type::value(block, k % Type::LENGTH);
+    x[(u64)block_y() * cols + k] = Type::value(block, k % Type::LENGTH) * scale;
 }
 
 } // namespace embed_rows
 
 #define EMBED_ROWS(NAME, TYPE)                                                                                                 \
-    KERNEL(256, NAME, const u8* bytes, f32* x, u64 row_bytes, u32 cols) { embed_rows::run<embed_rows::TYPE>(bytes, x, row_bytes, cols); }
+    KERNEL(256, NAME, const u8* bytes, f32* x, u64 row_bytes, u32 cols, f32 scale) {                                           \
+        embed_rows::run<embed_rows::TYPE>(bytes, x, row_bytes, cols, scale);                                                   \
+    }
 
 EMBED_ROWS(embed_rows_f32, F32)
 EMBED_ROWS(embed_rows_f16, F16)

@@ -1,46 +1,87 @@
-// norm: y[m] = x[r] * weight / sqrt(mean(x[r]^2) + eps), r = rows[m], or m where rows is null
+// norm: y[m] = (x[r] - mean) * weight / sqrt(mean((x[r] - mean)^2) + eps) + bias, r = rows[m], or m where rows is null
 //
-// Shapes     x: f32[*][cols]; weight: f32[cols]; rows: u32[M], or null
-// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_f32: f32[M][cols];
-//            norm_x16: f16[M][cols] and f32 row_scales[M] (common/activation.h says what these are)
+// The mean is that of the row where `centre` is 1 (LayerNorm), and 0 where it is 0 (RMS norm).
+// Shapes     x: f32[*][cols], norm_f32: row r at r * x_stride; weight: f32[cols]; bias: f32[cols], or null: nothing is added
+//            rows: u32[M], or null
+// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_f32: f32, row m at m * out_stride, where
+//            `add` is 1 added to what is there; norm_x16: f16[M][cols] and f32 row_scales[M] (common/activation.h says what
+//            these are)
+//            The rows of norm_f32 may take the place of x, at its stride, where rows is null
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
-// Alignment  16 bytes for all planes; a cols that is no multiple of 4 is read value by value
-// Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these in order. A row's bits depend on the row
-//            and the block's size alone, not on M and not on the wave size
+// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read and written value by value
+// Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these in order; squares are summed after the mean
+//            is known. A row's bits depend on the row and the block's size alone, not on M and not on the wave size
 // Moves      8 * cols bytes in, 1.2 to 4 * cols out per row; at one row bound by latency
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/reduce.h"
 
-namespace rms_norm {
+namespace row_norm {
 
 // Fours of a row that a lane keeps in registers; what is past them is read again.
 constexpr u32 KEPT = 4;
+
+// What the host gives of all variants.
+struct Task {
+    const f32* x;
+    const f32* weight;
+    const f32* bias;
+    const u32* rows;
+    f32 eps;
+    u32 cols, x_stride, centre;
+};
 
 // A row and its factor. `each` calls use(k, values) with the lane's k, in steps of a block's 4 * threads.
 struct Row {
     const f32* x;
     const f32* weight;
+    const f32* bias;
     u32 cols;
     bool wide;
-    f32 factor;
+    f32 mean, factor;
     Four kept[KEPT];
 
     DEV u32 step() const { return block_threads() * 4; }
 
-    DEV Row(const f32* values, const f32* weights, const u32* rows, f32 eps, u32 width, f32* room)
-        : weight(weights), cols(width) {
+    DEV Row(const Task& t, f32* room) : weight(t.weight), bias(t.bias), cols(t.cols), mean(0.0f) {
         wait_for_predecessor();
-        u32 row = rows ? rows[block_x()] : block_x();
-        x = values + (u64)row * cols;
-        wide = rows_are_wide(values, cols) && rows_are_wide(weights, cols);
-        f32 sum = 0.0f;
+        u32 row = t.rows ? t.rows[block_x()] : block_x();
+        x = t.x + (u64)row * t.x_stride;
+        wide = rows_are_wide(t.x, t.x_stride) && rows_are_wide(t.weight, cols) && rows_are_wide(t.bias, cols);
         UNROLL for (u32 i = 0; i < KEPT; i++) kept[i] = load_four(x, i * step() + thread_id() * 4, cols, wide);
+        if (t.centre) centre(room);
+        f32 sum = 0.0f;
         UNROLL for (u32 i = 0; i < KEPT; i++) sum = add_squares(kept[i], sum);
-        for (u32 k = KEPT * step() + thread_id() * 4; k < cols; k += step()) {
-            sum = add_squares(load_four(x, k, cols, wide), sum);
-        }
-        factor = 1.0f / sqrt_f32(teams_sum(sum, room) / (f32)cols + eps);
+        for (u32 k = KEPT * step() + thread_id() * 4; k < cols; k += step()) sum = add_squares(far(k), sum);
+        factor = 1.0f / sqrt_f32(teams_sum(sum, room) / (f32)cols + t.eps);
+    }
+
+    // Takes the mean from all values.
+    DEV void centre(f32* room) {
+        f32 sum = 0.0f;
+        UNROLL for (u32 i = 0; i < KEPT; i++) sum = add(kept[i], sum);
+        for (u32 k = KEPT * step() + thread_id() * 4; k < cols; k += step()) sum = add(far(k), sum);
+        mean = teams_sum(sum, room) / (f32)cols;
+        UNROLL for (u32 i = 0; i < KEPT; i++) take_mean(kept[i], i * step() + thread_id() * 4);
+        // All have read the room.
+        barrier_lds();
+    }
+
+    // What is past the row's end stays 0.
+    DEV void take_mean(Four& v, u32 k) const {
+        UNROLL for (u32 i = 0; i < 4; i++) v.v[i] = k + i < cols ? v.v[i] - mean : v.v[i];
+    }
+
+    // Values that are not kept.
+    DEV Four far(u32 k) const {
+        Four v = load_four(x, k, cols, wide);
+        take_mean(v, k);
+        return v;
+    }
+
+    DEV static f32 add(const Four& x, f32 sum) {
+        UNROLL for (u32 i = 0; i < 4; i++) sum += x.v[i];
+        return sum;
     }
 
     DEV static f32 add_squares(const Four& x, f32 sum) {
@@ -51,6 +92,10 @@ struct Row {
     DEV Four scaled(Four x, u32 k) const {
         Four w = load_four(weight, k, cols, wide);
         UNROLL for (u32 i = 0; i < 4; i++) x.v[i] = x.v[i] * factor * w.v[i];
+        if (bias) {
+            Four b = load_four(bias, k, cols, wide);
+            UNROLL for (u32 i = 0; i < 4; i++) x.v[i] += b.v[i];
+        }
         return x;
     }
 
@@ -61,33 +106,41 @@ struct Row {
         }
         for (u32 start = KEPT * step(); start < end; start += step()) {
             u32 k = start + thread_id() * 4;
-            use(k, scaled(load_four(x, k, cols, wide), k));
+            use(k, scaled(far(k), k));
         }
     }
 };
 
-} // namespace rms_norm
+} // namespace row_norm
 
-KERNEL(1024, norm_a8, const f32* x, const f32* weight, const u32* rows, i8* codes, f32* scales, i16* sums, f32 eps, u32 cols,
-       u32 padded) {
+KERNEL(1024, norm_a8, const f32* x, const f32* weight, const f32* bias, const u32* rows, i8* codes, f32* scales, i16* sums,
+       f32 eps, u32 cols, u32 padded, u32 centre) {
     LDS(room, f32[TEAMS_MAX]);
-    rms_norm::Row row(x, weight, rows, eps, cols, room);
+    row_norm::Row row({x, weight, bias, rows, eps, cols, cols, centre}, room);
     A8Row out = a8_row(codes, scales, sums, block_x(), padded);
     row.each(padded, [&](u32 k, const Four& y) { store_a8(out, k, padded, y); });
 }
 
-KERNEL(1024, norm_f32, const f32* x, const f32* weight, const u32* rows, f32* out, f32 eps, u32 cols) {
+KERNEL(1024, norm_f32, const f32* x, const f32* weight, const f32* bias, const u32* rows, f32* out, f32 eps, u32 cols,
+       u32 x_stride, u32 out_stride, u32 centre, u32 add) {
     LDS(room, f32[TEAMS_MAX]);
-    rms_norm::Row row(x, weight, rows, eps, cols, room);
-    f32* to = out + (u64)block_x() * cols;
-    bool wide = rows_are_wide(out, cols);
-    row.each(cols, [&](u32 k, const Four& y) { store_four(to, k, cols, wide, y); });
+    row_norm::Row row({x, weight, bias, rows, eps, cols, x_stride, centre}, room);
+    f32* to = out + (u64)block_x() * out_stride;
+    bool wide = rows_are_wide(out, out_stride) && cols % 4 == 0;
+    row.each(cols, [&](u32 k, Four y) {
+        if (add) {
+            Four before = load_four(to, k, cols, wide);
+            UNROLL for (u32 i = 0; i < 4; i++) y.v[i] += before.v[i];
+        }
+        store_four(to, k, cols, wide, y);
+    });
 }
 
-KERNEL(1024, norm_x16, const f32* x, const f32* weight, const u32* rows, f16* out, f32* row_scales, f32 eps, u32 cols) {
+KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u32* rows, f16* out, f32* row_scales, f32 eps,
+       u32 cols, u32 centre) {
     LDS(room, f32[TEAMS_MAX]);
     LDS(most, u32[TEAMS_MAX]);
-    rms_norm::Row row(x, weight, rows, eps, cols, room);
+    row_norm::Row row({x, weight, bias, rows, eps, cols, cols, centre}, room);
     u32 amax = 0;
     row.each(cols, [&](u32, const Four& y) { amax = max_u32(amax, magnitude(y)); });
     X16Scale scale = x16_scale(teams_max(amax, most));

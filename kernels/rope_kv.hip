@@ -1,8 +1,7 @@
-// rope_kv: bias, per-head RMS norm and rotation of q and k; q to scratch, k and v to their KV pages
+// rope_kv: per-head RMS norm and rotation of q and k; q to scratch, k and v to their KV pages
 //
 // Shapes     qkv: f32[M][(n_heads + 2 * n_kv_heads) * head_dim], as q heads, k heads, v heads
-//            q_bias: f32[n_heads * head_dim], k_bias, v_bias: f32[n_kv_heads * head_dim], each or null
-//            q_norm, k_norm: f32[head_dim], each or null: x * w / sqrt(mean(x^2) + eps) over a head, after the bias
+//            q_norm, k_norm: f32[head_dim], each or null: x * w / sqrt(mean(x^2) + eps) over a head
 //            angles: f32[positions][rope_dims / 2][2] of (cos, sin), with every scaling folded in
 //            q: f32[M][n_heads * head_dim], rotated, not scaled by 1 / sqrt(head_dim)
 //            positions, row_seq: u32[M]; page_tables, page_base, layer_offset: common/pages.h
@@ -34,12 +33,12 @@ struct Head {
     DEV u32 first(u32 i) const { return by_halves(i) ? pair(i) : 2 * pair(i); }
     DEV u32 second(u32 i) const { return by_halves(i) ? pair(i) + rope_dims / 2 : 2 * pair(i) + 1; }
 
-    DEV void load(const f32* x, const f32* bias) {
+    DEV void load(const f32* x) {
         UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) {
             a[i] = b[i] = 0.0f;
             if (!holds(i)) continue;
-            a[i] = x[first(i)] + (bias ? bias[first(i)] : 0.0f);
-            b[i] = x[second(i)] + (bias ? bias[second(i)] : 0.0f);
+            a[i] = x[first(i)];
+            b[i] = x[second(i)];
         }
     }
 
@@ -78,10 +77,9 @@ struct Head {
 };
 
 template <class T>
-DEV void run(const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_bias, const f32* q_norm, const f32* k_norm,
-             const f32* angles, const u32* positions, const u32* row_seq, const u32* page_tables, const u64* page_base, f32* q,
-             u64 layer_offset, f32 eps, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 rope_dims, u32 halves,
-             u32 table_stride) {
+DEV void run(const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* angles, const u32* positions, const u32* row_seq,
+             const u32* page_tables, const u64* page_base, f32* q, u64 layer_offset, f32 eps, u32 n_heads, u32 n_kv_heads,
+             u32 head_dim, u32 rope_dims, u32 halves, u32 table_stride) {
     wait_for_predecessor();
     u32 heads = n_heads + 2 * n_kv_heads, row = block_y();
     u32 h = block_x() * (block_threads() / TEAM) + team_id();
@@ -90,12 +88,10 @@ DEV void run(const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_
     if (!live) h = heads - 1;
     bool is_q = h < n_heads, is_v = h >= n_heads + n_kv_heads;
     u32 kv_head = is_q ? 0 : is_v ? h - n_heads - n_kv_heads : h - n_heads;
-    const f32* bias = is_q ? q_bias : is_v ? v_bias : k_bias;
-    if (bias) bias += (u64)(is_q ? h : kv_head) * head_dim;
     u32 sequence = row_seq[row], position = positions[row];
     bool padding = sequence == NO_SEQUENCE;
     Head head{{}, {}, head_dim, rope_dims, halves != 0};
-    head.load(qkv + ((u64)row * heads + h) * head_dim, bias);
+    head.load(qkv + ((u64)row * heads + h) * head_dim);
     if (q_norm || k_norm) head.norm(is_q ? q_norm : is_v ? nullptr : k_norm, eps);
     if (padding) head.clear();
     else if (!is_v) head.rotate(angles + (u64)position * rope_dims);
@@ -112,12 +108,11 @@ DEV void run(const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_
 } // namespace rope_kv
 
 #define ROPE_KV(NAME, T)                                                                                                       \
-    KERNEL(256, NAME, const f32* qkv, const f32* q_bias, const f32* k_bias, const f32* v_bias, const f32* q_norm,              \
-           const f32* k_norm, const f32* angles, const u32* positions, const u32* row_seq, const u32* page_tables,             \
-           const u64* page_base, f32* q, u64 layer_offset, f32 eps, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 rope_dims,  \
-           u32 halves, u32 table_stride) {                                                                                     \
-        rope_kv::run<T>(qkv, q_bias, k_bias, v_bias, q_norm, k_norm, angles, positions, row_seq, page_tables, page_base, q,    \
-                        layer_offset, eps, n_heads, n_kv_heads, head_dim, rope_dims, halves, table_stride);                    \
+    KERNEL(256, NAME, const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* angles, const u32* positions,           \
+           const u32* row_seq, const u32* page_tables, const u64* page_base, f32* q, u64 layer_offset, f32 eps, u32 n_heads,   \
+           u32 n_kv_heads, u32 head_dim, u32 rope_dims, u32 halves, u32 table_stride) {                                        \
+        rope_kv::run<T>(qkv, q_norm, k_norm, angles, positions, row_seq, page_tables, page_base, q, layer_offset, eps,         \
+                        n_heads, n_kv_heads, head_dim, rope_dims, halves, table_stride);                                       \
     }
 
 ROPE_KV(rope_kv_f16, f16)

@@ -1,7 +1,7 @@
 // sample_draw: draws a token for each row by temperature, top-k, top-p and min-p, and lists the likeliest ones
 //
-// Shapes     logits: f32[L][vocab]; settings: u32[L][8] as `Settings` below reads them; next_ids, reports: as sample_greedy left
-//            them; tops: u32[L][top_stride][2], or null: id and bits of the logit of the row's likeliest tokens, falling
+// Shapes     logits: f32[L][vocab]; settings: u32[L][8] as `Settings` below reads them; reports: as sample_greedy left them;
+//            tops: u32[L][top_stride][2], or null: id and bits of the logit of the row's likeliest tokens, falling
 // Launch     after sample_greedy; grid = L, block = 1024. vocab <= 2^20
 // Order      that of src/backend/cpu/sample.rs: top-k, top-p and min-p at temperature 1, temperature, draw. The same candidates,
 //            ranks and random numbers. Weights are whole multiples of 2^-40 of the likeliest one's, each within 2^-22 of its f64
@@ -227,8 +227,7 @@ struct Draw {
 
 } // namespace sampling
 
-KERNEL(1024, sample_draw, const f32* logits, const u32* settings, u32* next_ids, u32* reports, u32* tops, u32 vocab,
-       u32 top_stride) {
+KERNEL(1024, sample_draw, const f32* logits, const u32* settings, u32* reports, u32* tops, u32 vocab, u32 top_stride) {
     using namespace sampling;
     LDS(room, Room);
     LDS(list_logits, f32[LIST_MAX]);
@@ -259,5 +258,4 @@ KERNEL(1024, sample_draw, const f32* logits, const u32* settings, u32* next_ids,
     report[REPORT_TOTAL_LOW] = (u32)shares;
     report[REPORT_TOTAL_HIGH] = (u32)(shares >> 32);
     report[REPORT_TOP] = count;
-    if (next_ids) next_ids[row] = id;
 }

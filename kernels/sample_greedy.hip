@@ -1,8 +1,7 @@
 // sample_greedy: the most likely token of each row (lowest id of equals), and whether all logits are finite
 //
 // Shapes     logits: f32[L][vocab]; parts: u64[L][grid x], room; counters: u32[L], 0 before the first launch and after each
-//            next_ids: u32[L], or null: the tokens, for the next step; on failure 0
-//            reports: u32[L][REPORT_WORDS] (sampling/report.h); REPORT_TOP becomes 0
+//            reports: u32[L][REPORT_WORDS] (sampling/report.h); REPORT_TOP becomes 0, on failure REPORT_ID too
 // Launch     grid = (ceil(vocab / 2048), L), block = 256. vocab > 0
 // Exact      as argmax in src/backend/cpu/sample.rs: -0 equals 0
 // Moves      4 * vocab bytes per row
@@ -23,7 +22,7 @@ DEV u64 rank(f32 logit, u32 id) {
 
 } // namespace greedy
 
-KERNEL(256, sample_greedy, const f32* logits, u64* parts, u32* counters, u32* next_ids, u32* reports, u32 vocab) {
+KERNEL(256, sample_greedy, const f32* logits, u64* parts, u32* counters, u32* reports, u32 vocab) {
     using namespace greedy;
     LDS(room, u64[TEAMS_MAX]);
     LDS(room_of_parts, u64[TEAMS_MAX]);
@@ -50,5 +49,4 @@ KERNEL(256, sample_greedy, const f32* logits, u64* parts, u32* counters, u32* ne
     report[REPORT_FAILED] = failed;
     report[REPORT_LOGIT] = report[REPORT_BEST] = logit;
     report[REPORT_TOP] = 0;
-    if (next_ids) next_ids[row] = id;
 }

@@ -1,6 +1,7 @@
 //! ROCmForge: a resident inference daemon for GGUF models.
 //!
-//! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `tensor` > `lock`.
+//! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `program` >
+//! `tensor` > `lock`.
 //! `cargo test --test tidy` holds them to it. ARCHITECTURE.md has the map.
 
 pub mod backend;
@@ -9,6 +10,7 @@ pub mod config;
 pub mod daemon;
 pub mod lock;
 pub mod model;
+pub mod program;
 pub mod scheduler;
 pub mod session;
 pub mod socket;

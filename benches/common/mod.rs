@@ -60,7 +60,7 @@ fn submit(
     salt: usize,
 ) -> Result<UnboundedReceiver<Event>, Failure> {
     let (events, receiver) = unbounded_channel();
-    let vocab = model.plan.dims.vocab;
+    let vocab = model.plan.program.vocab();
     let job = Job {
         id: handle.new_sequence_id(),
         uid: 0,

@@ -1,7 +1,8 @@
 // What both bodies of attn_prefill share: the task, and a block's tile of queries.
 //
 // A tile is some neighbouring rows of one sequence; with the query heads of one KV head that makes up to QUERIES queries, row by
-// row, heads within a row. All of them walk the pages of the sequence together, 32 tokens at a time.
+// row, heads within a row. All of them walk the pages of the sequence together, 32 tokens at a time, from the first page that the
+// first of them sees.
 #pragma once
 #include "../common/pages.h"
 #include "../common/reduce.h"
@@ -25,7 +26,7 @@ struct Task {
     f32* row_scales;
     u64 layer_offset;
     f32 scale;
-    u32 n_heads, n_kv_heads, head_dim, table_stride;
+    u32 n_heads, n_kv_heads, head_dim, table_stride, window;
 };
 
 struct Tile {
@@ -37,10 +38,12 @@ struct Tile {
           group(t.n_heads / t.n_kv_heads) {}
 
     DEV u32 queries() const { return min_u32(rows * group, QUERIES); }
-    // Tokens that query `i` attends to; 0 for one that is not there.
+    // Tokens up to that of query `i`; 0 for one that is not there.
     DEV u32 length(u32 i) const { return i < queries() ? task.positions[first_row + i / group] + 1 : 0; }
     // Tokens of the longest of queries 0..end.
     DEV u32 longest(u32 end) const { return length(min_u32(end, queries()) - 1); }
+    // The first token that query `i` sees.
+    DEV u32 seen_from(u32 i) const { return first_seen(length(i), task.window); }
     // Where query i and its result begin, in values.
     DEV u64 at(u32 i) const {
         return ((u64)(first_row + i / group) * task.n_heads + kv_head * group + i % group) * task.head_dim;

@@ -28,16 +28,16 @@ template <u32 HEAD> struct Transfer {
     using S = Sizes<HEAD>;
     u32x4 keys[S::PER_THREAD], values[S::PER_THREAD];
 
-    // Tokens from `tokens` on become 0: nothing was written there.
-    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 tokens) {
+    // Tokens `from`..`tokens` of page `index`. The others become 0: nothing was written there, or no query sees them.
+    DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens) {
         const f16* key = pages.keys(index);
         const f16* value = pages.values_of((f16*)key);
         UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             keys[i] = values[i] = {0, 0, 0, 0};
             // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, as they will lie in LDS.
-            if (chunk / S::CHUNKS < tokens) keys[i] = load16(key + chunk * 8);
-            if (chunk % KV_PAGE_TOKENS < tokens && chunk < KV_PAGE_TOKENS * S::CHUNKS) {
+            if (chunk / S::CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
+            if (chunk % KV_PAGE_TOKENS - from < tokens - from && chunk < KV_PAGE_TOKENS * S::CHUNKS) {
                 values[i] = load16(value + chunk % KV_PAGE_TOKENS * HEAD + chunk / KV_PAGE_TOKENS * 8);
             }
         }
@@ -100,6 +100,14 @@ template <u32 HEAD> struct MatrixState {
             }
         }
         wave_sync();
+    }
+
+    // Takes tokens before the queries' windows out of the wave's `scores`: each lane those that it weighs next.
+    DEV void hide(f32* scores, u32 start, u32 window) const {
+        u32 mine = start + first_token(), unseen = max_u32(first_seen(length, window), mine) - mine;
+        ROLLED for (u32 i = 0; i < min_u32(unseen, ROW_TOKENS); i++) {
+            scores[row() * SCORE_STRIDE + first_token() + i] = -INFINITY_F32;
+        }
     }
 
     // Weights 2^(score - greatest), to the wave's `weights`: [16][WEIGHT_STRIDE]. The sum is that of the rounded weights.
@@ -175,17 +183,21 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     u32 length = tile.longest(QUERIES), wave_first = wave() * SIDE;
     // Of this wave's queries; 0 when it has none.
     u32 wave_length = wave_first < tile.queries() ? tile.longest(wave_first + SIDE) : 0;
+    // The first token that any of these queries sees, and the first from which on all of them do.
+    u32 wave_from = tile.seen_from(wave_first), wave_whole = first_seen(wave_length, t.window);
     MatrixState<HEAD> state(tile, room);
     Transfer<HEAD> transfer;
-    transfer.fetch(pages, 0, length);
-    for (u32 start = 0; start < length; start += KV_PAGE_TOKENS) {
+    u32 from = tile.seen_from(0), first = from / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
+    transfer.fetch(pages, first / KV_PAGE_TOKENS, from - first, length - first);
+    for (u32 start = first; start < length; start += KV_PAGE_TOKENS) {
         barrier_lds();
         transfer.store(keys, values);
         barrier_lds();
         u32 next = start + KV_PAGE_TOKENS;
-        if (next < length) transfer.fetch(pages, next / KV_PAGE_TOKENS, length - next);
-        if (start >= wave_length) continue;
+        if (next < length) transfer.fetch(pages, next / KV_PAGE_TOKENS, 0, length - next);
+        if (start >= wave_length || next <= wave_from) continue;
         state.score(keys, scores);
+        if (start < wave_whole) state.hide(scores, start, t.window);
         state.weigh(scores, weights, start);
         state.add(weights, values);
     }

@@ -8,6 +8,8 @@
 namespace prefill {
 
 constexpr u32 TEAM_QUERIES = 8, HEAD_MAX = 256, HEAD_PARTS = HEAD_MAX / TEAM;
+// More than any token's number. Of a query that is not there `last` is larger.
+constexpr u32 NONE = 1u << 31;
 
 // Keys or values of a page, to LDS; those of tokens from `tokens` on become 0, as nothing was written there.
 template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 head_dim) {
@@ -22,17 +24,22 @@ template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 he
 // Online softmax of a team's queries.
 struct PlainState {
     u64 at[TEAM_QUERIES];
-    u32 length[TEAM_QUERIES];
+    // Number of a query's own token, and how many tokens it sees.
+    u32 last[TEAM_QUERIES], span;
     f32 most[TEAM_QUERIES], sum[TEAM_QUERIES], score[TEAM_QUERIES], values[TEAM_QUERIES][HEAD_PARTS];
 
-    DEV PlainState(const Tile& tile, u32 first) {
+    DEV PlainState(const Tile& tile, u32 first) : span(tile.task.window ? min_u32(tile.task.window, NONE) : NONE) {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
-            length[i] = tile.length(first + i);
-            at[i] = tile.at(length[i] > 0 ? first + i : 0);
+            last[i] = tile.length(first + i) - 1;
+            at[i] = tile.at(is_there(i) ? first + i : 0);
             most[i] = NO_SCORE, sum[i] = 0.0f;
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) values[i][j] = 0.0f;
         }
     }
+
+    // Tokens after its own are as far away as none that it sees.
+    DEV bool sees(u32 i, u32 token) const { return last[i] - token < span; }
+    DEV bool is_there(u32 i) const { return last[i] < NONE; }
 
     DEV void take_keys(const Task& t, const f32* keys, u32 start) {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) score[i] = 0.0f;
@@ -41,7 +48,7 @@ struct PlainState {
             UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) score[i] = fma_f32(t.q[at[i] + d], key[d], score[i]);
         }
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
-            bool seen = start + team_lane() < length[i];
+            bool seen = sees(i, start + team_lane());
             f32 scaled = score[i] * t.scale, top = max_f32(most[i], team_max(seen ? scaled : NO_SCORE));
             f32 factor = exp2_f32(most[i] - top);
             score[i] = seen ? exp2_f32(scaled - top) : 0.0f;
@@ -61,9 +68,10 @@ struct PlainState {
             }
             UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
                 f32 weight = shfl(score[i], lane() / TEAM * TEAM + token);
+                bool seen = sees(i, start + token);
                 UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
                     f32 more = fma_f32(weight, value[j], values[i][j]);
-                    values[i][j] = start + token < length[i] ? more : values[i][j];
+                    values[i][j] = seen ? more : values[i][j];
                 }
             }
         }
@@ -73,7 +81,7 @@ struct PlainState {
         UNROLL for (u32 i = 0; i < TEAM_QUERIES; i++) {
             UNROLL for (u32 j = 0; j < HEAD_PARTS; j++) {
                 u32 d = team_lane() + j * TEAM;
-                if (length[i] > 0 && d < tile.task.head_dim) tile.store(first + i, d, values[i][j] / sum[i]);
+                if (is_there(i) && d < tile.task.head_dim) tile.store(first + i, d, values[i][j] / sum[i]);
             }
         }
     }
@@ -88,7 +96,8 @@ template <class T> DEV void run_plain(const Task& t) {
     for (u32 first = 0; first < tile.queries(); first += at_once) {
         u32 mine = first + team_id() * TEAM_QUERIES, length = tile.longest(first + at_once);
         PlainState state(tile, mine);
-        for (u32 start = 0; start < length; start += KV_PAGE_TOKENS) {
+        u32 seen_from = tile.seen_from(first);
+        for (u32 start = seen_from / KV_PAGE_TOKENS * KV_PAGE_TOKENS; start < length; start += KV_PAGE_TOKENS) {
             const T* keys = pages.keys(start / KV_PAGE_TOKENS);
             u32 tokens = min_u32(length - start, KV_PAGE_TOKENS);
             load_page(page, keys, tokens, t.head_dim);

@@ -1,19 +1,19 @@
 // The matrix-vector kernels of one weight type: out = W x (+ bias) for up to M rows x in one pass over W.
 //
 // Entry points of type t, by GEMV_QUANT(t, T) or GEMV_FLOAT(t, T), blocks of 256 threads; a is a8 or f32 (float types: f32 only),
-// m the rows of a block, 1, 2, 4 or 8 (a quantised type with f32 activations, a checking mode: 1 and 4; SwiGLU 1 and 2). Block row y
+// m the rows of a block, 1, 2, 4 or 8 (a quantised type with f32 activations, a checking mode: 1 and 4; gated 1 and 2). Block row y
 // computes rows y * m .. y * m + m of `rows`; block column x takes tiles x, x + grid_x(), ..., so any width of the grid will do.
 //
 // gemv_t_a_m(w0, w1, w2, n0, n1, n2, bias0, bias1, bias2, cols, IN, rows, out, out_stride, add)
 //     Up to three matrices that share an input, tiles of 16 outputs of one matrix: n_i rows at w_i, `cols` inputs (0 rows: no
 //     matrix). out[row * out_stride + n] for n over the rows of w0, then w1, then w2. Bias 0: none. add 1: adds to what is there.
-// gemv_swiglu_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, OUT)
-//     silu(gate x) * (up x), tiles of 32 outputs. OUT = (out_codes, out_scales, out_sums, out): A8 planes of rows of n values,
-//     n a multiple of 32, or where `out` is not 0 f32 [rows][n] instead.
+// gemv_gated_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, activation, OUT)
+//     act(gate x) * (up x), act by number as `activated` in prelude/numbers.h, tiles of 32 outputs. OUT = (out_codes, out_scales,
+//     out_sums, out): A8 planes of rows of n values, n a multiple of 32, or where `out` is not 0 f32 [rows][n] instead.
 // gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
 //     Block row y is pair y of a row and an expert: the matrix at table[experts[y]] times row y / slots, to out[y * out_stride ..].
 //     slots is how many pairs share an input row: experts per token, or 1 where each pair has an input of its own.
-// gemv_experts_swiglu_t_a(gate_table, up_table, experts, n, cols, IN, slots, OUT)
+// gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
 //     The same for gate and up; row y of OUT.
 // IN = (codes, scales, sums): A8 planes of rows of `cols` values, or (x, x_stride): f32.
 //
@@ -132,10 +132,10 @@ DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, 
 struct GateUp {
     const u8 *gate, *up;
     const f32 *gate_bias, *up_bias;
-    u32 n, cols;
+    u32 n, cols, activation;
 };
 
-struct SwigluOut {
+struct GatedOut {
     A8Row a8; // row 0
     f32* out; // instead, where not 0
 };
@@ -144,7 +144,7 @@ struct SwigluOut {
 template <u32 M> using GateUpSums = f32[M][2][32];
 
 // Eight lanes finish a row of a tile, four outputs each. Called by the whole block.
-template <u32 M> DEV void finish_swiglu(const GateUp& w, const GateUpSums<M>& sums, u32 tile_index, u32 rows, const SwigluOut& out, u32 out_row) {
+template <u32 M> DEV void finish_gated(const GateUp& w, const GateUpSums<M>& sums, u32 tile_index, u32 rows, const GatedOut& out, u32 out_row) {
     const u32 m = thread_id() / 8, local = thread_id() % 8 * 4, n = tile_index * 32 + local;
     const bool mine = m < rows;
     Four value = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -153,7 +153,7 @@ template <u32 M> DEV void finish_swiglu(const GateUp& w, const GateUpSums<M>& su
         f32 gate = sums[m][0][local + i], up = sums[m][1][local + i];
         if (w.gate_bias != nullptr) gate += w.gate_bias[n + i];
         if (w.up_bias != nullptr) up += w.up_bias[n + i];
-        value.v[i] = silu_f32(gate) * up;
+        value.v[i] = activated(gate, w.activation) * up;
     }
     if (out.out == nullptr) {
         store_a8(a8_row(out.a8.codes, out.a8.scales, out.a8.sums, out_row + m, w.n), mine ? n : w.n, w.n, value);
@@ -163,10 +163,10 @@ template <u32 M> DEV void finish_swiglu(const GateUp& w, const GateUpSums<M>& su
 }
 
 // A block's tiles of 32 outputs: a team computes P gate rows and their P up rows at a time, 4 / P times for a tile.
-template <class T, u32 P, u32 M> struct SwigluJob {
+template <class T, u32 P, u32 M> struct GatedJob {
     static constexpr u32 PASSES = 4 / P;
     const GateUp& w;
-    const SwigluOut& out;
+    const GatedOut& out;
     GateUpSums<M>& sums;
     u32 items, units, rows, out_row;
 
@@ -193,19 +193,19 @@ template <class T, u32 P, u32 M> struct SwigluJob {
         if (at.writes) sums[at.m][at.r / P][in_tile(item) + at.r % P] = sum;
         if (item % PASSES != PASSES - 1) return;
         barrier_lds();
-        finish_swiglu<M>(w, sums, tile(item), rows, out, out_row);
+        finish_gated<M>(w, sums, tile(item), rows, out, out_row);
         barrier_lds();
     }
 };
 
 template <class T, u32 P, u32 U, u32 M, class Tile>
-DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u32 rows, const SwigluOut& out, u32 out_row) {
+DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u32 rows, const GatedOut& out, u32 out_row) {
     const u32 tiles = ceil_div(w.n, 32);
     if (block_x() >= tiles) return;
     LDS(tile, Tile);
     LDS(sums, GateUpSums<M>);
     Activations<Tile> a = activations<Tile>(in, units_of<T>(w.cols), in_row, rows);
-    SwigluJob<T, P, M> job = {w, out, sums, ceil_div(tiles - block_x(), grid_x()) * (4 / P), a.units, rows, out_row};
+    GatedJob<T, P, M> job = {w, out, sums, ceil_div(tiles - block_x(), grid_x()) * (4 / P), a.units, rows, out_row};
     stream<T, 2 * P, U, M>(tile, a, job);
 }
 
@@ -214,36 +214,37 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
 #define GEMV_F32_PARAMS const f32 *x, u32 x_stride
 #define GEMV_F32_INPUT F32In{x, cols, x_stride}
 #define GEMV_OUT_PARAMS i8 *out_codes, f32 *out_scales, i16 *out_sums, f32 *out
-#define GEMV_OUT SwigluOut{{out_codes, out_scales, out_sums}, out}
+#define GEMV_OUT GatedOut{{out_codes, out_scales, out_sums}, out}
 
-// NAME: as in the list above. R weight rows a team at a time (SwiGLU: P of gate and P of up), U units of each on their way.
+// NAME: as in the list above. R weight rows a team at a time (gated: P of gate and P of up), U units of each on their way.
 #define GEMV_STORE(NAME, T, R, U, M, TILE, INPUT, ...)                                                                         \
     KERNEL(256, gemv_##NAME, const u8* w0, const u8* w1, const u8* w2, u32 n0, u32 n1, u32 n2, const f32* bias0,               \
            const f32* bias1, const f32* bias2, u32 cols, __VA_ARGS__, u32 rows, f32* out, u32 out_stride, u32 add) {           \
-        gemv<T, R, U, M, TILE>({{w0, bias0, n0, cols, out}, {w1, bias1, n1, cols, out + n0},                                  \
+        gemv<T, R, U, M, TILE>({{w0, bias0, n0, cols, out}, {w1, bias1, n1, cols, out + n0},                                   \
                                 {w2, bias2, n2, cols, out + n0 + n1}}, INPUT, rows, out_stride, add);                          \
     }
-#define GEMV_SWIGLU(NAME, T, P, U, M, TILE, INPUT, ...)                                                                          \
-    KERNEL(256, gemv_swiglu_##NAME, const u8* gate, const u8* up, u32 n, const f32* gate_bias, const f32* up_bias, u32 cols,   \
-           __VA_ARGS__, u32 rows, GEMV_OUT_PARAMS) {                                                                           \
+#define GEMV_GATED(NAME, T, P, U, M, TILE, INPUT, ...)                                                                         \
+    KERNEL(256, gemv_gated_##NAME, const u8* gate, const u8* up, u32 n, const f32* gate_bias, const f32* up_bias, u32 cols,    \
+           __VA_ARGS__, u32 rows, u32 activation, GEMV_OUT_PARAMS) {                                                           \
         const u32 row = block_y() * M;                                                                                         \
-        gemv_swiglu<T, P, U, M, TILE>({gate, up, gate_bias, up_bias, n, cols}, INPUT, row, min_u32(M, rows - row), GEMV_OUT, row);\
+        gemv_gated<T, P, U, M, TILE>({gate, up, gate_bias, up_bias, n, cols, activation}, INPUT, row, min_u32(M, rows - row),  \
+                                     GEMV_OUT, row);                                                                           \
     }
 #define GEMV_EXPERTS(NAME, T, R, U, TILE, INPUT, ...)                                                                          \
     KERNEL(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
            u32 out_stride) {                                                                                                   \
-        wait_for_predecessor_alone();                                                                                         \
+        wait_for_predecessor_alone();                                                                                          \
         const u32 pair = block_y();                                                                                            \
-        gemv_expert<T, R, U, TILE>(global_address<const u8>(table[experts[pair]]), n, cols, INPUT, pair / slots,                              \
+        gemv_expert<T, R, U, TILE>(global_address<const u8>(table[experts[pair]]), n, cols, INPUT, pair / slots,               \
                                    out + u64(pair) * out_stride);                                                              \
     }
-#define GEMV_EXPERTS_SWIGLU(NAME, T, P, U, TILE, INPUT, ...)                                                                      \
-    KERNEL(256, gemv_experts_swiglu_##NAME, const u64* gate_table, const u64* up_table, const u32* experts, u32 n, u32 cols,   \
-           __VA_ARGS__, u32 slots, GEMV_OUT_PARAMS) {                                                                          \
-        wait_for_predecessor_alone();                                                                                         \
+#define GEMV_EXPERTS_GATED(NAME, T, P, U, TILE, INPUT, ...)                                                                    \
+    KERNEL(256, gemv_experts_gated_##NAME, const u64* gate_table, const u64* up_table, const u32* experts, u32 n, u32 cols,    \
+           __VA_ARGS__, u32 slots, u32 activation, GEMV_OUT_PARAMS) {                                                          \
+        wait_for_predecessor_alone();                                                                                          \
         const u32 pair = block_y(), expert = experts[pair];                                                                    \
-        gemv_swiglu<T, P, U, 1, TILE>({global_address<const u8>(gate_table[expert]), global_address<const u8>(up_table[expert]), nullptr, nullptr, n, cols},    \
-                                   INPUT, pair / slots, 1, GEMV_OUT, pair);                                                    \
+        const u8 *gate = global_address<const u8>(gate_table[expert]), *up = global_address<const u8>(up_table[expert]);       \
+        gemv_gated<T, P, U, 1, TILE>({gate, up, nullptr, nullptr, n, cols, activation}, INPUT, pair / slots, 1, GEMV_OUT, pair);\
     }
 
 // Two weight rows a team share what is read of the activations in LDS; four would spill registers at 8 columns. Gate and up
@@ -255,25 +256,25 @@ DEV void gemv_swiglu(const GateUp& w, const typename Tile::In& in, u32 in_row, u
     GEMV_STORE(NAME##_a8_8, T, 2, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
     GEMV_STORE(NAME##_f32_4, T, 1, 1, 4, GEMV_TILE(32, 4), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
-    GEMV_SWIGLU(NAME##_a8_1, T, 1, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
-    GEMV_SWIGLU(NAME##_a8_2, T, 1, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
-    GEMV_SWIGLU(NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
-    GEMV_SWIGLU(NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                             \
-    GEMV_SWIGLU(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
-    GEMV_SWIGLU(NAME##_f32_2, T, 1, 1, 2, GEMV_TILE(32, 2), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                   \
+    GEMV_GATED(NAME##_a8_1, T, 1, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_GATED(NAME##_a8_2, T, 1, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_GATED(NAME##_a8_4, T, 1, 1, 4, A8Tile<4>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_GATED(NAME##_a8_8, T, 1, 1, 8, A8Tile<8>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
+    GEMV_GATED(NAME##_f32_1, T, 1, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
+    GEMV_GATED(NAME##_f32_2, T, 1, 1, 2, GEMV_TILE(32, 2), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                    \
     GEMV_EXPERTS(NAME##_a8, T, 2, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                                 \
     GEMV_EXPERTS(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                       \
-    GEMV_EXPERTS_SWIGLU(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                          \
-    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+    GEMV_EXPERTS_GATED(NAME##_a8, T, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                           \
+    GEMV_EXPERTS_GATED(NAME##_f32, T, 1, 1, GEMV_TILE(32, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 
 #define GEMV_FLOAT_M(NAME, T, R, P, U, M)                                                                                      \
     GEMV_STORE(NAME##_f32_##M, T, R, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)                           \
-    GEMV_SWIGLU(NAME##_f32_##M, T, P, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+    GEMV_GATED(NAME##_f32_##M, T, P, U, M, GEMV_TILE(T::values, M), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 #define GEMV_FLOAT(NAME, T)                                                                                                    \
     GEMV_FLOAT_M(NAME, T, 2, 1, 2, 1)                                                                                          \
     GEMV_FLOAT_M(NAME, T, 2, 1, 2, 2)                                                                                          \
     GEMV_FLOAT_M(NAME, T, 2, 1, 2, 4)                                                                                          \
     GEMV_FLOAT_M(NAME, T, 2, 1, 1, 8)                                                                                          \
     GEMV_EXPERTS(NAME##_f32, T, 2, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)                                \
-    GEMV_EXPERTS_SWIGLU(NAME##_f32, T, 1, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
+    GEMV_EXPERTS_GATED(NAME##_f32, T, 1, 2, GEMV_TILE(T::values, 1), GEMV_F32_INPUT, GEMV_F32_PARAMS)
 #define GEMV_TILE(VALUES, M) F32Tile<VALUES, M>

@@ -51,7 +51,7 @@
 // Floats
 //   fma_f32 min_f32 max_f32 abs_f32 sqrt_f32 (exact) floor_f32 round_even_f32   a / b is exact
 //   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
-//   silu_f32 INFINITY_F32 LOG2_E LN_2
+//   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)
 //   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)
 //   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)

@@ -24,15 +24,15 @@ impl Backend for Closed {
         }
     }
 
-    fn supports(&self, _: crate::tensor::DType) -> bool {
-        false
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
+        |_| refuse::<()>().err()
     }
 
     fn load_tensor(&mut self, _: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         refuse()
     }
 
-    fn open_model(&mut self, _: &ModelDims, _: u32) -> Result<ModelSlot, BackendError> {
+    fn open_model(&mut self, _: &Arc<Program>, _: StepLimits, _: u32) -> Result<ModelSlot, BackendError> {
         refuse()
     }
 
@@ -40,7 +40,7 @@ impl Backend for Closed {
 
     fn release_pages(&mut self, _: ModelSlot, _: &[u32]) {}
 
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         |_| u64::MAX
     }
 
@@ -52,43 +52,7 @@ impl Backend for Closed {
         refuse()
     }
 
-    fn embed(&mut self, _: &DeviceTensor) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn attention_input(&mut self, _: u32, _: &AttentionInput<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn attention(&mut self, _: u32) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn attention_output(&mut self, _: &Projection<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn ffn_input(&mut self, _: &FfnInput<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn ffn_output(&mut self, _: &Projection<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn route(&mut self, _: u32, _: &Router<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        refuse()
-    }
-
-    fn experts(&mut self, _: u32, _: &Experts<'_>) -> Result<(), BackendError> {
-        refuse()
-    }
-
-    fn head(&mut self, _: &DeviceTensor, _: &DeviceTensor) -> Result<(), BackendError> {
+    fn run(&mut self, _: u32, _: &Weights<'_>) -> Result<Progress, BackendError> {
         refuse()
     }
 

@@ -1,27 +1,25 @@
-//! What computes: one trait of fused units that a GPU takes as single launches.
+//! What computes: a trait that binds programs and runs their parts.
 //!
-//! A step takes `rows` token rows of several sequences of one model down the layers:
-//! `begin_step`, `embed`, per layer (`attention_input`, `attention`, `attention_output`, then `ffn_input`, `ffn_output`,
-//! or in a layer of experts `route`, `experts`), `head`, then `sample` or `logits`. Activations, KV pages and scratch
-//! belong to the backend; the caller names rows, positions and pages by number only, so that all of it can lie on a
-//! device.
+//! [`Backend::open_model`] binds a program: the backend chooses a kernel for each stretch of operations and places values in
+//! memory. A step takes `rows` token rows of several sequences of one model through the parts: `begin_step`, `run` for each part,
+//! then `sample` or `logits`. Values, KV pages and scratch belong to the backend; the caller names rows, positions and pages by
+//! number only, so that all of it can lie on a device.
 
 mod checks;
 mod closed;
 pub mod cpu;
 pub mod doctor;
 pub mod hip;
-mod rope;
 mod types;
 
 pub use closed::Closed;
-pub use rope::*;
 pub use types::*;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use crate::program::Program;
 use crate::tensor::LazyTensor;
 
 /// A device that runs steps. Owned by one engine thread; no method is called from another.
@@ -31,27 +29,19 @@ pub trait Backend: Send {
     /// Name, threads, instruction set, memory: for `status` and logs.
     fn info(&self) -> BackendInfo;
 
-    /// Whether weights of this type can be computed with.
-    fn supports(&self, dtype: crate::tensor::DType) -> bool;
+    /// Refuses a program with a tensor type or an operation that this backend has no arithmetic for, by name, before a byte
+    /// of it is read. A plain function, because sessions ask on threads of their own.
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError>;
 
-    /// Makes `tensor` usable. The CPU takes it in place at no cost; a GPU starts to upload it and returns at once: units
+    /// Makes `tensor` usable. The CPU takes it in place at no cost; a GPU starts to upload it and returns at once: parts
     /// wait for what they use, and fail with [`BackendError::Upload`] when it never came.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], [`BackendError::OutOfMemory`].
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError>;
 
-    /// As [`Backend::load_tensor`] for the table of [`Backend::embed`], of which a step takes single rows: a device may
-    /// leave it where it is.
-    ///
-    /// # Errors
-    /// As [`Backend::load_tensor`].
-    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.load_tensor(tensor)
-    }
-
     /// Weights are about to leave: memory of handles that drop from now on is written again only behind the work that was
-    /// begun so far, all but the last operation of the step under way. Costs nothing where nothing is copied.
+    /// begun so far. Costs nothing where nothing is copied.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`], [`BackendError::Device`].
@@ -85,8 +75,8 @@ pub trait Backend: Send {
     }
 
     /// As [`Backend::weight_bytes`] for what [`Backend::open_model`] takes before the first KV page.
-    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
-        |_| 0
+    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
+        |_, _| 0
     }
 
     /// Who has how much of the device's memory; zeros where there is none but the machine's.
@@ -102,8 +92,8 @@ pub trait Backend: Send {
     /// Gives back to the driver what is kept for who asks next. Called when the device is idle: it may stop for that.
     fn trim(&mut self) {}
 
-    /// How many layers before their turn loads are worth starting; 0 where a load costs nothing.
-    fn layers_ahead(&self) -> usize {
+    /// How many parts before their turn loads are worth starting; 0 where a load costs nothing.
+    fn parts_ahead(&self) -> usize {
         0
     }
 
@@ -112,12 +102,17 @@ pub trait Backend: Send {
         DeviceCounters::default()
     }
 
-    /// Room for one model: scratch for `dims.rows_max` rows and an empty KV pool of `kv_pages` pages of
+    /// Binds a program, and makes room for its steps: scratch for `limits`, and an empty pool of `kv_pages` KV pages of
     /// [`KV_PAGE_TOKENS`] tokens. Pages take memory when first written and give it back by [`Backend::release_pages`].
     ///
     /// # Errors
-    /// [`BackendError::OutOfMemory`].
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError>;
+    /// What [`Backend::refuses`] says; [`BackendError::OutOfMemory`].
+    fn open_model(
+        &mut self,
+        program: &Arc<Program>,
+        limits: StepLimits,
+        kv_pages: u32,
+    ) -> Result<ModelSlot, BackendError>;
 
     /// Gives back all that [`Backend::open_model`] and later steps took. Unknown slots are ignored.
     fn close_model(&mut self, slot: ModelSlot);
@@ -125,10 +120,10 @@ pub trait Backend: Send {
     /// Gives the memory of these KV pages back. Pages never written are ignored.
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
 
-    /// What one KV page of a model of these sizes takes of the device's memory, with all padding and rounding: what the
+    /// What one KV page of a program takes of the device's memory, with all padding and rounding: what the
     /// budget counts, and what [`Backend::kv_bytes`] grows by. `u64::MAX` when there can be no such page. A plain
     /// function, because sessions ask on threads of their own.
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64;
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64;
 
     /// Most bytes that KV pages of all models may ever take beside weights; `None` where the configured budget alone says.
     fn kv_bytes_max(&self) -> Option<u64> {
@@ -141,63 +136,28 @@ pub trait Backend: Send {
     /// Starts a step on `slot`. The batch is checked: lengths agree, page numbers are in the pool.
     ///
     /// # Errors
-    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`] (KV pages are materialised here).
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`] (KV pages get memory here).
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError>;
 
-    /// Residual row r = row `token_ids[r]` of `table`, as f32.
+    /// Runs a part of the step's program, which follows the part run last. `weights` has all of the part's tensors that are
+    /// [for the device](crate::program::Residence::Device), and of the chosen ones those that some step needed before.
+    ///
+    /// Where rows chose experts that are not there, the part stops and [names their tensors](Progress::Needs). The caller loads
+    /// them and calls again: the part goes on where it stopped. That waits for the device; a part that lacks no expert does not.
     ///
     /// # Errors
-    /// [`BackendError`], as all units below.
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError>;
-
-    /// Norm, q/k/v projections with optional biases, rotary embedding; q to scratch, k and v to their KV pages.
-    #[allow(missing_docs)]
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError>;
-
-    /// Causal attention of each row over its sequence's pages, positions `0..=position`.
-    #[allow(missing_docs)]
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError>;
-
-    /// Residual += output projection of the attention result (+ bias).
-    #[allow(missing_docs)]
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError>;
-
-    /// Norm, gate and up projections, `silu(gate) * up` to scratch.
-    #[allow(missing_docs)]
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError>;
-
-    /// Residual += down projection of the scratch (+ bias).
-    #[allow(missing_docs)]
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError>;
-
-    /// Norm, router, and the choice of each row's `used` best experts (the lower number of equals) with their weights:
-    /// `softmax(logits)`, as [`ExpertDims`] says normalised and scaled. Normed rows, choice and weights stay on the device.
-    #[allow(missing_docs)]
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError>;
-
-    /// Numbers of the experts that the last [`Backend::route`] chose for any row, rising. Waits for the device, so it is
-    /// asked only while some of the layer's experts are not loaded.
-    #[allow(missing_docs)]
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError>;
-
-    /// Residual += the weighted sum over each row's chosen experts of `down(silu(gate x) * up x)`, x the row normed by
-    /// [`Backend::route`]. All that were chosen are loaded.
-    #[allow(missing_docs)]
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError>;
-
-    /// Final norm and output projection of `batch.logits_rows`; logits stay on the device.
-    #[allow(missing_docs)]
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError>;
+    /// [`BackendError`] of an operation; the step is over then.
+    fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError>;
 
     /// Draws one token for each of `batch.logits_rows`; `rows` is parallel to it, and so is the result. A row from whose
     /// logits nothing can be drawn ([`BackendError::NotFinite`]) fails alone.
     ///
     /// # Errors
-    /// As all units, for what fails all rows.
+    /// As [`Backend::run`], for what fails all rows.
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError>;
 
     /// How long the step at hand waited for weights on their way to the device: time in which it computed nothing. Asked
-    /// once, after the step's last unit; where the step waited at all, this waits for its end.
+    /// once, after the step's last part; where the step waited at all, this waits for its end.
     #[allow(missing_docs)]
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         Ok(Duration::ZERO)

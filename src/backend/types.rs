@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::RopeSpec;
+use crate::program::TensorId;
 use crate::tensor::{DType, LazyTensor};
 
 /// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
@@ -37,48 +37,13 @@ pub enum Activations {
     F32,
 }
 
-/// Sizes of a decoder, all that scratch and KV need.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelDims {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Layers.
-    pub n_layers: usize,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
-    /// Values of a head (k and v alike).
-    pub head_dim: usize,
-    /// Width of the feed-forward hidden layer in layers without experts, the largest of them; 0 when all have experts.
-    pub ffn: usize,
-    /// What layers with experts look like, where there are any.
-    pub experts: Option<ExpertDims>,
-    /// Tokens in the vocabulary: rows of the output matrix.
-    pub vocab: usize,
-    /// Added to the mean square in every norm.
-    pub norm_eps: f32,
-    /// Rotary embedding.
-    pub rope: RopeSpec,
-    /// Most rows of one step.
-    pub rows_max: usize,
-    /// Most rows of one step whose logits are wanted.
-    pub logits_rows_max: usize,
-}
-
-/// Sizes of feed-forward layers that are split into experts, of which each row uses a few. All such layers are alike.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExpertDims {
-    /// Experts of a layer.
-    pub count: usize,
-    /// Experts that a row uses: 1 to `count`.
-    pub used: usize,
-    /// Width of one expert's hidden layer.
-    pub ffn: usize,
-    /// The weights of a row's experts are made to add up to 1; else they are their share among all experts.
-    pub normalise: bool,
-    /// Then they are multiplied by this.
-    pub scale: f32,
+/// Most rows of a model's steps: what scratch is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Rows.
+    pub rows: usize,
+    /// Rows whose logits are wanted; at most `rows`.
+    pub wanted_rows: usize,
 }
 
 /// A tensor that a backend can compute with.
@@ -158,73 +123,39 @@ impl DeviceTensor {
     }
 }
 
-/// A matrix and its optional bias: out = W x + b. W is `[rows = outputs, cols = inputs]`, bias `[outputs]` f32.
+/// A program's tensors as far as a device has them.
 #[derive(Clone, Copy, Debug)]
-pub struct Projection<'a> {
-    /// The matrix.
-    pub weight: &'a DeviceTensor,
-    /// Added to the product.
-    pub bias: Option<&'a DeviceTensor>,
+pub struct Weights<'a> {
+    /// By number of the tensor: those of the part at hand, and of others as it happens.
+    pub tensors: &'a [Option<DeviceTensor>],
+    /// By number of the part: another number whenever a tensor of it comes or leaves, and never one that was used before. What a
+    /// device has made of addresses is good as long as this is the same.
+    pub generations: &'a [u64],
 }
 
-/// Weights of the first unit of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionInput<'a> {
-    /// RMS-norm weight, `[hidden]`.
-    pub norm: &'a DeviceTensor,
-    /// `[n_heads * head_dim, hidden]`.
-    pub q: Projection<'a>,
-    /// `[n_kv_heads * head_dim, hidden]`.
-    pub k: Projection<'a>,
-    /// `[n_kv_heads * head_dim, hidden]`.
-    pub v: Projection<'a>,
-    /// Per-head RMS norm of q before rotation, `[head_dim]`.
-    pub q_norm: Option<&'a DeviceTensor>,
-    /// Per-head RMS norm of k before rotation, `[head_dim]`.
-    pub k_norm: Option<&'a DeviceTensor>,
-    /// Divisors of the rotary frequencies, `[rope.dims / 2]` f32 (`rope_freqs.weight`, Llama 3).
-    pub rope_factors: Option<&'a DeviceTensor>,
+impl<'a> Weights<'a> {
+    /// A tensor of the part at hand.
+    ///
+    /// # Errors
+    /// [`BackendError::Internal`] for one that is not there: a bug of the caller.
+    pub fn tensor(&self, id: TensorId) -> Result<&'a DeviceTensor, BackendError> {
+        let there = self.tensors.get(id.0 as usize).and_then(Option::as_ref);
+        there.ok_or_else(|| BackendError::Internal(format!("tensor {} was not loaded for its part", id.0)))
+    }
+
+    /// Whether a tensor is there.
+    pub fn has(&self, id: TensorId) -> bool {
+        self.tensors.get(id.0 as usize).is_some_and(Option::is_some)
+    }
 }
 
-/// Weights of the first half of a feed-forward layer.
-#[derive(Clone, Copy, Debug)]
-pub struct FfnInput<'a> {
-    /// RMS-norm weight, `[hidden]`.
-    pub norm: &'a DeviceTensor,
-    /// `[ffn, hidden]`.
-    pub gate: Projection<'a>,
-    /// `[ffn, hidden]`.
-    pub up: Projection<'a>,
-}
-
-/// Weights that choose each row's experts.
-#[derive(Clone, Copy, Debug)]
-pub struct Router<'a> {
-    /// RMS-norm weight, `[hidden]`.
-    pub norm: &'a DeviceTensor,
-    /// `[experts.count, hidden]`.
-    pub logits: Projection<'a>,
-}
-
-/// One expert of a layer. All experts of a layer have the same types, part by part.
-#[derive(Clone, Debug)]
-pub struct Expert {
-    /// `[experts.ffn, hidden]`.
-    pub gate: DeviceTensor,
-    /// `[experts.ffn, hidden]`.
-    pub up: DeviceTensor,
-    /// `[hidden, experts.ffn]`.
-    pub down: DeviceTensor,
-}
-
-/// A layer's experts as far as they are loaded.
-#[derive(Clone, Copy, Debug)]
-pub struct Experts<'a> {
-    /// By number, `experts.count` of them; `None` for those that no step has needed yet.
-    pub loaded: &'a [Option<Expert>],
-    /// Another number whenever `loaded` is another, and never one that was used before: a device that keeps a table of
-    /// addresses makes it anew then.
-    pub version: u64,
+/// How far a part came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// All of it is computed, or on its way.
+    Done,
+    /// Up to experts that rows chose and that are not there: their tensors, none of them twice.
+    Needs(Vec<TensorId>),
 }
 
 /// One step's variable data: plain arrays of numbers, ready to be copied to a device.
@@ -434,6 +365,14 @@ pub enum BackendError {
         tensor: String,
         /// Its type.
         dtype: DType,
+        /// Backend kind.
+        backend: &'static str,
+    },
+    /// An operation, or attributes of one, that this backend has no arithmetic for.
+    #[error("the {backend} backend cannot run {operation}")]
+    Operation {
+        /// Which, as `attention of heads of 512 values`.
+        operation: String,
         /// Backend kind.
         backend: &'static str,
     },

@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 pub use eviction::{Candidate, Eviction, used_again_last};
 
 use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
+use crate::program::{Residence, Tensor};
 use crate::tensor::{LazyTensor, MappedFile};
 
 /// What a cache did since it was made.
@@ -80,15 +81,6 @@ struct Members {
     keys: Vec<Key>,
 }
 
-/// What a tensor is loaded for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Use {
-    /// All of it is read in a step.
-    Whole,
-    /// Single rows are taken.
-    Rows,
-}
-
 /// A tensor is its bytes: a tied output matrix is the embedding where both are used alike, and a part of a tensor is not
 /// the whole. An entry keeps its mapping alive, so no other mapping can come to have its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +88,8 @@ struct Key {
     mapping: usize,
     start: u64,
     end: u64,
-    used: Use,
+    /// The host reads it in the file.
+    host: bool,
 }
 
 /// For who follows single tensors.
@@ -106,9 +99,9 @@ fn begins(tensor: &LazyTensor, part: Part) {
 }
 
 impl Key {
-    fn of(tensor: &LazyTensor, used: Use) -> Self {
+    fn of(tensor: &LazyTensor, host: bool) -> Self {
         let bytes = tensor.range();
-        Self { mapping: address(tensor.file()), start: bytes.start, end: bytes.end, used }
+        Self { mapping: address(tensor.file()), start: bytes.start, end: bytes.end, host }
     }
 }
 
@@ -122,40 +115,28 @@ impl TensorCache {
         Self::default()
     }
 
-    /// The tensor on the device; its load begins now, for `part`, when it is not there and not on the way. A hit costs one
-    /// lookup; the handle is cheap to clone.
+    /// The tensor on the device; its load begins now, for `part`, when it is not there and not on the way. One that the host
+    /// reads stays in the file. A hit costs one lookup; the handle is cheap to clone.
     ///
     /// # Errors
     /// [`BackendError`] of the load; the tensor stays absent.
-    pub fn load_tensor(
+    pub fn load(
         &mut self,
         backend: &mut dyn Backend,
-        tensor: &LazyTensor,
+        tensor: &Tensor,
         part: Part,
     ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Whole), part, || {
-            begins(tensor, part);
-            backend.load_tensor(tensor)
+        let lazy = &tensor.lazy;
+        self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
+            begins(lazy, part);
+            match tensor.residence {
+                Residence::Host => Ok(DeviceTensor { tensor: lazy.clone(), storage: Storage::InPlace }),
+                Residence::Device | Residence::Chosen => backend.load_tensor(lazy),
+            }
         })
     }
 
-    /// As [`TensorCache::load_tensor`] for a table of which a step takes single rows.
-    ///
-    /// # Errors
-    /// As [`TensorCache::load_tensor`].
-    pub fn load_table(
-        &mut self,
-        backend: &mut dyn Backend,
-        tensor: &LazyTensor,
-        part: Part,
-    ) -> Result<DeviceTensor, BackendError> {
-        self.load(Key::of(tensor, Use::Rows), part, || {
-            begins(tensor, part);
-            backend.load_table(tensor)
-        })
-    }
-
-    fn load(
+    fn load_with(
         &mut self,
         key: Key,
         part: Part,
@@ -262,7 +243,7 @@ impl TensorCache {
 
     /// Whether the last load of a tensor failed, and is still here.
     pub fn has_failed(&self, tensor: &LazyTensor) -> bool {
-        let there = self.resident.get(&Key::of(tensor, Use::Whole));
+        let there = self.resident.get(&Key::of(tensor, false));
         there.is_some_and(|entry| matches!(entry.tensor.state(), LoadState::Failed(_)))
     }
 
@@ -349,10 +330,11 @@ mod tests {
 
     const PART: Part = Part { owner: Owner(1), number: 0 };
 
-    fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> LazyTensor {
+    fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> Tensor {
         let shape = Shape::new(&[256]).unwrap();
         let end = start + dtype.row_bytes(256).unwrap();
-        LazyTensor::new(name, dtype, shape, start..end, Arc::clone(file)).unwrap()
+        let lazy = LazyTensor::new(name, dtype, shape, start..end, Arc::clone(file)).unwrap();
+        Tensor { lazy, residence: Residence::Device }
     }
 
     #[test]
@@ -362,8 +344,8 @@ mod tests {
         let tied = tensor(&file, "token_embd.weight", 0, DType::F32);
         let other = tensor(&file, "output_norm.weight", 1024, DType::F32);
         for tensor in [&embedding, &tied, &other, &embedding] {
-            let loaded = cache.load_tensor(&mut backend, tensor, PART).unwrap();
-            assert_eq!(loaded.tensor.range(), tensor.range());
+            let loaded = cache.load(&mut backend, tensor, PART).unwrap();
+            assert_eq!(loaded.tensor.range(), tensor.lazy.range());
         }
         assert_eq!(cache.counters(), CacheCounters { loads: 2, hits: 2, ..CacheCounters::default() });
         assert_eq!((cache.len(), cache.device_bytes()), (2, 0), "the CPU reads in place");
@@ -374,7 +356,7 @@ mod tests {
         let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
         let tensor = tensor(&file, "blk.0.ffn_up.weight", 0, DType::IQ1_S);
         for _ in 0..2 {
-            let error = cache.load_tensor(&mut backend, &tensor, PART).unwrap_err();
+            let error = cache.load(&mut backend, &tensor, PART).unwrap_err();
             assert!(matches!(error, BackendError::Unsupported { dtype: DType::IQ1_S, .. }), "{error}");
         }
         assert_eq!((cache.len(), cache.counters()), (0, CacheCounters::default()));
@@ -385,7 +367,7 @@ mod tests {
         let (mut cache, mut backend, files) = (TensorCache::new(), backend(), [file(), file()]);
         for file in &files {
             for start in [0, 1024] {
-                cache.load_tensor(&mut backend, &tensor(file, "t", start, DType::F32), PART).unwrap();
+                cache.load(&mut backend, &tensor(file, "t", start, DType::F32), PART).unwrap();
             }
         }
         let handles = files.each_ref().map(Arc::strong_count);
@@ -421,11 +403,11 @@ mod tests {
     #[test]
     fn what_leaves_on_its_way_has_memory_until_it_has_come() {
         let (mut cache, file) = (TensorCache::new(), file());
-        let tensor = tensor(&file, "t", 0, DType::F32);
+        let tensor = tensor(&file, "t", 0, DType::F32).lazy;
         let copy = Arc::new(Copy::default());
         let storage = Storage::Device(Arc::clone(&copy) as _);
         let loaded = DeviceTensor { tensor: tensor.clone(), storage };
-        cache.load(Key::of(&tensor, Use::Whole), PART, || Ok(loaded)).unwrap();
+        cache.load_with(Key::of(&tensor, false), PART, || Ok(loaded)).unwrap();
         let other = Part { number: 1, ..PART };
         assert!(cache.on_its_way(PART).is_some() && cache.on_its_way(other).is_none());
         assert!(cache.departing().is_none(), "it is wanted");
@@ -442,7 +424,7 @@ mod tests {
         let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
         let part = |owner, number| Part { owner: Owner(owner), number };
         for (start, part) in [(0, part(1, 0)), (1024, part(1, 2)), (2048, part(1, 2)), (3072, part(2, 2))] {
-            cache.load_tensor(&mut backend, &tensor(&file, "t", start, DType::F32), part).unwrap();
+            cache.load(&mut backend, &tensor(&file, "t", start, DType::F32), part).unwrap();
         }
         let held = |cache: &TensorCache| -> Vec<(u32, usize)> {
             cache.parts_of(Owner(1)).map(|(number, held)| (number, held.tensors)).collect()

@@ -49,6 +49,7 @@ fn cpu_options(config: &Config) -> CpuOptions {
         },
         activations: config.cpu.activations,
         kv: config.kv.kind,
+        unfused: false,
     }
 }
 

@@ -282,7 +282,7 @@ impl Core {
         self.policy.submit(Request {
             id: job.id,
             model: model.id,
-            page_bytes: self.shared.facts().page_bytes(&model.plan.dims),
+            page_bytes: self.shared.facts().page_bytes(&model.plan.program),
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
             positions: job.positions(),
             credit: job.credit,
@@ -337,7 +337,7 @@ impl Core {
         let result = self.compute();
         if switched {
             // Others that need the same room wait until what was brought was worth it.
-            let brought = self.residency.counters().loads > loads && self.backend.layers_ahead() > 0;
+            let brought = self.residency.counters().loads > loads && self.backend.parts_ahead() > 0;
             let now = lock::now();
             self.turn_kept = brought.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX));
             self.turn = Some(id);
@@ -393,7 +393,7 @@ impl Core {
             backend: self.backend.as_mut(),
             residency: &mut self.residency,
             model: step.model,
-            layers: room.model.plan.layers.len(),
+            parts: room.model.plan.program.part_count(),
             slot,
             heartbeat: &shared.heartbeat,
             given_up: &given_up,
@@ -565,7 +565,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let facts = shared.facts();
     Limits {
-        rows_max: count(facts.rows_max),
+        rows_max: count(facts.limits.rows),
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: facts.kv_budget_bytes,
         slow_reader: options.slow_reader,
@@ -579,7 +579,7 @@ fn open(
     shared: &Shared,
     model: &Model,
 ) -> Result<ModelSlot, BackendError> {
-    let dims = shared.facts().step_dims(&model.plan.dims);
-    let pages = policy.pool_pages(shared.facts().page_bytes(&dims));
-    backend.open_model(&dims, pages)
+    let (facts, program) = (shared.facts(), &model.plan.program);
+    let pages = policy.pool_pages(facts.page_bytes(program));
+    backend.open_model(program, facts.limits, pages)
 }

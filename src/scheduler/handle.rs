@@ -18,11 +18,11 @@ use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
-use crate::backend::{Backend, BackendError, BackendInfo, ModelDims};
+use crate::backend::{Backend, BackendError, BackendInfo, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
-use crate::model::plan::ExecutionPlan;
 use crate::model::{Model, ModelId};
-use crate::tensor::{DType, LazyTensor};
+use crate::program::Program;
+use crate::tensor::LazyTensor;
 
 /// Events that a watcher may be behind: two for each layer of a few large models.
 const EVENTS_KEPT: usize = 1024;
@@ -115,14 +115,13 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Facts {
     pub info: BackendInfo,
-    supported: Vec<DType>,
+    refuses: fn(&Program) -> Option<BackendError>,
     pub kv_budget_bytes: u64,
-    kv_page_bytes: fn(&ModelDims) -> u64,
+    kv_page_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
-    scratch_bytes: fn(&ModelDims) -> u64,
-    /// Rows of a step at most, and of those whose logits are wanted.
-    pub rows_max: usize,
-    logits_rows_max: usize,
+    scratch_bytes: fn(&Program, StepLimits) -> u64,
+    /// Rows of a step at most.
+    pub limits: StepLimits,
 }
 
 impl Facts {
@@ -134,17 +133,11 @@ impl Facts {
             info,
             weight_bytes: backend.weight_bytes(),
             scratch_bytes: backend.scratch_bytes(),
-            rows_max,
-            logits_rows_max: options.sequences_max.clamp(1, rows_max),
-            supported: DType::all().filter(|&dtype| backend.supports(dtype)).collect(),
+            limits: StepLimits { rows: rows_max, wanted_rows: options.sequences_max.clamp(1, rows_max) },
+            refuses: backend.refuses(),
             kv_budget_bytes: options.kv_budget_bytes.min(most),
             kv_page_bytes: backend.kv_page_bytes(),
         }
-    }
-
-    /// A model's sizes with those of steps on this device.
-    pub fn step_dims(&self, dims: &ModelDims) -> ModelDims {
-        ModelDims { rows_max: self.rows_max, logits_rows_max: self.logits_rows_max, ..dims.clone() }
     }
 
     /// Bytes that a tensor takes on this device.
@@ -153,13 +146,13 @@ impl Facts {
     }
 
     /// Bytes that a model's activations take on this device.
-    pub fn scratch_bytes(&self, dims: &ModelDims) -> u64 {
-        (self.scratch_bytes)(&self.step_dims(dims))
+    pub fn scratch_bytes(&self, program: &Program) -> u64 {
+        (self.scratch_bytes)(program, self.limits)
     }
 
     /// Bytes of one KV page of a model on this device.
-    pub fn page_bytes(&self, dims: &ModelDims) -> u64 {
-        (self.kv_page_bytes)(dims)
+    pub fn page_bytes(&self, program: &Program) -> u64 {
+        (self.kv_page_bytes)(program)
     }
 }
 
@@ -207,25 +200,18 @@ impl EngineHandle {
         self.shared.facts().info.clone()
     }
 
-    /// Whether the backend computes with every tensor of `plan`: to refuse a model when it is loaded, by name.
+    /// Whether the backend can run `program`: to refuse a model when it is loaded, by name.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`], naming the first tensor of a type it has no arithmetic for.
-    pub fn check_plan(&self, plan: &ExecutionPlan) -> Result<(), BackendError> {
-        let facts = self.shared.facts();
-        let unsupported = |(dtype, _): &(DType, _)| !facts.supported.contains(dtype);
-        match plan.dtypes().into_iter().find(unsupported) {
-            None => Ok(()),
-            Some((dtype, tensor)) => {
-                Err(BackendError::Unsupported { tensor, dtype, backend: facts.info.kind })
-            }
-        }
+    /// [`BackendError::Unsupported`], naming the first tensor of a type it has no arithmetic for; [`BackendError::Operation`].
+    pub fn check_program(&self, program: &Program) -> Result<(), BackendError> {
+        (self.shared.facts().refuses)(program).map_or(Ok(()), Err)
     }
 
     /// Bytes of KV cache that a sequence of `positions` tokens reserves while it runs: whole pages of
     /// [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
-    pub fn kv_bytes(&self, dims: &ModelDims, positions: u32) -> u64 {
-        u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(dims))
+    pub fn kv_bytes(&self, program: &Program, positions: u32) -> u64 {
+        u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(program))
     }
 
     /// Hands over a request. On success its last event will be `Done` or `Failed`, always; on failure no event comes.
@@ -236,8 +222,8 @@ impl EngineHandle {
     pub fn submit(&self, job: Job) -> Result<(), JobError> {
         job.check()?;
         job.model.files.check_poison()?;
-        self.check_plan(&job.model.plan)?;
-        let need_bytes = self.kv_bytes(&job.model.plan.dims, job.positions());
+        self.check_program(&job.model.plan.program)?;
+        let need_bytes = self.kv_bytes(&job.model.plan.program, job.positions());
         let budget_bytes = self.shared.facts().kv_budget_bytes;
         if need_bytes > budget_bytes {
             return Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes });
@@ -266,8 +252,8 @@ impl EngineHandle {
     /// # Errors
     /// [`JobError::Invalid`] where the model has no such tensor, [`JobError::Backend`] of the load, those of
     /// [`EngineHandle::submit`].
-    pub async fn load_tensor_to_gpu(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
-        if !model.plan.tensors().any(|tensor| tensor.name() == name) {
+    pub async fn load_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
+        if !model.plan.program.tensors().iter().any(|tensor| tensor.lazy.name() == name) {
             return Err(JobError::Invalid("the model has no tensor of that name"));
         }
         let reached = self.begin_load(model, LoadTarget::Tensor(name.to_owned()))?.wait().await?;
@@ -279,33 +265,25 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Those of [`EngineHandle::submit`]; of the loads by [`Loading::wait`].
-    pub fn load_to_gpu(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
-        self.preload(model, &Preload::All)
-    }
-
-    /// As [`EngineHandle::load_to_gpu`].
-    ///
-    /// # Errors
-    /// As [`EngineHandle::load_to_gpu`].
     pub fn preload_all(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
         self.preload(model, &Preload::All)
     }
 
-    /// As [`EngineHandle::load_to_gpu`] for the embedding and the first `layers` layers.
+    /// As [`EngineHandle::preload_all`] for the embedding and the first `layers` layers.
     ///
     /// # Errors
-    /// As [`EngineHandle::load_to_gpu`].
+    /// As [`EngineHandle::preload_all`].
     pub fn preload_layers(&self, model: &Arc<Model>, layers: u32) -> Result<Loading, JobError> {
         self.preload(model, &Preload::First(layers))
     }
 
-    /// As [`EngineHandle::load_to_gpu`] for some of the weights.
+    /// As [`EngineHandle::preload_all`] for some of the weights.
     ///
     /// # Errors
-    /// As [`EngineHandle::load_to_gpu`], and [`JobError::NoSuchLayer`].
+    /// As [`EngineHandle::preload_all`], and [`JobError::NoSuchLayer`].
     pub fn preload(&self, model: &Arc<Model>, what: &Preload) -> Result<Loading, JobError> {
-        let none = |layer| JobError::NoSuchLayer { layer, layers: model.plan.layers.len() as u32 };
-        self.begin_load(model, LoadTarget::Parts(what.parts(&model.plan).map_err(none)?))
+        let none = |layer| JobError::NoSuchLayer { layer, layers: model.plan.program.layer_count() };
+        self.begin_load(model, LoadTarget::Parts(what.parts(&model.plan.program).map_err(none)?))
     }
 
     /// Sends weights away from the device: of one model, pinned or not, or of all that are not pinned. Sequences go on; what
@@ -371,7 +349,7 @@ impl EngineHandle {
 
     fn begin_load(&self, model: &Arc<Model>, target: LoadTarget) -> Result<Loading, JobError> {
         model.files.check_poison()?;
-        self.check_plan(&model.plan)?;
+        self.check_program(&model.plan.program)?;
         let (progress, receiver) = watch::channel(LoadProgress::default());
         let mut inbox = self.shared.inbox.lock();
         if inbox.stop || inbox.drain.is_some() {

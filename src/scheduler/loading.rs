@@ -3,14 +3,14 @@
 use tokio::sync::watch;
 
 use super::JobError;
-use crate::model::plan::{ExecutionPlan, FIRST_PART};
+use crate::program::{FIRST_PART, Program};
 
 /// What is to be brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LoadTarget {
     /// One tensor, by name.
     Tensor(String),
-    /// Parts of the plan, by number.
+    /// Parts of the program, by number.
     Parts(Vec<u32>),
 }
 
@@ -32,17 +32,17 @@ impl Preload {
     ///
     /// # Errors
     /// The first layer that the model does not have.
-    pub(super) fn parts(&self, plan: &ExecutionPlan) -> Result<Vec<u32>, u32> {
-        let layers = plan.layers.len() as u32;
+    pub(super) fn parts(&self, program: &Program) -> Result<Vec<u32>, u32> {
+        let layers = program.layer_count();
         let first = |count: u32| FIRST_PART..=count.min(layers);
         let mut parts: Vec<u32> = match self {
-            Self::Critical => first(1).chain([plan.head_part()]).collect(),
+            Self::Critical => first(1).chain([program.head_part()]).collect(),
             Self::First(count) => first(*count).collect(),
             Self::Layers(list) => match list.iter().find(|layer| **layer >= layers) {
                 Some(none) => return Err(*none),
-                None => list.iter().map(|layer| plan.layer_part(*layer as usize)).collect(),
+                None => list.iter().map(|layer| program.layer_part(*layer)).collect(),
             },
-            Self::All => (FIRST_PART..plan.part_count()).collect(),
+            Self::All => (FIRST_PART..program.part_count()).collect(),
         };
         parts.sort_unstable();
         parts.dedup();

@@ -118,7 +118,7 @@ impl Job {
         if self.prompt.len() as u64 >= u64::from(self.context_tokens) {
             return invalid("the prompt leaves no room for an answer in the context");
         }
-        if self.prompt.iter().any(|&id| id as usize >= self.model.plan.dims.vocab) {
+        if self.prompt.iter().any(|&id| id as usize >= self.model.plan.program.vocab()) {
             return invalid("a token id outside the vocabulary");
         }
         Ok(())

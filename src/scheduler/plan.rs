@@ -68,16 +68,17 @@ impl EngineHandle {
     /// snapshot.
     pub fn plan(&self, model: &Arc<Model>, positions: u32) -> ResidencyPlan {
         let (facts, snapshot) = (self.facts(), self.snapshot());
-        let (plan, memory) = (&model.plan, snapshot.memory);
-        let part_bytes = |part| plan.part_tensors(part).map(|tensor| facts.weight_bytes(tensor)).sum();
+        let (program, memory) = (&model.plan.program, snapshot.memory);
+        let part_bytes =
+            |part| program.part_tensors(part).map(|(_, tensor)| facts.weight_bytes(&tensor.lazy)).sum();
         // The embedding stays in the file: a step takes rows of it.
-        let parts: Vec<u64> = (1..plan.part_count()).map(part_bytes).collect();
+        let parts: Vec<u64> = (1..program.part_count()).map(part_bytes).collect();
         let own = snapshot.models.iter().find(|other| other.model == model.id);
         let weight_bytes: u64 = parts.iter().sum();
         let resident_bytes = own.map_or(0, |own| own.weight_bytes).min(weight_bytes);
-        let kv_bytes = u64::from(sequence_pages(positions)).saturating_mul(facts.page_bytes(&plan.dims));
+        let kv_bytes = u64::from(sequence_pages(positions)).saturating_mul(facts.page_bytes(program));
         let open = own.is_some_and(|own| own.scratch_bytes > 0);
-        let scratch_bytes = if open { 0 } else { facts.scratch_bytes(&plan.dims) };
+        let scratch_bytes = if open { 0 } else { facts.scratch_bytes(program) };
         let in_place = memory.budget == 0;
         let available_bytes = if in_place { u64::MAX } else { memory.available() };
         let load_bytes = weight_bytes - resident_bytes;

@@ -1,7 +1,7 @@
 //! Which models' weights are on the device: brought part by part as a step goes on, and sent away part by part when room is
 //! needed.
 //!
-//! While a layer is computed the loads of the next ones are under way ([`Backend::layers_ahead`]). When a load finds no room,
+//! While a layer is computed the loads of the next ones are under way ([`Backend::parts_ahead`]). When a load finds no room,
 //! parts of other models leave, in the order of [`Eviction`]; pinned ones never do. When there are none, the model at hand is
 //! larger than the room there is: then the part goes whose turn comes last, which is the one that was used last, and so a
 //! fixed share stays where it is and the rest streams through. The layer at hand, the one before it (whose last operation may
@@ -12,13 +12,15 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::resident::{First, Head, Loader, ResidentLayer, ResidentModel};
+use super::resident::{Loader, ResidentModel};
 use super::snapshot::PartState;
-use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, Experts};
+use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, Weights};
 use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache, used_again_last};
-use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
-use crate::tensor::LazyTensor;
+use crate::program::{FIRST_PART, Tensor, TensorId};
+
+/// Tensors of an expert, which find room together.
+const EXPERT_TENSORS: usize = 3;
 
 /// What is wanted of a model's place on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,9 +126,7 @@ impl Residency {
     pub fn enter(&mut self, model: &Arc<Model>) {
         self.places.entry(model.id).or_insert_with(|| Place {
             resident: ResidentModel::new(Arc::clone(model)),
-            part_tensors: (0..model.plan.part_count())
-                .map(|part| model.plan.part_tensors(part).count())
-                .collect(),
+            part_tensors: model.plan.program.parts().iter().map(|part| part.tensors.len()).collect(),
             rules: ResidencyRules::default(),
         });
     }
@@ -246,69 +246,57 @@ impl Residency {
         candidates.into_iter().map(|candidate| ModelId(candidate.owner.0)).collect()
     }
 
-    /// What the first unit of a step needs, here and below.
+    /// Brings what a part of a step needs. Loads of later parts begin as many parts ahead as the backend finds worth it.
     ///
     /// # Errors
     /// [`BackendError`] of a load; out of memory only when nothing is left that could leave.
-    pub fn first(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<&First, BackendError> {
-        self.resolve(&Window::none(id), FIRST_PART, backend)?;
-        let place = self.places.get(&id);
-        place.and_then(|place| place.resident.first()).ok_or(BackendError::Batch("no such part"))
-    }
-
-    /// A layer's handles and the rotary factors. Loads begin as many layers ahead as the backend finds worth it, the head's
-    /// after those of the last layer.
-    pub fn layer(
-        &mut self,
-        id: ModelId,
-        index: usize,
-        backend: &mut dyn Backend,
-    ) -> Result<(&ResidentLayer, Option<&DeviceTensor>), BackendError> {
-        let plan = self.places.get(&id).map(|place| &place.resident.model().plan);
-        let (at, last) = plan.map_or((0, 0), |plan| (plan.layer_part(index), plan.head_part()));
-        if !self.is_resolved(id) {
-            let ahead = backend.layers_ahead();
-            let window = Window::around(id, at, ahead);
-            self.resolve(&window, at, backend)?;
-            for part in at + 1..=last.min(at.saturating_add(ahead as u32)) {
-                if !self.resolve_ahead(&window, part, backend)? {
-                    break;
-                }
+    pub fn bring(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        if part == FIRST_PART {
+            return self.resolve(&Window::none(id), FIRST_PART, backend);
+        }
+        if self.is_resolved(id) {
+            return Ok(());
+        }
+        let last = self.places.get(&id).map_or(0, |place| place.resident.model().plan.program.head_part());
+        let ahead = backend.parts_ahead();
+        let window = Window::around(id, part, ahead);
+        self.resolve(&window, part, backend)?;
+        for later in part + 1..=last.min(part.saturating_add(ahead as u32)) {
+            if !self.resolve_ahead(&window, later, backend)? {
+                break;
             }
         }
-        let place = self.places.get(&id);
-        place.and_then(|place| place.resident.layer(index)).ok_or(BackendError::Batch("no such layer"))
+        Ok(())
     }
 
-    /// A layer's experts after `route`: those that it chose are loaded now, if they were not.
-    pub fn experts(
+    /// Brings experts of a part that rows of the step at hand have chosen.
+    ///
+    /// # Errors
+    /// As [`Residency::bring`].
+    pub fn bring_chosen(
         &mut self,
         id: ModelId,
-        index: usize,
+        part: u32,
+        chosen: &[TensorId],
         backend: &mut dyn Backend,
-    ) -> Result<Experts<'_>, BackendError> {
-        let none = BackendError::Batch("experts of a layer that has none");
-        let resident = self.places.get(&id).map(|place| &place.resident);
-        let lacks = resident.and_then(|resident| resident.lacks_experts(index)).ok_or(none.clone())?;
-        if lacks {
-            let part = resident.map_or(0, |resident| resident.model().plan.layer_part(index));
-            let window = Window::around(id, part, backend.layers_ahead());
-            for number in backend.routed()? {
-                self.with_room(&window, part, backend, |resident, loader| {
-                    resident.resolve_expert(index, number as usize, loader)
-                })?;
-            }
+    ) -> Result<(), BackendError> {
+        let window = Window::around(id, part, backend.parts_ahead());
+        for one in chosen.chunks(EXPERT_TENSORS) {
+            self.with_room(&window, part, backend, |resident, loader| {
+                resident.resolve_chosen(part, one, loader)
+            })?;
         }
-        let place = self.places.get(&id);
-        place.and_then(|place| place.resident.experts(index)).ok_or(none)
+        Ok(())
     }
 
-    /// What the last unit of a step needs.
-    pub fn head(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<&Head, BackendError> {
-        let part = self.places.get(&id).map_or(0, |place| place.resident.model().plan.head_part());
-        self.resolve(&Window::around(id, part, 0), part, backend)?;
-        let place = self.places.get(&id);
-        place.and_then(|place| place.resident.head()).ok_or(BackendError::Batch("no such part"))
+    /// A model's tensors as far as they are here.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] for a model without a place.
+    pub fn weights(&self, id: ModelId) -> Result<Weights<'_>, BackendError> {
+        let place =
+            self.places.get(&id).ok_or(BackendError::Batch("a model that has no place on the device"))?;
+        Ok(place.resident.weights())
     }
 
     /// Resolves a part whose turn it is. Where there is no room for those ahead, they wait.
@@ -397,27 +385,21 @@ impl Residency {
     /// Loads one tensor of a part because it was asked for, not for a step.
     ///
     /// # Errors
-    /// As [`Residency::first`].
+    /// As [`Residency::bring`].
     pub fn load(
         &mut self,
         id: ModelId,
         part: u32,
-        tensor: &LazyTensor,
-        rows_only: bool,
+        tensor: &Tensor,
         backend: &mut dyn Backend,
     ) -> Result<Asked, BackendError> {
         let part = Part { owner: owner(id), number: part };
         self.unwanted.remove(&part);
-        if self.cache.has_failed(tensor) {
+        if self.cache.has_failed(&tensor.lazy) {
             self.clear_failed();
         }
         loop {
-            let loaded = if rows_only {
-                self.cache.load_table(backend, tensor, part)
-            } else {
-                self.cache.load_tensor(backend, tensor, part)
-            };
-            match loaded {
+            match self.cache.load(backend, tensor, part) {
                 // What else is there of the model is as much asked for as this.
                 Err(error) if error.is_out_of_memory() => match self.make_room_of_others(id, backend)? {
                     Room::Made => {}
@@ -439,7 +421,7 @@ impl Residency {
             return Ok(others);
         }
         let Some(place) = self.places.get(&window.model) else { return Ok(others) };
-        let head = place.resident.model().plan.head_part();
+        let head = place.resident.model().plan.program.head_part();
         let own = || {
             let parts = self.cache.parts_of(owner(window.model));
             parts.filter(|(part, held)| held.bytes > 0 && !window.holds(*part))

@@ -1,12 +1,12 @@
-//! One step: a batch of rows of several sequences of one model, carried down the layers.
+//! One step: a batch of rows of several sequences of one model, taken through the parts of its program.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::policy::Work;
 use super::residency::Residency;
-use super::resident::Ffn;
-use crate::backend::{Backend, BackendError, ModelSlot, SampleRow, Sampled, StepBatch};
+use crate::backend::{Backend, BackendError, ModelSlot, Progress, SampleRow, Sampled, StepBatch};
 use crate::model::ModelId;
+use crate::program::FIRST_PART;
 
 /// The arrays of a step, reused from one to the next: plain numbers, ready to be copied to a device.
 #[derive(Debug, Default)]
@@ -67,11 +67,12 @@ pub(super) struct StepDevice<'a> {
     pub backend: &'a mut dyn Backend,
     pub residency: &'a mut Residency,
     pub model: ModelId,
-    pub layers: usize,
+    /// Parts of its program.
+    pub parts: u32,
     pub slot: ModelSlot,
-    /// Moves with every unit.
+    /// Moves with every part.
     pub heartbeat: &'a AtomicU64,
-    /// Whether nobody wants the step any more. Asked between layers while weights are still on their way: a step over
+    /// Whether nobody wants the step any more. Asked between parts while weights are still on their way: a step over
     /// resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
 }
@@ -80,50 +81,31 @@ pub(super) struct StepDevice<'a> {
 /// could be drawn for it.
 ///
 /// # Errors
-/// [`BackendError`] of the first load or unit that failed, [`BackendError::GivenUp`]; the KV rows of this step are then
+/// [`BackendError`] of the first load or part that failed, [`BackendError::GivenUp`]; the KV rows of this step are then
 /// undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
     arrays: &StepArrays,
 ) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-    let StepDevice { backend, residency, model, layers, slot, heartbeat, given_up } = device;
-    let beat = || heartbeat.fetch_add(1, Ordering::Relaxed);
+    let StepDevice { backend, residency, model, parts, slot, heartbeat, given_up } = device;
     backend.begin_step(slot, &arrays.batch())?;
-    let first = residency.first(model, backend)?;
-    backend.embed(&first.embedding)?;
     let cold = !residency.is_resolved(model);
-    for index in 0..layers {
-        if cold && given_up() {
+    // Only a part of a prompt: nobody asks for logits.
+    let parts = if arrays.samples.is_empty() { parts.saturating_sub(1) } else { parts };
+    for part in FIRST_PART..parts {
+        if cold && part > FIRST_PART && given_up() {
             return Err(BackendError::GivenUp);
         }
-        let (layer, rope_factors) = residency.layer(model, index, backend)?;
-        let number = index as u32;
-        backend.attention_input(number, &layer.attention_input(rope_factors))?;
-        beat();
-        backend.attention(number)?;
-        beat();
-        backend.attention_output(&layer.attention_output())?;
-        match layer.ffn() {
-            Ffn::Dense(input, output) => {
-                backend.ffn_input(&input)?;
-                beat();
-                backend.ffn_output(&output)?;
-            }
-            Ffn::Experts(router) => {
-                backend.route(number, &router)?;
-                beat();
-                let experts = residency.experts(model, index, backend)?;
-                backend.experts(number, &experts)?;
-            }
+        residency.bring(model, part, backend)?;
+        while let Progress::Needs(chosen) = backend.run(part, &residency.weights(model)?)? {
+            heartbeat.fetch_add(1, Ordering::Relaxed);
+            residency.bring_chosen(model, part, &chosen, backend)?;
         }
-        beat();
+        heartbeat.fetch_add(1, Ordering::Relaxed);
     }
     if arrays.samples.is_empty() {
-        return Ok(Vec::new()); // only a part of a prompt: nobody asks for logits
+        return Ok(Vec::new());
     }
-    let head = residency.head(model, backend)?;
-    backend.head(&head.norm, &head.output)?;
-    beat();
     let sampled = backend.sample(&arrays.samples)?;
     if sampled.len() != arrays.samples.len() {
         return Err(BackendError::Batch("the sampler gave another number of tokens than was asked for"));

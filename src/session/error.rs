@@ -159,7 +159,7 @@ fn gguf_code(error: &GgufError) -> ErrorCode {
 
 fn backend_code(error: &BackendError) -> ErrorCode {
     match error {
-        BackendError::Unsupported { .. } => ErrorCode::ModelUnsupported,
+        BackendError::Unsupported { .. } | BackendError::Operation { .. } => ErrorCode::ModelUnsupported,
         BackendError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
         BackendError::Shape { .. } | BackendError::NotFinite => ErrorCode::ModelCorrupt,
         BackendError::Dims(_) => ErrorCode::ModelUnsupported,

@@ -16,11 +16,11 @@ use tokio::sync::watch;
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
 use super::{Call, Service, host};
-use crate::backend::RopeScaling;
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::ExecutionPlan;
 use crate::model::store::{Lease, Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
+use crate::program::RopeScaling;
 
 /// Most bytes of metadata and tensors in one `ShowReply`, where the client takes such frames; it asks again for the rest.
 const SHOW_BYTES: usize = 512 << 10;
@@ -233,7 +233,7 @@ fn tensors(model: &Model, skip: usize, room: &mut usize) -> Vec<TensorEntry> {
 /// What is shown without `full`.
 fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     let header = model.files.header();
-    let dims = &model.plan.dims;
+    let shape = &model.plan.shape;
     let vocab = model.tokenizer.vocab_size();
     ShowReply {
         summary,
@@ -241,12 +241,12 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
         parameters: model.files.tensors().map(|t| t.shape.elements()).fold(0, u64::saturating_add),
         weight_bytes: model.files.tensors().map(|t| t.range.end - t.range.start).sum(),
         context_length: model.context_length,
-        hidden: number(dims.hidden),
-        layers: number(dims.n_layers),
-        heads: number(dims.n_heads),
-        kv_heads: number(dims.n_kv_heads),
-        head_dim: number(dims.head_dim),
-        ffn: number(dims.ffn),
+        hidden: number(shape.hidden),
+        layers: model.plan.program.layer_count(),
+        heads: number(shape.heads),
+        kv_heads: number(shape.kv_heads),
+        head_dim: number(shape.head_dim),
+        ffn: number(shape.ffn),
         vocab: number(vocab),
         tokenizer: model.tokenizer.kind().to_owned(),
         chat_template: matches!(model.chat_template, ChatTemplate::Source(_)),
@@ -270,18 +270,20 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
 /// What only some models have.
 fn notes(plan: &ExecutionPlan) -> Ext {
     let experts = plan
-        .dims
+        .shape
         .experts
         .as_ref()
         .map(|e| format!("{} of {} used for each token, each {} wide", e.used, e.count, e.ffn));
-    let scaling = match plan.dims.rope.scaling {
+    let rope = plan.program.ropes().first();
+    let scaling = match rope.map_or(RopeScaling::None, |rope| rope.spec.scaling) {
         RopeScaling::None => None,
         RopeScaling::Linear { factor } => Some(format!("divided by {factor}")),
         RopeScaling::Yarn(yarn) => {
             Some(format!("YaRN by {} from {} tokens", yarn.factor, yarn.original_context))
         }
     };
-    let factors = plan.rope_factors.as_ref().map(|tensor| format!("by {}", tensor.name()));
+    let factors = rope.and_then(|rope| plan.program.tensor(rope.factors?));
+    let factors = factors.map(|tensor| format!("by {}", tensor.lazy.name()));
     let positions: Vec<String> = scaling.into_iter().chain(factors).collect();
     let positions = (!positions.is_empty()).then(|| positions.join(", "));
     [(wire::EXT_SHOW_EXPERTS, experts), (wire::EXT_SHOW_POSITIONS, positions)]

@@ -72,7 +72,7 @@ fn valid_request(
 ) -> Result<ValidRequest, Failure> {
     let service = call.service();
     let model = lease.model();
-    check_ids(&prompt, model.plan.dims.vocab)?;
+    check_ids(&prompt, model.plan.program.vocab())?;
     check_frame(&prompt, call.connection.limits.max_frame)?;
     if prompt.is_empty() {
         return Err(failure(

@@ -101,6 +101,22 @@ impl LazyTensor {
         Self::new(name, self.dtype(), shape, range, Arc::clone(self.file()))
     }
 
+    /// Values `columns` of a tensor of one row as a tensor of their own, called `name`: a part of a bias.
+    ///
+    /// # Errors
+    /// [`MapError::OutOfRange`] when there are no such values, none at all, or not whole blocks of them.
+    pub fn columns(&self, name: &str, columns: Range<u64>) -> Result<Self, MapError> {
+        let Range { start, end } = self.range();
+        let outside = || MapError::OutOfRange { start, end, len: self.file().len() };
+        let count = columns.end.checked_sub(columns.start).filter(|_| columns.end <= self.shape().cols());
+        let whole = columns.start.is_multiple_of(self.dtype().block_len() as u64) && self.shape().rows() == 1;
+        let shape = count.filter(|_| whole).and_then(|count| Shape::new(&[count])).ok_or_else(outside)?;
+        // At most the tensor's own row, whose bytes were counted without overflow when it was made.
+        let bytes = |values| self.dtype().row_bytes(values).ok_or_else(outside);
+        let first = start + bytes(columns.start)?;
+        Self::new(name, self.dtype(), shape, first..first + bytes(shape.cols())?, Arc::clone(self.file()))
+    }
+
     /// The tensor's name in the file, as `blk.0.attn_q.weight`.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -169,5 +185,13 @@ mod tests {
         {
             assert!(matches!(all.part("none", rows), Err(MapError::OutOfRange { .. })));
         }
+        let row = all.part("all[0]", 1..2).unwrap();
+        let end = row.columns("all[0][1..4]", 1..4).unwrap();
+        assert_eq!((end.shape().dims(), end.range()), (&[3][..], 36..48));
+        assert_eq!(end.bytes(), (36..48).collect::<Vec<u8>>());
+        for columns in [0..0, 2..5, Range { start: 3, end: 2 }, 0..u64::MAX, u64::MAX - 1..u64::MAX] {
+            assert!(matches!(row.columns("none", columns), Err(MapError::OutOfRange { .. })));
+        }
+        assert!(all.columns("of many rows", 0..2).is_err());
     }
 }

@@ -163,7 +163,7 @@ impl Rig {
     fn answer(&self, engine: &EngineHandle, mut job: Job) -> Result<Asked, String> {
         let (sender, mut events) = unbounded_channel();
         job.events = sender;
-        let vocab = job.model.plan.dims.vocab;
+        let vocab = job.model.plan.program.vocab();
         match engine.submit(job) {
             Ok(()) => {}
             Err(error) => return refused(&error),

@@ -7,28 +7,36 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
-    DeviceTensor, Experts, FfnInput, ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch,
+    Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse, DeviceTensor,
+    ModelSlot, Progress, SampleRow, Sampled, StepBatch, StepLimits, Weights,
 };
-use rocmforge::tensor::{DType, LazyTensor};
+use rocmforge::program::Program;
+use rocmforge::tensor::LazyTensor;
 
-type BeforeAttention = Box<dyn FnMut(u32) -> Result<(), BackendError> + Send>;
+type BeforeLayer = Box<dyn FnMut(u32) -> Result<(), BackendError> + Send>;
 type BeforeClose = Box<dyn FnMut() + Send>;
 
 /// Forwards every call, those with a default too: tests/tidy compares it with the trait.
 pub struct Hooked {
     inner: Box<dyn Backend>,
-    before_attention: BeforeAttention,
+    before_layer: BeforeLayer,
     before_close: BeforeClose,
+    /// Of the model opened last.
+    layers: u32,
 }
 
 impl Hooked {
-    /// `inner`, with `hook` before each layer's attention; what it fails with, the unit fails with.
-    pub fn before_attention(
+    /// `inner`, with `hook` before each layer; what it fails with, the layer fails with.
+    pub fn before_layer(
         inner: impl Backend + 'static,
         hook: impl FnMut(u32) -> Result<(), BackendError> + Send + 'static,
     ) -> Self {
-        Self { inner: Box::new(inner), before_attention: Box::new(hook), before_close: Box::new(|| ()) }
+        Self {
+            inner: Box::new(inner),
+            before_layer: Box::new(hook),
+            before_close: Box::new(|| ()),
+            layers: 0,
+        }
     }
 
     /// With `hook` before a model is closed too.
@@ -41,14 +49,11 @@ impl Backend for Hooked {
     fn info(&self) -> BackendInfo {
         self.inner.info()
     }
-    fn supports(&self, dtype: DType) -> bool {
-        self.inner.supports(dtype)
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
+        self.inner.refuses()
     }
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         self.inner.load_tensor(tensor)
-    }
-    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.inner.load_table(tensor)
     }
     fn retire(&mut self) -> Result<(), BackendError> {
         self.inner.retire()
@@ -62,7 +67,7 @@ impl Backend for Hooked {
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()
     }
-    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
         self.inner.scratch_bytes()
     }
     fn memory(&self) -> DeviceMemoryUse {
@@ -74,14 +79,20 @@ impl Backend for Hooked {
     fn trim(&mut self) {
         self.inner.trim();
     }
-    fn layers_ahead(&self) -> usize {
-        self.inner.layers_ahead()
+    fn parts_ahead(&self) -> usize {
+        self.inner.parts_ahead()
     }
     fn counters(&self) -> DeviceCounters {
         self.inner.counters()
     }
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        self.inner.open_model(dims, kv_pages)
+    fn open_model(
+        &mut self,
+        program: &Arc<Program>,
+        limits: StepLimits,
+        kv_pages: u32,
+    ) -> Result<ModelSlot, BackendError> {
+        self.layers = program.layer_count();
+        self.inner.open_model(program, limits, kv_pages)
     }
     fn close_model(&mut self, slot: ModelSlot) {
         (self.before_close)();
@@ -90,7 +101,7 @@ impl Backend for Hooked {
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         self.inner.release_pages(slot, pages);
     }
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         self.inner.kv_page_bytes()
     }
     fn kv_bytes_max(&self) -> Option<u64> {
@@ -102,36 +113,11 @@ impl Backend for Hooked {
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.inner.begin_step(slot, batch)
     }
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.embed(table)
-    }
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
-        self.inner.attention_input(layer, weights)
-    }
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        (self.before_attention)(layer)?;
-        self.inner.attention(layer)
-    }
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.attention_output(weights)
-    }
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_input(weights)
-    }
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.inner.ffn_output(weights)
-    }
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        self.inner.route(layer, weights)
-    }
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        self.inner.routed()
-    }
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
-        self.inner.experts(layer, experts)
-    }
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        self.inner.head(norm, output)
+    fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
+        if (1..=self.layers).contains(&part) {
+            (self.before_layer)(part - 1)?;
+        }
+        self.inner.run(part, weights)
     }
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         self.inner.sample(rows)

@@ -26,7 +26,7 @@ fn a_cold_start_cancelled_in_a_layer_has_loaded_two_layers_more() {
         let once = Mutex::new(Some(gated));
         let rig = Rig::with(move || Ok(Box::new(once.lock().unwrap().take().unwrap()) as Box<dyn Backend>));
         let model = model(1, &tinystories());
-        assert_eq!(model.plan.layers.len(), 5, "some layers are left that nobody asked for");
+        assert_eq!(model.plan.program.layer_count(), 5, "some layers are left that nobody asked for");
         let asked = rig.submit(&model, &PROMPT, 4);
         gate.reached.recv().unwrap();
         rig.handle().cancel(asked.id);
@@ -54,7 +54,7 @@ fn an_upload_that_fails_leaves_nothing_and_the_next_request_brings_it() {
     let model = model(1, &tinystories());
     let used = rig.handle().snapshot().device.used_bytes;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let bring = || runtime.block_on(rig.handle().load_tensor_to_gpu(&model, "blk.0.attn_q.weight"));
+    let bring = || runtime.block_on(rig.handle().load_tensor(&model, "blk.0.attn_q.weight"));
     let failed = bring();
     assert!(matches!(failed, Err(JobError::Backend(BackendError::Device(_)))), "{failed:?}");
     assert!(

@@ -18,7 +18,7 @@ pub struct Gate {
 pub fn gated(inner: HipBackend, layer: u32) -> (Hooked, Gate) {
     let ((reached, told), (open, opened)) = (channel(), channel());
     let mut stop = Some((reached, opened));
-    let hooked = Hooked::before_attention(inner, move |at| {
+    let hooked = Hooked::before_layer(inner, move |at| {
         if at == layer
             && let Some((reached, opened)) = stop.take()
         {

@@ -22,7 +22,7 @@ fn registering_uploads_nothing_and_a_second_request_neither() {
     let weights = rig.handle().snapshot();
     assert!(weights.device.upload_bytes > 0 && weights.device.upload_failures == 0);
     // All but the embedding, whose rows travel with steps unless the head is the same tensor.
-    assert!(weights.device.upload_bytes <= model.plan.weight_bytes());
+    assert!(weights.device.upload_bytes <= model.plan.program.weight_bytes());
     let second = rig.ask(&model, &PROMPT, 12);
     assert_eq!(second.ids, first.ids);
     assert!(second.end.is_ok_and(|outcome| outcome.load.is_zero()), "a warm one does not");
@@ -42,7 +42,7 @@ fn ten_callers_of_one_tensor_share_one_upload() {
         let callers: Vec<_> = (0..10)
             .map(|_| {
                 let (handle, model) = (handle.clone(), Arc::clone(&model));
-                tokio::spawn(async move { handle.load_tensor_to_gpu(&model, "blk.0.attn_q.weight").await })
+                tokio::spawn(async move { handle.load_tensor(&model, "blk.0.attn_q.weight").await })
             })
             .collect();
         let mut loaded = Vec::new();
@@ -53,7 +53,7 @@ fn ten_callers_of_one_tensor_share_one_upload() {
     });
     assert!(loaded.iter().all(|tensor| *tensor == loaded[0] && tensor.address != 0), "{loaded:?}");
     assert!(rig.comes(|s| s.device.uploads == 1 && s.device_bytes == loaded[0].bytes));
-    let unknown = runtime.block_on(handle.load_tensor_to_gpu(&model, "no such tensor"));
+    let unknown = runtime.block_on(handle.load_tensor(&model, "no such tensor"));
     assert!(matches!(unknown, Err(JobError::Invalid(_))));
 }
 
@@ -63,9 +63,9 @@ fn a_whole_model_is_loaded_with_progress_and_then_served_without_uploads() {
     let model = model(1, &tinystories());
     let before = rig.handle().snapshot().device.used_bytes;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let reached = runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await }).unwrap();
+    let reached = runtime.block_on(async { rig.handle().preload_all(&model).unwrap().wait().await }).unwrap();
     assert_eq!(reached.tensors, reached.tensors_total);
-    assert_eq!(reached.tensors, model.plan.tensors().count());
+    assert_eq!(reached.tensors, model.plan.program.tensors().len());
     let uploads = rig.handle().snapshot().device.uploads;
     assert_eq!(rig.ask(&model, &PROMPT, 4).ids.len(), 4);
     assert_eq!(rig.handle().snapshot().device.uploads, uploads);
@@ -108,7 +108,7 @@ fn what_left_the_device_comes_back_elsewhere_and_answers_alike() {
     assert!(rig.comes(|s| s.device_bytes == 0));
     // What is loaded now takes the places that the first model's weights had.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(rig.handle().load_tensor_to_gpu(&other, "blk.0.ffn_down.weight")).unwrap();
+    runtime.block_on(rig.handle().load_tensor(&other, "blk.0.ffn_down.weight")).unwrap();
     let after = rig.ask(&first, &PROMPT, 12);
     assert_eq!(after.ids, before.ids);
     assert!(rig.handle().snapshot().device.graph_replays > replays);
@@ -125,7 +125,7 @@ fn a_file_cut_short_fails_its_request_and_leaves_nothing() {
     let answer = rig.ask(&broken, &PROMPT, 4);
     assert!(matches!(answer.end, Err(JobError::Model(_))), "{:?}", answer.end);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let loaded = runtime.block_on(rig.handle().load_tensor_to_gpu(&broken, "output_norm.weight"));
+    let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "output_norm.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
     // The device serves on.

@@ -118,7 +118,7 @@ fn a_plan_says_what_then_happens() {
     assert_eq!((plan.weight_bytes, plan.resident_bytes, plan.leaving.len()), (weights, 0, 0), "{plan:?}");
     rig.ask(&first, &PROMPT, TOKENS);
     let seen = rig.handle().snapshot();
-    assert_eq!(plan.kv_bytes, rig.handle().kv_bytes(&first.plan.dims, PROMPT.len() as u32 + TOKENS));
+    assert_eq!(plan.kv_bytes, rig.handle().kv_bytes(&first.plan.program, PROMPT.len() as u32 + TOKENS));
     assert_eq!((seen.models[0].kv_bytes, seen.memory.kv), (0, 0), "the answer is over");
     // The rotary table grows with positions, and nothing else is more than planned.
     let tables = seen.memory.scratch - plan.scratch_bytes;

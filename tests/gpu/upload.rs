@@ -78,7 +78,7 @@ fn cold_bytes_are_read_past_the_page_cache_where_wanted() {
     mapping.give_pages_back().unwrap();
     let (all, before) = (mapping.len(), mapping.cached_bytes().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await }).unwrap();
+    runtime.block_on(async { rig.handle().preload_all(&model).unwrap().wait().await }).unwrap();
     // A kernel that keeps the pages, or a folder in memory, leaves nothing to see.
     if let (Some(before), Some(after)) = (before, mapping.cached_bytes().unwrap())
         && before < all / 10
@@ -133,7 +133,7 @@ fn a_copy_that_fails_leaves_nothing_by_any_way() {
     let rig = rig(path).unwrap();
     let model = model(1, file.path());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let failed = runtime.block_on(async { rig.handle().load_to_gpu(&model).unwrap().wait().await });
+    let failed = runtime.block_on(async { rig.handle().preload_all(&model).unwrap().wait().await });
     assert!(matches!(failed, Err(JobError::Backend(_))), "{failed:?}");
     assert!(rig.comes(|s| s.device.upload_failures >= 1));
     rig.handle().model_gone(model.id);
@@ -149,7 +149,7 @@ fn what_has_come_gives_its_memory_back_when_it_leaves() {
     let mut backend = HipBackend::with_runtime(runtime, options).unwrap();
     let file = file();
     let model = model(1, file.path());
-    let tensor = model.plan.part_tensors(1).next().unwrap();
+    let tensor = &model.plan.program.part_tensors(1).next().unwrap().1.lazy;
     for _ in 0..20 {
         let Storage::Device(memory) = backend.load_tensor(tensor).unwrap().storage else {
             panic!("it is read in place");
@@ -192,7 +192,7 @@ fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
     cut.as_file().set_len(length / 2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     // Its pages are gone: nobody may touch them, the driver does not pin them, and the load says why it failed.
-    let loaded = runtime.block_on(rig.handle().load_tensor_to_gpu(&broken, "blk.1.ffn_down.weight"));
+    let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "blk.1.ffn_down.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
     answer(&rig, &whole);

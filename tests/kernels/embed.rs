@@ -1,9 +1,8 @@
-//! Embedding rows, from the file's bytes and from planar tables, against blocks that ggml made and decoded.
+//! Embedding rows from the file's bytes, against blocks that ggml made and decoded.
 
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::Kernel;
-use rocmforge::backend::hip::kernels::matmul::{Repack, RepackRows};
-use rocmforge::backend::hip::kernels::ops::{Embed, EmbedRows};
+use rocmforge::backend::hip::kernels::ops::EmbedRows;
 use rocmforge::tensor::DType;
 
 use crate::rig::rig;
@@ -11,21 +10,20 @@ use crate::rig::rig;
 /// As `tests/reference/make_quant_blocks.py` writes it.
 const GOLDEN: &[u8] = include_bytes!("../golden/quant-blocks.bin");
 
-/// A type's kernels: rows of the file, rows of a table, and what lays a table out (`None`: by rows).
-fn kernels(dtype: DType) -> (Kernel<EmbedRows>, Kernel<Embed>, Option<Kernel<Repack>>) {
+fn kernel(dtype: DType) -> Kernel<EmbedRows> {
     match dtype {
-        DType::F16 => (EmbedRows::embed_rows_f16, Embed::embed_f16, None),
-        DType::BF16 => (EmbedRows::embed_rows_bf16, Embed::embed_bf16, None),
-        DType::Q8_0 => (EmbedRows::embed_rows_q8_0, Embed::embed_q8_0, Some(Repack::repack_q8_0)),
-        DType::Q4_0 => (EmbedRows::embed_rows_q4_0, Embed::embed_q4_0, Some(Repack::repack_q4_0)),
-        DType::Q4_1 => (EmbedRows::embed_rows_q4_1, Embed::embed_q4_1, Some(Repack::repack_q4_1)),
-        DType::Q5_0 => (EmbedRows::embed_rows_q5_0, Embed::embed_q5_0, Some(Repack::repack_q5_0)),
-        DType::Q5_1 => (EmbedRows::embed_rows_q5_1, Embed::embed_q5_1, Some(Repack::repack_q5_1)),
-        DType::Q4_K => (EmbedRows::embed_rows_q4_k, Embed::embed_q4_k, Some(Repack::repack_q4_k)),
-        DType::Q5_K => (EmbedRows::embed_rows_q5_k, Embed::embed_q5_k, Some(Repack::repack_q5_k)),
-        DType::Q6_K => (EmbedRows::embed_rows_q6_k, Embed::embed_q6_k, Some(Repack::repack_q6_k)),
-        DType::MXFP4 => (EmbedRows::embed_rows_mxfp4, Embed::embed_mxfp4, Some(Repack::repack_mxfp4)),
-        DType::F32 => (EmbedRows::embed_rows_f32, Embed::embed_f32, None),
+        DType::F16 => EmbedRows::embed_rows_f16,
+        DType::BF16 => EmbedRows::embed_rows_bf16,
+        DType::Q8_0 => EmbedRows::embed_rows_q8_0,
+        DType::Q4_0 => EmbedRows::embed_rows_q4_0,
+        DType::Q4_1 => EmbedRows::embed_rows_q4_1,
+        DType::Q5_0 => EmbedRows::embed_rows_q5_0,
+        DType::Q5_1 => EmbedRows::embed_rows_q5_1,
+        DType::Q4_K => EmbedRows::embed_rows_q4_k,
+        DType::Q5_K => EmbedRows::embed_rows_q5_k,
+        DType::Q6_K => EmbedRows::embed_rows_q6_k,
+        DType::MXFP4 => EmbedRows::embed_rows_mxfp4,
+        DType::F32 => EmbedRows::embed_rows_f32,
         other => panic!("no kernel for {other}"),
     }
 }
@@ -46,7 +44,7 @@ impl Table {
 }
 
 fn tables() -> Vec<Table> {
-    // Of floats an odd width too, which planar rows pad.
+    // Of floats an odd width too.
     let values: Vec<f32> = (0..3 * 37).map(|i| (i as f32 * 0.7).sin()).collect();
     let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut all = vec![Table { dtype: DType::F32, rows: 3, cols: 37, bytes, values }];
@@ -90,49 +88,22 @@ fn widened(table: &Table) -> Table {
 }
 
 #[test]
-fn embeddings_are_ggmls_values() {
+fn embeddings_are_ggmls_values_times_the_scale() {
     let Some(rig) = rig() else { return };
     let mut seen = 0;
     for table in tables() {
         let Table { dtype, rows, cols, .. } = table;
-        let (of_file, of_table, repack) = kernels(dtype);
         let file = rig.upload(&table.bytes);
-        let x = rig.output::<f32>(rows * cols);
-        let (row_bytes, cols_arg) = (table.row_bytes() as u64, cols as u32);
-        let arguments = EmbedRows { bytes: file.ptr(), x: x.ptr(), row_bytes, cols: cols_arg };
-        let grid = Grid::xy(cols.div_ceil(256) as u32, rows as u32);
-        rig.device.launch(&rig.stream, of_file, grid, &arguments).unwrap();
-        assert_eq!(rig.download::<f32>(&x), table.values, "{dtype} from the file");
-
-        // All planes of these types together, each at a multiple of 256 bytes, with padded rows.
-        let planes = rig.output::<u8>(table.bytes.len() + rows * 16 + 4 * 256);
-        let weights = (rows * cols) as u64;
-        match repack {
-            Some(kernel) => {
-                let arguments = Repack {
-                    file: file.ptr(),
-                    planes: planes.ptr(),
-                    weights,
-                    first: 0,
-                    groups: weights / 32,
-                };
-                rig.device.launch(&rig.stream, kernel, Grid::x(2), &arguments).unwrap();
-            }
-            None => {
-                let (file, planes, rows) = (file.ptr(), planes.ptr(), rows as u64);
-                let arguments = RepackRows { file, planes, first: 0, rows, row_bytes };
-                rig.device.launch(&rig.stream, RepackRows::repack_rows, Grid::x(2), &arguments).unwrap();
-            }
+        // Values are ggml's to the bit; the product is rounded once.
+        for scale in [1.0, 64.0, 53.066] {
+            let x = rig.output::<f32>(rows * cols);
+            let (row_bytes, cols_arg) = (table.row_bytes() as u64, cols as u32);
+            let arguments = EmbedRows { bytes: file.ptr(), x: x.ptr(), row_bytes, cols: cols_arg, scale };
+            let grid = Grid::xy(cols.div_ceil(256) as u32, rows as u32);
+            rig.device.launch(&rig.stream, kernel(dtype), grid, &arguments).unwrap();
+            let want: Vec<f32> = table.values.iter().map(|v| v * scale).collect();
+            assert_eq!(rig.download::<f32>(&x), want, "{dtype} times {scale}");
         }
-        let ids = [2u32, 0, 1, 2, 2];
-        let (ids_in, x) = (rig.upload(&ids), rig.output::<f32>(ids.len() * cols));
-        let arguments =
-            Embed { table: planes.ptr(), ids: ids_in.ptr(), x: x.ptr(), rows: rows as u32, cols: cols_arg };
-        let grid = Grid::xy(cols.div_ceil(8192) as u32, ids.len() as u32);
-        rig.device.launch(&rig.stream, of_table, grid, &arguments).unwrap();
-        let want: Vec<f32> =
-            ids.iter().flat_map(|&id| &table.values[id as usize * cols..][..cols]).copied().collect();
-        assert_eq!(rig.download::<f32>(&x), want, "{dtype} from a table");
         seen += 1;
     }
     assert_eq!(seen, 12 + 3, "types tried");

@@ -1,16 +1,15 @@
-//! The choice of experts, their grouping, and the sum of their results.
+//! The choice of experts, and the sum of their results.
 
-use rocmforge::backend::hip::kernels::ops::{Combine, Route, RouteGroup};
-use rocmforge::backend::hip::{DevicePtr, Grid};
+use rocmforge::backend::hip::Grid;
+use rocmforge::backend::hip::kernels::ops::{Combine, Route};
 
 use crate::random::Random;
 use crate::rig::rig;
 
 #[test]
-fn experts_are_chosen_grouped_and_summed() {
+fn experts_are_chosen_and_summed() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    // The last has so many pairs that a team groups more than one of each of its lanes.
     for (count, used, rows, normalise) in [
         (1, 1, 1, true),
         (8, 2, 3, false),
@@ -65,32 +64,12 @@ fn experts_are_chosen_grouped_and_summed() {
         }
 
         let pairs = rows * used;
-        let (offsets, order) = (rig.output::<u32>(count + 1), rig.output::<u32>(pairs));
-        let places = rig.output::<u32>(pairs);
-        let arguments = RouteGroup {
-            experts: experts.ptr(),
-            offsets: offsets.ptr(),
-            order: order.ptr(),
-            places: places.ptr(),
-            pairs: pairs as u32,
-            count: count as u32,
-        };
-        rig.device.launch(&rig.stream, RouteGroup::route_group, Grid::x(count as u32), &arguments).unwrap();
-        let mut want: Vec<u32> = (0..pairs as u32).collect();
-        want.sort_by_key(|&pair| chosen[pair as usize]);
-        assert_eq!(rig.download::<u32>(&order), want);
-        let places_got = rig.download::<u32>(&places);
-        assert!(want.iter().enumerate().all(|(place, &pair)| places_got[pair as usize] as usize == place));
-        let before = |expert: usize| chosen.iter().filter(|&&e| (e as usize) < expert).count() as u32;
-        assert_eq!(rig.download::<u32>(&offsets), (0..=count).map(before).collect::<Vec<_>>());
-
-        for (cols, grouped) in [(70, false), (1028, true)] {
+        for cols in [70, 1028] {
             let (results, residual) = (random.normals(pairs * cols), random.normals(rows * cols));
             let (results_in, residual_in) = (rig.upload(&results), rig.upload(&residual));
             let arguments = Combine {
                 results: results_in.ptr(),
                 weights: weights.ptr(),
-                places: if grouped { places.ptr() } else { DevicePtr::NULL },
                 residual: residual_in.ptr(),
                 used: used as u32,
                 cols: cols as u32,
@@ -102,8 +81,7 @@ fn experts_are_chosen_grouped_and_summed() {
                 let (row, k) = (i / cols, i % cols);
                 let (mut want, mut size) = (f64::from(before), f64::from(before.abs()));
                 for pair in row * used..(row + 1) * used {
-                    let place = if grouped { places_got[pair] as usize } else { pair };
-                    let part = f64::from(shares[pair]) * f64::from(results[place * cols + k]);
+                    let part = f64::from(shares[pair]) * f64::from(results[pair * cols + k]);
                     want += part;
                     size += part.abs();
                 }

@@ -13,6 +13,7 @@ mod embed;
 mod experts;
 mod faults;
 mod forms;
+mod gated;
 #[path = "../common/gpu.rs"]
 mod gpu;
 mod lookalike;
@@ -22,4 +23,5 @@ mod pages;
 mod random;
 mod rig;
 mod rope;
+mod rows;
 mod sample;

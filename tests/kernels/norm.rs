@@ -1,8 +1,6 @@
-//! RMS norm, SwiGLU and quantising, into all forms of activations.
+//! Norms and quantising, into all forms of activations.
 
-use rocmforge::backend::hip::kernels::ops::{
-    GatedA8, GatedF32, GatedX16, NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16,
-};
+use rocmforge::backend::hip::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
 use rocmforge::backend::hip::{DevicePtr, Grid};
 
 use crate::forms::{A8, X16, check_f32};
@@ -11,55 +9,91 @@ use crate::rig::{Rig, rig};
 
 const EPS: f32 = 1e-5;
 
-/// `x[r] * weight / sqrt(mean(x[r]^2) + eps)` for the rows named.
-fn normed(x: &[f32], weight: &[f32], rows: &[u32]) -> Vec<f64> {
-    let cols = weight.len();
-    let mut out = Vec::new();
-    for &row in rows {
-        let x = &x[row as usize * cols..][..cols];
-        let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / cols as f64;
-        let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
-        out.extend(x.iter().zip(weight).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)));
-    }
-    out
-}
-
+/// Rows of `stride` values to be normed, and what their norm is.
 struct Norm {
     x: Vec<f32>,
     weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    /// With the mean taken away first.
+    centre: bool,
     rows: Vec<u32>,
     padded: usize,
     threads: u32,
 }
 
 impl Norm {
+    fn new(x: Vec<f32>, weight: Vec<f32>, rows: Vec<u32>, padded: usize, threads: u32) -> Self {
+        Self { x, weight, bias: None, centre: false, rows, padded, threads }
+    }
+
     fn grid(&self) -> Grid {
         Grid::x(self.rows.len() as u32).threads(self.threads)
+    }
+
+    /// `(x[r] - mean) * weight / sqrt(mean((x[r] - mean)^2) + eps) + bias` for the rows named, and for each value how far f32
+    /// may be off that knows the row's mean as well as its largest values allow.
+    fn want(&self, stride: usize) -> (Vec<f64>, f64) {
+        let cols = self.weight.len();
+        let (mut out, mut slack) = (Vec::new(), 0.0f64);
+        for &row in &self.rows {
+            let x: Vec<f64> = self.x[row as usize * stride..][..cols].iter().map(|&v| f64::from(v)).collect();
+            let mean = if self.centre { x.iter().sum::<f64>() / cols as f64 } else { 0.0 };
+            let square = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / cols as f64;
+            let factor = 1.0 / (square + f64::from(EPS)).sqrt();
+            let bias = |k: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[k]));
+            out.extend((0..cols).map(|k| (x[k] - mean) * factor * f64::from(self.weight[k]) + bias(k)));
+            // Sums of a thousand values round by a few units of 2^-24 of the mean; a bias may leave little of a value.
+            let most = |values: &[f32]| values.iter().fold(0.0, |most: f64, v| most.max(f64::from(v.abs())));
+            let size = if self.centre { x.iter().map(|v| v.abs()).sum::<f64>() / cols as f64 } else { 0.0 };
+            let of_mean = size * factor * most(&self.weight) * 1e-6;
+            slack = slack.max(of_mean + self.bias.as_ref().map_or(0.0, |bias| most(bias)) * 4e-6);
+        }
+        (out, slack)
     }
 
     /// Runs all three variants and checks them; returns the 8-bit form's bits.
     fn check(&self, rig: &Rig) -> (Vec<i8>, Vec<u32>, Vec<i16>) {
         let (m, cols) = (self.rows.len(), self.weight.len());
-        let want = normed(&self.x, &self.weight, &self.rows);
+        let (want, slack) = self.want(cols);
         let (x, weight, rows) = (rig.upload(&self.x), rig.upload(&self.weight), rig.upload(&self.rows));
+        let bias = self.bias.as_ref().map(|bias| rig.upload(bias));
         let (x, weight, rows) = (x.ptr(), weight.ptr(), rows.ptr());
-        let cols_arg = cols as u32;
+        let bias = bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.ptr());
+        let (cols_arg, centre, eps) = (cols as u32, u32::from(self.centre), EPS);
 
         let out = rig.output::<f32>(m * cols);
-        let arguments = NormF32 { x, weight, rows, out: out.ptr(), eps: EPS, cols: cols_arg };
+        let (x_stride, out_stride, out_ptr) = (cols_arg, cols_arg, out.ptr());
+        let arguments = NormF32 {
+            x,
+            weight,
+            bias,
+            rows,
+            out: out_ptr,
+            eps,
+            cols: cols_arg,
+            x_stride,
+            out_stride,
+            centre,
+            add: 0,
+        };
         rig.device.launch(&rig.stream, NormF32::norm_f32, self.grid(), &arguments).unwrap();
-        check_f32(&rig.download(&out), &want, 0.0);
+        let got = rig.download::<f32>(&out);
+        check_f32(&got, &want, slack);
 
+        // The other forms are made of the same values: where these are near f64's, those are held against them.
+        let want: Vec<f64> = if slack > 0.0 { got.iter().map(|&v| v.into()).collect() } else { want };
         let out = X16::new(rig, m, cols);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments = NormX16 { x, weight, rows, out: out_ptr, row_scales, eps: EPS, cols: cols_arg };
+        let arguments =
+            NormX16 { x, weight, bias, rows, out: out_ptr, row_scales, eps, cols: cols_arg, centre };
         rig.device.launch(&rig.stream, NormX16::norm_x16, self.grid(), &arguments).unwrap();
         out.check(rig, &want, cols);
 
         let out = A8::new(rig, m, self.padded);
         let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
         let padded = self.padded as u32;
-        let arguments = NormA8 { x, weight, rows, codes, scales, sums, eps: EPS, cols: cols_arg, padded };
+        let arguments =
+            NormA8 { x, weight, bias, rows, codes, scales, sums, eps, cols: cols_arg, padded, centre };
         rig.device.launch(&rig.stream, NormA8::norm_a8, self.grid(), &arguments).unwrap();
         out.check(rig, &want, cols);
         out.bits(rig)
@@ -80,7 +114,7 @@ fn norm_is_that_of_f64_in_every_form() {
         (8224, 8448, vec![0], 256),
     ] {
         let x = random.normals(3 * cols).iter().map(|v| v * 3.0).collect();
-        Norm { x, weight: random.normals(cols), rows, padded, threads }.check(rig);
+        Norm::new(x, random.normals(cols), rows, padded, threads).check(rig);
     }
 }
 
@@ -89,8 +123,7 @@ fn a_normed_row_has_the_same_bits_in_any_company() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     let (cols, weight) = (2048, random.normals(2048));
-    let mut norm =
-        Norm { x: random.normals(17 * cols), weight, rows: (0..17).collect(), padded: cols, threads: 256 };
+    let mut norm = Norm::new(random.normals(17 * cols), weight, (0..17).collect(), cols, 256);
     let (codes, scales, sums) = norm.check(rig);
     for row in [0usize, 7, 16] {
         norm.rows = vec![row as u32];
@@ -98,6 +131,96 @@ fn a_normed_row_has_the_same_bits_in_any_company() {
         assert_eq!(alone.0, codes[row * cols..][..cols], "row {row}");
         assert_eq!(alone.1, scales[row * cols / 32..][..cols / 32], "row {row}");
         assert_eq!(alone.2, sums[row * cols / 16..][..cols / 16], "row {row}");
+    }
+}
+
+/// Rows far from 0: sums of squares without the mean's would lose what is to be measured.
+#[test]
+fn a_layer_norm_takes_the_mean_first() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for (cols, padded, rows, threads, mean) in [
+        (2, 32, vec![0], 256, 5.0),
+        (33, 64, vec![2, 0, 1, 1], 256, 0.0),
+        (578, 768, vec![0, 1], 256, -1000.0),
+        (4096, 4096, vec![1, 0], 1024, 300.0),
+        (8224, 8448, vec![0, 2], 256, 1000.0),
+        (8230, 8448, vec![1], 256, -20.0),
+    ] {
+        for biased in [false, true] {
+            let x = random.normals(3 * cols).iter().map(|v| v * 2.0 + mean).collect();
+            let norm = Norm::new(x, random.normals(cols), rows.clone(), padded, threads);
+            let bias = biased.then(|| random.normals(cols));
+            Norm { bias, centre: true, ..norm }.check(rig);
+        }
+    }
+}
+
+/// An RMS norm may have a bias too.
+#[test]
+fn a_bias_is_added_to_what_was_normed() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for (cols, padded) in [(31, 32), (1200, 1280)] {
+        let norm = Norm::new(random.normals(3 * cols), random.normals(cols), vec![1, 2], padded, 256);
+        Norm { bias: Some(random.normals(cols)), ..norm }.check(rig);
+    }
+}
+
+/// What lies between rows is neither read nor written; a result may be added to rows, or take the place of its own.
+#[test]
+fn normed_rows_lie_at_strides_and_may_be_added() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for (cols, x_stride, out_stride, centre) in
+        [(70, 131, 77, false), (64, 192, 64, true), (1030, 1032, 1031, true), (1028, 3084, 1028, false)]
+    {
+        let rows = vec![2, 0, 2, 1];
+        let m = rows.len();
+        let mut x = vec![f32::NAN; 3 * x_stride];
+        x.chunks_exact_mut(x_stride).for_each(|row| row[..cols].fill_with(|| random.normal() * 3.0));
+        let norm = Norm { centre, ..Norm::new(x, random.normals(cols), rows, cols, 256) };
+        let (want, slack) = norm.want(x_stride);
+        let (weight, named) = (rig.upload(&norm.weight), rig.upload(&norm.rows));
+        let input = rig.upload(&norm.x);
+        let mut arguments = NormF32 {
+            x: input.ptr(),
+            weight: weight.ptr(),
+            bias: DevicePtr::NULL,
+            rows: named.ptr(),
+            out: DevicePtr::NULL,
+            eps: EPS,
+            cols: cols as u32,
+            x_stride: x_stride as u32,
+            out_stride: out_stride as u32,
+            centre: centre.into(),
+            add: 0,
+        };
+        for add in [0, 1] {
+            let before = random.normals(m * out_stride);
+            let out = rig.upload(&before);
+            (arguments.out, arguments.add) = (out.ptr(), add);
+            rig.device.launch(&rig.stream, NormF32::norm_f32, norm.grid(), &arguments).unwrap();
+            let got = rig.download::<f32>(&out);
+            for (row, (got, before)) in
+                got.chunks_exact(out_stride).zip(before.chunks_exact(out_stride)).enumerate()
+            {
+                let was = |k: usize| if add == 1 { f64::from(before[k]) } else { 0.0 };
+                let want: Vec<f64> = (0..cols).map(|k| want[row * cols + k] + was(k)).collect();
+                check_f32(&got[..cols], &want, slack + if add == 1 { 4e-5 } else { 0.0 });
+                assert_eq!(got[cols..], before[cols..], "row {row}: past its end");
+            }
+        }
+        // In place, all rows in order.
+        (arguments.rows, arguments.out, arguments.out_stride, arguments.add) =
+            (DevicePtr::NULL, input.ptr(), arguments.x_stride, 0);
+        rig.device.launch(&rig.stream, NormF32::norm_f32, Grid::x(3), &arguments).unwrap();
+        let in_order = Norm { rows: vec![0, 1, 2], ..norm };
+        let (want, slack) = in_order.want(x_stride);
+        for (row, got) in rig.download::<f32>(&input).chunks_exact(x_stride).enumerate() {
+            check_f32(&got[..cols], &want[row * cols..][..cols], slack);
+            assert!(got[cols..].iter().all(|v| v.is_nan()), "row {row}: past its end");
+        }
     }
 }
 
@@ -182,68 +305,6 @@ fn quantised_rows_stand_for_their_values() {
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
         let arguments = QuantiseX16 { x, out: out_ptr, row_scales, stride, cols: cols_arg };
         rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, Grid::x(m as u32), &arguments).unwrap();
-        out.check(rig, &want, cols);
-    }
-}
-
-#[test]
-fn swiglu_is_that_of_f64_in_every_form() {
-    let Some(rig) = rig() else { return };
-    let mut random = Random::new();
-    for (m, cols, padded, biased) in [(3, 1536, 1536, false), (2, 33, 64, true), (1, 4128, 4352, true)] {
-        // Gates far to both sides; gate and up in one buffer.
-        let stride = 2 * cols;
-        let values: Vec<f32> = random.normals(m * stride).iter().map(|v| v * 8.0).collect();
-        let (gate_bias, up_bias) = (random.normals(cols), random.normals(cols));
-        let at = |values: &[f32], bias: &[f32], row: usize, from: usize, k: usize| {
-            let sum = values[row * stride + from + k] + if biased { bias[k] } else { 0.0 };
-            f64::from(sum)
-        };
-        let mut want = Vec::new();
-        for row in 0..m {
-            want.extend((0..cols).map(|k| {
-                let (gate, up) = (at(&values, &gate_bias, row, 0, k), at(&values, &up_bias, row, cols, k));
-                gate / (1.0 + (-gate).exp()) * up
-            }));
-        }
-        let input = rig.upload(&values);
-        let biases = [rig.upload(&gate_bias), rig.upload(&up_bias)];
-        let [gate_bias, up_bias] = biases.each_ref().map(|b| if biased { b.ptr() } else { DevicePtr::NULL });
-        let (gate, up) = (input.ptr(), input.ptr_at(4 * cols).unwrap());
-        let (stride, cols_arg) = (stride as u32, cols as u32);
-
-        // e^-x for x down to -40 carries the rounding of 40 log2(e): 40 * 2^-24 of its value, more than F32_SHARE.
-        let share = |want: &[f64]| want.iter().fold(0.0f64, |most, w| most.max(w.abs())) * 1e-6;
-        let out = rig.output::<f32>(m * cols);
-        let arguments = GatedF32 { gate, up, gate_bias, up_bias, out: out.ptr(), stride, cols: cols_arg };
-        let grid = Grid::xy(cols.div_ceil(1024) as u32, m as u32);
-        rig.device.launch(&rig.stream, GatedF32::swiglu_f32, grid, &arguments).unwrap();
-        check_f32(&rig.download(&out), &want, share(&want));
-
-        let out = X16::new(rig, m, cols);
-        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments =
-            GatedX16 { gate, up, gate_bias, up_bias, out: out_ptr, row_scales, stride, cols: cols_arg };
-        rig.device.launch(&rig.stream, GatedX16::swiglu_x16, Grid::x(m as u32), &arguments).unwrap();
-        out.check(rig, &want, cols);
-
-        let out = A8::new(rig, m, padded);
-        let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
-        let padded_arg = padded as u32;
-        let arguments = GatedA8 {
-            gate,
-            up,
-            gate_bias,
-            up_bias,
-            codes,
-            scales,
-            sums,
-            stride,
-            cols: cols_arg,
-            padded: padded_arg,
-        };
-        let grid = Grid::xy(padded.div_ceil(1024) as u32, m as u32);
-        rig.device.launch(&rig.stream, GatedA8::swiglu_a8, grid, &arguments).unwrap();
         out.check(rig, &want, cols);
     }
 }

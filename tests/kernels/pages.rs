@@ -127,6 +127,17 @@ impl<E: Element> Cache<E> {
         }
     }
 
+    /// Makes NaN of a sequence's tokens before `end`, and takes pages that hold only such out of its table.
+    pub fn forget(&mut self, sequence: usize, end: usize) {
+        for position in 0..end {
+            for (is_value, head) in (0..2 * self.heads.kv).map(|i| (i % 2 == 1, i / 2)) {
+                let (at, dim) = (self.place(sequence, position, is_value, head), self.heads.dim);
+                self.values[at..at + dim].fill(E::NAN);
+            }
+        }
+        self.tables[sequence * self.stride..][..end / PAGE].fill(u32::MAX);
+    }
+
     /// Sets the first value of every key of a sequence's first `length` tokens, by position.
     pub fn set_first(&mut self, sequence: usize, length: usize, value: impl Fn(usize) -> f32) {
         for position in 0..length {
@@ -173,8 +184,18 @@ pub struct Attended {
     pub size: f64,
 }
 
-/// Attention of a row at `position` in f64: all query heads, one after the other.
-pub fn attend<E: Element>(cache: &Cache<E>, sequence: usize, position: usize, q: &[f32]) -> Vec<Attended> {
+/// The first position that a row at `position` sees; a window of 0 has no end.
+pub fn first_seen(position: usize, window: usize) -> usize {
+    if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
+}
+
+/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads, one after the other.
+pub fn attend<E: Element>(
+    cache: &Cache<E>,
+    sequence: usize,
+    (first, position): (usize, usize),
+    q: &[f32],
+) -> Vec<Attended> {
     let heads = cache.heads;
     let mut out = Vec::new();
     for (h, q) in q.chunks_exact(heads.dim).enumerate() {
@@ -183,12 +204,12 @@ pub fn attend<E: Element>(cache: &Cache<E>, sequence: usize, position: usize, q:
             let key = cache.head(sequence, t, false, kv_head);
             key.iter().zip(q).map(|(k, &q)| k.value() * f64::from(q)).sum::<f64>() / (heads.dim as f64).sqrt()
         };
-        let scores: Vec<f64> = (0..=position).map(score).collect();
+        let scores: Vec<f64> = (first..=position).map(score).collect();
         let most = scores.iter().fold(f64::NEG_INFINITY, |most, &s| most.max(s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
         let total: f64 = weights.iter().sum();
         let mut sums: Vec<Attended> = (0..heads.dim).map(|_| Attended { value: 0.0, size: 0.0 }).collect();
-        for (t, weight) in weights.iter().enumerate() {
+        for (t, weight) in (first..).zip(&weights) {
             for (sum, value) in sums.iter_mut().zip(cache.head(sequence, t, true, kv_head)) {
                 sum.value += weight / total * value.value();
                 sum.size += weight / total * value.value().abs();

@@ -98,7 +98,6 @@ fn drawn(logits: &[f32], row: &Settings) -> (usize, f64) {
 }
 
 struct Outcome {
-    next_ids: Vec<u32>,
     reports: Vec<[u32; REPORT_WORDS]>,
     tops: Vec<[[u32; 2]; TOPS]>,
 }
@@ -108,13 +107,12 @@ fn run(rig: &Rig, logits: &[f32], vocab: usize, rows: Option<&[Settings]>) -> Ou
     let blocks = vocab.div_ceil(2048);
     let input = rig.upload(logits);
     let (parts, counters) = (rig.output::<u64>(count * blocks), rig.upload(&vec![0u32; count]));
-    let (next_ids, reports) = (rig.output::<u32>(count), rig.output::<u32>(count * REPORT_WORDS));
+    let reports = rig.output::<u32>(count * REPORT_WORDS);
     let tops = rig.output::<u32>(count * TOPS * 2);
     let arguments = SampleGreedy {
         logits: input.ptr(),
         parts: parts.ptr(),
         counters: counters.ptr(),
-        next_ids: next_ids.ptr(),
         reports: reports.ptr(),
         vocab: vocab as u32,
     };
@@ -128,7 +126,6 @@ fn run(rig: &Rig, logits: &[f32], vocab: usize, rows: Option<&[Settings]>) -> Ou
         let arguments = SampleDraw {
             logits: input.ptr(),
             settings: settings.ptr(),
-            next_ids: next_ids.ptr(),
             reports: reports.ptr(),
             tops: tops.ptr(),
             vocab: vocab as u32,
@@ -137,7 +134,7 @@ fn run(rig: &Rig, logits: &[f32], vocab: usize, rows: Option<&[Settings]>) -> Ou
         let grid = Grid::x(count as u32).threads(1024);
         rig.device.launch(&rig.stream, SampleDraw::sample_draw, grid, &arguments).unwrap();
     }
-    Outcome { next_ids: rig.download(&next_ids), reports: rig.download(&reports), tops: rig.download(&tops) }
+    Outcome { reports: rig.download(&reports), tops: rig.download(&tops) }
 }
 
 #[test]
@@ -159,15 +156,13 @@ fn greedy_takes_the_lowest_id_of_equals_and_tells_what_is_not_finite() {
         let out = run(rig, &logits, vocab, None);
         let lowest = first.min(second) as u32;
         for row in [0, 4] {
-            assert_eq!(out.next_ids[row], lowest, "vocabulary {vocab}, row {row}");
-            assert_eq!(out.reports[row][..2], [lowest, 0]);
+            assert_eq!(out.reports[row][..2], [lowest, 0], "vocabulary {vocab}, row {row}");
             let [_, _, logit, best, _, _, listed, _] = out.reports[row];
             assert_eq!(f32::from_bits(logit), logits[row * vocab + lowest as usize]);
             assert_eq!((best, listed), (logit, 0));
         }
         for row in 1..4 {
-            assert_eq!(out.reports[row][1], 1, "vocabulary {vocab}, row {row}");
-            assert_eq!(out.next_ids[row], 0, "vocabulary {vocab}, row {row}");
+            assert_eq!(out.reports[row][..2], [0, 1], "vocabulary {vocab}, row {row}");
         }
     }
 }
@@ -206,7 +201,7 @@ fn draws_are_those_of_the_plain_chain() {
                 let (want, margin) = drawn(logits, row);
                 // Weights are within 2^-22 of their f64 value, so are their sums.
                 let may_differ = margin < 2f64.powi(-21);
-                let id = out.next_ids[i] as usize;
+                let id = out.reports[i][0] as usize;
                 assert!(
                     id == want || may_differ,
                     "{row:?} of {vocab}, kind {kind}: {id}, not {want}; {margin}"
@@ -241,5 +236,5 @@ fn a_row_that_failed_is_left_alone() {
     logits[3] = f32::NAN;
     let row = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1, position: 0, top: 5 };
     let out = run(rig, &logits, 64, Some(&[row]));
-    assert_eq!((out.reports[0][1], out.next_ids[0]), (1, 0));
+    assert_eq!(out.reports[0][..2], [0, 1]);
 }

@@ -4,7 +4,8 @@
 //! residual rows, so that errors of earlier sublayers do not count again.
 
 use rocmforge::backend::cpu::CpuOptions;
-use rocmforge::backend::{Backend, KvType, RopeLayout, RopeScaling, Yarn};
+use rocmforge::backend::{Backend, KvType};
+use rocmforge::program::{RopeLayout, RopeScaling, Yarn};
 use rocmforge::tensor::DType;
 
 use crate::forward::{self, Rows};
@@ -167,7 +168,8 @@ fn check_sublayers(recipe: &Recipe, options: CpuOptions, n: usize, tolerance: f6
         before = after;
     }
     runner.head();
-    let got: Rows =
-        (0..n).map(|i| runner.backend.logits(i).unwrap().into_iter().map(f64::from).collect()).collect();
+    let got: Rows = (0..n)
+        .map(|i| runner.loaded.backend.logits(i).unwrap().into_iter().map(f64::from).collect())
+        .collect();
     check(&got, &forward::head(&model, &before), "head");
 }

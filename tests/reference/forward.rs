@@ -2,9 +2,9 @@
 //!
 //! Sublayers take the residual rows of one whole sequence, positions `0..rows`, and give what is added to them.
 
-use rocmforge::backend::{ModelDims, RopeLayout, RopeScaling, RopeSpec};
+use rocmforge::program::{RopeLayout, RopeScaling};
 
-use crate::small::{Ffn, Layer, Linear, Matrix, Small, Weight};
+use crate::small::{EPS, Ffn, Layer, Linear, Matrix, Recipe, Small, Weight};
 
 /// Rows of values.
 pub type Rows = Vec<Vec<f64>>;
@@ -22,8 +22,8 @@ fn linear(part: &Linear, x: &[f64]) -> Vec<f64> {
 }
 
 /// What pair `i` turns by at `position`, and how much longer it gets.
-fn turn(spec: &RopeSpec, factor: f64, position: usize, i: usize) -> (f64, f64) {
-    let (dims, theta) = (spec.dims as f64, f64::from(spec.theta));
+fn turn(spec: &Recipe, factor: f64, position: usize, i: usize) -> (f64, f64) {
+    let (dims, theta) = (spec.rope_dims as f64, 1e4f64);
     let angle = position as f64 * theta.powf(-(2.0 * i as f64) / dims) / factor;
     match spec.scaling {
         RopeScaling::None => (angle, 1.0),
@@ -43,9 +43,8 @@ fn turn(spec: &RopeSpec, factor: f64, position: usize, i: usize) -> (f64, f64) {
 }
 
 /// Turns the pairs of one head by the angles of `position`.
-fn rope(dims: &ModelDims, factors: Option<&Matrix>, position: usize, head: &mut [f64]) {
-    let spec = &dims.rope;
-    let half = spec.dims / 2;
+fn rope(spec: &Recipe, factors: Option<&Matrix>, position: usize, head: &mut [f64]) {
+    let half = spec.rope_dims / 2;
     for i in 0..half {
         let (angle, length) = turn(spec, factors.map_or(1.0, |f| f.row(0)[i]), position, i);
         let (a, b) = match spec.layout {
@@ -60,15 +59,15 @@ fn rope(dims: &ModelDims, factors: Option<&Matrix>, position: usize, head: &mut 
 
 /// Norm, attention with all its projections.
 pub fn attention(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
-    let dims = &model.dims;
+    let dims = &model.recipe;
     let (d, factors) = (dims.head_dim, model.rope_factors.as_ref().map(|f| &f.exact));
     let heads = |part: &Linear, norm: Option<&Matrix>, turn: bool| -> Vec<Rows> {
         let one = |(position, x): (usize, &Vec<f64>)| {
-            let x = rms_norm(x, &layer.attn_norm.exact, dims.norm_eps);
+            let x = rms_norm(x, &layer.attn_norm.exact, EPS);
             let mut heads: Rows = linear(part, &x).chunks(d).map(<[f64]>::to_vec).collect();
             for head in &mut heads {
                 if let Some(norm) = norm {
-                    *head = rms_norm(head, norm, dims.norm_eps);
+                    *head = rms_norm(head, norm, EPS);
                 }
                 if turn {
                     rope(dims, factors, position, head);
@@ -81,11 +80,11 @@ pub fn attention(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
     let q = heads(&layer.q, layer.q_norm.as_ref().map(|n| &n.exact), true);
     let k = heads(&layer.k, layer.k_norm.as_ref().map(|n| &n.exact), true);
     let v = heads(&layer.v, None, false);
-    let group = dims.n_heads / dims.n_kv_heads;
+    let group = dims.group;
     (0..residual.len())
         .map(|row| {
             let mut all = Vec::new();
-            for h in 0..dims.n_heads {
+            for h in 0..dims.n_kv_heads * dims.group {
                 let score = |t: usize| {
                     let dot: f64 = q[row][h].iter().zip(&k[t][h / group]).map(|(q, k)| q * k).sum();
                     dot / (d as f64).sqrt()
@@ -111,7 +110,7 @@ fn swiglu(gate: Vec<f64>, up: Vec<f64>) -> Vec<f64> {
 /// Norm and feed-forward layer.
 pub fn ffn(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
     let one = |x: &Vec<f64>| {
-        let x = rms_norm(x, &layer.ffn_norm.exact, model.dims.norm_eps);
+        let x = rms_norm(x, &layer.ffn_norm.exact, EPS);
         match &layer.ffn {
             Ffn::Dense { gate, up, down } => linear(down, &swiglu(linear(gate, &x), linear(up, &x))),
             Ffn::Experts { router, experts } => mixture(model, &linear(router, &x), experts, &x),
@@ -122,7 +121,7 @@ pub fn ffn(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
 
 /// The experts with the largest probabilities, weighted by them.
 fn mixture(model: &Small, logits: &[f64], experts: &[[Weight; 3]], x: &[f64]) -> Vec<f64> {
-    let dims = model.dims.experts.as_ref().unwrap();
+    let dims = model.recipe.experts.as_ref().unwrap();
     let total: f64 = logits.iter().map(|l| l.exp()).sum();
     let mut best: Vec<(f64, usize)> = logits.iter().map(|l| l.exp() / total).zip(0..).collect();
     best.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -146,7 +145,7 @@ pub fn head(model: &Small, residual: &Rows) -> Rows {
         let row = |row: usize| model.output.exact.row(row).iter().zip(x).map(|(w, x)| w * x).sum();
         (0..model.output.exact.rows).map(row).collect()
     };
-    residual.iter().map(|x| output(&rms_norm(x, &model.output_norm.exact, model.dims.norm_eps))).collect()
+    residual.iter().map(|x| output(&rms_norm(x, &model.output_norm.exact, EPS))).collect()
 }
 
 /// Residual rows of `tokens`.

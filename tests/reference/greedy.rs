@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::common;
 
 const EXACT: CpuOptions =
-    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32 };
+    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32, unfused: false };
 
 struct Rig {
     engine: Engine,
@@ -141,7 +141,7 @@ fn check_chunks(model: &Path, cpu: CpuOptions, prompt: &[u32]) {
 /// Sixteen at once, of `1 + i * longer` tokens, get what they get alone, to the bit.
 fn check_batch(model: &Path, cpu: CpuOptions, longer: u32) {
     let rig = Rig::new(model, cpu, 48);
-    let vocab = rig.model.plan.dims.vocab as u32;
+    let vocab = rig.model.plan.program.vocab() as u32;
     let prompt =
         |i: u32| -> Vec<u32> { (0..1 + i * longer).map(|j| (i * 131 + j * 37 + 5) % vocab).collect() };
     let sampling = |i: u32| if i.is_multiple_of(3) { greedy() } else { drawn(u64::from(i)) };

@@ -2,10 +2,10 @@
 //! pages lie and what was in them, on the number of threads, or on the instruction set.
 
 use rocmforge::backend::Backend;
-use rocmforge::backend::cpu::CpuOptions;
+use rocmforge::backend::cpu::{CpuOptions, Isa};
 use rocmforge::tensor::DType;
 
-use crate::small::{Random, Small};
+use crate::small::{Random, Recipe, Small};
 use crate::steps::{Batch, FLOAT, Runner, isas, long_recipe, rows, table, tokens};
 
 const LONG: usize = 1110;
@@ -102,15 +102,38 @@ fn pages_hold_nothing_of_the_sequence_before() {
     let page_bytes = {
         let mut fresh = Runner::new(&model, CpuOptions::default(), 1);
         fresh.step(&rows(&first, 0, 1), &tables);
-        fresh.backend.kv_bytes(fresh.slot)
+        fresh.loaded.backend.kv_bytes(fresh.loaded.slot)
     };
     let want = Runner::new(&model, CpuOptions::default(), 2).step(&rows(&second, 0, 40), &tables);
     runner.step(&rows(&first, 0, 90), &tables);
-    assert_eq!(runner.backend.kv_bytes(runner.slot), 3 * page_bytes);
+    assert_eq!(runner.loaded.backend.kv_bytes(runner.loaded.slot), 3 * page_bytes);
     // Not released: the second sequence overwrites pages that hold other tokens.
     assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
-    runner.backend.release_pages(runner.slot, &tables[0]);
-    assert_eq!(runner.backend.kv_bytes(runner.slot), 0);
-    assert!(matches!(runner.backend.attention(0), Ok(())), "a step without rows computes nothing");
+    runner.loaded.backend.release_pages(runner.loaded.slot, &tables[0]);
+    assert_eq!(runner.loaded.backend.kv_bytes(runner.loaded.slot), 0);
     assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
+}
+
+/// A unit of several operations computes what these compute one by one.
+#[test]
+fn fusing_operations_changes_no_bit() {
+    let ids = tokens(5, 140);
+    for (dtype, options) in
+        [(DType::Q8_0, CpuOptions::default()), (DType::Q4_K, CpuOptions::default()), (DType::F16, FLOAT)]
+    {
+        for recipe in [Recipe::plain(dtype), Recipe::plain(dtype).with_experts()] {
+            let recipe = Recipe { biases: recipe.experts.is_none(), head_norms: true, ..recipe };
+            let model = Small::new(&recipe);
+            let run = |options| {
+                let mut runner = Runner::new(&model, options, 2);
+                let tables = [table(5)];
+                let mut out = runner.step(&rows(&ids, 0, 120), &tables);
+                (120..ids.len()).for_each(|at| out.extend(runner.step(&rows(&ids, at, at + 1), &tables)));
+                out
+            };
+            let fused = run(options);
+            let alone = run(CpuOptions { unfused: true, isa: Some(Isa::Portable), ..options });
+            assert!(fused == alone, "{recipe:?}");
+        }
+    }
 }

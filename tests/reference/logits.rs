@@ -126,7 +126,8 @@ fn tinystories_gives_the_reference_with_every_instruction_set() {
     let expected = Expected::read("tinystories", &model);
     for isa in Isa::ALL {
         if !isa.is_available() {
-            common::skip(&format!("this processor has no {}", isa.name()));
+            // Nothing that CI could install gives a processor instructions, so this is no failure there either.
+            common::not_run(&format!("this processor has no {}", isa.name()));
             continue;
         }
         let mut runner = Runner::open(&model, isa, Activations::F32, KvType::F32);

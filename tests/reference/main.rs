@@ -17,6 +17,8 @@ mod dense;
 mod forward;
 mod greedy;
 mod invariance;
+mod keys;
+mod loaded;
 mod logits;
 mod on_gpu;
 mod refusals;

@@ -2,14 +2,15 @@
 """oracle.py: what another engine answers, for the tests in logits.rs. `cargo xtask oracle` runs it; it uses none of our code.
 
     oracle.py OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
-    oracle.py --decoders OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
+    oracle.py --decoders LIST OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
 
-With --decoders it writes OUT_DIR/decoders.json and decoders.logp, for the tests in decoders.rs: what small files of F32
-weights give after the first tokens of one list, exactly; see `decoders` below. Else, for each model it writes OUT_DIR/NAME.json and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI
-wheel `xllamacpp`) on a copy of the model whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as
-quantised, arithmetic in single precision. Flash attention off, F32 KV cache, no repacked weights: so set it agrees with
-transformers to 1e-5 .. 5e-4. llama.cpp's own defaults on the quantised file (8-bit activations, F16 KV cache) are off
-that by `default_kl`, which bounds what our 8-bit path may lose.
+With --decoders it writes OUT_DIR/LIST.json and LIST.logp, for the tests in decoders.rs: what small files of F32 weights
+give after the first tokens of one list, exactly; see `decoders` below. Else, for each model it writes OUT_DIR/NAME.json
+and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI wheel `xllamacpp`) on a copy of the model
+whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as quantised, arithmetic in single precision.
+Flash attention off, F32 KV cache, no repacked weights: so set it agrees with transformers to 1e-5 .. 5e-4. llama.cpp's
+own defaults on the quantised file (8-bit activations, F16 KV cache) are off that by `default_kl`, which bounds what our
+8-bit path may lose.
 
 NAME.json   oracle, versions, sha256 of the model, and for each prompt: token ids, the greedy continuation, the margin in
             nats between the first two tokens at each of its steps, what the defaults take at each step of that same
@@ -30,21 +31,31 @@ import urllib.request
 
 import numpy as np
 
+sys.dont_write_bytecode = True  # a checkout stays as it is
+import plain
+
 STEP = 0.001       # nats; tests subtract half of it from their tolerance
 FLOOR = -15.0      # nats
 CONTEXT = 1024     # tokens the oracle has room for
 GREEDY = 24        # tokens of continuation
 LENGTHS = [1, 5, 17, 40, 120]  # of --decoders: before, at and past the 64 tokens those files were "trained" with
+ALIKE = 1e-4       # nats between plain.py and llama.cpp, where both compute the same
+TABLED = 2e-3      # the same where llama.cpp looks GELU up: arguments fall on either side of a step of its table
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def main():
-    command = decoders if sys.argv[1] == "--decoders" else prompts
-    out, work, *models = [a for a in sys.argv[1:] if a != "--decoders"]
+    args = sys.argv[1:]
+    stem = args[1] if args[0] == "--decoders" else None
+    out, work, *models = args[2:] if stem else args
     out, work = pathlib.Path(out), pathlib.Path(work)
     out.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
-    command([(name, pathlib.Path(path)) for name, path in (m.split("=", 1) for m in models)], out, work)
+    models = [(name, pathlib.Path(path)) for name, path in (m.split("=", 1) for m in models)]
+    if stem:
+        decoders(stem, models, out, work)
+    else:
+        prompts(models, out, work)
 
 
 def prompts(models, out, work):
@@ -52,22 +63,23 @@ def prompts(models, out, work):
         make(name, path, out, work)
 
 
-def decoders(models, out, work):
-    """decoders.json: oracle, token ids, after how many of them the next token was asked for, and each model's sha256;
-    decoders.logp: for each model in order, for each of those counts, the log-probability of each token: little-endian
+def decoders(list_name, models, out, work):
+    """LIST.json: oracle, token ids, after how many of them the next token was asked for, and each model's sha256;
+    LIST.logp: for each model in order, for each of those counts, the log-probability of each token: little-endian
     f32."""
     ids = [(i * 37 + 11) % 256 + 3 for i in range(max(LENGTHS))]
     packed, found = bytearray(), []
     for name, path in models:
         stem = work / name
         subprocess.run([sys.executable, __file__, "--next", str(path), str(stem), json.dumps(ids)], check=True)
-        logp = np.load(f"{stem}.npy").astype("<f4")
+        logp, facts = judged(name, path, ids, np.load(f"{stem}.npy"))
+        logp = logp.astype("<f4")
         packed += logp.tobytes()
-        found.append({"name": name, "sha256": sha256(path), "vocab": logp.shape[1]})
+        found.append({"name": name, "sha256": sha256(path), "vocab": logp.shape[1], **facts})
         print(f"{name}: the likeliest token has {[round(float(np.exp(row.max())), 3) for row in logp]}", flush=True)
-    (out / "decoders.logp").write_bytes(packed)
+    (out / f"{list_name}.logp").write_bytes(packed)
     facts = {
-        "made_by": "cargo xtask oracle --only decoders",
+        "made_by": f"cargo xtask oracle --only {list_name}",
         "oracle": f"llama.cpp in xllamacpp {importlib.metadata.version('xllamacpp')}; flash attention off, F32 KV cache, no repacking",
         "logp_sha256": hashlib.sha256(packed).hexdigest(),
         "ids": ids,
@@ -75,7 +87,24 @@ def decoders(models, out, work):
     }
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in facts.items())
     body = ",\n".join("  " + json.dumps(model) for model in found)
-    (out / "decoders.json").write_text(f'{{\n{head} "models": [\n{body}\n ]\n}}\n', encoding="utf-8")
+    (out / f"{list_name}.json").write_text(f'{{\n{head} "models": [\n{body}\n ]\n}}\n', encoding="utf-8")
+
+
+def judged(name, path, ids, logp):
+    """llama.cpp's answers held to plain.py's, and how far they are from the exact ones. Where llama.cpp looks GELU up,
+    plain.py's take their place."""
+    second = plain.answers(path, ids, LENGTHS)
+    if second is None:
+        return logp, {}
+    exact, tabled, has_gelu = second
+    off, off_tabled = (float(np.abs(logp - other).max()) for other in (exact, tabled))
+    print(f"{name}: llama.cpp is off by {off:.1e}, beside its GELU {off_tabled:.1e}", flush=True)
+    if off_tabled > (TABLED if has_gelu else ALIKE):
+        raise SystemExit(f"{name}: llama.cpp and plain.py compute different things")
+    facts = {"answers": "plain.py" if has_gelu else "llama.cpp", "llama_cpp_off": float(f"{off:.1e}")}
+    if has_gelu:
+        facts["llama_cpp_off_beside_gelu"] = float(f"{off_tabled:.1e}")
+    return exact if has_gelu else logp, facts
 
 
 def make(name, model, out, work):

@@ -1,15 +1,15 @@
-//! What the CPU backend refuses: batches, weights and sizes that contradict each other, units out of order, weights that
-//! are no numbers.
+//! What the CPU backend refuses: batches that contradict themselves, parts out of order, weights that are no numbers or were
+//! not loaded, steps larger than memory.
+
+use std::sync::Arc;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::backend::{
-    AttentionInput, Backend, BackendError, Expert, ExpertDims, Experts, FfnInput, ModelDims, Router,
-    SampleRow, StepBatch,
-};
+use rocmforge::backend::{Backend, BackendError, Progress, SampleRow, StepBatch, StepLimits};
+use rocmforge::program::TensorId;
 use rocmforge::tensor::DType;
 
-use crate::small::{Ffn, Recipe, Small, VOCAB, weight_of};
-use crate::steps::{Batch, Runner, long_recipe, projection, rows, table, tokens};
+use crate::small::{Recipe, Small, VOCAB, weight_of};
+use crate::steps::{Batch, Runner, long_recipe, rows, table, tokens};
 
 #[test]
 fn batches_that_contradict_themselves_are_refused() {
@@ -26,12 +26,12 @@ fn batches_that_contradict_themselves_are_refused() {
             page_table_stride: stride,
             logits_rows: &batch.logits,
         };
-        match runner.backend.begin_step(runner.slot, &step) {
+        match runner.loaded.backend.begin_step(runner.loaded.slot, &step) {
             Err(BackendError::Batch(text)) => assert!(text.contains(why), "{text:?} does not say {why:?}"),
             other => panic!("{why}: {other:?}"),
         }
         // Nothing can be computed after it.
-        assert!(matches!(runner.backend.attention(0), Err(BackendError::Batch(_))));
+        assert!(matches!(runner.loaded.try_run(0), Err(BackendError::Batch(_))));
     };
     let with = |change: &dyn Fn(&mut Batch)| {
         let mut batch = good.clone();
@@ -61,18 +61,18 @@ fn batches_that_contradict_themselves_are_refused() {
     refused(&mut runner, &good, &[], 0, "not whole");
     refused(&mut runner, &rows(&tokens(1, 40), 32, 40), &[30, 31], 2, "never written");
     runner.step(&good, std::slice::from_ref(&tables));
-    let closed = runner.slot;
-    runner.backend.close_model(closed);
+    let closed = runner.loaded.slot;
+    runner.loaded.backend.close_model(closed);
     refused(&mut runner, &good, &tables, 2, "not open");
 }
 
 #[test]
-fn units_out_of_order_and_foreign_weights_are_refused() {
+fn parts_out_of_order_are_refused() {
     let model = Small::new(&long_recipe(DType::F32));
-    let wider = Small::new(&Recipe { hidden: 128, ..long_recipe(DType::F32) });
-    let mut backend = CpuBackend::new(CpuOptions::default()).unwrap();
-    assert!(matches!(backend.attention(0), Err(BackendError::Batch(_))));
     let mut runner = Runner::new(&model, CpuOptions::default(), 1);
+    let batch =
+        |result: Result<Progress, BackendError>| assert!(matches!(result, Err(BackendError::Batch(_))));
+    batch(runner.loaded.try_run(0)); // no step was begun
     runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
     let draw = SampleRow {
         temperature: 0.0,
@@ -83,109 +83,53 @@ fn units_out_of_order_and_foreign_weights_are_refused() {
         position: 3,
         top_logprobs: 0,
     };
-    assert!(
-        matches!(runner.backend.sample(std::slice::from_ref(&draw)), Err(BackendError::Batch(_))),
-        "no logits yet"
-    );
-    assert!(matches!(runner.backend.logits(0), Err(BackendError::Batch(_))));
-    assert!(matches!(runner.backend.attention(2), Err(BackendError::Batch(_))), "a layer there is not");
-    let shape = |result: Result<(), BackendError>| assert!(matches!(result, Err(BackendError::Shape { .. })));
-    let (layer, foreign) = (&model.layers[0], &wider.layers[0]);
-    let (Ffn::Dense { gate, .. }, Ffn::Dense { up, down, .. }) = (&layer.ffn, &foreign.ffn) else {
-        panic!("dense layers");
-    };
-    shape(runner.backend.embed(&wider.embedding.device));
-    shape(runner.backend.attention_output(&projection(&foreign.attn_output)));
-    shape(runner.backend.ffn_output(&projection(down)));
-    shape(runner.backend.head(&wider.output_norm.device, &model.output.device));
-    shape(runner.backend.head(&model.output_norm.device, &wider.output.device));
-    let input = FfnInput { norm: &layer.ffn_norm.device, gate: projection(gate), up: projection(up) };
-    shape(runner.backend.ffn_input(&input));
-    let input = AttentionInput {
-        norm: &layer.attn_norm.device,
-        q: projection(&layer.q),
-        k: projection(&layer.q),
-        v: projection(&layer.v),
-        q_norm: None,
-        k_norm: None,
-        rope_factors: None,
-    };
-    shape(runner.backend.attention_input(0, &input));
+    let drawn = runner.loaded.backend.sample(std::slice::from_ref(&draw));
+    assert!(matches!(drawn, Err(BackendError::Batch(_))), "no logits yet");
+    assert!(matches!(runner.loaded.backend.logits(0), Err(BackendError::Batch(_))));
+    batch(runner.loaded.try_run(0));
+    batch(runner.loaded.try_run(2));
+    batch(runner.loaded.try_run(99));
+    (0..model.layers.len()).for_each(|layer| {
+        runner.attention(layer);
+        runner.ffn(layer);
+    });
     runner.head();
-    assert!(matches!(runner.backend.sample(&[draw]), Err(BackendError::Batch(_))), "three rows have logits");
-    assert!(matches!(runner.backend.logits(3), Err(BackendError::Batch(_))));
-    assert_eq!(runner.backend.logits(2).unwrap().len(), VOCAB);
+    batch(runner.loaded.try_run(runner.loaded.program.head_part()));
+    let drawn = runner.loaded.backend.sample(&[draw]);
+    assert!(matches!(drawn, Err(BackendError::Batch(_))), "three rows have logits");
+    assert!(matches!(runner.loaded.backend.logits(3), Err(BackendError::Batch(_))));
+    assert_eq!(runner.loaded.backend.logits(2).unwrap().len(), VOCAB);
 }
 
 #[test]
-fn experts_out_of_order_and_experts_not_loaded_are_refused() {
+fn a_part_stops_at_experts_that_are_not_loaded_and_goes_on_with_them() {
     let model = Small::new(&long_recipe(DType::F32).with_experts());
-    let dense = Small::new(&long_recipe(DType::F32));
-    let (norm, Ffn::Experts { router, experts }) = (&model.layers[0].ffn_norm.device, &model.layers[0].ffn)
-    else {
-        panic!("a layer of experts");
-    };
-    let router = Router { norm, logits: projection(router) };
-    let mut loaded: Vec<Option<Expert>> = experts
-        .iter()
-        .map(|parts| parts.each_ref().map(|w| w.device.clone()))
-        .map(|[gate, up, down]| Some(Expert { gate, up, down }))
-        .collect();
-    let batch = |result: Result<(), BackendError>| assert!(matches!(result, Err(BackendError::Batch(_))));
-    let given = |loaded: &[Option<Expert>], runner: &mut Runner<'_>, layer| {
-        runner.backend.experts(layer, &Experts { loaded, version: 0 })
-    };
-
-    let mut other = Runner::new(&dense, CpuOptions::default(), 1);
-    other.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
-    batch(other.backend.route(0, &router));
     let mut runner = Runner::new(&model, CpuOptions::default(), 1);
     runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
-    batch(given(&loaded, &mut runner, 0));
-    assert!(matches!(runner.backend.routed(), Err(BackendError::Batch(_))));
-    batch(runner.backend.route(2, &router));
-    runner.backend.route(0, &router).unwrap();
-    batch(given(&loaded, &mut runner, 1));
-    runner.backend.route(0, &router).unwrap();
-    batch(given(&loaded[1..], &mut runner, 0));
-    runner.backend.route(0, &router).unwrap();
-    given(&loaded, &mut runner, 0).unwrap();
-    batch(given(&loaded, &mut runner, 0)); // twice
-    runner.backend.route(0, &router).unwrap();
-    let chosen = runner.backend.routed().unwrap();
-    assert!(chosen.is_sorted_by(|a, b| a < b) && (3..=6).contains(&chosen.len()), "{chosen:?}");
-    let expert = loaded[chosen[0] as usize].take();
-    batch(given(&loaded, &mut runner, 0));
-    let crossed = expert.map(|e| Expert { gate: e.down.clone(), ..e });
-    loaded[chosen[0] as usize] = crossed;
-    runner.backend.route(0, &router).unwrap();
-    assert!(matches!(given(&loaded, &mut runner, 0), Err(BackendError::Shape { .. })));
+    runner.attention(0);
+    let Progress::Needs(chosen) = runner.loaded.try_run(2).unwrap() else { panic!("nothing is loaded") };
+    let experts: Vec<u32> = chosen.iter().map(|TensorId(number)| *number).collect();
+    assert!(experts.is_sorted_by(|a, b| a < b), "each once: {experts:?}");
+    assert!(
+        (9..=18).contains(&experts.len()) && experts.len().is_multiple_of(3),
+        "three of six for each row: {experts:?}"
+    );
+    assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Needs(chosen.clone()), "nothing has come");
+    let (first, rest) = chosen.split_at(3);
+    runner.loaded.load(2, rest);
+    assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Needs(first.to_vec()));
+    runner.loaded.load(2, first);
+    assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Done);
+    assert!(matches!(runner.loaded.try_run(2), Err(BackendError::Batch(_))), "it was run");
 }
 
 #[test]
-fn sizes_that_contradict_themselves_are_refused() {
-    let good = Small::new(&long_recipe(DType::F32)).dims;
+fn steps_beyond_memory_are_refused() {
+    let program = Arc::new(Small::new(&long_recipe(DType::F32)).program().0);
     let mut backend = CpuBackend::new(CpuOptions::default()).unwrap();
-    let mut check = |change: &dyn Fn(&mut ModelDims)| {
-        let mut dims = good.clone();
-        change(&mut dims);
-        assert!(matches!(backend.open_model(&dims, 4), Err(BackendError::Dims(_))), "{dims:?}");
-    };
-    check(&|d| d.hidden = 0);
-    check(&|d| d.n_kv_heads = 0);
-    check(&|d| d.n_kv_heads = 4);
-    let experts = ExpertDims { count: 4, used: 2, ffn: 8, normalise: true, scale: 1.0 };
-    check(&|d| d.experts = Some(ExpertDims { used: 5, ..experts.clone() }));
-    check(&|d| d.experts = Some(ExpertDims { used: 0, ..experts.clone() }));
-    check(&|d| d.experts = Some(ExpertDims { ffn: 0, ..experts.clone() }));
-    check(&|d| d.rope.dims = 15);
-    check(&|d| d.rope.dims = 18);
-    check(&|d| d.rows_max = 0);
-    check(&|d| d.logits_rows_max = d.rows_max + 1);
-    check(&|d| d.head_dim = usize::MAX / 64);
-    let huge = ModelDims { rows_max: 1 << 50, ..good.clone() };
-    assert!(matches!(backend.open_model(&huge, 4), Err(BackendError::OutOfMemory { .. })));
-    let slot = backend.open_model(&good, 4).unwrap();
+    let huge = StepLimits { rows: 1 << 50, wanted_rows: 1 };
+    assert!(matches!(backend.open_model(&program, huge, 4), Err(BackendError::OutOfMemory { .. })));
+    let slot = backend.open_model(&program, StepLimits { rows: 8, wanted_rows: 1 }, 4).unwrap();
     assert_eq!(backend.kv_bytes(slot), 0);
     backend.close_model(slot);
     backend.close_model(slot);
@@ -209,5 +153,5 @@ fn weights_that_are_no_numbers_are_reported() {
         position: 1,
         top_logprobs: 0,
     };
-    assert!(matches!(runner.backend.sample(&[draw]).unwrap()[..], [Err(BackendError::NotFinite)]));
+    assert!(matches!(runner.loaded.backend.sample(&[draw]).unwrap()[..], [Err(BackendError::NotFinite)]));
 }

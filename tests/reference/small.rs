@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use half::f16;
 use rocmforge::backend::cpu::quant;
-use rocmforge::backend::{
-    Backend, DeviceTensor, ExpertDims, ModelDims, RopeLayout, RopeScaling, RopeSpec, Storage,
+use rocmforge::program::{
+    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Program, Residence, RopeLayout, RopeScaling,
+    RopeSpec, State, TensorId, ValueId,
 };
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
 
@@ -50,7 +51,7 @@ impl Matrix {
 
 /// A tensor twice: in the file and as f64.
 pub struct Weight {
-    pub device: DeviceTensor,
+    pub lazy: LazyTensor,
     pub exact: Matrix,
 }
 
@@ -82,7 +83,7 @@ pub enum Ffn {
 
 /// A model.
 pub struct Small {
-    pub dims: ModelDims,
+    pub recipe: Recipe,
     pub embedding: Weight,
     pub layers: Vec<Layer>,
     pub rope_factors: Option<Weight>,
@@ -109,8 +110,20 @@ pub struct Recipe {
     pub rope_factors: bool,
     pub scaling: RopeScaling,
     /// Layers of experts, `ffn` wide each.
-    pub experts: Option<ExpertDims>,
+    pub experts: Option<Experts>,
 }
+
+/// Layers of experts.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    pub count: usize,
+    pub used: usize,
+    pub normalise: bool,
+    pub scale: f32,
+}
+
+/// Added to the mean square in every norm.
+pub const EPS: f32 = 1e-5;
 
 impl Recipe {
     pub fn plain(dtype: DType) -> Self {
@@ -154,7 +167,7 @@ impl Recipe {
 
     /// 6 experts, of which each row uses 3.
     pub fn with_experts(self) -> Self {
-        let experts = ExpertDims { count: 6, used: 3, ffn: self.ffn, normalise: true, scale: 1.0 };
+        let experts = Experts { count: 6, used: 3, normalise: true, scale: 1.0 };
         Self { experts: Some(experts), ..self }
     }
 }
@@ -162,13 +175,13 @@ impl Recipe {
 pub const VOCAB: usize = 97;
 
 /// Collects tensors into one file image; ranges become handles when the file is mapped.
-struct Builder {
+struct Image {
     random: Random,
     image: Vec<u8>,
     made: Vec<(DType, usize, usize, std::ops::Range<u64>)>,
 }
 
-impl Builder {
+impl Image {
     /// A random tensor: values of about `scale`, around `center`.
     fn add(&mut self, dtype: DType, rows: usize, cols: usize, center: f32, scale: f32) -> usize {
         // An odd start, as a file may have it: nothing may rely on alignment.
@@ -229,9 +242,9 @@ type Parts = (usize, Option<usize>);
 impl Small {
     pub fn new(recipe: &Recipe) -> Self {
         let r = recipe;
-        let mut b = Builder { random: Random::new(r.seed), image: Vec::new(), made: Vec::new() };
-        let norm = |b: &mut Builder, cols| b.add(DType::F32, 1, cols, 1.0, 0.3);
-        let linear = |b: &mut Builder, rows: usize, cols: usize, gain: f32| -> Parts {
+        let mut b = Image { random: Random::new(r.seed), image: Vec::new(), made: Vec::new() };
+        let norm = |b: &mut Image, cols| b.add(DType::F32, 1, cols, 1.0, 0.3);
+        let linear = |b: &mut Image, rows: usize, cols: usize, gain: f32| -> Parts {
             let weight = b.add(r.dtype, rows, cols, 0.0, gain * (3.0 / cols as f32).sqrt());
             (weight, r.biases.then(|| b.add(DType::F32, 1, rows, 0.0, 0.2)))
         };
@@ -289,7 +302,7 @@ impl Small {
             })
             .collect();
         Self {
-            dims: dims(r),
+            recipe: r.clone(),
             embedding: weight(embedding),
             layers,
             rope_factors: factors.map(weight),
@@ -300,59 +313,127 @@ impl Small {
 }
 
 impl Small {
-    /// With its tensors brought to a device.
-    pub fn place(mut self, backend: &mut dyn Backend) -> Self {
-        self.embedding.device = backend.load_table(&self.embedding.device.tensor).unwrap();
-        for weight in self.weights() {
-            weight.device = backend.load_tensor(&weight.device.tensor).unwrap();
+    /// The model as a program, each half of a layer a part of its own, so that what one adds can be looked at; and the value
+    /// that they add to.
+    pub fn program(&self) -> (Program, ValueId) {
+        let r = &self.recipe;
+        let mut w = Writer { program: Builder::new(VOCAB), small: self };
+        w.program.part(PartKind::Embedding);
+        let table = w.program.tensor(self.embedding.lazy.clone(), Residence::Host);
+        let factors =
+            self.rope_factors.as_ref().map(|factors| w.program.tensor(factors.lazy.clone(), Residence::Host));
+        let (layout, dims, scaling) = (r.layout, r.rope_dims, r.scaling);
+        let spec = RopeSpec { layout, dims, theta: 1e4, scaling, magnitude: 1.0 };
+        let rope = w.program.rope(spec, factors);
+        let x = w.program.value(r.hidden);
+        w.program.push(Op::Embed { table, scale: 1.0, out: x });
+        for (index, layer) in (0..).zip(&self.layers) {
+            w.program.part(PartKind::Layer(2 * index));
+            w.attention(layer, rope, x);
+            w.program.part(PartKind::Layer(2 * index + 1));
+            w.ffn(layer, x);
         }
-        self
-    }
-
-    /// All but the embedding.
-    fn weights(&mut self) -> Vec<&mut Weight> {
-        let mut all = vec![&mut self.output_norm, &mut self.output];
-        all.extend(self.rope_factors.as_mut());
-        let mut parts = Vec::new();
-        for layer in &mut self.layers {
-            all.extend([&mut layer.attn_norm, &mut layer.ffn_norm]);
-            all.extend(layer.q_norm.as_mut().into_iter().chain(layer.k_norm.as_mut()));
-            parts.extend([&mut layer.q, &mut layer.k, &mut layer.v, &mut layer.attn_output]);
-            match &mut layer.ffn {
-                Ffn::Dense { gate, up, down } => parts.extend([gate, up, down]),
-                Ffn::Experts { router, experts } => {
-                    parts.push(router);
-                    all.extend(experts.iter_mut().flatten());
-                }
-            }
-        }
-        all.extend(
-            parts.into_iter().flat_map(|part| std::iter::once(&mut part.weight).chain(part.bias.as_mut())),
+        w.program.part(PartKind::Head);
+        let (last, normed, logits) = (
+            w.program.wanted_value(r.hidden),
+            w.program.wanted_value(r.hidden),
+            w.program.wanted_value(VOCAB),
         );
-        all
+        w.program.push(Op::Take { from: x, out: last });
+        w.norm(&self.output_norm, last, normed);
+        let weight = w.tensor(&self.output);
+        w.program.push(Op::Project { weight, bias: None, from: normed, out: logits, add: false });
+        (w.program.finish(logits).expect("a sound program"), x)
     }
 }
 
-fn dims(r: &Recipe) -> ModelDims {
-    ModelDims {
-        hidden: r.hidden,
-        n_layers: r.n_layers,
-        n_heads: r.n_kv_heads * r.group,
-        n_kv_heads: r.n_kv_heads,
-        head_dim: r.head_dim,
-        ffn: r.ffn,
-        experts: r.experts.clone(),
-        vocab: VOCAB,
-        norm_eps: 1e-5,
-        rope: RopeSpec {
-            layout: r.layout,
-            dims: r.rope_dims,
-            theta: 1e4,
-            scaling: r.scaling,
-            magnitude: 1.0,
-        },
-        rows_max: 128,
-        logits_rows_max: 128,
+/// Writes a small model's program.
+struct Writer<'a> {
+    program: Builder,
+    small: &'a Small,
+}
+
+impl Writer<'_> {
+    fn tensor(&mut self, weight: &Weight) -> TensorId {
+        self.program.tensor(weight.lazy.clone(), Residence::Device)
+    }
+
+    fn norm(&mut self, weight: &Weight, from: ValueId, out: ValueId) {
+        let weight = self.tensor(weight);
+        self.program.push(Op::Norm {
+            kind: NormKind::Rms,
+            eps: EPS,
+            weight,
+            bias: None,
+            from,
+            out,
+            add: false,
+        });
+    }
+
+    fn normed(&mut self, weight: &Weight, from: ValueId) -> ValueId {
+        let out = self.program.value(self.program.width(from));
+        self.norm(weight, from, out);
+        out
+    }
+
+    fn project(&mut self, part: &Linear, from: ValueId) -> ValueId {
+        let out = self.program.value(part.weight.exact.rows);
+        self.push(part, from, out, false);
+        out
+    }
+
+    fn push(&mut self, part: &Linear, from: ValueId, out: ValueId, add: bool) {
+        let weight = self.tensor(&part.weight);
+        let bias = part.bias.as_ref().map(|bias| self.tensor(bias));
+        self.program.push(Op::Project { weight, bias, from, out, add });
+    }
+
+    fn attention(&mut self, layer: &Layer, rope: rocmforge::program::RopeId, x: ValueId) {
+        let r = &self.small.recipe;
+        let (heads, head_dim) = (r.n_kv_heads as u32, r.head_dim as u32);
+        let normed = self.normed(&layer.attn_norm, x);
+        let [q, k, v] = [&layer.q, &layer.k, &layer.v].map(|part| self.project(part, normed));
+        for (norm, value) in [(&layer.q_norm, q), (&layer.k_norm, k)] {
+            if let Some(norm) = norm {
+                self.norm(norm, value, value);
+            }
+        }
+        for value in [q, k] {
+            self.program.push(Op::Rope { rope, head_dim, value });
+        }
+        let state = self.program.state(State::Kv { heads, head_dim });
+        self.program.push(Op::Store { state, keys: k, values: v });
+        let out = self.program.value(self.program.width(q));
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        self.program.push(Op::Attend { state, queries: q, scale, window: None, out });
+        self.push(&layer.attn_output, out, x, true);
+    }
+
+    fn ffn(&mut self, layer: &Layer, x: ValueId) {
+        let normed = self.normed(&layer.ffn_norm, x);
+        let activation = Activation::Silu;
+        match &layer.ffn {
+            Ffn::Dense { gate, up, down } => {
+                let [gate, up] = [gate, up].map(|part| self.project(part, normed));
+                let out = self.program.value(self.program.width(gate));
+                self.program.push(Op::Gate { activation, gate, up, out });
+                self.push(down, out, x, true);
+            }
+            Ffn::Experts { router, experts } => {
+                let dims = self.small.recipe.experts.as_ref().expect("experts have sizes");
+                let logits = self.project(router, normed);
+                let choice = self.program.choice(dims.used);
+                let (normalise, scale) = (dims.normalise, dims.scale);
+                self.program.push(Op::Route { logits, normalise, scale, out: choice });
+                let first = self.program.next_tensor();
+                for weight in experts.iter().flatten() {
+                    self.program.tensor(weight.lazy.clone(), Residence::Chosen);
+                }
+                let experts = ExpertRange { first, count: experts.len() as u32 };
+                self.program.push(Op::Experts { experts, choice, activation, from: normed, out: x });
+            }
+        }
     }
 }
 
@@ -376,10 +457,7 @@ fn weight_in(
     let mut values = vec![0.0f32; rows * cols];
     quant::dequantize_row(dtype, tensor.bytes(), &mut values).unwrap();
     let values = values.into_iter().map(f64::from).collect();
-    Weight {
-        device: DeviceTensor { tensor, storage: Storage::InPlace },
-        exact: Matrix { rows, cols, values },
-    }
+    Weight { lazy: tensor, exact: Matrix { rows, cols, values } }
 }
 
 fn mapped(image: &[u8]) -> Arc<MappedFile> {

@@ -1,33 +1,29 @@
-//! Steps of a small model on a backend, unit by unit or whole.
+//! Steps of a small model on a backend, part by part or whole.
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{
-    Activations, AttentionInput, Backend, Expert, Experts, FfnInput, KvType, ModelSlot, Projection, Router,
-    StepBatch,
-};
+use rocmforge::backend::{Activations, KvType, StepBatch, StepLimits};
+use rocmforge::program::ValueId;
 use rocmforge::tensor::DType;
 
 use crate::forward::Rows;
-use crate::small::{Ffn, Linear, Random, Recipe, Small, VOCAB};
+use crate::loaded::{Device, Loaded};
+use crate::small::{Random, Recipe, Small, VOCAB};
 
 pub const FLOAT: CpuOptions =
-    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32 };
+    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32, unfused: false };
+
+/// Rows of a step at most.
+const LIMITS: StepLimits = StepLimits { rows: 128, wanted_rows: 128 };
 
 pub fn isas() -> Vec<Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
 }
 
-pub fn projection(part: &Linear) -> Projection<'_> {
-    Projection { weight: &part.weight.device, bias: part.bias.as_ref().map(|b| &b.device) }
-}
-
 /// A backend with one small model open.
 pub struct Runner<'a, B = CpuBackend> {
-    pub backend: B,
-    pub slot: ModelSlot,
+    pub loaded: Loaded<B>,
     pub model: &'a Small,
-    /// Each step has other experts.
-    version: u64,
+    residual: ValueId,
 }
 
 /// Rows of one step.
@@ -45,16 +41,15 @@ impl<'a> Runner<'a> {
     }
 
     pub fn residual(&self, rows: usize) -> Rows {
-        let row = |row| self.backend.residual(row).unwrap().into_iter().map(f64::from).collect();
-        (0..rows).map(row).collect()
+        let row = |row| self.loaded.backend.value(self.residual, row).unwrap();
+        (0..rows).map(|at| row(at).into_iter().map(f64::from).collect()).collect()
     }
 }
 
-impl<'a, B: Backend> Runner<'a, B> {
-    /// On the backend that has the model's tensors.
-    pub fn on(model: &'a Small, mut backend: B) -> Self {
-        let slot = backend.open_model(&model.dims, 256).unwrap();
-        Self { backend, slot, model, version: 0 }
+impl<'a, B: Device> Runner<'a, B> {
+    pub fn on(model: &'a Small, backend: B) -> Self {
+        let (program, residual) = model.program();
+        Self { loaded: Loaded::new(program, backend, LIMITS, 256), model, residual }
     }
 
     pub fn begin(&mut self, batch: &Batch, tables: &[Vec<u32>]) {
@@ -67,52 +62,22 @@ impl<'a, B: Backend> Runner<'a, B> {
             page_table_stride: stride,
             logits_rows: &batch.logits,
         };
-        self.backend.begin_step(self.slot, &step).unwrap();
-        self.backend.embed(&self.model.embedding.device).unwrap();
+        self.loaded.backend.get().begin_step(self.loaded.slot, &step).unwrap();
+        self.loaded.run(0);
     }
 
     pub fn attention(&mut self, layer: usize) {
-        let weights = &self.model.layers[layer];
-        let input = AttentionInput {
-            norm: &weights.attn_norm.device,
-            q: projection(&weights.q),
-            k: projection(&weights.k),
-            v: projection(&weights.v),
-            q_norm: weights.q_norm.as_ref().map(|n| &n.device),
-            k_norm: weights.k_norm.as_ref().map(|n| &n.device),
-            rope_factors: self.model.rope_factors.as_ref().map(|f| &f.device),
-        };
-        self.backend.attention_input(layer as u32, &input).unwrap();
-        self.backend.attention(layer as u32).unwrap();
-        self.backend.attention_output(&projection(&weights.attn_output)).unwrap();
+        self.loaded.run(1 + 2 * layer as u32);
     }
 
+    /// Only experts that this step chose are given.
     pub fn ffn(&mut self, layer: usize) {
-        let weights = &self.model.layers[layer];
-        let norm = &weights.ffn_norm.device;
-        match &weights.ffn {
-            Ffn::Dense { gate, up, down } => {
-                let (gate, up) = (projection(gate), projection(up));
-                self.backend.ffn_input(&FfnInput { norm, gate, up }).unwrap();
-                self.backend.ffn_output(&projection(down)).unwrap();
-            }
-            Ffn::Experts { router, experts } => {
-                self.backend.route(layer as u32, &Router { norm, logits: projection(router) }).unwrap();
-                // Only what was chosen is given.
-                let mut loaded = vec![None; experts.len()];
-                for number in self.backend.routed().unwrap() {
-                    let [gate, up, down] = experts[number as usize].each_ref().map(|w| w.device.clone());
-                    loaded[number as usize] = Some(Expert { gate, up, down });
-                }
-                self.version += 1;
-                let experts = Experts { loaded: &loaded, version: self.version };
-                self.backend.experts(layer as u32, &experts).unwrap();
-            }
-        }
+        self.loaded.forget_chosen();
+        self.loaded.run(2 + 2 * layer as u32);
     }
 
     pub fn head(&mut self) {
-        self.backend.head(&self.model.output_norm.device, &self.model.output.device).unwrap();
+        self.loaded.run(self.loaded.program.head_part());
     }
 
     /// One whole step; logits of its `logits` rows.
@@ -123,7 +88,7 @@ impl<'a, B: Backend> Runner<'a, B> {
             self.ffn(layer);
         }
         self.head();
-        (0..batch.logits.len()).map(|i| self.backend.logits(i).unwrap()).collect()
+        (0..batch.logits.len()).map(|i| self.loaded.backend.get().logits(i).unwrap()).collect()
     }
 }
 

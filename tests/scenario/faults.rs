@@ -28,7 +28,7 @@ const BROKEN: u32 = 4;
 /// The CPU, with a fault on demand in the middle of a step.
 fn faulty(inner: CpuBackend, fault: &Arc<AtomicU32>) -> Hooked {
     let (step, close) = (Arc::clone(fault), Arc::clone(fault));
-    let before_attention = move |_| {
+    let before_layer = move |_| {
         assert_ne!(step.load(Ordering::SeqCst), BROKEN, "a fault that stays");
         match step.swap(WELL, Ordering::SeqCst) {
             PANIC => panic!("a fault in attention"),
@@ -37,7 +37,7 @@ fn faulty(inner: CpuBackend, fault: &Arc<AtomicU32>) -> Hooked {
             _ => Ok(()),
         }
     };
-    Hooked::before_attention(inner, before_attention)
+    Hooked::before_layer(inner, before_layer)
         .before_close(move || assert_ne!(close.load(Ordering::SeqCst), BROKEN, "a fault in close_model"))
 }
 

@@ -3,7 +3,8 @@
 use crate::source::{Source, files};
 
 /// Highest first. A module uses those after it in the list, never those before it.
-const LAYERS: [&str; 8] = ["socket", "session", "scheduler", "model", "cache", "backend", "tensor", "lock"];
+const LAYERS: [&str; 9] =
+    ["socket", "session", "scheduler", "model", "cache", "backend", "program", "tensor", "lock"];
 
 /// What wires the layers together and stands above them all.
 const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config.rs", "src/daemon"];

@@ -18,8 +18,8 @@ pub struct Args {
     /// Write here instead of tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model, or only the small random decoders; Qwen, which takes long, only when named
-    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", models::QWEN])]
+    /// Only this model, or only the small random decoders or the newer of them; Qwen, which takes long, only when named
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", models::QWEN])]
     only: Option<String>,
 }
 
@@ -45,17 +45,21 @@ pub fn run(args: &Args) -> Result<()> {
     if !inputs.is_empty() {
         host::run(Command::new(&python).arg(&script).arg(&out).arg(&work).args(inputs))?;
     }
-    if wanted("decoders") {
-        let inputs = write_decoders(&work)?;
-        host::run(Command::new(python).arg(script).arg("--decoders").arg(out).arg(&work).args(inputs))?;
+    for (list, made) in [("decoders", forge::decoders()), ("newer", forge::newer_decoders())] {
+        if wanted(list) {
+            let inputs = write_decoders(&work, made)?;
+            let mut command = Command::new(&python);
+            command.arg(&script).args(["--decoders", list]).arg(&out).arg(&work).args(inputs);
+            host::run(&mut command)?;
+        }
     }
     Ok(())
 }
 
-/// Files of the small random decoders, the same bytes that the tests make.
-fn write_decoders(work: &Path) -> Result<Vec<String>> {
+/// Files of small random decoders, the same bytes that the tests make.
+fn write_decoders(work: &Path, made: Vec<(&str, forge::Forge)>) -> Result<Vec<String>> {
     let mut inputs = Vec::new();
-    for (name, forge) in forge::decoders() {
+    for (name, forge) in made {
         let path = work.join(name).with_extension("gguf");
         fs::write(&path, forge.build().bytes).map_err(Error::at(&path))?;
         inputs.push(format!("{name}={}", path.display()));

@@ -14,7 +14,7 @@ use half::f16;
 
 use super::compute::Worker;
 use super::grid::{Block, Grid};
-use super::kv::{KvElement, KvHead, KvPool};
+use super::kv::{KvElement, KvHead, KvLayout, KvPool};
 use super::pool::{Parts, Pool};
 use super::simd::{LANES, Level, Simd, vectorize};
 use super::step::Step;
@@ -36,23 +36,35 @@ pub fn split_len(len: usize) -> usize {
     }
 }
 
-/// What attention of one layer reads.
+/// What attention over one state reads.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
-    /// Rows, page tables, tiles.
+    /// Rows, page tables, splits.
     pub step: &'a Step,
+    /// Runs of rows that are taken together.
+    pub tiles: &'a [Range<usize>],
     /// Keys and values.
     pub kv: &'a KvPool,
-    /// Layer.
-    pub layer: usize,
+    /// Where the state lies in each page.
+    pub layout: KvLayout,
     /// Rotated queries: row r at `r * stride`, its heads one after the other.
     pub queries: &'a [f32],
     /// Distance of query rows.
     pub stride: usize,
-    /// KV heads.
-    pub n_kv_heads: usize,
-    /// Query heads of a KV head.
+    /// Query heads of a head of the state.
     pub group: usize,
+    /// Factor of queries.
+    pub scale: f32,
+    /// Positions that a row sees, its own among them: at least 1.
+    pub window: usize,
+}
+
+impl Problem<'_> {
+    /// Positions that a row sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let end = self.step.len(row);
+        end.saturating_sub(self.window)..end
+    }
 }
 
 /// What a worker keeps of the queries of a tile. Sized for the tile at hand; grows to the largest.
@@ -111,7 +123,7 @@ vectorize!(fn tile_f16 = tile::<f16, _>, (p: &Problem<'_>, rows: Range<usize>, s
 vectorize!(fn tile_f32 = tile::<f32, _>, (p: &Problem<'_>, rows: Range<usize>, scratch: &mut AttentionScratch, out: Block<'_>));
 vectorize!(fn partial_f16 = partial::<f16, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
 vectorize!(fn partial_f32 = partial::<f32, _>, (p: &Problem<'_>, item: Item, scratch: &mut AttentionScratch, out: &mut [f32]));
-vectorize!(fn merge_row = merge_row_lanes, (p: &Problem<'_>, partials: &[f32], splits: Range<usize>, scratch: &mut AttentionScratch, out: &mut [f32]));
+vectorize!(fn merge_row = merge_row_lanes, (p: &Problem<'_>, row: usize, partials: &[f32], splits: Range<usize>, scratch: &mut AttentionScratch, out: &mut [f32]));
 
 /// One split of one row and KV head.
 #[derive(Clone, Copy)]
@@ -133,7 +145,7 @@ pub fn attend(
     partials: &mut Partials,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let tiles = p.step.tiles.len() * p.n_kv_heads;
+    let tiles = p.tiles.len() * p.layout.heads;
     let many_splits = p.step.splits.len() > p.step.rows();
     // Fewer tiles than this leave workers idle at the end; more items make partial results large.
     if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
@@ -144,9 +156,9 @@ pub fn attend(
 }
 
 fn attend_by_tile(level: Level, p: &Problem<'_>, pool: &mut Pool, workers: &mut [Worker], out: &mut [f32]) {
-    let head_dim = p.kv.geometry().head_dim;
-    let cols = p.n_kv_heads * p.group * head_dim;
-    let grid = Grid { stride: cols, rows: &p.step.tiles, cols, block_cols: p.group * head_dim };
+    let head_dim = p.layout.head_dim;
+    let cols = p.layout.heads * p.group * head_dim;
+    let grid = Grid { stride: cols, rows: p.tiles, cols, block_cols: p.group * head_dim };
     grid.run(pool, workers, out, |worker, block| match p.kv.kv() {
         KvType::F16 => tile_f16(level, p, block.rows(), &mut worker.attention, block),
         KvType::F32 => tile_f32(level, p, block.rows(), &mut worker.attention, block),
@@ -161,14 +173,14 @@ fn attend_by_split(
     partials: &mut Partials,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    let geometry = p.kv.geometry();
-    let item_len = p.group * (geometry.head_stride + 2);
-    let items = p.step.splits.len() * p.n_kv_heads;
+    let layout = p.layout;
+    let item_len = p.group * (layout.head_stride + 2);
+    let items = p.step.splits.len() * p.layout.heads;
     let parts = Parts::new(partials.resize(items, item_len)?);
     pool.run_with(workers, items, |worker, chunk| {
         let scratch = &mut worker.attention;
-        let (row, split) = p.step.splits[chunk / p.n_kv_heads];
-        let item = Item { row: row as usize, split: split as usize, kv_head: chunk % p.n_kv_heads };
+        let (row, split) = p.step.splits[chunk / p.layout.heads];
+        let item = Item { row: row as usize, split: split as usize, kv_head: chunk % p.layout.heads };
         // SAFETY: each chunk takes the part of its own number.
         let part = unsafe { parts.take(chunk * item_len..(chunk + 1) * item_len) };
         match p.kv.kv() {
@@ -176,11 +188,11 @@ fn attend_by_split(
             KvType::F32 => partial_f32(level, p, item, scratch, part),
         }
     });
-    let cols = p.n_kv_heads * p.group * geometry.head_dim;
+    let cols = p.layout.heads * p.group * layout.head_dim;
     let mut first = 0;
     for (row, out) in out.chunks_exact_mut(cols).take(p.step.rows()).enumerate() {
         let count = p.step.splits[first..].iter().take_while(|s| s.0 as usize == row).count();
-        merge_row(level, p, &partials.values, first..first + count, &mut workers[0].attention, out);
+        merge_row(level, p, row, &partials.values, first..first + count, &mut workers[0].attention, out);
         first += count;
     }
     Ok(())
@@ -195,20 +207,22 @@ fn tile<E: KvElement, S: Simd>(
     scratch: &mut AttentionScratch,
     mut out: Block<'_>,
 ) {
-    let geometry = p.kv.geometry();
-    let (head_dim, stride) = (geometry.head_dim, geometry.head_stride);
+    let layout = p.layout;
+    let (head_dim, stride) = (layout.head_dim, layout.head_stride);
     let kv_head = out.cols().start / (p.group * head_dim);
     let queries = rows.len() * p.group;
     let longest = p.step.len(rows.end - 1);
     let split = split_len(longest);
+    let first = p.visible(rows.start).start / split * split;
     load_queries(p, rows.clone(), kv_head, scratch);
     scratch.total.reset(queries, stride);
-    for start in (0..longest).step_by(split) {
+    for start in (first..longest).step_by(split) {
         scratch.split.reset(queries, stride);
         split_state::<E, S>(s, p, rows.clone(), kv_head, start..(start + split).min(longest), scratch);
         for q in 0..queries {
-            // A row that ends before this split has no part in it.
-            if p.step.len(rows.start + q / p.group) > start {
+            // A row that sees no token of this split has no part in it.
+            let visible = p.visible(rows.start + q / p.group);
+            if visible.end > start && visible.start < start + split {
                 let part = &scratch.split.values[q * stride..][..stride];
                 merge(s, &mut scratch.total, q, scratch.split.max[q], scratch.split.sum[q], part);
             }
@@ -229,13 +243,16 @@ fn partial<E: KvElement, S: Simd>(
     scratch: &mut AttentionScratch,
     out: &mut [f32],
 ) {
-    let stride = p.kv.geometry().head_stride;
+    let stride = p.layout.head_stride;
     let len = p.step.len(item.row);
     let start = item.split * split_len(len);
     let rows = item.row..item.row + 1;
     load_queries(p, rows.clone(), item.kv_head, scratch);
     scratch.split.reset(p.group, stride);
-    split_state::<E, S>(s, p, rows, item.kv_head, start..(start + split_len(len)).min(len), scratch);
+    let end = (start + split_len(len)).min(len);
+    if p.visible(item.row).start < end {
+        split_state::<E, S>(s, p, rows, item.kv_head, start..end, scratch);
+    }
     for (q, out) in out.chunks_exact_mut(stride + 2).enumerate() {
         out[..stride].copy_from_slice(&scratch.split.values[q * stride..][..stride]);
         out[stride] = scratch.split.max[q];
@@ -248,18 +265,21 @@ fn partial<E: KvElement, S: Simd>(
 fn merge_row_lanes<S: Simd>(
     s: S,
     p: &Problem<'_>,
+    row: usize,
     partials: &[f32],
     splits: Range<usize>,
     scratch: &mut AttentionScratch,
     out: &mut [f32],
 ) {
-    let geometry = p.kv.geometry();
-    let (head_dim, stride) = (geometry.head_dim, geometry.head_stride);
-    let heads = p.n_kv_heads * p.group;
+    let layout = p.layout;
+    let (head_dim, stride) = (layout.head_dim, layout.head_stride);
+    let heads = p.layout.heads * p.group;
     scratch.total.reset(heads, stride);
-    for split in splits {
-        let row = &partials[split * heads * (stride + 2)..][..heads * (stride + 2)];
-        for (q, part) in row.chunks_exact(stride + 2).enumerate() {
+    // Splits that end before the row's window have no part in it.
+    let unseen = p.visible(row).start / split_len(p.step.len(row));
+    for split in splits.skip(unseen) {
+        let all = &partials[split * heads * (stride + 2)..][..heads * (stride + 2)];
+        for (q, part) in all.chunks_exact(stride + 2).enumerate() {
             merge(s, &mut scratch.total, q, part[stride], part[stride + 1], &part[..stride]);
         }
     }
@@ -268,16 +288,15 @@ fn merge_row_lanes<S: Simd>(
     }
 }
 
-/// Copies the tile's queries together, scaled by 1/sqrt(head_dim), and makes room for their weights.
+/// Copies the tile's queries together, scaled, and makes room for their weights.
 #[inline(always)]
 fn load_queries(p: &Problem<'_>, rows: Range<usize>, kv_head: usize, scratch: &mut AttentionScratch) {
-    let head_dim = p.kv.geometry().head_dim;
-    let scale = 1.0 / (head_dim as f32).sqrt();
+    let head_dim = p.layout.head_dim;
     scratch.queries.clear();
     scratch.weights.resize(rows.len() * p.group, [0.0; KV_PAGE_TOKENS]);
     for row in rows {
         let heads = &p.queries[row * p.stride + kv_head * p.group * head_dim..][..p.group * head_dim];
-        scratch.queries.extend(heads.iter().map(|q| q * scale));
+        scratch.queries.extend(heads.iter().map(|q| q * p.scale));
     }
 }
 
@@ -291,35 +310,39 @@ fn split_state<E: KvElement, S: Simd>(
     tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
-    let geometry = p.kv.geometry();
+    let layout = p.layout;
     let pages = p.step.pages(rows.start);
     let tokens_end = tokens.end;
     for start in tokens.step_by(KV_PAGE_TOKENS) {
-        let head = p.kv.head::<E>(pages[start / KV_PAGE_TOKENS], p.layer, kv_head);
+        let head = p.kv.head::<E>(pages[start / KV_PAGE_TOKENS], &p.layout, kv_head);
         let next = match pages.get(start / KV_PAGE_TOKENS + 1) {
-            Some(&page) if start + KV_PAGE_TOKENS < tokens_end => p.kv.head::<E>(page, p.layer, kv_head).k,
+            Some(&page) if start + KV_PAGE_TOKENS < tokens_end => p.kv.head::<E>(page, &p.layout, kv_head).k,
             _ => &[],
         };
-        let visible = |row: usize| p.step.len(row).saturating_sub(start).min(KV_PAGE_TOKENS);
+        let visible = |row: usize| {
+            let Range { start: from, end } = p.visible(row);
+            from.saturating_sub(start)..end.saturating_sub(start).min(KV_PAGE_TOKENS)
+        };
+        const WHOLE: Range<usize> = 0..KV_PAGE_TOKENS;
         let mut first = rows.start;
         while first < rows.end {
             // Rows that see the whole page go together, others one by one: no value that a row may not see takes part
             // in its sums, not even with weight 0.
             let mut end = first + 1;
-            while end < rows.end && visible(first) == KV_PAGE_TOKENS && visible(end) == KV_PAGE_TOKENS {
+            while end < rows.end && visible(first) == WHOLE && visible(end) == WHOLE {
                 end += 1;
             }
             let tokens = visible(first);
-            if tokens > 0 {
+            if !tokens.is_empty() {
                 let queries = (first - rows.start) * p.group..(end - rows.start) * p.group;
-                page(s, &head, next, geometry.head_dim, queries, tokens, scratch);
+                page(s, &head, next, layout.head_dim, queries, tokens, scratch);
             }
             first = end;
         }
     }
 }
 
-/// Takes the first `tokens` tokens of a page into the state of `queries`. `next` are the keys of the page to come.
+/// Takes the tokens `tokens` of a page into the state of `queries`. `next` are the keys of the page to come.
 ///
 /// A step reads more weights than caches hold, so keys and values come from memory each time, in runs that end with each
 /// 4 KiB where the processor's own prefetching starts anew: values are asked for ahead of the scores, and the next keys
@@ -331,7 +354,7 @@ fn page<E: KvElement, S: Simd>(
     next: &[E],
     head_dim: usize,
     queries: Range<usize>,
-    tokens: usize,
+    tokens: Range<usize>,
     scratch: &mut AttentionScratch,
 ) {
     fetch(s, head.v);
@@ -346,16 +369,16 @@ fn page<E: KvElement, S: Simd>(
         }
         let n = n.min(4);
         for q in q..q + n {
-            softmax(s, q, tokens, scratch);
+            softmax(s, q, &tokens, scratch);
         }
         if q == queries.start {
             fetch(s, next);
         }
         match n {
-            4 => weigh::<E, S, 4>(s, head.v, tokens, q, scratch),
-            3 => weigh::<E, S, 3>(s, head.v, tokens, q, scratch),
-            2 => weigh::<E, S, 2>(s, head.v, tokens, q, scratch),
-            _ => weigh::<E, S, 1>(s, head.v, tokens, q, scratch),
+            4 => weigh::<E, S, 4>(s, head.v, &tokens, q, scratch),
+            3 => weigh::<E, S, 3>(s, head.v, &tokens, q, scratch),
+            2 => weigh::<E, S, 2>(s, head.v, &tokens, q, scratch),
+            _ => weigh::<E, S, 1>(s, head.v, &tokens, q, scratch),
         }
         q += n;
     }
@@ -396,12 +419,13 @@ fn scores<E: KvElement, S: Simd, const Q: usize>(
     }
 }
 
-/// Turns the scores of query `q` into weights `e^(score - max)`, 0 past `tokens`; brings its state to the new maximum.
+/// Turns the scores of query `q` into weights `e^(score - max)`, 0 outside `tokens`; brings its state to the new maximum.
 #[inline(always)]
-fn softmax<S: Simd>(s: S, q: usize, tokens: usize, scratch: &mut AttentionScratch) {
+fn softmax<S: Simd>(s: S, q: usize, tokens: &Range<usize>, scratch: &mut AttentionScratch) {
     let state = &mut scratch.split;
     let weights = &mut scratch.weights[q];
-    weights[tokens..].fill(f32::NEG_INFINITY);
+    weights[..tokens.start].fill(f32::NEG_INFINITY);
+    weights[tokens.end..].fill(f32::NEG_INFINITY);
     let (halves, _) = weights.as_chunks_mut::<LANES>();
     let scores = [s.load(&halves[0]), s.load(&halves[1])];
     let page_max = s.reduce_max(s.max(scores[0], scores[1]));
@@ -418,17 +442,18 @@ fn softmax<S: Simd>(s: S, q: usize, tokens: usize, scratch: &mut AttentionScratc
     let exps = [s.exp(s.sub(scores[0], max)), s.exp(s.sub(scores[1], max))];
     s.store(exps[0], &mut halves[0]);
     s.store(exps[1], &mut halves[1]);
-    weights[tokens..].fill(0.0);
+    weights[..tokens.start].fill(0.0);
+    weights[tokens.end..].fill(0.0);
     let (halves, _) = weights.as_chunks::<LANES>();
     state.sum[q] += s.reduce_add(s.add(s.load(&halves[0]), s.load(&halves[1])));
 }
 
-/// Adds the values of the first `tokens` tokens, weighted, to the state of `Q` queries from `first`.
+/// Adds the values of the tokens `tokens`, weighted, to the state of `Q` queries from `first`.
 #[inline(always)]
 fn weigh<E: KvElement, S: Simd, const Q: usize>(
     s: S,
     v: &[E],
-    tokens: usize,
+    tokens: &Range<usize>,
     first: usize,
     scratch: &mut AttentionScratch,
 ) {
@@ -450,7 +475,7 @@ fn weigh<E: KvElement, S: Simd, const Q: usize>(
 fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
     s: S,
     v: &[E],
-    tokens: usize,
+    tokens: &Range<usize>,
     first: usize,
     column: usize,
     scratch: &mut AttentionScratch,
@@ -464,7 +489,7 @@ fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
             sums[i][c] = s.load(&state[(first + i) * stride + column + c]);
         }
     }
-    for (token, row) in v.chunks_exact(stride).take(tokens).enumerate() {
+    for (token, row) in tokens.clone().zip(v.chunks_exact(stride).skip(tokens.start)) {
         let row = &row[column..column + C];
         for (i, sums) in sums.iter_mut().enumerate() {
             let weight = s.splat(scratch.weights[first + i][token]);

@@ -7,13 +7,14 @@ use super::activations::ActivationBuffer;
 use super::attention::AttentionScratch;
 use super::grid::Grid;
 use super::matmul::{MatmulError, MatmulScratch, MatrixView};
-use super::norm;
 use super::pool::Pool;
 use super::quant::{self, GroupKind};
+use super::row_ops;
 use super::scratch::Plane;
 use super::simd::Level;
-use crate::backend::{Activations, BackendError, DeviceTensor, Projection};
-use crate::tensor::DType;
+use crate::backend::{Activations, BackendError, DeviceTensor};
+use crate::program::Activation;
+use crate::tensor::{DType, LazyTensor};
 
 /// Values of serial work below which a phase is not worth opening (1 us of vector code).
 const SERIAL_VALUES_MAX: usize = 8192;
@@ -32,6 +33,15 @@ pub struct Worker {
     matmul: MatmulScratch,
     tile: Vec<f32>,
     error: Option<MatmulError>,
+}
+
+/// A matrix and its bias: `out = W x + b`.
+#[derive(Clone, Copy)]
+pub struct Projection<'a> {
+    /// `[outputs, inputs]`.
+    pub weight: &'a DeviceTensor,
+    /// `[outputs]`.
+    pub bias: Option<&'a DeviceTensor>,
 }
 
 /// A run of activation rows and the weights that they alone meet.
@@ -162,20 +172,19 @@ impl Compute {
         self.check_workers()
     }
 
-    /// `out[m][i] = silu(gate x + bias) * (up x + bias)` for each activation row m.
+    /// `out[m][i] = activation(gate x + bias) * (up x + bias)` for each activation row m; `parts` are gate and up.
     ///
     /// # Errors
     /// As [`project`](Self::project).
     pub fn project_gated(
         &mut self,
-        gate: Projection<'_>,
-        up: Projection<'_>,
+        parts: [Projection<'_>; 2],
+        activation: Activation,
         acts: &ActivationBuffer,
         out: &mut [f32],
         out_stride: usize,
     ) -> Result<(), BackendError> {
-        let parts = [gate, up];
-        let views = [matrix(gate.weight)?, matrix(up.weight)?];
+        let views = [matrix(parts[0].weight)?, matrix(parts[1].weight)?];
         let cols = views[0].rows();
         self.read_biases(&parts)?;
         let has_bias = parts.iter().any(|p| p.bias.is_some());
@@ -201,7 +210,7 @@ impl Compute {
                     gate.iter_mut().zip(&gate_bias[cols.clone()]).for_each(|(y, b)| *y += b);
                     up.iter_mut().zip(&up_bias[cols.clone()]).for_each(|(y, b)| *y += b);
                 }
-                norm::swiglu(level, gate, up, block.row(row));
+                row_ops::activate(level, activation, gate, up, block.row(row));
             }
         });
         self.check_workers()
@@ -224,7 +233,7 @@ impl Compute {
         for part in parts {
             let end = self.bias.len() + part.weight.rows();
             if let Some(bias) = part.bias {
-                append_values(bias, &mut self.bias)?;
+                append_values(&bias.tensor, &mut self.bias)?;
             }
             self.bias.resize(end, 0.0);
         }
@@ -301,15 +310,15 @@ pub fn matrix(tensor: &DeviceTensor) -> Result<MatrixView<'_>, BackendError> {
 ///
 /// # Errors
 /// [`BackendError::Internal`] for a type that has no arithmetic; `load_tensor` refuses those.
-pub fn append_values(tensor: &DeviceTensor, out: &mut Vec<f32>) -> Result<(), BackendError> {
-    let bytes = tensor.tensor.bytes();
+pub fn append_values(tensor: &LazyTensor, out: &mut Vec<f32>) -> Result<(), BackendError> {
+    let bytes = tensor.bytes();
     if tensor.dtype() == DType::F32 {
         // The usual case, and one that compiles to a copy.
         out.extend(bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)));
         return Ok(());
     }
     let start = out.len();
-    out.resize(start + tensor.rows() * tensor.cols(), 0.0);
+    out.resize(start + tensor.shape().elements() as usize, 0.0);
     quant::dequantize_row(tensor.dtype(), bytes, &mut out[start..])
         .map_err(|error| BackendError::Internal(error.to_string()))
 }

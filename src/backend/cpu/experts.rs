@@ -6,24 +6,19 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::activations::{FINE_ABOVE, FINE_ALL};
-use super::compute::{Compute, Run, Store, matrix};
+use super::activations::FINE_ABOVE;
+use super::bind::{ChoiceSpec, Place};
+use super::compute::{Compute, Run, matrix};
 use super::model::Model;
-use super::norm;
+use super::row_ops::activate;
 use super::scratch::Plane;
-use super::units::{check_layer, read_norm, want, want_projection};
-use crate::backend::{BackendError, Expert, ExpertDims, Experts, Router};
+use crate::backend::{BackendError, Progress, Weights};
+use crate::program::{Activation, ExpertRange, TensorId};
 
-/// What layers of experts work on. A use is a row at one of its chosen experts.
-pub struct ExpertRows {
-    dims: ExpertDims,
-    /// Layer whose choice this is.
-    layer: Option<usize>,
-    /// Normed rows, `[rows_max][hidden]`.
-    normed: Plane,
-    /// Router's logits, `[rows_max][count]`.
-    logits: Plane,
-    /// Each row's experts, best first: `[rows][used]`.
+/// The experts that rows chose, and what these work on. A use is a row at one of its chosen experts.
+pub struct ChoiceRows {
+    spec: ChoiceSpec,
+    /// Each row's experts, best first: `[rows][used]`; empty before they are chosen.
     chosen: Vec<u32>,
     /// Their weights.
     weights: Vec<f32>,
@@ -31,58 +26,51 @@ pub struct ExpertRows {
     order: Vec<u32>,
     /// Where each of `chosen` stands in `order`.
     places: Vec<u32>,
-    /// `silu(gate) * up` in computing order, `[rows_max * used][ffn]`.
+    /// `activation(gate) * up` in computing order, `[rows_max * used][ffn]`.
     gated: Plane,
     /// Experts' results in computing order, `[rows_max * used][hidden]`.
     results: Plane,
 }
 
-impl ExpertRows {
+impl ChoiceRows {
     /// Room for `rows` rows.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
-    pub fn new(dims: &ExpertDims, rows: usize, hidden: usize) -> Result<Self, BackendError> {
-        let uses = rows.saturating_mul(dims.used);
+    pub fn new(spec: ChoiceSpec, rows: usize) -> Result<Self, BackendError> {
+        let uses = rows.saturating_mul(spec.used);
         Ok(Self {
-            layer: None,
-            normed: Plane::new("rows for experts", rows, hidden)?,
-            logits: Plane::new("the choice of experts", rows, dims.count)?,
             chosen: Vec::new(),
             weights: Vec::new(),
             order: Vec::new(),
             places: Vec::new(),
-            gated: Plane::new("experts", uses, dims.ffn)?,
-            results: Plane::new("results of experts", uses, hidden)?,
-            dims: dims.clone(),
+            gated: Plane::new("experts", uses, spec.ffn)?,
+            results: Plane::new("results of experts", uses, spec.hidden)?,
+            spec,
         })
     }
 
     /// Forgets the choice.
     pub fn clear(&mut self) {
-        self.layer = None;
+        self.chosen.clear();
+        self.order.clear();
     }
 
-    /// As [`Model::poison`].
+    /// As the planes of a step: what is read before it is written shows as NaN.
     pub fn poison(&mut self, rows: usize) {
-        let uses = rows * self.dims.used;
-        for (plane, rows) in [
-            (&mut self.normed, rows),
-            (&mut self.logits, rows),
-            (&mut self.gated, uses),
-            (&mut self.results, uses),
-        ] {
+        let uses = rows * self.spec.used;
+        for plane in [&mut self.gated, &mut self.results] {
             let cols = plane.cols();
-            plane.values_mut()[..rows * cols].fill(f32::NAN);
+            plane.values_mut()[..uses * cols].fill(f32::NAN);
         }
     }
 
     /// Chooses from the logits of `rows` rows.
-    fn choose(&mut self, rows: usize) {
+    pub fn choose<'a>(&mut self, rows: usize, logits: impl Fn(usize) -> &'a [f32]) {
         self.chosen.clear();
         self.weights.clear();
         for row in 0..rows {
-            choose(self.logits.row(row), &self.dims, &mut self.chosen, &mut self.weights);
+            choose(logits(row), &self.spec, &mut self.chosen, &mut self.weights);
         }
         self.order.clear();
         self.order.extend(0..self.chosen.len() as u32); // rows_max * used fits in memory several times
@@ -111,7 +99,7 @@ impl ExpertRows {
 ///
 /// A logit that is no number is the largest there is: its row's weights are then no numbers either, and the broken
 /// weights show in the logits.
-fn choose(logits: &[f32], dims: &ExpertDims, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
+fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
     let size = |expert: u32| Some(logits[expert as usize]).filter(|l| !l.is_nan()).unwrap_or(f32::INFINITY);
     let better = |a: &u32, b: &u32| match size(*b).partial_cmp(&size(*a)) {
         None | Some(Ordering::Equal) => a.cmp(b),
@@ -134,140 +122,83 @@ fn choose(logits: &[f32], dims: &ExpertDims, chosen: &mut Vec<u32>, weights: &mu
     chosen.extend(all);
 }
 
-/// The model's room for experts.
-fn rows_of(experts: &mut Option<ExpertRows>) -> Result<&mut ExpertRows, BackendError> {
-    experts.as_mut().ok_or(BackendError::Batch("a layer of experts in a model that has none"))
-}
-
-/// Norm, router, choice.
-pub fn route(
+/// Gate, up and down of each row's experts; `out += ` their weighted sum. Experts that are not there are asked for.
+///
+/// # Errors
+/// [`BackendError`] of a product.
+pub fn run(
     compute: &mut Compute,
     model: &mut Model,
-    layer: u32,
-    weights: &Router<'_>,
-) -> Result<(), BackendError> {
-    let layer = check_layer(model, layer)?;
-    let (hidden, eps, rows) = (model.dims.hidden, model.dims.norm_eps, model.step.rows());
-    let experts = rows_of(&mut model.experts)?;
-    experts.layer = None;
-    want(weights.norm, 1, hidden)?;
-    want_projection(&weights.logits, experts.dims.count, hidden)?;
-    read_norm(weights.norm, &mut model.norm)?;
-    let (level, residual, norm) = (compute.level, &model.residual, &model.norm);
-    compute.activate(&mut model.acts, rows, hidden, &[weights.logits.weight], FINE_ALL, |row, out| {
-        norm::rms_norm(level, residual.row(row), norm, eps, out);
+    experts: ExpertRange,
+    choice: usize,
+    activation: Activation,
+    [from, out]: [Place; 2],
+    weights: &Weights<'_>,
+) -> Result<Progress, BackendError> {
+    let choice = &mut model.choices[choice];
+    let (spec, runs) = (choice.spec, choice.runs());
+    let absent = |id: &TensorId| !weights.has(*id);
+    let missing: Vec<TensorId> =
+        runs.iter().flat_map(|(number, _)| experts.tensors(*number)).filter(absent).collect();
+    if !missing.is_empty() {
+        return Ok(Progress::Needs(missing));
+    }
+    let Some(&(first, _)) = runs.first() else { return Ok(Progress::Done) };
+    let [gate, up, down] = experts.tensors(first);
+    let (planes, acts, order) = (&mut model.values.planes, &mut model.values.acts, &choice.order);
+    let both = [weights.tensor(gate)?, weights.tensor(up)?];
+    let (level, uses, input) = (compute.level, order.len(), &planes[from.plane]);
+    compute.activate(acts, uses, from.width, &both, FINE_ABOVE, |index, out| {
+        out.copy_from_slice(&input.row(order[index] as usize / spec.used)[from.first..][..from.width]);
     });
-    for row in 0..rows {
-        experts.normed.row_mut(row).copy_from_slice(model.acts.view().values(row));
-    }
-    let stride = experts.logits.cols();
-    let logits = experts.logits.values_mut();
-    compute.project(&[weights.logits], &model.acts, Store::Replace, logits, stride)?;
-    experts.choose(rows);
-    experts.layer = Some(layer);
-    Ok(())
-}
-
-/// Numbers of all chosen experts.
-pub fn routed(model: &mut Model) -> Result<Vec<u32>, BackendError> {
-    let experts = rows_of(&mut model.experts)?;
-    if experts.layer.is_none() {
-        return Err(BackendError::Batch("no experts were chosen"));
-    }
-    Ok(experts.runs().into_iter().map(|(expert, _)| expert).collect())
-}
-
-/// Gate, up and down of each row's experts; residual += their weighted sum.
-pub fn experts(
-    compute: &mut Compute,
-    model: &mut Model,
-    layer: u32,
-    given: &Experts<'_>,
-) -> Result<(), BackendError> {
-    let layer = check_layer(model, layer)?;
-    let hidden = model.dims.hidden;
-    let experts = rows_of(&mut model.experts)?;
-    if experts.layer.take() != Some(layer) {
-        return Err(BackendError::Batch("experts of a layer that was not routed"));
-    }
-    let runs = experts.runs();
-    let uses = experts.order.len();
-    let loaded = runs
+    let view = |id: TensorId| matrix(weights.tensor(id)?);
+    let gate_up = runs
         .iter()
-        .map(|(number, rows)| Ok((check(given, *number, &experts.dims, hidden)?, rows.clone())))
+        .map(|(number, rows)| {
+            let [gate, up, _] = experts.tensors(*number);
+            Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?] })
+        })
         .collect::<Result<Vec<_>, BackendError>>()?;
-    let Some((first, _)) = loaded.first() else { return Ok(()) };
-    let (level, dims) = (compute.level, &experts.dims);
-
-    let (normed, order) = (&experts.normed, &experts.order);
-    compute.activate(&mut model.acts, uses, hidden, &[&first.gate, &first.up], FINE_ABOVE, |index, out| {
-        out.copy_from_slice(normed.row(order[index] as usize / dims.used));
-    });
-    let gate_up = loaded
-        .iter()
-        .map(|(e, rows)| Ok(Run { rows: rows.clone(), weights: [matrix(&e.gate)?, matrix(&e.up)?] }))
-        .collect::<Result<Vec<_>, BackendError>>()?;
-    compute.project_runs(&gate_up, &model.acts, dims.ffn, &mut experts.gated, |[gate, up], out| {
-        norm::swiglu(level, gate, up, out);
+    compute.project_runs(&gate_up, acts, spec.ffn, &mut choice.gated, |[gate, up], out| {
+        activate(level, activation, gate, up, out);
     })?;
 
-    let gated = &experts.gated;
-    compute.activate(&mut model.acts, uses, dims.ffn, &[&first.down], FINE_ABOVE, |index, out| {
+    let gated = &choice.gated;
+    compute.activate(acts, uses, spec.ffn, &[weights.tensor(down)?], FINE_ABOVE, |index, out| {
         out.copy_from_slice(gated.row(index));
     });
-    let down = loaded
+    let down = runs
         .iter()
-        .map(|(e, rows)| Ok(Run { rows: rows.clone(), weights: [matrix(&e.down)?] }))
+        .map(|(number, rows)| {
+            let [_, _, down] = experts.tensors(*number);
+            Ok(Run { rows: rows.clone(), weights: [view(down)?] })
+        })
         .collect::<Result<Vec<_>, BackendError>>()?;
-    compute.project_runs(&down, &model.acts, hidden, &mut experts.results, |[result], out| {
+    compute.project_runs(&down, acts, spec.hidden, &mut choice.results, |[result], out| {
         out.copy_from_slice(result);
     })?;
-    add(compute, experts, &mut model.residual, model.step.rows());
-    Ok(())
+    add(compute, choice, &mut planes[out.plane], out, model.step.rows());
+    choice.clear();
+    Ok(Progress::Done)
 }
 
-/// Residual rows += the weighted sums of their results.
-fn add(compute: &mut Compute, experts: &ExpertRows, residual: &mut Plane, rows: usize) {
-    let (used, hidden) = (experts.dims.used, residual.cols());
-    let sum = |row: usize, residual: &mut [f32]| {
+/// Rows of `out` += the weighted sums of their results.
+fn add(compute: &mut Compute, choice: &ChoiceRows, plane: &mut Plane, out: Place, rows: usize) {
+    let (used, cols) = (choice.spec.used, plane.cols());
+    let sum = |row: usize, values: &mut [f32]| {
         let uses = row * used..(row + 1) * used;
-        let results = experts.places[uses.clone()].iter().map(|&place| experts.results.row(place as usize));
-        let mut total = vec![0.0f32; hidden];
-        for (result, &weight) in results.zip(&experts.weights[uses]) {
+        let results = choice.places[uses.clone()].iter().map(|&place| choice.results.row(place as usize));
+        let mut total = vec![0.0f32; out.width];
+        for (result, &weight) in results.zip(&choice.weights[uses]) {
             total.iter_mut().zip(result).for_each(|(total, x)| *total += weight * x);
         }
-        residual.iter_mut().zip(total).for_each(|(x, total)| *x += total);
+        values[out.first..][..out.width].iter_mut().zip(total).for_each(|(x, total)| *x += total);
     };
-    let parallel = compute.is_parallel(rows * used * hidden);
-    let mut residual_rows: Vec<_> = residual.values_mut().chunks_exact_mut(hidden).take(rows).collect();
-    if parallel {
-        compute.pool.run_items(&mut residual_rows, |row, values| sum(row, values));
+    let mut all: Vec<_> = plane.values_mut().chunks_exact_mut(cols).take(rows).collect();
+    if compute.is_parallel(rows * used * out.width) {
+        compute.pool.run_items(&mut all, |row, values| sum(row, values));
     } else {
-        residual_rows.into_iter().enumerate().for_each(|(row, values)| sum(row, values));
-    }
-}
-
-/// The expert of that number, which has to be loaded, of the right shapes and of the types of the first that is.
-fn check<'a>(
-    given: &Experts<'a>,
-    number: u32,
-    dims: &ExpertDims,
-    hidden: usize,
-) -> Result<&'a Expert, BackendError> {
-    if given.loaded.len() != dims.count {
-        return Err(BackendError::Batch("a layer with another number of experts than the model"));
-    }
-    let expert = given.loaded.get(number as usize).and_then(Option::as_ref);
-    let expert = expert.ok_or(BackendError::Batch("an expert that a row uses is not loaded"))?;
-    want(&expert.gate, dims.ffn, hidden)?;
-    want(&expert.up, dims.ffn, hidden)?;
-    want(&expert.down, hidden, dims.ffn)?;
-    let types = |e: &Expert| [e.gate.dtype(), e.up.dtype(), e.down.dtype()];
-    match given.loaded.iter().flatten().next() {
-        Some(first) if types(first) != types(expert) => {
-            Err(BackendError::Batch("experts of one layer differ in type"))
-        }
-        _ => Ok(expert),
+        all.into_iter().enumerate().for_each(|(row, values)| sum(row, values));
     }
 }
 
@@ -276,7 +207,7 @@ mod tests {
     use super::*;
 
     fn chosen(logits: &[f32], used: usize, normalise: bool, scale: f32) -> (Vec<u32>, Vec<f32>) {
-        let dims = ExpertDims { count: logits.len(), used, ffn: 1, normalise, scale };
+        let dims = ChoiceSpec { used, normalise, scale, ffn: 1, hidden: 1 };
         let (mut experts, mut weights) = (Vec::new(), Vec::new());
         choose(logits, &dims, &mut experts, &mut weights);
         (experts, weights)

@@ -1,6 +1,6 @@
 //! The KV cache of one model: pages of 32 tokens, each one anonymous mapping that exists only while it is used.
 //!
-//! Layout of a page: `[layer][kv_head] { K [head_dim][32 tokens], V [32 tokens][head_stride] }`, where `head_stride` is
+//! Layout of a page: `[state][head] { K [head_dim][32 tokens], V [32 tokens][head_stride] }`, where `head_stride` is
 //! head_dim rounded up to 16. K lies transposed, so that scores of 16 tokens come out of one vector with no sum across
 //! lanes, and V by token, so that a weighted sum of it is a vector too. A key is written once and read by every later
 //! token, which pays for its scattered write.
@@ -10,7 +10,8 @@ use half::f16;
 use super::memory::Memory;
 use super::pool::Pool;
 use super::simd::{LANES, Level, Simd, vectorize};
-use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType, ModelDims};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
+use crate::program::{State, StateId};
 
 /// An element of the cache.
 pub trait KvElement: Copy + Send + Sync + 'static {
@@ -91,36 +92,25 @@ fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
     narrow
 }
 
-/// Bytes of memory that one page of a model takes; `u64::MAX` when it would not fit in the address space.
-pub fn page_bytes(dims: &ModelDims, kv: KvType) -> u64 {
-    KvGeometry::of(dims, kv).map_or(u64::MAX, |geometry| geometry.mapped_bytes as u64)
+/// Bytes of memory that one page takes; `u64::MAX` when it would not fit in the address space.
+pub fn page_bytes(states: &[State], kv: KvType) -> u64 {
+    let (_, mapped_bytes) = place(states, kv, |_| {}).unwrap_or((0, usize::MAX));
+    mapped_bytes as u64
 }
 
-/// Sizes of a page, in elements but for the mapping's.
-#[derive(Clone, Copy, Debug)]
-pub struct KvGeometry {
-    /// Bytes of a page's mapping: whole pages of the kernel, since it gives memory in no other measure.
-    mapped_bytes: usize,
-    n_layers: usize,
-    n_kv_heads: usize,
+/// Where the keys and values of one state lie in a page. Sizes are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    start: usize,
+    /// Heads of keys, and of values.
+    pub heads: usize,
     /// Values of a head.
     pub head_dim: usize,
     /// Distance of a head's V rows: head_dim rounded up to whole vectors.
     pub head_stride: usize,
 }
 
-impl KvGeometry {
-    /// The geometry of a model; `None` when a page would not fit in the address space.
-    pub fn of(dims: &ModelDims, kv: KvType) -> Option<Self> {
-        let (n_layers, n_kv_heads, head_dim) = (dims.n_layers, dims.n_kv_heads, dims.head_dim);
-        let head_stride = head_dim.checked_next_multiple_of(LANES)?;
-        let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
-        let all = head.checked_mul(n_layers)?.checked_mul(n_kv_heads)?.checked_mul(element_bytes(kv))?;
-        let mapped_bytes = all.checked_next_multiple_of(rustix::param::page_size())?;
-        let this = Self { mapped_bytes, n_layers, n_kv_heads, head_dim, head_stride };
-        (all > 0 && isize::try_from(mapped_bytes).is_ok()).then_some(this)
-    }
-
+impl KvLayout {
     fn k_len(&self) -> usize {
         self.head_dim * KV_PAGE_TOKENS
     }
@@ -129,10 +119,26 @@ impl KvGeometry {
         (self.head_dim + self.head_stride) * KV_PAGE_TOKENS
     }
 
-    fn head_start(&self, layer: usize, kv_head: usize) -> usize {
-        assert!(layer < self.n_layers && kv_head < self.n_kv_heads, "layer or head outside the page");
-        (layer * self.n_kv_heads + kv_head) * self.head_len()
+    fn head_start(&self, head: usize) -> usize {
+        assert!(head < self.heads, "a head outside the page");
+        self.start + head * self.head_len()
     }
+}
+
+/// Gives every state its place: elements of a page, and bytes of its mapping, in whole pages of the kernel, since it gives
+/// memory in no other measure. `None` when a page would not fit in the address space.
+fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option<(usize, usize)> {
+    let mut end = 0usize;
+    for &State::Kv { heads, head_dim } in states {
+        let (heads, head_dim) = (heads as usize, head_dim as usize);
+        let head_stride = head_dim.checked_next_multiple_of(LANES)?;
+        take(KvLayout { start: end, heads, head_dim, head_stride });
+        let head = head_dim.checked_add(head_stride)?.checked_mul(KV_PAGE_TOKENS)?;
+        end = end.checked_add(head.checked_mul(heads)?)?;
+    }
+    let mapped_bytes =
+        end.checked_mul(element_bytes(kv))?.checked_next_multiple_of(rustix::param::page_size())?;
+    (end > 0 && isize::try_from(mapped_bytes).is_ok()).then_some((end, mapped_bytes))
 }
 
 fn element_bytes(kv: KvType) -> usize {
@@ -152,7 +158,12 @@ pub struct KvHead<'a, E> {
 
 /// The pages of one model.
 pub struct KvPool {
-    geometry: KvGeometry,
+    /// By number of the state.
+    layouts: Vec<KvLayout>,
+    /// Elements of a page.
+    page_len: usize,
+    /// Bytes of a page's mapping.
+    mapped_bytes: usize,
     kv: KvType,
     /// Page numbers are below this.
     size: u32,
@@ -173,13 +184,23 @@ pub struct KvPlace {
 impl KvPool {
     /// A pool of `size` pages, none of which takes memory yet: a budget of some GiB has millions of small pages, so
     /// their table too grows with use.
-    pub fn new(geometry: KvGeometry, kv: KvType, size: u32) -> Self {
-        Self { geometry, kv, size, pages: Vec::new(), used: 0 }
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`] for pages that exceed the address space.
+    pub fn new(states: &[State], kv: KvType, size: u32) -> Result<Self, BackendError> {
+        let mut layouts = Vec::new();
+        let placed = place(states, kv, |layout| layouts.push(layout));
+        let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: u64::MAX };
+        let (page_len, mapped_bytes) = placed.ok_or(refused)?;
+        Ok(Self { layouts, page_len, mapped_bytes, kv, size, pages: Vec::new(), used: 0 })
     }
 
-    /// Sizes of a page.
-    pub fn geometry(&self) -> KvGeometry {
-        self.geometry
+    /// Where a state lies in each page.
+    ///
+    /// # Panics
+    /// For a state that the program does not have (a broken invariant: programs are checked).
+    pub fn layout(&self, state: StateId) -> KvLayout {
+        self.layouts[state.0 as usize]
     }
 
     /// Element type.
@@ -194,7 +215,7 @@ impl KvPool {
 
     /// Bytes of memory that one page takes.
     pub fn page_bytes(&self) -> u64 {
-        self.geometry.mapped_bytes as u64
+        self.mapped_bytes as u64
     }
 
     /// Bytes that pages take now.
@@ -215,7 +236,7 @@ impl KvPool {
             return Ok(());
         }
         self.grow_table(page as usize + 1)?;
-        let bytes = self.geometry.mapped_bytes;
+        let bytes = self.mapped_bytes;
         let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: bytes as u64 };
         let mut memory = Memory::zeroed(bytes, true).ok_or(refused)?;
         if cfg!(debug_assertions) {
@@ -250,67 +271,74 @@ impl KvPool {
     fn base<E: KvElement>(&self, page: u32) -> *mut E {
         assert_eq!(size_of::<E>(), element_bytes(self.kv), "element type of another pool");
         let memory = self.pages.get(page as usize).and_then(Option::as_ref);
-        assert!(memory.is_some_and(|m| m.len() == self.geometry.mapped_bytes), "a KV page without memory");
+        assert!(memory.is_some_and(|m| m.len() == self.mapped_bytes), "a KV page without memory");
         memory.map_or(std::ptr::null_mut(), |m| m.base().cast())
+    }
+
+    /// Start of a head in a page, checked to lie in it as a whole.
+    fn head_start(&self, layout: &KvLayout, head: usize) -> usize {
+        let start = layout.head_start(head);
+        assert!(start + layout.head_len() <= self.page_len, "a head outside the page");
+        start
     }
 
     /// Keys and values of one head.
     ///
     /// # Panics
     /// When the page has no memory, or `E` is not the pool's element (broken invariants of this backend).
-    pub fn head<E: KvElement>(&self, page: u32, layer: usize, kv_head: usize) -> KvHead<'_, E> {
-        let start = self.geometry.head_start(layer, kv_head);
+    pub fn head<E: KvElement>(&self, page: u32, layout: &KvLayout, head: usize) -> KvHead<'_, E> {
+        let start = self.head_start(layout, head);
         let base = self.base::<E>(page);
         // SAFETY: `base` checked that the page is a live mapping of all heads' elements (aligned: mappings start at
         // page boundaries; any bytes are an f16 or f32), and `head_start` that the head lies in it. The mapping lives
         // as long as `&self`; writes go through `&mut self` only.
-        let head = unsafe { std::slice::from_raw_parts(base.add(start), self.geometry.head_len()) };
-        let (k, v) = head.split_at(self.geometry.k_len());
+        let head = unsafe { std::slice::from_raw_parts(base.add(start), layout.head_len()) };
+        let (k, v) = head.split_at(layout.k_len());
         KvHead { k, v }
     }
 
-    /// Writes key and value of each row to its place, all heads of `layer`. `rows(row, kv_head)` gives both, `head_dim`
+    /// Writes key and value of each row to its place, all heads of a state. `rows(row, head)` gives both, `head_dim`
     /// values each. Heads are shared among the workers of `pool` when `parallel`.
     pub fn write<'r>(
         &mut self,
         pool: &mut Pool,
         parallel: bool,
         level: Level,
-        layer: usize,
+        layout: KvLayout,
         places: &[KvPlace],
         rows: impl Fn(usize, usize) -> [&'r [f32]; 2] + Sync,
     ) {
         let this: &Self = self;
         let head = |kv_head: usize| match this.kv {
             // SAFETY: see `write_head`: this is the only one with `kv_head`, and `&mut self` keeps readers away.
-            KvType::F16 => unsafe { this.write_head::<f16>(level, layer, kv_head, places, &rows) },
+            KvType::F16 => unsafe { this.write_head::<f16>(level, &layout, kv_head, places, &rows) },
             // SAFETY: as above.
-            KvType::F32 => unsafe { this.write_head::<f32>(level, layer, kv_head, places, &rows) },
+            KvType::F32 => unsafe { this.write_head::<f32>(level, &layout, kv_head, places, &rows) },
         };
         if parallel {
-            pool.run(this.geometry.n_kv_heads, |_, kv_head| head(kv_head));
+            pool.run(layout.heads, |_, kv_head| head(kv_head));
         } else {
-            (0..this.geometry.n_kv_heads).for_each(head);
+            (0..layout.heads).for_each(head);
         }
     }
 
     /// # Safety
-    /// Nobody else reads or writes this head of this layer at the same time.
+    /// Nobody else reads or writes this head of this state at the same time.
     unsafe fn write_head<'r, E: KvElement>(
         &self,
         level: Level,
-        layer: usize,
+        layout: &KvLayout,
         kv_head: usize,
         places: &[KvPlace],
         rows: &impl Fn(usize, usize) -> [&'r [f32]; 2],
     ) {
-        let start = self.geometry.head_start(layer, kv_head);
+        let start = self.head_start(layout, kv_head);
         for (row, place) in places.iter().enumerate() {
             let base = self.base::<E>(place.page);
             // SAFETY: in bounds and aligned as in `head`; `base` is the mapping's own pointer, made of no reference, so it
             // may be written through, and the caller has the head to itself: heads do not overlap.
-            let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), self.geometry.head_len()) };
-            let (k, v) = head.split_at_mut(self.geometry.k_len());
+            let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), layout.head_len()) };
+            let (k, v) = head.split_at_mut(layout.k_len());
             let [key, value] = rows(row, kv_head);
             let token = place.token as usize;
             E::write(level, HeadRows { key, value, token }, k, v);
@@ -322,35 +350,11 @@ impl KvPool {
 mod tests {
     use super::super::simd::tests::levels;
     use super::*;
-    use crate::backend::{RopeLayout, RopeScaling, RopeSpec};
-
-    fn dims() -> ModelDims {
-        let rope = RopeSpec {
-            layout: RopeLayout::Halves,
-            dims: 20,
-            theta: 1e4,
-            scaling: RopeScaling::None,
-            magnitude: 1.0,
-        };
-        ModelDims {
-            hidden: 40,
-            n_layers: 2,
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim: 20,
-            ffn: 8,
-            experts: None,
-            vocab: 9,
-            norm_eps: 1e-5,
-            rope,
-            rows_max: 4,
-            logits_rows_max: 1,
-        }
-    }
+    const STATES: [State; 2] = [State::Kv { heads: 2, head_dim: 20 }; 2];
 
     fn check_written<E: KvElement + Into<f32>>(kv: KvType, level: Level) {
-        let geometry = KvGeometry::of(&dims(), kv).unwrap();
-        let mut pages = KvPool::new(geometry, kv, 3);
+        let mut pages = KvPool::new(&STATES, kv, 3).unwrap();
+        let [first, second] = [0, 1].map(|state| pages.layout(StateId(state)));
         let mut workers = Pool::new(2).unwrap();
         pages.materialise(1).unwrap();
         pages.materialise(2).unwrap();
@@ -360,10 +364,10 @@ mod tests {
         let rows = |row: usize, head: usize| {
             [&data[row * 80 + head * 20..][..20], &data[row * 80 + 40 + head * 20..][..20]]
         };
-        pages.write(&mut workers, true, level, 1, &places, rows);
+        pages.write(&mut workers, true, level, second, &places, rows);
         for (row, place) in places.into_iter().enumerate() {
             for kv_head in 0..2 {
-                let head = pages.head::<E>(place.page, 1, kv_head);
+                let head = pages.head::<E>(place.page, &second, kv_head);
                 let (token, [key, value]) = (place.token as usize, rows(row, kv_head));
                 for d in 0..20 {
                     assert_eq!(head.k[d * 32 + token].into(), key[d]);
@@ -372,7 +376,7 @@ mod tests {
                 // Pages begin as NaN in tests.
                 let written = |x: &&E| !(**x).into().is_nan();
                 assert_eq!(head.k.iter().chain(head.v).filter(written).count(), 40);
-                assert!(pages.head::<E>(place.page, 0, kv_head).k.iter().all(|&x| x.into().is_nan()));
+                assert!(pages.head::<E>(place.page, &first, kv_head).k.iter().all(|&x| x.into().is_nan()));
             }
         }
     }
@@ -387,13 +391,12 @@ mod tests {
 
     #[test]
     fn pages_take_memory_from_first_use_until_release() {
-        let geometry = KvGeometry::of(&dims(), KvType::F16).unwrap();
-        let mut pages = KvPool::new(geometry, KvType::F16, 2);
-        // 2 layers, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, in whole pages of the kernel.
+        let mut pages = KvPool::new(&STATES, KvType::F16, 2).unwrap();
+        // 2 states, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, in whole pages of the kernel.
         let values = 2 * 2 * 32 * 52 * 2_u64;
         let whole = values.next_multiple_of(rustix::param::page_size() as u64);
         assert_eq!((pages.bytes(), pages.page_bytes()), (0, whole));
-        assert_eq!(page_bytes(&dims(), KvType::F16), whole);
+        assert_eq!(page_bytes(&STATES, KvType::F16), whole);
         pages.materialise(1).unwrap();
         pages.materialise(1).unwrap();
         assert_eq!(pages.bytes(), pages.page_bytes());
@@ -408,10 +411,9 @@ mod tests {
     #[test]
     fn what_is_counted_is_what_the_kernel_gives() {
         // Heads of 2 values: V rows of 16, and a page of 2304 bytes that takes a whole page of the kernel.
-        let tiny = ModelDims { n_layers: 1, n_heads: 2, n_kv_heads: 2, head_dim: 2, ..dims() };
+        let tiny = [State::Kv { heads: 2, head_dim: 2 }];
         for kv in [KvType::F16, KvType::F32] {
-            let geometry = KvGeometry::of(&tiny, kv).unwrap();
-            let mut pool = KvPool::new(geometry, kv, u32::MAX);
+            let mut pool = KvPool::new(&tiny, kv, u32::MAX).unwrap();
             pool.materialise(0).unwrap();
             let mapping = pool.pages[0].as_ref().unwrap();
             assert_eq!(mapping.len() as u64, page_bytes(&tiny, kv));
@@ -422,8 +424,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_millions_of_pages_has_a_table_of_those_in_use() {
-        let geometry = KvGeometry::of(&dims(), KvType::F16).unwrap();
-        let mut pool = KvPool::new(geometry, KvType::F16, u32::MAX);
+        let mut pool = KvPool::new(&STATES, KvType::F16, u32::MAX).unwrap();
         assert_eq!(pool.pages.capacity(), 0);
         pool.materialise(3).unwrap();
         assert_eq!((pool.pages.len(), pool.bytes()), (4, pool.page_bytes()));
@@ -435,12 +436,11 @@ mod tests {
 
     #[test]
     fn pages_beyond_the_address_space_are_refused() {
-        let huge = ModelDims { n_layers: usize::MAX / 4, ..dims() };
-        assert!(KvGeometry::of(&huge, KvType::F16).is_none());
+        let huge = [State::Kv { heads: u32::MAX, head_dim: u32::MAX }];
+        assert!(matches!(KvPool::new(&huge, KvType::F16, 1), Err(BackendError::OutOfMemory { .. })));
         assert_eq!(page_bytes(&huge, KvType::F16), u64::MAX);
-        let large = ModelDims { n_layers: 1 << 46, ..dims() };
-        let geometry = KvGeometry::of(&large, KvType::F16).unwrap();
-        let mut pages = KvPool::new(geometry, KvType::F16, 1);
+        let large = [State::Kv { heads: 1 << 31, head_dim: 1 << 16 }];
+        let mut pages = KvPool::new(&large, KvType::F16, 1).unwrap();
         assert!(matches!(pages.materialise(0), Err(BackendError::OutOfMemory { .. })));
         assert_eq!(pages.bytes(), 0);
     }

@@ -1,7 +1,7 @@
 //! The CPU backend: computes in place from the mapping.
 //!
-//! `compute` has the phases (products, activations), `units` makes the trait's units of them, `model` is what an open
-//! model keeps. Kernels are single-threaded functions; `pool` and `grid` share them out.
+//! `bind` makes units of a program's operations, `run` runs them by the phases of `compute` (products, activations), `model`
+//! is what an open model keeps. Kernels are single-threaded functions; `pool` and `grid` share them out.
 //!
 //! **No bit of a row's result depends on** the other rows, their number, how a prompt was cut into steps, the number of
 //! threads, or the instruction set: every sum has one order, fixed by its own length.
@@ -9,6 +9,7 @@
 pub mod activations;
 #[allow(unsafe_code)]
 mod attention;
+mod bind;
 mod compute;
 pub mod convert;
 pub mod cores;
@@ -27,30 +28,32 @@ mod norm;
 mod pool;
 pub mod quant;
 mod rope;
+mod row_ops;
+mod run;
 mod sample;
 #[allow(unsafe_code)]
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;
 mod step;
-mod units;
 
 pub use isa::{Isa, Kernels};
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use compute::{Compute, Worker};
-use experts::ExpertRows;
 use model::Model;
 use pool::Pool;
 use sample::SampleScratch;
 use simd::Level;
 
 use super::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceTensor, Experts, FfnInput, KvType,
-    ModelDims, ModelSlot, Projection, Router, SampleRow, Sampled, StepBatch, Storage,
+    Activations, Backend, BackendError, BackendInfo, DeviceTensor, KvType, ModelSlot, Progress, SampleRow,
+    Sampled, StepBatch, StepLimits, Storage, Weights,
 };
-use crate::tensor::{DType, LazyTensor};
+use crate::program::{Program, ValueId};
+use crate::tensor::LazyTensor;
 
 /// Weights are read once for as many; more only adds scratch.
 const STEP_ROWS: usize = 256;
@@ -66,12 +69,15 @@ pub struct CpuOptions {
     pub activations: Activations,
     /// Element type of the KV cache.
     pub kv: KvType,
+    /// Each operation of a program is run by itself, in the plainest way: a checking mode, of the same bits.
+    pub unfused: bool,
 }
 
 /// The CPU as a [`Backend`]. Weights are read where the file is mapped; nothing is copied or repacked.
 pub struct CpuBackend {
     compute: Compute,
     kv: KvType,
+    unfused: bool,
     device: String,
     models: HashMap<ModelSlot, Model>,
     /// Whose step is under way.
@@ -108,6 +114,7 @@ impl CpuBackend {
         Ok(Self {
             compute: Compute { kernels, level, mode, pool, workers, bias: Vec::new() },
             kv: options.kv,
+            unfused: options.unfused,
             device: cores::model_name(),
             models: HashMap::new(),
             current: None,
@@ -117,11 +124,12 @@ impl CpuBackend {
         })
     }
 
-    /// A row of the residual stream as the last unit left it: `hidden` values. For checks of single units; `None`
-    /// outside a step or past its rows.
-    pub fn residual(&self, row: usize) -> Option<Vec<f32>> {
+    /// A row of a value as the last unit left it. For checks of single parts; `None` outside a step, past its rows, and for a
+    /// value that no unit keeps.
+    pub fn value(&self, value: ValueId, row: usize) -> Option<Vec<f32>> {
         let model = self.models.get(&self.current?)?;
-        (row < model.step.rows()).then(|| model.residual.row(row).to_vec())
+        let place = model.bound.place(value)?;
+        (row < model.step.rows()).then(|| model.values.row(place, row).to_vec())
     }
 
     /// Adds what `info` shall say beside the rest, as why it is the CPU that computes.
@@ -152,8 +160,8 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn supports(&self, dtype: DType) -> bool {
-        quant::is_supported(dtype)
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
+        run::refuses
     }
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
@@ -164,8 +172,16 @@ impl Backend for CpuBackend {
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
     }
 
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        let model = Model::open(dims, self.kv, kv_pages)?;
+    fn open_model(
+        &mut self,
+        program: &Arc<Program>,
+        limits: StepLimits,
+        kv_pages: u32,
+    ) -> Result<ModelSlot, BackendError> {
+        if let Some(refusal) = run::refuses(program) {
+            return Err(refusal);
+        }
+        let model = Model::open(program, limits, self.kv, kv_pages, !self.unfused)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
         self.models.insert(slot, model);
@@ -184,10 +200,10 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.kv {
-            KvType::F16 => |dims| kv::page_bytes(dims, KvType::F16),
-            KvType::F32 => |dims| kv::page_bytes(dims, KvType::F32),
+            KvType::F16 => |program| kv::page_bytes(program.states(), KvType::F16),
+            KvType::F32 => |program| kv::page_bytes(program.states(), KvType::F32),
         }
     }
 
@@ -198,65 +214,14 @@ impl Backend for CpuBackend {
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
         let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
-        model.has_logits = false;
-        model.rope_made_with = None;
-        model.experts.iter_mut().for_each(ExpertRows::clear);
-        model.step.begin(batch, &model.dims, &mut model.kv)?;
-        if cfg!(debug_assertions) {
-            model.poison();
-        }
+        model.begin(batch)?;
         self.current = Some(slot);
         Ok(())
     }
 
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        let (_, model) = self.step()?;
-        units::embed(model, table)
-    }
-
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
+    fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let (compute, model) = self.step()?;
-        units::attention_input(compute, model, layer, weights)
-    }
-
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        units::attention(compute, model, layer)
-    }
-
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        units::attention_output(compute, model, weights)
-    }
-
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        units::ffn_input(compute, model, weights)
-    }
-
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        units::ffn_output(compute, model, weights)
-    }
-
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        experts::route(compute, model, layer, weights)
-    }
-
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        let (_, model) = self.step()?;
-        experts::routed(model)
-    }
-
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        experts::experts(compute, model, layer, experts)
-    }
-
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        let (compute, model) = self.step()?;
-        units::head(compute, model, norm, output)
+        run::run(compute, model, part, weights)
     }
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
@@ -267,7 +232,7 @@ impl Backend for CpuBackend {
             return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
         }
         let scratch = &mut self.sample;
-        let draw = |(row, i)| sample::sample(level, model.logits.row(i), row, scratch);
+        let draw = |(row, i)| sample::sample(level, model.logits(i), row, scratch);
         Ok(rows.iter().zip(0..).map(draw).collect())
     }
 
@@ -276,6 +241,6 @@ impl Backend for CpuBackend {
         if !model.has_logits || index >= model.step.logits_rows.len() {
             return Err(BackendError::Batch("a row without logits"));
         }
-        Ok(model.logits.row(index).to_vec())
+        Ok(model.logits(index).to_vec())
     }
 }

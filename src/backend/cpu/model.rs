@@ -1,101 +1,128 @@
-//! One open model: its sizes, KV pages and the rows of a step between units.
+//! One open model: its bound program, KV pages and the values of a step.
+
+use std::sync::Arc;
 
 use super::activations::ActivationBuffer;
 use super::attention::Partials;
-use super::experts::ExpertRows;
-use super::kv::{KvGeometry, KvPool};
+use super::bind::{Bound, Place};
+use super::experts::ChoiceRows;
+use super::kv::KvPool;
 use super::rope::RopeTable;
 use super::scratch::Plane;
 use super::step::Step;
-use crate::backend::{BackendError, KvType, ModelDims};
-use crate::tensor::LazyTensor;
+use crate::backend::{BackendError, KvType, StepBatch, StepLimits};
+use crate::program::{Program, Rows};
 
 /// A model's room on this backend.
 pub struct Model {
-    /// Sizes.
-    pub dims: ModelDims,
+    /// What it computes.
+    pub program: Arc<Program>,
+    /// As units over `values.planes`.
+    pub bound: Arc<Bound>,
+    limits: StepLimits,
     /// KV pages.
     pub kv: KvPool,
     /// The batch at hand.
     pub step: Step,
-    /// Rotary angles of the step's rows, and whose factors they were made with.
-    pub rope: RopeTable,
-    /// `None` until the step's first layer has filled `rope`.
-    pub rope_made_with: Option<Option<LazyTensor>>,
-    /// Input of the next product.
-    pub acts: ActivationBuffer,
-    /// Residual stream, `[rows_max][hidden]`.
-    pub residual: Plane,
-    /// Queries, keys and values, `[rows_max][(n_heads + 2 n_kv_heads) * head_dim]`.
-    pub qkv: Plane,
-    /// Attention's result, `[rows_max][n_heads * head_dim]`.
-    pub attended: Plane,
-    /// `silu(gate) * up`, `[rows_max][ffn]`; a layer may use fewer columns, then its rows stand closer.
-    pub gated: Plane,
-    /// Columns of `gated` in use.
-    pub gated_cols: usize,
-    /// What layers of experts work on, where the model has any.
-    pub experts: Option<ExpertRows>,
-    /// `[logits_rows_max][vocab]`.
-    pub logits: Plane,
-    /// Whether `logits` are those of the step at hand.
+    /// Rotary angles of the step's rows, by number; none before they are first used in a step.
+    pub ropes: Vec<Option<RopeTable>>,
+    /// Values between units.
+    pub values: Values,
+    /// Choices of experts, by number.
+    pub choices: Vec<ChoiceRows>,
+    /// Where the step is: the part at hand and how many of its units are done.
+    pub at: (u32, usize),
+    /// Whether the logits are those of the step at hand.
     pub has_logits: bool,
     /// Attention's results by split.
     pub partials: Partials,
-    /// A norm's weight as f32.
-    pub norm: Vec<f32>,
-    /// Per-head norm weights as f32.
-    pub head_norms: [Vec<f32>; 2],
+}
+
+/// What units read and write.
+pub struct Values {
+    /// Input of the next product.
+    pub acts: ActivationBuffer,
+    /// By number: `[rows][cols]`.
+    pub planes: Vec<Plane>,
+    /// Small weights of the unit at hand as f32.
+    pub vectors: Vec<f32>,
 }
 
 impl Model {
-    /// Room for a model of sizes `dims`, with an empty pool of `pages` KV pages.
+    /// Room for a program's steps, with an empty pool of `pages` KV pages.
     ///
     /// # Errors
-    /// [`BackendError::Dims`], [`BackendError::OutOfMemory`].
-    pub fn open(dims: &ModelDims, kv: KvType, pages: u32) -> Result<Self, BackendError> {
-        dims.check()?;
-        let geometry =
-            KvGeometry::of(dims, kv).ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
-        let heads = |n: usize| n.checked_mul(dims.head_dim).ok_or(BackendError::Dims("heads are too many"));
-        let rows = dims.rows_max;
-        let (q, kv_cols) = (heads(dims.n_heads)?, heads(dims.n_kv_heads)?);
+    /// [`BackendError::OutOfMemory`].
+    pub fn open(
+        program: &Arc<Program>,
+        limits: StepLimits,
+        kv: KvType,
+        pages: u32,
+        fused: bool,
+    ) -> Result<Self, BackendError> {
+        let bound = Bound::of(program, fused);
+        let rows = |rows| if rows == Rows::All { limits.rows } else { limits.wanted_rows };
+        let planes =
+            bound.planes.iter().map(|spec| Plane::new("values of a step", rows(spec.rows), spec.cols));
+        let choices = bound.choices.iter().map(|spec| ChoiceRows::new(*spec, limits.rows));
         Ok(Self {
-            kv: KvPool::new(geometry, kv, pages),
+            kv: KvPool::new(program.states(), kv, pages)?,
             step: Step::default(),
-            rope: RopeTable::default(),
-            rope_made_with: None,
-            acts: ActivationBuffer::new(),
-            residual: Plane::new("the residual stream", rows, dims.hidden)?,
-            qkv: Plane::new("queries, keys and values", rows, q.saturating_add(kv_cols.saturating_mul(2)))?,
-            attended: Plane::new("attention results", rows, q)?,
-            gated: Plane::new("the feed-forward layer", rows, dims.ffn)?,
-            gated_cols: dims.ffn,
-            experts: dims.experts.as_ref().map(|e| ExpertRows::new(e, rows, dims.hidden)).transpose()?,
-            logits: Plane::new("logits", dims.logits_rows_max, dims.vocab)?,
+            ropes: program.ropes().iter().map(|_| None).collect(),
+            values: Values {
+                acts: ActivationBuffer::new(),
+                planes: planes.collect::<Result<_, _>>()?,
+                vectors: Vec::new(),
+            },
+            choices: choices.collect::<Result<_, _>>()?,
+            at: (0, 0),
             has_logits: false,
             partials: Partials::default(),
-            norm: Vec::new(),
-            head_norms: [Vec::new(), Vec::new()],
-            dims: dims.clone(),
+            program: Arc::clone(program),
+            bound: Arc::new(bound),
+            limits,
         })
     }
 
-    /// Fills what the step at hand will write with NaN, so that a unit that reads what none has written shows.
-    pub fn poison(&mut self) {
-        let rows = self.step.rows();
-        for plane in [&mut self.residual, &mut self.qkv, &mut self.attended, &mut self.gated] {
-            let cols = plane.cols();
-            plane.values_mut()[..rows * cols].fill(f32::NAN);
+    /// Takes over a batch after checking it.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; there is no step then.
+    pub fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), BackendError> {
+        self.has_logits = false;
+        self.at = (0, 0);
+        self.ropes.iter_mut().for_each(|table| *table = None);
+        self.choices.iter_mut().for_each(ChoiceRows::clear);
+        self.step.begin(batch, self.program.vocab(), self.limits, &self.bound.groups, &mut self.kv)?;
+        if cfg!(debug_assertions) {
+            self.poison();
         }
-        if let Some(experts) = &mut self.experts {
-            experts.poison(rows);
-        }
-        (0..self.step.logits_rows.len()).for_each(|row| self.logits.row_mut(row).fill(f32::NAN));
+        Ok(())
     }
 
-    /// Values of a row's queries, and of its keys (or values).
-    pub fn head_cols(&self) -> (usize, usize) {
-        (self.dims.n_heads * self.dims.head_dim, self.dims.n_kv_heads * self.dims.head_dim)
+    /// Fills what the step at hand will write with NaN, so that a unit that reads what none has written shows.
+    fn poison(&mut self) {
+        for (plane, spec) in self.values.planes.iter_mut().zip(&self.bound.planes) {
+            plane.values_mut()[..self.step.rows_of(spec.rows) * spec.cols].fill(f32::NAN);
+        }
+        let rows = self.step.rows();
+        self.choices.iter_mut().for_each(|choice| choice.poison(rows));
+    }
+
+    /// A row of logits.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        self.bound.logits.map_or(&[], |place| self.values.row(place, index))
+    }
+}
+
+impl Values {
+    /// A value's row.
+    pub fn row(&self, place: Place, row: usize) -> &[f32] {
+        &self.planes[place.plane].row(row)[place.first..][..place.width]
+    }
+
+    /// A value's row, to be written.
+    pub fn row_mut(&mut self, place: Place, row: usize) -> &mut [f32] {
+        &mut self.planes[place.plane].row_mut(row)[place.first..][..place.width]
     }
 }

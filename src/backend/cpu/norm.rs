@@ -1,4 +1,4 @@
-//! RMS norm, the gate of the feed-forward layer and the softmax sum, on rows of f32.
+//! Norms, activations of the feed-forward layer and the softmax sum, on rows of f32.
 
 use super::simd::{LANES, Simd, vectorize};
 
@@ -9,8 +9,13 @@ vectorize! {
 }
 
 vectorize! {
-    /// As [`rms_norm`], in place.
-    pub fn rms_norm_in_place = rms_norm_in_place_lanes, (x: &mut [f32], weight: &[f32], eps: f32)
+    /// `out[i] = (x[i] - mean(x)) * weight[i] / sqrt(variance(x) + eps)`. All three have one length. Sums as in [`rms_norm`].
+    pub fn layer_norm = layer_norm_lanes, (x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
+}
+
+vectorize! {
+    /// `out[i] = gelu(gate[i]) * up[i]`, by the approximation with tanh. All three have one length.
+    pub fn geglu = geglu_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
 }
 
 vectorize! {
@@ -46,6 +51,35 @@ fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
+/// The sum of all values: two accumulators of 16 lanes, then a tree.
+#[inline(always)]
+fn sum<S: Simd>(s: S, x: &[f32], term: impl Fn(S::V) -> S::V) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut sums = [s.splat(0.0); 2];
+    for pair in chunks.chunks(2) {
+        for (sum, x) in sums.iter_mut().zip(pair) {
+            *sum = s.add(*sum, term(s.load(x)));
+        }
+    }
+    let mut last = [0.0; LANES];
+    s.store(term(s.load(&pad(tail))), &mut last);
+    sums[0] = s.add(sums[0], s.load(&pad(&last[..tail.len()])));
+    s.reduce_add(s.add(sums[0], sums[1]))
+}
+
+#[inline(always)]
+fn layer_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let mean = sum(s, x, |x| x) / x.len() as f32;
+    let squares = sum(s, x, |x| {
+        let off = s.sub(x, s.splat(mean));
+        s.mul(off, off)
+    });
+    let factor = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x - mean) * factor * w;
+    }
+}
+
 #[inline(always)]
 fn rms_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let factor = inverse_rms(s, x, eps);
@@ -55,30 +89,37 @@ fn rms_norm_lanes<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut 
 }
 
 #[inline(always)]
-fn rms_norm_in_place_lanes<S: Simd>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
-    let factor = inverse_rms(s, x, eps);
-    for (x, w) in x.iter_mut().zip(weight) {
-        *x = *x * factor * w;
-    }
+fn swiglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated(s, gate, up, out, |s, gate| {
+        let e = s.exp(s.sub(s.splat(0.0), gate));
+        s.div(gate, s.add(s.splat(1.0), e))
+    });
 }
 
+/// `x / 2 * (1 + tanh(z))` is `x / (1 + e^-2z)`.
 #[inline(always)]
-fn swiglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn geglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    const CUBE: f32 = 0.044_715;
+    gated(s, gate, up, out, |s, x| {
+        let cube = s.mul(s.mul(x, x), s.mul(x, s.splat(CUBE)));
+        let e = s.exp(s.mul(s.add(x, cube), s.splat(-2.0 * SQRT_2_OVER_PI)));
+        s.div(x, s.add(s.splat(1.0), e))
+    });
+}
+
+/// `out = f(gate) * up`, sixteen values at a time.
+#[inline(always)]
+fn gated<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32], f: impl Fn(S, S::V) -> S::V) {
     let (g, g_tail) = gate.as_chunks::<LANES>();
     let (u, u_tail) = up.as_chunks::<LANES>();
     let (o, o_tail) = out.as_chunks_mut::<LANES>();
     for ((g, u), o) in g.iter().zip(u).zip(o) {
-        s.store(swiglu_16(s, s.load(g), s.load(u)), o);
+        s.store(s.mul(f(s, s.load(g)), s.load(u)), o);
     }
     let mut last = [0.0; LANES];
-    s.store(swiglu_16(s, s.load(&pad(g_tail)), s.load(&pad(u_tail))), &mut last);
+    s.store(s.mul(f(s, s.load(&pad(g_tail))), s.load(&pad(u_tail))), &mut last);
     o_tail.copy_from_slice(&last[..o_tail.len()]);
-}
-
-#[inline(always)]
-fn swiglu_16<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
-    let e = s.exp(s.sub(s.splat(0.0), gate));
-    s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
 #[inline(always)]
@@ -115,9 +156,6 @@ mod tests {
                 rms_norm(level, &x, &w, 1e-5, &mut out);
                 let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n as f64;
                 let factor = 1.0 / (mean + 1e-5).sqrt();
-                let mut in_place = x.clone();
-                rms_norm_in_place(level, &mut in_place, &w, 1e-5);
-                assert_eq!(out, in_place);
                 for i in 0..n {
                     let want = f64::from(x[i]) * factor * f64::from(w[i]);
                     // n/32 additions per lane and five in the tree, half of each error survives the root, then three
@@ -128,6 +166,52 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn layer_norm_is_that_of_f64() {
+        for (name, level) in levels() {
+            for n in [1, 8, 15, 16, 17, 64, 576, 1000] {
+                // A mean a hundred times as large as the spread: a variance by sums of squares would be off by far.
+                let (x, w) = (values(n, 0.3).iter().map(|x| x + 300.0).collect::<Vec<_>>(), values(n, 1.7));
+                let mut out = vec![f32::NAN; n];
+                layer_norm(level, &x, &w, 1e-5, &mut out);
+                let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
+                let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n as f64;
+                for i in 0..n {
+                    let want = (f64::from(x[i]) - mean) / (variance + 1e-5).sqrt() * f64::from(w[i]);
+                    // The mean is off by up to n/32 + 7 roundings of 300, a part of the spread of 2.
+                    let bound = 300.0 * (n as f64 / 32.0 + 8.0) * 2f64.powi(-24) / variance.sqrt().max(3e-3);
+                    assert!(
+                        (f64::from(out[i]) - want).abs() <= bound * 4.0,
+                        "{name} {n} {i}: {} {want}",
+                        out[i]
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn geglu_is_that_of_f64() {
+        for (name, level) in levels() {
+            for n in [1, 16, 33, 1536] {
+                let (g, u) = (values(n, 0.1).iter().map(|g| g * 3.0).collect::<Vec<_>>(), values(n, 2.2));
+                let mut out = vec![f32::NAN; n];
+                geglu(level, &g, &u, &mut out);
+                for i in 0..n {
+                    let x = f64::from(g[i]);
+                    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    let want = x / (1.0 + (-2.0 * z).exp()) * f64::from(u[i]);
+                    // The exponent is off by three roundings of up to 58, so the power by as much of itself.
+                    let bound = want.abs() * (3.0 * 2.0 * z.abs() + 8.0) * 2f64.powi(-24) + 1e-30;
+                    assert!((f64::from(out[i]) - want).abs() <= bound, "{name} {n} {x}: {} {want}", out[i]);
+                }
+            }
+            let mut out = [0.0; 3];
+            geglu(level, &[-1e30, f32::NAN, 1e30], &[1.0; 3], &mut out);
+            assert!(out[0].abs() < 1e-7 && out[1].is_nan() && out[2] == 1e30, "{name} {out:?}");
         }
     }
 

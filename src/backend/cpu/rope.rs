@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::backend::{RopeAngles, RopeLayout, RopeSpec};
+use crate::program::{RopeAngles, RopeLayout, RopeSpec};
 
 /// Cosines and sines of a step's rows: `[rows][dims / 2]` pairs.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ fn rotate(a: f32, b: f32, [cos, sin]: [f32; 2]) -> [f32; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::RopeScaling;
+    use crate::program::RopeScaling;
 
     fn spec(layout: RopeLayout) -> RopeSpec {
         let scaling = RopeScaling::Linear { factor: 2.0 };

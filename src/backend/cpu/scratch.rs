@@ -27,6 +27,11 @@ impl Plane {
         Ok(Self { memory, rows, cols })
     }
 
+    /// No rows of no values.
+    pub fn empty() -> Self {
+        Self { memory: None, rows: 0, cols: 0 }
+    }
+
     /// Values per row.
     pub fn cols(&self) -> usize {
         self.cols

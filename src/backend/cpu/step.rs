@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::attention::{ROWS_TILE_MAX, split_len};
 use super::kv::{KvPlace, KvPool};
-use crate::backend::{BackendError, KV_PAGE_TOKENS, ModelDims, StepBatch};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits};
+use crate::program::Rows;
 
 /// A checked batch. Kept between steps, so that its vectors are allocated once.
 #[derive(Debug, Default)]
@@ -21,8 +22,8 @@ pub struct Step {
     pub logits_rows: Vec<u32>,
     /// Where each row's key and value go.
     pub places: Vec<KvPlace>,
-    /// Runs of rows of one sequence that attention takes together.
-    pub tiles: Vec<Range<usize>>,
+    /// Runs of rows of one sequence that attention takes together, for each number of query heads that share a head.
+    tiles: Vec<(usize, Vec<Range<usize>>)>,
     /// Every row's splits, rising: (row, split).
     pub splits: Vec<(u32, u32)>,
 }
@@ -31,6 +32,14 @@ impl Step {
     /// Rows.
     pub fn rows(&self) -> usize {
         self.token_ids.len()
+    }
+
+    /// Rows that a value has.
+    pub fn rows_of(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.rows(),
+            Rows::Wanted => self.logits_rows.len(),
+        }
     }
 
     /// The page table of a row's sequence.
@@ -44,18 +53,26 @@ impl Step {
         self.positions[row] as usize + 1
     }
 
-    /// Takes over `batch` after checking it, and gives memory to the pages that its rows write.
+    /// Runs of rows that attention takes together where `group` query heads share a head.
+    pub fn tiles(&self, group: usize) -> &[Range<usize>] {
+        self.tiles.iter().find(|(of, _)| *of == group).map_or(&[], |(_, tiles)| tiles)
+    }
+
+    /// Takes over `batch` after checking it, and gives memory to the pages that its rows write. `groups` are the numbers of
+    /// query heads that share a head, each once.
     ///
     /// # Errors
     /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; the step is then empty.
     pub fn begin(
         &mut self,
         batch: &StepBatch<'_>,
-        dims: &ModelDims,
+        vocab: usize,
+        limits: StepLimits,
+        groups: &[usize],
         kv: &mut KvPool,
     ) -> Result<(), BackendError> {
         self.clear();
-        batch.check(dims)?;
+        batch.check(vocab, limits)?;
         self.token_ids.extend_from_slice(batch.token_ids);
         self.positions.extend_from_slice(batch.positions);
         self.sequences.extend_from_slice(batch.row_sequences);
@@ -67,7 +84,9 @@ impl Step {
             self.clear();
             return placed;
         }
-        self.cut_tiles(dims);
+        self.cut_splits();
+        self.tiles.extend(groups.iter().map(|&group| (group, Vec::new())));
+        (0..groups.len()).for_each(|index| self.cut_tiles(index));
         Ok(())
     }
 
@@ -107,23 +126,29 @@ impl Step {
         Ok(())
     }
 
+    fn cut_splits(&mut self) {
+        for row in 0..self.rows() {
+            let (all, len) = (self.len(row), split_len(self.len(row)));
+            self.splits.extend((0..all.div_ceil(len)).map(|split| (row as u32, split as u32)));
+        }
+    }
+
     /// Tiles hold rows that stand together, of one sequence and one split length, at most as many as fill a tile.
-    fn cut_tiles(&mut self, dims: &ModelDims) {
-        let group = dims.n_heads / dims.n_kv_heads;
-        let rows_max = (ROWS_TILE_MAX / group).max(1);
+    fn cut_tiles(&mut self, index: usize) {
+        let rows_max = (ROWS_TILE_MAX / self.tiles[index].0).max(1);
+        let mut tiles = Vec::new();
         let mut start = 0;
         for row in 0..self.rows() {
-            let len = split_len(self.len(row));
-            self.splits.extend((0..self.len(row).div_ceil(len)).map(|split| (row as u32, split as u32)));
             let next = row + 1;
             let together = next < self.rows()
                 && self.sequences[next] == self.sequences[row]
-                && split_len(self.len(next)) == len
+                && split_len(self.len(next)) == split_len(self.len(row))
                 && next - start < rows_max;
             if !together {
-                self.tiles.push(start..next);
+                tiles.push(start..next);
                 start = next;
             }
         }
+        self.tiles[index].1 = tiles;
     }
 }

@@ -121,11 +121,6 @@ impl Arrays {
         Ok(())
     }
 
-    /// Sets how long embeddings are: no more than they were laid out for.
-    pub fn set_embedding_bytes(&mut self, bytes: usize) {
-        self.layout.embedding_bytes = bytes.next_multiple_of(4).min(self.layout.embedding_bytes);
-    }
-
     /// Their sizes.
     pub fn layout(&self) -> Layout {
         self.layout

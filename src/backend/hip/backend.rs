@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::graphs::{self, Replays};
-use super::kernels::matmul::{choice, planes};
-use super::model::{self, Model, Modes};
-use super::run::{Op, embed_kernel};
+use super::kernels::matmul::planes;
+use super::model::{self, Model};
+use super::resolve::Loads;
+use super::step::{Modes, bind};
 use super::upload::{FileReads, Job, UploadPath, Uploader};
 use super::wait::{Standstill, Waiter};
 use super::waits::LoadWaits;
@@ -21,13 +22,11 @@ use super::{
 };
 
 use crate::backend::{
-    Activations, AttentionInput, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory,
-    DeviceMemoryUse, DeviceTensor, Experts, FfnInput, KvType, ModelDims, ModelSlot, Projection, Router,
-    SampleRow, Sampled, StepBatch, Storage,
+    Activations, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
+    DeviceTensor, KvType, ModelSlot, Progress, SampleRow, Sampled, StepBatch, StepLimits, Storage, Weights,
 };
-use crate::tensor::{DType, LazyTensor};
-
-mod operands;
+use crate::program::Program;
+use crate::tensor::LazyTensor;
 
 /// Up to here four times as many rows take far less than four times as long (products of an 8B model on an H200: 30 ms for 256 rows,
 /// 53 for 1024), and answers that decode beside such a step wait for a tenth of a second.
@@ -156,29 +155,51 @@ impl HipBackend {
         model.ok_or(BackendError::Batch("no step was begun"))
     }
 
-    /// Adds an operation to the step, and launches the one before it.
-    fn push(&mut self, op: Op) -> Result<(), BackendError> {
-        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
-        self.load_waits.get_mut().leave(stream)?;
+    /// Runs what is left of the part at hand.
+    fn go_on(&mut self, weights: &Weights<'_>) -> Result<Progress, BackendError> {
+        let Self { device, stream, options, uploader, waiter, waited, load_waits, .. } = self;
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
-        model.step.ops.push(op);
-        if model.step.deferred {
-            return Ok(());
+        while model.unit().is_some() {
+            let patience = options.patience;
+            let loads = Loads { device, stream, uploader, waiter, patience, waited, waits: load_waits };
+            model.look_up(&loads, weights)?;
+            load_waits.get_mut().leave(stream)?;
+            model.advance(device, stream)?;
+            if model.lacks_chosen() {
+                waiter.settle(device, stream)?;
+                waiter.set_busy();
+                let missing = model.missing(stream, weights)?;
+                if !missing.is_empty() {
+                    return Ok(Progress::Needs(missing));
+                }
+            }
         }
-        let known = model.step.ops.len() - 1;
-        launch(model, device, stream, modes, known)
+        Ok(Progress::Done)
     }
 
-    /// Launches what is left of the step, or replays it.
-    fn flush(&mut self) -> Result<(), BackendError> {
-        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
-        let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) else { return Ok(()) };
-        if model.step.deferred {
-            return graphs::run(model, modes, device, stream, &mut self.waiter, &mut self.replays);
+    /// What waits for loads.
+    fn loads(&self) -> Loads<'_> {
+        Loads {
+            device: &self.device,
+            stream: &self.stream,
+            uploader: &self.uploader,
+            waiter: &self.waiter,
+            patience: self.options.patience,
+            waited: &self.waited,
+            waits: &self.load_waits,
         }
-        let known = model.step.ops.len();
-        launch(model, device, stream, modes, known)
+    }
+
+    /// Replays the step, where it was put off until all of it is known.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let (device, stream) = (&self.device, &self.stream);
+        match self.current.and_then(|slot| self.models.get_mut(&slot)) {
+            Some(model) if model.step.deferred => {
+                graphs::run(model, device, stream, &mut self.waiter, &mut self.replays)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Waits until all that was launched is done.
@@ -187,34 +208,14 @@ impl HipBackend {
     }
 }
 
-/// Launches operations of a step up to number `known`: of the last one it has to be known what follows, or that nothing does.
-fn launch(
-    model: &mut Model,
-    device: &Device,
-    stream: &Stream,
-    modes: Modes,
-    known: usize,
-) -> Result<(), BackendError> {
-    if model.step.launched >= known {
-        return Ok(());
-    }
-    if model.step.launched == 0 {
-        model.arrays.send(stream)?;
-        model.kv.send_table(device, stream)?;
-    }
-    let run = model.run(device, stream, modes)?;
-    for index in model.step.launched..known {
-        if let Some(op) = model.step.ops.get(index) {
-            run.launch(op, model.step.ops.get(index + 1))?;
-        }
-    }
-    model.step.launched = known;
-    Ok(())
-}
-
-fn check_layer(dims: &ModelDims, layer: u32) -> Result<(), BackendError> {
-    let known = (layer as usize) < dims.n_layers;
-    known.then_some(()).ok_or(BackendError::Batch("a layer the model does not have"))
+/// What an open model takes of a device that computes with f32 activations or f32 KV pages, or with neither.
+fn scratch_bytes<const ACTIVATIONS_F32: bool, const KV_F32: bool>(
+    program: &Program,
+    limits: StepLimits,
+) -> u64 {
+    let activations = if ACTIVATIONS_F32 { Activations::F32 } else { Activations::Int8 };
+    let kv = if KV_F32 { KvType::F32 } else { KvType::F16 };
+    model::scratch_bytes(program, limits, Modes { activations, kv })
 }
 
 impl Backend for HipBackend {
@@ -238,8 +239,8 @@ impl Backend for HipBackend {
         }
     }
 
-    fn supports(&self, dtype: DType) -> bool {
-        choice::gemv_f32(dtype, 1).is_some() && embed_kernel(dtype).is_some()
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
+        |program| bind::refuse(program)
     }
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
@@ -258,22 +259,11 @@ impl Backend for HipBackend {
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(weight) })
     }
 
-    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        if embed_kernel(tensor.dtype()).is_none() {
-            let (tensor, dtype) = (tensor.name().to_owned(), tensor.dtype());
-            return Err(BackendError::Unsupported { tensor, dtype, backend: "hip" });
-        }
-        // A step takes a few of its rows: they travel with the step's numbers.
-        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
-    }
-
     fn retire(&mut self) -> Result<(), BackendError> {
-        let (device, stream, modes) = (&self.device, &self.stream, self.modes);
+        let (device, stream) = (&self.device, &self.stream);
         if let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) {
             // A step that was to be replayed at its end is launched as it goes from here on.
-            model.step.deferred = false;
-            let known = model.step.ops.len().saturating_sub(1); // of the last one it is not known what follows
-            launch(model, device, stream, modes, known)?;
+            model.launch_deferred(device, stream)?;
         }
         let event = device.event(false)?;
         stream.record(&event)?;
@@ -282,7 +272,7 @@ impl Backend for HipBackend {
     }
 
     fn until_decided(&mut self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
-        self.upload_decided(load)
+        self.loads().decided(load)
     }
 
     fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
@@ -292,15 +282,20 @@ impl Backend for HipBackend {
         }
         let bytes = self.uploader.counts().read().1;
         let stood = self.standstill.since(bytes, Instant::now());
-        if stood > self.options.patience { Err(self.late_upload()) } else { Ok(()) }
+        if stood > self.options.patience { Err(self.loads().late()) } else { Ok(()) }
     }
 
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         memory::weight_bytes
     }
 
-    fn scratch_bytes(&self) -> fn(&ModelDims) -> u64 {
-        model::scratch_bytes
+    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
+        match (self.modes.activations, self.modes.kv) {
+            (Activations::Int8, KvType::F16) => scratch_bytes::<false, false>,
+            (Activations::Int8, KvType::F32) => scratch_bytes::<false, true>,
+            (Activations::F32, KvType::F16) => scratch_bytes::<true, false>,
+            (Activations::F32, KvType::F32) => scratch_bytes::<true, true>,
+        }
     }
 
     fn memory(&self) -> DeviceMemoryUse {
@@ -316,7 +311,7 @@ impl Backend for HipBackend {
         self.device.arena().trim();
     }
 
-    fn layers_ahead(&self) -> usize {
+    fn parts_ahead(&self) -> usize {
         2
     }
 
@@ -335,8 +330,14 @@ impl Backend for HipBackend {
         }
     }
 
-    fn open_model(&mut self, dims: &ModelDims, kv_pages: u32) -> Result<ModelSlot, BackendError> {
-        let model = Model::open(&self.device, &self.stream, dims, self.options.kv, kv_pages)?;
+    fn open_model(
+        &mut self,
+        program: &Arc<Program>,
+        limits: StepLimits,
+        kv_pages: u32,
+    ) -> Result<ModelSlot, BackendError> {
+        let how = (limits, self.modes);
+        let model = Model::open(&self.device, &self.stream, program, how, kv_pages)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
         self.models.insert(slot, model);
@@ -364,10 +365,10 @@ impl Backend for HipBackend {
         }
     }
 
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         match self.options.kv {
-            KvType::F16 => |dims| kv::page_bytes(dims, KvType::F16),
-            KvType::F32 => |dims| kv::page_bytes(dims, KvType::F32),
+            KvType::F16 => |program| kv::page_bytes(program, KvType::F16),
+            KvType::F32 => |program| kv::page_bytes(program, KvType::F32),
         }
     }
 
@@ -391,133 +392,24 @@ impl Backend for HipBackend {
         Ok(())
     }
 
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        let model = self.step()?;
-        table.want(model.dims.vocab, model.dims.hidden)?;
-        let bytes = table.tensor.bytes();
-        let row_bytes = bytes.len() / model.dims.vocab;
-        model.arrays.set_embedding_bytes(row_bytes);
-        for (row, &id) in model.step.token_ids.iter().enumerate() {
-            let start = id as usize * row_bytes;
-            model.arrays.set_embedding(row, bytes.get(start..start + row_bytes).unwrap_or_default());
-        }
-        let dtype = table.dtype();
-        self.push(Op::Begin { dtype })
-    }
-
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
-        let dims = &self.step()?.dims;
-        check_layer(dims, layer)?;
-        let (hidden, head) = (dims.hidden, dims.head_dim);
-        let (q_rows, kv_rows) = (dims.n_heads * head, dims.n_kv_heads * head);
-        let norm = self.vector(weights.norm, hidden)?;
-        let parts = [
-            self.matrix(&weights.q, q_rows, hidden)?,
-            self.matrix(&weights.k, kv_rows, hidden)?,
-            self.matrix(&weights.v, kv_rows, hidden)?,
-        ];
-        let (q_norm, k_norm) = (self.optional(weights.q_norm, head)?, self.optional(weights.k_norm, head)?);
-        let angles = self.angles(weights.rope_factors)?;
-        self.push(Op::AttentionInput { layer, norm, parts, q_norm, k_norm, angles })
-    }
-
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        check_layer(&self.step()?.dims, layer)?;
-        self.push(Op::Attention { layer })
-    }
-
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        let dims = &self.step()?.dims;
-        let (rows, cols) = (dims.hidden, dims.n_heads * dims.head_dim);
-        let matrix = self.matrix(weights, rows, cols)?;
-        self.push(Op::AttentionOutput { matrix })
-    }
-
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        let dims = &self.step()?.dims;
-        let (hidden, most) = (dims.hidden, dims.ffn);
-        let cols = weights.gate.weight.rows();
-        if cols > most {
-            weights.gate.weight.want(most, hidden)?;
-        }
-        let norm = self.vector(weights.norm, hidden)?;
-        let gate = self.matrix(&weights.gate, cols, hidden)?;
-        let up = self.matrix(&weights.up, cols, hidden)?;
-        self.push(Op::FfnInput { norm, gate, up })
-    }
-
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        let model = self.step()?;
-        let Some(Op::FfnInput { gate, .. }) = model.step.ops.last() else {
-            return Err(BackendError::Batch("a down projection without its input"));
-        };
-        let (rows, cols) = (model.dims.hidden, gate.rows as usize);
-        let matrix = self.matrix(weights, rows, cols)?;
-        self.push(Op::FfnOutput { matrix })
-    }
-
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        let dims = &self.step()?.dims;
-        check_layer(dims, layer)?;
-        let experts = dims.experts.as_ref().ok_or(BackendError::Batch("experts of a model that has none"))?;
-        let (hidden, count) = (dims.hidden, experts.count);
-        let norm = self.vector(weights.norm, hidden)?;
-        let router = self.matrix(&weights.logits, count, hidden)?;
-        self.push(Op::Route { norm, router })
-    }
-
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        // What follows depends on the answer: the step is launched as it goes from here on.
-        self.step()?.step.deferred = false;
-        self.flush()?;
-        self.settle()?;
-        self.waiter.set_busy();
-        let model = self.current.and_then(|slot| self.models.get(&slot));
+    fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
+        let (device, stream) = (&self.device, &self.stream);
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
-        let used = model.dims.experts.as_ref().map_or(0, |experts| experts.used);
-        let (rows, own) = (model.arrays.layout().rows, model.step.token_ids.len());
-        let mut chosen = vec![0u32; rows * used];
-        let range = model.scratch.routing()?.chosen.range(0, chosen.len() * 4)?;
-        self.stream.download(range, chosen.as_mut_slice())?;
-        if rows > own {
-            // Rows that only fill the step up hold anything: they go where the first row goes, whose experts are loaded.
-            let (tokens, filling) = chosen.split_at_mut(own * used);
-            filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
-            self.stream.upload(range, chosen.as_slice())?;
+        model.enter(device, stream, part, weights)?;
+        if let Progress::Needs(missing) = self.go_on(weights)? {
+            return Ok(Progress::Needs(missing));
         }
-        chosen.truncate(own * used);
-        chosen.sort_unstable();
-        chosen.dedup();
-        Ok(chosen)
-    }
-
-    fn experts(&mut self, layer: u32, experts: &Experts<'_>) -> Result<(), BackendError> {
-        let Some(Op::Route { norm, .. }) = self.step()?.step.ops.last().copied() else {
-            return Err(BackendError::Batch("experts without their choice"));
-        };
-        let parts = self.expert_parts(layer, experts)?;
-        let dims = &self.step()?.dims;
-        let sizes = dims.experts.as_ref().map(|e| (e.ffn as u32, dims.hidden as u32));
-        let [gate, up, down] = parts.map(|part| (part.rows, part.cols));
-        if sizes.is_none_or(|(ffn, hidden)| [gate, up, down] != [(ffn, hidden), (ffn, hidden), (hidden, ffn)])
-        {
-            return Err(BackendError::Dims("experts of another size than the model's"));
-        }
-        self.push(Op::Experts { norm, parts })
-    }
-
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        let dims = &self.step()?.dims;
-        let (hidden, vocab) = (dims.hidden, dims.vocab);
-        let norm = self.vector(norm, hidden)?;
-        let matrix = self.matrix(&Projection { weight: output, bias: None }, vocab, hidden)?;
-        self.push(Op::Head { norm, matrix })?;
-        self.flush()?;
         let warm = !self.waited.get();
         let model = self.step()?;
-        model.warm = warm;
-        model.step.has_logits = true;
-        Ok(())
+        (model.step.part, model.step.unit) = (part + 1, 0);
+        if part == model.program.head_part() {
+            self.flush()?;
+            let model = self.step()?;
+            model.warm = warm;
+            model.step.has_logits = true;
+        }
+        Ok(Progress::Done)
     }
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
@@ -526,7 +418,7 @@ impl Backend for HipBackend {
         if rows.len() != model.step.logits_rows {
             return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
         }
-        let logits = model.scratch.logits.ptr();
+        let logits = model.logits()?.ptr();
         self.waiter.set_busy(); // the step itself may have been waited for already
         model.sampler.launch(&self.device, &self.stream, logits, rows)?;
         self.waiter.settle(&self.device, &self.stream)?;
@@ -549,9 +441,9 @@ impl Backend for HipBackend {
         let (device_stream, slot) = (&self.stream, self.current);
         let model = slot.and_then(|slot| self.models.get(&slot));
         let model = model.ok_or(BackendError::Batch("no step was begun"))?;
-        let vocab = model.dims.vocab;
+        let vocab = model.program.vocab();
         let mut logits = vec![0f32; vocab];
-        let range = model.scratch.logits.range(index * vocab * 4, vocab * 4)?;
+        let range = model.logits()?.range(index * vocab * 4, vocab * 4)?;
         device_stream.download(range, logits.as_mut_slice())?;
         Ok(logits)
     }

@@ -1,74 +1,58 @@
 //! Tables of addresses by which kernels find a layer's experts.
 
-use std::collections::HashMap;
-
-use super::run::ExpertMatrices;
+use super::run::ExpertTable;
+use super::step::bind::ExpertSet;
 use super::weights::Form;
 use super::{Buffer, Device, Owner, Stream};
-use crate::backend::{BackendError, DeviceTensor, Expert, Experts};
+use crate::backend::{BackendError, DeviceTensor, Weights};
 
 /// Parts of an expert: gate, up, down.
 const PARTS: usize = 3;
 
-/// The tables of a model's layers.
-#[derive(Debug, Default)]
-pub struct ExpertTables {
-    layers: HashMap<u32, Layer>,
-}
-
-#[derive(Debug)]
-struct Layer {
-    version: u64,
-    parts: [ExpertMatrices; PARTS],
-    /// Keeps the tables' memory.
-    _tables: Buffer,
-}
-
-impl ExpertTables {
-    /// A layer's parts, the tables made anew when other experts are loaded than before. `weight` gives where a loaded tensor
-    /// lies, once the compute stream may use it.
-    ///
-    /// # Errors
-    /// [`BackendError`] of `weight` and of the device; [`BackendError::Dims`] for experts that are not alike.
-    pub fn parts(
-        &mut self,
-        device: &Device,
-        stream: &Stream,
-        layer: u32,
-        experts: &Experts<'_>,
-        weight: impl Fn(&DeviceTensor) -> Result<(u64, Form), BackendError>,
-    ) -> Result<[ExpertMatrices; PARTS], BackendError> {
-        if let Some(made) = self.layers.get(&layer).filter(|made| made.version == experts.version) {
-            return Ok(made.parts);
+/// Makes the tables of a set of experts as far as they are there, and the memory that keeps them. `weight` gives where a loaded
+/// tensor lies, once the compute stream may use it. Waits until nothing uses older tables any more.
+///
+/// # Errors
+/// [`BackendError`] of `weight` and of the device.
+pub fn tables(
+    device: &Device,
+    stream: &Stream,
+    set: &ExpertSet,
+    weights: &Weights<'_>,
+    weight: impl Fn(&DeviceTensor, Form) -> Result<u64, BackendError>,
+) -> Result<([ExpertTable; PARTS], Buffer), BackendError> {
+    let count = set.range.count as usize;
+    let forms = forms(set);
+    let mut addresses = vec![0u64; PARTS * count];
+    for number in 0..set.range.count {
+        if !is_there(set, weights, number) {
+            continue;
         }
-        let count = experts.loaded.len();
-        let mut addresses = vec![0u64; PARTS * count];
-        let mut forms: [Option<Form>; PARTS] = [None; PARTS];
-        for (number, expert) in experts.loaded.iter().enumerate() {
-            let Some(Expert { gate, up, down }) = expert else { continue };
-            for (part, tensor) in [gate, up, down].into_iter().enumerate() {
-                let (address, form) = weight(tensor)?;
-                if let (Some(slot), Some(known)) =
-                    (addresses.get_mut(part * count + number), forms.get_mut(part))
-                {
-                    *slot = address;
-                    if *known.get_or_insert(form) != form {
-                        return Err(BackendError::Dims("experts of a layer differ in type or size"));
-                    }
-                }
+        for (part, (id, form)) in set.range.tensors(number).into_iter().zip(forms).enumerate() {
+            let address = weight(weights.tensor(id)?, form)?;
+            if let Some(slot) = addresses.get_mut(part * count + number as usize) {
+                *slot = address;
             }
         }
-        let tables = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
-        stream.upload(tables.all(), addresses.as_slice())?; // waits: nothing uses the old tables any more
-        let mut parts = Vec::with_capacity(PARTS);
-        for (part, form) in forms.into_iter().enumerate() {
-            let form = form.ok_or(BackendError::Batch("a layer of experts of which none is loaded"))?;
-            let table = tables.ptr_at(part * count * size_of::<u64>())?;
-            parts.push(ExpertMatrices { table, dtype: form.dtype, rows: form.rows, cols: form.cols });
-        }
-        let parts: [ExpertMatrices; PARTS] =
-            parts.try_into().map_err(|_| BackendError::Batch("an expert has three parts"))?;
-        self.layers.insert(layer, Layer { version: experts.version, parts, _tables: tables });
-        Ok(parts)
     }
+    let buffer = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
+    stream.upload(buffer.all(), addresses.as_slice())?; // waits: nothing uses the old tables any more
+    let table = |part: usize, Form { dtype, rows, cols }| {
+        let table = buffer.ptr_at(part * count * size_of::<u64>())?;
+        Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })
+    };
+    let [gate, up, down] = forms;
+    let tables = [table(0, gate)?, table(1, up)?, table(2, down)?];
+    Ok((tables, buffer))
+}
+
+/// Whether all of an expert is there.
+pub fn is_there(set: &ExpertSet, weights: &Weights<'_>, expert: u32) -> bool {
+    set.range.tensors(expert).into_iter().all(|id| weights.has(id))
+}
+
+fn forms(set: &ExpertSet) -> [Form; PARTS] {
+    let ExpertSet { dtypes: [dtype, down], ffn, cols, out_cols, .. } = *set;
+    let gate = Form { dtype, rows: ffn, cols };
+    [gate, gate, Form { dtype: down, rows: out_cols, cols: ffn }]
 }

@@ -1,15 +1,16 @@
 //! Steps recorded once and replayed: one submission instead of hundreds.
 //!
-//! A recorded step is good for every later one that has the same operations on the same addresses, over arrays of the same
-//! sizes in the same places: what differs is in the arrays, which each replay sends anew. A weight that was evicted and came
-//! back elsewhere makes another list of operations, so what was recorded before does not run again.
+//! A recorded step is good for every later one over arrays of the same sizes in the same places: what differs is in the
+//! arrays, which each replay sends anew. A weight that was evicted and came back elsewhere gives its part another generation,
+//! so what was recorded before does not run again.
 //!
 //! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a bit
 //! differs, or recording fails, nothing is replayed on this device any more, and that is told.
 
 use super::arrays::{Layout, Places};
 use super::model::Model;
-use super::run::{Op, Run};
+use super::resolve::Addresses;
+use super::run::Run;
 use super::scratch::GRAPH_ROWS;
 use super::wait::Waiter;
 use super::{Device, DevicePtr, GraphExec, Stream};
@@ -19,19 +20,21 @@ use crate::backend::{BackendError, StepBatch};
 const RECORDED_MAX: usize = 32;
 
 /// Where a step's numbers are, and how many.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Key {
     layout: Layout,
     places: Places,
     words: usize,
     pages: DevicePtr<u64>,
-    splits: u32,
+    splits: Vec<u32>,
+    angles: Vec<DevicePtr<f32>>,
 }
 
 #[derive(Debug)]
 struct Recorded {
     key: Key,
-    ops: Vec<Op>,
+    /// Those of the weights, by number of the part.
+    generations: Vec<Option<u64>>,
     exec: GraphExec,
     /// Device memory that it takes: an estimate.
     bytes: u64,
@@ -81,28 +84,30 @@ pub fn suits(batch: &StepBatch<'_>) -> bool {
     bucket(batch.token_ids.len()).is_some() && batch.logits_rows.len() == batch.token_ids.len()
 }
 
-/// Runs a step whose operations are all known: replayed where that was recorded, else launched and then recorded.
+/// Runs a step of which all parts were entered: replayed where that was recorded, else launched and then recorded.
 ///
 /// # Errors
 /// [`BackendError`].
 pub fn run(
     model: &mut Model,
-    run_modes: super::model::Modes,
     device: &Device,
     stream: &Stream,
     waiter: &mut Waiter,
     replays: &mut Replays,
 ) -> Result<(), BackendError> {
     model.kv.send_table(device, stream)?;
-    let run = model.run(device, stream, run_modes)?;
+    let run = model.run(device, stream)?;
     let key = Key {
         layout: run.layout,
         places: run.places,
         words: model.arrays.identity(),
         pages: run.pages,
-        splits: run.splits,
+        splits: run.splits.to_vec(),
+        angles: run.angles.to_vec(),
     };
-    let known = model.graphs.recorded.iter().find(|r| r.key == key && r.ops == model.step.ops);
+    let generations = || model.addresses.iter().map(Addresses::generation);
+    let same = |recorded: &&Recorded| recorded.generations.iter().copied().eq(generations());
+    let known = model.graphs.recorded.iter().find(|recorded| recorded.key == key && same(recorded));
     if let Some(recorded) = known {
         recorded.exec.launch(stream)?;
         replays.replays += 1;
@@ -136,13 +141,13 @@ pub fn run(
     replays.graphs += 1;
     // Other programs come and go as well: an estimate. Only a runtime knows what its graphs take, and none tells.
     let bytes = not_ours(device)?.saturating_sub(before);
-    let ops = model.step.ops.clone();
+    let generations = generations().collect();
     let recorded = &mut model.graphs.recorded;
     recorded.retain(|old| old.key != key); // its weights are elsewhere now
     if recorded.len() >= RECORDED_MAX {
         recorded.remove(0);
     }
-    recorded.push(Recorded { key, ops, exec, bytes });
+    recorded.push(Recorded { key, generations, exec, bytes });
     Ok(())
 }
 
@@ -154,16 +159,13 @@ fn not_ours(device: &Device) -> Result<u64, BackendError> {
 
 fn launch_all(model: &Model, run: &Run<'_>, stream: &Stream) -> Result<(), BackendError> {
     model.arrays.send(stream)?;
-    for (index, op) in model.step.ops.iter().enumerate() {
-        run.launch(op, model.step.ops.get(index + 1))?;
-    }
-    Ok(())
+    model.launch_all(run)
 }
 
 /// Bits of the logits of the step's own rows, not of those that fill it up.
 fn logits(model: &Model, stream: &Stream) -> Result<Vec<u32>, BackendError> {
-    let mut bits = vec![0u32; model.step.logits_rows * model.dims.vocab];
-    let range = model.scratch.logits.range(0, bits.len() * 4)?;
+    let mut bits = vec![0u32; model.step.logits_rows * model.program.vocab()];
+    let range = model.logits()?.range(0, bits.len() * 4)?;
     stream.download(range, bits.as_mut_slice())?;
     Ok(bits)
 }

@@ -1,19 +1,52 @@
 //! Keys and values of one model: pages in device memory, and the table of their addresses that kernels read.
 //!
-//! A page holds 32 tokens of one sequence for all layers, `[layer][k | v][kv_head][32][head_dim]`, and takes memory from
-//! its first write to its release.
+//! A page holds 32 tokens of one sequence for all states of the program, one after the other, each
+//! `[k | v][head][32][head_dim]`. It takes memory from its first write to its release.
 
 use super::{ALIGN, Buffer, Device, HipError, Owner, Stream};
-use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType, ModelDims};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
+use crate::program::{Program, State};
 
 /// Addresses that the table has room for at first.
 const TABLE_MIN: usize = 64;
+
+/// Where a page has what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Bytes from a page's start to each state, by number of the state.
+    pub offsets: Vec<u64>,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+}
+
+impl KvLayout {
+    /// That of a program's states; `None` past the address space.
+    pub fn of(program: &Program, kv: KvType) -> Option<Self> {
+        let element = match kv {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
+        let (mut offsets, mut end) = (Vec::with_capacity(program.states().len()), 0usize);
+        for State::Kv { heads, head_dim } in program.states() {
+            let values = (*heads as usize).checked_mul(*head_dim as usize)?;
+            offsets.push(end as u64);
+            // A multiple of 16 bytes, to which kernels read.
+            end = end.checked_add(values.checked_mul(2 * KV_PAGE_TOKENS * element)?)?;
+        }
+        let page_bytes = end.checked_next_multiple_of(ALIGN)?;
+        (page_bytes < isize::MAX as usize).then_some(Self { offsets, page_bytes })
+    }
+}
+
+/// What one page takes of the device; `u64::MAX` when there can be no such page.
+pub fn page_bytes(program: &Program, kv: KvType) -> u64 {
+    KvLayout::of(program, kv).map_or(u64::MAX, |layout| layout.page_bytes as u64)
+}
 
 /// The pages of one model.
 #[derive(Debug)]
 pub struct KvPool {
     page_bytes: usize,
-    layer_bytes: u64,
     size: u32,
     pages: Vec<Option<Buffer>>,
     /// As on the device, but for those in `changed`.
@@ -24,36 +57,17 @@ pub struct KvPool {
     changed: Option<(usize, usize)>,
 }
 
-/// Bytes of a page of one layer, and of a whole page; `None` past the address space.
-fn sizes(dims: &ModelDims, kv: KvType) -> Option<(u64, usize)> {
-    let element = match kv {
-        KvType::F16 => 2,
-        KvType::F32 => 4,
-    };
-    let values = dims.n_kv_heads.checked_mul(dims.head_dim)?.checked_mul(2 * KV_PAGE_TOKENS * element)?;
-    let all = values.checked_mul(dims.n_layers)?.checked_next_multiple_of(ALIGN)?;
-    (all < isize::MAX as usize).then_some((values as u64, all))
-}
-
-/// What one page takes of the device; `u64::MAX` when there can be no such page.
-pub fn page_bytes(dims: &ModelDims, kv: KvType) -> u64 {
-    sizes(dims, kv).map_or(u64::MAX, |(_, all)| all as u64)
-}
-
 impl KvPool {
     /// What an empty pool takes of the device.
     pub const TABLE_BYTES: u64 = (TABLE_MIN * size_of::<u64>()).next_multiple_of(ALIGN) as u64;
 
-    /// An empty pool of `size` page numbers.
+    /// An empty pool of `size` numbers of pages of so many bytes.
     ///
     /// # Errors
-    /// [`BackendError::Dims`], [`HipError`] for the table.
-    pub fn new(device: &Device, dims: &ModelDims, kv: KvType, size: u32) -> Result<Self, BackendError> {
-        let (layer_bytes, page_bytes) =
-            sizes(dims, kv).ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
+    /// [`HipError`] for the table.
+    pub fn new(device: &Device, page_bytes: usize, size: u32) -> Result<Self, HipError> {
         Ok(Self {
             page_bytes,
-            layer_bytes,
             size,
             pages: Vec::new(),
             addresses: Vec::new(),
@@ -61,11 +75,6 @@ impl KvPool {
             room: TABLE_MIN,
             changed: None,
         })
-    }
-
-    /// Bytes from one layer of a page to the next.
-    pub fn layer_bytes(&self) -> u64 {
-        self.layer_bytes
     }
 
     /// Addresses by page number, on the device.

@@ -1,23 +1,30 @@
-//! One open model: its sizes, KV pages, room between kernels, and the step at hand.
+//! One open model: its bound program, KV pages, room between kernels, and the step at hand.
+
+use std::sync::Arc;
 
 use super::arrays::{Arrays, Layout, NO_SEQUENCE};
-use super::experts::ExpertTables;
 use super::graphs::{self, Graphs};
 use super::kv::KvPool;
-use super::rope::RopeTable;
-use super::run::{self, Op, Run};
+use super::resolve::{Addresses, Loads};
+use super::rope::RopeTables;
+use super::run::{self, Run};
 use super::sampling::Sampler;
 use super::scratch::{self, MATRIX_ROWS, SPLITS_MAX, Scratch};
-use super::{Device, Stream};
-use crate::backend::{Activations, BackendError, KV_PAGE_TOKENS, KvType, ModelDims, StepBatch};
+use super::step::Modes;
+use super::step::bind::{self, Bound, BoundPart, Unit, Work};
+use super::{Buffer, Device, Stream};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
+use crate::program::{FIRST_PART, Program, TensorId};
 
 /// Entries of a page table in a step that may be recorded, at least.
 const TABLE_MIN: usize = 8;
 
 /// A model's room on the device.
 pub struct Model {
-    /// Sizes.
-    pub dims: ModelDims,
+    /// What is computed.
+    pub program: Arc<Program>,
+    /// How.
+    pub bound: Bound,
     /// KV pages.
     pub kv: KvPool,
     /// Room between kernels.
@@ -25,9 +32,9 @@ pub struct Model {
     /// The step's numbers.
     pub arrays: Arrays,
     /// Cosines and sines.
-    pub rope: RopeTable,
-    /// Where experts are.
-    pub experts: ExpertTables,
+    pub ropes: RopeTables,
+    /// Where weights are, by number of the part.
+    pub addresses: Vec<Addresses>,
     /// Room for drawing tokens.
     pub sampler: Sampler,
     /// Steps recorded for replays.
@@ -41,75 +48,61 @@ pub struct Model {
 /// What is known of the step at hand on the host.
 #[derive(Debug, Default)]
 pub struct Step {
+    /// There is one.
+    pub begun: bool,
     /// Token of each row.
     pub token_ids: Vec<u32>,
     /// Rows with logits.
     pub logits_rows: usize,
     /// Positions that its rows attend to, at most.
     pub positions: u32,
-    /// Operations so far; those before `launched` are under way.
-    pub ops: Vec<Op>,
-    /// How many of `ops` were launched.
-    pub launched: usize,
+    /// Splits to launch for, by number of the window.
+    pub splits: Vec<u32>,
+    /// Number of the part that runs next, or goes on.
+    pub part: u32,
+    /// Number of the unit of that part that runs next.
+    pub unit: usize,
+    /// The step's arrays were sent.
+    pub sent: bool,
     /// The logits are those of this step.
     pub has_logits: bool,
-    /// All operations are launched at the end, or replayed.
+    /// All parts are launched at the end, or replayed.
     pub deferred: bool,
 }
 
-/// How a backend computes: the same for all its models.
-#[derive(Clone, Copy, Debug)]
-pub struct Modes {
-    /// What quantised weights meet.
-    pub activations: Activations,
-    /// Element of KV pages.
-    pub kv: KvType,
-}
-
 /// What [`Model::open`] takes of the device; `u64::MAX` when there can be no such room.
-pub fn scratch_bytes(dims: &ModelDims) -> u64 {
-    let others = KvPool::TABLE_BYTES + Arrays::BYTES + Sampler::bytes(dims);
-    scratch::bytes(dims).saturating_add(others)
+pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64 {
+    let Ok(bound) = bind::bind(program, limits, modes) else { return u64::MAX };
+    let sampler = Sampler::bytes(program.vocab(), limits.wanted_rows);
+    let others = (KvPool::TABLE_BYTES + Arrays::BYTES).saturating_add(sampler);
+    scratch::bytes(&bound).saturating_add(others)
 }
 
 impl Model {
-    /// Room for a model of sizes `dims`, with an empty pool of `pages` KV pages.
+    /// Room for a program, with an empty pool of `pages` KV pages.
     ///
     /// # Errors
-    /// [`BackendError::Dims`], [`BackendError::Device`].
+    /// What [`bind::bind`] says; [`BackendError::Device`].
     pub fn open(
         device: &Device,
         stream: &Stream,
-        dims: &ModelDims,
-        kv: KvType,
+        program: &Arc<Program>,
+        (limits, modes): (StepLimits, Modes),
         pages: u32,
     ) -> Result<Self, BackendError> {
-        dims.check()?;
-        // What kernels count in 32 bits, and what their blocks have room for.
-        let heads =
-            dims.n_heads.saturating_add(dims.n_kv_heads.saturating_mul(2)).saturating_mul(dims.head_dim);
-        let widest = [dims.hidden, heads, dims.ffn.saturating_mul(2), dims.vocab, dims.rows_max];
-        if widest.into_iter().any(|size| size > 1 << 24) || dims.rows_max > 65535 {
-            return Err(BackendError::Dims("a size is more than the kernels count"));
-        }
-        let pairs = dims.experts.as_ref().map_or(0, |e| e.used.saturating_mul(dims.rows_max));
-        if pairs > 65535 || dims.experts.as_ref().is_some_and(|e| e.count > 512) {
-            return Err(BackendError::Dims("more experts than the kernels count"));
-        }
-        if dims.head_dim > 256 || !dims.head_dim.is_multiple_of(2) {
-            return Err(BackendError::Dims("the kernels take even heads of at most 256 values"));
-        }
+        let bound = bind::bind(program, limits, modes)?;
         Ok(Self {
-            kv: KvPool::new(device, dims, kv, pages)?,
-            scratch: Scratch::new(device, stream, dims)?,
+            kv: KvPool::new(device, bound.kv.page_bytes, pages)?,
+            scratch: Scratch::new(device, stream, &bound)?,
             arrays: Arrays::new(device)?,
-            rope: RopeTable::default(),
-            sampler: Sampler::new(device, stream, dims)?,
-            experts: ExpertTables::default(),
+            ropes: RopeTables::default(),
+            addresses: bound.parts.iter().map(|_| Addresses::default()).collect(),
+            sampler: Sampler::new(device, stream, program.vocab(), limits.wanted_rows)?,
             graphs: Graphs::default(),
             warm: false,
             step: Step::default(),
-            dims: dims.clone(),
+            program: Arc::clone(program),
+            bound,
         })
     }
 
@@ -126,18 +119,20 @@ impl Model {
         replay: bool,
     ) -> Result<(), BackendError> {
         self.step.clear();
-        batch.check(&self.dims)?;
+        batch.check(self.program.vocab(), self.bound.limits)?;
         self.place_rows(device, stream, batch)?;
         let rows = batch.token_ids.len();
         self.step.deferred = replay && self.warm && graphs::suits(batch);
-        let tiles = if rows >= MATRIX_ROWS { run::tiles(&self.dims, batch) } else { Vec::new() };
+        let many = rows >= MATRIX_ROWS;
+        let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
+        let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
         let mut layout = Layout {
             rows,
             logits: batch.logits_rows.len(),
             tables: batch.page_tables.len(),
             stride: batch.page_table_stride,
             tiles: tiles.len(),
-            embedding_bytes: self.dims.hidden * 4, // of no type is a row longer
+            embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows).filter(|_| self.step.deferred) {
             // So few different sizes that a recorded step is found again.
@@ -152,7 +147,20 @@ impl Model {
         self.step.token_ids.extend_from_slice(batch.token_ids);
         self.step.logits_rows = batch.logits_rows.len();
         self.step.positions = batch.positions.iter().max().map_or(0, |last| last.saturating_add(1));
+        self.split(batch);
+        self.step.begun = true;
         Ok(())
+    }
+
+    /// Splits to launch for: those of the row that has the most, which need not be the last; of few different numbers where a
+    /// step may be recorded.
+    fn split(&mut self, batch: &StepBatch<'_>) {
+        let Step { splits, deferred, .. } = &mut self.step;
+        splits.extend(self.bound.windows.iter().map(|window| {
+            let of = |position: &u32| run::splits_of(position.saturating_add(1), *window);
+            let most = batch.positions.iter().map(of).max().unwrap_or(1);
+            if *deferred { most.next_power_of_two().min(SPLITS_MAX) } else { most }
+        }));
     }
 
     fn write_arrays(&self, batch: &StepBatch<'_>, layout: Layout) {
@@ -198,36 +206,183 @@ impl Model {
         }
         Ok(())
     }
+}
 
-    /// Splits to launch for; of few different numbers where a step may be recorded.
-    fn splits(&self) -> u32 {
-        let splits = run::splits_of(self.step.positions);
-        if self.step.deferred { splits.next_power_of_two().min(SPLITS_MAX) } else { splits }
+impl Model {
+    /// Enters a part that is not the one at hand, or goes on with it.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] for a part whose turn it is not; [`BackendError`] of tables and launches.
+    pub fn enter(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        part: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        if !self.step.begun {
+            return Err(BackendError::Batch("no step was begun"));
+        }
+        let generation = weights.generations.get(part as usize).copied();
+        let bound = self.bound.parts.get(part as usize).filter(|_| part == self.step.part);
+        let addresses = self.addresses.get_mut(part as usize);
+        let (Some(bound), Some(addresses), Some(generation)) = (bound, addresses, generation) else {
+            return Err(BackendError::Batch("a part out of its turn"));
+        };
+        addresses.enter(bound, weights, generation);
+        let lacks = addresses.lacks_any();
+        if part == FIRST_PART && self.step.unit == 0 {
+            self.ropes.cover(device, stream, &self.program, self.step.positions)?;
+            self.take_embeddings();
+        }
+        if lacks {
+            // What follows depends on the choice of experts: the step is launched as it goes from here on.
+            self.launch_deferred(device, stream)?;
+        }
+        Ok(())
     }
 
-    /// What the operations of the step at hand have in common.
+    /// Copies the file's rows of the step's tokens.
+    fn take_embeddings(&self) {
+        let Some((table, row_bytes)) = self.bound.table else { return };
+        let bytes = self.program.tensor(table).map_or(&[][..], |table| table.lazy.bytes());
+        for (row, &id) in self.step.token_ids.iter().enumerate() {
+            let start = id as usize * row_bytes;
+            self.arrays.set_embedding(row, bytes.get(start..start + row_bytes).unwrap_or_default());
+        }
+    }
+
+    /// The unit of the part at hand that runs next; none at the part's end.
+    pub fn unit(&self) -> Option<&Unit> {
+        self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit)
+    }
+
+    /// Looks up what that unit uses.
+    ///
+    /// # Errors
+    /// As [`Addresses::look_up`].
+    pub fn look_up(&mut self, loads: &Loads<'_>, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let Some(part) = self.bound.parts.get(self.step.part as usize) else { return Ok(()) };
+        let (Some(unit), Some(addresses)) =
+            (part.units.get(self.step.unit), self.addresses.get_mut(self.step.part as usize))
+        else {
+            return Ok(());
+        };
+        addresses.look_up(loads, &self.program, part, unit, weights)
+    }
+
+    /// Launches that unit, unless all are launched at the end, and goes on to the next.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn advance(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        let unit = self.step.unit;
+        if !self.step.deferred {
+            self.send(device, stream)?;
+            self.launch(&self.run(device, stream)?, self.step.part, unit..unit + 1)?;
+        }
+        self.step.unit += 1;
+        Ok(())
+    }
+
+    /// Launches what was put off: all of the step so far.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn launch_deferred(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        if !std::mem::take(&mut self.step.deferred) {
+            return Ok(());
+        }
+        self.send(device, stream)?;
+        self.launch_all(&self.run(device, stream)?)
+    }
+
+    /// Launches all of the step so far.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn launch_all(&self, run: &Run<'_>) -> Result<(), BackendError> {
+        (FIRST_PART..self.step.part).try_for_each(|part| self.launch(run, part, 0..usize::MAX))?;
+        self.launch(run, self.step.part, 0..self.step.unit)
+    }
+
+    fn launch(&self, run: &Run<'_>, part: u32, units: std::ops::Range<usize>) -> Result<(), BackendError> {
+        let (bound, addresses) = (self.bound.parts.get(part as usize), self.addresses.get(part as usize));
+        let (Some(bound), Some(addresses)) = (bound, addresses) else { return Ok(()) };
+        let (weights, units) = (addresses.weights(), units.start..units.end.min(bound.units.len()));
+        bound.units.get(units).unwrap_or_default().iter().try_for_each(|unit| run.launch(unit, &weights))
+    }
+
+    fn send(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        if !std::mem::replace(&mut self.step.sent, true) {
+            self.arrays.send(stream)?;
+            self.kv.send_table(device, stream)?;
+        }
+        Ok(())
+    }
+
+    /// What the units of the step at hand have in common.
     ///
     /// # Errors
     /// [`BackendError`] for arrays past their buffer: a bug.
-    pub fn run<'a>(
-        &'a self,
-        device: &'a Device,
-        stream: &'a Stream,
-        modes: Modes,
-    ) -> Result<Run<'a>, BackendError> {
+    pub fn run<'a>(&'a self, device: &'a Device, stream: &'a Stream) -> Result<Run<'a>, BackendError> {
         Ok(Run {
             device,
             stream,
-            dims: &self.dims,
-            activations: modes.activations,
-            kv: modes.kv,
+            bound: &self.bound,
             scratch: &self.scratch,
             layout: self.arrays.layout(),
             places: self.arrays.places()?,
             pages: self.kv.table().ptr(),
-            layer_bytes: self.kv.layer_bytes(),
-            splits: self.splits(),
+            splits: &self.step.splits,
+            angles: self.ropes.addresses(),
         })
+    }
+
+    /// Where logits of the rows that want them are, one after the other.
+    ///
+    /// # Errors
+    /// [`BackendError::Internal`]: a bug.
+    pub fn logits(&self) -> Result<&Buffer, BackendError> {
+        self.scratch.buffer(&self.bound, self.bound.logits.plane)
+    }
+
+    /// Whether the unit that ran last chose among experts of which some are not there.
+    pub fn lacks_chosen(&self) -> bool {
+        let addresses = self.addresses.get(self.step.part as usize);
+        let lacks = |set: &usize| addresses.is_some_and(|addresses| addresses.lacks(*set));
+        matches!(self.last(), Some(Unit { work: Work::Route(route), .. }) if route.sets.iter().any(lacks))
+    }
+
+    fn last(&self) -> Option<&Unit> {
+        self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit.checked_sub(1)?)
+    }
+
+    /// Tensors of the experts that rows chose in the unit that ran last and that are not there. The device is done.
+    ///
+    /// # Errors
+    /// [`BackendError`] of copies.
+    pub fn missing(&self, stream: &Stream, weights: &Weights<'_>) -> Result<Vec<TensorId>, BackendError> {
+        let Some(Unit { work: Work::Route(route), .. }) = self.last() else { return Ok(Vec::new()) };
+        let used = route.out.used as usize;
+        let (rows, own) = (self.arrays.layout().rows, self.step.token_ids.len());
+        let mut chosen = vec![0u32; rows * used];
+        let buffer = self.scratch.buffer(&self.bound, route.out.chosen)?;
+        let range = buffer.range(0, chosen.len() * 4)?;
+        stream.download(range, chosen.as_mut_slice())?;
+        if rows > own {
+            // Rows that only fill the step up hold anything: they go where the first row goes, whose experts are loaded.
+            let (tokens, filling) = chosen.split_at_mut(own * used);
+            filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
+            stream.upload(range, chosen.as_slice())?;
+        }
+        chosen.truncate(own * used);
+        chosen.sort_unstable();
+        chosen.dedup();
+        let part: Option<&BoundPart> = self.bound.parts.get(self.step.part as usize);
+        let sets = route.sets.iter().filter_map(|set| part?.experts.get(*set));
+        let tensors = sets.flat_map(|set| chosen.iter().flat_map(|expert| set.range.tensors(*expert)));
+        Ok(tensors.filter(|id| !weights.has(*id)).collect())
     }
 }
 
@@ -235,11 +390,8 @@ impl Step {
     /// Makes it no step.
     pub fn clear(&mut self) {
         self.token_ids.clear();
-        self.logits_rows = 0;
-        self.positions = 0;
-        self.ops.clear();
-        self.launched = 0;
-        self.has_logits = false;
-        self.deferred = false;
+        self.splits.clear();
+        let (token_ids, splits) = (std::mem::take(&mut self.token_ids), std::mem::take(&mut self.splits));
+        *self = Self { token_ids, splits, ..Self::default() };
     }
 }

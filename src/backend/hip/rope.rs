@@ -1,71 +1,87 @@
 //! Cosines and sines of all positions so far, on the device.
 
-use super::{Buffer, Device, Owner, Stream};
-use crate::backend::{BackendError, RopeAngles, RopeSpec};
-use crate::tensor::LazyTensor;
+use super::{Buffer, Device, DevicePtr, Owner, Stream};
+use crate::backend::BackendError;
+use crate::program::{Program, Rope, RopeAngles};
+use crate::tensor::{DType, LazyTensor};
 
 /// Positions made at first: some 5 ms of the host's time for heads of 128.
 const POSITIONS_MIN: u32 = 2048;
 
-/// The rotary table of one model: `f32[positions][dims / 2][2]`.
+/// The rotary tables of one model by number of the embedding, `f32[positions][dims / 2][2]` each.
 #[derive(Debug, Default)]
-pub struct RopeTable {
-    made: Option<Made>,
+pub struct RopeTables {
+    made: Vec<Made>,
+    addresses: Vec<DevicePtr<f32>>,
 }
 
 #[derive(Debug)]
 struct Made {
-    factors: Option<LazyTensor>,
     positions: u32,
-    buffer: Buffer,
+    _buffer: Buffer,
 }
 
-impl RopeTable {
-    /// The table, made anew when it ends before `positions` or was made with other factors. `read` gives the factors'
-    /// values. True when it moved. No work that uses the old one may be under way then, which is why `settle` comes first.
+impl RopeTables {
+    /// Makes those anew that end before `positions`. Waits until nothing uses the old ones any more.
     ///
     /// # Errors
-    /// [`BackendError`] of the device, of `read` and `settle`.
+    /// [`BackendError`] of the device, and of factors that are no numbers.
     pub fn cover(
         &mut self,
         device: &Device,
         stream: &Stream,
-        spec: &RopeSpec,
+        program: &Program,
         positions: u32,
-        factors: Option<&LazyTensor>,
-    ) -> Result<(&Buffer, bool), BackendError> {
-        let fits = |made: &Made| {
-            let same = match (&made.factors, factors) {
-                (None, None) => true,
-                (Some(a), Some(b)) => a.same(b),
-                _ => false,
-            };
-            same && made.positions >= positions
-        };
-        let moved = !self.made.as_ref().is_some_and(fits);
-        if moved {
-            let room = positions.max(POSITIONS_MIN).checked_next_power_of_two();
-            let room = room.ok_or(BackendError::Batch("a position past 2^31"))?;
-            let values = factors.map(floats).transpose()?;
-            let angles = RopeAngles::new(spec, values.as_deref());
-            let mut table = Vec::with_capacity(room as usize * angles.pairs());
-            (0..room).for_each(|position| angles.append(position, &mut table));
-            let bytes = table.len() * size_of::<[f32; 2]>();
-            let buffer = device.take(bytes, Owner::Scratch)?;
-            if bytes > 0 {
-                stream.upload(buffer.all(), table.as_slice())?; // waits, so nothing uses the old one any more
+    ) -> Result<(), BackendError> {
+        for (number, rope) in program.ropes().iter().enumerate() {
+            if self.made.get(number).is_some_and(|made| made.positions >= positions) {
+                continue;
             }
-            self.made = Some(Made { factors: factors.cloned(), positions: room, buffer });
+            let (made, address) = make(device, stream, program, rope, positions)?;
+            match (self.made.get_mut(number), self.addresses.get_mut(number)) {
+                (Some(old), Some(old_address)) => (*old, *old_address) = (made, address),
+                _ => {
+                    self.made.push(made);
+                    self.addresses.push(address);
+                }
+            }
         }
-        let made = self.made.as_ref().ok_or(BackendError::Batch("no rotary table"))?;
-        Ok((&made.buffer, moved))
+        Ok(())
     }
+
+    /// Where they lie.
+    pub fn addresses(&self) -> &[DevicePtr<f32>] {
+        &self.addresses
+    }
+}
+
+fn make(
+    device: &Device,
+    stream: &Stream,
+    program: &Program,
+    rope: &Rope,
+    positions: u32,
+) -> Result<(Made, DevicePtr<f32>), BackendError> {
+    let room = positions.max(POSITIONS_MIN).checked_next_power_of_two();
+    let room = room.ok_or(BackendError::Batch("a position past 2^31"))?;
+    let factors = rope.factors.and_then(|id| program.tensor(id));
+    let factors = factors.map(|tensor| floats(&tensor.lazy)).transpose()?;
+    let angles = RopeAngles::new(&rope.spec, factors.as_deref());
+    let mut table = Vec::with_capacity(room as usize * angles.pairs());
+    (0..room).for_each(|position| angles.append(position, &mut table));
+    let bytes = table.len() * size_of::<[f32; 2]>();
+    let buffer = device.take(bytes, Owner::Scratch)?;
+    if bytes > 0 {
+        stream.upload(buffer.all(), table.as_slice())?; // waits, so nothing uses the old one any more
+    }
+    let address = buffer.ptr();
+    Ok((Made { positions: room, _buffer: buffer }, address))
 }
 
 /// The values of an F32 vector of the file.
 fn floats(tensor: &LazyTensor) -> Result<Vec<f32>, BackendError> {
     let (words, rest) = tensor.bytes().as_chunks::<4>();
-    if !rest.is_empty() || tensor.dtype() != crate::tensor::DType::F32 {
+    if !rest.is_empty() || tensor.dtype() != DType::F32 {
         let why = "rotary factors have to be F32".to_owned();
         return Err(BackendError::Upload { tensor: tensor.name().to_owned(), why });
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::kernels::ops::{SampleDraw, SampleGreedy};
 use super::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
-use crate::backend::{BackendError, ModelDims, SampleRow, Sampled};
+use crate::backend::{BackendError, SampleRow, Sampled};
 
 /// Tokens that a block of `sample_greedy` looks through.
 const GREEDY_TOKENS: usize = 2048;
@@ -39,31 +39,29 @@ pub struct Sampler {
 
 impl Sampler {
     /// Bytes of the counters, and of the parts of rows that draw greedily.
-    fn sizes(dims: &ModelDims) -> [usize; 2] {
-        let rows = dims.logits_rows_max;
-        [rows.saturating_mul(4), rows.saturating_mul(dims.vocab.div_ceil(GREEDY_TOKENS)).saturating_mul(8)]
+    fn sizes(vocab: usize, rows: usize) -> [usize; 2] {
+        [rows.saturating_mul(4), rows.saturating_mul(vocab.div_ceil(GREEDY_TOKENS)).saturating_mul(8)]
     }
 
-    /// What it takes of the device.
-    pub fn bytes(dims: &ModelDims) -> u64 {
+    /// What it takes of the device for `rows` rows of `vocab` logits.
+    pub fn bytes(vocab: usize, rows: usize) -> u64 {
         let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
-        Self::sizes(dims)
+        Self::sizes(vocab, rows)
             .into_iter()
             .try_fold(0u64, |all, bytes| all.checked_add(taken(bytes)?))
             .unwrap_or(u64::MAX)
     }
 
-    /// Room for `dims.logits_rows_max` rows.
+    /// Room for `rows` rows of `vocab` logits.
     ///
     /// # Errors
     /// [`BackendError`] when the device has no memory for it.
-    pub fn new(device: &Device, stream: &Stream, dims: &ModelDims) -> Result<Self, BackendError> {
-        let rows = dims.logits_rows_max;
-        let [counters, parts] = Self::sizes(dims);
+    pub fn new(device: &Device, stream: &Stream, vocab: usize, rows: usize) -> Result<Self, BackendError> {
+        let [counters, parts] = Self::sizes(vocab, rows);
         let counters = device.take(counters, Owner::Scratch)?;
         stream.fill(counters.all(), 0)?;
         Ok(Self {
-            vocab: dims.vocab,
+            vocab,
             words: device.host_words((2 * rows * ROW_WORDS).max(1))?,
             rows,
             top_stride: 0,
@@ -98,7 +96,6 @@ impl Sampler {
             logits,
             parts: self.parts.ptr(),
             counters: self.counters.ptr(),
-            next_ids: DevicePtr::NULL,
             reports: self.words.device_ptr(self.reports_at())?,
             vocab,
         };
@@ -111,7 +108,6 @@ impl Sampler {
         let draw = SampleDraw {
             logits,
             settings: self.words.device_ptr(0)?,
-            next_ids: DevicePtr::NULL,
             reports: greedy.reports,
             tops: if lists { self.words.device_ptr(self.lists_at())? } else { DevicePtr::NULL },
             vocab,

@@ -1,16 +1,42 @@
 //! `llama`: Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama and all that is converted under that name.
 //!
-//! q and k rows are permuted by the converter so that rotary pairs are neighbours.
+//! q and k rows are permuted by the converter so that rotary pairs are neighbours. Layers may have experts.
 
-use super::decoder::{Decoder, Presence};
-use crate::backend::RopeLayout;
+use super::Written;
+use super::sizes::{Sizes, norm};
+use super::writer::{Presence, Writer};
+use super::{experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout};
 
-pub(super) const LLAMA: Decoder = Decoder {
-    name: "llama",
-    layout: RopeLayout::Interleaved,
-    qkv_bias: Presence::Optional,
-    output_bias: Presence::Optional,
-    ffn_bias: Presence::Optional,
-    head_norms: Presence::Never,
-    experts: true,
-};
+pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, vocab)?;
+    let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
+    let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
+    let experts = experts::read(&w.metadata)?;
+
+    let x = w.embedding(sizes.hidden, 1.0);
+    let rope = w.rope(&angles);
+    let mut dense = false;
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let normed = w.norm("attention norm", "attn_norm", rms, x);
+        let qkv = w.qkv(heads, normed, Presence::Optional);
+        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
+        w.add_projection("attention output", "attn_output", attended, x, Presence::Optional);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        match &experts {
+            // Models may mix both.
+            Some(experts) if !w.has("ffn_gate.weight") => w.experts(experts, normed, x),
+            _ => {
+                dense = true;
+                let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Optional);
+                w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Optional);
+            }
+        }
+    }
+    (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
+    let logits = w.head(rms, x);
+    let shape = Shape::new(&sizes, if dense { sizes.ffn } else { 0 }, experts.as_ref());
+    Ok(Written { logits, shape, context: sizes.context })
+}

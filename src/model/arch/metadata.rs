@@ -1,23 +1,41 @@
 //! Reading an architecture's numbers, each within limits that keep later arithmetic from overflowing.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use crate::model::gguf::{Array, Gguf, Value};
 use crate::model::plan::PlanError;
 
-/// The keys `PREFIX.*` of a file.
+/// The keys `PREFIX.*` of a file, and which of them were read.
 pub(super) struct Metadata<'a> {
     gguf: &'a Gguf,
     prefix: &'static str,
+    read: RefCell<HashSet<String>>,
 }
 
 impl<'a> Metadata<'a> {
     pub fn new(gguf: &'a Gguf, prefix: &'static str) -> Self {
-        Self { gguf, prefix }
+        Self { gguf, prefix, read: RefCell::default() }
     }
 
     pub fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
+    }
+
+    /// The value of a key, which counts as read from now on.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        let value = self.gguf.get(key)?;
+        self.read.borrow_mut().insert(key.to_owned());
+        Some(value)
+    }
+
+    /// Keys that nobody has read, without their prefix, and their values.
+    pub fn unread(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        self.gguf.metadata().filter_map(|(key, value)| {
+            let name = key.strip_prefix(self.prefix)?.strip_prefix('.')?;
+            (!self.read.borrow().contains(key)).then_some((name, value))
+        })
     }
 
     /// A required count within `range`.
@@ -29,7 +47,7 @@ impl<'a> Metadata<'a> {
     /// A count within `range`, where the file has it. An array with one value for all layers counts as that value.
     pub fn count_if_there(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<usize>, PlanError> {
         let key = self.key(name);
-        let value = match self.gguf.get(&key) {
+        let value = match self.get(&key) {
             None => return Ok(None),
             Some(Value::Array(array)) => uniform(array, &key)?,
             Some(_) => self.gguf.unsigned(&key),
@@ -44,10 +62,18 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// Counts a real number as read where it says what is so anyway.
+    pub fn ignore_if(&self, name: &str, is_so: impl Fn(f32) -> bool) {
+        let key = self.key(name);
+        if self.gguf.float(&key).is_some_and(is_so) {
+            self.read.borrow_mut().insert(key);
+        }
+    }
+
     /// A finite real number, where the file has it.
     pub fn float_if_there(&self, name: &str) -> Result<Option<f32>, PlanError> {
         let key = self.key(name);
-        if self.gguf.get(&key).is_none() {
+        if self.get(&key).is_none() {
             return Ok(None);
         }
         match self.gguf.float(&key) {
@@ -70,10 +96,43 @@ impl<'a> Metadata<'a> {
     /// A truth value, where the file has it.
     pub fn flag_if_there(&self, name: &str) -> Result<Option<bool>, PlanError> {
         let key = self.key(name);
-        if self.gguf.get(&key).is_none() {
+        if self.get(&key).is_none() {
             return Ok(None);
         }
         self.gguf.boolean(&key).map(Some).ok_or(PlanError::Key { key, want: "a bool" })
+    }
+
+    /// An array of truth values or whole numbers, those other than 0 being true; `None` where the file has no array.
+    pub fn flags_if_there(&self, name: &str) -> Result<Option<Vec<bool>>, PlanError> {
+        let key = self.key(name);
+        match self.get(&key) {
+            Some(Value::Array(Array::Bool(flags))) => Ok(Some(flags.clone())),
+            Some(Value::Array(array)) => {
+                let numbers = integers(array).ok_or(PlanError::Key { key, want: "an array of bools" })?;
+                Ok(Some(numbers.into_iter().map(|n| n != 0).collect()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses a file where a number, or any of an array, is `other`: it asks for `feature`.
+    pub fn refuse_any(
+        &self,
+        name: &str,
+        feature: &str,
+        other: impl Fn(i128) -> bool,
+    ) -> Result<(), PlanError> {
+        let key = self.key(name);
+        let found = match self.get(&key) {
+            None => return Ok(()),
+            Some(Value::Array(array)) => integers(array),
+            Some(_) => self.gguf.unsigned(&key).map(|n| vec![n.into()]),
+        };
+        let found = found.ok_or(PlanError::Key { key, want: "whole numbers" })?;
+        match found.into_iter().find(|n| other(*n)) {
+            None => Ok(()),
+            Some(n) => Err(self.unsupported(&format!("{feature} ({name} has {n})"))),
+        }
     }
 
     /// The error for a model that shares the architecture's name and needs other arithmetic.
@@ -84,27 +143,32 @@ impl<'a> Metadata<'a> {
     /// A text, where the file has it.
     pub fn string_if_there(&self, name: &str) -> Result<Option<&'a str>, PlanError> {
         let key = self.key(name);
-        if self.gguf.get(&key).is_none() {
+        if self.get(&key).is_none() {
             return Ok(None);
         }
         self.gguf.string(&key).map(Some).ok_or(PlanError::Key { key, want: "a string" })
     }
 }
 
+/// Values of an array of integers.
+pub(super) fn integers(array: &Array) -> Option<Vec<i128>> {
+    Some(match array {
+        Array::U8(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::U16(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::U32(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::U64(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::I8(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::I16(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::I32(v) => v.iter().map(|&n| n.into()).collect(),
+        Array::I64(v) => v.iter().map(|&n| n.into()).collect(),
+        _ => return None,
+    })
+}
+
 /// The value of an array whose values are all equal; `None` when it is empty, negative or not of integers.
 fn uniform(array: &Array, key: &str) -> Result<Option<u64>, PlanError> {
-    let values: Option<Vec<u64>> = match array {
-        Array::U8(v) => Some(v.iter().map(|&n| n.into()).collect()),
-        Array::U16(v) => Some(v.iter().map(|&n| n.into()).collect()),
-        Array::U32(v) => Some(v.iter().map(|&n| n.into()).collect()),
-        Array::U64(v) => Some(v.clone()),
-        Array::I8(v) => v.iter().map(|&n| n.try_into().ok()).collect(),
-        Array::I16(v) => v.iter().map(|&n| n.try_into().ok()).collect(),
-        Array::I32(v) => v.iter().map(|&n| n.try_into().ok()).collect(),
-        Array::I64(v) => v.iter().map(|&n| n.try_into().ok()).collect(),
-        _ => None,
-    };
-    let Some(values) = values else { return Ok(None) };
+    let values = integers(array).map(|all| all.into_iter().map(u64::try_from).collect::<Result<Vec<_>, _>>());
+    let Some(Ok(values)) = values else { return Ok(None) };
     if values.windows(2).any(|pair| pair[0] != pair[1]) {
         return Err(PlanError::PerLayer { key: key.to_owned() });
     }

@@ -1,36 +1,72 @@
 //! One file per architecture: what its files hold and how its layers compute.
 //!
-//! To add one that is a decoder of the usual kind: a file here that says what it has, and a row in `ARCHITECTURES`.
-//! Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
+//! To add one: a file here that writes its program, and a row in `ARCHITECTURES`. What several have in common are functions of
+//! `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
 
-mod decoder;
 mod experts;
+mod gemma3;
+mod glm4;
+mod granite;
 mod llama;
 mod metadata;
+mod neutral;
+mod olmo2;
+mod phi2;
 mod qwen2;
 mod qwen3;
-mod qwen3moe;
 mod rope;
+mod sizes;
+mod starcoder2;
 mod tensors;
+mod window;
+mod writer;
 
-use decoder::Decoder;
+use writer::Writer;
 
 use super::files::ModelFiles;
-use super::plan::{ExecutionPlan, PlanError, excerpt};
+use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
+use crate::program::ValueId;
+
+/// What an architecture wrote: the rest of a plan.
+struct Written {
+    /// The value that tokens are drawn from.
+    logits: ValueId,
+    /// Sizes for people.
+    shape: Shape,
+    /// Context length that the file states, in tokens.
+    context: u32,
+}
+
+/// An architecture: `general.architecture` of its files, which is the prefix of their keys, and what writes its program.
+struct Architecture {
+    name: &'static str,
+    write: fn(&mut Writer<'_>, usize) -> Result<Written, PlanError>,
+}
 
 /// All that can be run.
-const ARCHITECTURES: [Decoder; 4] = [llama::LLAMA, qwen2::QWEN2, qwen3::QWEN3, qwen3moe::QWEN3MOE];
+const ARCHITECTURES: [Architecture; 10] = [
+    Architecture { name: "gemma3", write: gemma3::write },
+    Architecture { name: "glm4", write: glm4::write },
+    Architecture { name: "granite", write: granite::write },
+    Architecture { name: "llama", write: llama::write },
+    Architecture { name: "olmo2", write: olmo2::write },
+    Architecture { name: "phi2", write: phi2::write },
+    Architecture { name: "qwen2", write: qwen2::write },
+    Architecture { name: "qwen3", write: qwen3::write },
+    Architecture { name: "qwen3moe", write: qwen3::write_moe },
+    Architecture { name: "starcoder2", write: starcoder2::write },
+];
 
 /// The plan of a model whose vocabulary has `vocab` tokens.
 pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, PlanError> {
     let name = files.header().string("general.architecture").ok_or(PlanError::NoArchitecture)?;
-    match ARCHITECTURES.iter().find(|a| a.name == name) {
-        Some(architecture) => architecture.plan(files, vocab),
-        None => Err(PlanError::Architecture {
-            found: excerpt(name),
-            supported: ARCHITECTURES.iter().map(|a| a.name).collect(),
-        }),
-    }
+    let Some(architecture) = ARCHITECTURES.iter().find(|a| a.name == name) else {
+        let supported = ARCHITECTURES.iter().map(|a| a.name).collect();
+        return Err(PlanError::Architecture { found: excerpt(name), supported });
+    };
+    let mut writer = Writer::new(files, architecture.name, vocab);
+    let Written { logits, shape, context } = (architecture.write)(&mut writer, vocab)?;
+    writer.finish(architecture.name, logits, shape, context)
 }
 
 #[cfg(test)]

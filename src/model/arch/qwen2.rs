@@ -1,14 +1,31 @@
 //! `qwen2`: Qwen 2 and 2.5, QwQ, and what was distilled into them. q, k and v have biases.
 
-use super::decoder::{Decoder, Presence};
-use crate::backend::RopeLayout;
+use super::Written;
+use super::sizes::{Sizes, norm};
+use super::writer::{Presence, Writer};
+use super::{experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout};
 
-pub(super) const QWEN2: Decoder = Decoder {
-    name: "qwen2",
-    layout: RopeLayout::Halves,
-    qkv_bias: Presence::Required,
-    output_bias: Presence::Never,
-    ffn_bias: Presence::Never,
-    head_norms: Presence::Never,
-    experts: false,
-};
+pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, vocab)?;
+    let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
+    let angles = rope::rope(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
+    experts::none(&w.metadata)?;
+
+    let x = w.embedding(sizes.hidden, 1.0);
+    let rope = w.rope(&angles);
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let normed = w.norm("attention norm", "attn_norm", rms, x);
+        let qkv = w.qkv(heads, normed, Presence::Required);
+        let attended = w.attend(heads, rope, qkv, heads.scale(), None);
+        w.add_projection("attention output", "attn_output", attended, x, Presence::Never);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Never);
+        w.add_projection("feed-forward down", "ffn_down", gated, x, Presence::Never);
+    }
+    (sizes.layers..sizes.blocks).for_each(|layer| w.unused_layer(layer));
+    let logits = w.head(rms, x);
+    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+}

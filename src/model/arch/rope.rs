@@ -1,10 +1,10 @@
 //! Rotary embedding as the metadata have it.
 
-use super::decoder::HEAD_DIM_MAX;
 use super::metadata::Metadata;
+use super::sizes::HEAD_DIM_MAX;
 use super::tensors::{Tensors, Want};
-use crate::backend::{RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::model::plan::{PlanError, excerpt};
+use crate::program::{RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::tensor::LazyTensor;
 
 /// What the metadata say of a model's rotary embedding.
@@ -47,6 +47,20 @@ pub(super) fn rope(
     };
     let magnitude = metadata.above_0("rope.scaling.attn_factor")?.unwrap_or(1.0);
     Ok(Rope { spec: RopeSpec { layout, dims, theta, scaling, magnitude }, longrope })
+}
+
+/// As [`rope`] for an architecture whose files have no divisors of frequencies.
+pub(super) fn without_factors(
+    metadata: &Metadata<'_>,
+    layout: RopeLayout,
+    head_dim: usize,
+    context: u32,
+) -> Result<RopeSpec, PlanError> {
+    let rope = rope(metadata, layout, head_dim, context)?;
+    match rope.longrope {
+        None => Ok(rope.spec),
+        Some(_) => Err(metadata.unsupported("rope scaling \"longrope\" (rope.scaling.type)")),
+    }
 }
 
 /// The divisor of positions; 0 means none.

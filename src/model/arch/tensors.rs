@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::decoder::Presence;
+use super::writer::Presence;
 use crate::model::files::ModelFiles;
-use crate::model::plan::{LazyProjection, MissingTensor, PlanError};
+use crate::model::plan::{MissingTensor, PlanError};
 use crate::tensor::{DType, LazyTensor};
 
 /// Shape that a role's tensor has to have.
@@ -81,19 +81,6 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// The matrix `STEM.weight`, required, and the bias `STEM.bias` as far as the architecture has one.
-    pub fn projection(
-        &mut self,
-        role: &'static str,
-        stem: &str,
-        matrix: Want,
-        bias: Presence,
-    ) -> Option<LazyProjection> {
-        let weight = self.required(role, &format!("{stem}.weight"), matrix);
-        let bias = self.present(role, &format!("{stem}.bias"), Want::Vector(matrix.rows()), bias);
-        Some(LazyProjection { weight: weight?, bias })
-    }
-
     /// What was found wrong: first all that is missing, then the first misshapen, then what has no place.
     pub fn finish(self, architecture: &str) -> Result<(), PlanError> {
         if !self.missing.is_empty() {
@@ -116,14 +103,6 @@ impl<'a> Tensors<'a> {
 }
 
 impl Want {
-    fn rows(self) -> usize {
-        match self {
-            Self::Vector(_) => 1,
-            Self::Matrix { rows, .. } => rows,
-            Self::Matrices { count, rows, .. } => count * rows, // 2^12 * 2^19 at most
-        }
-    }
-
     /// Dimensions as a file has them.
     fn dims(self) -> Vec<u64> {
         match self {

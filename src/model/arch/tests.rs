@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
-use crate::backend::{ExpertDims, RopeLayout, RopeScaling, Yarn};
 use crate::model::files::ModelFiles;
-use crate::model::plan::{ExecutionPlan, FfnPlan, PlanError};
-use crate::tensor::{DType, LazyTensor};
+use crate::model::plan::{ExecutionPlan, ExpertShape, PlanError};
+use crate::program::{NormKind, Op, RopeLayout, RopeScaling, RopeSpec, Yarn};
+use crate::tensor::DType;
 
 /// A metadata value as the writer below knows it.
 #[derive(Clone)]
@@ -145,6 +145,15 @@ impl Forge {
     }
 }
 
+/// All tensors by name, in the order in which a step needs them.
+fn names(plan: &ExecutionPlan) -> Vec<&str> {
+    plan.program.tensors().iter().map(|tensor| tensor.lazy.name()).collect()
+}
+
+fn rope(plan: &ExecutionPlan) -> &RopeSpec {
+    &plan.program.ropes()[0].spec
+}
+
 fn number(key: &str, n: u32) -> Forge {
     Forge::llama().with(&format!("llama.{key}"), Meta::Number(n))
 }
@@ -152,22 +161,28 @@ fn number(key: &str, n: u32) -> Forge {
 #[test]
 fn a_sound_header_becomes_a_plan() {
     let plan = Forge::llama().plan().unwrap();
-    let dims = &plan.dims;
-    assert_eq!((dims.hidden, dims.n_layers, dims.ffn, dims.vocab), (64, 2, 96, VOCAB));
-    assert_eq!((dims.n_heads, dims.n_kv_heads, dims.head_dim, dims.norm_eps), (4, 2, 16, 1e-5));
-    let rope = &dims.rope;
+    let shape = &plan.shape;
+    assert_eq!((shape.hidden, plan.program.layer_count(), shape.ffn), (64, 2, 96));
+    assert_eq!((shape.heads, shape.kv_heads, shape.head_dim, plan.program.vocab()), (4, 2, 16, VOCAB));
+    let rope = rope(&plan);
     assert_eq!((rope.layout, rope.dims, rope.theta), (RopeLayout::Interleaved, 16, 10_000.0));
-    assert_eq!((rope.scaling, plan.context_length, plan.layers.len()), (RopeScaling::None, 512, 2));
-    assert!(plan.output.same(&plan.embedding) || plan.output.range() == plan.embedding.range(), "tied");
-    let FfnPlan::Dense { down, .. } = &plan.layers[1].ffn else { panic!("a dense layer") };
-    assert_eq!(down.weight.name(), "blk.1.ffn_down.weight");
-    assert_eq!(plan.tensors().count(), 2 + 2 * 9 + 1);
-    let used = plan.dtypes();
-    assert_eq!(used[0], (DType::Q8_0, "token_embd.weight".to_owned()));
-    assert_eq!(used[1], (DType::F32, "blk.0.attn_norm.weight".to_owned()));
-    assert_eq!(used[2], (DType::Q4_0, "blk.0.attn_q.weight".to_owned()));
+    assert_eq!((rope.scaling, plan.context_length), (RopeScaling::None, 512));
+    let norms = plan.program.parts()[1].ops.iter().filter_map(|op| match op {
+        Op::Norm { kind, eps, .. } => Some((*kind, *eps)),
+        _ => None,
+    });
+    assert_eq!(norms.collect::<Vec<_>>(), [(NormKind::Rms, 1e-5); 2]);
+    let names = names(&plan);
+    assert_eq!((names[0], names[names.len() - 1]), ("token_embd.weight", "token_embd.weight"), "tied");
+    assert_eq!(names.len(), 2 + 2 * 9 + 1);
+    assert_eq!(plan.program.part_tensors(2).last().unwrap().1.lazy.name(), "blk.1.ffn_down.weight");
+    let dtypes = plan.program.dtypes();
+    let used: Vec<_> = dtypes.iter().map(|(dtype, tensor)| (*dtype, tensor.name())).collect();
+    assert_eq!(used[0], (DType::Q8_0, "token_embd.weight"));
+    assert_eq!(used[1], (DType::F32, "blk.0.attn_norm.weight"));
+    assert_eq!(used[2], (DType::Q4_0, "blk.0.attn_q.weight"));
     let weights: u64 = 68 * 40 + 256 + 2 * ((64 + 64 + 32 + 32 + 96 + 96) * 36 + 64 * 54 + 512);
-    assert_eq!(plan.weight_bytes(), weights);
+    assert_eq!(plan.program.weight_bytes(), weights);
 }
 
 #[test]
@@ -178,9 +193,10 @@ fn optional_tensors_are_taken() {
         .tensor("blk.1.attn_k.bias", &[32], DType::F32)
         .plan()
         .unwrap();
-    assert_eq!(plan.output.name(), "output.weight");
-    assert!(plan.rope_factors.is_some() && plan.layers[1].k.bias.is_some());
-    assert!(plan.layers[0].q_norm.is_none() && plan.layers[0].k.bias.is_none());
+    let names = names(&plan);
+    assert_eq!((names[1], names[names.len() - 1]), ("rope_freqs.weight", "output.weight"));
+    assert!(plan.program.ropes()[0].factors.is_some() && names.contains(&"blk.1.attn_k.bias"));
+    assert!(!names.contains(&"blk.0.attn_k.bias"));
 }
 
 #[test]
@@ -191,16 +207,17 @@ fn numbers_stated_otherwise_are_read() {
         .with("llama.rope.freq_base", Meta::Real(5e5))
         .with("llama.rope.scaling.type", Meta::Text("linear"))
         .with("llama.rope.scaling.factor", Meta::Real(4.0));
-    let rope = forge.plan().unwrap().dims.rope;
+    let plan = forge.plan().unwrap();
+    let rope = rope(&plan);
     assert_eq!((rope.dims, rope.theta, rope.scaling), (8, 5e5, RopeScaling::Linear { factor: 4.0 }));
     let scale = |kind, factor| {
         let forge = Forge::llama().with("llama.rope.scaling.type", Meta::Text(kind));
         let forge = forge.with("llama.rope.scaling.factor", Meta::Real(factor));
-        forge.plan().unwrap().dims.rope.scaling
+        super::tests::rope(&forge.plan().unwrap()).scaling
     };
     assert_eq!((scale("linear", 0.0), scale("none", 8.0)), (RopeScaling::None, RopeScaling::None));
     let legacy = Forge::llama().with("llama.rope.scale_linear", Meta::Real(2.0));
-    assert_eq!(legacy.plan().unwrap().dims.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(super::tests::rope(&legacy.plan().unwrap()).scaling, RopeScaling::Linear { factor: 2.0 });
     let shared = Forge::llama().without("llama.attention.head_count_kv").plan().unwrap_err();
     assert!(matches!(shared, PlanError::Shape { .. }), "4 kv heads without the key: {shared}");
 }
@@ -208,7 +225,18 @@ fn numbers_stated_otherwise_are_read() {
 #[test]
 fn unknown_architectures_are_named() {
     let other = Forge::llama().with("general.architecture", Meta::Text("mamba"));
-    let supported = vec!["llama", "qwen2", "qwen3", "qwen3moe"];
+    let supported = vec![
+        "gemma3",
+        "glm4",
+        "granite",
+        "llama",
+        "olmo2",
+        "phi2",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "starcoder2",
+    ];
     other.fails(PlanError::Architecture { found: "mamba".into(), supported });
     Forge::llama().without("general.architecture").fails(PlanError::NoArchitecture);
     let text = Forge::of("qwen2").with("qwen2.expert_count", Meta::Number(8)).plan().unwrap_err().to_string();
@@ -358,21 +386,31 @@ fn with_experts(architecture: &'static str, count: u32, used: u32) -> Forge {
 #[test]
 fn experts_are_parts_of_the_tensors_that_hold_all() {
     let plan = with_experts("llama", 6, 2).plan().unwrap();
-    let want = ExpertDims { count: 6, used: 2, ffn: 32, normalise: true, scale: 1.0 };
-    assert_eq!((plan.dims.experts.as_ref(), plan.dims.ffn), (Some(&want), 96));
-    let FfnPlan::Experts { router, experts } = &plan.layers[0].ffn else { panic!("experts") };
-    assert_eq!(router.weight.name(), "blk.0.ffn_gate_inp.weight");
-    assert_eq!(experts.len(), 6);
-    let (first, last) = (&experts[0], &experts[5]);
-    assert_eq!(last.down.name(), "blk.0.ffn_down_exps.weight[5]");
-    assert_eq!((last.gate.shape().dims(), last.down.shape().dims()), (&[64, 32][..], &[32, 64][..]));
-    assert_eq!(last.up.range().start - first.up.range().start, 5 * 32 * 36);
-    assert_eq!(last.down.byte_len(), 64 * 34);
-    assert!(matches!(plan.layers[1].ffn, FfnPlan::Dense { .. }), "models may mix both");
-    // The types of all, without a look at each expert; all bytes.
-    assert_eq!(plan.dtypes().len(), 3);
+    let want = ExpertShape { count: 6, used: 2, ffn: 32 };
+    assert_eq!((plan.shape.experts, plan.shape.ffn), (Some(want), 96));
+    let layer = &plan.program.parts()[1];
+    let experts = layer.ops.iter().find_map(|op| match op {
+        Op::Experts { experts, .. } => Some(*experts),
+        _ => None,
+    });
+    let experts = experts.unwrap();
+    assert!(layer.ops.iter().any(|op| matches!(op, Op::Route { normalise: true, scale: 1.0, .. })));
+    assert!(names(&plan).contains(&"blk.0.ffn_gate_inp.weight"));
+    assert_eq!(experts.count, 6);
+    let of = |expert| experts.tensors(expert).map(|id| &plan.program.tensor(id).unwrap().lazy);
+    let ([_, first_up, _], [gate, up, down]) = (of(0), of(5));
+    assert_eq!(down.name(), "blk.0.ffn_down_exps.weight[5]");
+    assert_eq!((gate.shape().dims(), down.shape().dims()), (&[64, 32][..], &[32, 64][..]));
+    assert_eq!(up.range().start - first_up.range().start, 5 * 32 * 36);
+    assert_eq!(down.byte_len(), 64 * 34);
+    let dense = &plan.program.parts()[2].ops;
+    assert!(dense.iter().any(|op| matches!(op, Op::Gate { .. })), "models may mix both");
+    assert_eq!(plan.program.dtypes().len(), 3);
     let experts: u64 = 6 * (2 * 32 * 36 + 64 * 34);
-    assert_eq!(experts, plan.layers[0].tensors().skip(7).map(LazyTensor::byte_len).sum::<u64>());
+    assert_eq!(
+        experts,
+        plan.program.part_tensors(1).skip(7).map(|(_, tensor)| tensor.lazy.byte_len()).sum::<u64>()
+    );
 }
 
 #[test]
@@ -420,8 +458,9 @@ fn what_an_architecture_always_has_is_required_and_what_it_never_has_refused() {
         })
     };
     let plan = with_norms("qwen3").plan().unwrap();
-    assert_eq!((plan.architecture.as_str(), plan.dims.rope.layout), ("qwen3", RopeLayout::Halves));
-    assert!(plan.layers[1].k_norm.is_some() && plan.layers[0].q.bias.is_none());
+    assert_eq!((plan.architecture.as_str(), rope(&plan).layout), ("qwen3", RopeLayout::Halves));
+    let names = names(&plan);
+    assert!(names.contains(&"blk.1.attn_k_norm.weight") && !names.contains(&"blk.0.attn_q.bias"));
     let error = with_norms("llama").plan().unwrap_err();
     assert!(matches!(&error, PlanError::UnknownTensors { count: 4, .. }), "{error}");
 }
@@ -430,8 +469,8 @@ fn what_an_architecture_always_has_is_required_and_what_it_never_has_refused() {
 fn layers_that_only_predict_are_left_alone() {
     let forge = number("block_count", 3).with("llama.nextn_predict_layers", Meta::Number(1));
     let plan = forge.clone().tensor("blk.2.nextn.eh_proj.weight", &[128, 64], DType::Q4_0).plan().unwrap();
-    assert_eq!((plan.dims.n_layers, plan.layers.len()), (2, 2));
-    assert!(plan.tensors().all(|t| !t.name().starts_with("blk.2.")));
+    assert_eq!(plan.program.layer_count(), 2);
+    assert!(names(&plan).iter().all(|name| !name.starts_with("blk.2.")));
     // A layer past those that the header counts has no place.
     let error = forge.tensor("blk.3.attn_norm.weight", &[64], DType::F32).plan().unwrap_err();
     assert!(matches!(error, PlanError::UnknownTensors { count: 1, .. }), "{error}");
@@ -456,7 +495,7 @@ fn every_scaling_of_positions_is_read() {
         beta_slow: 1.0,
         log_multiplier: 0.0,
     };
-    let rope = |forge: &Forge| forge.plan().unwrap().dims.rope;
+    let rope = |forge: &Forge| rope(&forge.plan().unwrap()).clone();
     assert_eq!(rope(&scaled("yarn", 4.0)).scaling, RopeScaling::Yarn(want));
     let stated = scaled("yarn", 4.0)
         .with("llama.rope.scaling.yarn_ext_factor", Meta::Real(0.5))
@@ -478,7 +517,9 @@ fn every_scaling_of_positions_is_read() {
             .tensor("rope_factors_short.weight", &[8], DType::F32)
     };
     for (original, name) in [(128, "rope_factors_long.weight"), (512, "rope_factors_short.weight")] {
-        assert_eq!(longrope(original).plan().unwrap().rope_factors.unwrap().name(), name);
+        let plan = longrope(original).plan().unwrap();
+        let factors = plan.program.ropes()[0].factors.unwrap();
+        assert_eq!(plan.program.tensor(factors).unwrap().lazy.name(), name);
     }
     let error = longrope(128).without("rope_factors_long.weight").plan().unwrap_err();
     assert!(matches!(error, PlanError::MissingTensors { .. }), "{error}");
@@ -493,8 +534,9 @@ fn the_kept_model_has_the_plan_its_origin_states() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf");
     let files = ModelFiles::open(vec![std::fs::File::open(path).unwrap()]).unwrap();
     let plan = ExecutionPlan::build(&files, 512).unwrap();
-    let dims = &plan.dims; // tests/models/README.md
-    assert_eq!((dims.n_layers, dims.hidden, dims.n_heads, dims.n_kv_heads), (5, 64, 8, 4));
-    assert_eq!((dims.head_dim, dims.rope.dims), (8, 8));
-    assert!((250_000..300_000).contains(&(plan.weight_bytes() / 4)), "{} B", plan.weight_bytes());
+    let shape = &plan.shape; // tests/models/README.md
+    assert_eq!((plan.program.layer_count(), shape.hidden, shape.heads, shape.kv_heads), (5, 64, 8, 4));
+    assert_eq!((shape.head_dim, rope(&plan).dims), (8, 8));
+    let bytes = plan.program.weight_bytes();
+    assert!((250_000..300_000).contains(&(bytes / 4)), "{bytes} B");
 }

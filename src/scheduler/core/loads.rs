@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 
 use super::{Core, Room};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
-use crate::model::plan::FIRST_PART;
 use crate::model::{Model, ModelId};
+use crate::program::{Residence, Tensor};
 use crate::scheduler::residency::Asked;
 use crate::scheduler::{JobError, LoadProgress, LoadTarget, LoadedTensor, LoadingProgress};
 use crate::tensor::LazyTensor;
@@ -46,10 +46,8 @@ pub(super) struct LoadTask {
 
 /// A tensor that is to be loaded.
 struct Wanted {
-    tensor: LazyTensor,
+    tensor: Tensor,
     part: u32,
-    /// Steps take single rows of it: it stays in the file.
-    rows_only: bool,
 }
 
 /// A load whose end is waited for. It does not keep the tensor there: that is the cache's.
@@ -89,26 +87,23 @@ impl OnTheWay {
 impl LoadTask {
     /// With the bytes that a tensor takes of the device.
     pub fn new(request: LoadRequest, bytes_of: impl Fn(&LazyTensor) -> u64) -> Self {
-        let plan = &request.model.plan;
+        let program = &request.model.plan.program;
         let all_of = |part: u32| {
-            let of_part = plan.part_tensors(part).enumerate();
-            of_part.map(move |(number, tensor)| Wanted {
-                tensor: tensor.clone(),
-                part,
-                rows_only: (part, number) == (FIRST_PART, 0),
-            })
+            program.part_tensors(part).map(move |(_, tensor)| Wanted { tensor: tensor.clone(), part })
         };
         let left: VecDeque<Wanted> = match &request.target {
             LoadTarget::Parts(parts) => parts.iter().copied().flat_map(all_of).collect(),
-            // A tied output is the embedding, which steps take rows of: as a whole it belongs to the head.
+            // A tied output is the embedding, which the host reads rows of: as a whole it belongs to the head.
             LoadTarget::Tensor(wanted) => {
-                let named = |found: &Wanted| found.tensor.name() == wanted;
-                let found = (0..plan.part_count()).flat_map(all_of).filter(named).last();
-                found.map(|found| Wanted { rows_only: false, ..found }).into_iter().collect()
+                let named = |found: &Wanted| found.tensor.lazy.name() == wanted;
+                let found = (0..program.part_count()).flat_map(all_of).filter(named).last();
+                let whole = |lazy| Tensor { lazy, residence: Residence::Device };
+                let found = found.map(|found| Wanted { tensor: whole(found.tensor.lazy), ..found });
+                found.into_iter().collect()
             }
         };
-        let taken = left.iter().filter(|wanted| !wanted.rows_only);
-        let bytes_total = taken.map(|wanted| bytes_of(&wanted.tensor)).sum();
+        let taken = left.iter().filter(|wanted| wanted.tensor.residence != Residence::Host);
+        let bytes_total = taken.map(|wanted| bytes_of(&wanted.tensor.lazy)).sum();
         let reached = LoadProgress { tensors_total: left.len(), bytes_total, ..LoadProgress::default() };
         Self { request, left, on_the_way: VecDeque::new(), reached }
     }
@@ -253,12 +248,12 @@ impl Core {
         let mut bytes: u64 = task.on_the_way.iter().map(|load| load.tensor.bytes).sum();
         while bytes < ON_THE_WAY_BYTES
             && task.on_the_way.len() < ON_THE_WAY_MAX
-            && let Some(Wanted { tensor, part, rows_only }) = task.left.front()
+            && let Some(Wanted { tensor, part }) = task.left.front()
         {
             let id = task.request.model.id;
             let asked = loop {
                 let backend = self.backend.as_mut();
-                match self.residency.load(id, *part, tensor, *rows_only, backend) {
+                match self.residency.load(id, *part, tensor, backend) {
                     Err(error) if error.is_out_of_memory() && self.close_idle_room(Some(id)) => {}
                     Err(error) if error.is_out_of_memory() => return Err(self.no_room(id, &error)),
                     asked => break asked.map_err(JobError::Backend)?,

@@ -69,7 +69,7 @@ impl Core {
             parts: self.residency.part_states(*id),
             weight_bytes: self.residency.held(*id).map(|(_, held)| held.bytes).sum(),
             kv_bytes: room.slot.map_or(0, |slot| self.backend.kv_bytes(slot)),
-            scratch_bytes: room.slot.map_or(0, |_| facts.scratch_bytes(&room.model.plan.dims)),
+            scratch_bytes: room.slot.map_or(0, |_| facts.scratch_bytes(&room.model.plan.program)),
             rules: self.residency.rules(*id),
             idle_since: room.idle_since,
             eviction_place: order.iter().zip(1..).find(|(other, _)| *other == id).map_or(0, |(_, n)| n),

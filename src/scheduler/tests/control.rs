@@ -1,7 +1,8 @@
 //! Cancel, deadlines, slow readers, drain, limits, letting go.
 
 use super::*;
-use crate::model::plan::FfnPlan;
+use crate::program::{Builder, Op, PartKind, Residence};
+use crate::tensor::{DType, LazyTensor};
 
 #[test]
 fn a_cancelled_sequence_gives_its_pages_back() {
@@ -212,19 +213,27 @@ fn an_unloaded_model_goes_with_its_last_sequence() {
 #[test]
 fn types_without_arithmetic_are_named() {
     let rig = Rig::new(EngineOptions::default());
-    rig.handle().check_plan(&rig.model.plan).unwrap();
-    let mut plan = rig.model.plan.clone();
-    let FfnPlan::Dense { up, .. } = &mut plan.layers[2].ffn else { panic!("a dense layer") };
-    let old = &up.weight;
-    let shape = crate::tensor::Shape::new(&[old.byte_len() / 2, 1]).unwrap();
-    let f16 = crate::tensor::DType::F16;
-    let halves = LazyTensor::new("blk.2.ffn_up.weight", f16, shape, old.range(), old.file().clone());
-    up.weight = halves.unwrap();
-    let text = rig.handle().check_plan(&plan).unwrap_err().to_string();
+    let program = &rig.model.plan.program;
+    rig.handle().check_program(program).unwrap();
+    let table = &program.tensors()[0].lazy;
+    let (shape, range) = (table.shape(), table.range());
+    let halves = range.start..range.start + table.byte_len() / 2;
+    let halves = LazyTensor::new("blk.2.ffn_up.weight", DType::F16, shape, halves, table.file().clone());
+
+    let mut other = Builder::new(program.vocab());
+    let width = shape.cols() as usize;
+    let (x, last, logits) =
+        (other.value(width), other.wanted_value(width), other.wanted_value(program.vocab()));
+    other.part(PartKind::Embedding);
+    let table = other.tensor(table.clone(), Residence::Host);
+    other.push(Op::Embed { table, scale: 1.0, out: x });
+    other.part(PartKind::Head);
+    other.push(Op::Take { from: x, out: last });
+    let weight = other.tensor(halves.unwrap(), Residence::Device);
+    other.push(Op::Project { weight, bias: None, from: last, out: logits, add: false });
+    let text = rig.handle().check_program(&other.finish(logits).unwrap()).unwrap_err().to_string();
     assert_eq!(text, "tensor blk.2.ffn_up.weight: type F16 is not supported by the fake backend");
 }
-
-use crate::tensor::LazyTensor;
 
 #[test]
 fn what_a_step_waited_for_weights_is_load_and_not_prefill() {
@@ -247,13 +256,14 @@ fn a_load_that_nobody_follows_any_more_begins_nothing() {
     let asked = rig.ask(&prompt(1, 10), 3);
     rig.control.wait_held();
     let other = open(2, &kept_model());
-    drop(rig.handle().load_to_gpu(&other).unwrap());
+    drop(rig.handle().preload_all(&other).unwrap());
     rig.control.release();
     assert_eq!(asked.finish().ids.len(), 3);
     let loads = rig.control.loads().len();
-    assert_eq!(loads, rig.model.plan.tensors().count(), "those of the step and no others");
+    let on_device = rig.model.plan.program.tensors().iter().filter(|t| t.residence == Residence::Device);
+    assert_eq!(loads, on_device.count(), "those of the step and no others");
     // One that is followed does.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let reached = runtime.block_on(rig.handle().load_to_gpu(&other).unwrap().wait()).unwrap();
-    assert_eq!(reached.tensors, other.plan.tensors().count());
+    let reached = runtime.block_on(rig.handle().preload_all(&other).unwrap().wait()).unwrap();
+    assert_eq!(reached.tensors, other.plan.program.tensors().len());
 }

@@ -1,7 +1,7 @@
 //! A backend whose next token is a hash of all tokens that the page tables lead to, in order of position.
 //!
 //! So a wrong page, position, row or sequence changes the answer, and what every sequence must get is computable
-//! without it ([`next_token`]). It also holds the engine to the order of units, and to pages that are not shared.
+//! without it ([`next_token`]). It also holds the engine to the order of parts, and to pages that are not shared.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::memory::Memory;
 use crate::backend::*;
+use crate::program::{self, Op, Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
 /// FNV-1a over tokens and seed.
@@ -21,8 +22,11 @@ pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
 }
 
 /// What a page of this device takes: more than its values, as on a device that pads and rounds.
-pub fn page_bytes(dims: &ModelDims) -> u64 {
-    (dims.n_layers * dims.n_kv_heads * dims.head_dim * 1000) as u64
+pub fn page_bytes(of: &Program) -> u64 {
+    let values = |state: &program::State| match *state {
+        program::State::Kv { heads, head_dim } => u64::from(heads * head_dim),
+    };
+    of.states().iter().map(values).sum::<u64>() * 1000
 }
 
 /// The logits of a sequence with this seed are not finite.
@@ -47,7 +51,7 @@ struct State {
     fault: Option<Fault>,
     /// Tokens of every written page, by slot and page number; unwritten positions are `None`.
     pages: HashMap<(u32, u32), [Option<u32>; KV_PAGE_TOKENS]>,
-    slots: HashMap<u32, ModelDims>,
+    slots: HashMap<u32, (Arc<Program>, StepLimits)>,
     slots_made: u32,
     opened: u32,
     loads: Vec<String>,
@@ -56,7 +60,7 @@ struct State {
     steps: u64,
     /// The engine waits in `begin_step`.
     held: bool,
-    /// How many layers before their turn the device loads.
+    /// How many parts before their turn the device loads.
     ahead: usize,
     /// Called in attention of this layer, once.
     in_attention: Option<(u32, Hook)>,
@@ -98,7 +102,7 @@ impl Control {
         &self.1
     }
 
-    /// Loads begin so many layers early.
+    /// Loads begin so many parts early.
     pub fn load_ahead_always(&self, ahead: usize) {
         self.0.0.lock().ahead = ahead;
     }
@@ -134,7 +138,7 @@ impl Control {
         (state.pages.len(), state.slots.len(), state.opened)
     }
 
-    /// Loads begin so many layers early, and attention of `layer` calls `hook` when it next runs.
+    /// Loads begin so many parts early, and attention of `layer` calls `hook` when it next runs.
     pub fn load_ahead(&self, ahead: usize, layer: u32, hook: impl FnOnce() + Send + 'static) {
         let mut state = self.0.0.lock();
         state.ahead = ahead;
@@ -169,8 +173,8 @@ struct Step {
     tables: Vec<u32>,
     stride: usize,
     logits: Vec<u32>,
-    /// Units seen, to hold the engine to their order.
-    units: Vec<&'static str>,
+    /// Parts that were run, to hold the engine to their order.
+    parts: Vec<u32>,
 }
 
 struct Fake {
@@ -179,15 +183,27 @@ struct Fake {
 }
 
 impl Fake {
-    fn unit<'a>(
-        &mut self,
-        name: &'static str,
-        weights: impl IntoIterator<Item = &'a DeviceTensor>,
-    ) -> Result<(), BackendError> {
-        self.control.1.unit(weights)?;
-        let step = self.step.as_mut().ok_or(BackendError::Batch("no step"))?;
-        step.units.push(name);
-        Ok(())
+    fn attention(&self, layer: u32) {
+        let hook = self.control.0.0.lock().in_attention.take_if(|(at, _)| *at == layer);
+        if let Some((_, Hook(hook))) = hook {
+            hook();
+        }
+        let wants = [Fault::PanicInAttention, Fault::PanicInAttentionAndClose];
+        if layer == 1 && self.control.0.0.lock().fault.is_some_and(|f| wants.contains(&f)) {
+            self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model
+            panic!("planted in attention, {}", "long ".repeat(100));
+        }
+    }
+}
+
+/// Weights of an operation of a plain decoder.
+fn tensors_of(op: &Op) -> Vec<TensorId> {
+    match *op {
+        Op::Embed { table, .. } => vec![table],
+        Op::Norm { weight, bias, .. } | Op::Project { weight, bias, .. } => {
+            [Some(weight), bias].into_iter().flatten().collect()
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -212,18 +228,16 @@ impl Backend for Fake {
         }
     }
 
-    fn supports(&self, dtype: DType) -> bool {
-        dtype == DType::F32
+    fn refuses(&self) -> fn(&Program) -> Option<BackendError> {
+        |program| {
+            let (dtype, tensor) = program.dtypes().into_iter().find(|(dtype, _)| *dtype != DType::F32)?;
+            Some(BackendError::Unsupported { tensor: tensor.name().to_owned(), dtype, backend: "fake" })
+        }
     }
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         self.control.0.0.lock().loads.push(tensor.name().to_owned());
         self.control.1.load(tensor)
-    }
-
-    fn load_table(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
-        self.control.0.0.lock().loads.push(tensor.name().to_owned());
-        Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace })
     }
 
     fn retire(&mut self) -> Result<(), BackendError> {
@@ -243,15 +257,20 @@ impl Backend for Fake {
         self.control.1.in_use()
     }
 
-    fn open_model(&mut self, dims: &ModelDims, _kv_pages: u32) -> Result<ModelSlot, BackendError> {
+    fn open_model(
+        &mut self,
+        program: &Arc<Program>,
+        limits: StepLimits,
+        _kv_pages: u32,
+    ) -> Result<ModelSlot, BackendError> {
         if self.control.take(&[Fault::FailInOpen]).is_some() {
             return Err(BackendError::OutOfMemory { what: "scratch", need_bytes: 1 << 40 });
         }
-        assert!(dims.rows_max > 0 && dims.logits_rows_max > 0);
+        assert!(limits.rows > 0 && limits.wanted_rows > 0);
         let mut state = self.control.0.0.lock();
         state.slots_made += 1;
         let slot = state.slots_made;
-        state.slots.insert(slot, dims.clone());
+        state.slots.insert(slot, (Arc::clone(program), limits));
         Ok(ModelSlot(slot))
     }
 
@@ -273,7 +292,7 @@ impl Backend for Fake {
         }
     }
 
-    fn kv_page_bytes(&self) -> fn(&ModelDims) -> u64 {
+    fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         page_bytes
     }
 
@@ -291,8 +310,8 @@ impl Backend for Fake {
         }
         state.held = false;
         state.steps += 1;
-        let dims = state.slots.get(&slot.0).expect("the slot is open");
-        assert!(batch.token_ids.len() <= dims.rows_max && batch.logits_rows.len() <= dims.logits_rows_max);
+        let (_, limits) = state.slots.get(&slot.0).expect("the slot is open");
+        assert!(batch.token_ids.len() <= limits.rows && batch.logits_rows.len() <= limits.wanted_rows);
         assert_eq!(batch.page_tables.len() % batch.page_table_stride, 0);
         let step = Step {
             slot,
@@ -302,7 +321,7 @@ impl Backend for Fake {
             tables: batch.page_tables.to_vec(),
             stride: batch.page_table_stride,
             logits: batch.logits_rows.to_vec(),
-            units: Vec::new(),
+            parts: Vec::new(),
         };
         for row in 0..step.tokens.len() {
             let position = step.positions[row];
@@ -314,77 +333,39 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn embed(&mut self, table: &DeviceTensor) -> Result<(), BackendError> {
-        assert_eq!(table.tensor.name(), "token_embd.weight");
-        self.unit("embed", [table])
-    }
-
-    fn attention_input(&mut self, layer: u32, weights: &AttentionInput<'_>) -> Result<(), BackendError> {
-        assert_eq!(weights.q.weight.tensor.name(), format!("blk.{layer}.attn_q.weight"));
-        let [q, k, v] = [weights.q, weights.k, weights.v].map(|part| part.weight);
-        self.unit("attention_input", [weights.norm, q, k, v])
-    }
-
-    fn layers_ahead(&self) -> usize {
+    fn parts_ahead(&self) -> usize {
         self.control.0.0.lock().ahead
     }
 
-    fn attention(&mut self, layer: u32) -> Result<(), BackendError> {
-        let hook = self.control.0.0.lock().in_attention.take_if(|(at, _)| *at == layer);
-        if let Some((_, Hook(hook))) = hook {
-            hook();
-        }
-        let wants = [Fault::PanicInAttention, Fault::PanicInAttentionAndClose];
-        if layer == 1 && self.control.0.0.lock().fault.is_some_and(|f| wants.contains(&f)) {
-            self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model
-            panic!("planted in attention, {}", "long ".repeat(100));
-        }
-        self.unit("attention", [])
-    }
-
-    fn attention_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        self.unit("attention_output", [weights.weight])
-    }
-
-    fn ffn_input(&mut self, weights: &FfnInput<'_>) -> Result<(), BackendError> {
-        self.unit("ffn_input", [weights.norm, weights.gate.weight, weights.up.weight])
-    }
-
-    fn ffn_output(&mut self, weights: &Projection<'_>) -> Result<(), BackendError> {
-        assert!(weights.weight.tensor.name().ends_with("ffn_down.weight"));
-        self.unit("ffn_output", [weights.weight])
-    }
-
-    fn route(&mut self, layer: u32, weights: &Router<'_>) -> Result<(), BackendError> {
-        assert_eq!(weights.logits.weight.tensor.name(), format!("blk.{layer}.ffn_gate_inp.weight"));
-        self.unit("route", [weights.norm])
-    }
-
-    fn routed(&mut self) -> Result<Vec<u32>, BackendError> {
-        Err(BackendError::Batch("this device chooses no experts"))
-    }
-
-    fn experts(&mut self, _layer: u32, _experts: &Experts<'_>) -> Result<(), BackendError> {
-        self.unit("experts", [])
-    }
-
-    fn head(&mut self, norm: &DeviceTensor, output: &DeviceTensor) -> Result<(), BackendError> {
-        if self.control.take(&[Fault::FailInHead]).is_some() {
+    fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
+        let slot = self.step.as_ref().ok_or(BackendError::Batch("no step"))?.slot;
+        let program = self.control.0.0.lock().slots.get(&slot.0).expect("the slot is open").0.clone();
+        if part == program.head_part() && self.control.take(&[Fault::FailInHead]).is_some() {
             return Err(BackendError::NotFinite);
         }
-        self.unit("head", [norm, output])
+        let content = &program.parts()[part as usize];
+        for op in &content.ops {
+            if matches!(op, Op::Attend { .. }) {
+                self.attention(part - 1);
+            }
+            let used = tensors_of(op);
+            let loaded = used.iter().map(|id| weights.tensor(*id)).collect::<Result<Vec<_>, _>>()?;
+            for (id, loaded) in used.iter().zip(&loaded) {
+                let name = program.tensor(*id).expect("a tensor of the program").lazy.name();
+                assert_eq!(loaded.tensor.name(), name, "handles stand under their numbers");
+            }
+            self.control.1.unit(loaded)?;
+        }
+        self.step.as_mut().expect("a step is under way").parts.push(part);
+        Ok(Progress::Done)
     }
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let step = self.step.take().ok_or(BackendError::Batch("no step"))?;
         self.control.1.step_over();
         let state = self.control.0.0.lock();
-        let dims = state.slots.get(&step.slot.0).expect("the slot is open");
-        let layer = ["attention_input", "attention", "attention_output", "ffn_input", "ffn_output"];
-        let mut want = vec!["embed"];
-        want.extend(layer.repeat(dims.n_layers));
-        want.push("head");
-        assert_eq!(step.units, want);
+        let (program, _) = state.slots.get(&step.slot.0).expect("the slot is open");
+        assert_eq!(step.parts, (0..program.part_count()).collect::<Vec<_>>());
         assert_eq!(rows.len(), step.logits.len());
         let draw = |(sample, &row): (&SampleRow, &u32)| {
             let row = row as usize;
@@ -398,7 +379,7 @@ impl Backend for Fake {
             if sample.seed == BROKEN_SEED {
                 return Err(BackendError::NotFinite);
             }
-            let id = next_token(&tokens, sample.seed, dims.vocab);
+            let id = next_token(&tokens, sample.seed, program.vocab());
             let top = (0..sample.top_logprobs).map(|i| (i, -1.0 - i as f32)).collect();
             Ok(Sampled { id, logprob: -0.5, top })
         };

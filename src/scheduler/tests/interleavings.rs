@@ -89,12 +89,13 @@ fn pins_hold_against_evictions_and_every_load_ends() {
     explore(1, || {
         let control = Control::default();
         let (pinned, other) = (open(1, &kept_model()), open(2, &kept_model()));
-        let bytes = pinned.plan.tensors().find(|tensor| tensor.name() == TENSOR).unwrap().byte_len();
+        let bytes =
+            pinned.plan.program.tensors().iter().find(|t| t.lazy.name() == TENSOR).unwrap().lazy.byte_len();
         control.memory().limit(bytes * 3 / 2); // room for one of the two
         let (handle, engine) = start(&control);
         let (uploader, uploads) = Uploader::start(&control);
         let others = async {
-            let loaded = handle.load_tensor_to_gpu(&other, TENSOR).await;
+            let loaded = handle.load_tensor(&other, TENSOR).await;
             assert!(
                 matches!(loaded, Ok(_) | Err(JobError::NoRoom { .. } | JobError::Cancelled)),
                 "{loaded:?}"
@@ -103,7 +104,7 @@ fn pins_hold_against_evictions_and_every_load_ends() {
         let pins = async {
             let pin = RulesChange { pinned: Some(true), ..RulesChange::default() };
             assert!(handle.set_rules(&pinned, pin).await.unwrap().pinned);
-            let loaded = handle.load_tensor_to_gpu(&pinned, TENSOR).await.unwrap();
+            let loaded = handle.load_tensor(&pinned, TENSOR).await.unwrap();
             assert_eq!(loaded.bytes, bytes);
             handle.clear_gpu_cache(None).await.unwrap();
         };

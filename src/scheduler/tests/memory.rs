@@ -185,10 +185,10 @@ impl Memory {
         book.retired = book.unit;
     }
 
-    /// Weights are about to leave: work up to the last unit but one is launched.
+    /// Weights are about to leave: all work begun so far is launched.
     pub fn retire(&self) {
         let mut book = self.0.lock();
-        book.retired = book.unit.saturating_sub(1);
+        book.retired = book.unit;
     }
 }
 

@@ -13,13 +13,11 @@ fn rig(hundredths: u64) -> Rig {
 
 /// Bytes of a model on the device: all but the embedding, of which rows are taken.
 fn device_bytes(model: &Model) -> u64 {
-    (1..model.plan.part_count())
-        .flat_map(|part| model.plan.part_tensors(part))
-        .map(LazyTensor::byte_len)
+    (1..model.plan.program.part_count())
+        .flat_map(|part| model.plan.program.part_tensors(part))
+        .map(|(_, tensor)| tensor.lazy.byte_len())
         .sum()
 }
-
-use crate::tensor::LazyTensor;
 
 fn ask(rig: &Rig, model: &Arc<Model>, seed: u32, tokens: usize) {
     let prompt = prompt(seed, 10);
@@ -86,7 +84,7 @@ fn swapping_models_frees_what_the_other_had() {
 fn a_model_larger_than_the_room_streams_through_it() {
     let rig = rig(80);
     rig.control.load_ahead_always(0); // of five layers, those ahead would be most
-    let parts = f64::from(rig.model.plan.part_count() - 1);
+    let parts = f64::from(rig.model.plan.program.part_count() - 1);
     ask(&rig, &rig.model, 1, 2);
     let (before, tokens) = (rig.handle().snapshot().counters, 20);
     ask(&rig, &rig.model, 2, tokens);
@@ -161,14 +159,14 @@ fn weights_leave_when_idle_for_long_and_when_told_to() {
     assert!(rig.handle().snapshot().models[1].weight_bytes > 0);
     let cleared = runtime().block_on(rig.handle().clear_gpu_cache(Some(long.id))).unwrap();
     assert_eq!((cleared.bytes, rig.control.memory().used()), (device_bytes(&long), 0));
-    assert_eq!(cleared.parts, u64::from(long.plan.part_count()), "the embedding's place among them");
+    assert_eq!(cleared.parts, u64::from(long.plan.program.part_count()), "the embedding's place among them");
     ask(&rig, &long, 2, 3);
 }
 
 #[test]
 fn preloading_brings_what_was_asked_for_and_no_more() {
     let rig = rig(100);
-    let (handle, layers) = (rig.handle(), rig.model.plan.layers.len() as u32);
+    let (handle, layers) = (rig.handle(), rig.model.plan.program.layer_count());
     let there = |what: Preload| -> Vec<bool> {
         runtime().block_on(rig.handle().clear_gpu_cache(Some(rig.model.id))).unwrap();
         runtime().block_on(rig.handle().preload(&rig.model, &what).unwrap().wait()).unwrap();
@@ -202,7 +200,7 @@ fn how_far_a_load_is_can_be_seen_by_all() {
     let begun = |s: &EngineSnapshot| of_all(s).is_some_and(|loading| loading.tensors == 1);
     assert!(rig.comes(begun), "of two the one that brings more");
     let seen = of_all(&rig.handle().snapshot()).unwrap();
-    let tensors = (0..rig.model.plan.part_count()).map(|part| rig.model.plan.part_tensors(part).count());
+    let tensors = rig.model.plan.program.parts().iter().map(|part| part.tensors.len());
     assert_eq!((seen.tensors_total, seen.bytes), (tensors.sum(), 0));
     rig.control.memory().hold_loads(false);
     runtime().block_on(async { (one.wait().await.unwrap(), all.wait().await.unwrap()) });

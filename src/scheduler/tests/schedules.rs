@@ -67,7 +67,7 @@ impl Schedule {
         let mut random = Random::new(seed);
         let rig = Rig::new(EngineOptions::default());
         let models: Vec<_> = (0..MODELS as u64).map(|n| open(10 + n, &kept_model())).collect();
-        let all = models[0].plan.weight_bytes();
+        let all = models[0].plan.program.weight_bytes();
         // From less than a model needs to be streamed through to more than all of them.
         rig.control.memory().limit(all / 3 + random.below(all * 3));
         rig.control.load_ahead_always(random.below(4) as usize);
@@ -97,7 +97,7 @@ impl Schedule {
                 }
             }
             8 => {
-                let layers = model.plan.layers.len() as u64;
+                let layers = u64::from(model.plan.program.layer_count());
                 let what = match self.random.below(4) {
                     0 => Preload::All,
                     1 => Preload::Critical,

@@ -1,78 +1,107 @@
-//! Small random decoders of every architecture and scaling of positions that is supported: F32, two layers of width 64.
+//! Small random decoders of every architecture and scaling of positions: F32, most of two layers of width 64.
 //!
 //! Weights are spread so that attention looks far back and logits are several nats apart: what is computed wrongly shows.
-//! tests/reference/expected/decoders.json holds another engine's answers; they are of these very bytes.
+//! tests/reference/expected holds another engine's answers; they are of these very bytes.
 
 use super::llama::with_vocabulary;
-use super::{Forge, Random, Tensor, Value, ggml};
+use super::{Forge, Random, Tensor, Value, ggml, kind};
+
+mod gemma3;
+mod glm4;
+mod granite;
+mod llama;
+mod olmo2;
+mod phi2;
+mod qwen2moe;
+mod starcoder2;
 
 const HIDDEN: u64 = 64;
 const LAYERS: u32 = 2;
 const HEADS: u64 = 4;
 const KV_HEADS: u64 = 2;
 const FFN: u64 = 96;
-const EXPERTS: u64 = 8;
-const EXPERT_FFN: u64 = 32;
 /// Tokens that were trained, by what the files say.
 const TRAINED: u32 = 64;
 
-/// What a decoder has.
-#[derive(Clone, Copy)]
-struct Shape {
-    architecture: &'static str,
-    head_dim: u64,
-    qkv_bias: bool,
-    other_bias: bool,
-    head_norms: bool,
-    experts: bool,
-    tied: bool,
+/// Those of tests/reference/expected/decoders.json, by name.
+pub fn decoders() -> Vec<(&'static str, Forge)> {
+    llama::decoders()
 }
 
-const LLAMA: Shape = Shape {
-    architecture: "llama",
-    head_dim: 16,
-    qkv_bias: false,
-    other_bias: false,
-    head_norms: false,
-    experts: false,
-    tied: false,
-};
-const QWEN2: Shape = Shape { architecture: "qwen2", qkv_bias: true, tied: true, ..LLAMA };
-const QWEN3: Shape = Shape { architecture: "qwen3", head_dim: 32, head_norms: true, ..LLAMA };
-const QWEN3MOE: Shape = Shape { architecture: "qwen3moe", experts: true, ..QWEN3 };
-
-/// All of them by name.
-pub fn decoders() -> Vec<(&'static str, Forge)> {
-    let yarn = [("type", Value::string("yarn")), ("factor", Value::f32(4.0))];
-    let yarn = yarn.into_iter().chain([("original_context_length", Value::u32(TRAINED))]);
-    let linear = [("type", Value::string("linear")), ("factor", Value::f32(4.0))];
-    let longrope = [
-        ("type", Value::string("longrope")),
-        ("attn_factor", Value::f32(1.19)),
-        ("original_context_length", Value::u32(TRAINED)),
-    ];
-    vec![
-        ("llama", decoder(1, LLAMA)),
-        ("llama-biases", decoder(2, Shape { qkv_bias: true, other_bias: true, ..LLAMA })),
-        ("llama-linear", scaled(decoder(3, LLAMA), linear)),
-        ("llama-yarn", scaled(decoder(4, LLAMA), yarn.clone())),
-        ("llama-factors", with_factors(decoder(5, LLAMA), "rope_freqs", 16.0)),
-        (
-            "llama-longrope",
-            with_factors(
-                with_factors(scaled(decoder(6, LLAMA), longrope), "rope_factors_long", 8.0),
-                "rope_factors_short",
-                1.5,
-            ),
-        ),
-        ("llama-experts", decoder(7, Shape { experts: true, ..LLAMA })),
-        ("qwen2", decoder(8, QWEN2)),
-        ("qwen2-yarn", scaled(decoder(9, QWEN2), yarn.clone())),
-        ("qwen3", decoder(10, QWEN3)),
-        ("qwen3-yarn", scaled(decoder(11, QWEN3), yarn.clone())),
-        ("qwen3moe", decoder(12, QWEN3MOE)),
-        ("qwen3moe-yarn", scaled(decoder(13, QWEN3MOE), yarn)),
+/// Those of tests/reference/expected/newer.json, by name.
+pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
+    [
+        gemma3::decoders(),
+        starcoder2::decoders(),
+        phi2::decoders(),
+        glm4::decoders(),
+        olmo2::decoders(),
+        qwen2moe::decoders(),
+        granite::decoders(),
     ]
+    .concat()
+}
+
+/// Large enough that a norm without it is off by a percent.
+const EPSILON: f32 = 1e-2;
+
+/// Widths and counts of a decoder.
+#[derive(Clone, Copy)]
+struct Dims {
+    layers: u32,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    /// Values of each head that positions rotate.
+    rotated: u64,
+    ffn: u64,
+}
+
+const DIMS: Dims = Dims {
+    layers: LAYERS,
+    hidden: HIDDEN,
+    heads: HEADS,
+    kv_heads: KV_HEADS,
+    head_dim: 16,
+    rotated: 16,
+    ffn: FFN,
+};
+
+/// How the weights of queries, keys and values lie in the file.
+#[derive(Clone, Copy)]
+struct Qkv {
+    fused: bool,
+    bias: bool,
+}
+
+/// Metadata of the widths, as few as real files have, and a vocabulary; and how many tokens that has.
+fn start(seed: u64, architecture: &str, dims: Dims) -> (Forge, u64) {
+    let mut forge = Forge::new(seed).set("general.architecture", Value::string(architecture));
+    for (name, value) in [
+        ("context_length", 512),
+        ("embedding_length", dims.hidden as u32),
+        ("block_count", dims.layers),
+        ("feed_forward_length", dims.ffn as u32),
+        ("attention.head_count", dims.heads as u32),
+        ("attention.head_count_kv", dims.kv_heads as u32),
+    ] {
+        forge = with(forge, name, Value::u32(value));
+    }
+    if dims.head_dim != dims.hidden / dims.heads {
+        forge = with(forge, "attention.key_length", Value::u32(dims.head_dim as u32));
+        forge = with(forge, "attention.value_length", Value::u32(dims.head_dim as u32));
+    }
+    if dims.rotated != dims.head_dim {
+        forge = with(forge, "rope.dimension_count", Value::u32(dims.rotated as u32));
+    }
+    with_vocabulary(forge)
+}
+
+/// With a key of the file's architecture.
+fn with(forge: Forge, key: &str, value: Value) -> Forge {
+    let name = architecture(&forge);
+    forge.set(&format!("{name}.{key}"), value)
 }
 
 fn architecture(forge: &Forge) -> String {
@@ -85,14 +114,6 @@ fn scaled(forge: Forge, values: impl IntoIterator<Item = (&'static str, Value)>)
     let name = architecture(&forge);
     let set = |forge: Forge, (key, value)| forge.set(&format!("{name}.rope.scaling.{key}"), value);
     values.into_iter().fold(forge, set)
-}
-
-/// With divisors of the frequencies, from 1 for the fastest pair to `last` for the slowest.
-fn with_factors(mut forge: Forge, name: &str, last: f32) -> Forge {
-    let pairs = LLAMA.head_dim / 2;
-    let factor = |pair: u64| 1.0 + (last - 1.0) * pair as f32 / (pairs - 1) as f32;
-    push(&mut forge, &format!("{name}.weight"), &[pairs], (0..pairs).map(factor));
-    forge
 }
 
 fn push(forge: &mut Forge, name: &str, dims: &[u64], values: impl Iterator<Item = f32>) {
@@ -139,70 +160,33 @@ impl Weights {
         }
     }
 
-    fn layer(&mut self, shape: Shape, index: u32) {
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let (q, kv) = (HEADS * shape.head_dim, KV_HEADS * shape.head_dim);
-        self.norm(&name("attn_norm.weight"), HIDDEN);
-        self.linear(&name("attn_q"), [HIDDEN, q], 2.0, shape.qkv_bias);
-        self.linear(&name("attn_k"), [HIDDEN, kv], 2.0, shape.qkv_bias);
-        self.linear(&name("attn_v"), [HIDDEN, kv], 1.0, shape.qkv_bias);
-        if shape.head_norms {
-            self.norm(&name("attn_q_norm.weight"), shape.head_dim);
-            self.norm(&name("attn_k_norm.weight"), shape.head_dim);
-        }
-        self.linear(&name("attn_output"), [q, HIDDEN], 1.0, shape.other_bias);
-        self.norm(&name("ffn_norm.weight"), HIDDEN);
-        if shape.experts {
-            self.matrix(&name("ffn_gate_inp.weight"), &[HIDDEN, EXPERTS], 1.5);
-            self.matrix(&name("ffn_gate_exps.weight"), &[HIDDEN, EXPERT_FFN, EXPERTS], 1.5);
-            self.matrix(&name("ffn_up_exps.weight"), &[HIDDEN, EXPERT_FFN, EXPERTS], 1.5);
-            self.matrix(&name("ffn_down_exps.weight"), &[EXPERT_FFN, HIDDEN, EXPERTS], 1.5);
-        } else {
-            self.linear(&name("ffn_gate"), [HIDDEN, FFN], 1.5, shape.other_bias);
-            self.linear(&name("ffn_up"), [HIDDEN, FFN], 1.5, shape.other_bias);
-            self.linear(&name("ffn_down"), [FFN, HIDDEN], 1.5, shape.other_bias);
-        }
+    fn layer_norm(&mut self, stem: &str, len: u64) {
+        self.norm(&format!("{stem}.weight"), len);
+        self.add(&format!("{stem}.bias"), &[len], 0.0, 0.3);
     }
-}
 
-fn decoder(seed: u64, shape: Shape) -> Forge {
-    let key = |name: &str| format!("{}.{name}", shape.architecture);
-    let mut forge = Forge::new(seed).set("general.architecture", Value::string(shape.architecture));
-    // Mixtral's files have no width of their own for experts.
-    let ffn = if shape.experts && shape.architecture == "llama" { EXPERT_FFN } else { FFN };
-    for (name, value) in [
-        ("context_length", 512),
-        ("embedding_length", HIDDEN as u32),
-        ("block_count", LAYERS),
-        ("feed_forward_length", ffn as u32),
-        ("attention.head_count", HEADS as u32),
-        ("attention.head_count_kv", KV_HEADS as u32),
-        ("attention.key_length", shape.head_dim as u32),
-        ("attention.value_length", shape.head_dim as u32),
-        ("rope.dimension_count", shape.head_dim as u32),
-    ] {
-        forge = forge.set(&key(name), Value::u32(value));
+    /// A norm of what a block adds to the stream; together they outweigh the token that the stream began with.
+    fn post_norm(&mut self, name: &str, len: u64, layers: u32) {
+        // Many layers must not swell the other engine's rounding; square roots are the same everywhere.
+        let layers = layers as f32;
+        let size = 4.0 / (layers * layers.sqrt()).sqrt();
+        self.add(name, &[len], size, 0.3 * size);
     }
-    forge = forge
-        .set(&key("attention.layer_norm_rms_epsilon"), Value::f32(1e-6))
-        .set(&key("rope.freq_base"), Value::f32(if shape.head_norms { 1e6 } else { 1e4 }));
-    if shape.experts {
-        forge = forge
-            .set(&key("expert_count"), Value::u32(EXPERTS as u32))
-            .set(&key("expert_used_count"), Value::u32(if shape.head_norms { 3 } else { 2 }));
-        if shape.head_norms {
-            forge = forge.set(&key("expert_feed_forward_length"), Value::u32(EXPERT_FFN as u32));
+
+    /// A norm of queries or keys, such that some positions weigh much more than others.
+    fn head_norm(&mut self, name: &str, len: u64) {
+        self.add(name, &[len], 1.6, 0.5);
+    }
+
+    /// Queries, keys and values of the layer whose tensors are called `layer.*`.
+    fn qkv(&mut self, layer: &str, dims: Dims, how: Qkv) {
+        let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
+        if how.fused {
+            self.linear(&format!("{layer}.attn_qkv"), [dims.hidden, q + 2 * kv], 1.6, how.bias);
+        } else {
+            self.linear(&format!("{layer}.attn_q"), [dims.hidden, q], 2.0, how.bias);
+            self.linear(&format!("{layer}.attn_k"), [dims.hidden, kv], 2.0, how.bias);
+            self.linear(&format!("{layer}.attn_v"), [dims.hidden, kv], 1.0, how.bias);
         }
     }
-    let (forge, vocab) = with_vocabulary(forge);
-    let mut weights = Weights { forge, random: Random(seed) };
-    // Where it is the output too, logits are as far apart as elsewhere: further, and the other engine's single precision
-    // alone would be off by 1e-4.
-    weights.add("token_embd.weight", &[HIDDEN, vocab], 0.0, if shape.tied { 0.5 } else { 1.0 });
-    (0..LAYERS).for_each(|index| weights.layer(shape, index));
-    weights.norm("output_norm.weight", HIDDEN);
-    if !shape.tied {
-        weights.matrix("output.weight", &[HIDDEN, vocab], 2.5);
-    }
-    weights.forge
 }

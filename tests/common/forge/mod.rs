@@ -10,7 +10,7 @@ mod decoders;
 mod llama;
 mod split;
 
-pub use decoders::decoders;
+pub use decoders::{decoders, newer_decoders};
 pub use llama::{shaped_llama, tiny_llama, wide_llama};
 pub use split::split;
 

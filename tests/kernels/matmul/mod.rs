@@ -1,9 +1,9 @@
 //! Products with weights of every type, against f64 sums over values that ggml decoded.
 
+mod gated;
 mod gemm;
 mod gemv;
 mod layout;
-mod swiglu;
 mod weights;
 
 use rocmforge::backend::hip::{Buffer, DevicePtr};

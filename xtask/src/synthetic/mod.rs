@@ -163,8 +163,8 @@ mod unit {
 
                 let mut runner = Runner::open(&path, Isa::Portable, Activations::F32, KvType::F32);
                 let plan = &runner.model.plan;
-                assert_eq!(plan.layers.len(), 2);
-                assert_eq!(plan.dims.experts.as_ref().map(|experts| (experts.count, experts.used)), experts);
+                assert_eq!(plan.program.layer_count(), 2);
+                assert_eq!(plan.shape.experts.as_ref().map(|experts| (experts.count, experts.used)), experts);
                 let (first, second) = (runner.feed(&[1, 300, 301]), runner.feed(&[302]));
                 assert_eq!(first.len(), 512);
                 let spread = |x: &[f32]| x.iter().fold(0f32, |most, x| most.max(x.abs()));
@@ -203,7 +203,13 @@ mod unit {
     }
 }
 
-/// Carries a sequence down a model's layers: the reference tests'.
+/// Loads a program's weights: the reference tests'.
+#[cfg(test)]
+#[path = "../../../tests/reference/loaded.rs"]
+#[allow(clippy::expect_used, clippy::unwrap_used)] // it is the tests'
+mod loaded;
+
+/// Carries a sequence through a model's parts: the reference tests'.
 #[cfg(test)]
 #[path = "../../../tests/reference/runner.rs"]
 #[allow(clippy::expect_used, dead_code)] // it is the tests'

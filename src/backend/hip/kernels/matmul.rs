@@ -152,17 +152,17 @@ kernels! {
         add: u32,
     }
 
-    /// `silu(gate x) * (up x)` for 8-bit rows. Grid: [`choice::swiglu_grid`].
-    SwigluA8 [
-        gemv_swiglu_q8_0_a8_1, gemv_swiglu_q8_0_a8_2, gemv_swiglu_q8_0_a8_4, gemv_swiglu_q8_0_a8_8,
-        gemv_swiglu_q4_0_a8_1, gemv_swiglu_q4_0_a8_2, gemv_swiglu_q4_0_a8_4, gemv_swiglu_q4_0_a8_8,
-        gemv_swiglu_q4_1_a8_1, gemv_swiglu_q4_1_a8_2, gemv_swiglu_q4_1_a8_4, gemv_swiglu_q4_1_a8_8,
-        gemv_swiglu_q5_0_a8_1, gemv_swiglu_q5_0_a8_2, gemv_swiglu_q5_0_a8_4, gemv_swiglu_q5_0_a8_8,
-        gemv_swiglu_q5_1_a8_1, gemv_swiglu_q5_1_a8_2, gemv_swiglu_q5_1_a8_4, gemv_swiglu_q5_1_a8_8,
-        gemv_swiglu_mxfp4_a8_1, gemv_swiglu_mxfp4_a8_2, gemv_swiglu_mxfp4_a8_4, gemv_swiglu_mxfp4_a8_8,
-        gemv_swiglu_q4_k_a8_1, gemv_swiglu_q4_k_a8_2, gemv_swiglu_q4_k_a8_4, gemv_swiglu_q4_k_a8_8,
-        gemv_swiglu_q5_k_a8_1, gemv_swiglu_q5_k_a8_2, gemv_swiglu_q5_k_a8_4, gemv_swiglu_q5_k_a8_8,
-        gemv_swiglu_q6_k_a8_1, gemv_swiglu_q6_k_a8_2, gemv_swiglu_q6_k_a8_4, gemv_swiglu_q6_k_a8_8,
+    /// `act(gate x) * (up x)` for 8-bit rows. Grid: [`choice::gated_grid`].
+    GemvGatedA8 [
+        gemv_gated_q8_0_a8_1, gemv_gated_q8_0_a8_2, gemv_gated_q8_0_a8_4, gemv_gated_q8_0_a8_8,
+        gemv_gated_q4_0_a8_1, gemv_gated_q4_0_a8_2, gemv_gated_q4_0_a8_4, gemv_gated_q4_0_a8_8,
+        gemv_gated_q4_1_a8_1, gemv_gated_q4_1_a8_2, gemv_gated_q4_1_a8_4, gemv_gated_q4_1_a8_8,
+        gemv_gated_q5_0_a8_1, gemv_gated_q5_0_a8_2, gemv_gated_q5_0_a8_4, gemv_gated_q5_0_a8_8,
+        gemv_gated_q5_1_a8_1, gemv_gated_q5_1_a8_2, gemv_gated_q5_1_a8_4, gemv_gated_q5_1_a8_8,
+        gemv_gated_mxfp4_a8_1, gemv_gated_mxfp4_a8_2, gemv_gated_mxfp4_a8_4, gemv_gated_mxfp4_a8_8,
+        gemv_gated_q4_k_a8_1, gemv_gated_q4_k_a8_2, gemv_gated_q4_k_a8_4, gemv_gated_q4_k_a8_8,
+        gemv_gated_q5_k_a8_1, gemv_gated_q5_k_a8_2, gemv_gated_q5_k_a8_4, gemv_gated_q5_k_a8_8,
+        gemv_gated_q6_k_a8_1, gemv_gated_q6_k_a8_2, gemv_gated_q6_k_a8_4, gemv_gated_q6_k_a8_8,
     ] {
         /// Gate matrix.
         gate: DevicePtr<u8>,
@@ -184,6 +184,8 @@ kernels! {
         sums: DevicePtr<i16>,
         /// Activation rows.
         rows: u32,
+        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
         /// f32 `[rows][n / 32]`.
@@ -228,17 +230,17 @@ kernels! {
         out_stride: u32,
     }
 
-    /// `silu(gate x) * (up x)` per pair of a row and an expert, 8-bit rows. Grid: [`choice::experts_swiglu_grid`].
-    ExpertsSwigluA8 [
-        gemv_experts_swiglu_q8_0_a8,
-        gemv_experts_swiglu_q4_0_a8,
-        gemv_experts_swiglu_q4_1_a8,
-        gemv_experts_swiglu_q5_0_a8,
-        gemv_experts_swiglu_q5_1_a8,
-        gemv_experts_swiglu_mxfp4_a8,
-        gemv_experts_swiglu_q4_k_a8,
-        gemv_experts_swiglu_q5_k_a8,
-        gemv_experts_swiglu_q6_k_a8,
+    /// `act(gate x) * (up x)` per pair of a row and an expert, 8-bit rows. Grid: [`choice::experts_gated_grid`].
+    ExpertsGatedA8 [
+        gemv_experts_gated_q8_0_a8,
+        gemv_experts_gated_q4_0_a8,
+        gemv_experts_gated_q4_1_a8,
+        gemv_experts_gated_q5_0_a8,
+        gemv_experts_gated_q5_1_a8,
+        gemv_experts_gated_mxfp4_a8,
+        gemv_experts_gated_q4_k_a8,
+        gemv_experts_gated_q5_k_a8,
+        gemv_experts_gated_q6_k_a8,
     ] {
         /// Address of each expert's gate matrix.
         gate_table: DevicePtr<u64>,
@@ -258,6 +260,8 @@ kernels! {
         sums: DevicePtr<i16>,
         /// Pairs that share an activation row.
         slots: u32,
+        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
         /// f32 `[rows][n / 32]`.
@@ -317,20 +321,20 @@ kernels! {
         add: u32,
     }
 
-    /// `silu(gate x) * (up x)` for f32 rows. Grid: [`choice::swiglu_grid`].
-    SwigluF32 [
-        gemv_swiglu_q8_0_f32_1, gemv_swiglu_q8_0_f32_2,
-        gemv_swiglu_q4_0_f32_1, gemv_swiglu_q4_0_f32_2,
-        gemv_swiglu_q4_1_f32_1, gemv_swiglu_q4_1_f32_2,
-        gemv_swiglu_q5_0_f32_1, gemv_swiglu_q5_0_f32_2,
-        gemv_swiglu_q5_1_f32_1, gemv_swiglu_q5_1_f32_2,
-        gemv_swiglu_mxfp4_f32_1, gemv_swiglu_mxfp4_f32_2,
-        gemv_swiglu_q4_k_f32_1, gemv_swiglu_q4_k_f32_2,
-        gemv_swiglu_q5_k_f32_1, gemv_swiglu_q5_k_f32_2,
-        gemv_swiglu_q6_k_f32_1, gemv_swiglu_q6_k_f32_2,
-        gemv_swiglu_f32_f32_1, gemv_swiglu_f32_f32_2, gemv_swiglu_f32_f32_4, gemv_swiglu_f32_f32_8,
-        gemv_swiglu_f16_f32_1, gemv_swiglu_f16_f32_2, gemv_swiglu_f16_f32_4, gemv_swiglu_f16_f32_8,
-        gemv_swiglu_bf16_f32_1, gemv_swiglu_bf16_f32_2, gemv_swiglu_bf16_f32_4, gemv_swiglu_bf16_f32_8,
+    /// `act(gate x) * (up x)` for f32 rows. Grid: [`choice::gated_grid`].
+    GemvGatedF32 [
+        gemv_gated_q8_0_f32_1, gemv_gated_q8_0_f32_2,
+        gemv_gated_q4_0_f32_1, gemv_gated_q4_0_f32_2,
+        gemv_gated_q4_1_f32_1, gemv_gated_q4_1_f32_2,
+        gemv_gated_q5_0_f32_1, gemv_gated_q5_0_f32_2,
+        gemv_gated_q5_1_f32_1, gemv_gated_q5_1_f32_2,
+        gemv_gated_mxfp4_f32_1, gemv_gated_mxfp4_f32_2,
+        gemv_gated_q4_k_f32_1, gemv_gated_q4_k_f32_2,
+        gemv_gated_q5_k_f32_1, gemv_gated_q5_k_f32_2,
+        gemv_gated_q6_k_f32_1, gemv_gated_q6_k_f32_2,
+        gemv_gated_f32_f32_1, gemv_gated_f32_f32_2, gemv_gated_f32_f32_4, gemv_gated_f32_f32_8,
+        gemv_gated_f16_f32_1, gemv_gated_f16_f32_2, gemv_gated_f16_f32_4, gemv_gated_f16_f32_8,
+        gemv_gated_bf16_f32_1, gemv_gated_bf16_f32_2, gemv_gated_bf16_f32_4, gemv_gated_bf16_f32_8,
     ] {
         /// Gate matrix.
         gate: DevicePtr<u8>,
@@ -350,6 +354,8 @@ kernels! {
         x_stride: u32,
         /// Activation rows.
         rows: u32,
+        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
         /// f32 `[rows][n / 32]`.
@@ -395,20 +401,20 @@ kernels! {
         out_stride: u32,
     }
 
-    /// `silu(gate x) * (up x)` per pair of a row and an expert, f32 rows. Grid: [`choice::experts_swiglu_grid`].
-    ExpertsSwigluF32 [
-        gemv_experts_swiglu_q8_0_f32,
-        gemv_experts_swiglu_q4_0_f32,
-        gemv_experts_swiglu_q4_1_f32,
-        gemv_experts_swiglu_q5_0_f32,
-        gemv_experts_swiglu_q5_1_f32,
-        gemv_experts_swiglu_mxfp4_f32,
-        gemv_experts_swiglu_q4_k_f32,
-        gemv_experts_swiglu_q5_k_f32,
-        gemv_experts_swiglu_q6_k_f32,
-        gemv_experts_swiglu_f32_f32,
-        gemv_experts_swiglu_f16_f32,
-        gemv_experts_swiglu_bf16_f32,
+    /// `act(gate x) * (up x)` per pair of a row and an expert, f32 rows. Grid: [`choice::experts_gated_grid`].
+    ExpertsGatedF32 [
+        gemv_experts_gated_q8_0_f32,
+        gemv_experts_gated_q4_0_f32,
+        gemv_experts_gated_q4_1_f32,
+        gemv_experts_gated_q5_0_f32,
+        gemv_experts_gated_q5_1_f32,
+        gemv_experts_gated_mxfp4_f32,
+        gemv_experts_gated_q4_k_f32,
+        gemv_experts_gated_q5_k_f32,
+        gemv_experts_gated_q6_k_f32,
+        gemv_experts_gated_f32_f32,
+        gemv_experts_gated_f16_f32,
+        gemv_experts_gated_bf16_f32,
     ] {
         /// Address of each expert's gate matrix.
         gate_table: DevicePtr<u64>,
@@ -426,6 +432,8 @@ kernels! {
         x_stride: u32,
         /// Pairs that share an activation row.
         slots: u32,
+        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
         /// f32 `[rows][n / 32]`.

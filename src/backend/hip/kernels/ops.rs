@@ -3,6 +3,11 @@
 use super::super::pointer::DevicePtr;
 use super::kernels;
 
+/// An activation by number: `x / (1 + e^-x)`.
+pub const SILU: u32 = 0;
+/// An activation by number: GELU by tanh.
+pub const GELU: u32 = 1;
+
 kernels! {
     /// Embedding rows in the file's bytes as f32. Grid: 256 values a block, rows.
     EmbedRows [
@@ -27,14 +32,18 @@ kernels! {
         row_bytes: u64,
         /// Values of a row.
         cols: u32,
+        /// Values are multiplied with it.
+        scale: f32,
     }
 
-    /// RMS norm to 8-bit rows. Grid: rows.
+    /// RMS norm or LayerNorm to 8-bit rows. Grid: rows.
     NormA8 [norm_a8] {
         /// f32 `[*][cols]`.
         x: DevicePtr<f32>,
         /// f32 `[cols]`.
         weight: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        bias: DevicePtr<f32>,
         /// Which rows, or null for the first ones.
         rows: DevicePtr<u32>,
         /// i8 `[M][padded]`.
@@ -43,46 +52,62 @@ kernels! {
         scales: DevicePtr<f32>,
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16>,
-        /// Added to the mean square.
+        /// Added to the mean square, or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
         /// With zeros up to a multiple of 32.
         padded: u32,
+        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        centre: u32,
     }
 
-    /// RMS norm to f32 rows. Grid: rows.
+    /// RMS norm or LayerNorm to f32 rows. Grid: rows.
     NormF32 [norm_f32] {
-        /// f32 `[*][cols]`.
+        /// f32, row r at `r * x_stride`.
         x: DevicePtr<f32>,
         /// f32 `[cols]`.
         weight: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        bias: DevicePtr<f32>,
         /// Which rows, or null for the first ones.
         rows: DevicePtr<u32>,
-        /// f32 `[M][cols]`.
+        /// f32, row m at `m * out_stride`.
         out: DevicePtr<f32>,
-        /// Added to the mean square.
+        /// Added to the mean square, or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
+        /// Values from row to row of `x`.
+        x_stride: u32,
+        /// Values from row to row of `out`.
+        out_stride: u32,
+        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        centre: u32,
+        /// 1 adds to `out`, 0 overwrites it.
+        add: u32,
     }
 
-    /// RMS norm to f16 rows with a scale each. Grid: rows.
+    /// RMS norm or LayerNorm to f16 rows with a scale each. Grid: rows.
     NormX16 [norm_x16] {
         /// f32 `[*][cols]`.
         x: DevicePtr<f32>,
         /// f32 `[cols]`.
         weight: DevicePtr<f32>,
+        /// f32 `[cols]`, or null.
+        bias: DevicePtr<f32>,
         /// Which rows, or null for the first ones.
         rows: DevicePtr<u32>,
         /// f16 `[M][cols]`.
         out: DevicePtr<u16>,
         /// f32 `[M]`.
         row_scales: DevicePtr<f32>,
-        /// Added to the mean square.
+        /// Added to the mean square, or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
+        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        centre: u32,
     }
 
     /// f32 rows to 8-bit rows. Grid: 1024 values a block, rows.
@@ -117,16 +142,12 @@ kernels! {
         cols: u32,
     }
 
-    /// `silu(gate) * up` to 8-bit rows. Grid: 1024 values a block, rows.
-    GatedA8 [swiglu_a8] {
+    /// `act(gate) * up` to 8-bit rows. Grid: 1024 values a block, rows.
+    GatedA8 [gated_a8] {
         /// f32, row m at `m * stride`.
         gate: DevicePtr<f32>,
-        /// f32, row m at `m * stride`.
+        /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        gate_bias: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        up_bias: DevicePtr<f32>,
         /// i8 `[M][padded]`.
         codes: DevicePtr<i8>,
         /// f32 `[M][padded / 32]`.
@@ -139,36 +160,32 @@ kernels! {
         cols: u32,
         /// With zeros up to a multiple of 32.
         padded: u32,
+        /// What gates go through: [`SILU`] or [`GELU`].
+        activation: u32,
     }
 
-    /// `silu(gate) * up` to f32 rows. Grid: 1024 values a block, rows.
-    GatedF32 [swiglu_f32] {
+    /// `act(gate) * up` to f32 rows. Grid: 1024 values a block, rows.
+    GatedF32 [gated_f32] {
         /// f32, row m at `m * stride`.
         gate: DevicePtr<f32>,
-        /// f32, row m at `m * stride`.
+        /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        gate_bias: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        up_bias: DevicePtr<f32>,
         /// f32 `[M][cols]`.
         out: DevicePtr<f32>,
         /// From row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
+        /// What gates go through: [`SILU`] or [`GELU`].
+        activation: u32,
     }
 
-    /// `silu(gate) * up` to f16 rows with a scale each. Grid: rows.
-    GatedX16 [swiglu_x16] {
+    /// `act(gate) * up` to f16 rows with a scale each. Grid: rows.
+    GatedX16 [gated_x16] {
         /// f32, row m at `m * stride`.
         gate: DevicePtr<f32>,
-        /// f32, row m at `m * stride`.
+        /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        gate_bias: DevicePtr<f32>,
-        /// f32 `[cols]`, or null.
-        up_bias: DevicePtr<f32>,
         /// f16 `[M][cols]`.
         out: DevicePtr<u16>,
         /// f32 `[M]`.
@@ -177,18 +194,14 @@ kernels! {
         stride: u32,
         /// Values of a row.
         cols: u32,
+        /// What gates go through: [`SILU`] or [`GELU`].
+        activation: u32,
     }
 
-    /// Bias, per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads a block, rows.
+    /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads a block, rows.
     RopeKv [rope_kv_f16, rope_kv_f32] {
         /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`.
         qkv: DevicePtr<f32>,
-        /// Or null.
-        q_bias: DevicePtr<f32>,
-        /// Or null.
-        k_bias: DevicePtr<f32>,
-        /// Or null.
-        v_bias: DevicePtr<f32>,
         /// f32 `[head_dim]`, or null.
         q_norm: DevicePtr<f32>,
         /// f32 `[head_dim]`, or null.
@@ -258,10 +271,6 @@ kernels! {
         counters: DevicePtr<u32>,
         /// f32 `[M][n_heads * head_dim]`, or null.
         out: DevicePtr<f32>,
-        /// f16 `[M][n_heads * head_dim]`, or null.
-        out16: DevicePtr<u16>,
-        /// f32 `[M]`, with `out16`.
-        row_scales: DevicePtr<f32>,
         /// i8 `[M][padded]`, or null.
         codes: DevicePtr<i8>,
         /// f32 `[M][padded / 32]`.
@@ -282,6 +291,8 @@ kernels! {
         table_stride: u32,
         /// Values of a row with zeros up to a multiple of 32.
         padded: u32,
+        /// Tokens that a row sees at most, its own the last; 0: no limit.
+        window: u32,
     }
 
     /// Attention of many rows. Grid: KV heads, tiles; 4 waves a block.
@@ -323,6 +334,8 @@ kernels! {
         head_dim: u32,
         /// Entries of a page table.
         table_stride: u32,
+        /// Tokens that a row sees at most, its own the last; 0: no limit.
+        window: u32,
     }
 
     /// The most likely token of each row. Grid: 2048 tokens a block, rows.
@@ -333,8 +346,6 @@ kernels! {
         parts: DevicePtr<u64>,
         /// `[L]`, 0.
         counters: DevicePtr<u32>,
-        /// `[L]`, or null.
-        next_ids: DevicePtr<u32>,
         /// `[L][8]`.
         reports: DevicePtr<u32>,
         /// Tokens of the vocabulary.
@@ -348,8 +359,6 @@ kernels! {
         /// `[L][8]`: temperature, top_k, top_p, ln(min_p) (minus infinity unless min_p > 0), seed low and high, position,
         /// how many of the likeliest to list.
         settings: DevicePtr<u32>,
-        /// `[L]`, or null.
-        next_ids: DevicePtr<u32>,
         /// `[L][8]`.
         reports: DevicePtr<u32>,
         /// `[L][top_stride][2]`, or null.
@@ -358,33 +367,6 @@ kernels! {
         vocab: u32,
         /// Room of a row's list.
         top_stride: u32,
-    }
-
-    /// Rows of a table on the device as f32. Grid: 8192 values a block, rows.
-    Embed [
-        embed_f32,
-        embed_f16,
-        embed_bf16,
-        embed_q8_0,
-        embed_q4_0,
-        embed_q4_1,
-        embed_q5_0,
-        embed_q5_1,
-        embed_q4_k,
-        embed_q5_k,
-        embed_q6_k,
-        embed_mxfp4,
-    ] {
-        /// In planar form.
-        table: DevicePtr<u8>,
-        /// `[M]`, each below `rows`.
-        ids: DevicePtr<u32>,
-        /// f32 `[M][cols]`.
-        x: DevicePtr<f32>,
-        /// Of the table.
-        rows: u32,
-        /// Values of a row.
-        cols: u32,
     }
 
     /// Which experts each row uses. Grid: 8 rows a block.
@@ -407,20 +389,48 @@ kernels! {
         normalise: u32,
     }
 
-    /// Pairs of rows and experts by expert. Grid: experts.
-    RouteGroup [route_group] {
-        /// `[pairs]`.
-        experts: DevicePtr<u32>,
-        /// `[count + 1]`: where each expert's pairs begin.
-        offsets: DevicePtr<u32>,
-        /// `[pairs]`: numbers of pairs, by expert.
-        order: DevicePtr<u32>,
-        /// `[pairs]`: where each stands in `order`.
-        places: DevicePtr<u32>,
-        /// Rows times experts of a row.
-        pairs: u32,
-        /// Experts.
-        count: u32,
+    /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values a block, rows.
+    AddRows [add_rows] {
+        /// f32, row m at `m * x_stride`.
+        x: DevicePtr<f32>,
+        /// f32, row m at `m * out_stride`.
+        out: DevicePtr<f32>,
+        /// `x` is multiplied with it.
+        scale: f32,
+        /// 1 adds to `out`, 0 overwrites it.
+        keep: u32,
+        /// Values from row to row of `x`.
+        x_stride: u32,
+        /// Values from row to row of `out`.
+        out_stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// `x = cap * tanh(x / cap)`. Grid: 1024 values a block, rows.
+    CapRows [cap_rows] {
+        /// f32, row m at `m * stride`.
+        x: DevicePtr<f32>,
+        /// Above 0.
+        cap: f32,
+        /// Values from row to row.
+        stride: u32,
+        /// Values of a row.
+        cols: u32,
+    }
+
+    /// Some rows, one after the other. Grid: 1024 values a block, rows.
+    TakeRows [take_rows] {
+        /// f32, row r at `r * x_stride`.
+        x: DevicePtr<f32>,
+        /// `[M]`: which.
+        rows: DevicePtr<u32>,
+        /// f32 `[M][cols]`.
+        out: DevicePtr<f32>,
+        /// Values from row to row of `x`.
+        x_stride: u32,
+        /// Values of a row.
+        cols: u32,
     }
 
     /// Residual += weighted sum of experts' results. Grid: 1024 values a block, rows.
@@ -429,8 +439,6 @@ kernels! {
         results: DevicePtr<f32>,
         /// f32 `[M][used]`.
         weights: DevicePtr<f32>,
-        /// Where each pair's result stands, or null for its own number.
-        places: DevicePtr<u32>,
         /// f32 `[M][cols]`.
         residual: DevicePtr<f32>,
         /// Experts of a row.

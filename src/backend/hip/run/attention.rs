@@ -1,33 +1,37 @@
-//! Projections to queries, keys and values, and attention over KV pages.
+//! Attention of few rows, each split over blocks; and which way rows take.
 
 use super::super::kernels::Kernel;
-use super::super::kernels::ops::{AttnDecode, RopeKv};
-use super::super::scratch::{ATTENTION_ROWS, SPLITS_MAX, padded};
+use super::super::kernels::ops::AttnDecode;
+use super::super::scratch::{ATTENTION_ROWS, MATRIX_ROWS, SPLITS_MAX, padded};
+use super::super::step::bind::{Attend, Form, Wanted};
 use super::super::{DevicePtr, Grid};
-use super::forms::FORMS;
-use super::{Form, Matrix, Run, offset};
-use crate::backend::{BackendError, KvType, RopeLayout};
+use super::forms::A8;
+use super::prefill::TILE_QUERIES;
+use super::{Run, offset};
+use crate::backend::{BackendError, KvType};
 
-/// Heads of a block of `rope_kv`.
-const ROPE_HEADS: u32 = 8;
+/// Tokens of the smallest split.
+const SPLIT_MIN: u32 = 64;
 
-/// Splits of a row that attends to `len` tokens: `split_tokens` of kernels/attention/splits.h.
-pub fn splits_of(len: u32) -> u32 {
+/// Splits of a row that is token `len - 1` of its sequence and sees `window` tokens, 0 for all: `split_tokens` of
+/// kernels/attention/splits.h. With a window a row may have fewer.
+pub fn splits_of(len: u32, window: u32) -> u32 {
     let mut tokens = match len {
-        0..=1024 => 64,
+        0..=1024 => SPLIT_MIN,
         1025..=4096 => 128,
         _ => 256,
     };
     while u64::from(tokens) * u64::from(SPLITS_MAX) < u64::from(len) {
         tokens *= 2;
     }
-    len.div_ceil(tokens).max(1)
+    let all = len.div_ceil(tokens).max(1);
+    if window == 0 { all } else { all.min(window.div_ceil(tokens).saturating_add(1)) }
 }
 
 /// The kernel for these heads, and how many query heads its blocks take.
-fn decode_kernel(kv: KvType, head_dim: usize, group: usize) -> (Kernel<AttnDecode>, u32) {
+fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, u32) {
     let of = |kernels: &[(Kernel<AttnDecode>, u32)]| {
-        let fits = kernels.iter().find(|(_, heads)| *heads as usize >= group);
+        let fits = kernels.iter().find(|(_, heads)| *heads >= group);
         fits.or(kernels.last()).copied()
     };
     let chosen = match (kv, head_dim) {
@@ -53,107 +57,108 @@ fn decode_kernel(kv: KvType, head_dim: usize, group: usize) -> (Kernel<AttnDecod
     chosen.unwrap_or((AttnDecode::attn_decode_f16_any_1, 1))
 }
 
-impl Run<'_> {
-    pub(super) fn attention_input(
-        &self,
-        layer: u32,
-        norm: DevicePtr<f32>,
-        parts: &[Matrix; 3],
-        head_norms: [DevicePtr<f32>; 2],
-        angles: DevicePtr<f32>,
-    ) -> Result<(), BackendError> {
-        let (input, rows) = (&self.scratch.input, self.rows());
-        for form in FORMS {
-            if parts.iter().any(|part| self.form_for(*part, rows) == form) {
-                self.norm(norm, DevicePtr::NULL, rows, input, form)?;
-            }
-        }
-        let stride = parts.iter().map(|part| part.rows).sum();
-        self.products(parts, input, rows, self.scratch.qkv.ptr(), stride, false)?;
-        let kernel = match self.kv {
-            KvType::F16 => RopeKv::rope_kv_f16,
-            KvType::F32 => RopeKv::rope_kv_f32,
-        };
-        let dims = self.dims;
-        let heads = (dims.n_heads + 2 * dims.n_kv_heads) as u32;
-        let arguments = RopeKv {
-            qkv: self.scratch.qkv.ptr(),
-            q_bias: DevicePtr::NULL, // added by the products
-            k_bias: DevicePtr::NULL,
-            v_bias: DevicePtr::NULL,
-            q_norm: head_norms[0],
-            k_norm: head_norms[1],
-            angles,
-            positions: self.places.positions,
-            row_seq: self.places.sequences,
-            page_tables: self.places.tables,
-            page_base: self.pages,
-            q: self.scratch.queries.ptr(),
-            layer_offset: u64::from(layer) * self.layer_bytes,
-            eps: dims.norm_eps,
-            n_heads: dims.n_heads as u32,
-            n_kv_heads: dims.n_kv_heads as u32,
-            head_dim: dims.head_dim as u32,
-            rope_dims: dims.rope.dims as u32,
-            halves: u32::from(dims.rope.layout == RopeLayout::Halves),
-            table_stride: self.layout.stride as u32,
-        };
-        let grid = Grid::xy(heads.div_ceil(ROPE_HEADS), rows);
-        Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
-    }
+/// Whether blocks of decode attention write 8-bit rows: each writes whole groups of 32 values, or none.
+fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
+    let (_, heads) = decode_kernel(kv, head_dim, group);
+    let whole = |heads: u32| (heads * head_dim).is_multiple_of(32);
+    whole(heads) && whole(group)
+}
 
-    /// Attention, its result as the output projection wants it.
-    pub(super) fn attention(&self, layer: u32, form: Form) -> Result<(), BackendError> {
-        if self.layout.tiles > 0 {
-            return self.attention_in_tiles(layer, form);
+/// Whether tiles write f16 rows: a mean of f16 values is in f16's range, one of f32 values may not be.
+pub(super) fn tiles_write_halves(kv: KvType) -> bool {
+    kv == KvType::F16
+}
+
+/// Whether some kernel leaves f32 rows though others are wanted, in steps of at most `rows` rows.
+pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
+    let decode = |form| match form {
+        Some(Form::A8) => !writes_a8(kv, head_dim, group),
+        Some(Form::Half) => true,
+        Some(Form::Float) | None => false,
+    };
+    let tiles = |form| match form {
+        Some(Form::Half) => !tiles_write_halves(kv),
+        Some(Form::A8) => true,
+        Some(Form::Float) | None => false,
+    };
+    let many = forms.many.only();
+    decode(forms.few.only())
+        || rows >= MATRIX_ROWS && if group <= TILE_QUERIES { tiles(many) } else { decode(many) }
+}
+
+impl Run<'_> {
+    /// Attention, its result in the form that its reader wants.
+    pub(super) fn attend(&self, unit: &Attend, rows: u32) -> Result<(), BackendError> {
+        let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
+        let group = unit.heads / unit.kv.heads.max(1);
+        if self.layout.tiles > 0 && group <= TILE_QUERIES {
+            return self.attend_in_tiles(unit, rows, form);
         }
-        let dims = self.dims;
-        let group = dims.n_heads / dims.n_kv_heads;
-        let (kernel, heads) = decode_kernel(self.kv, dims.head_dim, group);
-        let cols = dims.n_heads * dims.head_dim;
-        // A block writes whole groups of 32 values itself, or none.
-        let whole = |heads: usize| (heads * dims.head_dim).is_multiple_of(32);
-        let direct = form == Form::A8 && whole(heads as usize) && whole(group);
-        let (input, scratch) = (&self.scratch.input, self.scratch);
-        let out = match (form, direct) {
-            (Form::A8, true) => DevicePtr::NULL,
-            (Form::A8, false) | (Form::Half, _) => scratch.attended.ptr(),
-            (Form::Float, _) => input.values(),
-        };
-        let a8 = input.a8();
-        let blocks = dims.n_kv_heads as u32 * (group as u32).div_ceil(heads);
+        let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
+        let cols = unit.heads * unit.head_dim;
+        let direct = form == Form::A8 && writes_a8(self.bound.modes.kv, unit.head_dim, group);
+        let out = if direct { DevicePtr::NULL } else { self.floats(&unit.out) };
+        let A8 { codes, scales, sums } = self.a8(&unit.out);
+        let blocks = unit.kv.heads * group.div_ceil(heads);
         for first in (0..self.layout.rows).step_by(ATTENTION_ROWS) {
             let rows = (self.layout.rows - first).min(ATTENTION_ROWS) as u32;
             let arguments = AttnDecode {
-                q: scratch.queries.ptr(),
-                rows: offset(scratch.row_numbers.ptr(), first),
+                q: self.at(unit.queries),
+                rows: offset(self.scratch.row_numbers.ptr(), first),
                 positions: self.places.positions,
                 row_seq: self.places.sequences,
                 page_tables: self.places.tables,
                 page_base: self.pages,
-                part_values: scratch.part_values.ptr(),
-                part_stats: scratch.part_stats.ptr(),
-                counters: scratch.counters.ptr(),
+                part_values: self.scratch.part_values.ptr(),
+                part_stats: self.scratch.part_stats.ptr(),
+                counters: self.scratch.counters.ptr(),
                 out,
-                out16: DevicePtr::NULL,
-                row_scales: DevicePtr::NULL,
-                codes: if direct { a8.codes } else { DevicePtr::NULL },
-                scales: a8.scales,
-                sums: a8.sums,
-                layer_offset: u64::from(layer) * self.layer_bytes,
-                scale: self.attention_scale(),
-                n_heads: dims.n_heads as u32,
-                n_kv_heads: dims.n_kv_heads as u32,
-                head_dim: dims.head_dim as u32,
+                codes: if direct { codes } else { DevicePtr::NULL },
+                scales,
+                sums,
+                layer_offset: unit.kv.offset,
+                scale: unit.scale,
+                n_heads: unit.heads,
+                n_kv_heads: unit.kv.heads,
+                head_dim: unit.head_dim,
                 table_stride: self.layout.stride as u32,
-                padded: padded(cols) as u32,
+                padded: padded(cols as usize) as u32,
+                window: unit.window,
             };
-            let grid = Grid::xyz(blocks, self.splits, rows);
+            let grid = Grid::xyz(blocks, self.splits(unit.windows_at), rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
-        if out.is_null() || form == Form::Float {
-            return Ok(());
+        match unit.out.float {
+            Some(view) if !direct => self.convert(view, cols, rows, &unit.out, form),
+            _ => Ok(()),
         }
-        self.convert(out, cols as u32, input, form)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_bounds_the_splits_and_no_window_does_not() {
+        assert_eq!(
+            [1, 64, 65, 1024, 1025, 4096, 4097].map(|len| splits_of(len, 0)),
+            [1, 1, 2, 16, 9, 32, 17]
+        );
+        assert_eq!(splits_of(u32::MAX, 0), SPLITS_MAX);
+        // Of 1500 tokens, cut at multiples of 128, the last 200 lie in splits 10 and 11; a window may reach into one more.
+        assert_eq!(splits_of(1500, 200), 3);
+        assert_eq!(splits_of(100, 1 << 30), 2);
+        for (len, window) in [(2000u32, 130u32), (700, 1), (5000, 512), (64, 64), (1025, 1024)] {
+            let tokens = if len <= 1024 {
+                64
+            } else if len <= 4096 {
+                128
+            } else {
+                256
+            };
+            let needed = len.div_ceil(tokens) - len.saturating_sub(window) / tokens;
+            assert!(splits_of(len, window) >= needed, "{len} {window}");
+        }
     }
 }

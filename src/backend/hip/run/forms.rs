@@ -1,29 +1,21 @@
 //! Activations in the form that the weights they meet ask for.
 
 use super::super::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
-use super::super::scratch::{Activations as Rows, MATRIX_ROWS, padded};
+use super::super::scratch::padded;
+use super::super::step::bind::{Convert, FORMS, Form, Home, Norm, View};
 use super::super::{DevicePtr, Grid};
-use super::Run;
-use crate::backend::{Activations, BackendError};
-use crate::tensor::DType;
+use super::{Run, Weights, offset};
+use crate::backend::BackendError;
 
-/// A form of activation rows.
+/// Where rows lie in 8-bit form: `padded` codes a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// 8-bit codes with scales and sums.
-    A8,
-    /// f32.
-    Float,
-    /// f16 with a scale for each row: for matrix products of many rows.
-    Half,
-}
-
-/// All forms.
-pub const FORMS: [Form; 3] = [Form::A8, Form::Float, Form::Half];
-
-/// Whether a type holds plain numbers.
-pub fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+pub(super) struct A8 {
+    /// `i8[M][padded]`.
+    pub codes: DevicePtr<i8>,
+    /// `f32[M][padded / 32]`.
+    pub scales: DevicePtr<f32>,
+    /// `i16[M][padded / 16]`.
+    pub sums: DevicePtr<i16>,
 }
 
 /// Threads that take a row of `cols` values in fours, all at once if a block has as many: one row is bound by latency. Not by the
@@ -32,76 +24,162 @@ fn norm_threads(cols: u32) -> u32 {
     cols.div_ceil(4).next_multiple_of(64).clamp(64, 1024)
 }
 
+/// Rows that a norm takes, and where f32 results go.
+#[derive(Clone, Copy)]
+struct NormRows {
+    x: DevicePtr<f32>,
+    x_stride: u32,
+    out: DevicePtr<f32>,
+    out_stride: u32,
+    rows: u32,
+}
+
 impl Run<'_> {
-    /// In which form `rows` rows of `cols` values meet weights of a type. F32 weights would lose by f16.
-    pub(super) fn form(&self, dtype: DType, rows: u32, cols: u32) -> Form {
-        let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
-        match self.activations {
-            Activations::F32 => Form::Float,
-            Activations::Int8 if many => Form::Half,
-            Activations::Int8 if is_float(dtype) => Form::Float,
-            Activations::Int8 => Form::A8,
+    /// The 8-bit form; nowhere for a value without.
+    pub(super) fn a8(&self, home: &Home) -> A8 {
+        let at = |plane: usize| home.a8.map_or(DevicePtr::NULL, |planes| self.plane::<u8>(planes[plane]));
+        A8 { codes: at(0).cast(), scales: at(1).cast(), sums: at(2).cast() }
+    }
+
+    /// f16 rows, and the scale of each; nowhere for a value without.
+    pub(super) fn halves(&self, home: &Home) -> (DevicePtr<u16>, DevicePtr<f32>) {
+        let at = |plane: usize| home.half.map_or(DevicePtr::NULL, |planes| self.plane::<u8>(planes[plane]));
+        (at(0).cast(), at(1).cast())
+    }
+
+    /// The f32 form; nowhere for a value without.
+    pub(super) fn floats(&self, home: &Home) -> DevicePtr<f32> {
+        home.float.map_or(DevicePtr::NULL, |view| self.at(view))
+    }
+
+    /// Another form of f32 rows.
+    pub(super) fn convert(
+        &self,
+        from: View,
+        cols: u32,
+        rows: u32,
+        out: &Home,
+        form: Form,
+    ) -> Result<(), BackendError> {
+        let (x, stride) = (self.at(from), from.stride);
+        match form {
+            Form::Float => Ok(()),
+            Form::Half => {
+                let (halves, row_scales) = self.halves(out);
+                let arguments = QuantiseX16 { x, out: halves, row_scales, stride, cols };
+                let grid = Grid::x(rows);
+                Ok(self.device.launch(self.stream, QuantiseX16::quantise_x16, grid, &arguments)?)
+            }
+            Form::A8 => {
+                let (a8, padded) = (self.a8(out), padded(cols as usize) as u32);
+                let A8 { codes, scales, sums } = a8;
+                let arguments = QuantiseA8 { x, codes, scales, sums, stride, cols, padded };
+                let grid = Grid::xy(padded.div_ceil(1024), rows);
+                Ok(self.device.launch(self.stream, QuantiseA8::quantise_a8, grid, &arguments)?)
+            }
         }
     }
 
-    /// RMS norm of residual rows (those that `which` names, or the first ones) into `out`.
-    pub(super) fn norm(
-        &self,
-        weight: DevicePtr<f32>,
-        which: DevicePtr<u32>,
-        rows: u32,
-        out: &Rows,
-        form: Form,
-    ) -> Result<(), BackendError> {
-        let (x, cols, eps) = (self.scratch.residual.ptr(), self.dims.hidden as u32, self.dims.norm_eps);
-        let (device, stream, grid) = (self.device, self.stream, Grid::x(rows).threads(norm_threads(cols)));
-        match form {
-            Form::A8 => {
-                let a8 = out.a8();
-                let arguments = NormA8 {
-                    x,
-                    weight,
-                    rows: which,
-                    codes: a8.codes,
-                    scales: a8.scales,
-                    sums: a8.sums,
-                    eps,
-                    cols,
-                    padded: padded(self.dims.hidden) as u32,
-                };
-                device.launch(stream, NormA8::norm_a8, grid, &arguments)?;
-            }
-            Form::Float => {
-                let arguments = NormF32 { x, weight, rows: which, out: out.values(), eps, cols };
-                device.launch(stream, NormF32::norm_f32, grid, &arguments)?;
-            }
-            Form::Half => {
-                let (halves, row_scales) = out.halves();
-                let arguments = NormX16 { x, weight, rows: which, out: halves, row_scales, eps, cols };
-                device.launch(stream, NormX16::norm_x16, grid, &arguments)?;
+    pub(super) fn convert_all(&self, unit: &Convert, rows: u32) -> Result<(), BackendError> {
+        let Some(from) = unit.home.float else { return Ok(()) };
+        let forms = unit.forms.at(rows).without(Form::Float);
+        FORMS
+            .into_iter()
+            .filter(|form| forms.has(*form))
+            .try_for_each(|form| self.convert(from, unit.cols, rows, &unit.home, form))
+    }
+
+    pub(super) fn norm(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let forms = norm.forms.at(rows);
+        for form in FORMS.into_iter().filter(|form| forms.has(*form)) {
+            match form {
+                Form::A8 => self.norm_a8(norm, rows, weights)?,
+                Form::Float => self.norm_floats(norm, rows, weights)?,
+                Form::Half => self.norm_halves(norm, rows, weights)?,
             }
         }
         Ok(())
     }
 
-    /// Another form of f32 rows without gaps.
-    pub(super) fn convert(
-        &self,
-        x: DevicePtr<f32>,
-        cols: u32,
-        out: &Rows,
-        form: Form,
-    ) -> Result<(), BackendError> {
-        if form == Form::Half {
-            let (halves, row_scales) = out.halves();
-            let arguments = QuantiseX16 { x, out: halves, row_scales, stride: cols, cols };
-            let grid = Grid::x(self.rows());
-            return Ok(self.device.launch(self.stream, QuantiseX16::quantise_x16, grid, &arguments)?);
+    /// Which rows a norm reads; null for the first ones.
+    fn which(&self, norm: &Norm) -> DevicePtr<u32> {
+        if norm.takes { self.places.logits_rows } else { DevicePtr::NULL }
+    }
+
+    fn norm_a8(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let A8 { codes, scales, sums } = self.a8(&norm.out);
+        let arguments = NormA8 {
+            x: self.at(norm.from),
+            weight: weights.vector(norm.weight),
+            bias: weights.optional(norm.bias),
+            rows: self.which(norm),
+            codes,
+            scales,
+            sums,
+            eps: norm.eps,
+            cols: norm.group,
+            padded: padded(norm.group as usize) as u32,
+            centre: u32::from(norm.centre),
+        };
+        let grid = Grid::x(rows).threads(norm_threads(norm.group));
+        Ok(self.device.launch(self.stream, NormA8::norm_a8, grid, &arguments)?)
+    }
+
+    fn norm_halves(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let (out, row_scales) = self.halves(&norm.out);
+        let arguments = NormX16 {
+            x: self.at(norm.from),
+            weight: weights.vector(norm.weight),
+            bias: weights.optional(norm.bias),
+            rows: self.which(norm),
+            out,
+            row_scales,
+            eps: norm.eps,
+            cols: norm.group,
+            centre: u32::from(norm.centre),
+        };
+        let grid = Grid::x(rows).threads(norm_threads(norm.group));
+        Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)
+    }
+
+    /// Of groups that follow each other without gaps each is a row to the kernel; else one launch takes one group of all rows.
+    fn norm_floats(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let Norm { from, group, groups, .. } = *norm;
+        let Some(out) = norm.out.float else { return Ok(()) };
+        let all = NormRows {
+            x: self.at(from),
+            x_stride: from.stride,
+            out: self.at(out),
+            out_stride: out.stride,
+            rows,
+        };
+        let width = group * groups;
+        if groups > 1 && from.stride == width && out.stride == width && !norm.takes {
+            let each = NormRows { x_stride: group, out_stride: group, rows: rows * groups, ..all };
+            return self.norm_f32(norm, each, weights);
         }
-        let (a8, padded) = (out.a8(), padded(cols as usize) as u32);
-        let arguments =
-            QuantiseA8 { x, codes: a8.codes, scales: a8.scales, sums: a8.sums, stride: cols, cols, padded };
-        let grid = Grid::xy(padded.div_ceil(1024), self.rows());
-        Ok(self.device.launch(self.stream, QuantiseA8::quantise_a8, grid, &arguments)?)
+        (0..groups).try_for_each(|number| {
+            let column = (number * group) as usize;
+            let each = NormRows { x: offset(all.x, column), out: offset(all.out, column), ..all };
+            self.norm_f32(norm, each, weights)
+        })
+    }
+
+    fn norm_f32(&self, norm: &Norm, rows: NormRows, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let arguments = NormF32 {
+            x: rows.x,
+            weight: weights.vector(norm.weight),
+            bias: weights.optional(norm.bias),
+            rows: self.which(norm),
+            out: rows.out,
+            eps: norm.eps,
+            cols: norm.group,
+            x_stride: rows.x_stride,
+            out_stride: rows.out_stride,
+            centre: u32::from(norm.centre),
+            add: u32::from(norm.add),
+        };
+        let grid = Grid::x(rows.rows).threads(norm_threads(norm.group));
+        Ok(self.device.launch(self.stream, NormF32::norm_f32, grid, &arguments)?)
     }
 }

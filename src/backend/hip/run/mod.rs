@@ -1,26 +1,24 @@
-//! A step as a list of operations on addresses, and the launches that each of them is.
-//!
-//! Units become operations when they are called; an operation is launched once the next is known, because what reads a
-//! result decides in which form it is written. A list that equals an earlier one can be replayed instead.
+//! The launches that each unit of a bound program is.
 
 mod attention;
 mod experts;
-mod ffn;
 mod forms;
+mod gate;
+mod heads;
 mod prefill;
 mod product;
+mod rows;
 
-pub use attention::splits_of;
-pub use experts::ExpertMatrices;
-pub use forms::Form;
-pub use prefill::tiles;
+pub use attention::{attend_leaves_floats, splits_of};
+pub use experts::ExpertTable;
+pub use prefill::{TILE_QUERIES, tiles};
 
 use super::arrays::{Layout, Places};
-use super::kernels::Kernel;
-use super::kernels::ops::EmbedRows;
 use super::scratch::Scratch;
-use super::{Device, DevicePtr, Grid, Stream};
-use crate::backend::{Activations, BackendError, KvType, ModelDims};
+use super::step::bind::{Bound, Operand, PlaneId, Product, Unit, View, Work};
+use super::{Device, DevicePtr, Stream};
+use crate::backend::BackendError;
+use crate::program::{Activation, Rows};
 use crate::tensor::DType;
 
 /// A matrix on the device and its bias.
@@ -38,89 +36,24 @@ pub struct Matrix {
     pub bias: DevicePtr<f32>,
 }
 
-/// One unit with all addresses it reads weights from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
-    /// Sends the step's arrays and makes the residual of the embeddings among them.
-    Begin {
-        /// Type of the embedding table.
-        dtype: DType,
-    },
-    /// Norm, projections, rotation, pages.
-    AttentionInput {
-        /// Which layer.
-        layer: u32,
-        /// Norm weights.
-        norm: DevicePtr<f32>,
-        /// Query, key and value matrices.
-        parts: [Matrix; 3],
-        /// Per-head norm of queries, or null.
-        q_norm: DevicePtr<f32>,
-        /// Per-head norm of keys, or null.
-        k_norm: DevicePtr<f32>,
-        /// Rotary table.
-        angles: DevicePtr<f32>,
-    },
-    /// Attention of all rows.
-    Attention {
-        /// Which layer.
-        layer: u32,
-    },
-    /// Output projection.
-    AttentionOutput {
-        /// Its matrix.
-        matrix: Matrix,
-    },
-    /// Norm, gate and up.
-    FfnInput {
-        /// Norm weights.
-        norm: DevicePtr<f32>,
-        /// Gate matrix.
-        gate: Matrix,
-        /// Up matrix.
-        up: Matrix,
-    },
-    /// Down projection.
-    FfnOutput {
-        /// Its matrix.
-        matrix: Matrix,
-    },
-    /// Norm, router and choice of experts.
-    Route {
-        /// Norm weights.
-        norm: DevicePtr<f32>,
-        /// Its matrix.
-        router: Matrix,
-    },
-    /// What the chosen experts add.
-    Experts {
-        /// Norm weights.
-        norm: DevicePtr<f32>,
-        /// Gate, up and down matrices.
-        parts: [ExpertMatrices; 3],
-    },
-    /// Final norm and logits.
-    Head {
-        /// Norm weights.
-        norm: DevicePtr<f32>,
-        /// Output matrix.
-        matrix: Matrix,
-    },
+/// Where a part's weights are.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// By number of the operand.
+    pub operands: &'a [DevicePtr<u8>],
+    /// Gates, ups and downs by number of the set of experts.
+    pub experts: &'a [Option<[ExpertTable; 3]>],
 }
 
-/// What operations of one step have in common.
-#[derive(Debug)]
+/// What the units of a step have in common.
+#[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// Where they run.
     pub device: &'a Device,
     /// In which order.
     pub stream: &'a Stream,
-    /// The model's sizes.
-    pub dims: &'a ModelDims,
-    /// What quantised weights meet.
-    pub activations: Activations,
-    /// Element of KV pages.
-    pub kv: KvType,
+    /// Of which program.
+    pub bound: &'a Bound,
     /// Room between kernels.
     pub scratch: &'a Scratch,
     /// Sizes of the step's arrays.
@@ -129,89 +62,81 @@ pub struct Run<'a> {
     pub places: Places,
     /// Addresses of KV pages by number.
     pub pages: DevicePtr<u64>,
-    /// Bytes from one layer of a page to the next.
-    pub layer_bytes: u64,
-    /// Splits that decode attention launches for.
-    pub splits: u32,
+    /// Splits that decode attention launches for, by number of its window.
+    pub splits: &'a [u32],
+    /// Tables of rotary embeddings, by number.
+    pub angles: &'a [DevicePtr<f32>],
 }
 
 impl Run<'_> {
-    /// Launches `op`, whose result `next` reads. `Begin` expects the arrays to be sent.
+    /// Launches what `unit` is. The step's arrays are sent, and the unit's operands are where `weights` says.
     ///
     /// # Errors
     /// [`BackendError`] of a launch.
-    pub fn launch(&self, op: &Op, next: Option<&Op>) -> Result<(), BackendError> {
-        match op {
-            Op::Begin { dtype } => self.embed(*dtype),
-            Op::AttentionInput { layer, norm, parts, q_norm, k_norm, angles } => {
-                self.attention_input(*layer, *norm, parts, [*q_norm, *k_norm], *angles)
-            }
-            Op::Attention { layer } => self.attention(*layer, self.wanted(next)),
-            Op::AttentionOutput { matrix } => self.add_to_residual(&self.scratch.input, *matrix),
-            Op::FfnInput { norm, gate, up } => self.ffn_input(*norm, *gate, *up, self.wanted(next)),
-            Op::FfnOutput { matrix } => self.add_to_residual(&self.scratch.gated, *matrix),
-            Op::Route { norm, router } => self.route(*norm, *router),
-            Op::Experts { norm, parts: [gate, up, down] } => self.experts(*norm, *gate, *up, *down),
-            Op::Head { norm, matrix } => self.head(*norm, *matrix),
-        }
-    }
-
-    /// In which form the next operation reads its input.
-    fn wanted(&self, next: Option<&Op>) -> Form {
-        match next {
-            Some(Op::AttentionOutput { matrix } | Op::FfnOutput { matrix }) => {
-                self.form_for(*matrix, self.rows())
-            }
-            _ => Form::Float,
-        }
-    }
-
-    fn rows(&self) -> u32 {
-        self.layout.rows as u32 // at most rows_max, which is checked to fit
-    }
-
-    fn embed(&self, dtype: DType) -> Result<(), BackendError> {
-        let kernel = embed_kernel(dtype).ok_or_else(|| no_kernel("embed_rows", dtype))?;
-        let cols = self.dims.hidden as u32;
-        let arguments = EmbedRows {
-            bytes: self.places.embeddings,
-            x: self.scratch.residual.ptr(),
-            row_bytes: self.layout.embedding_bytes as u64,
-            cols,
-        };
-        let grid = Grid::xy(cols.div_ceil(256), self.rows());
-        Ok(self.device.launch(self.stream, kernel, grid, &arguments)?)
-    }
-
-    fn head(&self, norm: DevicePtr<f32>, matrix: Matrix) -> Result<(), BackendError> {
-        let rows = self.layout.logits as u32;
+    pub fn launch(&self, unit: &Unit, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let rows = match unit.rows {
+            Rows::All => self.layout.rows,
+            Rows::Wanted => self.layout.logits,
+        } as u32; // at most what the model was opened for, which is checked to fit
         if rows == 0 {
             return Ok(());
         }
-        let (input, form) = (&self.scratch.input, self.form_for(matrix, rows));
-        self.norm(norm, self.places.logits_rows, rows, input, form)?;
-        let out = self.scratch.logits.ptr();
-        self.products(&[matrix], input, rows, out, self.dims.vocab as u32, false)
+        match &unit.work {
+            Work::Embed(embed) => self.embed(embed, rows),
+            Work::Take(take) => self.take(take, rows),
+            Work::Norm(norm) => self.norm(norm, rows, weights),
+            Work::Convert(convert) => self.convert_all(convert, rows),
+            Work::Products(products) => self.side_by_side(products, rows, weights),
+            Work::Heads(heads) => self.heads(heads, rows, weights),
+            Work::Attend(attend) => self.attend(attend, rows),
+            Work::GatedProducts(gated) => self.gated_products(gated, rows, weights),
+            Work::Gate(gate) => self.gate(gate, rows),
+            Work::Route(route) => self.route(route, rows),
+            Work::Experts(experts) => self.experts(experts, rows, weights),
+            Work::Add(add) => self.add(add, rows),
+            Work::Cap(cap) => self.cap(cap, rows),
+        }
+    }
+
+    /// Where a plane starts.
+    fn plane<T>(&self, plane: PlaneId) -> DevicePtr<T> {
+        self.scratch.plane(plane).cast()
+    }
+
+    /// Where rows start.
+    fn at(&self, view: View) -> DevicePtr<f32> {
+        offset(self.plane(view.plane), view.column as usize)
+    }
+
+    /// What attention launches for rows of a window.
+    fn splits(&self, window: usize) -> u32 {
+        self.splits.get(window).copied().unwrap_or(1)
     }
 }
 
-/// Reads embedding rows of a type as the file has them.
-pub fn embed_kernel(dtype: DType) -> Option<Kernel<EmbedRows>> {
-    Some(match dtype {
-        DType::F32 => EmbedRows::embed_rows_f32,
-        DType::F16 => EmbedRows::embed_rows_f16,
-        DType::BF16 => EmbedRows::embed_rows_bf16,
-        DType::Q8_0 => EmbedRows::embed_rows_q8_0,
-        DType::Q4_0 => EmbedRows::embed_rows_q4_0,
-        DType::Q4_1 => EmbedRows::embed_rows_q4_1,
-        DType::Q5_0 => EmbedRows::embed_rows_q5_0,
-        DType::Q5_1 => EmbedRows::embed_rows_q5_1,
-        DType::Q4_K => EmbedRows::embed_rows_q4_k,
-        DType::Q5_K => EmbedRows::embed_rows_q5_k,
-        DType::Q6_K => EmbedRows::embed_rows_q6_k,
-        DType::MXFP4 => EmbedRows::embed_rows_mxfp4,
-        _ => return None,
-    })
+impl Weights<'_> {
+    fn vector(&self, operand: Operand) -> DevicePtr<f32> {
+        // Units are launched once their operands are there.
+        self.operands.get(operand.0 as usize).copied().unwrap_or(DevicePtr::NULL).cast()
+    }
+
+    fn optional(&self, operand: Option<Operand>) -> DevicePtr<f32> {
+        operand.map_or(DevicePtr::NULL, |operand| self.vector(operand))
+    }
+
+    fn matrix(&self, product: &Product) -> Matrix {
+        let Product { weight, bias, dtype, rows, cols } = *product;
+        Matrix { at: self.vector(weight).cast(), dtype, rows, cols, bias: self.optional(bias) }
+    }
+}
+
+/// An activation's number to kernels.
+fn activation(activation: Activation) -> u32 {
+    use super::kernels::ops::{GELU, SILU};
+    match activation {
+        Activation::Silu => SILU,
+        Activation::Gelu => GELU,
+    }
 }
 
 /// A type that was let through without a kernel for it: a bug.

@@ -1,21 +1,33 @@
 //! Matrix products: which kernel, over which matrices at once.
 
 use super::super::kernels::matmul::{Dequant, GemmF16, GemvA8, GemvF32, choice};
-use super::super::scratch::{Activations as Rows, SLAB_BYTES, WIDE_ROWS};
+use super::super::scratch::{SLAB_BYTES, WIDE_ROWS};
+use super::super::step::bind::{Form, Home, Products, form};
 use super::super::{DevicePtr, Grid};
-use super::{Form, Matrix, Run, no_kernel, offset};
+use super::forms::A8;
+use super::{Matrix, Run, Weights, no_kernel, offset};
 use crate::backend::BackendError;
 
 /// Matrices that one launch takes.
 const TOGETHER: usize = 3;
 
 impl Run<'_> {
+    pub(super) fn side_by_side(
+        &self,
+        unit: &Products,
+        rows: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        let matrices: Vec<Matrix> = unit.matrices.iter().map(|product| weights.matrix(product)).collect();
+        self.products(&matrices, &unit.from, rows, self.at(unit.out), unit.out.stride, unit.add)
+    }
+
     /// `out[row] = [W0 x, W1 x, ...]` (or added to what is there) for matrices that share an input. Neighbours of one type
     /// are one launch, up to three.
     pub(super) fn products(
         &self,
         matrices: &[Matrix],
-        input: &Rows,
+        input: &Home,
         rows: u32,
         out: DevicePtr<f32>,
         out_stride: u32,
@@ -33,7 +45,7 @@ impl Run<'_> {
     fn group(
         &self,
         group: &[Matrix],
-        input: &Rows,
+        input: &Home,
         rows: u32,
         out: DevicePtr<f32>,
         out_stride: u32,
@@ -45,7 +57,7 @@ impl Run<'_> {
         let bias = |i| of(i).map_or(DevicePtr::NULL, |m| m.bias);
         let outputs = [n(0), n(1), n(2)];
         let (dtype, cols, add) = (first.dtype, first.cols, u32::from(add));
-        match self.form_for(*first, rows) {
+        match form(self.bound.modes.activations, dtype, rows, cols) {
             Form::Half => {
                 let mut column = 0;
                 for matrix in group {
@@ -55,7 +67,7 @@ impl Run<'_> {
             }
             Form::A8 => {
                 let chosen = choice::gemv_a8(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
-                let a8 = input.a8();
+                let A8 { codes, scales, sums } = self.a8(input);
                 let arguments = GemvA8 {
                     w0: w(0),
                     w1: w(1),
@@ -67,9 +79,9 @@ impl Run<'_> {
                     bias1: bias(1),
                     bias2: bias(2),
                     cols,
-                    codes: a8.codes,
-                    scales: a8.scales,
-                    sums: a8.sums,
+                    codes,
+                    scales,
+                    sums,
                     rows,
                     out,
                     out_stride,
@@ -91,8 +103,8 @@ impl Run<'_> {
                     bias1: bias(1),
                     bias2: bias(2),
                     cols,
-                    x: input.values(),
-                    x_stride: cols,
+                    x: self.floats(input),
+                    x_stride: input.float.map_or(cols, |view| view.stride),
                     rows,
                     out,
                     out_stride,
@@ -105,23 +117,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// In which form rows meet a matrix.
-    pub(super) fn form_for(&self, matrix: Matrix, rows: u32) -> Form {
-        self.form(matrix.dtype, rows, matrix.cols)
-    }
-
     /// A matrix product of many rows: weights are expanded to f16 slab by slab, each multiplied while it is in the cache.
     fn expand_and_multiply(
         &self,
         matrix: Matrix,
-        input: &Rows,
+        input: &Home,
         rows: u32,
         out: DevicePtr<f32>,
         out_stride: u32,
         add: u32,
     ) -> Result<(), BackendError> {
         let stride = matrix.cols.next_multiple_of(8);
-        let (x, x_scale) = input.halves();
+        let (x, x_scale) = self.halves(input);
         let slab: DevicePtr<u16> = self.scratch.slab.ptr();
         let expand = choice::dequant(matrix.dtype);
         // F16 has that form already: one slab is all of it.
@@ -173,11 +180,5 @@ impl Run<'_> {
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
         Ok(())
-    }
-
-    /// Residual += W x.
-    pub(super) fn add_to_residual(&self, input: &Rows, matrix: Matrix) -> Result<(), BackendError> {
-        let out = self.scratch.residual.ptr();
-        self.products(&[matrix], input, self.rows(), out, self.dims.hidden as u32, true)
     }
 }

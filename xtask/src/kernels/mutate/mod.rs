@@ -25,7 +25,7 @@ const OTHER_MACHINES: [&str; 2] = ["prelude/amd", "prelude/nvidia"];
 const VARIANTS: [Variant; 3] = [Variant::Wave32, Variant::Wave64NoMatrix, Variant::Wave32Sanitized];
 
 /// Tests by the folders and files they are about: these run first, then all others.
-const FIRST: [(&str, &[&str]); 14] = [
+const FIRST: [(&str, &[&str]); 15] = [
     ("gemv", &["matmul::"]),
     ("gemm", &["matmul::gemm"]),
     ("dequant", &["matmul::layout"]),
@@ -39,7 +39,8 @@ const FIRST: [(&str, &[&str]); 14] = [
     ("rope", &["rope::"]),
     ("route", &["experts::"]),
     ("combine", &["experts::"]),
-    ("swiglu", &["matmul::swiglu"]),
+    ("gated", &["gated::"]),
+    ("_rows", &["rows::"]),
 ];
 
 /// What became of one file's changes.

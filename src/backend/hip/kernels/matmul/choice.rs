@@ -3,8 +3,8 @@
 use super::super::super::launch::Grid;
 use super::super::Kernel;
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsSwigluA8, ExpertsSwigluF32, GemmF16, GemvA8, GemvF32, Repack,
-    SwigluA8, SwigluF32,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmF16, GemvA8, GemvF32, GemvGatedA8,
+    GemvGatedF32, Repack,
 };
 use crate::tensor::DType;
 
@@ -13,8 +13,8 @@ const GEMV_TILE: u32 = 16;
 /// Blocks past which one takes several tiles: more than any device runs at a time, so that none is idle, and so few that the
 /// start of a block, when it waits for its activations, does not count.
 const GEMV_BLOCKS: u32 = 1024;
-/// Outputs of a block of `gemv_swiglu_*` and `gemv_experts_swiglu_*`.
-const SWIGLU_TILE: u32 = 32;
+/// Outputs of a block of `gemv_gated_*` and `gemv_experts_gated_*`.
+const GATED_TILE: u32 = 32;
 /// Blocks of `gemm_f16_128` below which a large device is better filled by the smaller tiles of `gemm_f16_64`.
 const GEMM_BLOCKS: u32 = 128;
 
@@ -44,9 +44,9 @@ pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
     Grid::xy(tiles.div_ceil(each), rows.div_ceil(columns.max(1)).max(1))
 }
 
-/// Blocks of a `gemv_swiglu_*` launch.
-pub fn swiglu_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
-    Grid::xy(outputs.div_ceil(SWIGLU_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
+/// Blocks of a `gemv_gated_*` launch.
+pub fn gated_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
+    Grid::xy(outputs.div_ceil(GATED_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
 }
 
 /// Blocks of a `gemv_experts_*` launch.
@@ -54,9 +54,9 @@ pub fn experts_grid(outputs: u32, pairs: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GEMV_TILE).max(1), pairs.max(1))
 }
 
-/// Blocks of a `gemv_experts_swiglu_*` launch.
-pub fn experts_swiglu_grid(outputs: u32, pairs: u32) -> Grid {
-    Grid::xy(outputs.div_ceil(SWIGLU_TILE).max(1), pairs.max(1))
+/// Blocks of a `gemv_experts_gated_*` launch.
+pub fn experts_gated_grid(outputs: u32, pairs: u32) -> Grid {
+    Grid::xy(outputs.div_ceil(GATED_TILE).max(1), pairs.max(1))
 }
 
 /// The kernel for so many outputs and activation rows, and its blocks. Both give the same bits.
@@ -235,86 +235,86 @@ pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
 }
 
 /// Gate and up of a quantised type with 8-bit rows.
-pub fn swiglu_a8(dtype: DType, rows: u32) -> Option<Columns<SwigluA8>> {
+pub fn gated_a8(dtype: DType, rows: u32) -> Option<Columns<GemvGatedA8>> {
     match dtype {
         DType::Q8_0 => fitting(
             [
-                (SwigluA8::gemv_swiglu_q8_0_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q8_0_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q8_0_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q8_0_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q8_0_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q8_0_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q8_0_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q8_0_a8_8, 8),
             ],
             rows,
         ),
         DType::Q4_0 => fitting(
             [
-                (SwigluA8::gemv_swiglu_q4_0_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q4_0_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q4_0_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q4_0_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q4_0_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q4_0_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q4_0_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q4_0_a8_8, 8),
             ],
             rows,
         ),
         DType::Q4_1 => fitting(
             [
-                (SwigluA8::gemv_swiglu_q4_1_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q4_1_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q4_1_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q4_1_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q4_1_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q4_1_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q4_1_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q4_1_a8_8, 8),
             ],
             rows,
         ),
         DType::Q5_0 => fitting(
             [
-                (SwigluA8::gemv_swiglu_q5_0_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q5_0_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q5_0_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q5_0_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q5_0_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q5_0_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q5_0_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q5_0_a8_8, 8),
             ],
             rows,
         ),
         DType::Q5_1 => fitting(
             [
-                (SwigluA8::gemv_swiglu_q5_1_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q5_1_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q5_1_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q5_1_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q5_1_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q5_1_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q5_1_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q5_1_a8_8, 8),
             ],
             rows,
         ),
         DType::MXFP4 => fitting(
             [
-                (SwigluA8::gemv_swiglu_mxfp4_a8_1, 1),
-                (SwigluA8::gemv_swiglu_mxfp4_a8_2, 2),
-                (SwigluA8::gemv_swiglu_mxfp4_a8_4, 4),
-                (SwigluA8::gemv_swiglu_mxfp4_a8_8, 8),
+                (GemvGatedA8::gemv_gated_mxfp4_a8_1, 1),
+                (GemvGatedA8::gemv_gated_mxfp4_a8_2, 2),
+                (GemvGatedA8::gemv_gated_mxfp4_a8_4, 4),
+                (GemvGatedA8::gemv_gated_mxfp4_a8_8, 8),
             ],
             rows,
         ),
         DType::Q4_K => fitting(
             [
-                (SwigluA8::gemv_swiglu_q4_k_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q4_k_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q4_k_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q4_k_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q4_k_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q4_k_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q4_k_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q4_k_a8_8, 8),
             ],
             rows,
         ),
         DType::Q5_K => fitting(
             [
-                (SwigluA8::gemv_swiglu_q5_k_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q5_k_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q5_k_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q5_k_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q5_k_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q5_k_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q5_k_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q5_k_a8_8, 8),
             ],
             rows,
         ),
         DType::Q6_K => fitting(
             [
-                (SwigluA8::gemv_swiglu_q6_k_a8_1, 1),
-                (SwigluA8::gemv_swiglu_q6_k_a8_2, 2),
-                (SwigluA8::gemv_swiglu_q6_k_a8_4, 4),
-                (SwigluA8::gemv_swiglu_q6_k_a8_8, 8),
+                (GemvGatedA8::gemv_gated_q6_k_a8_1, 1),
+                (GemvGatedA8::gemv_gated_q6_k_a8_2, 2),
+                (GemvGatedA8::gemv_gated_q6_k_a8_4, 4),
+                (GemvGatedA8::gemv_gated_q6_k_a8_8, 8),
             ],
             rows,
         ),
@@ -323,59 +323,68 @@ pub fn swiglu_a8(dtype: DType, rows: u32) -> Option<Columns<SwigluA8>> {
 }
 
 /// Gate and up with f32 rows.
-pub fn swiglu_f32(dtype: DType, rows: u32) -> Option<Columns<SwigluF32>> {
+pub fn gated_f32(dtype: DType, rows: u32) -> Option<Columns<GemvGatedF32>> {
     match dtype {
-        DType::Q8_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q8_0_f32_1, 1), (SwigluF32::gemv_swiglu_q8_0_f32_2, 2)], rows)
-        }
-        DType::Q4_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q4_0_f32_1, 1), (SwigluF32::gemv_swiglu_q4_0_f32_2, 2)], rows)
-        }
-        DType::Q4_1 => {
-            fitting([(SwigluF32::gemv_swiglu_q4_1_f32_1, 1), (SwigluF32::gemv_swiglu_q4_1_f32_2, 2)], rows)
-        }
-        DType::Q5_0 => {
-            fitting([(SwigluF32::gemv_swiglu_q5_0_f32_1, 1), (SwigluF32::gemv_swiglu_q5_0_f32_2, 2)], rows)
-        }
-        DType::Q5_1 => {
-            fitting([(SwigluF32::gemv_swiglu_q5_1_f32_1, 1), (SwigluF32::gemv_swiglu_q5_1_f32_2, 2)], rows)
-        }
-        DType::MXFP4 => {
-            fitting([(SwigluF32::gemv_swiglu_mxfp4_f32_1, 1), (SwigluF32::gemv_swiglu_mxfp4_f32_2, 2)], rows)
-        }
-        DType::Q4_K => {
-            fitting([(SwigluF32::gemv_swiglu_q4_k_f32_1, 1), (SwigluF32::gemv_swiglu_q4_k_f32_2, 2)], rows)
-        }
-        DType::Q5_K => {
-            fitting([(SwigluF32::gemv_swiglu_q5_k_f32_1, 1), (SwigluF32::gemv_swiglu_q5_k_f32_2, 2)], rows)
-        }
-        DType::Q6_K => {
-            fitting([(SwigluF32::gemv_swiglu_q6_k_f32_1, 1), (SwigluF32::gemv_swiglu_q6_k_f32_2, 2)], rows)
-        }
+        DType::Q8_0 => fitting(
+            [(GemvGatedF32::gemv_gated_q8_0_f32_1, 1), (GemvGatedF32::gemv_gated_q8_0_f32_2, 2)],
+            rows,
+        ),
+        DType::Q4_0 => fitting(
+            [(GemvGatedF32::gemv_gated_q4_0_f32_1, 1), (GemvGatedF32::gemv_gated_q4_0_f32_2, 2)],
+            rows,
+        ),
+        DType::Q4_1 => fitting(
+            [(GemvGatedF32::gemv_gated_q4_1_f32_1, 1), (GemvGatedF32::gemv_gated_q4_1_f32_2, 2)],
+            rows,
+        ),
+        DType::Q5_0 => fitting(
+            [(GemvGatedF32::gemv_gated_q5_0_f32_1, 1), (GemvGatedF32::gemv_gated_q5_0_f32_2, 2)],
+            rows,
+        ),
+        DType::Q5_1 => fitting(
+            [(GemvGatedF32::gemv_gated_q5_1_f32_1, 1), (GemvGatedF32::gemv_gated_q5_1_f32_2, 2)],
+            rows,
+        ),
+        DType::MXFP4 => fitting(
+            [(GemvGatedF32::gemv_gated_mxfp4_f32_1, 1), (GemvGatedF32::gemv_gated_mxfp4_f32_2, 2)],
+            rows,
+        ),
+        DType::Q4_K => fitting(
+            [(GemvGatedF32::gemv_gated_q4_k_f32_1, 1), (GemvGatedF32::gemv_gated_q4_k_f32_2, 2)],
+            rows,
+        ),
+        DType::Q5_K => fitting(
+            [(GemvGatedF32::gemv_gated_q5_k_f32_1, 1), (GemvGatedF32::gemv_gated_q5_k_f32_2, 2)],
+            rows,
+        ),
+        DType::Q6_K => fitting(
+            [(GemvGatedF32::gemv_gated_q6_k_f32_1, 1), (GemvGatedF32::gemv_gated_q6_k_f32_2, 2)],
+            rows,
+        ),
         DType::F32 => fitting(
             [
-                (SwigluF32::gemv_swiglu_f32_f32_1, 1),
-                (SwigluF32::gemv_swiglu_f32_f32_2, 2),
-                (SwigluF32::gemv_swiglu_f32_f32_4, 4),
-                (SwigluF32::gemv_swiglu_f32_f32_8, 8),
+                (GemvGatedF32::gemv_gated_f32_f32_1, 1),
+                (GemvGatedF32::gemv_gated_f32_f32_2, 2),
+                (GemvGatedF32::gemv_gated_f32_f32_4, 4),
+                (GemvGatedF32::gemv_gated_f32_f32_8, 8),
             ],
             rows,
         ),
         DType::F16 => fitting(
             [
-                (SwigluF32::gemv_swiglu_f16_f32_1, 1),
-                (SwigluF32::gemv_swiglu_f16_f32_2, 2),
-                (SwigluF32::gemv_swiglu_f16_f32_4, 4),
-                (SwigluF32::gemv_swiglu_f16_f32_8, 8),
+                (GemvGatedF32::gemv_gated_f16_f32_1, 1),
+                (GemvGatedF32::gemv_gated_f16_f32_2, 2),
+                (GemvGatedF32::gemv_gated_f16_f32_4, 4),
+                (GemvGatedF32::gemv_gated_f16_f32_8, 8),
             ],
             rows,
         ),
         DType::BF16 => fitting(
             [
-                (SwigluF32::gemv_swiglu_bf16_f32_1, 1),
-                (SwigluF32::gemv_swiglu_bf16_f32_2, 2),
-                (SwigluF32::gemv_swiglu_bf16_f32_4, 4),
-                (SwigluF32::gemv_swiglu_bf16_f32_8, 8),
+                (GemvGatedF32::gemv_gated_bf16_f32_1, 1),
+                (GemvGatedF32::gemv_gated_bf16_f32_2, 2),
+                (GemvGatedF32::gemv_gated_bf16_f32_4, 4),
+                (GemvGatedF32::gemv_gated_bf16_f32_8, 8),
             ],
             rows,
         ),
@@ -419,36 +428,36 @@ pub fn experts_f32(dtype: DType) -> Option<Kernel<ExpertsF32>> {
 }
 
 /// Gate and up of experts of a quantised type with 8-bit rows.
-pub fn experts_swiglu_a8(dtype: DType) -> Option<Kernel<ExpertsSwigluA8>> {
+pub fn experts_gated_a8(dtype: DType) -> Option<Kernel<ExpertsGatedA8>> {
     Some(match dtype {
-        DType::Q8_0 => ExpertsSwigluA8::gemv_experts_swiglu_q8_0_a8,
-        DType::Q4_0 => ExpertsSwigluA8::gemv_experts_swiglu_q4_0_a8,
-        DType::Q4_1 => ExpertsSwigluA8::gemv_experts_swiglu_q4_1_a8,
-        DType::Q5_0 => ExpertsSwigluA8::gemv_experts_swiglu_q5_0_a8,
-        DType::Q5_1 => ExpertsSwigluA8::gemv_experts_swiglu_q5_1_a8,
-        DType::MXFP4 => ExpertsSwigluA8::gemv_experts_swiglu_mxfp4_a8,
-        DType::Q4_K => ExpertsSwigluA8::gemv_experts_swiglu_q4_k_a8,
-        DType::Q5_K => ExpertsSwigluA8::gemv_experts_swiglu_q5_k_a8,
-        DType::Q6_K => ExpertsSwigluA8::gemv_experts_swiglu_q6_k_a8,
+        DType::Q8_0 => ExpertsGatedA8::gemv_experts_gated_q8_0_a8,
+        DType::Q4_0 => ExpertsGatedA8::gemv_experts_gated_q4_0_a8,
+        DType::Q4_1 => ExpertsGatedA8::gemv_experts_gated_q4_1_a8,
+        DType::Q5_0 => ExpertsGatedA8::gemv_experts_gated_q5_0_a8,
+        DType::Q5_1 => ExpertsGatedA8::gemv_experts_gated_q5_1_a8,
+        DType::MXFP4 => ExpertsGatedA8::gemv_experts_gated_mxfp4_a8,
+        DType::Q4_K => ExpertsGatedA8::gemv_experts_gated_q4_k_a8,
+        DType::Q5_K => ExpertsGatedA8::gemv_experts_gated_q5_k_a8,
+        DType::Q6_K => ExpertsGatedA8::gemv_experts_gated_q6_k_a8,
         _ => return None,
     })
 }
 
 /// Gate and up of experts with f32 rows.
-pub fn experts_swiglu_f32(dtype: DType) -> Option<Kernel<ExpertsSwigluF32>> {
+pub fn experts_gated_f32(dtype: DType) -> Option<Kernel<ExpertsGatedF32>> {
     Some(match dtype {
-        DType::Q8_0 => ExpertsSwigluF32::gemv_experts_swiglu_q8_0_f32,
-        DType::Q4_0 => ExpertsSwigluF32::gemv_experts_swiglu_q4_0_f32,
-        DType::Q4_1 => ExpertsSwigluF32::gemv_experts_swiglu_q4_1_f32,
-        DType::Q5_0 => ExpertsSwigluF32::gemv_experts_swiglu_q5_0_f32,
-        DType::Q5_1 => ExpertsSwigluF32::gemv_experts_swiglu_q5_1_f32,
-        DType::MXFP4 => ExpertsSwigluF32::gemv_experts_swiglu_mxfp4_f32,
-        DType::Q4_K => ExpertsSwigluF32::gemv_experts_swiglu_q4_k_f32,
-        DType::Q5_K => ExpertsSwigluF32::gemv_experts_swiglu_q5_k_f32,
-        DType::Q6_K => ExpertsSwigluF32::gemv_experts_swiglu_q6_k_f32,
-        DType::F32 => ExpertsSwigluF32::gemv_experts_swiglu_f32_f32,
-        DType::F16 => ExpertsSwigluF32::gemv_experts_swiglu_f16_f32,
-        DType::BF16 => ExpertsSwigluF32::gemv_experts_swiglu_bf16_f32,
+        DType::Q8_0 => ExpertsGatedF32::gemv_experts_gated_q8_0_f32,
+        DType::Q4_0 => ExpertsGatedF32::gemv_experts_gated_q4_0_f32,
+        DType::Q4_1 => ExpertsGatedF32::gemv_experts_gated_q4_1_f32,
+        DType::Q5_0 => ExpertsGatedF32::gemv_experts_gated_q5_0_f32,
+        DType::Q5_1 => ExpertsGatedF32::gemv_experts_gated_q5_1_f32,
+        DType::MXFP4 => ExpertsGatedF32::gemv_experts_gated_mxfp4_f32,
+        DType::Q4_K => ExpertsGatedF32::gemv_experts_gated_q4_k_f32,
+        DType::Q5_K => ExpertsGatedF32::gemv_experts_gated_q5_k_f32,
+        DType::Q6_K => ExpertsGatedF32::gemv_experts_gated_q6_k_f32,
+        DType::F32 => ExpertsGatedF32::gemv_experts_gated_f32_f32,
+        DType::F16 => ExpertsGatedF32::gemv_experts_gated_f16_f32,
+        DType::BF16 => ExpertsGatedF32::gemv_experts_gated_bf16_f32,
         _ => return None,
     })
 }

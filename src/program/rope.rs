@@ -9,8 +9,8 @@ pub enum RopeLayout {
     Halves,
 }
 
-/// Rotary embedding of a model. Divisors of single frequencies (Llama 3, LongRoPE) are a tensor beside it:
-/// [`AttentionInput::rope_factors`](super::AttentionInput::rope_factors).
+/// A rotary embedding. Divisors of single frequencies (Llama 3, LongRoPE) are a tensor beside it:
+/// [`Rope::factors`](super::Rope::factors).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     /// Which values form a pair.

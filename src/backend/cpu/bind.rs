@@ -1,0 +1,589 @@
+//! Binding a program: which stretches of operations are one unit, and which plane each value has.
+//!
+//! A unit of several operations computes the same bits as these one by one: it saves planes and phases of the pool. Units are
+//! found by four patterns: projections of one input side by side, a norm (and the choice of rows before it) that only they read,
+//! a gate over two projections, and runs of operations that take each row by itself.
+
+use std::collections::HashMap;
+
+use super::activations::{FINE_ABOVE, FINE_ALL};
+use crate::program::{
+    Activation, ExpertRange, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId,
+};
+
+/// Where a value lies: columns of a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the plane.
+    pub plane: usize,
+    /// First column.
+    pub first: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+/// A plane to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlaneSpec {
+    /// Columns.
+    pub cols: usize,
+    /// For which rows of a step.
+    pub rows: Rows,
+}
+
+/// A norm of whole rows or of groups of neighbouring values.
+#[derive(Clone, Copy, Debug)]
+pub struct NormSpec {
+    /// How.
+    pub kind: NormKind,
+    /// Added before the root.
+    pub eps: f32,
+    /// `[group]`.
+    pub weight: TensorId,
+    /// `[group]`.
+    pub bias: Option<TensorId>,
+}
+
+/// Rows of activations for products.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    /// What is read.
+    pub from: Place,
+    /// Rows whose logits are wanted are taken of all rows.
+    pub take: bool,
+    /// They are normed on the way.
+    pub norm: Option<NormSpec>,
+    /// For which rows.
+    pub rows: Rows,
+    /// From which magnitude on groups have fine codes: see [`FINE_ABOVE`].
+    pub fine_above: f32,
+}
+
+/// A matrix and its bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// `[outputs, inputs]`.
+    pub weight: TensorId,
+    /// `[outputs]`.
+    pub bias: Option<TensorId>,
+}
+
+/// An operation on each row by itself.
+#[derive(Clone, Copy, Debug)]
+pub enum RowOp {
+    /// See [`Op::Norm`].
+    Norm { norm: NormSpec, from: Place, out: Place, add: bool },
+    /// See [`Op::Rope`].
+    Rope { rope: RopeId, head_dim: usize, value: Place },
+    /// See [`Op::Gate`].
+    Gate { activation: Activation, gate: Place, up: Place, out: Place },
+    /// See [`Op::Activate`].
+    Activate { activation: Activation, from: Place, out: Place },
+    /// See [`Op::Add`].
+    Add { from: Place, scale: f32, out: Place },
+    /// See [`Op::Cap`].
+    Cap { cap: f32, value: Place },
+    /// See [`Op::Scale`].
+    Scale { by: f32, value: Place },
+}
+
+/// What runs as one.
+#[derive(Clone, Debug)]
+pub enum Unit {
+    /// See [`Op::Embed`].
+    Embed { table: TensorId, scale: f32, out: Place },
+    /// See [`Op::Take`].
+    Take { from: Place, out: Place },
+    /// Projections of one input, their outputs side by side in a plane of their own, or one that is added.
+    Product { input: Input, parts: Vec<Matrix>, out: Place, add: bool },
+    /// `activation(gate) * up` of two projections of one input.
+    Gated { input: Input, gate: Matrix, up: Matrix, activation: Activation, out: Place },
+    /// Operations on each row by itself, one after the other.
+    RowOps { ops: Vec<RowOp>, rows: Rows },
+    /// See [`Op::Store`].
+    Store { state: StateId, keys: Place, values: Place },
+    /// See [`Op::Attend`].
+    Attend { state: StateId, group: usize, queries: Place, scale: f32, window: usize, out: Place },
+    /// See [`Op::Route`]; the choice is number `choice`.
+    Route { logits: Place, choice: usize },
+    /// See [`Op::Experts`].
+    Experts { experts: ExpertRange, choice: usize, activation: Activation, from: Place, out: Place },
+}
+
+/// A choice of experts, and the widths of what works on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChoiceSpec {
+    /// Experts of a row.
+    pub used: usize,
+    /// See [`Op::Route`].
+    pub normalise: bool,
+    /// See [`Op::Route`].
+    pub scale: f32,
+    /// Width of an expert's hidden layer.
+    pub ffn: usize,
+    /// Width of an expert's result.
+    pub hidden: usize,
+}
+
+/// A program as units over planes.
+#[derive(Debug, Default)]
+pub struct Bound {
+    /// By part.
+    pub parts: Vec<Vec<Unit>>,
+    /// By number.
+    pub planes: Vec<PlaneSpec>,
+    /// By number.
+    pub choices: Vec<ChoiceSpec>,
+    /// Numbers of query heads that share a head, each once.
+    pub groups: Vec<usize>,
+    /// By value: where it is, unless it passes within a unit.
+    places: Vec<Option<Place>>,
+    /// Where the logits are.
+    pub logits: Option<Place>,
+}
+
+/// A stretch of operations that is one unit.
+enum Stretch {
+    /// Projections, the first so many operations before them folded in.
+    Product { folded: usize, count: usize },
+    /// Two projections and their gate.
+    Gated { folded: usize },
+    /// Operations on rows.
+    RowOps { count: usize },
+    /// One operation.
+    Single,
+}
+
+impl Stretch {
+    fn len(&self) -> usize {
+        match self {
+            Self::Product { folded, count } => folded + count,
+            Self::Gated { folded } => folded + 3,
+            Self::RowOps { count } => *count,
+            Self::Single => 1,
+        }
+    }
+}
+
+/// What is known of the values before units are made.
+struct Outline<'a> {
+    program: &'a Program,
+    /// Operations that read each value.
+    readers: Vec<u32>,
+    /// Operations that write each value.
+    writers: Vec<u32>,
+    /// Values that a projection writes before anything else does: they may lie side by side.
+    projected: Vec<bool>,
+    /// Values that decide which experts or tokens are taken: small errors show.
+    precise: Vec<bool>,
+    /// Whether stretches of several operations become one unit.
+    fused: bool,
+}
+
+impl<'a> Outline<'a> {
+    fn of(program: &'a Program, fused: bool) -> Self {
+        let count = program.values().len();
+        let (mut readers, mut writers) = (vec![0; count], vec![0; count]);
+        let (mut projected, mut precise) = (vec![false; count], vec![false; count]);
+        precise[program.logits().0 as usize] = true;
+        for op in program.parts().iter().flat_map(|part| &part.ops) {
+            for (value, access) in op.values() {
+                let value = value.0 as usize;
+                projected[value] |=
+                    writers[value] == 0 && matches!(op, Op::Project { add: false, .. }) && access.writes();
+                readers[value] += u32::from(access.reads());
+                writers[value] += u32::from(access.writes());
+            }
+            if let Op::Route { logits, .. } = op {
+                precise[logits.0 as usize] = true;
+            }
+        }
+        Self { program, readers, writers, projected, precise, fused }
+    }
+
+    fn width(&self, value: ValueId) -> usize {
+        self.program.values()[value.0 as usize].width as usize
+    }
+
+    fn rows(&self, value: ValueId) -> Rows {
+        self.program.values()[value.0 as usize].rows
+    }
+
+    /// Whether a value has just these readers and one writer, so that it need not be kept.
+    fn passes(&self, value: ValueId, readers: usize) -> bool {
+        self.readers[value.0 as usize] as usize == readers && self.writers[value.0 as usize] == 1
+    }
+
+    fn stretch(&self, ops: &[Op]) -> Stretch {
+        if !self.fused {
+            return Stretch::Single;
+        }
+        let folded = self.folded(ops);
+        if let Some(Op::Project { from, add, .. }) = ops.get(folded) {
+            let count = self.projections(&ops[folded..], *from, *add);
+            return match self.is_gate(&ops[folded..], count) {
+                true => Stretch::Gated { folded },
+                false => Stretch::Product { folded, count },
+            };
+        }
+        let is_row_op = |at: &usize| {
+            self.folded(&ops[*at..]) == 0
+                && row_value(&ops[*at]).is_some_and(|value| {
+                    Some(self.rows(value)) == row_value(&ops[0]).map(|first| self.rows(first))
+                })
+        };
+        match (0..ops.len()).take_while(is_row_op).count() {
+            0 | 1 => Stretch::Single,
+            count => Stretch::RowOps { count },
+        }
+    }
+
+    /// How many operations can be folded into the projections that follow them: a norm that only they read, and the choice of
+    /// rows that only it reads.
+    fn folded(&self, ops: &[Op]) -> usize {
+        let taken = usize::from(matches!(ops[0], Op::Take { out, .. } if self.passes(out, 1)));
+        let Some(&Op::Norm { weight, from, out, add: false, .. }) = ops.get(taken) else { return 0 };
+        let group = self.program.tensor(weight).map_or(0, |tensor| tensor.lazy.shape().elements() as usize);
+        let of_taken = taken == 0 || matches!(ops[0], Op::Take { out, .. } if out == from);
+        let Some(&Op::Project { from: read, add, .. }) = ops.get(taken + 1) else { return 0 };
+        let count = self.projections(&ops[taken + 1..], read, add);
+        let whole = from != out && read == out && group == self.width(out);
+        if of_taken && whole && self.passes(out, count) { taken + 1 } else { 0 }
+    }
+
+    /// How many projections stand together that have one input and may lie side by side.
+    fn projections(&self, ops: &[Op], input: ValueId, add: bool) -> usize {
+        let together = |op: &&Op| {
+            matches!(op, Op::Project { from, out, add: false, .. }
+                if *from == input && self.projected[out.0 as usize])
+        };
+        if add { 1 } else { ops.iter().take_while(together).count().max(1) }
+    }
+
+    fn is_gate(&self, ops: &[Op], count: usize) -> bool {
+        let [Op::Project { out: a, .. }, Op::Project { out: b, .. }, Op::Gate { gate, up, .. }, ..] = ops
+        else {
+            return false;
+        };
+        count == 2 && (a, b) == (gate, up) && self.passes(*a, 1) && self.passes(*b, 1)
+    }
+}
+
+/// The value that tells an operation's rows, where it takes each row by itself.
+fn row_value(op: &Op) -> Option<ValueId> {
+    match op {
+        Op::Norm { out, .. } | Op::Gate { out, .. } | Op::Activate { out, .. } | Op::Add { out, .. } => {
+            Some(*out)
+        }
+        Op::Rope { value, .. } | Op::Cap { value, .. } | Op::Scale { value, .. } => Some(*value),
+        _ => None,
+    }
+}
+
+/// Values that lie side by side in one plane, and the stretches between which they are needed.
+struct Bundle {
+    spec: PlaneSpec,
+    first: usize,
+    last: usize,
+}
+
+/// Gives each value that is kept a place. Planes of one size are used again once their values are read for the last time.
+struct Places {
+    bundles: Vec<Bundle>,
+    /// By value: number of the bundle, first column.
+    of: Vec<Option<(usize, usize)>>,
+    /// By bundle.
+    planes: Vec<usize>,
+}
+
+impl Places {
+    fn new(values: usize) -> Self {
+        Self { bundles: Vec::new(), of: vec![None; values], planes: Vec::new() }
+    }
+
+    /// Notes that stretch number `at` uses these values, side by side where they are new.
+    fn used(&mut self, outline: &Outline<'_>, values: &[ValueId], at: usize) {
+        let mut fresh = None;
+        for value in values {
+            let slot = &mut self.of[value.0 as usize];
+            let (bundle, _) = *slot.get_or_insert_with(|| {
+                let number = *fresh.get_or_insert_with(|| {
+                    let spec = PlaneSpec { cols: 0, rows: outline.rows(*value) };
+                    self.bundles.push(Bundle { spec, first: at, last: at });
+                    self.bundles.len() - 1
+                });
+                let spec = &mut self.bundles[number].spec;
+                spec.cols += outline.width(*value);
+                (number, spec.cols - outline.width(*value))
+            });
+            self.bundles[bundle].last = at;
+        }
+    }
+
+    fn planes(&mut self) -> Vec<PlaneSpec> {
+        let mut planes: Vec<(PlaneSpec, usize)> = Vec::new();
+        for bundle in &self.bundles {
+            // Bundles stand in the order of their first use.
+            let free = planes.iter().position(|(spec, last)| *spec == bundle.spec && *last < bundle.first);
+            let plane = free.unwrap_or_else(|| {
+                planes.push((bundle.spec, 0));
+                planes.len() - 1
+            });
+            planes[plane].1 = bundle.last;
+            self.planes.push(plane);
+        }
+        planes.into_iter().map(|(spec, _)| spec).collect()
+    }
+}
+
+impl Bound {
+    /// Binds a program. With `fused` off each operation is a unit of its own: the plainest way, and what fused units are
+    /// compared with.
+    pub fn of(program: &Program, fused: bool) -> Self {
+        let outline = Outline::of(program, fused);
+        let mut stretches: Vec<(usize, &[Op], Stretch)> = Vec::new();
+        for (part, content) in program.parts().iter().enumerate() {
+            let mut rest = content.ops.as_slice();
+            while !rest.is_empty() {
+                let stretch = outline.stretch(rest);
+                let (ops, later) = rest.split_at(stretch.len());
+                stretches.push((part, ops, stretch));
+                rest = later;
+            }
+        }
+        let mut places = Places::new(program.values().len());
+        for (at, (_, ops, stretch)) in stretches.iter().enumerate() {
+            note_values(&mut places, &outline, ops, stretch, at);
+        }
+        let mut bound = Self { planes: places.planes(), ..Self::default() };
+        bound.parts.resize_with(program.parts().len(), Vec::new);
+        let mut maker =
+            Maker { outline: &outline, places: &places, bound: &mut bound, choices: HashMap::new() };
+        maker.number_choices();
+        for (part, ops, stretch) in &stretches {
+            let unit = maker.unit(ops, stretch);
+            maker.bound.parts[*part].extend(unit);
+        }
+        let of = |value: u32| places.of[value as usize].map(|_| place(&outline, &places, ValueId(value)));
+        bound.places = (0..program.values().len() as u32).map(of).collect();
+        bound.logits = bound.place(program.logits());
+        bound
+    }
+
+    /// Where a value is, unless it passes within a unit.
+    pub fn place(&self, value: ValueId) -> Option<Place> {
+        self.places.get(value.0 as usize).copied().flatten()
+    }
+}
+
+/// Notes the values that a stretch keeps: not those that pass within it, and no choices.
+fn note_values(places: &mut Places, outline: &Outline<'_>, ops: &[Op], stretch: &Stretch, at: usize) {
+    let (folded, kept) = match stretch {
+        Stretch::Product { folded, .. } => (*folded, &ops[*folded..]),
+        Stretch::Gated { folded } => (*folded, &ops[folded + 2..]),
+        Stretch::RowOps { .. } | Stretch::Single => (0, ops),
+    };
+    let real =
+        |value: &ValueId| outline.program.values()[value.0 as usize].content == crate::program::Content::Real;
+    let values = |ops: &[Op], reads: bool| -> Vec<ValueId> {
+        let of = ops.iter().flat_map(Op::values).filter(|(_, access)| access.reads() == reads);
+        of.map(|(value, _)| value).filter(real).collect()
+    };
+    if folded > 0 {
+        places.used(outline, &values(&ops[..1], true), at);
+    }
+    match stretch {
+        Stretch::Product { folded: 0, .. } => places.used(outline, &values(kept, true), at),
+        Stretch::Gated { folded: 0 } => places.used(outline, &values(&ops[..1], true), at),
+        // What is added to.
+        Stretch::Product { .. } => {
+            let input = kept.first().and_then(|op| op.values().next()).map(|(value, _)| value);
+            let others: Vec<_> =
+                values(kept, true).into_iter().filter(|value| Some(*value) != input).collect();
+            places.used(outline, &others, at);
+        }
+        Stretch::Gated { .. } => {}
+        Stretch::RowOps { .. } | Stretch::Single => {
+            values(kept, true).iter().for_each(|value| places.used(outline, &[*value], at));
+            return values(kept, false).iter().for_each(|value| places.used(outline, &[*value], at));
+        }
+    }
+    places.used(outline, &values(kept, false), at);
+}
+
+fn place(outline: &Outline<'_>, places: &Places, value: ValueId) -> Place {
+    let (bundle, first) = places.of[value.0 as usize].unwrap_or_default();
+    let plane = places.planes.get(bundle).copied().unwrap_or_default();
+    Place { plane, first, width: outline.width(value) }
+}
+
+struct Maker<'a, 'b> {
+    outline: &'a Outline<'a>,
+    places: &'a Places,
+    bound: &'b mut Bound,
+    choices: HashMap<ValueId, usize>,
+}
+
+impl Maker<'_, '_> {
+    fn place(&self, value: ValueId) -> Place {
+        place(self.outline, self.places, value)
+    }
+
+    fn unit(&mut self, ops: &[Op], stretch: &Stretch) -> Option<Unit> {
+        match stretch {
+            Stretch::Product { folded, .. } => self.product(ops, *folded),
+            Stretch::Gated { folded } => self.gated(ops, *folded),
+            Stretch::RowOps { .. } => self.row_ops(ops),
+            Stretch::Single => self.single(ops.first()?),
+        }
+    }
+
+    fn input(&self, ops: &[Op], folded: usize) -> Option<Input> {
+        let &Op::Project { from, out, .. } = ops.get(folded)? else { return None };
+        let read = ops.first()?.values().next()?.0;
+        let norm = ops[..folded].iter().find_map(|op| Some(norm_of(op)?.0));
+        Some(Input {
+            from: self.place(if folded == 0 { from } else { read }),
+            take: matches!(ops.first(), Some(Op::Take { .. })),
+            norm,
+            rows: self.outline.rows(out),
+            fine_above: if self.outline.precise[out.0 as usize] { FINE_ALL } else { FINE_ABOVE },
+        })
+    }
+
+    fn product(&self, ops: &[Op], folded: usize) -> Option<Unit> {
+        let input = self.input(ops, folded)?;
+        let (mut parts, mut whole, mut added) = (Vec::new(), None::<Place>, false);
+        for op in &ops[folded..] {
+            let &Op::Project { weight, bias, out, add, .. } = op else { return None };
+            parts.push(Matrix { weight, bias });
+            added = add;
+            let out = self.place(out);
+            match &mut whole {
+                None => whole = Some(out),
+                Some(whole) => whole.width += out.width,
+            }
+        }
+        Some(Unit::Product { input, parts, out: whole?, add: added })
+    }
+
+    fn gated(&self, ops: &[Op], folded: usize) -> Option<Unit> {
+        let input = self.input(ops, folded)?;
+        let [
+            Op::Project { weight, bias, .. },
+            Op::Project { weight: up, bias: up_bias, .. },
+            Op::Gate { activation, out, .. },
+        ] = &ops[folded..]
+        else {
+            return None;
+        };
+        Some(Unit::Gated {
+            input,
+            gate: Matrix { weight: *weight, bias: *bias },
+            up: Matrix { weight: *up, bias: *up_bias },
+            activation: *activation,
+            out: self.place(*out),
+        })
+    }
+
+    fn row_ops(&self, ops: &[Op]) -> Option<Unit> {
+        let rows = self.outline.rows(row_value(ops.first()?)?);
+        let ops = ops.iter().map(|op| self.row_op(op)).collect::<Option<Vec<_>>>()?;
+        Some(Unit::RowOps { ops, rows })
+    }
+
+    fn row_op(&self, op: &Op) -> Option<RowOp> {
+        let at = |value| self.place(value);
+        Some(match *op {
+            Op::Norm { .. } => {
+                let (norm, from, out, add) = norm_of(op)?;
+                RowOp::Norm { norm, from: at(from), out: at(out), add }
+            }
+            Op::Rope { rope, head_dim, value } => {
+                RowOp::Rope { rope, head_dim: head_dim as usize, value: at(value) }
+            }
+            Op::Gate { activation, gate, up, out } => {
+                RowOp::Gate { activation, gate: at(gate), up: at(up), out: at(out) }
+            }
+            Op::Activate { activation, from, out } => {
+                RowOp::Activate { activation, from: at(from), out: at(out) }
+            }
+            Op::Add { from, scale, out } => RowOp::Add { from: at(from), scale, out: at(out) },
+            Op::Cap { cap, value } => RowOp::Cap { cap, value: at(value) },
+            Op::Scale { by, value } => RowOp::Scale { by, value: at(value) },
+            _ => return None,
+        })
+    }
+
+    fn single(&mut self, op: &Op) -> Option<Unit> {
+        let one = std::slice::from_ref(op);
+        Some(match *op {
+            Op::Embed { table, scale, out } => Unit::Embed { table, scale, out: self.place(out) },
+            Op::Take { from, out } => Unit::Take { from: self.place(from), out: self.place(out) },
+            Op::Project { .. } => self.product(one, 0)?,
+            Op::Store { state, keys, values } => {
+                Unit::Store { state, keys: self.place(keys), values: self.place(values) }
+            }
+            Op::Attend { state, queries, scale, window, out } => {
+                let group = self.group(state, queries);
+                let (queries, out) = (self.place(queries), self.place(out));
+                let window = window.map_or(usize::MAX, |window| window as usize);
+                Unit::Attend { state, group, queries, scale, window, out }
+            }
+            Op::Route { logits, out, .. } => {
+                Unit::Route { logits: self.place(logits), choice: *self.choices.get(&out)? }
+            }
+            Op::Experts { experts, choice, activation, from, out } => {
+                let (from, out) = (self.place(from), self.place(out));
+                Unit::Experts { experts, choice: *self.choices.get(&choice)?, activation, from, out }
+            }
+            _ => self.row_ops(one)?,
+        })
+    }
+
+    /// Gives each choice a number. Those of different parts that are alike share one: a choice is used in its own part.
+    fn number_choices(&mut self) {
+        for part in self.outline.program.parts() {
+            let mut taken = Vec::new();
+            for op in &part.ops {
+                let &Op::Route { normalise, scale, out, .. } = op else { continue };
+                let Some((ffn, hidden)) = part.ops.iter().find_map(|op| self.expert_widths(op, out)) else {
+                    continue;
+                };
+                let spec = ChoiceSpec { used: self.outline.width(out), normalise, scale, ffn, hidden };
+                let choices = &mut self.bound.choices;
+                let same =
+                    (0..choices.len()).find(|number| choices[*number] == spec && !taken.contains(number));
+                let number = same.unwrap_or_else(|| {
+                    choices.push(spec);
+                    choices.len() - 1
+                });
+                taken.push(number);
+                self.choices.insert(out, number);
+            }
+        }
+    }
+
+    /// Widths of the hidden layer and of the result of the experts that a choice is for.
+    fn expert_widths(&self, op: &Op, choice: ValueId) -> Option<(usize, usize)> {
+        let Op::Experts { experts, out, .. } = op else { return None };
+        let [gate, ..] = experts.tensors(0);
+        let ffn = self.outline.program.tensor(gate)?.lazy.shape().rows() as usize;
+        op.reads(choice).then_some((ffn, self.outline.width(*out)))
+    }
+
+    fn group(&mut self, state: StateId, queries: ValueId) -> usize {
+        let crate::program::State::Kv { heads, head_dim } = self.outline.program.states()[state.0 as usize];
+        let group = self.outline.width(queries) / (heads as usize * head_dim as usize).max(1);
+        if !self.bound.groups.contains(&group) {
+            self.bound.groups.push(group);
+        }
+        group
+    }
+}
+
+/// What a norm is, its input, its output, and whether it is added.
+fn norm_of(op: &Op) -> Option<(NormSpec, ValueId, ValueId, bool)> {
+    let &Op::Norm { kind, eps, weight, bias, from, out, add } = op else { return None };
+    Some((NormSpec { kind, eps, weight, bias }, from, out, add))
+}

@@ -1,0 +1,169 @@
+//! Operations that take each row by itself, one after the other over a row while it is in the cache.
+
+use super::bind::{Place, RowOp};
+use super::compute::Compute;
+use super::model::Model;
+use super::norm;
+use super::rope::RopeTable;
+use super::run::{NormWeights, angles};
+use super::simd::Level;
+use crate::backend::{BackendError, Weights};
+use crate::program::{Activation, RopeLayout, Rows};
+
+/// A row of each plane that the operations use, and the numbers of these planes.
+struct Row<'a, 'b> {
+    slices: &'b mut [&'a mut [f32]],
+    planes: &'b [usize],
+}
+
+/// What an operation reads beside its row.
+enum Beside<'a> {
+    Norm(NormWeights),
+    Rope(&'a RopeTable, RopeLayout),
+    Nothing,
+}
+
+/// Runs `ops` over all rows of the step, or those whose logits are wanted.
+///
+/// # Errors
+/// [`BackendError::Internal`] for a weight that is not there.
+pub fn run(
+    compute: &mut Compute,
+    model: &mut Model,
+    ops: &[RowOp],
+    rows: Rows,
+    weights: &Weights<'_>,
+) -> Result<(), BackendError> {
+    for op in ops {
+        if let RowOp::Rope { rope, .. } = op {
+            angles(model, *rope)?;
+        }
+    }
+    let Model { values, ropes, program, step, .. } = model;
+    let vectors = &mut values.vectors;
+    vectors.clear();
+    let mut beside = Vec::with_capacity(ops.len());
+    for op in ops {
+        beside.push(match op {
+            RowOp::Norm { norm, .. } => Beside::Norm(NormWeights::append(norm, weights, vectors)?),
+            RowOp::Rope { rope, .. } => match &ropes[rope.0 as usize] {
+                Some(table) => Beside::Rope(table, program.ropes()[rope.0 as usize].spec.layout),
+                None => return Err(BackendError::Internal("angles that were not made".into())),
+            },
+            _ => Beside::Nothing,
+        });
+    }
+    let mut planes: Vec<usize> = ops.iter().flat_map(places).map(|place| place.plane).collect();
+    planes.sort_unstable();
+    planes.dedup();
+    let count = step.rows_of(rows);
+    let width: usize = ops.iter().flat_map(places).map(|place| place.width).sum();
+    let used = values.planes.iter_mut().enumerate().filter(|(number, _)| planes.contains(number));
+    let mut sources: Vec<_> = used
+        .map(|(_, plane)| {
+            let cols = plane.cols();
+            plane.values_mut().chunks_exact_mut(cols)
+        })
+        .collect();
+    let mut slices = Vec::with_capacity(count * planes.len());
+    for _ in 0..count {
+        slices.extend(sources.iter_mut().filter_map(Iterator::next));
+    }
+    let (level, vectors) = (compute.level, values.vectors.as_slice());
+    let work = |number: usize, row: &mut Row<'_, '_>| {
+        let mut copy = Vec::new();
+        for (op, beside) in ops.iter().zip(&beside) {
+            run_op(level, op, beside, vectors, number, row, &mut copy);
+        }
+    };
+    let chunks = slices.chunks_exact_mut(planes.len().max(1));
+    let mut rows: Vec<Row<'_, '_>> = chunks.map(|slices| Row { slices, planes: &planes }).collect();
+    if compute.is_parallel(count * width) {
+        compute.pool.run_items(&mut rows, work);
+    } else {
+        rows.iter_mut().enumerate().for_each(|(number, row)| work(number, row));
+    }
+    Ok(())
+}
+
+/// Where an operation reads and writes.
+fn places(op: &RowOp) -> impl Iterator<Item = Place> + use<> {
+    let all = match *op {
+        RowOp::Norm { from, out, .. } | RowOp::Activate { from, out, .. } | RowOp::Add { from, out, .. } => {
+            [Some(from), Some(out), None]
+        }
+        RowOp::Rope { value, .. } | RowOp::Cap { value, .. } | RowOp::Scale { value, .. } => {
+            [Some(value), None, None]
+        }
+        RowOp::Gate { gate, up, out, .. } => [Some(gate), Some(up), Some(out)],
+    };
+    all.into_iter().flatten()
+}
+
+impl Row<'_, '_> {
+    fn value(&mut self, place: Place) -> &mut [f32] {
+        let slice = self.planes.iter().position(|plane| *plane == place.plane).unwrap_or_default();
+        &mut self.slices[slice][place.first..][..place.width]
+    }
+}
+
+/// Runs one operation over row `number`. `copy` holds what it reads, so that it may be written over.
+fn run_op(
+    level: Level,
+    op: &RowOp,
+    beside: &Beside<'_>,
+    vectors: &[f32],
+    number: usize,
+    row: &mut Row<'_, '_>,
+    copy: &mut Vec<f32>,
+) {
+    copy.clear();
+    match (op, beside) {
+        (RowOp::Norm { from, out, add, .. }, Beside::Norm(norm)) => {
+            copy.extend_from_slice(row.value(*from));
+            let group = norm.group().max(1);
+            let out = row.value(*out);
+            if !add {
+                let groups = copy.chunks_exact(group).zip(out.chunks_exact_mut(group));
+                return groups.for_each(|(from, out)| norm.apply(level, vectors, from, out));
+            }
+            let mut normed = vec![0.0; group];
+            for (from, out) in copy.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+                norm.apply(level, vectors, from, &mut normed);
+                out.iter_mut().zip(&normed).for_each(|(out, x)| *out += x);
+            }
+        }
+        (RowOp::Rope { head_dim, value, .. }, Beside::Rope(table, layout)) => {
+            table.rotate(*layout, number, row.value(*value), *head_dim);
+        }
+        (RowOp::Gate { activation, gate, up, out }, _) => {
+            copy.extend_from_slice(row.value(*gate));
+            copy.extend_from_slice(row.value(*up));
+            let (gate, up) = copy.split_at(gate.width);
+            activate(level, *activation, gate, up, row.value(*out));
+        }
+        (RowOp::Activate { activation, from, out }, _) => {
+            copy.extend_from_slice(row.value(*from));
+            copy.resize(2 * from.width, 1.0);
+            let (values, ones) = copy.split_at(from.width);
+            activate(level, *activation, values, ones, row.value(*out));
+        }
+        (RowOp::Add { from, scale, out }, _) => {
+            copy.extend_from_slice(row.value(*from));
+            row.value(*out).iter_mut().zip(copy.iter()).for_each(|(out, x)| *out += scale * x);
+        }
+        (RowOp::Cap { cap, value }, _) => {
+            row.value(*value).iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+        }
+        (RowOp::Scale { by, value }, _) => row.value(*value).iter_mut().for_each(|x| *x *= by),
+        (RowOp::Norm { .. } | RowOp::Rope { .. }, _) => {}
+    }
+}
+
+/// `out = activation(gate) * up`.
+pub fn activate(level: Level, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => norm::swiglu(level, gate, up, out),
+        Activation::Gelu => norm::geglu(level, gate, up, out),
+    }
+}

@@ -1,0 +1,272 @@
+//! Running the units of a part.
+//!
+//! Norms, rotation and quantising are done by the caller's thread for a few rows and by all for many; products and attention
+//! are phases of the pool: four phases a usual layer at one row, five when attention is split.
+
+use super::attention::{self, Problem};
+use super::bind::{Input, Matrix, NormSpec, Place, Unit};
+use super::compute::{Compute, Projection, Store, append_values};
+use super::experts;
+use super::model::{Model, Values};
+use super::quant;
+use super::rope::RopeTable;
+use super::row_ops;
+use crate::backend::{BackendError, DeviceTensor, Progress, Weights};
+use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
+
+/// Runs what is left of a part.
+///
+/// # Errors
+/// [`BackendError`] of a unit, and for a part that does not follow the last one.
+pub fn run(
+    compute: &mut Compute,
+    model: &mut Model,
+    part: u32,
+    weights: &Weights<'_>,
+) -> Result<Progress, BackendError> {
+    let (at, first) = model.at;
+    let done = model.bound.parts.get(at as usize).map_or(0, Vec::len);
+    let first = match part {
+        _ if part == at && first < done => first,
+        _ if part == at + 1 && first == done => 0,
+        _ => return Err(BackendError::Batch("a part that does not follow the last one")),
+    };
+    let bound = std::sync::Arc::clone(&model.bound);
+    let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);
+    for (number, unit) in units.iter().enumerate().skip(first) {
+        model.at = (part, number);
+        if let Progress::Needs(tensors) = run_unit(compute, model, unit, weights)? {
+            return Ok(Progress::Needs(tensors));
+        }
+    }
+    model.at = (part, units.len());
+    model.has_logits |= part == model.program.head_part();
+    Ok(Progress::Done)
+}
+
+fn run_unit(
+    compute: &mut Compute,
+    model: &mut Model,
+    unit: &Unit,
+    weights: &Weights<'_>,
+) -> Result<Progress, BackendError> {
+    match unit {
+        Unit::Embed { table, scale, out } => {
+            embed(model, host(&model.program.clone(), *table)?, *scale, *out)?
+        }
+        Unit::Take { from, out } => take(model, *from, *out),
+        Unit::Product { input, parts, out, add } => {
+            product(compute, model, input, parts, *out, *add, weights)?;
+        }
+        Unit::Gated { input, gate, up, activation, out } => {
+            let parts = [projection(weights, gate)?, projection(weights, up)?];
+            activate(compute, model, input, &parts, weights)?;
+            let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
+            let stride = plane.cols();
+            compute.project_gated(parts, *activation, acts, plane.values_mut(), stride)?;
+        }
+        Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
+        Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
+        Unit::Attend { state, group, queries, scale, window, out } => {
+            let stride = model.values.planes[queries.plane].cols();
+            let mut result =
+                std::mem::replace(&mut model.values.planes[out.plane], super::scratch::Plane::empty());
+            let problem = Problem {
+                step: &model.step,
+                tiles: model.step.tiles(*group),
+                kv: &model.kv,
+                layout: model.kv.layout(*state),
+                queries: &model.values.planes[queries.plane].values()[queries.first..],
+                stride,
+                group: *group,
+                scale: *scale,
+                window: *window,
+            };
+            let (pool, workers, partials) = (&mut compute.pool, &mut compute.workers, &mut model.partials);
+            let done =
+                attention::attend(compute.level, &problem, pool, workers, partials, result.values_mut());
+            model.values.planes[out.plane] = result;
+            done?;
+        }
+        Unit::Route { logits, choice } => {
+            let rows = model.step.rows();
+            let (values, choice) = (&model.values, &mut model.choices[*choice]);
+            choice.choose(rows, |row| values.row(*logits, row));
+        }
+        Unit::Experts { experts, choice, activation, from, out } => {
+            return experts::run(compute, model, *experts, *choice, *activation, [*from, *out], weights);
+        }
+    }
+    Ok(Progress::Done)
+}
+
+/// A tensor that the host reads where the file is mapped.
+fn host(program: &Program, id: TensorId) -> Result<crate::tensor::LazyTensor, BackendError> {
+    let missing = || BackendError::Internal(format!("no tensor {}", id.0));
+    Ok(program.tensor(id).ok_or_else(missing)?.lazy.clone())
+}
+
+fn embed(
+    model: &mut Model,
+    table: crate::tensor::LazyTensor,
+    scale: f32,
+    out: Place,
+) -> Result<(), BackendError> {
+    let bytes = table.bytes();
+    let row_bytes = bytes.len() / model.program.vocab();
+    for row in 0..model.step.rows() {
+        let id = model.step.token_ids[row] as usize;
+        let values = model.values.row_mut(out, row);
+        quant::dequantize_row(table.dtype(), &bytes[id * row_bytes..][..row_bytes], values)
+            .map_err(|error| BackendError::Internal(error.to_string()))?;
+        if scale != 1.0 {
+            values.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+    Ok(())
+}
+
+fn take(model: &mut Model, from: Place, out: Place) {
+    for (index, &row) in model.step.logits_rows.iter().enumerate() {
+        let values = model.values.row(from, row as usize).to_vec();
+        model.values.row_mut(out, index).copy_from_slice(&values);
+    }
+}
+
+/// A matrix and its bias as they were loaded.
+pub fn projection<'a>(weights: &Weights<'a>, matrix: &Matrix) -> Result<Projection<'a>, BackendError> {
+    let bias = matrix.bias.map(|bias| weights.tensor(bias)).transpose()?;
+    Ok(Projection { weight: weights.tensor(matrix.weight)?, bias })
+}
+
+/// Makes the activations of a unit's input, in the forms that its matrices take.
+fn activate(
+    compute: &mut Compute,
+    model: &mut Model,
+    input: &Input,
+    parts: &[Projection<'_>],
+    weights: &Weights<'_>,
+) -> Result<(), BackendError> {
+    let Values { acts, planes, vectors } = &mut model.values;
+    let norm = input.norm.map(|norm| NormWeights::read(&norm, weights, vectors)).transpose()?;
+    let (rows, wanted) = (model.step.rows_of(input.rows), &model.step.logits_rows);
+    let plane = &planes[input.from.plane];
+    let matrices: Vec<&DeviceTensor> = parts.iter().map(|part| part.weight).collect();
+    let level = compute.level;
+    compute.activate(acts, rows, input.from.width, &matrices, input.fine_above, |row, out| {
+        let row = if input.take { wanted[row] as usize } else { row };
+        let from = &plane.row(row)[input.from.first..][..input.from.width];
+        match norm {
+            None => out.copy_from_slice(from),
+            Some(norm) => norm.apply(level, vectors, from, out),
+        }
+    });
+    Ok(())
+}
+
+/// Where a norm's weights stand among a unit's small weights.
+#[derive(Clone, Copy)]
+pub struct NormWeights {
+    kind: NormKind,
+    eps: f32,
+    first: usize,
+    len: usize,
+    biased: bool,
+}
+
+impl NormWeights {
+    /// Reads a norm's weights to the end of `vectors`, which is emptied first.
+    fn read(norm: &NormSpec, weights: &Weights<'_>, vectors: &mut Vec<f32>) -> Result<Self, BackendError> {
+        vectors.clear();
+        Self::append(norm, weights, vectors)
+    }
+
+    /// Appends a norm's weights to `vectors`.
+    pub fn append(
+        norm: &NormSpec,
+        weights: &Weights<'_>,
+        vectors: &mut Vec<f32>,
+    ) -> Result<Self, BackendError> {
+        let first = vectors.len();
+        append_values(&weights.tensor(norm.weight)?.tensor, vectors)?;
+        let len = vectors.len() - first;
+        if let Some(bias) = norm.bias {
+            append_values(&weights.tensor(bias)?.tensor, vectors)?;
+        }
+        Ok(Self { kind: norm.kind, eps: norm.eps, first, len, biased: norm.bias.is_some() })
+    }
+
+    /// Values that are normed together.
+    pub fn group(&self) -> usize {
+        self.len
+    }
+
+    /// Norms `from`, one group, into `out`.
+    pub fn apply(&self, level: super::simd::Level, vectors: &[f32], from: &[f32], out: &mut [f32]) {
+        let weight = &vectors[self.first..][..self.len];
+        match self.kind {
+            NormKind::Rms => super::norm::rms_norm(level, from, weight, self.eps, out),
+            NormKind::Layer => super::norm::layer_norm(level, from, weight, self.eps, out),
+        }
+        if self.biased {
+            let bias = &vectors[self.first + self.len..][..self.len];
+            out.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
+        }
+    }
+}
+
+fn product(
+    compute: &mut Compute,
+    model: &mut Model,
+    input: &Input,
+    parts: &[Matrix],
+    out: Place,
+    add: bool,
+    weights: &Weights<'_>,
+) -> Result<(), BackendError> {
+    let parts = parts.iter().map(|part| projection(weights, part)).collect::<Result<Vec<_>, _>>()?;
+    if model.step.rows_of(input.rows) == 0 {
+        return Ok(());
+    }
+    activate(compute, model, input, &parts, weights)?;
+    let store = if add { Store::Add } else { Store::Replace };
+    let plane = &mut model.values.planes[out.plane];
+    let stride = plane.cols();
+    compute.project(&parts, &model.values.acts, store, plane.values_mut(), stride)
+}
+
+fn store(compute: &mut Compute, model: &mut Model, state: StateId, keys: Place, values: Place) {
+    let layout = model.kv.layout(state);
+    let parallel = compute.is_parallel(model.step.rows() * (keys.width + values.width));
+    let (planes, places) = (&model.values.planes, &model.step.places);
+    let head = |place: Place, row: usize, head: usize| {
+        &planes[place.plane].row(row)[place.first + head * layout.head_dim..][..layout.head_dim]
+    };
+    model.kv.write(&mut compute.pool, parallel, compute.level, layout, places, |row, number| {
+        [head(keys, row, number), head(values, row, number)]
+    });
+}
+
+/// The step's angles, made where they are first used.
+pub fn angles(model: &mut Model, rope: RopeId) -> Result<(), BackendError> {
+    let number = rope.0 as usize;
+    if model.ropes[number].is_some() {
+        return Ok(());
+    }
+    let rope = &model.program.ropes()[number];
+    let mut factors = Vec::new();
+    if let Some(id) = rope.factors {
+        append_values(&host(&model.program, id)?, &mut factors)?;
+    }
+    let mut table = RopeTable::default();
+    table.fill(&rope.spec, rope.factors.map(|_| factors.as_slice()), &model.step.positions);
+    model.ropes[number] = Some(table);
+    Ok(())
+}
+
+/// What this backend cannot run of a program.
+pub fn refuses(program: &Program) -> Option<BackendError> {
+    let unsupported = program.dtypes().into_iter().find(|(dtype, _)| !quant::is_supported(*dtype));
+    let (dtype, tensor) = unsupported?;
+    Some(BackendError::Unsupported { tensor: tensor.name().to_owned(), dtype, backend: "cpu" })
+}

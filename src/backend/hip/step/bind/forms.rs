@@ -1,0 +1,145 @@
+//! In which forms rows of a value meet weights.
+
+use crate::backend::Activations;
+use crate::backend::hip::scratch::MATRIX_ROWS;
+use crate::tensor::DType;
+
+/// A form of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// 8-bit codes with scales and sums.
+    A8,
+    /// f32.
+    Float,
+    /// f16 with a scale for each row: for matrix products of many rows.
+    Half,
+}
+
+/// All forms.
+pub const FORMS: [Form; 3] = [Form::A8, Form::Float, Form::Half];
+
+/// A set of forms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forms(u8);
+
+impl Forms {
+    /// One form.
+    pub const fn of(form: Form) -> Self {
+        Self(1 << form as u8)
+    }
+
+    /// Whether a form is among them.
+    pub fn has(self, form: Form) -> bool {
+        self.0 & Self::of(form).0 != 0
+    }
+
+    /// The form, where it is one.
+    pub fn only(self) -> Option<Form> {
+        FORMS.into_iter().find(|form| self == Self::of(*form))
+    }
+
+    /// With those of another set.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// All but this one.
+    pub fn without(self, form: Form) -> Self {
+        Self(self.0 & !Self::of(form).0)
+    }
+}
+
+/// Forms that the readers of a value want.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// In a step of fewer than [`MATRIX_ROWS`] rows.
+    pub few: Forms,
+    /// In a step of as many.
+    pub many: Forms,
+}
+
+impl Wanted {
+    /// f32 alone.
+    pub const FLOAT: Self = Self::always(Form::Float);
+
+    /// One form, however many rows there are.
+    pub const fn always(form: Form) -> Self {
+        Self { few: Forms::of(form), many: Forms::of(form) }
+    }
+
+    /// What a product wants with a matrix of a type and so many columns, in steps of at most `rows` rows.
+    pub fn by_product(activations: Activations, dtype: DType, cols: u32, rows: usize) -> Self {
+        let few = Forms::of(form(activations, dtype, 1, cols));
+        if rows < MATRIX_ROWS {
+            return Self { few, many: few };
+        }
+        Self { few, many: Forms::of(form(activations, dtype, MATRIX_ROWS as u32, cols)) }
+    }
+
+    /// Those for so many rows.
+    pub fn at(self, rows: u32) -> Forms {
+        if rows as usize >= MATRIX_ROWS { self.many } else { self.few }
+    }
+
+    /// With those that others want.
+    pub fn and(self, other: Self) -> Self {
+        Self { few: self.few.and(other.few), many: self.many.and(other.many) }
+    }
+
+    /// All that are wanted at any number of rows.
+    pub fn any(self) -> Forms {
+        self.few.and(self.many)
+    }
+
+    /// Whether one form is wanted at a time.
+    pub fn is_single(self) -> bool {
+        self.few.only().is_some() && self.many.only().is_some()
+    }
+}
+
+/// Whether a type holds plain numbers.
+pub fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// In which form `rows` rows of `cols` values meet weights of a type. F32 weights would lose by f16.
+pub fn form(activations: Activations, dtype: DType, rows: u32, cols: u32) -> Form {
+    let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
+    match activations {
+        Activations::F32 => Form::Float,
+        Activations::Int8 if many => Form::Half,
+        Activations::Int8 if is_float(dtype) => Form::Float,
+        Activations::Int8 => Form::A8,
+    }
+}
+
+/// In which form pairs of a row and an expert meet weights: few rows for each matrix, so as single rows do.
+pub fn pair_form(activations: Activations, dtype: DType) -> Form {
+    if is_float(dtype) || activations == Activations::F32 { Form::Float } else { Form::A8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        let both = Forms::of(Form::A8).and(Forms::of(Form::Half));
+        assert!(both.has(Form::A8) && both.has(Form::Half) && !both.has(Form::Float));
+        assert_eq!((both.only(), both.without(Form::A8).only()), (None, Some(Form::Half)));
+        assert_eq!(Forms::default().only(), None);
+    }
+
+    #[test]
+    fn many_rows_meet_other_forms_than_few_where_steps_have_as_many() {
+        let wanted = |dtype, cols, rows| Wanted::by_product(Activations::Int8, dtype, cols, rows);
+        let forms = |wanted: Wanted| (wanted.few.only(), wanted.many.only());
+        assert_eq!(forms(wanted(DType::Q4_K, 256, 64)), (Some(Form::A8), Some(Form::Half)));
+        assert_eq!(forms(wanted(DType::Q4_K, 256, 63)), (Some(Form::A8), Some(Form::A8)));
+        assert_eq!(forms(wanted(DType::F32, 256, 64)), (Some(Form::Float), Some(Form::Float)));
+        assert_eq!(forms(wanted(DType::F16, 12, 64)), (Some(Form::Float), Some(Form::Float)));
+        let exact = Wanted::by_product(Activations::F32, DType::Q4_K, 256, 64);
+        assert_eq!(exact, Wanted::FLOAT);
+        assert!(!exact.and(wanted(DType::Q4_K, 256, 64)).is_single());
+    }
+}

@@ -1,0 +1,148 @@
+//! Heads on their way to attention: where queries, keys and values lie side by side, and the unit that takes them.
+
+use super::fusions::{Chain, Fusion, HeadsFusion};
+use super::limits;
+use super::lower::Lower;
+use super::unit::{Heads, Home, Kv, Operand, Turn, View, Work};
+use super::uses::VersionId;
+use crate::backend::BackendError;
+use crate::program::{Op, RopeId, Rows, State, StateId};
+
+/// A plane of `[queries | keys | values]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    width: u32,
+    /// Made when something is first written there.
+    view: Option<View>,
+}
+
+impl Lower<'_> {
+    /// Gives those that a unit of heads takes their places side by side.
+    pub fn plan_heads(&mut self) -> Result<(), BackendError> {
+        for op in 0..self.uses.ops.len() {
+            for fusion in self.fusions.at(op).to_vec() {
+                let Fusion::Heads(heads) = fusion else { continue };
+                let group = self.groups.len();
+                let mut width = 0;
+                for version in inputs(&heads) {
+                    if let Some(root) = self.root(version) {
+                        self.planned.entry(root).or_insert((group, width));
+                    }
+                    width += self.value(self.version(version)?.value)?.width;
+                }
+                self.groups.push(Group { width: limits::width(width)?, view: None });
+            }
+        }
+        Ok(())
+    }
+
+    /// The version that a value was written as, where all that writes it since takes rows with gaps.
+    fn root(&self, version: VersionId) -> Option<VersionId> {
+        let mut version = version;
+        loop {
+            let (_, place) = self.uses.maker(version)?;
+            match *place.op {
+                Op::Project { add: false, .. } => return Some(version),
+                Op::Norm { add: false, from, out, .. } if from != out => return Some(version),
+                Op::Project { .. } | Op::Norm { .. } | Op::Add { .. } | Op::Cap { .. } | Op::Scale { .. } => {
+                    version = self.uses.versions.get(version)?.before?;
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Columns of a plane of heads.
+    pub fn beside(&mut self, group: usize, column: u32) -> View {
+        let (width, view) = self.groups.get(group).map_or((0, None), |group| (group.width, group.view));
+        let view = view.unwrap_or_else(|| self.plane(width, Rows::All));
+        if let Some(group) = self.groups.get_mut(group) {
+            group.view = Some(view);
+        }
+        View { column, ..view }
+    }
+
+    /// The unit that norms, turns and stores heads.
+    pub fn heads(&mut self, heads: HeadsFusion) -> Result<(), BackendError> {
+        limits::head(heads.head_dim)?;
+        let group = self.groups_used;
+        self.groups_used += 1;
+        let mut column = 0;
+        for version in inputs(&heads) {
+            column += self.gather(version, group, column)?;
+        }
+        let from = self.beside(group, 0);
+        let chains = [heads.queries, heads.kv.map(|(_, keys, _)| keys)];
+        let norm = |chain: Option<Chain>| chain.and_then(|chain| chain.norm);
+        let eps = chains.into_iter().find_map(norm).map_or(0.0, |(_, eps)| eps);
+        let norms = chains.map(|chain| norm(chain).map(|(weight, _)| self.operand(weight)));
+        let kv = heads.kv.map(|(state, ..)| self.kv(state)).transpose()?;
+        let queries = match heads.queries {
+            None => None,
+            Some(queries) => {
+                let width = self.value(self.version(queries.to)?.value)?.width;
+                let view = self.fresh(queries.to, true)?.float;
+                view.map(|view| (width / heads.head_dim, view))
+            }
+        };
+        let rope = heads.rope.map(|rope| self.turn(rope)).transpose()?;
+        let unit = Heads { from, head_dim: heads.head_dim, rope, queries, kv, norms, eps };
+        self.emit(Work::Heads(unit), Rows::All);
+        heads.queries.map_or(Ok(()), |queries| self.convert(queries.to))
+    }
+
+    /// A rotation that stands by itself.
+    pub fn rope(&mut self, number: usize, rope: RopeId, head_dim: u32) -> Result<(), BackendError> {
+        limits::head(head_dim)?;
+        let wrote = self.wrote(number)?;
+        let version = self.version(wrote)?;
+        let value = self.value(version.value)?;
+        if value.rows != Rows::All {
+            return Err(limits::operation("a rotation of the wanted rows alone"));
+        }
+        let from = self.float(version.before.unwrap_or(wrote))?;
+        let from = self.whole(from, value.width, value.rows);
+        let Home { float: out, .. } = self.fresh(wrote, true)?;
+        let rope = Some(self.turn(rope)?);
+        let queries = out.map(|out| (value.width / head_dim, out));
+        let unit = Heads { from, head_dim, rope, queries, kv: None, norms: [None::<Operand>; 2], eps: 0.0 };
+        self.emit(Work::Heads(unit), Rows::All);
+        self.convert(wrote)
+    }
+
+    /// Sees to it that a version lies in a plane of heads. How wide it is.
+    fn gather(&mut self, version: VersionId, group: usize, column: u32) -> Result<u32, BackendError> {
+        let value = self.value(self.version(version)?.value)?;
+        if value.rows != Rows::All {
+            return Err(limits::operation("attention of the wanted rows alone"));
+        }
+        let (view, wanted) = (self.float(version)?, self.beside(group, column));
+        if view != wanted {
+            self.copy(view, wanted, value.width, Rows::All);
+        }
+        Ok(value.width)
+    }
+
+    fn turn(&self, rope: RopeId) -> Result<Turn, BackendError> {
+        let spec = self.program.ropes().get(rope.0 as usize).map(|rope| &rope.spec);
+        let spec = spec.ok_or_else(|| BackendError::Internal("no such rotary embedding".to_owned()))?;
+        Ok(Turn { rope, dims: spec.dims as u32, layout: spec.layout })
+    }
+
+    /// Keys and values of a state.
+    pub fn kv(&self, state: StateId) -> Result<Kv, BackendError> {
+        let missing = || BackendError::Internal("no such keys and values".to_owned());
+        let offset = self.kv.offsets.get(state.0 as usize).copied().ok_or_else(missing)?;
+        match self.program.states().get(state.0 as usize) {
+            Some(&State::Kv { heads, .. }) => Ok(Kv { offset, heads }),
+            None => Err(missing()),
+        }
+    }
+}
+
+/// What a unit of heads takes, in the order of its plane.
+fn inputs(heads: &HeadsFusion) -> impl Iterator<Item = VersionId> + use<> {
+    let queries = heads.queries.map(|queries| queries.from);
+    let kv = heads.kv.map(|(_, keys, values)| [keys.from, values]);
+    queries.into_iter().chain(kv.into_iter().flatten())
+}

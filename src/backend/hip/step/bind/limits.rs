@@ -1,0 +1,106 @@
+//! What kernels compute: types, sizes, attributes of operations.
+
+use crate::backend::BackendError;
+use crate::backend::hip::kernels::Kernel;
+use crate::backend::hip::kernels::matmul::{choice, planes};
+use crate::backend::hip::kernels::ops::EmbedRows;
+use crate::program::{Program, TensorId};
+use crate::tensor::{DType, LazyTensor};
+
+/// What kernels count in 32 bits, with room to multiply.
+const WIDTH_MAX: u32 = 1 << 24;
+
+/// Rows of a launch: what all runtimes take as the second dimension of a grid.
+pub const ROWS_MAX: usize = 65_535;
+
+/// Experts that `route` chooses among.
+const EXPERTS_MAX: u32 = 512;
+
+/// Values of a head that a block has room for.
+const HEAD_DIM_MAX: u32 = 256;
+
+/// What a backend without arithmetic for it answers.
+pub fn operation(operation: impl Into<String>) -> BackendError {
+    BackendError::Operation { operation: operation.into(), backend: "hip" }
+}
+
+fn unsupported(tensor: &LazyTensor) -> BackendError {
+    let (name, dtype) = (tensor.name().to_owned(), tensor.dtype());
+    BackendError::Unsupported { tensor: name, dtype, backend: "hip" }
+}
+
+/// A tensor of a program.
+pub fn tensor(program: &Program, id: TensorId) -> Result<&LazyTensor, BackendError> {
+    let tensor = program.tensor(id).map(|tensor| &tensor.lazy);
+    tensor.ok_or_else(|| BackendError::Internal(format!("no tensor {}", id.0)))
+}
+
+/// Refuses a matrix that no product takes.
+pub fn matrix(tensor: &LazyTensor) -> Result<(), BackendError> {
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    let known = choice::gemv_f32(dtype, 1).is_some();
+    let fits = planes::planes(dtype, shape.rows(), shape.cols()).is_some();
+    if known && fits { Ok(()) } else { Err(unsupported(tensor)) }
+}
+
+/// Refuses experts of a type that no product takes.
+pub fn expert(tensor: &LazyTensor) -> Result<(), BackendError> {
+    matrix(tensor)?;
+    choice::experts_f32(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
+}
+
+/// Refuses a table that no kernel reads rows of.
+pub fn table(tensor: &LazyTensor) -> Result<(), BackendError> {
+    embed_kernel(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
+}
+
+/// Reads embedding rows of a type as the file has them.
+pub fn embed_kernel(dtype: DType) -> Option<Kernel<EmbedRows>> {
+    Some(match dtype {
+        DType::F32 => EmbedRows::embed_rows_f32,
+        DType::F16 => EmbedRows::embed_rows_f16,
+        DType::BF16 => EmbedRows::embed_rows_bf16,
+        DType::Q8_0 => EmbedRows::embed_rows_q8_0,
+        DType::Q4_0 => EmbedRows::embed_rows_q4_0,
+        DType::Q4_1 => EmbedRows::embed_rows_q4_1,
+        DType::Q5_0 => EmbedRows::embed_rows_q5_0,
+        DType::Q5_1 => EmbedRows::embed_rows_q5_1,
+        DType::Q4_K => EmbedRows::embed_rows_q4_k,
+        DType::Q5_K => EmbedRows::embed_rows_q5_k,
+        DType::Q6_K => EmbedRows::embed_rows_q6_k,
+        DType::MXFP4 => EmbedRows::embed_rows_mxfp4,
+        _ => return None,
+    })
+}
+
+/// Refuses rows wider than kernels count.
+pub fn width(width: u32) -> Result<u32, BackendError> {
+    if width > WIDTH_MAX {
+        return Err(BackendError::Dims("a size is more than the kernels count"));
+    }
+    Ok(width)
+}
+
+/// Refuses more rows than a launch takes.
+pub fn rows(rows: usize) -> Result<(), BackendError> {
+    if rows > ROWS_MAX { Err(BackendError::Dims("a step has more rows than a launch takes")) } else { Ok(()) }
+}
+
+/// Refuses more experts, or pairs of a row and an expert, than kernels count.
+pub fn experts(count: u32, used: u32, rows: usize) -> Result<(), BackendError> {
+    if count > EXPERTS_MAX {
+        return Err(operation(format!("a choice among {count} experts")));
+    }
+    if rows.saturating_mul(used as usize) > ROWS_MAX {
+        return Err(BackendError::Dims("more experts than the kernels count"));
+    }
+    Ok(())
+}
+
+/// Refuses heads that a block has no room for.
+pub fn head(head_dim: u32) -> Result<(), BackendError> {
+    if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+        return Err(operation(format!("attention of heads of {head_dim} values")));
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! From operations to units, one after the other, and homes for the values between them.
+
+use std::collections::HashMap;
+
+use super::forms::{Form, Forms, Wanted};
+use super::fusions::{Fusion, Fusions};
+use super::heads::Group;
+use super::planes::{PlaneId, Planes};
+use super::unit::{Add, Choice, Convert, Home, Operand, Unit, View, Work};
+use super::uses::{Uses, Version, VersionId};
+use super::{Bound, BoundPart, Room, limits};
+use crate::backend::hip::kv::KvLayout;
+use crate::backend::hip::scratch::padded;
+use crate::backend::hip::step::Modes;
+use crate::backend::{BackendError, StepLimits};
+use crate::program::{Program, Rows, TensorId, Value, ValueId};
+
+/// Units that are being made of a program.
+pub struct Lower<'a> {
+    pub program: &'a Program,
+    pub limits: StepLimits,
+    pub modes: Modes,
+    pub uses: Uses<'a>,
+    pub fusions: Fusions,
+    pub planes: Planes,
+    pub parts: Vec<BoundPart>,
+    /// Units so far, of all parts.
+    pub units: u32,
+    /// By version, where they are.
+    pub homes: Vec<Option<Home>>,
+    /// Versions that are rows of another whose logits are wanted, and are not copied.
+    pub taken: HashMap<VersionId, View>,
+    /// Versions that lie beside others for heads.
+    pub planned: HashMap<VersionId, (usize, u32)>,
+    /// Planes of heads.
+    pub groups: Vec<Group>,
+    /// Of these, so many were used.
+    pub groups_used: usize,
+    /// By version, and the place of the unit that makes them in its part.
+    pub choices: HashMap<VersionId, (Choice, usize)>,
+    /// What the last unit multiplied, where it was products that others may join.
+    pub joins: Option<VersionId>,
+    pub kv: KvLayout,
+    pub room: Room,
+    pub windows: Vec<u32>,
+    pub group_max: u32,
+    pub table: Option<(TensorId, usize)>,
+}
+
+/// Makes units of a program's operations.
+///
+/// # Errors
+/// [`BackendError`]: no kernel computes it.
+pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Bound, BackendError> {
+    limits::rows(limits.rows)?;
+    limits::rows(limits.wanted_rows)?;
+    for value in program.values() {
+        limits::width(value.width)?;
+    }
+    let kv = KvLayout::of(program, modes.kv);
+    let kv = kv.ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
+    let mut uses = Uses::of(program, limits, modes);
+    // Logits are read when all is done.
+    let logits = uses.versions.iter().rposition(|version| version.value == program.logits());
+    let logits = logits.ok_or_else(|| BackendError::Internal("a program without logits".to_owned()))?;
+    if let Some(version) = uses.versions.get_mut(logits) {
+        version.wanted = version.wanted.and(Wanted::FLOAT);
+    }
+    let mut lower = Lower {
+        fusions: Fusions::find(program, &uses),
+        planes: Planes::default(),
+        parts: Vec::with_capacity(program.parts().len()),
+        units: 0,
+        homes: vec![None; uses.versions.len()],
+        taken: HashMap::new(),
+        planned: HashMap::new(),
+        groups: Vec::new(),
+        groups_used: 0,
+        choices: HashMap::new(),
+        joins: None,
+        room: Room::default(),
+        windows: Vec::new(),
+        group_max: 0,
+        table: None,
+        program,
+        limits,
+        modes,
+        uses,
+        kv,
+    };
+    lower.plan_heads()?;
+    let mut number = 0;
+    for part in program.parts() {
+        lower.parts.push(BoundPart::default());
+        lower.joins = None;
+        for op in &part.ops {
+            lower.op(number, op)?;
+            number += 1;
+        }
+    }
+    lower.finish(logits)
+}
+
+impl Lower<'_> {
+    fn op(&mut self, number: usize, op: &crate::program::Op) -> Result<(), BackendError> {
+        for fusion in self.fusions.at(number).to_vec() {
+            match fusion {
+                Fusion::Heads(heads) => self.heads(heads)?,
+                Fusion::Gated(products) => self.gated(number, products)?,
+            }
+        }
+        if self.fusions.is_absorbed(number) {
+            return self.absorbed(number, op);
+        }
+        self.single(number, op)
+    }
+
+    fn finish(mut self, logits: VersionId) -> Result<Bound, BackendError> {
+        let view = self.float(logits)?;
+        let view = self.whole(view, self.program.vocab() as u32, Rows::Wanted);
+        self.planes.keep(view.plane);
+        let (slots, places) = self.planes.place();
+        Ok(Bound {
+            parts: self.parts,
+            slots,
+            places,
+            room: self.room,
+            kv: self.kv,
+            table: self.table,
+            logits: view,
+            windows: self.windows,
+            group_max: self.group_max,
+            limits: self.limits,
+            modes: self.modes,
+        })
+    }
+
+    /// Adds a unit to the part at hand.
+    pub fn emit(&mut self, work: Work, rows: Rows) {
+        for plane in work.planes() {
+            self.planes.touch(plane, self.units);
+        }
+        if let Some(part) = self.parts.last_mut() {
+            let operands = part.operands.len() as u32; // a few for each operation
+            part.units.push(Unit { work, rows, operands });
+            self.units += 1;
+        }
+        self.joins = None;
+    }
+
+    /// The number of a tensor in the part at hand.
+    pub fn operand(&mut self, id: TensorId) -> Operand {
+        let Some(part) = self.parts.last_mut() else { return Operand(0) };
+        let known = part.operands.iter().position(|known| *known == id);
+        let number = known.unwrap_or_else(|| {
+            part.operands.push(id);
+            part.operands.len() - 1
+        });
+        Operand(number as u32)
+    }
+
+    pub fn value(&self, id: ValueId) -> Result<Value, BackendError> {
+        let value = self.program.values().get(id.0 as usize).copied();
+        value.ok_or_else(|| BackendError::Internal(format!("no value {}", id.0)))
+    }
+
+    pub fn version(&self, id: VersionId) -> Result<Version, BackendError> {
+        let version = self.uses.versions.get(id).copied();
+        version.ok_or_else(|| BackendError::Internal(format!("no version {id}")))
+    }
+
+    /// The version of a value that an operation reads.
+    pub fn read(&self, op: usize, value: ValueId) -> Result<VersionId, BackendError> {
+        let missing = || BackendError::Internal(format!("value {} is read before it is written", value.0));
+        self.uses.read(op, value).ok_or_else(missing)
+    }
+
+    /// The version that an operation makes.
+    pub fn wrote(&self, op: usize) -> Result<VersionId, BackendError> {
+        let wrote = self.uses.ops.get(op).and_then(|place| place.wrote);
+        wrote.ok_or_else(|| BackendError::Internal(format!("operation {op} writes nothing")))
+    }
+
+    /// Where a version is.
+    pub fn home(&self, version: VersionId) -> Result<Home, BackendError> {
+        let home = self.homes.get(version).copied().flatten();
+        home.ok_or_else(|| limits::operation("a value that is read after it went to its state"))
+    }
+
+    /// Where a version is in f32.
+    pub fn float(&self, version: VersionId) -> Result<View, BackendError> {
+        let float = self.home(version)?.float;
+        float.ok_or_else(|| BackendError::Internal(format!("version {version} is nowhere in f32")))
+    }
+
+    /// Where a version is in the forms that are wanted.
+    pub fn input(&self, version: VersionId, wanted: Wanted) -> Result<Home, BackendError> {
+        let (home, any) = (self.home(version)?, wanted.any());
+        Ok(Home {
+            float: home.float.filter(|_| any.has(Form::Float)),
+            a8: home.a8.filter(|_| any.has(Form::A8)),
+            half: home.half.filter(|_| any.has(Form::Half)),
+        })
+    }
+
+    pub fn settle(&mut self, version: VersionId, home: Home) {
+        if let Some(slot) = self.homes.get_mut(version) {
+            *slot = Some(home);
+        }
+    }
+
+    /// A new plane of f32 rows.
+    pub fn plane(&mut self, cols: u32, rows: Rows) -> View {
+        let plane = self.planes.add(4 * cols as usize, rows, self.units);
+        View { plane, column: 0, stride: cols }
+    }
+
+    /// New planes for forms but f32, `times` rows of them for each row.
+    pub fn other_forms(&mut self, forms: Forms, cols: u32, rows: Rows, times: usize) -> Home {
+        let values = padded(cols as usize) * times;
+        let mut plane = |bytes: usize| self.planes.add(bytes, rows, self.units);
+        let a8 = forms.has(Form::A8).then(|| [plane(values), plane(values / 32 * 4), plane(values / 16 * 2)]);
+        let half = forms.has(Form::Half).then(|| [plane(2 * values), plane(4 * times)]);
+        Home { float: None, a8, half }
+    }
+
+    /// A home for a version that is written whole; in f32 too where `float` says so.
+    pub fn fresh(&mut self, version: VersionId, float: bool) -> Result<Home, BackendError> {
+        let Version { value, wanted, .. } = self.version(version)?;
+        let Value { width, rows, .. } = self.value(value)?;
+        let mut home = self.other_forms(wanted.any(), width, rows, 1);
+        if float || wanted.any().has(Form::Float) {
+            home.float = Some(match self.planned.get(&version).copied() {
+                Some((group, column)) => self.beside(group, column),
+                None => self.plane(width, rows),
+            });
+        }
+        self.settle(version, home);
+        Ok(home)
+    }
+
+    /// A home for a version that takes the place of the one before it.
+    pub fn updated(&mut self, version: VersionId) -> Result<Home, BackendError> {
+        let Version { value, wanted, before, .. } = self.version(version)?;
+        let before = before.ok_or_else(|| BackendError::Internal("nothing to update".to_owned()))?;
+        let Value { width, rows, .. } = self.value(value)?;
+        let float = Some(self.float(before)?);
+        let home = Home { float, ..self.other_forms(wanted.any(), width, rows, 1) };
+        self.settle(version, home);
+        Ok(home)
+    }
+
+    /// Makes the forms that readers of a version want, of f32 rows that the last unit wrote.
+    pub fn convert(&mut self, version: VersionId) -> Result<(), BackendError> {
+        let home = self.home(version)?;
+        if home.a8.is_none() && home.half.is_none() {
+            return Ok(());
+        }
+        let Version { value, wanted: forms, .. } = self.version(version)?;
+        let Value { width: cols, rows, .. } = self.value(value)?;
+        self.emit(Work::Convert(Convert { cols, home, forms }), rows);
+        Ok(())
+    }
+
+    /// What a unit that writes one form at a time writes: the one that is wanted, or f32 to be converted then.
+    pub fn one_form(&self, version: VersionId) -> Result<(Wanted, bool), BackendError> {
+        let wanted = self.version(version)?.wanted;
+        Ok(if wanted.is_single() { (wanted, false) } else { (Wanted::FLOAT, true) })
+    }
+
+    /// Rows without gaps: as they are, or a copy.
+    pub fn whole(&mut self, view: View, cols: u32, rows: Rows) -> View {
+        if view.stride == cols {
+            return view;
+        }
+        let out = self.plane(cols, rows);
+        self.copy(view, out, cols, rows);
+        out
+    }
+
+    /// Copies rows.
+    pub fn copy(&mut self, from: View, out: View, cols: u32, rows: Rows) {
+        self.emit(Work::Add(Add { from, out, scale: 1.0, keep: false, cols }), rows);
+    }
+
+    /// A new plane of so many bytes a row.
+    pub fn bytes(&mut self, row_bytes: usize, rows: Rows) -> PlaneId {
+        self.planes.add(row_bytes, rows, self.units)
+    }
+}

@@ -1,0 +1,428 @@
+//! Units of single operations, of gates over two products, and of rows that are not copied.
+
+use super::forms::{Form, Wanted, form, pair_form};
+use super::limits;
+use super::lower::Lower;
+use super::unit::{
+    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Home, Norm, Product, Products,
+    Route, Take, View, Work,
+};
+use crate::backend::hip::run::{TILE_QUERIES, attend_leaves_floats};
+use crate::backend::hip::scratch::{ATTENTION_ROWS, MATRIX_ROWS};
+use crate::backend::{Activations, BackendError};
+use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
+use crate::tensor::DType;
+
+/// Matrices that one launch takes.
+const TOGETHER: usize = 3;
+
+impl Lower<'_> {
+    /// An operation that became part of a unit with others.
+    pub fn absorbed(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        if let Op::Take { from, .. } = *op {
+            let view = self.float(self.read(number, from)?)?;
+            let wrote = self.wrote(number)?;
+            self.taken.insert(wrote, view);
+        }
+        Ok(())
+    }
+
+    /// An operation by itself.
+    pub fn single(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        match *op {
+            Op::Embed { table, scale, .. } => self.embed(number, table, scale),
+            Op::Take { from, .. } => self.take(number, from),
+            Op::Norm { .. } => self.norm(number, op),
+            Op::Project { weight, bias, from, out, add } => {
+                self.project(number, [from, out], weight, bias, add)
+            }
+            Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
+            // Every store is part of a unit of heads.
+            Op::Store { .. } => Err(BackendError::Internal("keys and values without their heads".to_owned())),
+            Op::Attend { state, queries, scale, window, .. } => {
+                self.attend(number, state, queries, scale, window.unwrap_or(0))
+            }
+            Op::Gate { activation, gate, up, .. } => self.gate(number, activation, gate, Some(up)),
+            Op::Activate { activation, from, .. } => self.gate(number, activation, from, None),
+            Op::Route { logits, normalise, scale, out } => {
+                self.route(number, [logits, out], normalise, scale)
+            }
+            Op::Experts { experts, choice, activation, from, .. } => {
+                self.experts(number, experts, [choice, from], activation)
+            }
+            Op::Add { from, scale, .. } => {
+                let from = self.float(self.read(number, from)?)?;
+                self.add(number, Some(from), scale)
+            }
+            Op::Cap { cap, .. } => self.cap(number, cap),
+            Op::Scale { by, .. } => self.add(number, None, by),
+        }
+    }
+
+    fn embed(&mut self, number: usize, table: TensorId, scale: f32) -> Result<(), BackendError> {
+        let tensor = limits::tensor(self.program, table)?;
+        limits::table(tensor)?;
+        if self.table.is_some() || self.parts.len() > 1 {
+            return Err(limits::operation("more than one table of embeddings"));
+        }
+        let dtype = tensor.dtype();
+        let row_bytes = dtype.row_bytes(tensor.shape().cols()).and_then(|bytes| usize::try_from(bytes).ok());
+        let row_bytes = row_bytes.ok_or(BackendError::Dims("rows of embeddings are not whole"))?;
+        self.table = Some((table, row_bytes));
+        let wrote = self.wrote(number)?;
+        let value = self.value(self.version(wrote)?.value)?;
+        if value.rows != Rows::All {
+            return Err(limits::operation("embeddings of the wanted rows alone"));
+        }
+        if let Some(out) = self.fresh(wrote, true)?.float {
+            self.emit(Work::Embed(Embed { dtype, cols: value.width, scale, out }), Rows::All);
+        }
+        self.convert(wrote)
+    }
+
+    fn take(&mut self, number: usize, from: ValueId) -> Result<(), BackendError> {
+        let (from, wrote) = (self.float(self.read(number, from)?)?, self.wrote(number)?);
+        let cols = self.value(self.version(wrote)?.value)?.width;
+        if let Some(out) = self.fresh(wrote, true)?.float {
+            self.emit(Work::Take(Take { from, out, cols }), Rows::Wanted);
+        }
+        self.convert(wrote)
+    }
+
+    fn norm(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
+        let Op::Norm { kind, eps, weight, bias, from, out, add } = *op else { return Ok(()) };
+        let (read, wrote) = (self.read(number, from)?, self.wrote(number)?);
+        let value = self.value(out)?;
+        let group = limits::tensor(self.program, weight)?.shape().elements() as u32; // at most the value's width
+        let taken = self.taken.get(&read).copied();
+        let view = taken.map_or_else(|| self.float(read), Ok)?;
+        let wanted = self.version(wrote)?.wanted;
+        let in_place = from == out && taken.is_none();
+        // Other forms than f32 are made of whole rows without gaps.
+        let direct = !add && !in_place && group == value.width && view.stride == value.width;
+        let home = if add || in_place { self.updated(wrote)? } else { self.fresh(wrote, !direct)? };
+        let unit = Norm {
+            centre: kind == NormKind::Layer,
+            eps,
+            weight: self.operand(weight),
+            bias: bias.map(|bias| self.operand(bias)),
+            from: view,
+            takes: taken.is_some(),
+            group,
+            groups: value.width / group.max(1),
+            out: if direct { home } else { Home { float: home.float, ..Home::default() } },
+            forms: if direct { wanted } else { Wanted::FLOAT },
+            add,
+        };
+        self.emit(Work::Norm(unit), value.rows);
+        if direct { Ok(()) } else { self.convert(wrote) }
+    }
+
+    fn product(&mut self, weight: TensorId, bias: Option<TensorId>) -> Result<Product, BackendError> {
+        let tensor = limits::tensor(self.program, weight)?;
+        limits::matrix(tensor)?;
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        // The program says that these are widths of values.
+        let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
+        let weight = self.operand(weight);
+        Ok(Product { weight, bias: bias.map(|bias| self.operand(bias)), dtype, rows, cols })
+    }
+
+    fn wanted_by(&self, product: &Product, rows: Rows) -> Wanted {
+        let limit = match rows {
+            Rows::All => self.limits.rows,
+            Rows::Wanted => self.limits.wanted_rows,
+        };
+        Wanted::by_product(self.modes.activations, product.dtype, product.cols, limit)
+    }
+
+    /// Room for a matrix that many rows meet.
+    fn expands(&mut self, product: &Product, rows: Rows) {
+        if rows == Rows::All {
+            let values = product.rows as usize * product.cols as usize;
+            self.room.matrix = self.room.matrix.max(values);
+        }
+    }
+
+    fn project(
+        &mut self,
+        number: usize,
+        [from, out]: [ValueId; 2],
+        weight: TensorId,
+        bias: Option<TensorId>,
+        add: bool,
+    ) -> Result<(), BackendError> {
+        let (read, wrote, rows) = (self.read(number, from)?, self.wrote(number)?, self.value(out)?.rows);
+        let joins = self.joins;
+        let product = self.product(weight, bias)?;
+        self.expands(&product, rows);
+        let wanted = self.wanted_by(&product, rows);
+        let from = self.input(read, wanted)?;
+        let home = if add { self.updated(wrote)? } else { self.fresh(wrote, true)? };
+        let Some(out) = home.float else { return Ok(()) };
+        if !(joins == Some(read) && !add && self.join(from, product, out)) {
+            let unit = Products { from, matrices: vec![product], out, add };
+            self.emit(Work::Products(unit), rows);
+        }
+        if !add {
+            self.joins = Some(read);
+        }
+        self.convert(wrote)
+    }
+
+    /// Adds a product to the unit before, where its outputs follow those that are there.
+    fn join(&mut self, from: Home, product: Product, out: View) -> bool {
+        let now = self.units.saturating_sub(1);
+        let Some(part) = self.parts.last_mut() else { return false };
+        let operands = part.operands.len() as u32;
+        let Some(unit) = part.units.last_mut() else { return false };
+        let Work::Products(products) = &mut unit.work else { return false };
+        let column = products.out.column + products.matrices.iter().map(|matrix| matrix.rows).sum::<u32>();
+        let follows = products.out.plane == out.plane && column == out.column;
+        if products.add || !follows || products.matrices.len() >= TOGETHER {
+            return false;
+        }
+        products.matrices.push(product);
+        let known = &mut products.from;
+        known.float = known.float.or(from.float);
+        known.a8 = known.a8.or(from.a8);
+        known.half = known.half.or(from.half);
+        unit.operands = operands;
+        let planes = unit.work.planes();
+        planes.into_iter().for_each(|plane| self.planes.touch(plane, now));
+        true
+    }
+
+    fn attend(
+        &mut self,
+        number: usize,
+        state: StateId,
+        queries: ValueId,
+        scale: f32,
+        window: u32,
+    ) -> Result<(), BackendError> {
+        let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
+        let value = self.value(queries)?;
+        if value.rows != Rows::All {
+            return Err(limits::operation("attention of the wanted rows alone"));
+        }
+        let kv = self.kv(state)?;
+        let State::Kv { head_dim, .. } = self.state(state)?;
+        limits::head(head_dim)?;
+        let heads = value.width / head_dim;
+        let group = heads / kv.heads.max(1);
+        if group <= TILE_QUERIES {
+            self.group_max = self.group_max.max(group);
+        }
+        let few = ATTENTION_ROWS; // no fewer: `GRAPH_ROWS` are as many
+        self.room.heads = self.room.heads.max(few * heads as usize);
+        self.room.head_values = self.room.head_values.max(few * value.width as usize);
+        let queries = self.float(read)?;
+        let queries = self.whole(queries, value.width, Rows::All);
+        let (forms, converts) = self.one_form(wrote)?;
+        let spare = attend_leaves_floats(self.modes.kv, head_dim, group, forms, self.limits.rows);
+        let out = self.fresh(wrote, converts || spare)?;
+        let known = self.windows.iter().position(|known| *known == window);
+        let windows_at = known.unwrap_or_else(|| {
+            self.windows.push(window);
+            self.windows.len() - 1
+        });
+        let scale = log2_scale(scale, head_dim);
+        let unit = Attend { queries, heads, head_dim, kv, scale, window, windows_at, out, forms };
+        self.emit(Work::Attend(unit), Rows::All);
+        if converts { self.convert(wrote) } else { Ok(()) }
+    }
+
+    fn state(&self, id: StateId) -> Result<State, BackendError> {
+        let state = self.program.states().get(id.0 as usize).copied();
+        state.ok_or_else(|| BackendError::Internal("no such state".to_owned()))
+    }
+
+    /// A gate over products that nothing else reads.
+    pub fn gated(&mut self, number: usize, products: [usize; 2]) -> Result<(), BackendError> {
+        let Some(&Op::Gate { activation, out, .. }) = self.uses.ops.get(number).map(|place| place.op) else {
+            return Ok(());
+        };
+        let (wrote, value) = (self.wrote(number)?, self.value(out)?);
+        let mut found = [None; 2];
+        let mut read = 0;
+        for (slot, product) in found.iter_mut().zip(products) {
+            let op = self.uses.ops.get(product).map(|place| place.op);
+            if let Some(&Op::Project { weight, bias, from, .. }) = op {
+                *slot = Some(self.product(weight, bias)?);
+                read = self.read(product, from)?;
+            }
+        }
+        let [Some(gate), Some(up)] = found else {
+            return Err(BackendError::Internal("a gate without its products".to_owned()));
+        };
+        self.expands(&gate, value.rows);
+        self.expands(&up, value.rows);
+        let wanted = self.wanted_by(&gate, value.rows).and(self.wanted_by(&up, value.rows));
+        let from = self.input(read, wanted)?;
+        let (forms, converts) = self.one_form(wrote)?;
+        let home = self.fresh(wrote, converts)?;
+        let fused = |rows| self.fuses(&gate, &up, forms, rows);
+        let both =
+            (!fused(1) || !fused(MATRIX_ROWS as u32)).then(|| limits::width(2 * gate.rows)).transpose()?;
+        let both = both.map(|cols| self.plane(cols, value.rows));
+        let unit = GatedProducts { from, activation, gate, up, both, out: home, forms };
+        self.emit(Work::GatedProducts(unit), value.rows);
+        if converts { self.convert(wrote) } else { Ok(()) }
+    }
+
+    /// Whether one launch computes both products and their gate for so many rows.
+    fn fuses(&self, gate: &Product, up: &Product, forms: Wanted, rows: u32) -> bool {
+        let rows = rows.min(self.limits.rows.max(1) as u32);
+        forms.at(rows).only().is_some_and(|out| fuses(self.modes.activations, gate, up, out, rows))
+    }
+
+    fn gate(
+        &mut self,
+        number: usize,
+        activation: Activation,
+        gate: ValueId,
+        up: Option<ValueId>,
+    ) -> Result<(), BackendError> {
+        let value = self.value(gate)?;
+        let mut gate = self.float(self.read(number, gate)?)?;
+        let up = up.map(|up| self.float(self.read(number, up)?)).transpose()?;
+        let up = match up {
+            Some(up) if up.stride != gate.stride => {
+                gate = self.whole(gate, value.width, value.rows);
+                Some(self.whole(up, value.width, value.rows))
+            }
+            up => up,
+        };
+        let wrote = self.wrote(number)?;
+        let (forms, converts) = self.one_form(wrote)?;
+        let out = self.fresh(wrote, converts)?;
+        let unit = Gate { activation, gate, up, cols: value.width, out, forms };
+        self.emit(Work::Gate(unit), value.rows);
+        if converts { self.convert(wrote) } else { Ok(()) }
+    }
+
+    fn route(
+        &mut self,
+        number: usize,
+        [logits, out]: [ValueId; 2],
+        normalise: bool,
+        scale: f32,
+    ) -> Result<(), BackendError> {
+        let (from, out) = (self.value(logits)?, self.value(out)?);
+        limits::experts(from.width, out.width, self.limits.rows)?;
+        if from.rows != Rows::All {
+            return Err(limits::operation("experts of the wanted rows alone"));
+        }
+        let view = self.float(self.read(number, logits)?)?;
+        let view = self.whole(view, from.width, Rows::All);
+        let bytes = 4 * out.width as usize;
+        let choice = Choice {
+            chosen: self.bytes(bytes, Rows::All),
+            weights: self.bytes(bytes, Rows::All),
+            used: out.width,
+        };
+        let at = self.parts.last().map_or(0, |part| part.units.len());
+        let wrote = self.wrote(number)?;
+        self.choices.insert(wrote, (choice, at));
+        let unit = Route { logits: view, count: from.width, normalise, scale, out: choice, sets: Vec::new() };
+        self.emit(Work::Route(unit), Rows::All);
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        number: usize,
+        range: ExpertRange,
+        [choice, from]: [ValueId; 2],
+        activation: Activation,
+    ) -> Result<(), BackendError> {
+        let [read, chosen] = [self.read(number, from)?, self.read(number, choice)?];
+        let (choice, route) = self
+            .choices
+            .get(&chosen)
+            .copied()
+            .ok_or_else(|| BackendError::Internal("experts without their choice".to_owned()))?;
+        let set = self.expert_set(range)?;
+        let wrote = self.wrote(number)?;
+        let form = |dtype| pair_form(self.modes.activations, dtype);
+        let from = self.input(read, Wanted::always(form(set.dtypes[0])))?;
+        let pairs = choice.used as usize;
+        let gated = match form(set.dtypes[1]) {
+            Form::Float => {
+                let plane = self.bytes(4 * set.ffn as usize * pairs, Rows::All);
+                let view = View { plane, column: 0, stride: set.ffn };
+                Home { float: Some(view), ..Home::default() }
+            }
+            form => self.other_forms(super::Forms::of(form), set.ffn, Rows::All, pairs),
+        };
+        let results = self.bytes(4 * set.out_cols as usize * pairs, Rows::All);
+        let Some(out) = self.updated(wrote)?.float else { return Ok(()) };
+        if out.stride != set.out_cols {
+            return Err(limits::operation("experts that add to a part of a row"));
+        }
+        let number = self.parts.last_mut().map_or(0, |part| {
+            part.experts.push(set);
+            part.experts.len() - 1
+        });
+        let units = self.parts.last_mut().map(|part| &mut part.units);
+        if let Some(Work::Route(route)) =
+            units.and_then(|units| units.get_mut(route)).map(|unit| &mut unit.work)
+        {
+            route.sets.push(number);
+        }
+        let unit = Experts { set: number, choice, from, activation, out, gated, results };
+        self.emit(Work::Experts(unit), Rows::All);
+        self.convert(wrote)
+    }
+
+    fn expert_set(&self, range: ExpertRange) -> Result<ExpertSet, BackendError> {
+        let [gate, up, down] = range.tensors(0);
+        let (gate, down) = (limits::tensor(self.program, gate)?, limits::tensor(self.program, down)?);
+        limits::expert(gate)?;
+        limits::expert(down)?;
+        if limits::tensor(self.program, up)?.dtype() != gate.dtype() {
+            return Err(limits::operation("experts whose gate and up matrices are of two types"));
+        }
+        let dtypes: [DType; 2] = [gate.dtype(), down.dtype()];
+        let ffn = limits::width(gate.shape().rows() as u32)?;
+        // Rows of downs are as many as the value's width, columns of gates as well.
+        let (cols, out_cols) = (gate.shape().cols() as u32, down.shape().rows() as u32);
+        Ok(ExpertSet { range, dtypes, ffn, cols, out_cols })
+    }
+
+    /// `out += scale * from`, or `out *= scale`.
+    fn add(&mut self, number: usize, from: Option<View>, scale: f32) -> Result<(), BackendError> {
+        let wrote = self.wrote(number)?;
+        let value = self.value(self.version(wrote)?.value)?;
+        if let Some(out) = self.updated(wrote)?.float {
+            let keep = from.is_some();
+            let unit = Add { from: from.unwrap_or(out), out, scale, keep, cols: value.width };
+            self.emit(Work::Add(unit), value.rows);
+        }
+        self.convert(wrote)
+    }
+
+    /// `value = cap * tanh(value / cap)`.
+    fn cap(&mut self, number: usize, cap: f32) -> Result<(), BackendError> {
+        let wrote = self.wrote(number)?;
+        let value = self.value(self.version(wrote)?.value)?;
+        if let Some(rows) = self.updated(wrote)?.float {
+            self.emit(Work::Cap(Cap { rows, cap, cols: value.width }), value.rows);
+        }
+        self.convert(wrote)
+    }
+}
+
+/// Whether one launch computes both products and their gate, the result in a form.
+pub fn fuses(activations: Activations, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
+    let halves = out == Form::Half || form(activations, gate.dtype, rows, gate.cols) == Form::Half;
+    let whole = out == Form::Float || gate.rows.is_multiple_of(32);
+    !halves && gate.dtype == up.dtype && whole
+}
+
+/// Of scores in units of log2. The usual scale, which keeps their spread, is divided once.
+fn log2_scale(scale: f32, head_dim: u32) -> f32 {
+    let root = (head_dim as f32).sqrt();
+    if scale == 1.0 / root { std::f32::consts::LOG2_E / root } else { std::f32::consts::LOG2_E * scale }
+}

@@ -1,0 +1,388 @@
+//! What programs become, without a device.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::backend::hip::scratch;
+use crate::program::{
+    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Residence, RopeId, RopeLayout, RopeScaling,
+    RopeSpec, State, TensorId, ValueId,
+};
+use crate::tensor::{DType, LazyTensor, MappedFile, Shape};
+
+const HIDDEN: usize = 256;
+const FFN: usize = 512;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 64;
+const VOCAB: usize = 1000;
+
+/// Writes programs over tensors that hold nothing.
+struct Writer {
+    builder: Builder,
+    file: Arc<MappedFile>,
+    dtype: DType,
+}
+
+impl Writer {
+    fn new(dtype: DType) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 30).unwrap();
+        let file = MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap();
+        Self { builder: Builder::new(VOCAB), file, dtype }
+    }
+
+    fn lazy(&self, dtype: DType, rows: usize, cols: usize) -> LazyTensor {
+        let dims = [cols as u64, rows as u64];
+        let shape = Shape::new(if rows == 1 { &dims[..1] } else { &dims }).unwrap();
+        let bytes = dtype.row_bytes(cols as u64).unwrap() * rows as u64;
+        LazyTensor::new("a test's", dtype, shape, 0..bytes, Arc::clone(&self.file)).unwrap()
+    }
+
+    fn matrix(&mut self, rows: usize, cols: usize) -> TensorId {
+        let lazy = self.lazy(self.dtype, rows, cols);
+        self.builder.tensor(lazy, Residence::Device)
+    }
+
+    fn vector(&mut self, len: usize) -> TensorId {
+        let lazy = self.lazy(DType::F32, 1, len);
+        self.builder.tensor(lazy, Residence::Device)
+    }
+
+    fn embed(&mut self) -> ValueId {
+        self.builder.part(PartKind::Embedding);
+        let table = self.lazy(self.dtype, VOCAB, HIDDEN);
+        let table = self.builder.tensor(table, Residence::Host);
+        let out = self.builder.value(HIDDEN);
+        self.builder.push(Op::Embed { table, scale: 1.0, out });
+        out
+    }
+
+    fn rope(&mut self, dims: usize) -> RopeId {
+        let spec = RopeSpec {
+            layout: RopeLayout::Halves,
+            dims,
+            theta: 1e4,
+            scaling: RopeScaling::None,
+            magnitude: 1.0,
+        };
+        self.builder.rope(spec, None)
+    }
+
+    fn project(&mut self, from: ValueId, rows: usize) -> ValueId {
+        let out = self.builder.value(rows);
+        self.push_project(from, out, false);
+        out
+    }
+
+    fn push_project(&mut self, from: ValueId, out: ValueId, add: bool) {
+        let weight = self.matrix(self.builder.width(out), self.builder.width(from));
+        self.builder.push(Op::Project { weight, bias: None, from, out, add });
+    }
+
+    fn push_norm(&mut self, group: usize, from: ValueId, out: ValueId, add: bool) {
+        let weight = self.vector(group);
+        let (kind, eps) = (NormKind::Rms, 1e-5);
+        self.builder.push(Op::Norm { kind, eps, weight, bias: None, from, out, add });
+    }
+
+    fn norm(&mut self, from: ValueId) -> ValueId {
+        let width = self.builder.width(from);
+        let out = self.builder.value(width);
+        self.push_norm(width, from, out, false);
+        out
+    }
+
+    fn qkv(&mut self, from: ValueId) -> [ValueId; 3] {
+        [HEADS, KV_HEADS, KV_HEADS].map(|heads| self.project(from, heads * HEAD_DIM))
+    }
+
+    fn attend(&mut self, rope: Option<RopeId>, [q, k, v]: [ValueId; 3]) -> ValueId {
+        let head_dim = HEAD_DIM as u32;
+        for value in [q, k] {
+            if let Some(rope) = rope {
+                self.builder.push(Op::Rope { rope, head_dim, value });
+            }
+        }
+        let state = self.builder.state(State::Kv { heads: KV_HEADS as u32, head_dim });
+        self.builder.push(Op::Store { state, keys: k, values: v });
+        let out = self.builder.value(HEADS * HEAD_DIM);
+        self.builder.push(Op::Attend { state, queries: q, scale: 0.125, window: None, out });
+        out
+    }
+
+    fn gated(&mut self, from: ValueId) -> ValueId {
+        let [gate, up] = [FFN; 2].map(|rows| self.project(from, rows));
+        let out = self.builder.value(FFN);
+        self.builder.push(Op::Gate { activation: Activation::Silu, gate, up, out });
+        out
+    }
+
+    fn layer(&mut self, number: u32) {
+        self.builder.part(PartKind::Layer(number));
+    }
+
+    fn head(mut self, x: ValueId) -> Program {
+        self.builder.part(PartKind::Head);
+        let last = self.builder.wanted_value(HIDDEN);
+        self.builder.push(Op::Take { from: x, out: last });
+        let normed = self.builder.wanted_value(HIDDEN);
+        self.push_norm(HIDDEN, last, normed, false);
+        let logits = self.builder.wanted_value(VOCAB);
+        self.push_project(normed, logits, false);
+        self.builder.finish(logits).unwrap()
+    }
+}
+
+/// A usual decoder.
+fn llama(dtype: DType, layers: u32) -> Program {
+    let mut w = Writer::new(dtype);
+    let x = w.embed();
+    let rope = w.rope(HEAD_DIM);
+    for number in 0..layers {
+        w.layer(number);
+        let normed = w.norm(x);
+        let qkv = w.qkv(normed);
+        let attended = w.attend(Some(rope), qkv);
+        w.push_project(attended, x, true);
+        let normed = w.norm(x);
+        let gated = w.gated(normed);
+        w.push_project(gated, x, true);
+    }
+    w.head(x)
+}
+
+const MODES: Modes =
+    Modes { activations: crate::backend::Activations::Int8, kv: crate::backend::KvType::F16 };
+
+fn bound(program: &Program, rows: usize) -> Bound {
+    bind(program, StepLimits { rows, wanted_rows: rows.min(16) }, MODES).unwrap()
+}
+
+fn names(part: &BoundPart) -> Vec<&'static str> {
+    let name = |unit: &Unit| match &unit.work {
+        Work::Embed(_) => "embed",
+        Work::Take(_) => "take",
+        Work::Norm(_) => "norm",
+        Work::Convert(_) => "convert",
+        Work::Products(_) => "products",
+        Work::Heads(_) => "heads",
+        Work::Attend(_) => "attend",
+        Work::GatedProducts(_) => "gated products",
+        Work::Gate(_) => "gate",
+        Work::Route(_) => "route",
+        Work::Experts(_) => "experts",
+        Work::Add(_) => "add",
+        Work::Cap(_) => "cap",
+    };
+    part.units.iter().map(name).collect()
+}
+
+#[test]
+fn a_usual_layer_is_eight_units_and_layers_share_their_memory() {
+    let program = llama(DType::Q4_K, 2);
+    let found = bound(&program, 128);
+    let layer = ["norm", "products", "heads", "attend", "products", "norm", "gated products", "products"];
+    assert_eq!(names(&found.parts[0]), ["embed"]);
+    assert_eq!((names(&found.parts[1]), names(&found.parts[2])), (layer.to_vec(), layer.to_vec()));
+    assert_eq!(names(&found.parts[3]), ["norm", "products"]);
+    assert_eq!(bound(&llama(DType::Q4_K, 1), 128).slots, found.slots);
+    // Operands stand in the order of their use, and units know how far.
+    let part = &found.parts[2];
+    assert_eq!(part.units.iter().map(|unit| unit.operands).collect::<Vec<_>>(), [1, 4, 4, 4, 5, 6, 8, 9]);
+    let numbers: Vec<u32> = part.operands.iter().map(|id| id.0).collect();
+    assert_eq!(numbers, (part.operands[0].0..).take(9).collect::<Vec<_>>());
+    assert_eq!(found.kv.offsets, [0, 32 * 2 * 2 * 64 * 2]);
+}
+
+#[test]
+fn queries_keys_and_values_lie_side_by_side() {
+    let found = bound(&llama(DType::Q4_K, 1), 8);
+    let [_, products, heads, attend, ..] = &found.parts[1].units[..] else {
+        panic!("a layer of fewer units")
+    };
+    let (Work::Products(products), Work::Heads(heads)) = (&products.work, &heads.work) else { panic!() };
+    assert_eq!(products.matrices.iter().map(|m| m.rows).collect::<Vec<_>>(), [256, 128, 128]);
+    assert_eq!((products.out.stride, products.out), (512, heads.from));
+    let Work::Attend(attend) = &attend.work else { panic!() };
+    assert_eq!(heads.queries, Some((4, attend.queries)));
+    assert!(attend.out.float.is_none() && attend.out.a8.is_some(), "no f32 rows are left behind");
+}
+
+#[test]
+fn room_is_no_more_than_what_a_fixed_decoder_took() {
+    // For these sizes, 128 rows and 16 of logits: before programs were bound.
+    const BEFORE: u64 = 36_593_920;
+    let now = scratch::bytes(&bound(&llama(DType::Q4_K, 4), 128));
+    assert!(now <= BEFORE, "{now} bytes");
+    let few = scratch::bytes(&bound(&llama(DType::Q4_K, 4), 8));
+    assert!(few < now / 8, "{few} bytes for few rows");
+}
+
+/// Norms after blocks, over whole rows of queries and keys: products read the residual stream as it is.
+#[test]
+fn values_without_a_norm_before_products_are_converted_once_for_all_readers() {
+    let mut w = Writer::new(DType::Q4_K);
+    let x = w.embed();
+    let rope = w.rope(HEAD_DIM);
+    w.layer(0);
+    let [q, k, v] = w.qkv(x);
+    w.push_norm(HEADS * HEAD_DIM, q, q, false);
+    w.push_norm(KV_HEADS * HEAD_DIM, k, k, false);
+    let attended = w.attend(Some(rope), [q, k, v]);
+    let o = w.project(attended, HIDDEN);
+    w.push_norm(HIDDEN, o, x, true);
+    let gated = w.gated(x);
+    let down = w.project(gated, HIDDEN);
+    w.push_norm(HIDDEN, down, x, true);
+    let found = bound(&w.head(x), 128);
+    assert_eq!(names(&found.parts[0]), ["embed", "convert"]);
+    let layer = [
+        "products",
+        "norm",
+        "norm",
+        "heads",
+        "attend",
+        "products",
+        "norm",
+        "convert",
+        "gated products",
+        "products",
+        "norm",
+    ];
+    assert_eq!(names(&found.parts[1]), layer);
+    let Work::Norm(norm) = &found.parts[1].units[1].work else { panic!() };
+    assert_eq!((norm.from.stride, norm.out.float, norm.groups), (512, Some(norm.from), 1));
+}
+
+/// Norms of heads before they turn belong to the kernel that turns them; of other widths they do not.
+#[test]
+fn norms_of_heads_are_part_of_heads() {
+    let mut w = Writer::new(DType::Q8_0);
+    let x = w.embed();
+    let rope = w.rope(32);
+    w.layer(0);
+    let normed = w.norm(x);
+    let [q, k, v] = w.qkv(normed);
+    w.push_norm(HEAD_DIM, q, q, false);
+    w.push_norm(HEAD_DIM, k, k, false);
+    let attended = w.attend(Some(rope), [q, k, v]);
+    w.push_project(attended, x, true);
+    let found = bound(&w.head(x), 8);
+    assert_eq!(names(&found.parts[1]), ["norm", "products", "heads", "attend", "products"]);
+    let Work::Heads(heads) = &found.parts[1].units[2].work else { panic!() };
+    assert!(heads.norms.iter().all(Option::is_some) && heads.rope.is_some_and(|turn| turn.dims == 32));
+}
+
+#[test]
+fn heads_that_do_not_turn_are_attended_to_as_they_are() {
+    let mut w = Writer::new(DType::Q8_0);
+    let x = w.embed();
+    w.layer(0);
+    let normed = w.norm(x);
+    let qkv = w.qkv(normed);
+    let attended = w.attend(None, qkv);
+    w.push_project(attended, x, true);
+    let found = bound(&w.head(x), 8);
+    // Queries have a plane of their own; keys and values lie side by side.
+    let layer = ["norm", "products", "products", "heads", "attend", "products"];
+    assert_eq!(names(&found.parts[1]), layer);
+    let Work::Heads(heads) = &found.parts[1].units[3].work else { panic!() };
+    assert_eq!((heads.queries, heads.rope), (None, None));
+}
+
+/// Rotated keys that something else reads are in a plane, and copied to where they are stored from.
+#[test]
+fn keys_that_are_read_again_are_kept() {
+    let mut w = Writer::new(DType::F16);
+    let x = w.embed();
+    let rope = w.rope(HEAD_DIM);
+    w.layer(0);
+    let normed = w.norm(x);
+    let [q, k, v] = w.qkv(normed);
+    let attended = w.attend(Some(rope), [q, k, v]);
+    w.push_project(attended, x, true);
+    w.push_project(k, x, true);
+    let found = bound(&w.head(x), 8);
+    let names = names(&found.parts[1]);
+    assert_eq!(names.iter().filter(|name| **name == "heads").count(), 3, "{names:?}");
+    assert!(names.contains(&"add"), "{names:?}");
+}
+
+/// Attention and the feed-forward layer read one norm, which is made in all forms before the first of them.
+#[test]
+fn blocks_side_by_side_read_one_norm() {
+    let mut w = Writer::new(DType::Q4_K);
+    let x = w.embed();
+    let rope = w.rope(HEAD_DIM);
+    w.layer(0);
+    let normed = w.norm(x);
+    let qkv = w.qkv(normed);
+    let attended = w.attend(Some(rope), qkv);
+    w.push_project(attended, x, true);
+    let up = w.project(normed, FFN);
+    let out = w.builder.value(FFN);
+    w.builder.push(Op::Activate { activation: Activation::Gelu, from: up, out });
+    w.push_project(out, x, true);
+    let found = bound(&w.head(x), 8);
+    let layer = ["norm", "products", "heads", "attend", "products", "products", "gate", "products"];
+    assert_eq!(names(&found.parts[1]), layer);
+    let forms: Vec<Home> = found.parts[1]
+        .units
+        .iter()
+        .filter_map(|unit| match &unit.work {
+            Work::Products(products) if products.matrices[0].cols == HIDDEN as u32 && !products.add => {
+                Some(products.from)
+            }
+            _ => None,
+        })
+        .collect();
+    assert!(forms.len() == 2 && forms[0] == forms[1], "{forms:?}");
+}
+
+#[test]
+fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
+    let mut w = Writer::new(DType::Q8_0);
+    let x = w.embed();
+    w.layer(0);
+    let normed = w.norm(x);
+    w.dtype = DType::F32;
+    let logits = w.project(normed, 6);
+    w.dtype = DType::Q8_0;
+    let choice = w.builder.choice(2);
+    w.builder.push(Op::Route { logits, normalise: true, scale: 1.0, out: choice });
+    let first = w.builder.next_tensor();
+    for _ in 0..6 {
+        for [rows, cols] in [[64, HIDDEN], [64, HIDDEN], [HIDDEN, 64]] {
+            let lazy = w.lazy(DType::Q8_0, rows, cols);
+            w.builder.tensor(lazy, Residence::Chosen);
+        }
+    }
+    let experts = ExpertRange { first, count: 6 };
+    w.builder.push(Op::Experts { experts, choice, activation: Activation::Silu, from: normed, out: x });
+    let found = bound(&w.head(x), 100);
+    let part = &found.parts[1];
+    assert_eq!(names(part), ["norm", "products", "route", "experts"]);
+    let Work::Norm(norm) = &part.units[0].work else { panic!() };
+    assert!(norm.out.float.is_some() && norm.out.a8.is_some() && norm.out.half.is_none());
+    let Work::Route(route) = &part.units[2].work else { panic!() };
+    assert_eq!((route.sets.as_slice(), part.operands.len()), (&[0][..], 2));
+    assert_eq!(part.experts[0].ffn, 64);
+}
+
+#[test]
+fn what_no_kernel_computes_is_refused_by_name() {
+    let refused = |program: &Program| refuse(program).map(|error| error.to_string()).unwrap_or_default();
+    assert_eq!(refused(&llama(DType::Q4_K, 1)), "");
+    let text = refused(&llama(DType::Q2_K, 1));
+    assert!(text.contains("a test's") && text.contains("Q2_K"), "{text}");
+    let mut w = Writer::new(DType::F16);
+    let x = w.embed();
+    let rope = w.rope(HEAD_DIM);
+    w.layer(0);
+    let wide = w.project(x, 320);
+    w.builder.push(Op::Rope { rope, head_dim: 320, value: wide });
+    w.push_project(wide, x, true);
+    let text = refused(&w.head(x));
+    assert_eq!(text, "the hip backend cannot run attention of heads of 320 values");
+}

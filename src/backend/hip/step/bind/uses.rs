@@ -1,0 +1,157 @@
+//! Who writes and who reads each value, one version after the other.
+//!
+//! Every write makes a version of the value; a reader reads the last one before it. A version that updates another lies in the
+//! same place.
+
+use super::forms::{Form, Wanted, pair_form};
+use crate::backend::StepLimits;
+use crate::backend::hip::step::Modes;
+use crate::program::{Access, Op, Program, Rows, ValueId};
+
+/// Number of a version.
+pub type VersionId = usize;
+
+/// After every operation.
+const NEVER: usize = usize::MAX;
+
+/// One content of a value.
+#[derive(Clone, Copy, Debug)]
+pub struct Version {
+    /// Of which value.
+    pub value: ValueId,
+    /// Number of the operation that writes it.
+    pub made: usize,
+    /// The version that it updates.
+    pub before: Option<VersionId>,
+    /// Number of the operation that writes the value next; a large number where none does.
+    pub gone: usize,
+    /// How often it is read.
+    pub readers: u32,
+    /// First operation that reads it; a large number where none does.
+    pub first_reader: usize,
+    /// Forms that readers want.
+    pub wanted: Wanted,
+}
+
+/// An operation in its part.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Number of its part.
+    pub part: u32,
+    /// What it is.
+    pub op: &'a Op,
+    reads: [Option<VersionId>; 3],
+    /// The version that it makes.
+    pub wrote: Option<VersionId>,
+}
+
+/// All versions of a program's values.
+#[derive(Debug)]
+pub struct Uses<'a> {
+    /// By number.
+    pub versions: Vec<Version>,
+    /// The operations of all parts, one after the other.
+    pub ops: Vec<Place<'a>>,
+}
+
+impl<'a> Uses<'a> {
+    /// Follows the values through a program.
+    pub fn of(program: &'a Program, limits: StepLimits, modes: Modes) -> Self {
+        let mut uses = Self { versions: Vec::new(), ops: Vec::new() };
+        let mut now: Vec<Option<VersionId>> = vec![None; program.values().len()];
+        for (part, ops) in (0..).zip(program.parts()) {
+            for op in &ops.ops {
+                uses.add(program, part, op, &mut now, (limits, modes));
+            }
+        }
+        uses
+    }
+
+    fn add(
+        &mut self,
+        program: &Program,
+        part: u32,
+        op: &'a Op,
+        now: &mut [Option<VersionId>],
+        (limits, modes): (StepLimits, Modes),
+    ) {
+        let number = self.ops.len();
+        let mut place = Place { part, op, reads: [None; 3], wrote: None };
+        for (slot, (value, access)) in place.reads.iter_mut().zip(op.values()) {
+            if !access.reads() {
+                continue;
+            }
+            *slot = now.get(value.0 as usize).copied().flatten();
+            let wanted = wanted(program, op, value, access, limits, modes);
+            if let Some(version) = slot.and_then(|id| self.versions.get_mut(id)) {
+                version.readers += 1;
+                version.first_reader = version.first_reader.min(number);
+                version.wanted = version.wanted.and(wanted);
+            }
+        }
+        for (value, access) in op.values().filter(|(_, access)| access.writes()) {
+            let id = self.versions.len();
+            let old = now.get_mut(value.0 as usize).and_then(|slot| slot.replace(id));
+            if let Some(old) = old.and_then(|old| self.versions.get_mut(old)) {
+                old.gone = number;
+            }
+            self.versions.push(Version {
+                value,
+                made: number,
+                before: old.filter(|_| access == Access::Update),
+                gone: NEVER,
+                readers: 0,
+                first_reader: NEVER,
+                wanted: Wanted::default(),
+            });
+            place.wrote = Some(id);
+        }
+        self.ops.push(place);
+    }
+
+    /// The version of a value that an operation reads.
+    pub fn read(&self, op: usize, value: ValueId) -> Option<VersionId> {
+        let place = self.ops.get(op)?;
+        place.reads.into_iter().flatten().find(|id| self.versions.get(*id).is_some_and(|v| v.value == value))
+    }
+
+    /// The operation that makes a version.
+    pub fn maker(&self, version: VersionId) -> Option<(usize, Place<'a>)> {
+        let made = self.versions.get(version)?.made;
+        Some((made, *self.ops.get(made)?))
+    }
+
+    /// Whether one operation alone reads a version, and it is this one.
+    pub fn is_read_by(&self, version: VersionId, op: usize) -> bool {
+        self.versions.get(version).is_some_and(|v| v.readers == 1 && v.first_reader == op)
+    }
+}
+
+/// In which forms an operation wants a value.
+fn wanted(
+    program: &Program,
+    op: &Op,
+    value: ValueId,
+    access: Access,
+    limits: StepLimits,
+    modes: Modes,
+) -> Wanted {
+    let dtype = |id| program.tensor(id).map(|tensor| tensor.lazy.dtype());
+    let by = match op {
+        Op::Project { weight, from, .. } if *from == value && access == Access::Read => {
+            let of = program.values().get(value.0 as usize);
+            let rows = match of.map(|value| value.rows) {
+                Some(Rows::Wanted) => limits.wanted_rows,
+                _ => limits.rows,
+            };
+            of.zip(dtype(*weight))
+                .map(|(of, dtype)| Wanted::by_product(modes.activations, dtype, of.width, rows))
+        }
+        Op::Experts { experts, from, .. } if *from == value => {
+            let [gate, ..] = experts.tensors(0);
+            dtype(gate).map(|dtype| Wanted::always(pair_form(modes.activations, dtype)))
+        }
+        _ => None,
+    };
+    by.unwrap_or(Wanted::always(Form::Float))
+}

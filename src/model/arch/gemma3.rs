@@ -1,0 +1,64 @@
+//! `gemma3`: Gemma 3, its text. Norms before and after each half of a layer, GELU, scaled embeddings, and windows in most layers,
+//! which turn by a base of their own.
+
+use super::Written;
+use super::sizes::{Sizes, norm};
+use super::window::{Window, window};
+use super::writer::{Presence, Writer};
+use super::{experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
+
+/// One layer in so many sees everything, where the file does not say which.
+const PATTERN: u32 = 6;
+
+/// Layers of the 27B model, whose scores are scaled by another width than that of its heads. No key says so.
+const LAYERS_27B: usize = 62;
+
+pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, vocab)?;
+    let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
+    experts::none(&w.metadata)?;
+    // 0 stands for none.
+    let cap = w.metadata.float_if_there("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
+    if let Some(value) = cap.filter(|cap| *cap < 0.0) {
+        let key = w.metadata.key("final_logit_softcapping");
+        return Err(PlanError::Float { key, value, want: "at least 0" });
+    }
+    let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
+    let windows = window(&w.metadata, &sizes, angles.dims, PATTERN)?;
+    let scale = match sizes.layers {
+        LAYERS_27B => 1.0 / ((sizes.hidden / heads.queries) as f32).sqrt(),
+        _ => heads.scale(),
+    };
+
+    let x = w.embedding(sizes.hidden, (sizes.hidden as f32).sqrt());
+    let everywhere = w.plain_rope(&angles);
+    let within = match &windows {
+        Window::None => everywhere,
+        Window::Of { .. } => {
+            let theta = w.metadata.above_0("rope.freq_base_swa")?.unwrap_or(10_000.0);
+            w.plain_rope(&RopeSpec { theta, scaling: RopeScaling::None, ..angles })
+        }
+    };
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let normed = w.norm("attention norm", "attn_norm", rms, x);
+        let qkv = w.qkv(heads, normed, Presence::Optional);
+        w.head_norms(rms, heads, qkv);
+        let window = windows.of(layer);
+        let rope = if window.is_some() { within } else { everywhere };
+        let attended = w.attend(heads, rope, qkv, scale, window);
+        let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Never);
+        w.add_norm("norm after attention", "post_attention_norm", rms, out, x);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        let gated = w.gated(normed, sizes.ffn, Activation::Gelu, Presence::Never);
+        let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Never);
+        w.add_norm("norm after feed-forward", "post_ffw_norm", rms, out, x);
+    }
+    let logits = w.head(rms, x);
+    if let Some(cap) = cap {
+        w.cap(logits, cap);
+    }
+    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+}

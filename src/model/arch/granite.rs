@@ -1,0 +1,43 @@
+//! `granite`: Granite 3 and later, dense. Embeddings, scores, both halves of a layer and logits have factors of their own.
+
+use super::Written;
+use super::sizes::{Sizes, norm};
+use super::writer::{Presence, Writer};
+use super::{experts, rope};
+use crate::model::plan::{PlanError, Shape};
+use crate::program::{Activation, NormKind, RopeLayout, RopeSpec};
+
+pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, vocab)?;
+    let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
+    let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
+    experts::none(&w.metadata)?;
+    w.metadata.refuse_any("deepstack_mapping", "embeddings of images in deeper layers", |n| n >= 0)?;
+    // Without positions: no pair of a head turns.
+    let turns = w.metadata.flag_if_there("rope.scaling.finetuned")?.unwrap_or(true);
+    // 0 stands for no factor.
+    let factor = |name: &str| Ok::<_, PlanError>(w.metadata.float_if_there(name)?.filter(|by| *by != 0.0));
+    let key = w.metadata.key("logit_scale");
+    let divisor = factor("logit_scale")?.ok_or(PlanError::Key { key, want: "a real number" })?;
+    let (embedded, residual) =
+        (factor("embedding_scale")?.unwrap_or(1.0), factor("residual_scale")?.unwrap_or(1.0));
+    let scale = factor("attention.scale")?.unwrap_or(heads.scale());
+
+    let x = w.embedding(sizes.hidden, embedded);
+    let rope = if turns { w.rope(&angles) } else { w.plain_rope(&RopeSpec { dims: 0, ..angles.spec }) };
+    for layer in 0..sizes.layers {
+        w.layer(layer);
+        let normed = w.norm("attention norm", "attn_norm", rms, x);
+        let qkv = w.qkv(heads, normed, Presence::Optional);
+        let attended = w.attend(heads, rope, qkv, scale, None);
+        let out = w.project("attention output", "attn_output", attended, sizes.hidden, Presence::Optional);
+        w.add(out, residual, x);
+        let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
+        let gated = w.gated(normed, sizes.ffn, Activation::Silu, Presence::Optional);
+        let out = w.project("feed-forward down", "ffn_down", gated, sizes.hidden, Presence::Optional);
+        w.add(out, residual, x);
+    }
+    let logits = w.head(rms, x);
+    w.scale(logits, 1.0 / divisor);
+    Ok(Written { logits, shape: Shape::new(&sizes, sizes.ffn, None), context: sizes.context })
+}

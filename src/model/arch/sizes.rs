@@ -1,0 +1,106 @@
+//! Sizes that all decoders have, each read within limits that keep later arithmetic from overflowing.
+
+use super::experts::Experts;
+use super::metadata::Metadata;
+use super::writer::{Heads, Norm};
+use crate::model::plan::{ExpertShape, PlanError, Shape};
+use crate::program::NormKind;
+
+// Limits: each a few times what any published model has. Their products stay far below 2^63: the largest, a KV page's
+// values (layers * kv heads * head_dim * 64), below 2^37.
+const LAYERS_MAX: u64 = 512;
+const WIDTH_MAX: u64 = 1 << 17; // Llama 3 405B: 16,384
+pub(super) const FFN_MAX: u64 = 1 << 19; // Llama 3 405B: 53,248
+const HEADS_MAX: u64 = 1024; // Llama 3 405B: 128
+pub(super) const HEAD_DIM_MAX: u64 = 1024; // 256 in the widest
+const VOCAB_MAX: u64 = 1 << 22; // 262,144 in the widest
+const CONTEXT_MAX: u64 = 1 << 30; // positions are u32
+
+/// Sizes of a decoder.
+pub(super) struct Sizes {
+    /// Context length that the file states, in tokens.
+    pub context: u32,
+    /// Layers that run.
+    pub layers: usize,
+    /// Layers of the file: those that run, then those that only predict further tokens.
+    pub blocks: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of a dense feed-forward layer.
+    pub ffn: usize,
+    /// Heads of attention.
+    pub heads: Heads,
+}
+
+impl Sizes {
+    /// What the metadata say.
+    pub fn read(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
+        let context = metadata.count("context_length", 1..=CONTEXT_MAX)? as u32;
+        let blocks = metadata.count("block_count", 1..=LAYERS_MAX)?;
+        let unused = metadata.count_if_there("nextn_predict_layers", 0..=blocks as u64 - 1)?.unwrap_or(0);
+        let hidden = metadata.count("embedding_length", 1..=WIDTH_MAX)?;
+        let ffn = metadata.count("feed_forward_length", 1..=FFN_MAX)?;
+        let queries = metadata.count("attention.head_count", 1..=HEADS_MAX)?;
+        let keys = metadata.count_if_there("attention.head_count_kv", 1..=HEADS_MAX)?.unwrap_or(queries);
+        if !queries.is_multiple_of(keys) {
+            return Err(PlanError::HeadGroups { heads: queries, kv_heads: keys });
+        }
+        if metadata.flag_if_there("attention.causal")? == Some(false) {
+            return Err(metadata.unsupported("attention to later tokens (attention.causal)"));
+        }
+        let dim = head_dim(metadata, hidden, queries)?;
+        metadata.ignore_if("attention.scale", |scale| (scale * (dim as f32).sqrt() - 1.0).abs() < 1e-6);
+        if !(1..=VOCAB_MAX).contains(&(vocab as u64)) {
+            let key = "tokenizer.ggml.tokens".to_owned();
+            return Err(PlanError::Range { key, value: vocab as u64, min: 1, max: VOCAB_MAX });
+        }
+        let heads = Heads { queries, keys, dim };
+        Ok(Self { context, layers: blocks - unused, blocks, hidden, ffn, heads })
+    }
+}
+
+/// Width of a head: stated, or the hidden width split among the heads.
+fn head_dim(metadata: &Metadata<'_>, hidden: usize, heads: usize) -> Result<usize, PlanError> {
+    let stated = metadata.count_if_there("attention.key_length", 1..=HEAD_DIM_MAX)?;
+    let value = metadata.count_if_there("attention.value_length", 1..=HEAD_DIM_MAX)?;
+    let head_dim = match stated {
+        Some(width) => width,
+        None if hidden.is_multiple_of(heads) && (hidden / heads) as u64 <= HEAD_DIM_MAX => hidden / heads,
+        None => return Err(PlanError::HeadWidth { hidden, heads }),
+    };
+    match value {
+        Some(width) if width != head_dim => {
+            let feature = format!("keys of {head_dim} and values of {width} (attention.value_length)");
+            Err(metadata.unsupported(&feature))
+        }
+        _ => Ok(head_dim),
+    }
+}
+
+/// The norm of an architecture: its eps is required.
+pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, PlanError> {
+    let name = match kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    let key = metadata.key(name);
+    match metadata.float_if_there(name)? {
+        None => Err(PlanError::Key { key, want: "a real number" }),
+        Some(eps) if (0.0..1.0).contains(&eps) => Ok(Norm { kind, eps }),
+        Some(value) => Err(PlanError::Float { key, value, want: "at least 0 and below 1" }),
+    }
+}
+
+impl Shape {
+    /// Of a decoder with dense feed-forward layers of `ffn`, or 0 where it has none, and perhaps with layers of experts.
+    pub(super) fn new(sizes: &Sizes, ffn: usize, experts: Option<&Experts>) -> Self {
+        Self {
+            hidden: sizes.hidden,
+            heads: sizes.heads.queries,
+            kv_heads: sizes.heads.keys,
+            head_dim: sizes.heads.dim,
+            ffn,
+            experts: experts.map(|e| ExpertShape { count: e.count, used: e.used, ffn: e.ffn }),
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Writing a decoder as a program: finds tensors by role and appends the operations that architectures share.
+//!
+//! A tensor that the file lacks does not end the writing, so that all are reported at once by [`Writer::finish`]; what was
+//! written until then is thrown away.
+
+use std::sync::Arc;
+
+use super::metadata::Metadata;
+use super::tensors::{Tensors, Want};
+use crate::model::files::ModelFiles;
+use crate::model::plan::{ExecutionPlan, PlanError, Shape};
+use crate::program::{
+    Activation, Builder, ExpertRange, NormKind, Op, PartKind, Residence, RopeId, RopeSpec, State, TensorId,
+    ValueId,
+};
+use crate::tensor::LazyTensor;
+
+/// Whether files of an architecture have a tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// One that has it is of another kind, and refused.
+    Never,
+    /// Some.
+    Optional,
+    /// All.
+    Required,
+}
+
+/// Sizes of heads.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    /// Query heads.
+    pub queries: usize,
+    /// Key and value heads; divides `queries`.
+    pub keys: usize,
+    /// Values of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Width of all queries of a row.
+    pub fn query_width(&self) -> usize {
+        self.queries * self.dim
+    }
+
+    /// Width of all keys, or values, of a row.
+    pub fn key_width(&self) -> usize {
+        self.keys * self.dim
+    }
+
+    /// Factor of scores that keeps their spread whatever the width of a head.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.dim as f32).sqrt()
+    }
+}
+
+/// A norm of an architecture.
+#[derive(Clone, Copy)]
+pub(super) struct Norm {
+    /// How.
+    pub kind: NormKind,
+    /// Added before the root.
+    pub eps: f32,
+}
+
+/// Queries, keys and values of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Qkv {
+    /// Queries.
+    pub q: ValueId,
+    /// Keys.
+    pub k: ValueId,
+    /// Values.
+    pub v: ValueId,
+}
+
+/// A program that is being written from a file's header.
+pub(super) struct Writer<'a> {
+    /// Keys of the architecture.
+    pub metadata: Metadata<'a>,
+    tensors: Tensors<'a>,
+    program: Builder,
+    /// Prefix of the names of the part's tensors.
+    prefix: String,
+    vocab: usize,
+    embedding: Option<LazyTensor>,
+}
+
+/// Stands for a tensor that the file lacks.
+const MISSING: TensorId = TensorId(u32::MAX);
+
+impl<'a> Writer<'a> {
+    /// For an architecture called `name`, over `vocab` tokens.
+    pub fn new(files: &'a ModelFiles, name: &'static str, vocab: usize) -> Self {
+        Self {
+            metadata: Metadata::new(files.header(), name),
+            tensors: Tensors::new(files),
+            program: Builder::new(vocab),
+            prefix: String::new(),
+            vocab,
+            embedding: None,
+        }
+    }
+
+    /// The first part: embeddings of the tokens, times `scale`. The residual stream.
+    pub fn embedding(&mut self, hidden: usize, scale: f32) -> ValueId {
+        self.program.part(PartKind::Embedding);
+        let want = Want::Matrix { rows: self.vocab, cols: hidden };
+        self.embedding = self.tensors.required("token embedding", "token_embd.weight", want);
+        let table = self.put(self.embedding.clone(), Residence::Host);
+        let out = self.program.value(hidden);
+        self.program.push(Op::Embed { table, scale, out });
+        out
+    }
+
+    /// Angles that heads turn by; belongs to the first part. `factors` name the tensor of the frequencies' divisors.
+    pub fn rope(&mut self, rope: &super::rope::Rope) -> RopeId {
+        let factors = rope.factors(&mut self.tensors);
+        let factors = factors.map(|tensor| self.put(Some(tensor), Residence::Host));
+        self.program.rope(rope.spec.clone(), factors)
+    }
+
+    /// Angles of an architecture whose files have no divisors.
+    pub fn plain_rope(&mut self, spec: &RopeSpec) -> RopeId {
+        self.program.rope(spec.clone(), None)
+    }
+
+    /// Begins a layer: names of tensors are those of block `index` from now on.
+    pub fn layer(&mut self, index: usize) {
+        self.program.part(PartKind::Layer(index as u32)); // at most LAYERS_MAX
+        self.prefix = format!("blk.{index}.");
+    }
+
+    /// Tensors of block `index` may be there and are never read.
+    pub fn unused_layer(&mut self, index: usize) {
+        self.tensors.unused_prefix(&format!("blk.{index}."));
+    }
+
+    /// Whether the part has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.has(&self.name(name))
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn put(&mut self, tensor: Option<LazyTensor>, residence: Residence) -> TensorId {
+        tensor.map_or(MISSING, |tensor| self.program.tensor(tensor, residence))
+    }
+
+    fn required(&mut self, role: &'static str, name: &str, want: Want) -> TensorId {
+        let name = self.name(name);
+        let tensor = self.tensors.required(role, &name, want);
+        self.put(tensor, Residence::Device)
+    }
+
+    fn present(
+        &mut self,
+        role: &'static str,
+        name: &str,
+        want: Want,
+        presence: Presence,
+    ) -> Option<TensorId> {
+        let name = self.name(name);
+        let tensor = self.tensors.present(role, &name, want, presence);
+        tensor.map(|tensor| self.put(Some(tensor), Residence::Device))
+    }
+
+    /// Weight and, for a LayerNorm, bias of a norm over `group` neighbouring values.
+    fn norm_op(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        norm: Norm,
+        group: usize,
+        from: ValueId,
+        out: ValueId,
+    ) -> Op {
+        let want = Want::Vector(group);
+        let weight = self.required(role, &format!("{stem}.weight"), want);
+        let presence = if norm.kind == NormKind::Layer { Presence::Required } else { Presence::Never };
+        let bias = self.present(role, &format!("{stem}.bias"), want, presence);
+        Op::Norm { kind: norm.kind, eps: norm.eps, weight, bias, from, out, add: false }
+    }
+
+    /// The norm `STEM` of whole rows.
+    pub fn norm(&mut self, role: &'static str, stem: &str, norm: Norm, from: ValueId) -> ValueId {
+        let width = self.program.width(from);
+        let out = self.program.value(width);
+        let op = self.norm_op(role, stem, norm, width, from, out);
+        self.program.push(op);
+        out
+    }
+
+    /// `out +=` the norm `STEM` of whole rows of `from`: a norm after a block, before the residual stream.
+    pub fn add_norm(&mut self, role: &'static str, stem: &str, norm: Norm, from: ValueId, out: ValueId) {
+        let op = self.norm_op(role, stem, norm, self.program.width(from), from, out);
+        let Op::Norm { kind, eps, weight, bias, .. } = op else { return };
+        self.program.push(Op::Norm { kind, eps, weight, bias, from, out, add: true });
+    }
+
+    /// The norm `STEM` of each group of `group` values, in place.
+    pub fn norm_groups(&mut self, role: &'static str, stem: &str, norm: Norm, group: usize, value: ValueId) {
+        let op = self.norm_op(role, stem, norm, group, value, value);
+        self.program.push(op);
+    }
+
+    /// The matrix `STEM.weight` of `rows` outputs, and the bias `STEM.bias` as far as the architecture has one.
+    pub fn project(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        from: ValueId,
+        rows: usize,
+        bias: Presence,
+    ) -> ValueId {
+        let out = self.program.value(rows);
+        self.push_projection(role, stem, from, out, bias, false);
+        out
+    }
+
+    /// As [`Writer::project`], added to `out`.
+    pub fn add_projection(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        from: ValueId,
+        out: ValueId,
+        bias: Presence,
+    ) {
+        self.push_projection(role, stem, from, out, bias, true);
+    }
+
+    fn push_projection(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        from: ValueId,
+        out: ValueId,
+        bias: Presence,
+        add: bool,
+    ) {
+        let (rows, cols) = (self.program.width(out), self.program.width(from));
+        let weight = self.required(role, &format!("{stem}.weight"), Want::Matrix { rows, cols });
+        let bias = self.present(role, &format!("{stem}.bias"), Want::Vector(rows), bias);
+        self.program.push(Op::Project { weight, bias, from, out, add });
+    }
+
+    /// Projections of the matrix `STEM.weight` cut into pieces of so many outputs, and of the bias `STEM.bias` alike.
+    pub fn project_pieces<const N: usize>(
+        &mut self,
+        role: &'static str,
+        stem: &str,
+        from: ValueId,
+        rows: [usize; N],
+        bias: Presence,
+    ) -> [ValueId; N] {
+        let (all, cols) = (rows.iter().sum(), self.program.width(from));
+        let [weight_name, bias_name] = ["weight", "bias"].map(|kind| self.name(&format!("{stem}.{kind}")));
+        let weight = self.tensors.required(role, &weight_name, Want::Matrix { rows: all, cols });
+        let bias = self.tensors.present(role, &bias_name, Want::Vector(all), bias);
+        let mut first = 0;
+        rows.map(|rows| {
+            let range = first..first + rows as u64;
+            first = range.end;
+            let name = |tensor: &LazyTensor| format!("{}[{}..{}]", tensor.name(), range.start, range.end);
+            // A tensor of another shape has no such pieces: `finish` reports it.
+            let weight = weight.as_ref().and_then(|all| all.part(&name(all), range.clone()).ok());
+            let bias = bias.as_ref().and_then(|all| all.columns(&name(all), range.clone()).ok());
+            let weight = self.put(weight, Residence::Device);
+            let bias = bias.map(|bias| self.put(Some(bias), Residence::Device));
+            let out = self.program.value(rows);
+            self.program.push(Op::Project { weight, bias, from, out, add: false });
+            out
+        })
+    }
+
+    /// The three projections of attention, in one tensor or in three.
+    pub fn qkv(&mut self, heads: Heads, from: ValueId, bias: Presence) -> Qkv {
+        if self.has("attn_qkv.weight") {
+            let rows = [heads.query_width(), heads.key_width(), heads.key_width()];
+            let role = "query, key and value projections";
+            let [q, k, v] = self.project_pieces(role, "attn_qkv", from, rows, bias);
+            return Qkv { q, k, v };
+        }
+        Qkv {
+            q: self.project("query projection", "attn_q", from, heads.query_width(), bias),
+            k: self.project("key projection", "attn_k", from, heads.key_width(), bias),
+            v: self.project("value projection", "attn_v", from, heads.key_width(), bias),
+        }
+    }
+
+    /// Norms of each query and key head.
+    pub fn head_norms(&mut self, norm: Norm, heads: Heads, qkv: Qkv) {
+        self.norm_groups("query norm", "attn_q_norm", norm, heads.dim, qkv.q);
+        self.norm_groups("key norm", "attn_k_norm", norm, heads.dim, qkv.k);
+    }
+
+    /// Turns queries and keys, keeps keys and values, and attends. What attention gives for each query head.
+    pub fn attend(
+        &mut self,
+        heads: Heads,
+        rope: RopeId,
+        Qkv { q, k, v }: Qkv,
+        scale: f32,
+        window: Option<u32>,
+    ) -> ValueId {
+        let head_dim = heads.dim as u32; // at most HEAD_DIM_MAX
+        for value in [q, k] {
+            self.program.push(Op::Rope { rope, head_dim, value });
+        }
+        let state = self.program.state(State::Kv { heads: heads.keys as u32, head_dim });
+        self.program.push(Op::Store { state, keys: k, values: v });
+        let out = self.program.value(heads.query_width());
+        self.program.push(Op::Attend { state, queries: q, scale, window, out });
+        out
+    }
+
+    /// `activation(gate) * up`.
+    pub fn gate(&mut self, activation: Activation, gate: ValueId, up: ValueId) -> ValueId {
+        let out = self.program.value(self.program.width(gate));
+        self.program.push(Op::Gate { activation, gate, up, out });
+        out
+    }
+
+    /// `activation(from)`.
+    pub fn activate(&mut self, activation: Activation, from: ValueId) -> ValueId {
+        let out = self.program.value(self.program.width(from));
+        self.program.push(Op::Activate { activation, from, out });
+        out
+    }
+
+    /// Gate and up projections and their gate: what the down projection takes.
+    pub fn gated(&mut self, from: ValueId, ffn: usize, activation: Activation, bias: Presence) -> ValueId {
+        let gate = self.project("feed-forward gate", "ffn_gate", from, ffn, bias);
+        let up = self.project("feed-forward up", "ffn_up", from, ffn, bias);
+        self.gate(activation, gate, up)
+    }
+
+    /// `out += scale * from`.
+    pub fn add(&mut self, from: ValueId, scale: f32, out: ValueId) {
+        self.program.push(Op::Add { from, scale, out });
+    }
+
+    /// The experts of a layer, each as tensors of its own, from tensors that hold all of a role; their sum is added to `out`.
+    pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
+        let logits = self.project("router", "ffn_gate_inp", from, experts.count, Presence::Never);
+        let choice = self.program.choice(experts.used);
+        self.program.push(Op::Route {
+            logits,
+            normalise: experts.normalise,
+            scale: experts.scale,
+            out: choice,
+        });
+        let hidden = self.program.width(from);
+        let found = experts.find(&mut self.tensors, &self.prefix, hidden);
+        let first = self.program.next_tensor();
+        for tensor in found.into_iter().flatten() {
+            self.put(Some(tensor), Residence::Chosen);
+        }
+        let experts = ExpertRange { first, count: experts.count as u32 }; // at most EXPERTS_MAX
+        self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
+    }
+
+    /// The last part: the norm of the wanted rows and the logits, by the embedding where the file has no other matrix.
+    pub fn head(&mut self, norm: Norm, x: ValueId) -> ValueId {
+        self.head_with(norm, x, Presence::Optional, Presence::Never)
+    }
+
+    /// As [`Writer::head`], with a matrix and a bias as far as the architecture has them.
+    pub fn head_with(&mut self, norm: Norm, x: ValueId, output: Presence, bias: Presence) -> ValueId {
+        self.program.part(PartKind::Head);
+        self.prefix.clear();
+        let hidden = self.program.width(x);
+        let (last, normed) = (self.program.wanted_value(hidden), self.program.wanted_value(hidden));
+        self.program.push(Op::Take { from: x, out: last });
+        let op = self.norm_op("output norm", "output_norm", norm, hidden, last, normed);
+        self.program.push(op);
+        let want = Want::Matrix { rows: self.vocab, cols: hidden };
+        let output = self.tensors.present("output", "output.weight", want, output);
+        let output = output.or_else(|| self.embedding.clone());
+        let weight = self.put(output, Residence::Device);
+        let bias = self.present("output bias", "output.bias", Want::Vector(self.vocab), bias);
+        let logits = self.program.wanted_value(self.vocab);
+        self.program.push(Op::Project { weight, bias, from: normed, out: logits, add: false });
+        logits
+    }
+
+    /// `value = cap * tanh(value / cap)`.
+    pub fn cap(&mut self, value: ValueId, cap: f32) {
+        self.program.push(Op::Cap { cap, value });
+    }
+
+    /// `value *= by`.
+    pub fn scale(&mut self, value: ValueId, by: f32) {
+        if by != 1.0 {
+            self.program.push(Op::Scale { by, value });
+        }
+    }
+
+    /// The plan, once all that is written was found.
+    ///
+    /// # Errors
+    /// [`PlanError`]: all that is missing, the first misshapen tensor, tensors without a place, or a key that nobody read and
+    /// that may change the computation.
+    pub fn finish(
+        self,
+        name: &'static str,
+        logits: ValueId,
+        shape: Shape,
+        context_length: u32,
+    ) -> Result<ExecutionPlan, PlanError> {
+        self.tensors.finish(name)?;
+        super::neutral::check(&self.metadata, shape.hidden, context_length)?;
+        let program = self.program.finish(logits)?;
+        Ok(ExecutionPlan { architecture: name.to_owned(), program: Arc::new(program), shape, context_length })
+    }
+}

@@ -1,0 +1,243 @@
+//! Programs that contradict themselves, one fault each, are refused and say where.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use super::*;
+use crate::tensor::{MappedFile, Shape};
+
+const VOCAB: usize = 8;
+const WIDTH: usize = 4;
+
+/// A file of zeros that tensors lie in.
+fn file() -> Arc<MappedFile> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&[0; 4096]).unwrap();
+    MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap()
+}
+
+fn tensor(dtype: DType, dims: &[u64]) -> LazyTensor {
+    let shape = Shape::new(dims).unwrap();
+    let bytes = dtype.row_bytes(shape.cols()).unwrap() * shape.rows();
+    LazyTensor::new(&format!("{dtype} {shape}"), dtype, shape, 0..bytes, file()).unwrap()
+}
+
+/// What a test puts into the layer of a sound program.
+struct Rig {
+    builder: Builder,
+    /// Of all rows, written.
+    x: ValueId,
+}
+
+impl Rig {
+    fn matrix(&mut self, rows: u64, cols: u64) -> TensorId {
+        self.builder.tensor(tensor(DType::F32, &[cols, rows]), Residence::Device)
+    }
+
+    fn vector(&mut self, len: u64) -> TensorId {
+        self.builder.tensor(tensor(DType::F32, &[len]), Residence::Device)
+    }
+
+    fn project(&mut self, rows: usize) -> ValueId {
+        let (weight, out) = (self.matrix(rows as u64, WIDTH as u64), self.builder.value(rows));
+        self.builder.push(Op::Project { weight, bias: None, from: self.x, out, add: false });
+        out
+    }
+}
+
+/// The fault of a program whose one layer has what `write` puts there; nothing where it is sound.
+fn fault(write: impl FnOnce(&mut Rig)) -> Option<String> {
+    let mut builder = Builder::new(VOCAB);
+    builder.part(PartKind::Embedding);
+    let table = builder.tensor(tensor(DType::F32, &[WIDTH as u64, VOCAB as u64]), Residence::Host);
+    let x = builder.value(WIDTH);
+    builder.push(Op::Embed { table, scale: 1.0, out: x });
+    builder.part(PartKind::Layer(0));
+    let mut rig = Rig { builder, x };
+    write(&mut rig);
+    let mut builder = rig.builder;
+    builder.part(PartKind::Head);
+    let weight = builder.tensor(tensor(DType::F16, &[WIDTH as u64, VOCAB as u64]), Residence::Device);
+    let (last, logits) = (builder.wanted_value(WIDTH), builder.wanted_value(VOCAB));
+    builder.push(Op::Take { from: x, out: last });
+    builder.push(Op::Project { weight, bias: None, from: last, out: logits, add: false });
+    builder.finish(logits).err().map(|error| error.to_string())
+}
+
+#[track_caller]
+fn refused(says: &str, write: impl FnOnce(&mut Rig)) {
+    let text = fault(write).unwrap_or_else(|| panic!("nothing is wrong, and it should say {says:?}"));
+    assert!(text.contains(says) && text.contains("layer 0"), "{text:?} does not say {says:?}");
+}
+
+#[test]
+fn a_sound_program_has_its_parts_and_sizes() {
+    assert_eq!(fault(|_| ()), None);
+    assert_eq!(
+        fault(|rig| {
+            let [q, k, v] = [8, 4, 4].map(|width| rig.project(width));
+            let state = rig.builder.state(State::Kv { heads: 2, head_dim: 2 });
+            rig.builder.push(Op::Store { state, keys: k, values: v });
+            let out = rig.builder.value(8);
+            rig.builder.push(Op::Attend { state, queries: q, scale: 1.0, window: Some(1), out });
+        }),
+        None
+    );
+}
+
+#[test]
+fn values_are_written_before_they_are_read_and_are_of_the_same_rows() {
+    refused("read before it is written", |rig| {
+        let from = rig.builder.value(WIDTH);
+        rig.builder.push(Op::Add { from, scale: 1.0, out: rig.x });
+    });
+    refused("no value 77", |rig| rig.builder.push(Op::Scale { by: 2.0, value: ValueId(77) }));
+    refused("values of other rows", |rig| {
+        let out = rig.builder.wanted_value(WIDTH);
+        rig.builder.push(Op::Activate { activation: Activation::Gelu, from: rig.x, out });
+    });
+    refused("wanted rows are taken", |rig| {
+        let out = rig.builder.value(WIDTH);
+        rig.builder.push(Op::Take { from: rig.x, out });
+    });
+    refused("numbers and choices", |rig| {
+        let out = rig.builder.choice(WIDTH);
+        rig.builder.push(Op::Activate { activation: Activation::Silu, from: rig.x, out });
+    });
+    refused("values of 8 and of 4 numbers", |rig| {
+        let from = rig.project(8);
+        rig.builder.push(Op::Add { from, scale: 1.0, out: rig.x });
+    });
+}
+
+#[test]
+fn weights_have_the_shapes_that_operations_need() {
+    refused("where [4, 5] fits", |rig| {
+        let (weight, out) = (rig.matrix(6, 4), rig.builder.value(5));
+        rig.builder.push(Op::Project { weight, bias: None, from: rig.x, out, add: false });
+    });
+    refused("where [5] fits", |rig| {
+        let (weight, bias, out) = (rig.matrix(5, 4), rig.vector(6), rig.builder.value(5));
+        rig.builder.push(Op::Project { weight, bias: Some(bias), from: rig.x, out, add: false });
+    });
+    refused("no vector of F32", |rig| {
+        let weight = rig.builder.tensor(tensor(DType::F16, &[4]), Residence::Device);
+        let (from, out) = (rig.x, rig.builder.value(WIDTH));
+        rig.builder.push(Op::Norm {
+            kind: NormKind::Rms,
+            eps: 0.0,
+            weight,
+            bias: None,
+            from,
+            out,
+            add: false,
+        });
+    });
+    refused("groups of a norm", |rig| {
+        let weight = rig.vector(3);
+        let (from, out) = (rig.x, rig.builder.value(WIDTH));
+        rig.builder.push(Op::Norm {
+            kind: NormKind::Layer,
+            eps: 0.0,
+            weight,
+            bias: None,
+            from,
+            out,
+            add: false,
+        });
+    });
+    refused("not of this part", |rig| {
+        let out = rig.builder.value(VOCAB);
+        rig.builder.push(Op::Project { weight: TensorId(0), bias: None, from: rig.x, out, add: false });
+    });
+    refused("the host's to read", |rig| {
+        let (table, out) = (rig.matrix(8, 4), rig.builder.value(WIDTH));
+        rig.builder.push(Op::Embed { table, scale: 1.0, out });
+    });
+}
+
+#[test]
+fn heads_are_whole_and_a_row_sees_itself() {
+    let spec = |dims| RopeSpec {
+        layout: RopeLayout::Halves,
+        dims,
+        theta: 1e4,
+        scaling: RopeScaling::None,
+        magnitude: 1.0,
+    };
+    refused("shorter than what turns", |rig| {
+        let rope = rig.builder.rope(spec(4), None);
+        rig.builder.push(Op::Rope { rope, head_dim: 2, value: rig.x });
+    });
+    refused("heads are not whole", |rig| {
+        let rope = rig.builder.rope(spec(2), None);
+        rig.builder.push(Op::Rope { rope, head_dim: 3, value: rig.x });
+    });
+    refused("no such rotary", |rig| {
+        rig.builder.push(Op::Rope { rope: RopeId(1), head_dim: 4, value: rig.x })
+    });
+    refused("as wide as their state", |rig| {
+        let state = rig.builder.state(State::Kv { heads: 2, head_dim: 4 });
+        rig.builder.push(Op::Store { state, keys: rig.x, values: rig.x });
+    });
+    let attend = |heads, head_dim, window| {
+        move |rig: &mut Rig| {
+            let (state, out) = (rig.builder.state(State::Kv { heads, head_dim }), rig.builder.value(WIDTH));
+            rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window, out });
+        }
+    };
+    refused("no multiple of the state's", attend(3, 1, None));
+    refused("no such keys", attend(0, 1, None));
+    refused("a row sees itself", attend(2, 2, Some(0)));
+    for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        refused("a number above 0", move |rig| rig.builder.push(Op::Cap { cap, value: rig.x }));
+    }
+    let text = fault(|rig| {
+        rig.builder.rope(spec(3), None);
+    })
+    .unwrap();
+    assert!(text.contains("form pairs"), "{text}");
+    let text = fault(|rig| {
+        let factors = rig.vector(1);
+        rig.builder.rope(spec(2), Some(factors));
+    });
+    assert!(text.unwrap().contains("of the first part"));
+}
+
+#[test]
+fn experts_are_alike_and_come_when_chosen() {
+    let layer = |count: u32, used: usize, last: DType, residence| {
+        move |rig: &mut Rig| {
+            let logits = rig.project(2);
+            let choice = rig.builder.choice(used);
+            rig.builder.push(Op::Route { logits, normalise: true, scale: 1.0, out: choice });
+            let first = rig.builder.next_tensor();
+            for expert in 0..2 {
+                let dtype = if expert == 0 { DType::F32 } else { last };
+                for dims in [[4, 6], [4, 6], [6, 4]] {
+                    rig.builder.tensor(tensor(dtype, &dims), residence);
+                }
+            }
+            let (from, out) = (rig.project(WIDTH), rig.x);
+            let experts = ExpertRange { first, count };
+            rig.builder.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
+        }
+    };
+    assert_eq!(fault(layer(2, 2, DType::F32, Residence::Chosen)), None);
+    refused("3 experts of 2", layer(2, 3, DType::F32, Residence::Chosen));
+    refused("a layer of no experts", layer(0, 1, DType::F32, Residence::Chosen));
+    refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
+    refused("comes when chosen", layer(2, 1, DType::F32, Residence::Device));
+    refused("not of this part", layer(4, 1, DType::F32, Residence::Chosen));
+}
+
+#[test]
+fn logits_are_one_number_for_each_token() {
+    let mut builder = Builder::new(VOCAB);
+    assert!(builder.finish(ValueId(0)).unwrap_err().to_string().contains("no parts"));
+    builder = Builder::new(VOCAB);
+    builder.part(PartKind::Embedding);
+    builder.part(PartKind::Head);
+    let logits = builder.wanted_value(VOCAB);
+    assert!(builder.finish(logits).unwrap_err().to_string().contains("one number for each token"));
+}

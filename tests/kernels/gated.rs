@@ -1,0 +1,121 @@
+//! Gates and what they let through, element by element, in every form.
+
+use rocmforge::backend::hip::kernels::ops::{GELU, GatedA8, GatedF32, GatedX16, SILU};
+use rocmforge::backend::hip::{DevicePtr, Grid};
+
+use crate::forms::{A8, X16, check_f32};
+use crate::random::Random;
+use crate::rig::{Rig, rig};
+
+/// Both that there are.
+pub const ACTIVATIONS: [u32; 2] = [SILU, GELU];
+
+/// What e is raised to in an activation.
+pub fn exponent(activation: u32, x: f64) -> f64 {
+    if activation == SILU {
+        -x
+    } else {
+        -2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))
+    }
+}
+
+/// An activation in f64. GELU by tanh is `0.5 x (1 + tanh u) = x / (1 + e^-2u)`.
+pub fn activated(activation: u32, x: f64) -> f64 {
+    x / (1.0 + exponent(activation, x).exp())
+}
+
+/// Gates and ups in one buffer, or gates alone.
+struct Gated {
+    values: Vec<f32>,
+    m: usize,
+    cols: usize,
+    stride: usize,
+    padded: usize,
+    has_up: bool,
+    activation: u32,
+}
+
+impl Gated {
+    fn want(&self) -> Vec<f64> {
+        let rows = self.values.chunks_exact(self.stride);
+        let up = |row: &[f32], k: usize| if self.has_up { f64::from(row[self.cols + k]) } else { 1.0 };
+        rows.flat_map(|row| {
+            (0..self.cols).map(move |k| activated(self.activation, row[k].into()) * up(row, k))
+        })
+        .collect()
+    }
+
+    fn check(&self, rig: &Rig) {
+        let Self { m, cols, padded, activation, .. } = *self;
+        let want = self.want();
+        let input = rig.upload(&self.values);
+        let gate = input.ptr();
+        let up = if self.has_up { input.ptr_at(4 * cols).unwrap() } else { DevicePtr::NULL };
+        let (stride, cols_arg) = (self.stride as u32, cols as u32);
+
+        // e^-x for x down to -40 carries the rounding of 40 log2(e): 40 * 2^-24 of its value, more than F32_SHARE.
+        let slack = want.iter().fold(0.0f64, |most, w| most.max(w.abs())) * 1e-6;
+        let out = rig.output::<f32>(m * cols);
+        let arguments = GatedF32 { gate, up, out: out.ptr(), stride, cols: cols_arg, activation };
+        let grid = Grid::xy(cols.div_ceil(1024) as u32, m as u32);
+        rig.device.launch(&rig.stream, GatedF32::gated_f32, grid, &arguments).unwrap();
+        check_f32(&rig.download(&out), &want, slack);
+
+        let out = X16::new(rig, m, cols);
+        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+        let arguments = GatedX16 { gate, up, out: out_ptr, row_scales, stride, cols: cols_arg, activation };
+        rig.device.launch(&rig.stream, GatedX16::gated_x16, Grid::x(m as u32), &arguments).unwrap();
+        out.check(rig, &want, cols);
+
+        let out = A8::new(rig, m, padded);
+        let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
+        let padded_arg = padded as u32;
+        let arguments =
+            GatedA8 { gate, up, codes, scales, sums, stride, cols: cols_arg, padded: padded_arg, activation };
+        let grid = Grid::xy(padded.div_ceil(1024) as u32, m as u32);
+        rig.device.launch(&rig.stream, GatedA8::gated_a8, grid, &arguments).unwrap();
+        out.check(rig, &want, cols);
+    }
+}
+
+#[test]
+fn gates_are_those_of_f64_in_every_form() {
+    let Some(rig) = rig() else { return };
+    let mut random = Random::new();
+    for (m, cols, padded) in [(3, 1536, 1536), (2, 33, 64), (1, 4128, 4352)] {
+        for (activation, has_up) in ACTIVATIONS.into_iter().flat_map(|a| [(a, true), (a, false)]) {
+            // Gates far to both sides.
+            let stride = if has_up { 2 * cols } else { cols };
+            let mut values: Vec<f32> = random.normals(m * stride).iter().map(|v| v * 8.0).collect();
+            // One of each group is open: of less than 2^-100 nothing is left.
+            values.chunks_exact_mut(stride).for_each(|row| {
+                row[..cols].iter_mut().step_by(32).for_each(|gate| *gate = gate.abs());
+            });
+            Gated { values, m, cols, stride, padded, has_up, activation }.check(rig);
+        }
+    }
+    // Rows of gates with something else between them.
+    let (m, cols, stride) = (2, 70, 75);
+    let values = random.normals(m * stride);
+    Gated { values, m, cols, stride, padded: 96, has_up: false, activation: GELU }.check(rig);
+}
+
+/// Whatever the exponential becomes, a large gate passes or is closed; neither is no number.
+#[test]
+fn large_gates_are_open_or_closed() {
+    let Some(rig) = rig() else { return };
+    let large = [20.0f32, 100.0, 1e4, 1e10, 3e18, 1e30, f32::MAX];
+    let gates: Vec<f32> = large.iter().flat_map(|&x| [x, -x]).chain([0.0, -0.0, 1e-30]).collect();
+    let input = rig.upload(&gates);
+    for activation in ACTIVATIONS {
+        let out = rig.output::<f32>(gates.len());
+        let cols = gates.len() as u32;
+        let (gate, up, out_ptr) = (input.ptr(), DevicePtr::NULL, out.ptr());
+        let arguments = GatedF32 { gate, up, out: out_ptr, stride: cols, cols, activation };
+        rig.device.launch(&rig.stream, GatedF32::gated_f32, Grid::xy(1, 1), &arguments).unwrap();
+        for (&gate, got) in gates.iter().zip(rig.download::<f32>(&out)) {
+            let want = activated(activation, gate.into());
+            assert!((f64::from(got) - want).abs() <= want.abs() * 1e-5 + 1e-37, "{gate}: {got} for {want}");
+        }
+    }
+}

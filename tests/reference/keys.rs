@@ -1,0 +1,179 @@
+//! Every key that the reference engine knows is used, refused by its name, or says nothing about what is computed.
+//!
+//! `expected/metadata-keys.txt` lists these keys, each with a value that differs from what the small decoders have. A header with
+//! one of them changed has to give another plan or an error that names the key; the few exceptions stand here with their reasons.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use rocmforge::model::{Model, ModelId};
+
+use crate::forge::{self, Forge, Value, kind};
+
+/// Keys that change nothing in these decoders.
+const SAYS_NOTHING: [(&str, &str); 16] = [
+    ("expert_group_used_count", "experts are in no groups"),
+    ("feed_forward_length", "all layers of that decoder have experts"),
+    ("vocab_size", "the tokens themselves are counted"),
+    ("tensor_data_layout", "all files have the same"),
+    ("rope.scaling.finetuned", "says how a scaling was trained; granite's switches it off and is used"),
+    ("expert_weights_norm", "weights are normalised as the models were trained"),
+    ("use_parallel_residual", "what phi2 does anyway"),
+    ("attention.layer_norm_epsilon", "of the other kind of norm"),
+    ("attention.layer_norm_rms_epsilon", "of the other kind of norm"),
+    ("attention.sliding_window_pattern", "there is no window"),
+    ("attention.key_length_swa", "there is no window"),
+    ("attention.value_length_swa", "there is no window"),
+    ("rope.dimension_count_swa", "there is no window"),
+    ("rope.freq_base_swa", "there is no window"),
+    ("rope.scaling.original_context_length", "positions are not scaled by YaRN"),
+    ("rope.scaling.yarn_", "positions are not scaled by YaRN"),
+];
+
+/// Keys whose change leaves tensors of another shape, or another number of them, than the header then says: the error names a
+/// tensor or the key that contradicts.
+const SHAPES: [&str; 10] = [
+    "block_count",
+    "embedding_length",
+    "feed_forward_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "nextn_predict_layers",
+];
+
+/// The first decoder of each architecture that runs.
+fn bases() -> Vec<(String, Forge)> {
+    let mut seen = BTreeSet::new();
+    let all = forge::decoders().into_iter().chain(forge::newer_decoders());
+    let named = all.map(|(name, forge)| (name.split('-').next().unwrap_or(name).to_owned(), forge));
+    named.filter(|(name, _)| name != "qwen2moe" && seen.insert(name.clone())).collect()
+}
+
+/// All of a plan that decides what is computed, as text.
+fn plan(forge: &Forge) -> Result<String, String> {
+    let built = forge.build();
+    let mut written = tempfile::NamedTempFile::new().unwrap();
+    written.write_all(&built.bytes).unwrap();
+    let file = std::fs::File::open(written.path()).unwrap();
+    let model = Model::open(ModelId(1), "keys", vec![file]).map_err(|error| error.to_string())?;
+    let program = &model.plan.program;
+    let tensors =
+        program.tensors().iter().map(|t| (t.lazy.name(), t.lazy.dtype(), t.lazy.shape(), t.residence));
+    Ok(format!(
+        "{:?} {:?} {:?} {:?} {:?} {:?} {}",
+        tensors.collect::<Vec<_>>(),
+        program.values(),
+        program.states(),
+        program.ropes().iter().map(|rope| (&rope.spec, rope.factors)).collect::<Vec<_>>(),
+        program.parts(),
+        model.plan.shape,
+        model.plan.context_length,
+    ))
+}
+
+/// A value of metadata-keys.txt.
+fn value(of: &str, text: &str) -> Value {
+    let parts = || text.split(',');
+    match of {
+        "u32" => Value::u32(text.parse().unwrap()),
+        "f32" => Value::f32(text.parse().unwrap()),
+        "bool" => Value::bool(text.parse().unwrap()),
+        "string" => Value::string(text),
+        "array:i32" => Value::i32s(&parts().map(|part| part.parse().unwrap()).collect::<Vec<_>>()),
+        "array:f32" => Value::f32s(&parts().map(|part| part.parse().unwrap()).collect::<Vec<_>>()),
+        "array:string" => Value::strings(&parts().collect::<Vec<_>>()),
+        "array:bool" => {
+            let flags: Vec<u8> = parts().map(|part| u8::from(part == "true")).collect();
+            Value::array(kind::BOOL, flags.len() as u64, &flags)
+        }
+        "array:u32" => {
+            let numbers: Vec<u32> = parts().map(|part| part.parse().unwrap()).collect();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            Value::array(kind::U32, numbers.len() as u64, &bytes)
+        }
+        "array:u64" => {
+            let numbers: Vec<u64> = parts().map(|part| part.parse().unwrap()).collect();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            Value::array(kind::U64, numbers.len() as u64, &bytes)
+        }
+        other => panic!("no values of kind {other}"),
+    }
+}
+
+#[test]
+fn every_key_of_the_reference_engine_is_used_or_refused_by_name() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/expected/metadata-keys.txt");
+    let list = std::fs::read_to_string(path).unwrap();
+    let (mut used, mut named, mut shapes) = (0, 0, BTreeSet::new());
+    let mut nothing = BTreeSet::new();
+    let mut faults = Vec::new();
+    let bases = bases();
+    assert_eq!(bases.len(), 10, "{:?}", bases.iter().map(|(name, _)| name).collect::<Vec<_>>());
+    for (architecture, base) in &bases {
+        let sound = plan(base).unwrap();
+        let lines = || list.lines().filter(|line| !line.starts_with('#'));
+        for line in lines() {
+            let mut words = line.splitn(3, ' ');
+            let (key, kind, text) =
+                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap_or_default());
+            let Some(name) = key.strip_prefix("%s.") else { continue };
+            let own = format!("{architecture}.{name} {kind} ");
+            let text = lines().find_map(|line| line.strip_prefix(&own)).unwrap_or(text);
+            let changed = base.clone().set(&format!("{architecture}.{name}"), value(kind, text));
+            match plan(&changed) {
+                Ok(plan) if plan != sound => used += 1,
+                Ok(_) => match SAYS_NOTHING.iter().find(|(known, _)| name.starts_with(known)) {
+                    Some((known, _)) => drop(nothing.insert(*known)),
+                    None => faults.push(format!("{architecture}.{name} = {text} changes nothing")),
+                },
+                Err(error) if error.contains(name) => named += 1,
+                Err(_) if SHAPES.contains(&name) => drop(shapes.insert(name)),
+                Err(error) => faults.push(format!("{architecture}.{name} = {text}: {error}")),
+            }
+        }
+    }
+    println!(
+        "{used} used, {named} refused by name, {} say nothing, {} of shapes",
+        nothing.len(),
+        shapes.len()
+    );
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(used > 90 && named > 1000, "{used} used, {named} refused by name");
+    let stale: Vec<_> = SAYS_NOTHING.iter().filter(|(known, _)| !nothing.contains(known)).collect();
+    assert!(stale.is_empty(), "not met: {stale:?}");
+}
+
+/// Without these a rule that refuses everything would pass.
+#[test]
+fn keys_with_values_that_change_nothing_are_let_through() {
+    for (architecture, base) in bases() {
+        let sound = plan(&base).unwrap();
+        for (name, value) in [
+            ("attention.clamp_kqv", Value::f32(0.0)),
+            ("attention.sliding_window", Value::u32(if architecture == "gemma3" { 12 } else { 0 })),
+            ("expert_gating_func", Value::u32(1)),
+            ("expert_group_count", Value::u32(1)),
+            ("logit_scale", Value::f32(1.0)),
+            ("pooling_type", Value::u32(0)),
+            ("rope.scaling.alpha", Value::f32(0.0)),
+            ("rope.dimension_sections", Value::i32s(&[0, 0, 0, 0])),
+            ("deepstack_mapping", Value::i32s(&[-1, -1])),
+            ("vision.block_count", Value::u32(27)),
+        ] {
+            if (architecture.as_str(), name) == ("granite", "logit_scale")
+                || (architecture == "gemma3" && name.ends_with("window"))
+            {
+                continue; // theirs are other values
+            }
+            let changed = base.clone().set(&format!("{architecture}.{name}"), value);
+            assert_eq!(plan(&changed).as_ref(), Ok(&sound), "{architecture}.{name}");
+        }
+        let unknown = base.set(&format!("{architecture}.attention.something_new"), Value::u32(1));
+        let error = plan(&unknown).unwrap_err();
+        assert!(error.contains("attention.something_new = "), "{error}");
+    }
+}

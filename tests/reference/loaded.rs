@@ -1,0 +1,105 @@
+//! A backend with a program open and its weights loaded.
+
+#![allow(dead_code)] // each of its users has its own part
+
+use std::sync::Arc;
+
+use rocmforge::backend::cpu::CpuBackend;
+use rocmforge::backend::hip::HipBackend;
+use rocmforge::backend::{
+    Backend, BackendError, DeviceTensor, ModelSlot, Progress, StepLimits, Storage, Weights,
+};
+use rocmforge::program::{Program, Residence, TensorId};
+
+/// What holds a backend.
+pub trait Device {
+    fn get(&mut self) -> &mut dyn Backend;
+}
+
+impl Device for CpuBackend {
+    fn get(&mut self) -> &mut dyn Backend {
+        self
+    }
+}
+
+impl Device for HipBackend {
+    fn get(&mut self) -> &mut dyn Backend {
+        self
+    }
+}
+
+impl Device for Box<dyn Backend> {
+    fn get(&mut self) -> &mut dyn Backend {
+        self.as_mut()
+    }
+}
+
+/// A backend with one program open and its weights loaded.
+pub struct Loaded<B> {
+    pub backend: B,
+    pub slot: ModelSlot,
+    pub program: Arc<Program>,
+    tensors: Vec<Option<DeviceTensor>>,
+    generations: Vec<u64>,
+}
+
+impl<B: Device> Loaded<B> {
+    /// Opens a program, and loads all that does not wait to be chosen.
+    pub fn new(program: Program, mut backend: B, limits: StepLimits, pages: u32) -> Self {
+        let program = Arc::new(program);
+        let slot =
+            backend.get().open_model(&program, limits, pages).expect("there is room for a small model");
+        let mut tensors = Vec::new();
+        for tensor in program.tensors() {
+            let in_place = || DeviceTensor { tensor: tensor.lazy.clone(), storage: Storage::InPlace };
+            tensors.push(match tensor.residence {
+                Residence::Host => Some(in_place()),
+                Residence::Device => {
+                    Some(backend.get().load_tensor(&tensor.lazy).expect("a supported type loads"))
+                }
+                Residence::Chosen => None,
+            });
+        }
+        let generations = vec![0; program.parts().len()];
+        Self { backend, slot, program, tensors, generations }
+    }
+
+    /// Runs a part of the step at hand. Experts come when rows choose them.
+    pub fn run(&mut self, part: u32) {
+        loop {
+            match self.try_run(part).expect("a part runs") {
+                Progress::Done => return,
+                Progress::Needs(chosen) => self.load(part, &chosen),
+            }
+        }
+    }
+
+    /// Runs a part of the step at hand with what is loaded.
+    pub fn try_run(&mut self, part: u32) -> Result<Progress, BackendError> {
+        let weights = Weights { tensors: &self.tensors, generations: &self.generations };
+        self.backend.get().run(part, &weights)
+    }
+
+    /// Loads experts of a part.
+    pub fn load(&mut self, part: u32, chosen: &[TensorId]) {
+        assert!(!chosen.is_empty(), "a part that stops says why");
+        for id in chosen {
+            let tensor = &self.program.tensors()[id.0 as usize];
+            assert_eq!(tensor.residence, Residence::Chosen);
+            let there =
+                self.tensors[id.0 as usize].replace(self.backend.get().load_tensor(&tensor.lazy).unwrap());
+            assert!(there.is_none(), "a tensor that is there is asked for");
+        }
+        self.generations[part as usize] += 1;
+    }
+
+    /// Forgets the experts that were chosen, as when they were evicted.
+    pub fn forget_chosen(&mut self) {
+        for (tensor, slot) in self.program.tensors().iter().zip(&mut self.tensors) {
+            if tensor.residence == Residence::Chosen {
+                *slot = None;
+            }
+        }
+        self.generations.iter_mut().for_each(|generation| *generation += 1);
+    }
+}

@@ -1,0 +1,259 @@
+"""plain.py: small decoders in the plainest way, in double precision, as a second opinion beside oracle.py's engine.
+
+llama.cpp on a CPU takes GELU from a table of half-precision numbers, which puts its answers off by some 1e-3 nats.
+With the same table, this module shows that nothing else differs; without it, it gives what a model means. It uses none
+of our code: the PyPI package `gguf` reads the files.
+"""
+import numpy as np
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(0.79788456080286535588 * x * (1 + 0.044715 * x * x)))
+
+
+def tabled_gelu(x):
+    """As llama.cpp has it: argument and result rounded to half precision, between -10 and 10."""
+    rounded = gelu(x.astype(np.float16).astype(np.float64)).astype(np.float16).astype(np.float64)
+    return np.where(x <= -10, 0, np.where(x >= 10, x, rounded))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+class Decoder:
+    """What most architectures do; the others say what they do otherwise."""
+    adjacent = False    # pairs that positions rotate: neighbours, or a half of the rotated values apart
+    pattern = None      # every so many layers one sees everything
+    activation = staticmethod(silu)
+
+    def __init__(self, path, table):
+        from gguf import GGUFReader
+        reader = GGUFReader(path)
+        self.keys = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+        self.tensors = {t.name: np.array(t.data, np.float64).reshape(t.shape[::-1]) for t in reader.tensors}
+        self.gelu = tabled_gelu if table else gelu
+        self.layers, self.width = self.key("block_count"), self.key("embedding_length")
+        self.heads, self.kv_heads = self.key("attention.head_count"), self.key("attention.head_count_kv")
+        self.head_dim = self.key("attention.key_length", self.width // self.heads)
+        self.rotated = self.key("rope.dimension_count", self.head_dim)
+        self.factor = self.key("rope.scaling.factor", 1.0)
+        self.epsilon = self.key("attention.layer_norm_rms_epsilon") or self.key("attention.layer_norm_epsilon")
+
+    def key(self, name, default=None):
+        return self.keys.get(f"{self.keys['general.architecture']}.{name}", default)
+
+    def logp(self, ids):
+        """Log-probabilities of the next token after each of `ids`: a row for each."""
+        x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
+        for layer in range(self.layers):
+            x = self.block(layer, f"blk.{layer}.", x)
+        logits = self.logits(self.linear("output" if "output.weight" in self.tensors else "token_embd",
+                                         self.norm("output_norm", x)))
+        logits = logits - logits.max(-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    def block(self, layer, at, x):
+        x = x + self.attention(layer, at, self.norm(at + "attn_norm", x))
+        return x + self.feed_forward(at, self.norm(at + "ffn_norm", x))
+
+    def attention(self, layer, at, x):
+        n, (q, k, v) = len(x), self.qkv(at, x)
+        q = self.rotate(layer, self.head_norm(at + "attn_q_norm", q))
+        k = self.rotate(layer, self.head_norm(at + "attn_k_norm", k))
+        k, v = (np.repeat(t, self.heads // self.kv_heads, 1) for t in (k, v))
+        back = np.arange(n)[:, None] - np.arange(n)
+        window = self.key("attention.sliding_window") if self.local(layer) else n
+        scores = np.einsum("phd,shd->hps", q, k) * self.attention_scale()
+        weights = softmax(np.where((back >= 0) & (back < window), scores, -np.inf))
+        return self.linear(at + "attn_output", np.einsum("hps,shd->phd", weights, v).reshape(n, -1))
+
+    def qkv(self, at, x):
+        if at + "attn_qkv.weight" in self.tensors:
+            q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+            rows = np.split(self.linear(at + "attn_qkv", x), [q, q + kv], axis=1)
+        else:
+            rows = [self.linear(at + f"attn_{part}", x) for part in "qkv"]
+        return [row.reshape(len(x), -1, self.head_dim) for row in rows]
+
+    def rotate(self, layer, x):
+        half = self.rotated // 2
+        angle = np.arange(len(x))[:, None] * self.frequencies(layer)
+        first = np.arange(half) * (2 if self.adjacent else 1)
+        second = first + (1 if self.adjacent else half)
+        cos, sin = (f(angle)[:, None] * self.magnitude(layer) for f in (np.cos, np.sin))
+        y = x.copy()
+        y[..., first] = x[..., first] * cos - x[..., second] * sin
+        y[..., second] = x[..., first] * sin + x[..., second] * cos
+        return y
+
+    def frequencies(self, layer):
+        base, n = self.base(layer), self.rotated
+        plain = base ** (-2.0 * np.arange(n // 2) / n)
+        if self.local(layer):
+            return plain
+        if self.key("rope.scaling.type") != "yarn":
+            return plain / self.factor
+        trained = self.key("rope.scaling.original_context_length")
+        low, high = (n * np.log(trained / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
+        low, high = max(0, np.floor(low)), min(n - 1, np.ceil(high))
+        ramp = 1 - np.clip((np.arange(n // 2) - low) / max(0.001, high - low), 0, 1)
+        return plain / self.factor * (1 - ramp) + plain * ramp
+
+    def magnitude(self, layer):
+        yarn = self.key("rope.scaling.type") == "yarn" and not self.local(layer)
+        return 1 + 0.1 * np.log(self.factor) if yarn else 1.0
+
+    def local(self, layer):
+        """Whether a layer sees a window."""
+        if not self.pattern or not self.key("attention.sliding_window"):
+            return False
+        pattern = self.key("attention.sliding_window_pattern", self.pattern)
+        return bool(pattern[layer]) if isinstance(pattern, list) else layer % pattern < pattern - 1
+
+    def feed_forward(self, at, x):
+        gate, up = self.linear(at + "ffn_gate", x), self.linear(at + "ffn_up", x)
+        return self.linear(at + "ffn_down", self.activation(gate) * up)
+
+    def linear(self, name, x):
+        return x @ self.tensors[name + ".weight"].T + self.tensors.get(name + ".bias", 0.0)
+
+    def norm(self, name, x):
+        x = x - x.mean(-1, keepdims=True) if name + ".bias" in self.tensors else x
+        scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.epsilon)
+        return scaled * self.tensors[name + ".weight"] + self.tensors.get(name + ".bias", 0.0)
+
+    def head_norm(self, name, x):
+        return self.norm(name, x) if name + ".weight" in self.tensors else x
+
+    def base(self, layer):
+        return self.key("rope.freq_base", 10000.0)
+
+    def attention_scale(self):
+        return self.head_dim ** -0.5
+
+    def embedding_scale(self):
+        return 1.0
+
+    def logits(self, x):
+        return x
+
+
+class Sandwich(Decoder):
+    """Norms before and after."""
+
+    def block(self, layer, at, x):
+        x = x + self.norm(at + "post_attention_norm", self.attention(layer, at, self.norm(at + "attn_norm", x)))
+        return x + self.norm(at + "post_ffw_norm", self.feed_forward(at, self.norm(at + "ffn_norm", x)))
+
+
+class Gemma3(Sandwich):
+    pattern = 6
+
+    def activation(self, x):
+        return self.gelu(x)
+
+    def base(self, layer):
+        return self.key("rope.freq_base_swa", 10000.0) if self.local(layer) else super().base(layer)
+
+    def attention_scale(self):
+        return (self.width // self.heads if self.layers == 62 else self.head_dim) ** -0.5
+
+    def embedding_scale(self):
+        return self.width ** 0.5
+
+    def logits(self, x):
+        cap = self.key("final_logit_softcapping")
+        return cap * np.tanh(x / cap) if cap else x
+
+
+class Starcoder2(Decoder):
+    def feed_forward(self, at, x):
+        return self.linear(at + "ffn_down", self.gelu(self.linear(at + "ffn_up", x)))
+
+
+class Phi2(Starcoder2):
+    def block(self, layer, at, x):
+        y = self.norm(at + "attn_norm", x)
+        return x + self.attention(layer, at, y) + self.feed_forward(at, y)
+
+
+class Glm4(Sandwich):
+    adjacent = True
+
+    def feed_forward(self, at, x):
+        gate, up = np.split(self.linear(at + "ffn_up", x), 2, axis=1)
+        return self.linear(at + "ffn_down", silu(gate) * up)
+
+
+class Olmo2(Decoder):
+    pattern = 4
+
+    def block(self, layer, at, x):
+        x = x + self.norm(at + "post_attention_norm", self.attention(layer, at, x))
+        return x + self.norm(at + "post_ffw_norm", self.feed_forward(at, x))
+
+    def head_norm(self, name, x):
+        return self.norm(name, x.reshape(len(x), -1)).reshape(x.shape)
+
+
+class Qwen2Moe(Decoder):
+    def feed_forward(self, at, x):
+        chances = softmax(self.linear(at + "ffn_gate_inp", x))
+        best = np.argsort(-chances, axis=1)[:, :self.key("expert_used_count")]
+        parts = {part: self.tensors[at + f"ffn_{part}_exps.weight"] for part in ("gate", "up", "down")}
+        y = np.zeros_like(x)
+        for token, experts in enumerate(best):
+            for expert in experts:
+                gate, up, down = (parts[part][expert] for part in ("gate", "up", "down"))
+                y[token] += chances[token, expert] * (down @ (silu(gate @ x[token]) * (up @ x[token])))
+        shared = silu(self.linear(at + "ffn_gate_shexp", x)) * self.linear(at + "ffn_up_shexp", x)
+        opened = sigmoid(self.linear(at + "ffn_gate_inp_shexp", x))[:, None]
+        return y + opened * self.linear(at + "ffn_down_shexp", shared)
+
+
+class Granite(Decoder):
+    adjacent = True
+
+    def block(self, layer, at, x):
+        scale = self.key("residual_scale") or 1.0
+        x = x + scale * self.attention(layer, at, self.norm(at + "attn_norm", x))
+        return x + scale * self.feed_forward(at, self.norm(at + "ffn_norm", x))
+
+    def rotate(self, layer, x):
+        return super().rotate(layer, x) if self.key("rope.scaling.finetuned", True) else x
+
+    def attention_scale(self):
+        return self.key("attention.scale") or super().attention_scale()
+
+    def embedding_scale(self):
+        return self.key("embedding_scale") or 1.0
+
+    def logits(self, x):
+        return x / self.key("logit_scale")
+
+
+KNOWN = {"gemma3": Gemma3, "starcoder2": Starcoder2, "phi2": Phi2, "glm4": Glm4, "olmo2": Olmo2, "qwen2moe": Qwen2Moe,
+         "granite": Granite}
+GELU = (Gemma3, Starcoder2)
+
+
+def answers(path, ids, lengths):
+    """Log-probabilities after that many of the ids: exact ones, those with llama.cpp's table, and whether these differ.
+    None for an architecture that is not here."""
+    from gguf import GGUFReader
+    kind = KNOWN.get(GGUFReader(path).fields["general.architecture"].contents())
+    if kind is None:
+        return None
+    rows = [length - 1 for length in lengths]
+    exact, tabled = (kind(path, table).logp(np.array(ids))[rows] for table in (False, True))
+    return exact, tabled, issubclass(kind, GELU)
