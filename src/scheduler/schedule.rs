@@ -1,4 +1,4 @@
-//! Who runs next. Pure: values in, values out; no I/O, no device, no clock but the instants that are given.
+//! The order in which sequences run. Pure: values in, values out; no I/O, no device, no clock but the instants that are given.
 //!
 //! - Admission is first come, first served over all models. An admitted sequence has reserved the KV pages of all
 //!   positions it can come to fill, so it never fails for room half-way; page *numbers* are handed out as it grows.
@@ -6,19 +6,16 @@
 //! - A step takes one row of every sequence that decodes, then fills up to `rows_max` with prompt chunks in order of
 //!   admission. At most `rows_max` sequences are admitted, so a prompt always gets at least one row.
 //! - A sequence without credit keeps its pages and is passed over.
-//!
-//! A sequence's computed positions `0..computed` lie in the KV cache. `tokens` are known (prompt and drawn ones);
-//! when a step computes the last known one, its logits give the next token.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::pages::PagePool;
-use super::{SequenceId, SequenceState, sequence_pages};
-use crate::backend::KV_PAGE_TOKENS;
+use super::sequence::{Answer, Sequence};
+use super::{SequenceId, SequenceState};
 use crate::model::ModelId;
 
-/// Bounds that the policy keeps.
+/// Bounds that the schedule keeps.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     /// Most rows of one step; at least 1.
@@ -29,21 +26,6 @@ pub(super) struct Limits {
     pub kv_budget_bytes: u64,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,
-}
-
-/// A sequence as the policy sees it when it arrives.
-#[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub id: SequenceId,
-    pub model: ModelId,
-    /// Bytes of one KV page of the model: above 0.
-    pub page_bytes: u64,
-    /// At least 1.
-    pub prompt_tokens: u32,
-    /// Positions it can come to fill, the prompt's among them. Their pages fit the budget.
-    pub positions: u32,
-    pub credit: u32,
-    pub deadline: Option<Instant>,
 }
 
 /// Rows of one sequence in a step: positions `start..start + rows`.
@@ -63,6 +45,8 @@ pub(super) struct Work {
 pub(super) struct StepPlan {
     pub model: ModelId,
     pub work: Vec<Work>,
+    /// Another model had the step before.
+    pub switched: bool,
 }
 
 /// Why a sequence's time is over.
@@ -72,73 +56,32 @@ pub(super) enum Expiry {
     SlowReader { waited: Duration },
 }
 
-/// What a removed sequence leaves behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Removed {
-    pub model: ModelId,
-    /// Its KV pages, free again.
-    pub pages: Vec<u32>,
-}
-
-/// A sequence's numbers for [`SequenceSnapshot`](super::SequenceSnapshot).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct View {
-    pub id: SequenceId,
-    pub model: ModelId,
+/// A live sequence and its place, for a snapshot.
+#[derive(Debug)]
+pub(super) struct View<'a, A> {
+    pub sequence: &'a Sequence<A>,
     pub state: SequenceState,
-    pub computed: u32,
-    pub kv_pages: u32,
+    /// From 1; 0 once admitted.
     pub queue_position: u32,
 }
 
+/// All live sequences of an engine.
 #[derive(Debug)]
-struct Sequence {
-    request: Request,
-    /// Known tokens.
-    tokens: u32,
-    /// Tokens in the KV cache.
-    computed: u32,
-    pages: Vec<u32>,
-    credit: u32,
-    /// Since when an admitted sequence has had no credit.
-    stalled: Option<Instant>,
-}
-
-impl Sequence {
-    fn reserved_bytes(&self) -> u64 {
-        u64::from(sequence_pages(self.request.positions)).saturating_mul(self.request.page_bytes)
-    }
-
-    fn pending(&self) -> u32 {
-        self.tokens - self.computed
-    }
-
-    fn decodes(&self) -> bool {
-        self.tokens > self.request.prompt_tokens && self.pending() == 1
-    }
-
-    fn runnable(&self) -> bool {
-        self.credit > 0
-    }
-}
-
-/// The scheduler's state.
-#[derive(Debug)]
-pub(super) struct Policy {
+pub(super) struct Schedule<A = Answer> {
     limits: Limits,
     /// Waiting, in order of arrival. Bounded by the engine's inbox.
-    queue: VecDeque<Sequence>,
+    queue: VecDeque<Sequence<A>>,
     /// Admitted, in order of admission; at most `limits.sequences_max`.
-    running: Vec<Sequence>,
+    running: Vec<Sequence<A>>,
     pools: BTreeMap<ModelId, PagePool>,
     reserved_bytes: u64,
     /// The model that had the last step.
     turn: Option<ModelId>,
-    /// It has the next one too, if it can run.
-    keeps_turn: bool,
+    /// Until then it has the next one too, if it can run.
+    turn_kept: Option<Instant>,
 }
 
-impl Policy {
+impl<A> Schedule<A> {
     /// `limits` are brought into their ranges.
     pub fn new(mut limits: Limits) -> Self {
         limits.rows_max = limits.rows_max.max(1);
@@ -150,7 +93,7 @@ impl Policy {
             pools: BTreeMap::new(),
             reserved_bytes: 0,
             turn: None,
-            keeps_turn: false,
+            turn_kept: None,
         }
     }
 
@@ -158,23 +101,14 @@ impl Policy {
         &self.limits
     }
 
-    /// Pages of a model's pool: the whole budget, since the budget is shared by bytes. Pages never written cost
-    /// nothing.
+    /// Pages of a model's pool: the whole budget, since models share it by bytes. Pages never written cost nothing.
     pub fn pool_pages(&self, page_bytes: u64) -> u32 {
         u32::try_from(self.limits.kv_budget_bytes / page_bytes.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Appends a request to the queue.
-    pub fn submit(&mut self, request: Request) {
-        let (tokens, credit) = (request.prompt_tokens, request.credit);
-        self.queue.push_back(Sequence {
-            request,
-            tokens,
-            computed: 0,
-            pages: Vec::new(),
-            credit,
-            stalled: None,
-        });
+    /// Appends a sequence to the queue.
+    pub fn submit(&mut self, sequence: Sequence<A>) {
+        self.queue.push_back(sequence);
     }
 
     /// Admits from the head of the queue while sequences and KV budget allow; never past a head that does not fit.
@@ -197,49 +131,43 @@ impl Policy {
         admitted
     }
 
-    /// The rows of the next step, with pages handed out for them; `None` when nobody can run.
-    pub fn next_step(&mut self) -> Option<StepPlan> {
-        let model = self.next_turn()?;
-        self.turn = Some(model);
+    /// The rows of the next step, with pages handed out for them; `None` when no sequence can run.
+    pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
+        let model = self.next_turn(now)?;
+        let switched = self.turn.replace(model) != Some(model);
         let mut rows_left = self.limits.rows_max;
         let mut work = Vec::new();
         for decode in [true, false] {
-            let members = self
-                .running
-                .iter_mut()
-                .filter(|s| s.request.model == model && s.runnable() && s.decodes() == decode);
-            for sequence in members {
+            let runs = |s: &&mut Sequence<A>| {
+                s.request.model == model && s.is_runnable() && s.decodes() == decode
+            };
+            for sequence in self.running.iter_mut().filter(runs) {
                 let rows = sequence.pending().min(rows_left);
                 if rows == 0 {
                     break;
                 }
                 rows_left -= rows;
-                work.push(Work {
-                    id: sequence.request.id,
-                    start: sequence.computed,
-                    rows,
-                    samples: rows == sequence.pending(),
-                    decode,
-                });
+                let samples = rows == sequence.pending();
+                work.push(Work { id: sequence.request.id, start: sequence.computed, rows, samples, decode });
                 let pool = self.pools.get_mut(&model)?;
-                while sequence.pages.len() * KV_PAGE_TOKENS < (sequence.computed + rows) as usize {
+                while sequence.needs_page(rows) {
                     sequence.pages.push(pool.take());
                 }
             }
         }
-        Some(StepPlan { model, work })
+        Some(StepPlan { model, work, switched })
     }
 
-    /// Whether the model that had the last step keeps its turn as long as it can run: what was brought to a device for it is
-    /// used before it makes room for another.
-    pub fn keep_turn(&mut self, keeps: bool) {
-        self.keeps_turn = keeps;
+    /// The model that had the last step keeps its turn until then, as long as it can run: weights that were loaded for it are
+    /// used before they make room for another.
+    pub fn keep_turn(&mut self, until: Option<Instant>) {
+        self.turn_kept = until;
     }
 
     /// The runnable model after the one that had the last step, in a circle by number.
-    fn next_turn(&self) -> Option<ModelId> {
-        let runnable = || self.running.iter().filter(|s| s.runnable()).map(|s| s.request.model);
-        if self.keeps_turn
+    fn next_turn(&self, now: Instant) -> Option<ModelId> {
+        let runnable = || self.running.iter().filter(|s| s.is_runnable()).map(|s| s.request.model);
+        if self.turn_kept.is_some_and(|until| now < until)
             && let Some(same) = runnable().find(|m| self.turn == Some(*m))
         {
             return Some(same);
@@ -248,23 +176,23 @@ impl Policy {
         after.or_else(|| runnable().min())
     }
 
-    /// Takes note that a step was computed. Each sequence that sampled has one more token and one credit less.
-    pub fn complete(&mut self, step: &StepPlan, now: Instant) {
-        for work in &step.work {
-            let Some(sequence) = self.running.iter_mut().find(|s| s.request.id == work.id) else { continue };
-            sequence.computed += work.rows;
-            if work.samples {
-                sequence.tokens += 1;
-                sequence.credit -= 1;
-                sequence.stalled = (sequence.credit == 0).then_some(now);
-            }
-        }
+    fn all(&self) -> impl Iterator<Item = &Sequence<A>> {
+        self.running.iter().chain(&self.queue)
+    }
+
+    /// A live sequence.
+    pub fn get(&self, id: SequenceId) -> Option<&Sequence<A>> {
+        self.all().find(|s| s.request.id == id)
+    }
+
+    /// As [`Schedule::get`], to change it.
+    pub fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence<A>> {
+        self.running.iter_mut().chain(&mut self.queue).find(|s| s.request.id == id)
     }
 
     /// Allows a sequence `items` more results. Unknown ones are ignored.
     pub fn credit(&mut self, id: SequenceId, items: u32) {
-        let mut all = self.running.iter_mut().chain(&mut self.queue);
-        if let Some(sequence) = all.find(|s| s.request.id == id)
+        if let Some(sequence) = self.get_mut(id)
             && items > 0
         {
             sequence.credit = sequence.credit.saturating_add(items);
@@ -272,11 +200,10 @@ impl Policy {
         }
     }
 
-    /// Takes a sequence out, whatever its state. Its pages are free again at once.
-    pub fn remove(&mut self, id: SequenceId) -> Option<Removed> {
+    /// Takes a sequence out, whatever its state. The pool has its pages back at once; it still says which they were.
+    pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<A>> {
         if let Some(at) = self.queue.iter().position(|s| s.request.id == id) {
-            let sequence = self.queue.remove(at)?;
-            return Some(Removed { model: sequence.request.model, pages: Vec::new() });
+            return self.queue.remove(at);
         }
         let at = self.running.iter().position(|s| s.request.id == id)?;
         let sequence = self.running.remove(at);
@@ -284,25 +211,31 @@ impl Policy {
         if let Some(pool) = self.pools.get_mut(&sequence.request.model) {
             pool.give_back(&sequence.pages);
         }
-        Some(Removed { model: sequence.request.model, pages: sequence.pages })
+        Some(sequence)
+    }
+
+    /// Takes all sequences out; nothing is reserved and no pool is open then.
+    pub fn clear(&mut self) -> Vec<Sequence<A>> {
+        self.pools.clear();
+        self.reserved_bytes = 0;
+        self.running.drain(..).chain(self.queue.drain(..)).collect()
     }
 
     /// Sequences whose deadline has passed or that had no credit for too long.
     pub fn expired(&self, now: Instant) -> Vec<(SequenceId, Expiry)> {
-        let expiry = |s: &Sequence| {
+        let expiry = |s: &Sequence<A>| {
             if s.request.deadline.is_some_and(|deadline| deadline <= now) {
                 return Some((s.request.id, Expiry::Deadline));
             }
             let waited = now.saturating_duration_since(s.stalled?);
             (waited >= self.limits.slow_reader).then_some((s.request.id, Expiry::SlowReader { waited }))
         };
-        self.running.iter().chain(&self.queue).filter_map(expiry).collect()
+        self.all().filter_map(expiry).collect()
     }
 
-    /// When [`Policy::expired`] next has something to say, if nothing else happens.
+    /// When [`Schedule::expired`] next has something to say, if nothing else happens.
     pub fn next_expiry(&self) -> Option<Instant> {
-        let sequences = self.running.iter().chain(&self.queue);
-        let moments = sequences.flat_map(|s| {
+        let moments = self.all().flat_map(|s| {
             [s.request.deadline, s.stalled.and_then(|t| t.checked_add(self.limits.slow_reader))]
         });
         moments.flatten().min()
@@ -326,9 +259,9 @@ impl Policy {
         }
     }
 
-    /// Pages of an admitted sequence, in order of position.
+    /// Pages of a sequence, in order of position.
     pub fn pages(&self, id: SequenceId) -> &[u32] {
-        self.running.iter().find(|s| s.request.id == id).map_or(&[], |s| &s.pages)
+        self.get(id).map_or(&[], |s| &s.pages)
     }
 
     /// Waiting sequences in order of arrival.
@@ -341,10 +274,14 @@ impl Policy {
         self.queue.len()
     }
 
-    /// All sequences of a model, admitted ones first.
-    pub fn sequences_of(&self, model: ModelId) -> Vec<SequenceId> {
-        let all = self.running.iter().chain(&self.queue);
-        all.filter(|s| s.request.model == model).map(|s| s.request.id).collect()
+    /// True when no sequence is live.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.queue.is_empty()
+    }
+
+    /// Live sequences for which `wanted` holds, admitted ones first.
+    pub fn ids(&self, wanted: impl Fn(&Sequence<A>) -> bool) -> Vec<SequenceId> {
+        self.all().filter(|s| wanted(s)).map(|s| s.request.id).collect()
     }
 
     /// Pages in use and pages there are, over all open pools.
@@ -359,24 +296,13 @@ impl Policy {
     }
 
     /// All sequences: admitted in order of admission, then waiting in order of arrival.
-    pub fn views(&self) -> impl Iterator<Item = View> {
-        let view = |s: &Sequence, state, queue_position| View {
-            id: s.request.id,
-            model: s.request.model,
-            state,
-            computed: s.computed,
-            kv_pages: s.pages.len() as u32,
+    pub fn views(&self) -> impl Iterator<Item = View<'_, A>> {
+        let running = self.running.iter().map(|s| View { sequence: s, state: s.state(), queue_position: 0 });
+        let queued = self.queue.iter().zip(1..).map(|(sequence, queue_position)| View {
+            sequence,
+            state: SequenceState::Queued,
             queue_position,
-        };
-        let running = self.running.iter().map(move |s| {
-            let state = match s {
-                _ if !s.runnable() => SequenceState::Stalled,
-                _ if s.decodes() => SequenceState::Decode,
-                _ => SequenceState::Prefill,
-            };
-            view(s, state, 0)
         });
-        let queued = self.queue.iter().zip(1..).map(move |(s, place)| view(s, SequenceState::Queued, place));
         running.chain(queued)
     }
 }

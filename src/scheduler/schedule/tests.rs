@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::backend::KV_PAGE_TOKENS;
+use crate::scheduler::sequence::Request;
 
 const PAGE: u32 = KV_PAGE_TOKENS as u32;
 
@@ -20,98 +22,112 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
     }
 }
 
+/// Hands a request over with as many tokens as it says.
+fn submit(schedule: &mut Schedule<()>, request: Request) {
+    let prompt = vec![0; request.prompt_tokens as usize];
+    schedule.submit(Sequence::new(request, prompt, ()));
+}
+
+/// Takes note that a step was computed, and a token drawn wherever one was wanted.
+fn complete(schedule: &mut Schedule<()>, step: &StepPlan, now: Instant) {
+    for work in &step.work {
+        let sequence = schedule.get_mut(work.id).expect("live");
+        sequence.advance(work.rows, work.samples.then_some(0), now);
+    }
+}
+
 /// (id, start, rows, samples) of the next step's work.
-fn step(policy: &mut Policy, now: Instant) -> (u64, Vec<(u64, u32, u32, bool)>) {
-    let step = policy.next_step().expect("somebody can run");
-    policy.complete(&step, now);
+fn step(schedule: &mut Schedule<()>, now: Instant) -> (u64, Vec<(u64, u32, u32, bool)>) {
+    let step = schedule.next_step(now).expect("somebody can run");
+    complete(schedule, &step, now);
     (step.model.0, step.work.iter().map(|w| (w.id.0, w.start, w.rows, w.samples)).collect())
 }
 
 #[test]
 fn a_long_prompt_shares_steps_with_answers() {
-    let (mut policy, now) = (Policy::new(limits()), Instant::now());
-    policy.submit(request(1, 1, 3, 50));
-    policy.submit(request(2, 1, 20, 50));
-    assert_eq!(policy.admit(now), [SequenceId(1), SequenceId(2)]);
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 0, 3, true), (2, 0, 5, false)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 3, 1, true), (2, 5, 7, false)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 4, 1, true), (2, 12, 7, false)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 5, 1, true), (2, 19, 1, true)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 6, 1, true), (2, 20, 1, true)]));
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    submit(&mut schedule, request(1, 1, 3, 50));
+    submit(&mut schedule, request(2, 1, 20, 50));
+    assert_eq!(schedule.admit(now), [SequenceId(1), SequenceId(2)]);
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 0, 3, true), (2, 0, 5, false)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 3, 1, true), (2, 5, 7, false)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 4, 1, true), (2, 12, 7, false)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 5, 1, true), (2, 19, 1, true)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 6, 1, true), (2, 20, 1, true)]));
 }
 
 #[test]
 fn models_take_turns() {
-    let (mut policy, now) = (Policy::new(limits()), Instant::now());
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
     for (id, model) in [(1, 7), (2, 3), (3, 7), (4, 5)] {
-        policy.submit(request(id, model, 1, 50));
+        submit(&mut schedule, request(id, model, 1, 50));
     }
-    policy.admit(now);
-    let turns: Vec<u64> = (0..7).map(|_| step(&mut policy, now).0).collect();
+    schedule.admit(now);
+    let turns: Vec<u64> = (0..7).map(|_| step(&mut schedule, now).0).collect();
     assert_eq!(turns, [3, 5, 7, 3, 5, 7, 3]);
 }
 
 #[test]
 fn nobody_passes_a_head_that_does_not_fit() {
-    let (mut policy, now) = (Policy::new(limits()), Instant::now());
-    policy.submit(request(1, 1, 1, 1000 * PAGE)); // of 1024 pages
-    policy.submit(request(2, 1, 1, 25 * PAGE));
-    policy.submit(request(3, 1, 1, PAGE));
-    assert_eq!(policy.admit(now), [SequenceId(1)]);
-    assert_eq!(policy.queued(), [SequenceId(2), SequenceId(3)]);
-    let places: Vec<u32> = policy.views().map(|v| v.queue_position).collect();
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    submit(&mut schedule, request(1, 1, 1, 1000 * PAGE)); // of 1024 pages
+    submit(&mut schedule, request(2, 1, 1, 25 * PAGE));
+    submit(&mut schedule, request(3, 1, 1, PAGE));
+    assert_eq!(schedule.admit(now), [SequenceId(1)]);
+    assert_eq!(schedule.queued(), [SequenceId(2), SequenceId(3)]);
+    let places: Vec<u32> = schedule.views().map(|v| v.queue_position).collect();
     assert_eq!(places, [0, 1, 2]);
-    policy.remove(SequenceId(1));
-    assert_eq!(policy.admit(now), [SequenceId(2), SequenceId(3)]);
-    assert_eq!(policy.reserved_bytes(), 26 << 10);
+    schedule.remove(SequenceId(1));
+    assert_eq!(schedule.admit(now), [SequenceId(2), SequenceId(3)]);
+    assert_eq!(schedule.reserved_bytes(), 26 << 10);
 }
 
 #[test]
 fn without_credit_a_sequence_keeps_its_pages_until_it_is_too_slow() {
-    let (mut policy, now) = (Policy::new(limits()), Instant::now());
-    policy.submit(Request { credit: 2, ..request(1, 1, PAGE, 100) });
-    policy.admit(now);
-    while policy.next_step().is_some_and(|s| {
-        policy.complete(&s, now);
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    submit(&mut schedule, Request { credit: 2, ..request(1, 1, PAGE, 100) });
+    schedule.admit(now);
+    while schedule.next_step(now).is_some_and(|s| {
+        complete(&mut schedule, &s, now);
         true
     }) {}
-    assert_eq!(policy.views().next().map(|v| v.state), Some(SequenceState::Stalled));
-    assert_eq!(policy.pages(SequenceId(1)).len(), 2, "the prompt's page and one for the token after it");
+    assert_eq!(schedule.views().next().map(|v| v.state), Some(SequenceState::Stalled));
+    assert_eq!(schedule.pages(SequenceId(1)).len(), 2, "the prompt's page and one for the token after it");
     let later = now + Duration::from_secs(30);
-    assert_eq!(policy.next_expiry(), Some(later));
-    assert_eq!(policy.expired(later - Duration::from_millis(1)), []);
+    assert_eq!(schedule.next_expiry(), Some(later));
+    assert_eq!(schedule.expired(later - Duration::from_millis(1)), []);
     let slow = Expiry::SlowReader { waited: Duration::from_secs(30) };
-    assert_eq!(policy.expired(later), [(SequenceId(1), slow)]);
-    policy.credit(SequenceId(1), 1);
-    assert_eq!((policy.expired(later), policy.next_expiry()), (vec![], None));
-    assert_eq!(step(&mut policy, later), (1, vec![(1, PAGE + 1, 1, true)]));
+    assert_eq!(schedule.expired(later), [(SequenceId(1), slow)]);
+    schedule.credit(SequenceId(1), 1);
+    assert_eq!((schedule.expired(later), schedule.next_expiry()), (vec![], None));
+    assert_eq!(step(&mut schedule, later), (1, vec![(1, PAGE + 1, 1, true)]));
 }
 
 #[test]
 fn deadlines_hold_for_waiting_and_running_sequences() {
-    let (mut policy, now) = (Policy::new(Limits { sequences_max: 1, ..limits() }), Instant::now());
+    let (mut schedule, now) = (Schedule::new(Limits { sequences_max: 1, ..limits() }), Instant::now());
     let soon = now + Duration::from_secs(1);
-    policy.submit(Request { deadline: Some(soon + Duration::from_secs(1)), ..request(1, 1, 1, 9) });
-    policy.submit(Request { deadline: Some(soon), ..request(2, 1, 1, 9) });
-    policy.admit(now);
-    assert_eq!(policy.next_expiry(), Some(soon));
-    assert_eq!(policy.expired(soon), [(SequenceId(2), Expiry::Deadline)]);
-    assert_eq!(policy.expired(soon + Duration::from_secs(1)).len(), 2);
+    submit(&mut schedule, Request { deadline: Some(soon + Duration::from_secs(1)), ..request(1, 1, 1, 9) });
+    submit(&mut schedule, Request { deadline: Some(soon), ..request(2, 1, 1, 9) });
+    schedule.admit(now);
+    assert_eq!(schedule.next_expiry(), Some(soon));
+    assert_eq!(schedule.expired(soon), [(SequenceId(2), Expiry::Deadline)]);
+    assert_eq!(schedule.expired(soon + Duration::from_secs(1)).len(), 2);
 }
 
 #[test]
 fn a_rewound_sequence_takes_in_its_answer_too() {
-    let (mut policy, now) = (Policy::new(limits()), Instant::now());
-    policy.submit(request(1, 1, 6, 90));
-    policy.admit(now);
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    submit(&mut schedule, request(1, 1, 6, 90));
+    schedule.admit(now);
     for _ in 0..5 {
-        step(&mut policy, now);
+        step(&mut schedule, now);
     }
-    policy.rewind(ModelId(1));
-    assert_eq!(policy.page_counts().0, 0);
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 0, 8, false)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 8, 3, true)]));
-    assert_eq!(step(&mut policy, now), (1, vec![(1, 11, 1, true)]));
+    schedule.rewind(ModelId(1));
+    assert_eq!(schedule.page_counts().0, 0);
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 0, 8, false)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 8, 3, true)]));
+    assert_eq!(step(&mut schedule, now), (1, vec![(1, 11, 1, true)]));
 }
 
 /// splitmix64: the schedules below are made by it, so that a failing seed can be run again.
@@ -129,7 +145,7 @@ impl Random {
 
 /// The rules, kept again in the plainest way, for one random schedule.
 struct Rules {
-    policy: Policy,
+    schedule: Schedule<()>,
     random: Random,
     seed: u64,
     now: Instant,
@@ -154,7 +170,7 @@ impl Rules {
             slow_reader: Duration::from_secs(30),
         };
         Self {
-            policy: Policy::new(limits),
+            schedule: Schedule::new(limits),
             random,
             seed,
             now: Instant::now(),
@@ -176,7 +192,7 @@ impl Rules {
         let id = self.next_id;
         self.next_id += 1;
         let request = Request { page_bytes, credit, ..request(id, model, prompt_tokens, positions) };
-        self.policy.submit(request.clone());
+        submit(&mut self.schedule, request.clone());
         self.waiting.push(request.id);
         self.admitted.push((request, credit, 0, prompt_tokens)); // until admitted it only lies here
     }
@@ -186,14 +202,14 @@ impl Rules {
     }
 
     fn admit(&mut self) {
-        for id in self.policy.admit(self.now) {
+        for id in self.schedule.admit(self.now) {
             assert_eq!(self.waiting.remove(0), id, "seed {}: first come, first served", self.seed);
         }
         let running: Vec<_> = self.admitted.iter().filter(|s| !self.waiting.contains(&s.0.id)).collect();
         let bytes = |r: &Request| u64::from(r.positions.div_ceil(PAGE)) * r.page_bytes;
         let reserved: u64 = running.iter().map(|s| bytes(&s.0)).sum();
-        let limits = self.policy.limits();
-        assert_eq!(reserved, self.policy.reserved_bytes(), "seed {}", self.seed);
+        let limits = self.schedule.limits();
+        assert_eq!(reserved, self.schedule.reserved_bytes(), "seed {}", self.seed);
         assert!(reserved <= limits.kv_budget_bytes && running.len() <= limits.sequences_max as usize);
         if let Some(head) = self.waiting.first() {
             let need = self.admitted.iter().find(|s| s.0.id == *head).map_or(0, |s| bytes(&s.0));
@@ -206,7 +222,7 @@ impl Rules {
         let seed = self.seed;
         let can_run = |s: &&(Request, u32, u32, u32)| s.1 > 0 && !self.waiting.contains(&s.0.id);
         let runnable: Vec<_> = self.admitted.iter().filter(can_run).cloned().collect();
-        let Some(step) = self.policy.next_step() else {
+        let Some(step) = self.schedule.next_step(self.now) else {
             assert!(runnable.is_empty(), "seed {seed}: somebody could run");
             return;
         };
@@ -218,7 +234,7 @@ impl Rules {
             assert!(*passed <= 4, "seed {seed}: model {model:?} waits for more turns than there are models");
         }
         let rows: u32 = step.work.iter().map(|w| w.rows).sum();
-        assert!((1..=self.policy.limits().rows_max).contains(&rows), "seed {seed}: {rows} rows");
+        assert!((1..=self.schedule.limits().rows_max).contains(&rows), "seed {seed}: {rows} rows");
         let (mut waiting_prompt, mut first_prompt_served) = (None, false);
         for (request, _, computed, tokens) in runnable.iter().filter(|s| s.0.model == step.model) {
             let decodes = *tokens > request.prompt_tokens && tokens - computed == 1;
@@ -228,7 +244,7 @@ impl Rules {
                 assert!(work.is_none() || waiting_prompt.is_none(), "seed {seed}: a later prompt went first");
                 if work.is_none_or(|w| w.rows < tokens - computed) {
                     waiting_prompt = Some(request.id);
-                    assert_eq!(rows, self.policy.limits().rows_max, "seed {seed}: rows left idle");
+                    assert_eq!(rows, self.schedule.limits().rows_max, "seed {seed}: rows left idle");
                 }
                 assert!(first_prompt_served || work.is_some(), "seed {seed}: the first prompt starves");
                 first_prompt_served = true;
@@ -236,7 +252,7 @@ impl Rules {
         }
         let ids: BTreeSet<_> = step.work.iter().map(|w| w.id).collect();
         assert_eq!(ids.len(), step.work.len(), "seed {seed}: a sequence twice in a step");
-        self.policy.complete(&step, self.now);
+        complete(&mut self.schedule, &step, self.now);
         for work in &step.work {
             let (request, credit, computed, tokens) = self.known(work.id);
             assert_eq!((work.start, request.model), (*computed, step.model), "seed {seed}: positions join");
@@ -256,8 +272,8 @@ impl Rules {
     }
 
     fn end(&mut self, id: SequenceId) {
-        assert!(self.policy.remove(id).is_some());
-        assert!(self.policy.remove(id).is_none());
+        assert!(self.schedule.remove(id).is_some());
+        assert!(self.schedule.remove(id).is_none());
         self.waiting.retain(|w| *w != id);
         self.admitted.retain(|s| s.0.id != id);
         self.ended += 1;
@@ -267,16 +283,16 @@ impl Rules {
         let mut owned = BTreeSet::new();
         let mut count = 0;
         for (request, _, computed, _) in &self.admitted {
-            let pages = self.policy.pages(request.id);
+            let pages = self.schedule.pages(request.id);
             assert!(pages.len() as u32 >= computed.div_ceil(PAGE), "seed {}", self.seed);
             assert!(pages.len() as u32 <= request.positions.div_ceil(PAGE), "seed {}", self.seed);
-            let pool = self.policy.pool_pages(request.page_bytes);
+            let pool = self.schedule.pool_pages(request.page_bytes);
             assert!(pages.iter().all(|&p| p < pool), "seed {}", self.seed);
             owned.extend(pages.iter().map(|&p| (request.model, p)));
             count += pages.len();
         }
         assert_eq!(owned.len(), count, "seed {}: a page has two owners", self.seed);
-        assert_eq!(self.policy.page_counts().0, count as u64, "seed {}", self.seed);
+        assert_eq!(self.schedule.page_counts().0, count as u64, "seed {}", self.seed);
     }
 
     fn turn(&mut self) {
@@ -290,11 +306,11 @@ impl Rules {
                 let at = self.random.below(self.admitted.len() as u64) as usize;
                 let items = self.random.below(20) as u32;
                 self.admitted[at].1 += items;
-                self.policy.credit(self.admitted[at].0.id, items);
+                self.schedule.credit(self.admitted[at].0.id, items);
             }
             5 if self.random.below(20) == 0 => {
                 let model = ModelId(512 << self.random.below(2));
-                self.policy.rewind(model);
+                self.schedule.rewind(model);
                 for s in self.admitted.iter_mut().filter(|s| s.0.model == model) {
                     s.2 = 0;
                 }
@@ -310,7 +326,7 @@ impl Rules {
     fn finish(&mut self) {
         for (request, credit, ..) in &mut self.admitted {
             *credit += 1000;
-            self.policy.credit(request.id, 1000);
+            self.schedule.credit(request.id, 1000);
         }
         let mut steps = 0;
         while !self.admitted.is_empty() {
@@ -319,8 +335,8 @@ impl Rules {
             steps += 1;
             assert!(steps < 200_000, "seed {}: somebody starves", self.seed);
         }
-        assert_eq!(self.policy.views().count(), 0);
-        assert_eq!((self.policy.page_counts().0, self.policy.reserved_bytes()), (0, 0), "seed {}", self.seed);
+        assert_eq!(self.schedule.views().count(), 0);
+        assert_eq!((self.schedule.page_counts().0, self.schedule.reserved_bytes()), (0, 0), "seed {}", self.seed);
         assert_eq!(self.ended as u64, self.next_id - 1);
     }
 }
