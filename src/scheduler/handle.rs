@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{broadcast, oneshot, watch};
 
-use super::core::loads::LoadRequest;
 use super::core::orders::{Cleared, Order, RulesChange};
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
+use super::loads::LoadRequest;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};

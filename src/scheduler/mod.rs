@@ -1,8 +1,10 @@
-//! Who runs next, and the one loop that runs it.
+//! The order in which sequences run, and the one loop that runs them.
 //!
-//! `policy` is pure: queues, turns, KV pages, credits; no I/O, no device, no clock but what it is given.
-//! `engine` starts and stops the thread that owns the backend; `core` is that thread's loop; `step` carries one batch
-//! down the layers; `handle` is what sessions hold.
+//! Three machines are pure, with no I/O, no device and no clock but the instants they are given: `schedule` (queues, turns, KV
+//! pages, credits), `life` (a model on a device) and `loads` (weights that clients asked for). `residency` decides which
+//! weights are on the device: a tensor's load begins there. `device` holds these beside the backend; `core` is the loop of the
+//! engine thread, which owns it all. `engine` starts and stops that thread; `step` carries one batch down the layers;
+//! `handle` is the engine as sessions see it.
 //!
 //! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. It owns KV pages from
 //! admission to its end; while its credit is 0 it keeps them and is passed over.
@@ -15,14 +17,17 @@ use crate::model::Model;
 use crate::tensor::MapError;
 
 mod core;
+mod device;
 mod engine;
 mod handle;
+mod life;
 mod loading;
+mod loads;
 mod pages;
 mod plan;
-mod policy;
 mod residency;
 mod resident;
+mod schedule;
 mod sequence;
 mod snapshot;
 mod step;
@@ -31,7 +36,6 @@ mod text;
 pub use self::core::orders::{Cleared, RulesChange};
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
-use loading::LoadTarget;
 pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
 pub use plan::{Fit, Leaving, ResidencyPlan};
 pub use residency::ResidencyRules;

@@ -69,11 +69,11 @@ pub(super) struct Residency {
 
 /// What came of looking for room.
 #[derive(Clone, Debug)]
-pub(super) enum Room {
-    /// Something left.
-    Made,
-    /// What could leave is still on its way; this is part of it.
-    OnItsWay(Arc<dyn DeviceMemory>),
+pub(super) enum RoomMade {
+    /// A part was evicted.
+    Evicted,
+    /// All parts that may leave are in flight; this load is of one of them.
+    InFlight(Arc<dyn DeviceMemory>),
     /// Nothing may leave.
     None,
 }
@@ -323,7 +323,7 @@ impl Residency {
                 .try_load(window.model, part, backend, |resident, loader| resident.resolve(part, loader))
             {
                 Err(error) if error.is_out_of_memory() => {
-                    if !matches!(self.make_room(window, backend)?, Room::Made) {
+                    if !matches!(self.make_room(window, backend)?, RoomMade::Evicted) {
                         return Ok(false);
                     }
                 }
@@ -347,11 +347,11 @@ impl Residency {
                 Err(error) if error.is_out_of_memory() => {
                     let narrow = window.narrowed();
                     match self.make_room(&window, backend)? {
-                        Room::Made => {}
+                        RoomMade::Evicted => {}
                         _ if narrow.parts != window.parts => window = narrow,
                         // Begun again the step would send away what it has brought so far.
-                        Room::OnItsWay(load) => backend.until_decided(&load)?,
-                        Room::None => {
+                        RoomMade::InFlight(load) => backend.until_decided(&load)?,
+                        RoomMade::None => {
                             self.starved = true;
                             return Err(error);
                         }
@@ -402,9 +402,9 @@ impl Residency {
             match self.cache.load(backend, tensor, part) {
                 // What else is there of the model is as much asked for as this.
                 Err(error) if error.is_out_of_memory() => match self.make_room_of_others(id, backend)? {
-                    Room::Made => {}
-                    Room::OnItsWay(load) => return Ok(Asked::After(load)),
-                    Room::None => return Err(error),
+                    RoomMade::Evicted => {}
+                    RoomMade::InFlight(load) => return Ok(Asked::After(load)),
+                    RoomMade::None => return Err(error),
                 },
                 loaded => return loaded.map(Asked::Loading),
             }
@@ -415,9 +415,13 @@ impl Residency {
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
-    pub fn make_room(&mut self, window: &Window, backend: &mut dyn Backend) -> Result<Room, BackendError> {
+    pub fn make_room(
+        &mut self,
+        window: &Window,
+        backend: &mut dyn Backend,
+    ) -> Result<RoomMade, BackendError> {
         let others = self.make_room_of_others(window.model, backend)?;
-        if matches!(others, Room::Made) {
+        if matches!(others, RoomMade::Evicted) {
             return Ok(others);
         }
         let Some(place) = self.places.get(&window.model) else { return Ok(others) };
@@ -428,18 +432,22 @@ impl Residency {
         };
         let there = own().filter(|(_, held)| held.loading == 0).map(|(part, _)| part);
         if let Some(part) = used_again_last(there, window.at, head) {
-            return self.evict(window.model, part, backend).map(|_| Room::Made);
+            return self.evict(window.model, part, backend).map(|_| RoomMade::Evicted);
         }
         // Steps do not wait on the host: a part may have been used before it is known that it has arrived.
         let coming = own().find_map(|(part, _)| self.on_its_way(window.model, part));
-        Ok(coming.map_or(others, Room::OnItsWay))
+        Ok(coming.map_or(others, RoomMade::InFlight))
     }
 
     fn on_its_way(&self, id: ModelId, part: u32) -> Option<Arc<dyn DeviceMemory>> {
         self.cache.on_its_way(Part { owner: owner(id), number: part })
     }
 
-    fn make_room_of_others(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<Room, BackendError> {
+    fn make_room_of_others(
+        &mut self,
+        id: ModelId,
+        backend: &mut dyn Backend,
+    ) -> Result<RoomMade, BackendError> {
         self.look(backend)?;
         let mut coming = self.cache.departing();
         for other in self.order(Some(id)) {
@@ -449,12 +457,12 @@ impl Residency {
             if let Some((part, _)) = there.rfind(|(_, held)| held.loading == 0) {
                 drop(there);
                 self.evict(other, part, backend)?;
-                return Ok(Room::Made);
+                return Ok(RoomMade::Evicted);
             }
             let mut may_go = self.cache.parts_of(owner(other)).filter(may_go);
             coming = coming.or_else(|| may_go.find_map(|(part, _)| self.on_its_way(other, part)));
         }
-        Ok(coming.map_or(Room::None, Room::OnItsWay))
+        Ok(coming.map_or(RoomMade::None, RoomMade::InFlight))
     }
 
     fn evict(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<u64, BackendError> {

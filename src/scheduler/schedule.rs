@@ -138,9 +138,8 @@ impl<A> Schedule<A> {
         let mut rows_left = self.limits.rows_max;
         let mut work = Vec::new();
         for decode in [true, false] {
-            let runs = |s: &&mut Sequence<A>| {
-                s.request.model == model && s.is_runnable() && s.decodes() == decode
-            };
+            let runs =
+                |s: &&mut Sequence<A>| s.request.model == model && s.is_runnable() && s.decodes() == decode;
             for sequence in self.running.iter_mut().filter(runs) {
                 let rows = sequence.pending().min(rows_left);
                 if rows == 0 {

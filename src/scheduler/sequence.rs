@@ -6,7 +6,9 @@
 use std::time::{Duration, Instant};
 
 use super::text::AnswerText;
-use super::{Event, Job, Outcome, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob, sequence_pages};
+use super::{
+    Event, Job, Outcome, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob, sequence_pages,
+};
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
 

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::policy::Work;
 use super::residency::Residency;
+use super::schedule::Work;
 use crate::backend::{Backend, BackendError, ModelSlot, Progress, SampleRow, Sampled, StepBatch};
 use crate::model::ModelId;
 use crate::program::FIRST_PART;

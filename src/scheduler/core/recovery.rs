@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Core, Residency, limits};
+use super::{Core, limits};
 use crate::backend::{BackendError, Closed};
-use crate::scheduler::policy::Policy;
+use crate::scheduler::device::Device;
+use crate::scheduler::schedule::Schedule;
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Event, JobError};
 
@@ -22,14 +23,14 @@ impl Core {
         let step = self.in_step.take();
         let local = step.is_some_and(|step| {
             catch_unwind(AssertUnwindSafe(|| {
-                if let Some(slot) = self.rooms.get_mut(&step.model).and_then(|r| r.slot.take()) {
-                    self.backend.close_model(slot);
+                if let Some(slot) = self.device.models.take_slot(step.model) {
+                    self.device.backend.close_model(slot);
                 }
                 for work in &step.work {
                     self.fail(work.id, JobError::Panicked(text.clone()));
                 }
-                self.policy.rewind(step.model);
-                self.settle();
+                self.schedule.rewind(step.model);
+                self.send_ended();
             }))
             .is_ok()
         });
@@ -43,7 +44,7 @@ impl Core {
     pub(super) fn replace_device(&mut self, error: &BackendError) {
         tracing::error!(%error, "all requests fail, and the device is opened anew");
         let on = match self.reopen(&|| JobError::Backend(error.clone())) {
-            Ok(()) => format!("it goes on with {}", self.backend.info().device),
+            Ok(()) => format!("it goes on with {}", self.device.backend.info().device),
             Err(error) => {
                 tracing::error!(%error, "there is no device any more: the engine ends");
                 self.lost = true;
@@ -60,21 +61,18 @@ impl Core {
     pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
         self.in_step = None;
         self.fail_loads(None, error);
-        self.rooms.clear();
-        self.strays.clear();
-        self.residency = Residency::default();
-        let sequences = std::mem::take(&mut self.sequences);
+        let sequences = self.schedule.clear();
         self.counters.sequences_failed += sequences.len() as u64;
-        self.ended.extend(sequences.into_values().map(|sequence| (sequence, Event::Failed(error()))));
+        self.ended.extend(sequences.into_iter().map(|sequence| (sequence, Event::Failed(error()))));
         // The old one goes first: it may be the same device, and hold all its memory.
-        self.backend = Box::new(Closed);
+        self.device = Device::new(Box::new(Closed));
         let opened = (self.factory)().map(|mut backend| {
             backend.set_heartbeat(Arc::clone(&self.shared.heartbeat));
             self.shared.set_device(backend.as_ref(), &self.options);
-            self.backend = backend;
+            self.device.backend = backend;
         });
-        self.policy = Policy::new(limits(&self.options, &self.shared));
-        self.settle();
+        self.schedule = Schedule::new(limits(&self.options, &self.shared));
+        self.send_ended();
         opened
     }
 }

@@ -336,7 +336,12 @@ impl Rules {
             assert!(steps < 200_000, "seed {}: somebody starves", self.seed);
         }
         assert_eq!(self.schedule.views().count(), 0);
-        assert_eq!((self.schedule.page_counts().0, self.schedule.reserved_bytes()), (0, 0), "seed {}", self.seed);
+        assert_eq!(
+            (self.schedule.page_counts().0, self.schedule.reserved_bytes()),
+            (0, 0),
+            "seed {}",
+            self.seed
+        );
         assert_eq!(self.ended as u64, self.next_id - 1);
     }
 }

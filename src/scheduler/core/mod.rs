@@ -1,0 +1,276 @@
+//! The engine thread: takes commands, asks the schedule what runs, runs the step, reports.
+//!
+//! One turn: commands, expiries, admission, at most one step, reports. When a turn did nothing the thread sleeps until
+//! a command or the next expiry, a second at most. A panic inside a step fails that step's sequences and closes the
+//! model; its other sequences take their tokens in anew. A panic elsewhere, or in the cleaning up, fails
+//! everything and opens the device anew, and so does the loss of the device. Either way the engine serves on; it ends,
+//! and says so, only when there is no device to be opened.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::device::Device;
+use super::engine::Factory;
+use super::handle::Shared;
+use super::schedule::{Expiry, Limits, Schedule, StepPlan};
+use super::sequence::Sequence;
+use super::step::StepArrays;
+use super::{Counters, EngineOptions, Event, Job, JobError};
+use crate::backend::Backend;
+use crate::lock;
+
+mod compute;
+mod endings;
+mod loads;
+pub(super) mod orders;
+mod recovery;
+mod report;
+
+/// The heartbeat moves at least this often.
+const IDLE_WAKE: Duration = Duration::from_secs(1);
+/// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
+const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
+
+enum Turn {
+    /// Go on at once.
+    Worked,
+    /// Nothing to do but wait.
+    Idle,
+    Stop,
+    /// The device is gone and there is no other.
+    Lost,
+}
+
+pub(super) struct Core {
+    options: EngineOptions,
+    shared: Arc<Shared>,
+    factory: Factory,
+    device: Device,
+    schedule: Schedule,
+    arrays: StepArrays,
+    counters: Counters,
+    /// The step that runs: its sequences fail if it panics.
+    in_step: Option<StepPlan>,
+    /// Sequences that ended in this turn and their last events, sent when the snapshot shows that they are gone.
+    ended: Vec<(Sequence, Event)>,
+    drain: Option<Instant>,
+    published: Instant,
+    housekept: Instant,
+    /// There is no device to go on with.
+    lost: bool,
+}
+
+impl Core {
+    pub fn new(
+        options: EngineOptions,
+        shared: Arc<Shared>,
+        backend: Box<dyn Backend>,
+        factory: Factory,
+    ) -> Self {
+        let schedule = Schedule::new(limits(&options, &shared));
+        let now = lock::now();
+        let mut core = Self {
+            options,
+            shared,
+            factory,
+            device: Device::new(backend),
+            schedule,
+            arrays: StepArrays::default(),
+            counters: Counters::default(),
+            in_step: None,
+            ended: Vec::new(),
+            drain: None,
+            published: now,
+            housekept: now,
+            lost: false,
+        };
+        core.publish();
+        core
+    }
+
+    /// The thread's whole life. When it ends other than by being stopped, that is told as
+    /// [`EngineHandle::failed`](super::EngineHandle::failed).
+    pub fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let stopped = catch_unwind(AssertUnwindSafe(|| {
+            let stopped = self.serve();
+            self.shared.inbox.lock().stop = true;
+            self.take_commands();
+            self.fail_loads(None, &|| JobError::Draining);
+            self.fail_all(|| JobError::Draining);
+            self.send_ended();
+            stopped
+        }));
+        shared.inbox.lock().stop = true;
+        shared.failed.send_replace(!stopped.unwrap_or(false));
+        shared.drained.send_replace(true);
+    }
+
+    /// Turns until it is stopped (true), or until there is no device to go on with.
+    fn serve(&mut self) -> bool {
+        let mut idle = true;
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.turn(idle))) {
+                Ok(Turn::Worked) => idle = false,
+                Ok(Turn::Idle) => idle = true,
+                Ok(Turn::Stop) => return true,
+                Ok(Turn::Lost) => return false,
+                Err(panic) => {
+                    idle = false;
+                    let text = recovery::panic_text(panic.as_ref());
+                    match catch_unwind(AssertUnwindSafe(|| self.recover(text))) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::error!(%error, "the device could not be opened anew: the engine ends");
+                            return false;
+                        }
+                        Err(panic) => {
+                            let panic = recovery::panic_text(panic.as_ref());
+                            tracing::error!(
+                                panic,
+                                "a second panic while the first was cleaned up: the engine ends"
+                            );
+                            return false;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn turn(&mut self, idle: bool) -> Turn {
+        self.shared.heartbeat.fetch_add(1, Ordering::Relaxed);
+        if idle {
+            self.sleep();
+        }
+        if self.take_commands() {
+            return Turn::Stop;
+        }
+        let now = lock::now();
+        self.expire(now);
+        let admitted = self.admit(now);
+        let ended = !self.ended.is_empty();
+        self.report(admitted); // before the step, which may take seconds
+        let loaded = self.drive_loads();
+        let step = self.schedule.next_step(now);
+        let worked = admitted || ended || loaded || step.is_some();
+        if let Some(step) = step {
+            self.step(step);
+        }
+        self.housekeep(now);
+        self.report(!worked);
+        if self.drain.is_some() && self.schedule.is_empty() {
+            self.shared.drained.send_replace(true);
+        }
+        match (self.lost, worked) {
+            (true, _) => Turn::Lost,
+            (false, true) => Turn::Worked,
+            (false, false) => Turn::Idle,
+        }
+    }
+
+    /// Sends last events, and publishes a snapshot when there are any, when it is due or the last one is old.
+    fn report(&mut self, due: bool) {
+        if !self.ended.is_empty() {
+            self.send_ended();
+        } else if due || lock::now().saturating_duration_since(self.published) >= SNAPSHOT_AGE {
+            self.publish();
+        }
+    }
+
+    /// Waits for a command, the next expiry or the next heartbeat.
+    fn sleep(&self) {
+        let mut until = lock::now() + IDLE_WAKE;
+        // What has expired ended its sequences in the last turn: a moment that has passed cannot make this spin.
+        let drain = self.drain.filter(|_| !self.schedule.is_empty());
+        for moment in [self.schedule.next_expiry(), drain].into_iter().flatten() {
+            until = until.min(moment);
+        }
+        let mut inbox = self.shared.inbox.lock();
+        if !inbox.pending() && inbox.drain == self.drain {
+            self.shared.wake.wait_until(&mut inbox, until);
+        }
+    }
+
+    /// Does what the inbox says; true when it says stop.
+    fn take_commands(&mut self) -> bool {
+        let commands = self.shared.inbox.lock().take();
+        for job in commands.jobs {
+            self.submit(job);
+        }
+        for request in commands.loads {
+            let facts = self.shared.facts();
+            self.device.ask(request, |tensor| facts.weight_bytes(tensor));
+        }
+        for order in commands.orders {
+            self.obey(order);
+        }
+        for (id, items) in commands.credits {
+            self.schedule.credit(id, items);
+        }
+        for id in commands.cancels {
+            self.fail(id, JobError::Cancelled);
+        }
+        for id in commands.gone {
+            self.device.models.unloaded(id);
+            self.fail_loads(Some(id), &|| JobError::Cancelled);
+        }
+        self.device.remove_left(&mut self.schedule);
+        if commands.drain.is_some() && self.drain.is_none() {
+            for id in self.schedule.queued() {
+                self.fail(id, JobError::Draining);
+            }
+        }
+        self.drain = commands.drain;
+        commands.stop
+    }
+
+    fn submit(&mut self, job: Job) {
+        let (model, page_bytes) = (&job.model, self.shared.facts().page_bytes(&job.model.plan.program));
+        self.device.enter(model, lock::now());
+        self.device.models.begun(model.id);
+        self.schedule.submit(Sequence::of(job, page_bytes));
+    }
+
+    fn expire(&mut self, now: Instant) {
+        for (id, expiry) in self.schedule.expired(now) {
+            let generated_tokens = self.schedule.get(id).map_or(0, Sequence::generated_tokens);
+            self.fail(
+                id,
+                match expiry {
+                    Expiry::Deadline => JobError::DeadlineExceeded { generated_tokens },
+                    Expiry::SlowReader { waited } => JobError::SlowReader { waited_s: waited.as_secs() },
+                },
+            );
+        }
+        for id in self.schedule.ids(Sequence::is_deaf) {
+            self.fail(id, JobError::Cancelled);
+        }
+        if self.drain.is_some_and(|deadline| deadline <= now) {
+            self.fail_all(|| JobError::Draining);
+        }
+    }
+
+    fn admit(&mut self, now: Instant) -> bool {
+        let admitted = self.schedule.admit(now);
+        for id in &admitted {
+            if let Some(sequence) = self.schedule.get_mut(*id) {
+                sequence.admit(now);
+            }
+        }
+        !admitted.is_empty()
+    }
+}
+
+fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let facts = shared.facts();
+    Limits {
+        rows_max: count(facts.limits.rows),
+        sequences_max: count(options.sequences_max),
+        kv_budget_bytes: facts.kv_budget_bytes,
+        slow_reader: options.slow_reader,
+    }
+}

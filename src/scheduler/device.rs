@@ -1,0 +1,219 @@
+//! What an engine has on its device: the backend, the models it hosts, their weights, and loads that clients asked for.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::life::HostedModels;
+use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
+use super::residency::{Asked, Residency, RoomMade, Window};
+use super::schedule::Schedule;
+use super::{Bytes, JobError};
+use crate::backend::{Backend, BackendError, ModelSlot, StepLimits};
+use crate::lock;
+use crate::model::{Model, ModelId};
+use crate::tensor::LazyTensor;
+
+/// How often the engine looks at loads in flight between steps: other work may have come.
+const ARRIVAL: std::time::Duration = std::time::Duration::from_millis(1);
+
+pub(super) struct Device {
+    pub backend: Box<dyn Backend>,
+    pub residency: Residency,
+    pub models: HostedModels,
+    pub loads: Loads,
+}
+
+impl Device {
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        let (residency, models, loads) = Default::default();
+        Self { backend, residency, models, loads }
+    }
+
+    /// Hosts a model. Nothing is loaded.
+    pub fn enter(&mut self, model: &Arc<Model>, now: Instant) {
+        self.residency.enter(model);
+        self.models.enter(model, now);
+    }
+
+    /// The slot of a hosted model; its activations and KV pool are opened if they are not.
+    ///
+    /// # Errors
+    /// [`BackendError`] of [`Backend::open_model`].
+    pub fn open(&mut self, model: &Model, limits: StepLimits, pages: u32) -> Result<ModelSlot, BackendError> {
+        if let Some(slot) = self.models.get(model.id).and_then(|hosted| hosted.slot) {
+            return Ok(slot);
+        }
+        let slot = self.backend.open_model(&model.plan.program, limits, pages)?;
+        self.models.opened(model.id, slot);
+        Ok(slot)
+    }
+
+    /// Closes a model's activations and KV pool, if they are open.
+    pub fn close(&mut self, id: ModelId, schedule: &mut Schedule) {
+        if let Some(slot) = self.models.take_slot(id) {
+            self.backend.close_model(slot);
+            schedule.close_pool(id);
+        }
+    }
+
+    /// Closes the model that has been idle longest, `but` this one. False when there is none.
+    pub fn close_idle(&mut self, but: Option<ModelId>, schedule: &mut Schedule) -> bool {
+        let oldest = self.models.open_and_idle_longest(but);
+        oldest.inspect(|id| self.close(*id, schedule)).is_some()
+    }
+
+    /// Takes models off the device whose life on it is over: activations, KV pool, weights, mapping.
+    pub fn remove_left(&mut self, schedule: &mut Schedule) {
+        while let Some(hosted) = self.models.take_left() {
+            let id = hosted.model.id;
+            if let Some(slot) = hosted.slot {
+                self.backend.close_model(slot);
+            }
+            schedule.close_pool(id);
+            // A device that does not answer is found out by the next step.
+            if let Err(error) = self.backend.retire() {
+                tracing::warn!(%error, "weights are freed on a device that does not answer");
+            }
+            self.residency.leave(id);
+        }
+    }
+
+    /// Evicts all weights of a model.
+    pub fn evict(&mut self, id: ModelId) {
+        if let Err(error) = self.residency.evict_model(id, self.backend.as_mut()) {
+            tracing::warn!(model = id.0, %error, "the model's weights could not be evicted");
+        }
+    }
+
+    /// Between steps: frees one thing so that there is more room for a model. False when nothing may leave.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    fn make_room(&mut self, window: &Window, schedule: &mut Schedule) -> Result<bool, BackendError> {
+        if self.close_idle(Some(window.model), schedule) {
+            return Ok(true);
+        }
+        match self.residency.make_room(window, self.backend.as_mut())? {
+            RoomMade::Evicted => Ok(true),
+            RoomMade::None => Ok(false),
+            RoomMade::InFlight(_) => {
+                lock::pause(ARRIVAL);
+                Ok(true)
+            }
+        }
+    }
+
+    /// As [`Device::make_room`] for a step that ran out of memory.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn make_room_for_step(&mut self, id: ModelId, schedule: &mut Schedule) -> Result<bool, BackendError> {
+        // The step has already evicted all that weights may: only an idle model's activations can still make room.
+        match self.residency.take_starved() {
+            true => Ok(self.close_idle(Some(id), schedule)),
+            false => self.make_room(&Window::none(id), schedule),
+        }
+    }
+
+    /// Why there is no room for a model, with the bytes that others hold.
+    pub fn no_room(&self, id: ModelId, error: &BackendError) -> JobError {
+        let memory = self.backend.memory();
+        let Some((what, need_bytes)) = error.needs() else { return JobError::Backend(error.clone()) };
+        // No names: a file that one user passed is nothing to another. `residency` names what its caller may see.
+        let (mut own, mut others, mut pinned, mut count) = (0, 0, 0, 0);
+        for (other, _) in self.models.iter() {
+            let bytes: u64 = self.residency.held(other).map(|(_, held)| held.bytes).sum();
+            if other == id {
+                own = bytes;
+            } else if bytes > 0 {
+                count += 1;
+                others += bytes;
+                pinned += if self.residency.rules(other).pinned { bytes } else { 0 };
+            }
+        }
+        let models = if count == 1 { "model" } else { "models" };
+        let held = [
+            format!("the model itself has {}", Bytes(own)),
+            format!("{count} other {models} {} ({} pinned)", Bytes(others), Bytes(pinned)),
+            format!("KV pages {}", Bytes(memory.kv)),
+            format!("activations {}", Bytes(memory.scratch)),
+            format!("upload buffers {}", Bytes(memory.staging)),
+            format!("other programs {}", Bytes(memory.others())),
+        ];
+        JobError::NoRoom {
+            what,
+            need_bytes,
+            free_bytes: memory.available(),
+            budget_bytes: memory.budget,
+            held: held.join(", "),
+        }
+    }
+
+    /// Takes a client's request for weights on.
+    pub fn ask(&mut self, request: LoadRequest, bytes_of: impl Fn(&LazyTensor) -> u64) {
+        let model = &request.model;
+        // A hosted model: whoever unloads it finds the copies.
+        self.enter(model, lock::now());
+        self.residency.used(model.id);
+        self.loads.ask(model.id, loads::wanted(model, &request.target, bytes_of), request.progress);
+    }
+
+    /// Begins loads until all may have begun, or a request is over, which is returned. `wake` makes calls that wake the engine;
+    /// `moved` is set when a load was begun.
+    pub fn drive_loads(
+        &mut self,
+        schedule: &mut Schedule,
+        wake: &dyn Fn() -> Box<dyn FnOnce() + Send>,
+        moved: &mut bool,
+    ) -> Option<loads::Ended> {
+        loop {
+            match self.loads.next()? {
+                Action::End(ended) => return Some(ended),
+                Action::Wake(flight) => match flight.memory.as_ref().and_then(std::sync::Weak::upgrade) {
+                    Some(memory) => memory.when_decided(wake()),
+                    None => wake()(),
+                },
+                Action::Begin { model, wanted } => {
+                    let begun = self.begin(model, &wanted, schedule, wake);
+                    *moved |= !matches!(begun, Begun::Blocked);
+                    self.loads.begun(begun);
+                }
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        id: ModelId,
+        wanted: &loads::Wanted,
+        schedule: &mut Schedule,
+        wake: &dyn Fn() -> Box<dyn FnOnce() + Send>,
+    ) -> Begun<TensorFlight> {
+        loop {
+            match self.residency.load(id, wanted.part, &wanted.tensor, self.backend.as_mut()) {
+                Ok(Asked::Loading(tensor)) => return Begun::Flying(TensorFlight::new(&tensor)),
+                Ok(Asked::After(load)) => {
+                    load.when_decided(wake());
+                    return Begun::Blocked;
+                }
+                Err(error) if error.is_out_of_memory() && self.close_idle(Some(id), schedule) => {}
+                Err(error) if error.is_out_of_memory() => return Begun::Failed(self.no_room(id, &error)),
+                Err(error) => return Begun::Failed(JobError::Backend(error)),
+            }
+        }
+    }
+
+    /// Clears loads from the cache that failed after the request that began them had ended.
+    pub fn clear_strays(&mut self) {
+        if self.loads.strays_failed() {
+            self.residency.clear_failed();
+        }
+    }
+
+    /// Loads that are decided while the engine did not look.
+    pub fn look(&mut self) {
+        if let Err(error) = self.residency.look(self.backend.as_mut()) {
+            tracing::warn!(%error, "weights that arrived too late could not be evicted");
+        }
+    }
+}
