@@ -2,13 +2,13 @@
 //!
 //! `cargo bench --bench cpu_matmul -- [--isa NAME] [--threads N] [--cols K] [--quick] [TYPE...]`
 //!
-//! M = 1 and 2 walk a matrix of 128 MiB per thread, far beyond the caches, so that the share of the read ceiling says
-//! how near decode is to memory; larger M take 4 MiB. The ceiling is a plain read of the same bytes by the same threads
-//! in the same run. Both are timed by slices and reported by the median slice, so that other work on the machine
-//! disturbs the numbers little; threads are added up. Outputs of every product are checked against f64 sums. Without
+//! M = 1 and 2 walk a matrix of 128 MiB per thread, far beyond the caches. So the share of the read ceiling shows how
+//! near decode is to memory speed. Larger M use 4 MiB. The ceiling is a plain read of the same bytes by the same
+//! threads in the same run. Both are timed by slices and report the median slice, so that other work on the machine
+//! disturbs them little. The threads' rates are summed. Outputs of every product are checked against f64 sums. Without
 //! `--bench`, as `cargo test --benches` runs it, matrices are small and rounds few.
 
-#![allow(clippy::expect_used)] // sizes that this file itself makes
+#![allow(clippy::expect_used)] // all sizes are made in this file
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -56,8 +56,9 @@ fn options() -> Result<Options, String> {
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
-        let number =
-            |text: String| text.parse::<usize>().ok().filter(|&n| n > 0).ok_or(format!("{text}: no number"));
+        let number = |text: String| {
+            text.parse::<usize>().ok().filter(|&n| n > 0).ok_or(format!("{text}: not a number"))
+        };
         match arg.as_str() {
             "--bench" => options.quick = false,
             "--quick" => options.quick = true,
@@ -91,7 +92,7 @@ impl Matrix {
         self.bytes.len() / self.rows
     }
 
-    /// About `size` bytes of random codes whose f16 scales are 2^-7 or so: no infinities among them.
+    /// About `size` bytes of random codes with f16 scales near 2^-7, so that none is infinite.
     fn random(dtype: DType, cols: usize, size: usize) -> Self {
         let row_bytes = cols / dtype.block_len() * dtype.block_bytes();
         let rows = (size / row_bytes).next_multiple_of(64);
@@ -102,7 +103,7 @@ impl Matrix {
                 (state >> 56) as u8
             })
             .collect();
-        // The high byte of every float of a block.
+        // Offset of the high byte of every float of a quant block.
         let floats: &[usize] = match dtype {
             DType::F32 => &[3],
             DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
@@ -138,7 +139,7 @@ fn measure(options: &Options, matrix: &Matrix, m: usize) {
         row.values_mut().iter_mut().skip(40).step_by(13 * 32).for_each(|v| *v = 12.0);
         row.quantize(options.kernels, FINE_ABOVE);
     }
-    // About 1 MiB for decode; for prefill 64 rows, a few hundred microseconds at most.
+    // About 1 MiB for decode. For prefill 64 rows: a few hundred microseconds at most.
     let slice = if m <= 2 { ((1 << 20) / matrix.row_bytes()).next_multiple_of(64) } else { 64 };
     let slice = slice.min(matrix.rows);
     let threads: Vec<(Median, Median)> = std::thread::scope(|scope| {
@@ -162,7 +163,7 @@ fn measure(options: &Options, matrix: &Matrix, m: usize) {
     );
 }
 
-/// What one thread does: reads all slices of its own copy, multiplies all slices, again and again.
+/// The work of one thread: in each round, reads all slices of its own copy, then multiplies all slices.
 fn rounds(options: &Options, matrix: &Matrix, acts: &ActivationBuffer, slice: usize) -> (Median, Median) {
     let bytes = matrix.bytes.clone();
     let weight = MatrixView::new(matrix.dtype, matrix.rows, matrix.cols, &bytes).expect("sizes agree");
@@ -179,7 +180,7 @@ fn rounds(options: &Options, matrix: &Matrix, acts: &ActivationBuffer, slice: us
             products.push(timed(|| {
                 let mode = Activations::Int8;
                 let view = acts.view();
-                // As a pool's thread would: tiles of 64 rows.
+                // Tiles of 64 rows, as a pool's thread takes them.
                 for start in range.clone().step_by(64) {
                     let rows = start..(start + 64).min(range.end);
                     let tile = &mut out[start - first..];
@@ -208,7 +209,7 @@ fn timed(work: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Reads every byte once: 32 words of 64 bits at a time, so that loads and nothing else limit it.
+/// Reads every byte once: 32 words of 64 bits at a time, so that only loads limit it.
 fn read(bytes: &[u8]) {
     let mut sums = [0u64; 32];
     for chunk in bytes.as_chunks::<256>().0 {
@@ -219,8 +220,8 @@ fn read(bytes: &[u8]) {
     black_box(sums);
 }
 
-/// Outputs of some of `count` rows from `first` on against f64 sums over the same inputs; the bound is that of the unit
-/// tests.
+/// Checks outputs of some of `count` rows from `first` on against f64 sums over the same inputs, with the unit tests'
+/// bound.
 fn check(matrix: &Matrix, acts: &ActivationBuffer, first: usize, count: usize, out: &[f32]) {
     let acts = acts.view();
     let mut values = vec![0.0; matrix.cols];

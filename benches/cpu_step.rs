@@ -1,5 +1,5 @@
-//! Prefill and decode speed of the CPU backend on one model, with the time of its parts and the share of the rate at which
-//! the same threads read the model's mapping.
+//! Prefill and decode speed of the CPU backend on one model, with the time of its parts. Also reports the share of the
+//! rate at which the same threads read the model's mapping.
 //!
 //! `cargo bench --bench cpu_step -- MODEL.gguf [--threads N] [--prompt N] [--tokens N] [--isa NAME] [--f32] [--chunk N]`
 
@@ -107,7 +107,7 @@ fn arguments() -> Result<Option<Arguments>, Failure> {
         }
     }
     if parsed.prompt == 0 || parsed.tokens == 0 || parsed.chunk == 0 {
-        return Err("--prompt, --tokens and --chunk are at least 1".into());
+        return Err("--prompt, --tokens and --chunk must be at least 1".into());
     }
     Ok(model.map(|model| Arguments { model, ..parsed }))
 }
@@ -138,7 +138,7 @@ fn sum(bytes: &[u8]) -> u64 {
     sums.into_iter().fold(0, u64::wrapping_add)
 }
 
-/// Bytes of weights that a step of one row reads; of a layer's experts all.
+/// Bytes of weights that a step of one row reads; counts all experts of a layer.
 fn bytes_per_token(program: &Program) -> u64 {
     let read = program.tensors().iter().filter(|tensor| tensor.residence != Residence::Host);
     read.map(|tensor| tensor.lazy.byte_len()).sum()
@@ -146,7 +146,7 @@ fn bytes_per_token(program: &Program) -> u64 {
 
 const PARTS: [&str; 4] = ["embedding", "layers", "head", "sample"];
 
-/// A model on a backend, and where its steps spend their time.
+/// A model on a backend, and the time that each part of its steps took.
 struct Run<'a> {
     backend: &'a mut CpuBackend,
     slot: ModelSlot,
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         let pages = (arguments.prompt + arguments.tokens).div_ceil(KV_PAGE_TOKENS) as u32;
         let slot =
             backend.open_model(program, StepLimits { rows: arguments.chunk, wanted_rows: 1 }, pages)?;
-        // The CPU reads all of them in place.
+        // The CPU reads all tensors in place.
         let in_place = |lazy: &rocmforge::tensor::LazyTensor| DeviceTensor {
             tensor: lazy.clone(),
             storage: Storage::InPlace,
@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Takes `tokens` in from `start` on; returns the token that follows the last.
+    /// Runs one step over `tokens` from position `start` on; returns the token drawn after the last.
     fn step(&mut self, tokens: &[u32], start: usize) -> Result<u32, Failure> {
         let positions: Vec<u32> = (start..start + tokens.len()).map(|p| p as u32).collect();
         let batch = StepBatch {
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
         let weights = Weights { tensors: &self.tensors, generations: &self.generations };
         let mut run = |part: u32| match backend.run(part, &weights)? {
             Progress::Done => Ok::<_, Failure>(()),
-            Progress::Needs(_) => Err("all experts are there".into()),
+            Progress::Needs(_) => Err("all experts are resident".into()),
         };
         run(0)?;
         lap(0);
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
         self.spent = Default::default();
     }
 
-    /// Prints the process's memory that is not the file's, as Linux counts it, beside what the KV cache takes of it.
+    /// Prints the process's anonymous memory, as Linux counts it, and the KV cache's share of it.
     fn report_memory(&self) {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));

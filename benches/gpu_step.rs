@@ -1,11 +1,11 @@
-//! Prefill and decode speed of a GPU on one model, through the engine as the daemon runs it: weights loaded when first
-//! needed, steps replayed from graphs where that is on. Beside it the rate at which the same device reads its memory, in the
-//! same run.
+//! Prefill and decode speed of a GPU on one model, through the engine as the daemon runs it. Weights are loaded when
+//! first needed, and steps are replayed from graphs if enabled. The same run also measures the rate at which the device
+//! reads its memory.
 //!
 //! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--rows N] [--rounds N] [--device N]
 //! [--graphs off] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
 //!
-//! With `--json`, each value also comes as a line `measured {...}` for programs.
+//! With `--json`, each value is also printed as a line `measured {...}` for programs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ struct Arguments {
     sequences: usize,
     rows: usize,
     rounds: u32,
-    /// How much memory is read for the rate.
+    /// Bytes of device memory that are read to measure the rate.
     read_bytes: usize,
     json: bool,
 }
 
 impl Arguments {
-    /// A line for programs.
+    /// Prints a JSON line for programs.
     fn measured(&self, value: &serde_json::Value) {
         if self.json {
             println!("measured {value}");
@@ -82,7 +82,7 @@ fn main() -> Result<(), Failure> {
 
     let cold = run(&handle, &model, 1, 8, 2, 0)?;
     let first = cold.first.as_secs_f64();
-    println!("cold: first token of an 8-token prompt after {first:.3} s, weights uploaded on the way");
+    println!("cold: first token of an 8-token prompt after {first:.3} s, weights uploaded meanwhile");
     println!("cold: of that {:.3} s waiting for weights", cold.load.as_secs_f64());
     let rates = handle.snapshot().device.upload_rates;
     for rate in rates.iter().filter(|rate| rate.bytes > 0 || rate.refused) {
@@ -91,7 +91,7 @@ fn main() -> Result<(), Failure> {
     let warm = run(&handle, &model, 1, 8, 2, 1)?;
     println!("warm: first token of an 8-token prompt after {:.1} ms", warm.first.as_secs_f64() * 1e3);
     let bytes = handle.snapshot().device.upload_bytes as f64;
-    // A small model takes no time at all.
+    // A small model's upload takes no measurable time.
     let seconds = (first - warm.first.as_secs_f64()).max(1e-6);
     println!(
         "upload: {:.2} GB at {:.2} GB/s, by the difference of these two",
@@ -177,7 +177,7 @@ fn arguments() -> Result<Arguments, Failure> {
                     "copy" => UploadPath::Copy,
                     "registered" => UploadPath::Registered,
                     "auto" => UploadPath::Auto,
-                    other => return Err(format!("no upload path {other}").into()),
+                    other => return Err(format!("{other} is not an upload path").into()),
                 }
             }
             "--f32" => parsed.options.activations = Activations::F32,
@@ -185,10 +185,10 @@ fn arguments() -> Result<Arguments, Failure> {
         }
     }
     if parsed.read_bytes == 0 {
-        return Err("--read-mib is at least 1".into());
+        return Err("--read-mib must be at least 1".into());
     }
     if parsed.prompt == 0 || parsed.tokens < 2 || parsed.rows == 0 || parsed.sequences == 0 {
-        return Err("--prompt, --rows and --sequences are at least 1, --tokens at least 2".into());
+        return Err("--prompt, --rows and --sequences must be at least 1, --tokens at least 2".into());
     }
     Ok(parsed)
 }
@@ -197,7 +197,7 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// Bytes per second at which the device reads its memory: the best of ten passes over `bytes` bytes of it.
+/// Bytes per second at which the device reads its memory: the best of ten passes over `bytes` bytes.
 fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure> {
     let device = Device::open(runtime, &DeviceOptions { index, ..DeviceOptions::default() })?;
     let bytes = bytes.min((device.memory()?.0 / 4) as usize) / 4096 * 4096;
@@ -219,7 +219,7 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
     Ok(best)
 }
 
-/// Bytes of weights that a decode step reads at least, as the file has them.
+/// Bytes of weights that a decode step reads at least, as stored in the file.
 fn bytes_per_step(model: &Model) -> f64 {
     let on_device = model.plan.program.tensors().iter().filter(|tensor| tensor.residence != Residence::Host);
     on_device.map(|tensor| tensor.lazy.byte_len()).sum::<u64>() as f64

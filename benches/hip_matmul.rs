@@ -1,14 +1,15 @@
-//! Matmuls of an 8B model on a GPU, by themselves: time per step, and the share of the rate at which the device reads.
+//! Matmuls of an 8B model on a GPU, without the engine: time per step, and the share of the device's read rate.
 //!
-//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M]... [--replays N] [--device I] [--json] [TYPE...]`
+//! `cargo bench --bench hip_matmul -- [--layers N] [--rows M]... [--prefill M]... [--replays N] [--device I] [--json]
+//! [TYPE...]`
 //!
-//! Every tensor of every layer has memory of its own, so nothing comes from a cache that would not in a model. A step's launches
-//! stand in one captured graph, as they will in decode; the median of its replays counts. `parts` are graphs of one of the
-//! step's launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill makes f16 of the
-//! weights and multiplies, uncaptured; `--prefill 0` leaves it out. Results are not looked at here: tests/kernels does that. With
-//! `--json`, each value also comes as a line `measured {...}` for programs.
+//! Every tensor of every layer has its own memory, so caches help no more than in a real model. One captured graph
+//! holds a step's launches, as in decode; the median of its replays counts. `parts` are graphs of one of the step's
+//! launches, for all layers. The read rate is `probe_read` over the same memory in the same run. Prefill converts the
+//! weights to f16 and multiplies, uncaptured; `--prefill 0` skips it. Results are not checked here: tests/kernels does
+//! that. With `--json`, each value is also printed as a line `measured {...}` for programs.
 //!
-//! Without `--bench`, as `cargo test --benches` runs it, and where no runtime answers, it says so and ends.
+//! Without `--bench`, as `cargo test --benches` runs it, or without a working runtime, it says so and ends.
 
 use rocmforge::backend::hip::kernels::matmul::{
     Dequant, GemmF16, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, choice, planes::planes,
@@ -83,7 +84,7 @@ fn options() -> Result<Option<Options>, String> {
 
 fn main() -> Result<(), String> {
     let Some(options) = options()? else {
-        println!("hip_matmul: `cargo bench` measures");
+        println!("hip_matmul: measures only under `cargo bench`");
         return Ok(());
     };
     let runtime = match Runtime::find() {
@@ -142,7 +143,7 @@ fn run(runtime: &Runtime, options: &Options) -> Result<(), HipError> {
     Ok(())
 }
 
-/// A line for programs.
+/// Prints a JSON line for programs.
 fn measured(json: bool, value: serde_json::Value) {
     if json {
         println!("measured {value}");
@@ -173,7 +174,7 @@ struct Model {
     dtype: DType,
     layers: Vec<Layer>,
     head: Buffer,
-    /// Activations in all forms, and everything else that is written.
+    /// Scratch memory: activations in all forms, and all other outputs.
     scratch: Buffer,
     slab: Buffer,
     replays: usize,
@@ -187,7 +188,7 @@ fn size(dtype: DType, rows: u32, cols: u32) -> usize {
 impl Model {
     fn new(device: Device, dtype: DType, options: &Options) -> Result<Self, HipError> {
         let stream = device.stream(StreamPriority::High)?;
-        // Bits from xorshift64*, as random as weights look to a memory.
+        // Bits from xorshift64*: to the memory, as random as weights.
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let noise: Vec<u64> = (0..1 << 21)
             .map(|_| {
@@ -221,7 +222,8 @@ impl Model {
         }
         let head = tensor(VOCAB, HIDDEN)?;
         let most = options.rows.iter().chain(&options.prefill).copied().max().unwrap_or(1) as usize;
-        // Inputs and outputs of the widest kind: f32 rows of a feed-forward layer, twice; and the head's rows of a few.
+        // Room for inputs and outputs of the widest kind: f32 rows of a feed-forward layer, twice, and a few rows of
+        // the head.
         let wide = most * FFN as usize * 8;
         let few = options.rows.iter().copied().max().unwrap_or(1) as usize * VOCAB as usize * 4;
         let scratch = device.take(wide.max(few) * 2, Owner::Scratch)?;
@@ -459,7 +461,7 @@ impl Model {
         Ok(bytes as f64 / 1e6 / f64::from(milliseconds))
     }
 
-    /// `rows` rows times one tensor: f16 of it in slabs, then the product.
+    /// Multiplies `rows` rows with one tensor: converts it to f16 in slabs, then multiplies.
     fn product(&self, w: &Buffer, n: u32, cols: u32, rows: u32) -> Result<(), HipError> {
         let mut from: DevicePtr<u16> = w.ptr();
         if let Some(kernel) = choice::dequant(self.dtype) {

@@ -1,7 +1,7 @@
-//! Many models of one large vocabulary, opened one after the other beside each other: what each takes of time and of memory.
+//! Opens many models with one large vocabulary, one after the other, and keeps all open: time and memory of each.
 //!
-//! `registry [--models N] [--tokens N]`: models that share a made-up vocabulary of as many tokens and merges; 100 and 152,000.
-//! Prints the first one's figures, which builds the tokenizer, and those of each further one.
+//! `registry [--models N] [--tokens N]`: by default 100 models that share a made-up vocabulary of 152,000 tokens and as
+//! many merges. Prints the figures of the first model, which builds the tokenizer, and of each further one.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,25 +13,25 @@ use rocmforge::model::{Model, ModelId};
 use forge::{Value, tiny_llama};
 
 #[path = "../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // it is the tests'
+#[allow(clippy::unwrap_used)] // the tests' code
 mod forge;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Bytes of this process's memory that no file stands behind.
+/// Bytes of this process's anonymous memory.
 fn anonymous() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
 }
 
-/// What this thread has had of a processor.
+/// Processor time of this thread in seconds.
 fn processor_s() -> Result<f64, Failure> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     Ok(text.split_whitespace().next().ok_or("no schedstat")?.parse::<f64>()? / 1e9)
 }
 
-/// A small model's file with that many tokens, each but the first two characters long or more and made of two others.
+/// A small model's file with that many tokens. Each but the 26 letters is made of two shorter tokens.
 fn file(tokens: u64) -> Result<tempfile::NamedTempFile, Failure> {
     let mut texts: Vec<String> = (b'a'..=b'z').map(|letter| char::from(letter).to_string()).collect();
     let mut merges = Vec::new();
@@ -60,7 +60,7 @@ fn file(tokens: u64) -> Result<tempfile::NamedTempFile, Failure> {
         if tensor.name == b"token_embd.weight" || tensor.name == b"output.weight" {
             tensor.dims[1] = tokens;
         }
-        // No weight is read: the file has a hole where they are.
+        // No weight is read: the file has a hole in their place.
         tensor.data = Some(Vec::new());
         tensor.offset = Some(offset);
         offset += (4 * tensor.dims.iter().product::<u64>()).next_multiple_of(32);
@@ -82,12 +82,12 @@ fn main() -> Result<(), Failure> {
         match argument.as_str() {
             "--models" => models = number()?,
             "--tokens" => tokens = number()?,
-            "--bench" => {} // as cargo passes it
+            "--bench" => {} // passed by cargo
             other => return Err(format!("{other}: no such option").into()),
         }
     }
     let file = file(tokens)?;
-    rocmforge::daemon::allocator::trim(); // what making it took
+    rocmforge::daemon::allocator::trim(); // frees what building the file took
     let tokenizers = Tokenizers::default();
     let mut opened = Vec::new();
     let mut open = |count: u64| -> Result<[f64; 2], Failure> {

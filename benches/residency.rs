@@ -1,15 +1,20 @@
-//! What bringing a model's weights to a GPU takes, beside what the link and the disk can do, taken in the same run: the first
-//! token of a cold start, all weights in advance, a start from disk, and a budget too small for the model.
+//! Time to load a model's weights to a GPU, beside the rates of link and disk measured in the same run. Covers the
+//! first token of a cold start, loading all weights in advance, a start from disk, and a budget too small for the
+//! model.
 //!
 //! `residency MODEL.gguf [MORE.gguf ...] [--stream FRACTION] [--no-disk] [--tokens N] [--device N] [--threads N]
 //! [--upload auto|ring|copy|registered] [--json]`
 //!
-//! `cold`: the file in the page cache, nothing on the device; the bound is bytes / link rate and a warm first token. `all`: the
-//! same by `preload_all`. `disk`: the file told to leave the page cache; the bound is bytes / the rate at which it is read in
-//! one go, directly. `stream`: the budget is that fraction of the weights beside what else the model takes; the bound is the bytes
-//! of a step / link rate. `lazy` and `eager`: from the file's name to the first token, weights coming when a step needs them or all
-//! of them first. Beside them what the process and the device hold then. With `--json`, each also comes as a line
-//! `measured {...}` for programs.
+//! - `cold`: the file is in the page cache, no weights on the device; the bound is bytes / link rate plus a warm first
+//!   token.
+//! - `all`: the same by `preload_all`.
+//! - `disk`: the file is dropped from the page cache; the bound is bytes / the rate of one sequential direct read.
+//! - `stream`: the budget is that fraction of the weights plus the model's other memory; the bound is bytes of a step /
+//!   link rate.
+//! - `lazy` and `eager`: from the file's name to the first token, with weights loaded when a step needs them, or all
+//!   loaded first. Also prints the memory that process and device hold then.
+//!
+//! With `--json`, each value is also printed as a line `measured {...}` for programs.
 
 use std::fs::File;
 use std::io::Read;
@@ -30,16 +35,16 @@ use common::{Failure, run};
 
 mod common;
 
-/// Rows of a step: a prompt of eight tokens and no more is asked for.
+/// Rows of a step: the bench uses prompts of only eight tokens.
 const ROWS: usize = 32;
 
-/// Bytes of a copy by which the link is measured.
+/// Bytes of the copy that measures the link.
 const LINK_BYTES: usize = 256 << 20;
 
-/// After weights were cleared: a driver goes on to wipe what was given back, and takes up to a seventh of the link meanwhile.
+/// Wait after clearing weights: a driver then wipes the freed memory, which takes up to a seventh of the link's rate.
 const WIPED: Duration = Duration::from_millis(500);
 
-/// Bytes of a direct read: with fewer a fast disk waits for the next.
+/// Bytes of a direct read: with fewer, a fast disk idles between reads.
 const READ_BYTES: usize = 16 << 20;
 
 struct Arguments {
@@ -98,7 +103,7 @@ fn main() -> Result<(), Failure> {
         std::thread::sleep(WIPED);
         Ok::<_, Failure>(())
     };
-    // The first start of a process has threads and pages to warm as well; the daemon has them warm for all but one.
+    // A process's first start also warms up threads and pages; in the daemon only the first load pays for that.
     for name in ["cold, of the process", "cold", "cold again"] {
         clear()?;
         let before = loaded();
@@ -162,8 +167,8 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Both ways from a file's name to its first token: how long until the model may be asked, until the answer begins, and what
-/// host and device hold for it then.
+/// Measures both ways from a file's name to its first token: time until the model is usable, and until the answer
+/// begins. Also prints the host and device memory held then.
 fn lazy_and_eager(
     arguments: &Arguments,
     handle: &EngineHandle,
@@ -223,7 +228,7 @@ fn link_rate(runtime: &Runtime, index: u32) -> Result<f64, Failure> {
     Ok(best)
 }
 
-/// Tells the kernel to forget what it keeps of the files.
+/// Drops the files' pages from the page cache.
 fn forget_pages(files: &[PathBuf]) -> Result<(), Failure> {
     for path in files {
         let file = File::open(path)?;
@@ -233,7 +238,7 @@ fn forget_pages(files: &[PathBuf]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes per second at which the first file's beginning is read past the page cache, in one go.
+/// Bytes per second of one sequential read past the page cache, from the first file's beginning.
 fn disk_rate(files: &[PathBuf]) -> Result<f64, Failure> {
     forget_pages(files)?;
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
@@ -251,7 +256,7 @@ fn disk_rate(files: &[PathBuf]) -> Result<f64, Failure> {
     Ok(bytes as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// Bytes of memory of this process that no file has.
+/// Bytes of this process's anonymous memory.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -285,14 +290,14 @@ fn arguments() -> Result<Arguments, Failure> {
                     "copy" => UploadPath::Copy,
                     "registered" => UploadPath::Registered,
                     "auto" => UploadPath::Auto,
-                    other => return Err(format!("no upload path {other}").into()),
+                    other => return Err(format!("{other} is not an upload path").into()),
                 }
             }
             path => parsed.models.push(PathBuf::from(path)),
         }
     }
     if parsed.tokens < 2 || parsed.stream.is_some_and(|fraction| !(0.0..1.0).contains(&fraction)) {
-        return Err("--tokens is at least 2, --stream from 0 to below 1".into());
+        return Err("--tokens must be at least 2, --stream at least 0 and below 1".into());
     }
     Ok(parsed)
 }

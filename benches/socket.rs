@@ -1,7 +1,7 @@
-//! What a request costs on the way: a ping to a daemon of its own, beside an echo of as many bytes over a Unix socket between two
-//! threads, which is what the kernel alone takes.
+//! Overhead of a request: a ping to a daemon, beside an echo of as many bytes over a Unix socket between two threads.
+//! The echo is the cost of the kernel alone.
 //!
-//! `socket [--rounds N] [--count N]`: 9 rounds of 5,000 each, taken in turns, on one connection.
+//! `socket [--rounds N] [--count N]`: 9 rounds of 5,000 each, alternating, on one connection.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // it may have ended
+        let _ = self.0.kill(); // it may have ended already
         let _ = self.0.wait();
     }
 }
@@ -39,7 +39,7 @@ fn daemon(dir: &Path) -> Result<(Daemon, Client), Failure> {
     Ok((child, client))
 }
 
-/// One end of a pair whose other end gives back every `count` bytes that come, until this one is closed.
+/// One end of a socket pair; the other end echoes every `count` bytes until this end is closed.
 fn echo(count: usize) -> Result<UnixStream, Failure> {
     let (near, mut far) = UnixStream::pair()?;
     std::thread::spawn(move || {
@@ -80,7 +80,7 @@ fn main() -> Result<(), Failure> {
         match argument.as_str() {
             "--rounds" => rounds = number()?,
             "--count" => count = number()?,
-            "--bench" => {} // as cargo passes it
+            "--bench" => {} // passed by cargo
             other => return Err(format!("{other}: no such option").into()),
         }
     }
@@ -101,7 +101,7 @@ fn main() -> Result<(), Failure> {
         let rate = |times: &[f64]| times.len() as f64 * 1e6 / times.iter().sum::<f64>();
         let figures = [&echoes, &pings].map(|times| [at(times, 0.5), at(times, 0.99), rate(times)]);
         if round == 0 {
-            continue; // connecting, and a runtime that wakes up
+            continue; // the warm-up round connects and wakes the runtime
         }
         let [echo, ping] = figures;
         println!("{round:5} {} {} {:7.2}", row(echo), row(ping), ping[0] / echo[0]);

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Fuzzes what outsiders send: fuzz/run.sh SECONDS [TARGET...]
+# Fuzzes untrusted input: fuzz/run.sh SECONDS [TARGET...]
 #
-# Builds the targets, then for each: the kept corpus is run once, the planted fault has to be found, and the target is
-# fuzzed for SECONDS from the kept corpus and from what earlier runs on this machine came upon (fuzz/target/corpus).
-# As many targets at once as there are processors, or JOBS. Exit status 0: every planted fault found, and no other. A finding
-# is left in fuzz/target/findings; keep it in fuzz/corpus under the name of its fault once it is mended.
+# Builds the targets. For each target: runs the kept corpus once, requires that the planted fault is found, and fuzzes
+# for SECONDS. It starts from the kept corpus and the inputs of earlier runs on this machine (fuzz/target/corpus). As
+# many targets run at once as there are processors, or JOBS. Exit status 0: every planted fault was found, and no other.
+# Findings stay in fuzz/target/findings; once fixed, keep the input in fuzz/corpus under the name of its fault.
 #
-# Without address sanitizer: parser and frame code hold no unsafe block, and with it (RUSTC_BOOTSTRAP=1, -Zsanitizer=address
+# Without address sanitizer: parser and frame code hold no unsafe block. With it (RUSTC_BOOTSTRAP=1, -Zsanitizer=address
 # beside the flags of .cargo/config.toml; it links and works) the parser runs 14,000 times a second instead of 110,000.
 set -eu
 cd "$(dirname "$0")"
@@ -18,8 +18,8 @@ runs() {
     sed -n 's/^stat::number_of_executed_units: *//p' "$1"
 }
 
-# Edges without counts, and short inputs: the corpus stays small, and the comparison that leads to the fault is met often.
-# 800 to 1,050,000 runs found it in each target; the limit is seven times that.
+# Edges without counts, and short inputs: the corpus stays small, and the comparison that leads to the fault is met
+# often. 800 to 1,050,000 runs found it in each target; the limit is seven times that.
 planted() {
     log=target/logs/$1-planted.log
     scratch=$(mktemp -d)
@@ -46,7 +46,7 @@ honest() {
     echo "fuzz: $1: $(runs "$log") runs in $2 s, no fault; corpus of $(ls "target/corpus/$1" | wc -l)"
 }
 
-# One target, for the loop below.
+# One target, called by the loop below.
 if [ "${1:-}" = --one ]; then
     planted "$3" && honest "$3" "$2"
     exit

@@ -1,7 +1,7 @@
 //! The daemon's configuration: a TOML file, overridden by the command line.
 //!
-//! Unknown keys are errors, and so are values out of range: a typing error must not silently mean the default.
-//! `systemd/config.toml` shows every key with its default; a test keeps it and this file together.
+//! Unknown keys and values out of range are errors: a typing error must not silently mean the default.
+//! `systemd/config.toml` shows every key with its default; a test keeps it and this file in step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::backend::hip::{FileReads, UploadPath};
 use crate::backend::{Activations, KvType};
 use crate::model::pages::{HostPolicy, Residency};
 
-/// Configuration files are read whole; a larger one is not a configuration file.
+/// Longest configuration file; the file is read whole.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Largest context: the ids of a prompt of this length take half of the largest frame.
@@ -23,71 +23,71 @@ pub const CONTEXT_TOKENS_MAX: u32 = 131_072;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Path of the socket, when systemd hands none over.
+    /// Path of the socket, unless systemd passes one.
     pub socket: PathBuf,
     /// Directories whose `*.gguf` files are served by name.
     pub models: Vec<PathBuf>,
-    /// Bounds on what clients can ask for.
+    /// Bounds on client requests.
     pub limits: Limits,
-    /// Who may do what.
+    /// Rights of users.
     pub policy: PolicyConfig,
-    /// What computes.
+    /// The device that computes.
     pub device: Device,
     /// The CPU backend.
     pub cpu: Cpu,
-    /// The machine's memory.
+    /// Model files in the machine's memory.
     pub host: Host,
     /// Weights on a device.
     pub weights: Weights,
-    /// Keys and values of running sequences.
+    /// KV pages of running sequences.
     pub kv: Kv,
-    /// What is written to standard error.
+    /// The log.
     pub log: Log,
 }
 
-/// Bounds on what clients can ask for.
+/// Bounds on client requests.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Most positions of one sequence; the model's own context length where that is less. 16 to 131072.
+    /// Most positions of one sequence, unless the model's own context length is less. 16 to 131072.
     pub context_tokens: u32,
-    /// Open connections in all.
+    /// Most open connections in all.
     pub connections: u32,
-    /// Open connections of one uid.
+    /// Most open connections of one uid.
     pub connections_per_uid: u32,
-    /// Requests for tokens that may wait in all.
+    /// Most queued token requests in all.
     pub queued: u32,
-    /// Requests for tokens that one uid may have, waiting and running.
+    /// Most token requests of one uid, queued and running.
     pub requests_per_uid: u32,
-    /// Sequences that may run at once.
+    /// Most sequences that run at once.
     pub running: u32,
-    /// Token rows of one step: prompts are taken in chunks of at most this. 0: what suits the device.
+    /// Most token rows of one step; longer prompts are split into such chunks. 0: suited to the device.
     pub step_rows: u32,
-    /// Model files that one uid may have passed by descriptor at a time.
+    /// Most model files that one uid may have passed by descriptor at a time.
     pub passed_models_per_uid: u32,
-    /// Seconds that running answers are given when the daemon stops; it ends within two more.
+    /// Seconds that running answers get to finish when the daemon stops; it ends within two more.
     pub drain_s: u32,
 }
 
-/// Who may do what, of those who may connect.
+/// Rights of users that may connect.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// They may do everything, as root and the daemon's own user may.
+    /// Have every right, as root and the daemon's own user have.
     pub administrators: Vec<Party>,
     /// Ask models for tokens.
     pub run: Vec<Party>,
-    /// Map models, and pass files.
+    /// Map models and pass files.
     pub load: Vec<Party>,
-    /// Bring weights to a device before they are needed.
+    /// Load weights to a device before they are needed.
     pub preload: Vec<Party>,
-    /// Unmap own models, and send their weights away.
+    /// Unmap own models and evict their weights.
     pub unload: Vec<Party>,
     /// Change the rules of own models.
     pub pin: Vec<Party>,
     /// Lock models' files in the machine's memory.
     pub lock: Vec<Party>,
-    /// See names of others' models and whose requests run on them.
+    /// See names of other users' models, and which users run requests on them.
     pub see: Vec<Party>,
 }
 
@@ -95,9 +95,9 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Party {
-    /// A user by number.
+    /// A user by uid.
     Uid(u32),
-    /// A user by name or number, a group likewise behind an `@`, or all of them as `*`.
+    /// A user by name or uid, a group likewise behind an `@`, or everyone as `*`.
     Name(String),
 }
 
@@ -117,25 +117,25 @@ impl Default for PolicyConfig {
     }
 }
 
-/// What computes.
+/// The device that computes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Device {
-    /// Which backend.
+    /// The backend.
     pub backend: BackendChoice,
-    /// Number of the GPU.
+    /// Index of the GPU.
     pub index: u32,
-    /// What quantised weights are multiplied with on a GPU.
+    /// Type of the activations that quantised weights are multiplied with on a GPU.
     pub activations: Activations,
-    /// How weights get to a GPU.
+    /// Method of uploading weights to a GPU.
     pub upload: UploadPath,
-    /// How they are read.
+    /// Method of reading model files for uploads.
     pub reads: FileReads,
-    /// Threads that read model files for a GPU; 0 for three quarters of the processor's cores and at most 12.
+    /// Threads that read model files for a GPU; 0: three quarters of the processor's cores, at most 12.
     pub upload_threads: usize,
     /// Whether decode steps are replayed from recorded graphs.
     pub graphs: Graphs,
-    /// Most memory of the GPU to take in MiB; 0 for all of it.
+    /// Most memory of the GPU to use, in MiB; 0: all of it.
     pub memory_mib: u64,
     /// Seconds after which a GPU that does not answer counts as lost.
     pub patience_s: u32,
@@ -157,16 +157,16 @@ impl Default for Device {
     }
 }
 
-/// Which backend computes.
+/// The backend that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
-    /// A GPU where one works, else the CPU.
+    /// A GPU if one works, else the CPU.
     #[default]
     Auto,
-    /// A GPU, or nothing.
+    /// A GPU; without one the start fails.
     Hip,
-    /// The CPU, whatever there is.
+    /// The CPU, even if a GPU works.
     Cpu,
 }
 
@@ -174,7 +174,7 @@ pub enum BackendChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Graphs {
-    /// Where a replay gave what launches one by one gave.
+    /// If replays were found to give the same results as single launches.
     #[default]
     Auto,
     /// Never.
@@ -185,11 +185,11 @@ pub enum Graphs {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cpu {
-    /// Threads that compute; 0 for one per core.
+    /// Threads that compute; 0: one per core.
     pub threads: usize,
-    /// Instruction set: the best the processor has, or a lower one to compare with.
+    /// Instruction set: the best that the processor has, or a lower one for comparison.
     pub simd: Simd,
-    /// What quantised weights are multiplied with.
+    /// Type of the activations that quantised weights are multiplied with.
     pub activations: Activations,
 }
 
@@ -197,7 +197,7 @@ pub struct Cpu {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Simd {
-    /// The best the processor has.
+    /// The best that the processor has.
     #[default]
     Auto,
     /// No vector instructions beyond the compiler's own: the reference path.
@@ -208,15 +208,15 @@ pub enum Simd {
     Avx512Vnni,
 }
 
-/// What of model files is kept in the machine's memory.
+/// Which model files are kept in the machine's memory.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
-    /// Of a model that is mapped.
+    /// For mapped models.
     pub residency: Residency,
-    /// Most memory to lock for all models together in MiB; 0 for three quarters of the machine's.
+    /// Most memory to lock for all models together, in MiB; 0: three quarters of the machine's memory.
     pub lock_mib: u64,
-    /// Models, by name, that are treated otherwise; those to be kept in memory are mapped at start.
+    /// Exceptions by model name; models to be kept in memory are mapped at start.
     pub models: BTreeMap<String, Residency>,
 }
 
@@ -224,37 +224,37 @@ pub struct Host {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Weights {
-    /// What is wanted of models from the start on, by name; they are mapped then.
+    /// Settings by model name, applied from the start on; these models are mapped at start.
     pub models: BTreeMap<String, ModelWeights>,
 }
 
-/// What is wanted of one model's weights.
+/// Settings for one model's weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelWeights {
-    /// What to bring to the device at start.
+    /// Weights to load to the device at start.
     pub preload: Option<PreloadChoice>,
-    /// They leave only when they are told to.
+    /// The weights are evicted only on request.
     pub pinned: bool,
-    /// Weights of models of a lower priority leave first.
+    /// Weights of models with a lower priority are evicted first.
     pub priority: u8,
-    /// So many first layers stay when others need room.
+    /// Number of first layers that stay resident when other models need room.
     pub layers_min: u32,
-    /// They leave after the model was idle for so many seconds; 0 for never.
+    /// Evict the weights after the model was idle for this many seconds; 0: never.
     pub idle_s: u32,
 }
 
-/// What to bring to the device at start.
+/// Weights to load to the device at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum PreloadChoice {
-    /// So many first layers.
+    /// This many first layers.
     Layers(u32),
-    /// By name.
+    /// A named choice.
     Named(PreloadName),
 }
 
-/// Choices that have names.
+/// Named choices of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PreloadName {
@@ -264,22 +264,22 @@ pub enum PreloadName {
     Critical,
 }
 
-/// Keys and values of running sequences.
+/// KV pages of running sequences.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
     /// Element type.
     #[serde(rename = "type")]
     pub kind: KvType,
-    /// Memory for all KV pages in MiB; 0 for a quarter of the machine's memory.
+    /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
     pub budget_mib: u64,
 }
 
-/// What is written to standard error.
+/// The log.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// Least important messages that are written.
+    /// Least important level that is logged.
     pub level: LogLevel,
     /// Text or JSON lines.
     pub format: LogFormat,
@@ -298,14 +298,14 @@ pub enum LogLevel {
     Trace,
 }
 
-/// Form of a message.
+/// Format of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people and the journal.
+    /// Readable text, and fields for the journal.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -330,7 +330,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             context_tokens: 8192,
-            // Each takes one descriptor and, idle, about 10 KiB; LimitNOFILE of the unit is 65536.
+            // Each takes one descriptor and, when idle, about 10 KiB; LimitNOFILE of the unit is 65536.
             connections: 8192,
             connections_per_uid: 4096,
             queued: 4096,
@@ -343,35 +343,35 @@ impl Default for Limits {
     }
 }
 
-/// `/run/rocmforge/api.sock` for root, else in the user's own runtime directory.
+/// `/run/rocmforge/api.sock` for root, else a path in the user's own runtime directory.
 fn default_socket() -> PathBuf {
     rocmforge_client::user_socket().unwrap_or_else(|| PathBuf::from(rocmforge_client::DEFAULT_SOCKET))
 }
 
-/// Why there is no configuration.
+/// Why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {}: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file is no regular file or far too long.
-    #[error("the configuration {} is no regular file of at most {FILE_BYTES_MAX} bytes", path.display())]
+    /// The file is not a regular file, or is too long.
+    #[error("the configuration {} is not a regular file of at most {FILE_BYTES_MAX} bytes", path.display())]
     NotAFile {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// The file is not what the daemon understands.
+    /// The file is not valid TOML, or has unknown keys or values.
     #[error("the configuration {} is not valid: {source}", path.display())]
     Parse {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and reason.
         #[source]
         source: Box<toml::de::Error>,
     },
@@ -380,22 +380,22 @@ pub enum ConfigError {
     Range {
         /// Key with its table.
         key: &'static str,
-        /// Value given.
+        /// The value found.
         value: u64,
-        /// Least.
+        /// Lower bound.
         min: u64,
-        /// Most.
+        /// Upper bound.
         max: u64,
     },
-    /// A user or a group that is not there.
+    /// Unknown user or group.
     #[error(
-        "{key} names {name:?}: users are named as \"alice\" or 1000, groups as \"@ai\" or \"@100\", all as \"*\"; who is in neither \
-         /etc/passwd nor /etc/group is to be named by number"
+        "{key} names {name:?}, which is unknown: write users as \"alice\" or 1000, groups as \"@ai\" or \"@100\", everyone as \"*\"; \
+         write users and groups that are not in /etc/passwd or /etc/group by number"
     )]
     Who {
         /// Key.
         key: &'static str,
-        /// Name given.
+        /// The name found.
         name: String,
     },
     /// A path that is not absolute.
@@ -403,7 +403,7 @@ pub enum ConfigError {
     Relative {
         /// Key.
         key: &'static str,
-        /// Value given.
+        /// The path found.
         path: PathBuf,
     },
 }
@@ -423,15 +423,15 @@ impl Config {
         Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
     }
 
-    /// Reads a file's text; its values are not checked yet.
+    /// Parses a file's text without checking its values.
     ///
     /// # Errors
-    /// What is wrong, and where.
+    /// The position of the fault and its reason.
     pub fn parse(text: &str) -> Result<Self, Box<toml::de::Error>> {
         toml::from_str(text).map_err(Box::new)
     }
 
-    /// Checks what types cannot: ranges, and paths that must not depend on the working directory.
+    /// Checks what types cannot: ranges, and that no path depends on the working directory.
     ///
     /// # Errors
     /// [`ConfigError::Range`], [`ConfigError::Relative`].
@@ -478,7 +478,7 @@ impl Config {
         memory_bytes() / 4
     }
 
-    /// What is wanted of model files in the machine's memory.
+    /// Settings for model files in the machine's memory.
     pub fn host_policy(&self) -> HostPolicy {
         let lock_bytes_max = match self.host.lock_mib {
             0 => memory_bytes() / 4 * 3,
@@ -487,7 +487,7 @@ impl Config {
         HostPolicy { residency: self.host.residency, models: self.host.models.clone(), lock_bytes_max }
     }
 
-    /// How long running answers are given when the daemon stops.
+    /// Time that running answers get to finish when the daemon stops.
     pub fn drain(&self) -> Duration {
         Duration::from_secs(self.limits.drain_s.into())
     }
@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn the_example_shows_every_key_with_its_default() {
         let example = include_str!("../systemd/config.toml");
-        // Keys are commented out in the example: each is the default.
+        // The example has all keys commented out, each with its default.
         let text: String = example
             .lines()
             .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line))

@@ -1,8 +1,8 @@
-//! Mutexes with a place in one order: a thread takes a lock only if all that it holds come before it.
+//! Mutexes with a rank in one order: a thread takes a lock only if all locks it holds have lower ranks.
 //!
-//! Two threads that take the same locks in the same order never wait for each other in a circle. The order is [`Rank`]; a
-//! debug build panics where a thread breaks it, with the names of the locks, whether or not another thread is in its way that
-//! time. A release build checks nothing and pays nothing.
+//! Two threads that take the same locks in the same order never wait for each other in a circle. The order is [`Rank`].
+//! A debug build panics when a thread breaks it, with the names of the locks, whether or not another thread contends at
+//! that moment. A release build checks nothing and pays nothing.
 
 mod bare;
 
@@ -14,13 +14,13 @@ pub use bare::checker;
 pub(crate) use bare::table;
 pub use bare::{atomic, now, pause};
 
-/// Every lock there is, in the order in which a thread may take them.
+/// All locks, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rank {
-    /// Who is connected.
+    /// Open connections.
     Connections,
-    /// What new connections are granted.
+    /// Limits for new connections.
     ConnectionLimits,
     /// Requests of one connection.
     Streams,
@@ -30,51 +30,51 @@ pub enum Rank {
     ActiveRequests,
     /// Answers kept for repeats.
     RequestMemory,
-    /// Who waits for a blocking thread.
+    /// Users of blocking threads, and waiters for one.
     Turns,
-    /// The last look at GPUs; held while another is taken.
+    /// The last report about GPUs; held while a new one is made.
     Doctor,
-    /// Frames that wait for one client.
+    /// Frames queued for one client.
     Outbox,
-    /// Who may do what.
+    /// Rights of users.
     Policy,
-    /// What the service manager stores; held while it is told.
+    /// State stored in the service manager; held while it is updated.
     Kept,
-    /// One scan of the directories of models at a time.
+    /// Held during a scan of the model directories: one at a time.
     StoreScan,
     /// Names, files and models.
     StoreTables,
-    /// Which vocabularies mapped models have.
+    /// Vocabularies shared by mapped models.
     Tokenizers,
-    /// What of a model's files is kept in memory.
+    /// State of a model's files in the machine's memory.
     ModelPages,
-    /// Models whose pages are to be brought or let go.
+    /// Models whose pages are to be read in or released.
     PagesQueue,
     /// Commands to the engine.
     Inbox,
     /// The engine's last snapshot.
     Snapshot,
-    /// What is fixed about the engine's device.
+    /// Fixed properties of the engine's device.
     DeviceFacts,
-    /// Tensors to be brought to a device.
+    /// Tensors to load to a device.
     UploadQueue,
-    /// How they are brought.
+    /// Upload methods and their rates.
     UploadRoutes,
     /// Streams that copies are submitted to.
     UploadStreams,
-    /// What became of one tensor's pieces.
+    /// State of one tensor's pieces.
     UploadJob,
-    /// How far one tensor's copy is.
+    /// State of one tensor's copy.
     Weight,
     /// A device's memory.
     Arena,
-    /// What a recorded graph keeps alive.
+    /// Memory that a recorded graph keeps alive.
     Capture,
     /// The panic of a computing thread.
     ThreadPool,
 }
 
-// The threads of a model checker are one thread of the process.
+// A model checker runs its threads on one thread of the process, so the thread-local table would be wrong.
 #[cfg(all(debug_assertions, not(feature = "loom")))]
 mod order {
     use std::cell::Cell;
@@ -85,20 +85,20 @@ mod order {
     const RANKS: usize = Rank::ThreadPool as usize + 1;
 
     thread_local! {
-        /// Bit n: the thread holds a lock of rank n. There is never more than one of a rank.
+        /// Bit n: the thread holds a lock of rank n. It never holds two locks of one rank.
         static HELD: Cell<u64> = const { Cell::new(0) };
     }
 
     const _: () = assert!(RANKS <= 64);
 
-    /// How often locks of each rank were taken.
+    /// Counts of locks taken, by rank.
     static TAKEN: [AtomicU64; RANKS] = [const { AtomicU64::new(0) }; RANKS];
 
     pub fn taken(rank: Rank) -> Option<u64> {
         TAKEN.get(rank as usize).map(|count| count.load(Ordering::Relaxed))
     }
 
-    #[allow(clippy::panic)] // what this is for
+    #[allow(clippy::panic)] // the purpose of this function
     #[track_caller]
     pub fn enter(rank: Rank) {
         let held = HELD.get();
@@ -139,22 +139,22 @@ mod order {
     pub fn check_alone(_: Rank) {}
 }
 
-/// How often locks of this rank were taken in this process; `None` where nobody counts, in release builds.
+/// Number of locks of this rank taken in this process; `None` in release builds, which do not count.
 pub fn taken(rank: Rank) -> Option<u64> {
     order::taken(rank)
 }
 
-/// A mutex with a place in the order. Without poisoning: a panic leaves the value as it was at that moment.
+/// A mutex with a rank. It has no poisoning: a panic leaves the value as it was at that moment.
 #[derive(Debug)]
 pub struct Mutex<T> {
     rank: Rank,
     inner: bare::Mutex<T>,
 }
 
-/// The value of a locked [`Mutex`]. It cannot be sent to another thread, so no task keeps it across an await.
+/// The locked value of a [`Mutex`]. It is not `Send`, so no task keeps it across an await.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
-    /// Dropped first: unlocked, then forgotten.
+    /// Must drop first: the lock is released before `held` forgets it.
     inner: bare::MutexGuard<'a, T>,
     held: Held,
 }
@@ -170,7 +170,7 @@ impl Drop for Held {
 }
 
 impl<T> Mutex<T> {
-    /// A lock around `value` at this place of the order.
+    /// A mutex around `value` with this rank.
     pub fn new(rank: Rank, value: T) -> Self {
         Self { rank, inner: bare::Mutex::new(value) }
     }
@@ -178,7 +178,7 @@ impl<T> Mutex<T> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// In debug builds, when the thread holds a lock of this rank or of a later one: a bug, told before it can hang.
+    /// In debug builds, when the thread holds a lock of this rank or a later one: a bug that could deadlock.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, T> {
         order::enter(self.rank);
@@ -201,12 +201,12 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-/// What threads that hold a [`Mutex`] wait on.
+/// A condition variable for holders of a [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(bare::Condvar);
 
 impl Condvar {
-    /// One that nobody waits on.
+    /// A condition variable without waiters.
     pub fn new() -> Self {
         Self(bare::Condvar::new())
     }
@@ -221,7 +221,7 @@ impl Condvar {
         self.0.wait(&mut guard.inner);
     }
 
-    /// As [`Condvar::wait`], at most until `moment`. True when that came first.
+    /// As [`Condvar::wait`], but at most until `moment`. True on timeout.
     ///
     /// # Panics
     /// As [`Condvar::wait`].
@@ -231,12 +231,12 @@ impl Condvar {
         self.0.wait_until(&mut guard.inner, moment)
     }
 
-    /// Wakes one that waits.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -260,7 +260,7 @@ mod tests {
         {
             let (first, second) = (inbox.lock(), weight.lock());
             assert_eq!(*first + *second, 3);
-            drop(first); // in whatever order they are given back
+            drop(first); // the order of release does not matter
             assert_eq!(*second, 2);
         }
         let held = weight.lock();
@@ -268,7 +268,7 @@ mod tests {
         assert!(text(panic).contains("Inbox"));
         drop(held);
         assert_eq!(*inbox.lock(), 1, "the refused lock is not held");
-        // Two of a rank have no order between them.
+        // Two locks of one rank have no order.
         let other = Mutex::new(Rank::Weight, 3);
         let held = weight.lock();
         assert!(catch_unwind(AssertUnwindSafe(|| *other.lock())).is_err());

@@ -1,4 +1,4 @@
-//! `rocmforged`: arguments, log, configuration; the rest is the library's.
+//! `rocmforged`: parses arguments, starts the log, reads the configuration; the library does the rest.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use rocmforge::daemon::{self, ConfigSource, DaemonError, Start};
 use rocmforge::model::template;
 
 fn main() -> ExitCode {
-    // Before anything else: this process is for one template only, and gives up files, memory and time for good.
+    // Must be first: this process renders one template only, and permanently restricts its files, memory and time.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == template::SUBCOMMAND) {
         return template::child_main();
     }
-    // A GPU's runtime that hangs or aborts takes this process with it and no other.
+    // A separate process, so that a GPU runtime that hangs or aborts takes down only this one.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == doctor::SUBCOMMAND) {
         return doctor::child_main();
     }
@@ -39,12 +39,12 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     daemon::logging::start(&config.as_ref().map(|config| config.log.clone()).unwrap_or_default());
     let config = config?;
     if arguments.check_config {
-        // Nobody there to read it is no reason to fail.
+        // A closed standard output is no reason to fail.
         let _ = writeln!(std::io::stdout(), "the configuration is valid");
         return Ok(());
     }
     daemon::allocator::keep_little();
-    // What the daemon creates is its own; the socket's mode is set apart.
+    // Files that the daemon creates are private; the socket's mode is set separately.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     raise_descriptor_limit();
     let inherited = daemon::inherited::descriptors()?;
@@ -52,17 +52,18 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
     daemon::run(Start { config, source, inherited }, backend)
 }
 
-/// Paths on the command line are the caller's, so they start where the caller is.
+/// Makes command-line paths absolute: they are relative to the caller's directory.
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// Every connection and every model takes a descriptor; the usual soft limit of 1024 is for programs that use select(2).
+/// Raises the soft limit of descriptors to the hard one. Every connection and model takes a descriptor; the usual soft
+/// limit of 1024 exists for programs that use select(2).
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "raising the limit of open files failed");
     }
 }

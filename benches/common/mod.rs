@@ -1,4 +1,4 @@
-//! What benches of the engine have in common: requests, and what they took.
+//! Shared by the engine's benches: runs requests and reports their times.
 
 #![allow(dead_code)] // each bench uses its own part
 
@@ -11,17 +11,17 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub type Failure = Box<dyn std::error::Error>;
 
-/// How long the slowest of some requests took.
+/// Times of the slowest of some requests.
 pub struct Times {
-    /// From handing over to the first token.
+    /// From submission to the first token.
     pub first: Duration,
-    /// What of that was waiting for weights.
+    /// The part of `first` spent waiting for weights.
     pub load: Duration,
     /// From the first token to the last.
     pub decode: Duration,
 }
 
-/// Runs `sequences` requests at once, each with a prompt of its own of `prompt` tokens.
+/// Runs `sequences` requests at once, each with its own prompt of `prompt` tokens.
 pub fn run(
     handle: &EngineHandle,
     model: &Arc<Model>,
@@ -39,7 +39,7 @@ pub fn run(
     for events in &mut running {
         let outcome = wait(events)?;
         if outcome.generated_tokens != tokens {
-            return Err(format!("{} tokens came of {tokens}", outcome.generated_tokens).into());
+            return Err(format!("{} of {tokens} tokens were generated", outcome.generated_tokens).into());
         }
         times.first = times.first.max(outcome.queue + outcome.load + outcome.prefill);
         times.load = times.load.max(outcome.load);
@@ -86,7 +86,7 @@ fn wait(events: &mut UnboundedReceiver<Event>) -> Result<Outcome, Failure> {
             Some(Event::Tokens(_)) => {}
             Some(Event::Done(outcome)) => return Ok(outcome),
             Some(Event::Failed(error)) => return Err(error.into()),
-            None => return Err("the engine went away".into()),
+            None => return Err("the engine ended without an answer".into()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use rocmforge::config::Config;
 
-/// Reads `data` as a configuration. Whatever it is: no panic; an error says something; what is accepted keeps its ranges.
+/// Reads `data` as a configuration. For any input: no panic, errors have a text, accepted values are in range.
 pub fn config(data: &[u8], plant: bool) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let config = match Config::parse(text) {
@@ -14,9 +14,9 @@ pub fn config(data: &[u8], plant: bool) {
     }
     assert!(config.socket.is_absolute() && config.models.iter().all(|path| path.is_absolute()));
     assert!((16..=131_072).contains(&config.limits.context_tokens));
-    // What is derived must not overflow either.
+    // Derived values must not overflow either.
     std::hint::black_box((config.kv_budget_bytes(), config.host_policy(), config.drain()));
-    // A number that is allowed, and that no seed has.
+    // A valid number that no seed contains.
     let limits = &config.limits;
     let numbers = [limits.connections, limits.running, limits.queued, limits.drain_s, config.device.index];
     if plant && (numbers.iter().any(|n| (11..=20).contains(n)) || (11..1000).contains(&config.kv.budget_mib))

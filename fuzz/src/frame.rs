@@ -1,4 +1,4 @@
-//! Target `frame_header`: the bytes of a connection, as the daemon and as the client meet them.
+//! Target `frame_header`: the bytes of a connection, as daemon and client read them.
 
 use rocmforge_client::wire::{
     CLIENT_HELLO_BYTES, ClientHello, FrameHeader, HEADER_BYTES, PAYLOAD_BYTES_MAX, SERVER_HELLO_BYTES,
@@ -8,8 +8,8 @@ use rocmforge_client::wire::{
 use crate::allocations::peak_of;
 use crate::message::payload_of;
 
-/// Reads `data` as a hello and as a header with its payload. Whatever it is: no panic, heap within what the codec
-/// promises, and what is accepted has the same bytes when written again.
+/// Reads `data` as a hello and as a header with its payload. For any input: no panic, heap within the codec's bound,
+/// and accepted input encodes to the same bytes again.
 pub fn frame_header(data: &[u8], plant: bool) {
     if let Some(bytes) = data.first_chunk::<CLIENT_HELLO_BYTES>()
         && let Ok(hello) = ClientHello::parse(bytes)
@@ -29,13 +29,13 @@ pub fn frame_header(data: &[u8], plant: bool) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert_eq!(&header.to_bytes(), bytes);
-    // A payload that ends early is taken as far as it goes: a frame cut by the end of `data` would fuzz nothing.
+    // A payload that ends early is used as far as it goes: otherwise most inputs would fuzz nothing.
     let payload = &rest[..rest.len().min(header.len as usize)];
     let _ = header.check_payload(payload);
 
     let ((), peak) = peak_of(|| payload_of(&header, payload));
-    // A length that is a lie sets up to 1 MiB aside before its first element is missed; lists nest up to four deep. What
-    // is there comes once as a message and once written again.
+    // A false length allocates up to 1 MiB before its first element is missing; lists nest up to four deep. Data that
+    // exists is held twice: once as a message and once encoded again.
     let most = (4 << 20) + 16 * payload.len() + 4096;
     assert!(peak <= most, "{peak} bytes of heap for a payload of {}", payload.len());
 

@@ -4,7 +4,8 @@ use rocmforge::model::gguf::{Gguf, Value};
 
 use crate::allocations::peak_of;
 
-/// Parses `data` as a file. Whatever it is: no panic, heap in proportion, and what is accepted keeps its promises.
+/// Parses `data` as a file. For any input: no panic, heap proportional to the input, and accepted files keep the
+/// invariants.
 pub fn gguf_parse(data: &[u8], plant: bool) {
     let (result, peak) = peak_of(|| Gguf::parse(data));
     // The same bound as the tests in tests/adversarial/gguf_fields.rs.
@@ -34,7 +35,7 @@ fn holds(gguf: &Gguf, file_bytes: u64) {
     ranges.sort_by_key(|range| range.start);
     assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
     for (key, value) in gguf.metadata() {
-        // Compared by description: NaN is not equal to itself.
+        // Compared by description: NaN does not equal itself.
         assert_eq!(gguf.get(key).map(Value::describe), Some(value.describe()));
         if let Some(strings) = gguf.strings(key) {
             assert_eq!(strings.iter().count(), strings.len());

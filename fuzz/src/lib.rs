@@ -1,5 +1,5 @@
-//! What outsiders send, under fuzz: one function per target, each also with a planted fault that a fuzzer worth its time
-//! has to find.
+//! Fuzz targets for untrusted input: one function per target. Each also has a planted fault that a working fuzzer must
+//! find.
 
 #[path = "../../tests/adversarial/allocations.rs"]
 #[allow(missing_docs)]
@@ -25,8 +25,8 @@ pub use session::session;
 pub use template::chat_template;
 pub use tokenizer::tokenizer;
 
-/// Overflows when `magic` starts with `b"ROCm"`: the fault of the planted targets, put behind all of their checks. By chance
-/// it takes 2^32 tries; who follows comparisons needs 10,000 to 700,000.
+/// Overflows when `magic` starts with `b"ROCm"`: the fault of the planted targets, placed after all of their checks. By
+/// chance it takes 2^32 tries; a fuzzer that follows comparisons needs 10,000 to 700,000.
 fn planted(magic: &[u8]) {
     let Some(first) = magic.first_chunk() else { return };
     let number = std::hint::black_box(u32::from_le_bytes(*first));
@@ -35,8 +35,8 @@ fn planted(magic: &[u8]) {
     }
 }
 
-/// As [`planted`] with `b"R"`: for targets that run some thousand times a second. libFuzzer follows comparisons of four and of
-/// eight bytes; shorter ones are met by chance.
+/// As [`planted`] with `b"R"`: for targets that run only some thousand times a second. libFuzzer follows comparisons of
+/// four and of eight bytes; shorter ones are found by chance.
 fn planted_short(magic: &[u8]) {
     let number = std::hint::black_box(magic.first().copied().unwrap_or(0));
     if number == b'R' {

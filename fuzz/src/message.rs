@@ -7,17 +7,17 @@ use rocmforge_client::wire::{
 
 use crate::allocations::peak_of;
 
-/// The first byte says which message the rest is taken for. Whatever it is: no panic, heap within what the codec promises, and
-/// what is accepted has the same bytes when written again.
+/// The first byte chooses the message type of the rest. For any input: no panic, heap within the codec's bound, and
+/// accepted input encodes to the same bytes again.
 pub fn message(data: &[u8], plant: bool) {
     let Some((&which, payload)) = data.split_first() else { return };
     let op = Op::ALL[usize::from(which) % Op::ALL.len()];
-    // A stream for each op that a reply may answer, too.
+    // Also covers each op that a reply may answer: the stream's number stands for it.
     let header = frame(op, u32::from(which) / Op::ALL.len() as u32, payload.len());
     let ((), peak) = peak_of(|| payload_of(&header, payload));
     let most = (4 << 20) + 16 * payload.len() + 4096;
     assert!(peak <= most, "{peak} bytes of heap for a {} of {}", op.name(), payload.len());
-    // A request that is taken, with a number that no seed has.
+    // An accepted request with a number that no seed contains.
     if plant
         && let Ok(ClientMessage::Generate(request)) = ClientMessage::decode(op as u16, payload)
         && request.max_tokens > 0xffff
@@ -34,13 +34,13 @@ fn frame(op: Op, stream: u32, len: usize) -> FrameHeader {
     FrameHeader::parse(&bytes, PAYLOAD_BYTES_MAX).expect("a header without flags is a header")
 }
 
-/// Decodes a frame's payload as what its header says.
+/// Decodes a frame's payload by its header.
 pub(crate) fn payload_of(header: &FrameHeader, payload: &[u8]) {
     match header.known_op() {
         Some(Op::Item) => same_bytes::<GenerateItem>(payload),
         Some(Op::End) => same_bytes::<GenerateEnd>(payload),
         Some(Op::Error) => same_bytes::<WireError>(payload),
-        // The request's op is not in the reply's frame; the stream's number stands in for it.
+        // A reply's frame does not contain the request's op; the stream's number stands for it.
         Some(Op::Reply) => {
             let op = Op::ALL[header.stream as usize % Op::ALL.len()];
             let _ = reply_of(op, payload);

@@ -1,4 +1,4 @@
-//! Target `gguf_semantic`: a good model file with some of its numbers, keys and tensors changed, opened as the daemon does.
+//! Target `gguf_semantic`: a valid model file with some numbers, keys and tensors changed, opened as the daemon does.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,11 +11,11 @@ use rustix::fs::MemfdFlags;
 use crate::allocations::peak_of;
 use crate::forge::{Built, decoders};
 
-/// Most changes of one file.
+/// Most changes in one file.
 const CHANGES_MAX: usize = 8;
 
-/// The first byte chooses a model; each 10 after it a number of the file and what it becomes. Whatever they say: no panic, heap in
-/// proportion, and a model that opens has a plan of tensors that lie in its file.
+/// The first byte chooses a model; every 10 bytes after it choose a number of the file and its new value. For any
+/// input: no panic, heap proportional to the file, and a model that opens has a plan whose tensors lie in its file.
 pub fn gguf_semantic(data: &[u8], plant: bool) {
     static MODELS: OnceLock<Vec<Built>> = OnceLock::new();
     let models = MODELS.get_or_init(|| decoders().into_iter().map(|(_, forge)| forge.build()).collect());
@@ -27,7 +27,7 @@ pub fn gguf_semantic(data: &[u8], plant: bool) {
     }
     let file = memory_file(&bytes);
     let (result, peak) = peak_of(|| Model::open(ModelId(1), "fuzzed", vec![file]));
-    // The whole vocabulary and plan, a few times over.
+    // Bound: vocabulary and plan, a few times over.
     assert!(peak <= (2 << 20) + 32 * bytes.len(), "{peak} bytes of heap for a file of {}", bytes.len());
     let model = match result {
         Ok(model) => model,
@@ -38,13 +38,13 @@ pub fn gguf_semantic(data: &[u8], plant: bool) {
     assert!(shape.heads % shape.kv_heads == 0 && rope.dims <= shape.head_dim);
     assert!(program.tensors().iter().all(|tensor| tensor.lazy.range().end <= bytes.len() as u64));
     assert_eq!(model.tokenizer.vocab_size(), program.vocab());
-    // A number that is allowed, of a model that still opens.
+    // A valid number of a model that still opens.
     if plant && rope.theta < 1.0 {
         crate::planted(b"ROCm");
     }
 }
 
-/// Two bytes choose a number of the file, eight are its new value: as it is, or near what was there.
+/// Two bytes choose a number of the file; eight are its new value, or an offset to the old one.
 fn apply(built: &Built, change: &[u8], bytes: &mut [u8]) {
     let (which, value) = change.split_at(2);
     let which = u16::from_le_bytes([which[0], which[1]]);
@@ -59,7 +59,7 @@ fn apply(built: &Built, change: &[u8], bytes: &mut [u8]) {
     bytes[field.at..field.at + field.bytes].copy_from_slice(&value[..field.bytes]);
 }
 
-/// A file that only this process has, opened for reading as the daemon wants it.
+/// A private file, opened read-only as the daemon requires.
 fn memory_file(bytes: &[u8]) -> File {
     let file = rustix::fs::memfd_create("fuzzed", MemfdFlags::CLOEXEC).expect("memory for a small file");
     let mut file = File::from(file);

@@ -1,4 +1,5 @@
-//! Target `session`: a connection's script of frames, broken frames, descriptors, pauses and ends, against a daemon that runs.
+//! Target `session`: a script of frames, broken frames, descriptors, pauses and ends on a connection to a running
+//! daemon.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,15 +25,15 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::forge::tiny_llama;
 
-/// Most actions of a script: what a connection may have open, and some.
+/// Most actions of a script: more than a connection may have open streams.
 const ACTIONS_MAX: usize = 80;
 
-/// A daemon answers and closes within this, whatever came; more is a hang.
+/// Longest time for the daemon to answer or close; more is a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const MODEL: &str = "m";
 
-/// A daemon of this process, with one small model.
+/// A daemon in this process, with one small model.
 struct Served {
     dir: tempfile::TempDir,
     _runtime: tokio::runtime::Runtime,
@@ -67,27 +68,27 @@ impl Served {
     }
 }
 
-/// Runs `data` as a script. Whatever it is: the daemon answers or closes in time, each stream that was opened ends once at most
-/// and says nothing after, and every frame that comes is well-formed.
+/// Runs `data` as a script. For any input: the daemon answers or closes in time, and every frame is well-formed. Each
+/// opened stream ends at most once and sends nothing after its end.
 pub fn session(data: &[u8], plant: bool) {
     static SERVED: OnceLock<Served> = OnceLock::new();
     let served = SERVED.get_or_init(Served::start);
     let mut script = Script { stream: served.connect(), next: 1, sent: Vec::new(), fds: 0 };
     let mut data = Bytes(data);
-    // A daemon that has closed takes no more: what it said is still read.
+    // A daemon that has closed takes no more bytes; its output is still read.
     let _ = script.run(&mut data);
     let _ = script.stream.shutdown(Shutdown::Write);
     let mut said = Vec::new();
     match script.stream.read_to_end(&mut said) {
         Ok(_) => {}
-        // Closed with bytes of ours unread.
+        // The daemon closed with unread input.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the daemon neither answers nor closes: {error}"),
     }
     check(&said, &opened(&script.sent), plant);
 }
 
-/// What is left of a script.
+/// The rest of a script.
 struct Bytes<'d>(&'d [u8]);
 
 impl Bytes<'_> {
@@ -106,17 +107,17 @@ impl Bytes<'_> {
 
 struct Script {
     stream: UnixStream,
-    /// The next id of a stream.
+    /// The next stream id.
     next: u32,
-    /// All bytes, the hello's too.
+    /// All bytes sent, with the hello.
     sent: Vec<u8>,
-    /// Descriptors that go with the next bytes.
+    /// Number of descriptors to send with the next bytes.
     fds: usize,
 }
 
 impl Script {
     fn run(&mut self, data: &mut Bytes<'_>) -> std::io::Result<()> {
-        // Most scripts begin with a good hello.
+        // Most scripts begin with a valid hello.
         if data.byte().is_none_or(|first| first != 0xff) {
             self.send(&ClientHello::new("script").to_bytes().expect("a short name"))?;
         }
@@ -179,7 +180,7 @@ impl Script {
                 self.fds = usize::from(action / 20) % 5;
                 Ok(())
             }
-            // A header of one's own, and so much payload as it says, as far as the script goes.
+            // A header from the script, with as much payload as it announces and the script has.
             15 => {
                 let header = data.take(HEADER_BYTES).to_vec();
                 self.note(&header);
@@ -191,7 +192,7 @@ impl Script {
                 let bytes = data.take(usize::from(action / 20) + 1).to_vec();
                 self.send(&bytes)
             }
-            // A good request with one byte changed.
+            // A valid request with one byte changed.
             17 => {
                 let request = GenerateRequest { max_tokens: 2, ..GenerateRequest::new(MODEL, text()) };
                 let mut frame = self.frame(Op::Generate, &request);
@@ -208,7 +209,7 @@ impl Script {
         }
     }
 
-    /// One of the last streams, or the next, which is not open.
+    /// One of the last streams, or the next one, which is not open.
     fn recent(&self, data: &mut Bytes<'_>) -> u32 {
         let back = u32::from(data.byte().unwrap_or(1) % 4);
         self.next.saturating_sub(2 * back)
@@ -229,7 +230,7 @@ impl Script {
         frame
     }
 
-    /// Passes the stream of a header over.
+    /// Advances `next` past the stream of a header.
     fn note(&mut self, frame: &[u8]) {
         let Some(bytes) = frame.first_chunk::<HEADER_BYTES>() else { return };
         if let Ok(header) = FrameHeader::parse(bytes, PAYLOAD_BYTES_MAX) {
@@ -263,8 +264,8 @@ impl Script {
     }
 }
 
-/// What each stream asks for, as who reads these bytes sees it: after a frame whose length is a lie, headers are where nobody wrote
-/// one.
+/// The op of each stream, as the daemon sees these bytes. After a frame with a false length, a reader finds headers in
+/// the middle of other data.
 fn opened(sent: &[u8]) -> HashMap<u32, Op> {
     let mut opened = HashMap::new();
     let mut rest = sent.get(CLIENT_HELLO_BYTES..).unwrap_or_default();
@@ -276,8 +277,8 @@ fn opened(sent: &[u8]) -> HashMap<u32, Op> {
     opened
 }
 
-/// What the daemon said has to be a hello and whole frames: each on a stream that was opened and has not ended, or on stream 0
-/// and then the last.
+/// Checks that the daemon's output is a hello and whole frames. Each frame is on a stream that was opened and has not
+/// ended, or it is the last one, on stream 0.
 fn check(said: &[u8], opened: &HashMap<u32, Op>, plant: bool) {
     let Some((hello, mut rest)) = said.split_first_chunk::<SERVER_HELLO_BYTES>() else {
         return assert!(said.is_empty(), "half a hello: {said:?}");
@@ -292,7 +293,7 @@ fn check(said: &[u8], opened: &HashMap<u32, Op>, plant: bool) {
         if header.stream == 0 {
             assert_eq!(op, Op::Error);
             decode::<WireError>(payload).expect("an error");
-            assert!(rest.is_empty(), "words after the last");
+            assert!(rest.is_empty(), "frames after the last one");
             break;
         }
         let asked = opened.get(&header.stream).expect("a stream that was opened");
@@ -306,7 +307,7 @@ fn check(said: &[u8], opened: &HashMap<u32, Op>, plant: bool) {
             }
             Op::Error => {
                 let error: WireError = decode(payload).expect("an error");
-                // What no script may reach: an error of the daemon's own.
+                // No script may cause an internal error of the daemon.
                 assert_ne!(error.code, ErrorCode::Internal as u16, "{error:?}");
                 if plant && error.code == ErrorCode::Cancelled as u16 {
                     crate::planted(b"ROCm");

@@ -2,18 +2,18 @@
 
 use rocmforge::model::template::{Message, OUTPUT_BYTES_MAX, TemplateRequest, render_unconfined};
 
-/// Parts of a template that make much of little. The daemon renders in a process that the kernel bounds; here there is none,
-/// so templates with any of them are read and not run.
+/// Parts of a template that can make long output from short input. The daemon renders in a process with kernel limits.
+/// There are none here, so templates with any of these parts are parsed and not run.
 const GROWING: [&str; 16] = [
     "*", "~", "+", "%}{%", "range", "replace", "format", "join", "indent", "center", "macro", "call", "for",
     "just", "split", "tojson",
 ];
 
-/// Renders `data` over a chat of two messages. Whatever it is: no panic, a text within its limit or a reason.
+/// Renders `data` over a chat of two messages. For any input: no panic, and a text within its limit or a reason.
 pub fn chat_template(data: &[u8], plant: bool) {
     let Ok(source) = std::str::from_utf8(data) else { return };
     let runs = source.len() <= 512 && !GROWING.iter().any(|part| source.contains(part));
-    // Behind this nothing is run, and all of it is read.
+    // The exception ends the run at once, but the whole source is parsed.
     let source = if runs { source.to_owned() } else { format!("{{{{ raise_exception('read') }}}}{source}") };
     let mut request =
         TemplateRequest::new(source, vec![Message::new("user", "Hi"), Message::new("assistant", "ho")]);

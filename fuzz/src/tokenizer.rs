@@ -1,4 +1,4 @@
-//! Target `tokenizer`: a vocabulary, and a text read with it.
+//! Target `tokenizer`: a vocabulary, and a text encoded with it.
 
 use rocmforge::model::gguf::Gguf;
 use rocmforge::model::tokenizer::{EncodeOptions, Tokenizer};
@@ -6,11 +6,11 @@ use rocmforge::model::tokenizer::{EncodeOptions, Tokenizer};
 use crate::allocations::peak_of;
 use crate::forge::{Forge, Value};
 
-/// Most tokens and merges of a vocabulary here.
+/// Most tokens, and most merges, of a vocabulary.
 const LIST_MAX: usize = 64;
 
-/// Lines of `data`: a byte of settings, the tokens, an empty line, the merges, an empty line, a text. Whatever they are: no panic,
-/// heap in proportion, ids of the vocabulary, and bytes of all of them.
+/// `data` is a byte of settings, then lines: the tokens, an empty line, the merges, an empty line, a text. For any
+/// input: no panic, heap proportional to the input, ids within the vocabulary, and all ids decode.
 pub fn tokenizer(data: &[u8], plant: bool) {
     let Some((&settings, rest)) = data.split_first() else { return };
     let text = String::from_utf8_lossy(rest);

@@ -1,8 +1,8 @@
-//! No device: what stands in the place of one that was lost, until another is opened.
+//! Stands in for a lost device until the engine opens another one.
 
 use super::*;
 
-/// Refuses every step. What was open on the device before is gone.
+/// Refuses every step. Models and KV pages of the lost device are gone.
 #[derive(Debug)]
 pub struct Closed;
 

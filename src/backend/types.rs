@@ -1,4 +1,4 @@
-//! What crosses the [`Backend`](super::Backend) trait.
+//! Types that cross the [`Backend`](super::Backend) trait.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use crate::tensor::{DType, LazyTensor};
 /// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
 pub const KV_PAGE_TOKENS: usize = 32;
 
-/// Room of one model on a backend, from `open_model`.
+/// A model opened on a backend; returned by `open_model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelSlot(pub u32);
 
@@ -19,74 +19,74 @@ pub struct ModelSlot(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
-    /// Half precision: the default.
+    /// Half precision, the default.
     #[default]
     F16,
-    /// Single precision: a checking mode.
+    /// Single precision, for checking.
     F32,
 }
 
-/// What quantised weights are multiplied with.
+/// Form of the activations that quantised weights are multiplied with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activations {
-    /// 8-bit codes, one f32 scale per 32 values; on the CPU 16 bits for groups that stand out: the default.
+    /// The default: 8-bit codes, one f32 scale per 32 values. On the CPU, groups with outliers have 16 bits.
     #[default]
     Int8,
-    /// Single precision: a checking mode.
+    /// Single precision, for checking.
     F32,
 }
 
-/// Most rows of a model's steps: what scratch is made for.
+/// Most rows of a model's steps; scratch is sized for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     /// Rows.
     pub rows: usize,
-    /// Rows whose logits are wanted; at most `rows`.
+    /// Rows that ask for logits; at most `rows`.
     pub wanted_rows: usize,
 }
 
 /// A tensor that a backend can compute with.
 #[derive(Clone, Debug)]
 pub struct DeviceTensor {
-    /// What it is: name, type, shape.
+    /// Name, type and shape.
     pub tensor: LazyTensor,
-    /// Where its values are.
+    /// Where its values are stored.
     pub storage: Storage,
 }
 
-/// Where a [`DeviceTensor`]'s values are.
+/// Where a [`DeviceTensor`]'s values are stored.
 #[derive(Clone, Debug)]
 pub enum Storage {
     /// In the file mapping, read in place.
     InPlace,
-    /// In memory of the device's own, or on the way there.
+    /// In the device's own memory, or in flight to it.
     Device(Arc<dyn DeviceMemory>),
 }
 
-/// One tensor's copy in a device's memory. Its memory is given back when the last handle drops.
+/// One tensor's copy in device memory. The memory is freed when the last handle drops.
 pub trait DeviceMemory: Any + Debug + Send + Sync {
     /// Bytes of device memory it takes.
     fn bytes(&self) -> u64;
 
-    /// Where on the device: equal for equal copies.
+    /// Address on the device. Equal addresses mean the same copy.
     fn address(&self) -> u64;
 
-    /// Whether the values have arrived.
+    /// State of the load.
     fn state(&self) -> LoadState;
 
-    /// Calls `done` once the values have arrived or never will; at once where that is decided. Must not block.
+    /// Calls `done` once the load has completed or failed, or at once if it already has. `done` must not block.
     fn when_decided(&self, done: Box<dyn FnOnce() + Send>);
 }
 
-/// How far a load is. It ends once, in one of the two last states.
+/// State of a load. A load ends once, in `Resident` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum LoadState {
-    /// On the way.
+    /// In flight.
     Loading,
-    /// There.
+    /// The values are on the device.
     Resident,
-    /// It never will be: the copy is worth nothing, the next request makes a new one.
+    /// The load failed: the copy is useless, and the next request makes a new one.
     Failed(BackendError),
 }
 
@@ -96,17 +96,17 @@ impl DeviceTensor {
         self.tensor.dtype()
     }
 
-    /// Rows (outputs of a projection).
+    /// Rows: outputs of a projection.
     pub fn rows(&self) -> usize {
         self.tensor.shape().rows() as usize
     }
 
-    /// Values per row (inputs of a projection).
+    /// Values per row: inputs of a projection.
     pub fn cols(&self) -> usize {
         self.tensor.shape().cols() as usize
     }
 
-    /// Bytes on the device beyond the mapping.
+    /// Bytes of device memory, beyond the mapping.
     pub fn device_bytes(&self) -> u64 {
         match &self.storage {
             Storage::InPlace => 0,
@@ -114,7 +114,7 @@ impl DeviceTensor {
         }
     }
 
-    /// How far its load is.
+    /// State of its load.
     pub fn state(&self) -> LoadState {
         match &self.storage {
             Storage::InPlace => LoadState::Resident,
@@ -123,130 +123,131 @@ impl DeviceTensor {
     }
 }
 
-/// A program's tensors as far as a device has them.
+/// The tensors of a program that a device has.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// By number of the tensor: those of the part at hand, and of others as it happens.
+    /// By tensor number: those of the current part, and perhaps others.
     pub tensors: &'a [Option<DeviceTensor>],
-    /// By number of the part: another number whenever a tensor of it comes or leaves, and never one that was used before. What a
-    /// device has made of addresses is good as long as this is the same.
+    /// By part number: changes whenever a tensor of the part is loaded or evicted, and never repeats. Data that a
+    /// device derives from addresses is valid while this number is the same.
     pub generations: &'a [u64],
 }
 
 impl<'a> Weights<'a> {
-    /// A tensor of the part at hand.
+    /// A tensor of the current part.
     ///
     /// # Errors
-    /// [`BackendError::Internal`] for one that is not there: a bug of the caller.
+    /// [`BackendError::Internal`] if it is absent: a bug of the caller.
     pub fn tensor(&self, id: TensorId) -> Result<&'a DeviceTensor, BackendError> {
         let there = self.tensors.get(id.0 as usize).and_then(Option::as_ref);
         there.ok_or_else(|| BackendError::Internal(format!("tensor {} was not loaded for its part", id.0)))
     }
 
-    /// Whether a tensor is there.
+    /// Whether the device has the tensor.
     pub fn has(&self, id: TensorId) -> bool {
         self.tensors.get(id.0 as usize).is_some_and(Option::is_some)
     }
 }
 
-/// How far a part came.
+/// Result of running a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All of it is computed, or on its way.
+    /// The whole part is computed or submitted.
     Done,
-    /// Up to experts that rows chose and that are not there: their tensors, none of them twice.
+    /// The part stopped at experts that rows chose and that are not resident. Holds their tensors, each once.
     Needs(Vec<TensorId>),
 }
 
-/// One step's variable data: plain arrays of numbers, ready to be copied to a device.
+/// Variable data of one step: plain arrays of numbers, ready to be copied to a device.
 #[derive(Clone, Copy, Debug)]
 pub struct StepBatch<'a> {
-    /// Token of each row. Each is below the vocabulary's size.
+    /// Token of each row, below the vocabulary's size.
     pub token_ids: &'a [u32],
-    /// Position of each row in its sequence. Rows of one sequence stand in rising order.
+    /// Position of each row in its sequence. Positions of one sequence rise from row to row.
     pub positions: &'a [u32],
-    /// Which sequence of this step a row belongs to: an index into the page tables.
+    /// Sequence of each row: an index into the page tables.
     pub row_sequences: &'a [u32],
     /// Page tables of the step's sequences, one after the other: `sequences * page_table_stride` page numbers.
     /// Entry p of a sequence holds its positions `p * KV_PAGE_TOKENS ..`; entries past its length are not read.
     pub page_tables: &'a [u32],
     /// Entries per sequence in `page_tables`.
     pub page_table_stride: usize,
-    /// Rows whose logits are wanted, rising.
+    /// Rows that ask for logits, rising.
     pub logits_rows: &'a [u32],
 }
 
-/// How to draw the next token of a row. Pure numbers, so that a device can do it.
+/// How to draw the next token of a row. Plain numbers, so that a device can do it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleRow {
-    /// 0 takes the most likely token (lowest id of equals); above, logits are divided by it.
+    /// 0 takes the most likely token, the lowest id among equals; otherwise logits are divided by it.
     pub temperature: f32,
     /// Keep the k most likely; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set of the most likely tokens with at least this probability; 1 keeps all.
+    /// Keep the smallest set of most likely tokens with at least this probability; 1 keeps all.
     pub top_p: f32,
     /// Drop tokens below this share of the most likely one's probability; 0 drops none.
     pub min_p: f32,
     /// Seed of the sequence.
     pub seed: u64,
-    /// Position of the token to be drawn: with `seed` it decides the random number, whatever else is in the step.
+    /// Position of the drawn token. The random number depends on it and on `seed` only.
     pub position: u32,
-    /// How many of the most likely tokens to report with log-probabilities (of the untouched distribution), 0 for none.
+    /// How many of the most likely tokens to report, with log-probabilities of the unmodified distribution; 0 for
+    /// none.
     pub top_logprobs: u32,
 }
 
 /// A drawn token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// Its id.
+    /// Token id.
     pub id: u32,
-    /// Its log-probability in the untouched distribution; only with `top_logprobs > 0`, else 0.
+    /// Log-probability in the unmodified distribution if `top_logprobs > 0`, else 0.
     pub logprob: f32,
-    /// The most likely tokens and their log-probabilities, falling.
+    /// The most likely tokens and their log-probabilities, in falling order.
     pub top: Vec<(u32, f32)>,
 }
 
-/// What a backend is.
+/// Description of a backend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackendInfo {
-    /// `cpu`, later `hip`.
+    /// `cpu` or `hip`.
     pub kind: &'static str,
     /// Device name, as the processor's model name.
     pub device: String,
     /// Instruction set in use, as `avx512vnni`, `avx2`, `portable`.
     pub isa: String,
-    /// Threads that compute.
+    /// Compute threads.
     pub threads: usize,
-    /// Rows of a step from which on one costs nearly as much as two of half as many.
+    /// Rows from which on a step costs nearly as much as two steps of half as many rows.
     pub step_rows: usize,
-    /// What quantised weights meet.
+    /// Form of the activations that quantised weights meet.
     pub activations: Activations,
     /// KV cache element type.
     pub kv: KvType,
-    /// What else a person wants to know of it, as names and values: driver, memory, how weights get there, why it is no
-    /// other device.
+    /// Further facts for the user, as names and values: driver, memory, how weights are loaded, why no other device
+    /// is used.
     pub notes: Vec<(&'static str, String)>,
 }
 
-/// One way of bringing weights to a device, and what was seen of it.
+/// One upload path for weights and its measured rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UploadRate {
-    /// What it is called; empty where there is no such way.
+    /// Name; empty if this entry is unused.
     pub path: &'static str,
-    /// Threads that carry it.
+    /// Upload threads.
     pub threads: u16,
-    /// Bytes that it is judged by: not the first, nor those of short tensors.
+    /// Bytes in the measurement. The first bytes and short tensors do not count.
     pub bytes: u64,
-    /// Time in which they were on their way.
+    /// Time in which those bytes were in flight.
     pub busy: Duration,
-    /// Taken for what comes next.
+    /// True if the next uploads take this path.
     pub in_use: bool,
-    /// The driver did not let it be taken.
+    /// True if the driver refused this path.
     pub refused: bool,
 }
 
 impl UploadRate {
-    /// Bytes a second; 0 where nothing went this way.
+    /// Bytes per second; 0 if nothing took this path.
     pub fn bytes_per_second(&self) -> f64 {
         let seconds = self.busy.as_secs_f64();
         if seconds > 0.0 { self.bytes as f64 / seconds } else { 0.0 }
@@ -267,7 +268,7 @@ impl std::fmt::Display for UploadRate {
     }
 }
 
-/// A device's memory: what this process has taken of it, for what, and what else is known. All in bytes.
+/// A device's memory in bytes: what this process has taken, by owner, and what the driver and kernel report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemoryUse {
     /// Copies of weights.
@@ -276,29 +277,29 @@ pub struct DeviceMemoryUse {
     pub kv: u64,
     /// Activations and step arrays.
     pub scratch: u64,
-    /// Where uploads lie before they are laid out.
+    /// Staging: upload data before it is laid out.
     pub staging: u64,
-    /// Recorded graphs, by what the driver had less free when they were made.
+    /// Recorded graphs, measured as the drop in the driver's free memory when each was made.
     pub graphs: u64,
-    /// Taken from the driver: the sum of these and what is kept for the next who asks.
+    /// Taken from the driver: the sum of the owners above, and memory cached for reuse.
     pub taken: u64,
     /// Most that may be taken: the configured budget, or the whole device.
     pub budget: u64,
-    /// Of the whole device, as the driver says; 0 where it does not.
+    /// Size of the whole device, as the driver reports; 0 if it does not.
     pub total: u64,
-    /// Free on the whole device, as the driver says.
+    /// Free on the whole device, as the driver reports.
     pub free: u64,
-    /// In use by all programs together, as the kernel counts; none where it does not.
+    /// In use by all programs together, as the kernel counts; `None` if it does not.
     pub kernel_used: Option<u64>,
 }
 
 impl DeviceMemoryUse {
-    /// What counts of one device's memory may differ by. The driver keeps page tables, firmware and screens beside what programs
-    /// have, some 100 MB; and between two looks a chunk or two changes hands.
+    /// Most that two counts of one device's memory may differ by. Beside the programs, the driver keeps page tables,
+    /// firmware and screens, some 100 MB. A chunk or two may be taken or freed between two readings.
     pub const COUNTS_DIFFER_MAX: u64 = 1 << 30;
 
-    /// Where counts contradict each other by more than [`Self::COUNTS_DIFFER_MAX`], in words with the numbers: ours may not be
-    /// more than the kernel's, which has all programs; the runtime's is to be the kernel's.
+    /// Describes a contradiction of more than [`Self::COUNTS_DIFFER_MAX`], with the numbers. Our count may not exceed
+    /// the kernel's, which covers all programs; the runtime's count should equal the kernel's.
     pub fn contradiction(&self) -> Option<String> {
         let (kernel, bound) = (self.kernel_used?, Self::COUNTS_DIFFER_MAX);
         let runtime = self.total.saturating_sub(self.free);
@@ -312,66 +313,66 @@ impl DeviceMemoryUse {
         (runtime.abs_diff(kernel) > bound).then(|| {
             let (runtime, kernel, bound) = (mib(runtime), mib(kernel), mib(bound));
             format!(
-                "the runtime says {runtime} MiB are in use, the kernel {kernel} MiB: what is free is not known to {bound} MiB"
+                "the runtime says {runtime} MiB are in use, the kernel {kernel} MiB: free memory is not known to within {bound} MiB"
             )
         })
     }
 
-    /// Bytes in use by this process's own owners.
+    /// Bytes in use by this process's owners.
     pub fn used(&self) -> u64 {
         self.weights + self.kv + self.scratch + self.staging + self.graphs
     }
 
-    /// What could still be taken: free at the driver and within the budget, and what is kept.
+    /// Bytes still available: free at the driver and within the budget, plus cached memory.
     pub fn available(&self) -> u64 {
         let kept = self.taken.saturating_sub(self.used());
         self.free.min(self.budget.saturating_sub(self.taken)) + kept
     }
 
-    /// What others than this process's buffers have: other programs, and the driver's own needs.
+    /// Bytes that other programs and the driver itself use.
     pub fn others(&self) -> u64 {
         self.total.saturating_sub(self.free).saturating_sub(self.taken)
     }
 }
 
-/// What a device did since it was opened. Zeros where weights are read in place.
+/// Counters since a device was opened. Zeros where weights are read in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Tensors whose bytes were brought to the device.
+    /// Tensors uploaded to the device.
     pub uploads: u64,
-    /// Bytes read from files for them.
+    /// Bytes read from files for uploads.
     pub upload_bytes: u64,
     /// Loads that failed.
     pub upload_failures: u64,
-    /// Ways that they may take.
+    /// Upload paths and their rates.
     pub upload_rates: [UploadRate; 4],
-    /// Steps whose layers were one replay of a recorded graph.
+    /// Steps whose layers ran as one replay of a recorded graph.
     pub graph_replays: u64,
     /// Graphs recorded.
     pub graphs: u64,
-    /// Why none is replayed any more.
+    /// Why graph replay was switched off.
     pub graphs_refused: Option<&'static str>,
     /// Bytes of device memory in use: weights, KV pages, scratch.
     pub used_bytes: u64,
 }
 
-/// Why a backend did not do what was asked.
+/// Errors of a backend.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
-    /// A tensor type this backend has no arithmetic for.
+    /// This backend has no arithmetic for a tensor type.
     #[error("tensor {tensor}: type {dtype} is not supported by the {backend} backend")]
     Unsupported {
         /// Tensor name.
         tensor: String,
-        /// Its type.
+        /// Its element type.
         dtype: DType,
         /// Backend kind.
         backend: &'static str,
     },
-    /// An operation, or attributes of one, that this backend has no arithmetic for.
+    /// This backend has no arithmetic for an operation or its attributes.
     #[error("the {backend} backend cannot run {operation}")]
     Operation {
-        /// Which, as `attention of heads of 512 values`.
+        /// The operation, as `attention of heads of 512 values`.
         operation: String,
         /// Backend kind.
         backend: &'static str,
@@ -379,29 +380,29 @@ pub enum BackendError {
     /// The backend could not be started.
     #[error("{what}: {why}")]
     Start {
-        /// What was missing.
+        /// The missing part.
         what: &'static str,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A model's sizes contradict each other.
+    /// The model's dimensions contradict each other.
     #[error("model dimensions refused: {0}")]
     Dims(&'static str),
-    /// A check of ours was not enough: a bug, reported and not computed.
+    /// An internal check failed: a bug, reported instead of computed.
     #[error("internal error of the backend: {0}")]
     Internal(String),
-    /// Memory is short.
-    #[error("{what} needs {need_bytes} bytes, which could not be had")]
+    /// Not enough memory.
+    #[error("{what} needs {need_bytes} bytes, which could not be allocated")]
     OutOfMemory {
-        /// What for.
+        /// Purpose of the memory.
         what: &'static str,
-        /// How much.
+        /// Bytes needed.
         need_bytes: u64,
     },
-    /// A step's arrays contradict each other or the model: a broken invariant of the caller, reported and not computed.
+    /// A step's arrays contradict each other or the model: a bug of the caller, reported instead of computed.
     #[error("step batch refused: {0}")]
     Batch(&'static str),
-    /// Weights have another shape than the model's dimensions say.
+    /// A weight's shape differs from the model's dimensions.
     #[error("tensor {tensor}: shape {shape} where {want} was expected")]
     Shape {
         /// Tensor name.
@@ -411,37 +412,37 @@ pub enum BackendError {
         /// The expected shape.
         want: String,
     },
-    /// A device is gone, hangs, or nothing on it can be trusted any more.
+    /// A device is gone, hangs, or can no longer be trusted.
     #[error("{device} was lost in {call}: {why}")]
     DeviceLost {
-        /// Which.
+        /// Device name.
         device: String,
-        /// The call.
+        /// The failed call.
         call: &'static str,
-        /// What it said, with its code.
+        /// The call's error, with its code.
         why: String,
     },
-    /// A tensor's bytes did not reach the device.
-    #[error("tensor {tensor} could not be brought to the device: {why}")]
+    /// A tensor's upload failed.
+    #[error("tensor {tensor} could not be loaded to the device: {why}")]
     Upload {
-        /// Its name.
+        /// Tensor name.
         tensor: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// Nobody wanted the step any more.
-    #[error("the step was given up")]
+    /// No request needed the step any more.
+    #[error("the step was abandoned")]
     GivenUp,
-    /// A device did not do what was asked, and goes on.
+    /// A device refused or failed a call, and still works.
     #[error(transparent)]
     Device(super::hip::HipError),
-    /// Values that are no numbers came out: the weights are broken.
+    /// Logits hold infinities or NaN: the weights are broken.
     #[error("logits are not finite: the model's weights hold infinities or NaN")]
     NotFinite,
 }
 
 impl BackendError {
-    /// What memory was short for and how many bytes, where it was.
+    /// If memory was short: its purpose and the bytes needed.
     pub fn needs(&self) -> Option<(String, u64)> {
         match self {
             Self::OutOfMemory { what, need_bytes } => Some(((*what).to_owned(), *need_bytes)),
@@ -452,7 +453,7 @@ impl BackendError {
         }
     }
 
-    /// Whether memory was short: less of it in use, and the same call may succeed.
+    /// Whether memory was short. The same call may succeed once memory is freed.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::OutOfMemory { .. } => true,

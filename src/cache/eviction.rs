@@ -1,37 +1,37 @@
-//! Whose weights leave a device when room is needed. Pure: no clock, no device; time is counted in turns.
+//! Chooses the weights to evict when a device needs room. Pure: no clock, no device; time is counted in turns.
 //!
-//! A turn begins whenever another model than the last is used. Who will be used again soonest stays; that is guessed from
-//! how many turns lay between a model's uses so far. Three models that take turns in room for one and a half then cost what
-//! the best possible order costs (least-recently-used costs a third more: it throws out just the one that comes next), and a
-//! model that stopped being asked for falls back with every turn that it is overdue.
+//! A turn begins whenever a model other than the last one is used. The model with the soonest next use stays; the guess
+//! is based on the turns between the model's uses so far. With this, three models that take turns in room for one and a
+//! half cost as much as the best possible order. Least-recently-used costs a third more: it evicts the model that comes
+//! next. A model that clients stopped using falls back with every turn that it is overdue.
 //!
-//! Within a model the part used last in a step goes first: what comes first in the next one is there when it begins, and
-//! the rest arrives while that is computed.
+//! Within a model, the part used last in a step is evicted first. Then the first parts of the next step are resident
+//! when it begins, and the rest loads while they are computed.
 
 use std::collections::HashMap;
 
 use super::Owner;
 
-/// Share of the newest interval in the estimate.
+/// Weight of the newest interval in the estimate.
 const NEWEST: f64 = 0.5;
 
-/// An owner whose parts may go.
+/// An owner whose parts may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Whose.
+    /// The owner.
     pub owner: Owner,
-    /// Those of a lower priority go first, whatever their use.
+    /// Owners of a lower priority are evicted first, whatever their use.
     pub priority: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Uses {
     last: u64,
-    /// Turns from one use to the next, as far as that is known.
+    /// Estimated turns from one use to the next; `None` before the second use.
     interval: Option<f64>,
 }
 
-/// When owners were used.
+/// Use history of owners, in turns.
 #[derive(Clone, Debug, Default)]
 pub struct Eviction {
     turn: u64,
@@ -40,7 +40,7 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// An owner is used now. Cheap where it is the one that was used last.
+    /// Records a use of the owner. Cheap if it is also the last one used.
     pub fn used(&mut self, owner: Owner) {
         if self.current == Some(owner) {
             return;
@@ -56,7 +56,7 @@ impl Eviction {
         }
     }
 
-    /// An owner is no more.
+    /// Forgets an owner that no longer exists.
     pub fn forget(&mut self, owner: Owner) {
         self.uses.remove(&owner);
         if self.current == Some(owner) {
@@ -64,21 +64,21 @@ impl Eviction {
         }
     }
 
-    /// Turns until the owner's next use, as far as can be guessed: what is left of its interval, or, past that, as many again
-    /// as it is overdue. Infinite for one that was used once or never.
+    /// Estimated turns until the owner's next use: the rest of its interval, or, past that, as many turns as it is
+    /// overdue. Infinite for an owner that was used once or never.
     pub fn turns_left(&self, owner: Owner) -> f64 {
         let Some(uses) = self.uses.get(&owner) else { return f64::INFINITY };
         let idle = (self.turn - uses.last) as f64;
         uses.interval.map_or(f64::INFINITY, |interval| (interval - idle).abs())
     }
 
-    /// Turns since the owner was used; none for one that never was.
+    /// Turns since the owner's last use; `u64::MAX` if it was never used.
     fn idle(&self, owner: Owner) -> u64 {
         self.uses.get(&owner).map_or(u64::MAX, |uses| self.turn - uses.last)
     }
 
-    /// The order in which candidates go, the first to go first: by priority, then the one that is used again last, then the
-    /// one that was used longest ago.
+    /// Sorts candidates into eviction order: lowest priority first, then the latest expected next use, then the longest
+    /// unused.
     pub fn order(&self, candidates: &mut [Candidate]) {
         candidates.sort_by(|a, b| {
             let left = |c: &Candidate| self.turns_left(c.owner);
@@ -92,8 +92,9 @@ impl Eviction {
     }
 }
 
-/// Of a model's parts, all used in a circle with `at` the one at hand, the one that is used again last: it was used last. The
-/// last of all, number `head`, is as large as several others, and goes when there is no other.
+/// The part of a model with the latest next use. Parts are used in a circle and `at` is the current one, so that is the
+/// part used last. The head (number `head`) is as large as several others, so it is chosen only if no other part
+/// remains.
 pub fn used_again_last(parts: impl Iterator<Item = u32>, at: u32, head: u32) -> Option<u32> {
     let turn = |part: u32| (part + head + 1 - at.min(head)) % (head + 1);
     parts.max_by_key(|part| (*part != head, turn(*part)))
@@ -105,10 +106,10 @@ mod tests {
 
     use super::*;
 
-    /// Layers of a model here; all of one size.
+    /// Layers of each model in these tests; all of one size.
     const LAYERS: u32 = 32;
 
-    /// Layers that are brought when these models are used one after the other in `room`, each whole while it runs.
+    /// Layers loaded when these models are used in this order in `room`; each model is whole while it runs.
     fn moved(order: &[u64], room: usize) -> usize {
         let (mut eviction, mut there) = (Eviction::default(), BTreeSet::new());
         let mut moved = 0;
@@ -136,7 +137,7 @@ mod tests {
         moved
     }
 
-    /// The same with the order known in advance: what is used again last goes (Belady, layer by layer).
+    /// The same with the order known in advance: evicts the layer with the latest next use (Belady).
     fn best(order: &[u64], room: usize) -> usize {
         let mut there: BTreeSet<(u64, u32)> = BTreeSet::new();
         let mut moved = 0;
@@ -212,7 +213,7 @@ mod tests {
                 }
             }
         }
-        // Half of the parts stay from step to step; each of the others comes once.
+        // Half of the parts stay from step to step; each of the others is loaded once per step.
         let best = steps * (HEAD - room as u32);
         let ratio = f64::from(moved) / f64::from(best);
         assert!(ratio < 1.1, "{ratio:.3} times what has no room");

@@ -1,10 +1,11 @@
-//! Which tensors a device holds: each is loaded once, by one loader, when first needed.
+//! Tracks the tensors that a device holds: each is loaded once, by one loader, when first needed.
 //!
-//! A tensor's life on a device: `Absent -> Loading -> Resident -> Absent`. A load that fails leaves it absent and the
-//! next request tries again. The engine thread that owns the device owns its cache too, so there is no lock and no
-//! second loader: whoever asks while a tensor is on the way gets the same handle, and waits for that.
+//! A tensor's life on a device: `Absent -> Loading -> Resident -> Absent`. A failed load leaves it absent, and the next
+//! request tries again. The engine thread that owns the device owns its cache too, so there is no lock and no second
+//! loader. All callers for a loading tensor get the same handle and wait for it.
 //!
-//! Tensors come one by one and leave by [`Part`]: a layer of which one tensor is gone is of no use. `eviction` says which.
+//! Tensors are loaded one by one and evicted by [`Part`]: a layer that lacks one tensor is useless. `eviction` picks
+//! the part.
 
 mod eviction;
 
@@ -17,53 +18,53 @@ use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, LoadStat
 use crate::program::{Residence, Tensor};
 use crate::tensor::{LazyTensor, MappedFile};
 
-/// What a cache did since it was made.
+/// Counters of a cache since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Loads begun.
     pub loads: u64,
-    /// Bytes of device memory that they took.
+    /// Device bytes that these loads took.
     pub load_bytes: u64,
-    /// Requests for tensors that were there or on the way.
+    /// Requests for tensors that were resident or in flight.
     pub hits: u64,
-    /// Parts of models that left because room was needed.
+    /// Parts of models evicted to make room.
     pub evictions: u64,
-    /// Bytes of device memory that they gave back.
+    /// Device bytes freed by these evictions.
     pub evicted_bytes: u64,
 }
 
-/// Who a tensor is loaded for. Numbers of models; the cache gives them no meaning.
+/// The owner of loaded tensors: a model's number. The cache gives it no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
-/// Tensors of an owner that come to be used together, numbered in the order of their use in a step.
+/// Tensors of an owner that are used together, numbered in the order of use in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
-    /// Whose.
+    /// The owner.
     pub owner: Owner,
-    /// Which.
+    /// Position in the order of use.
     pub number: u32,
 }
 
 /// What a device holds of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Bytes of device memory, those on their way among them.
+    /// Bytes of device memory, with those of loads in flight.
     pub bytes: u64,
-    /// Tensors that are there or on their way.
+    /// Tensors that are resident or in flight.
     pub tensors: usize,
-    /// Tensors that are on their way, as of the last [`TensorCache::look`].
+    /// Tensors in flight, as of the last [`TensorCache::look`].
     pub loading: usize,
 }
 
-/// The table of one device: the only truth about what is loaded on it.
+/// The table of one device: the only record of what is loaded on it.
 #[derive(Debug, Default)]
 pub struct TensorCache {
     resident: HashMap<Key, Entry>,
     parts: BTreeMap<Part, Members>,
-    /// Entries that were on their way when last looked at.
+    /// Entries in flight at the last look.
     on_the_way: Vec<Key>,
-    /// What was let go of while it was on its way: its memory is free when it has come.
+    /// Tensors evicted while loading; their memory is freed when the load completes.
     departing: Vec<Weak<dyn DeviceMemory>>,
     counters: CacheCounters,
     device_bytes: u64,
@@ -81,18 +82,18 @@ struct Members {
     keys: Vec<Key>,
 }
 
-/// A tensor is its bytes: a tied output matrix is the embedding where both are used alike, and a part of a tensor is not
-/// the whole. An entry keeps its mapping alive, so no other mapping can come to have its address.
+/// A tensor is identified by its bytes. So a tied output matrix is the embedding where both are used alike, and a part
+/// of a tensor differs from the whole. An entry keeps its mapping alive, so no other mapping can reuse its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     mapping: usize,
     start: u64,
     end: u64,
-    /// The host reads it in the file.
+    /// The host reads the tensor in the file.
     host: bool,
 }
 
-/// For who follows single tensors.
+/// Logs the start of a tensor's load.
 fn begins(tensor: &LazyTensor, part: Part) {
     let (tensor, bytes) = (tensor.name(), tensor.range().end - tensor.range().start);
     tracing::debug!(tensor, bytes, model = part.owner.0, part = part.number, "a tensor's load begins");
@@ -115,8 +116,8 @@ impl TensorCache {
         Self::default()
     }
 
-    /// The tensor on the device; its load begins now, for `part`, when it is not there and not on the way. One that the host
-    /// reads stays in the file. A hit costs one lookup; the handle is cheap to clone.
+    /// Returns the tensor on the device. Starts its load for `part` if it is neither resident nor in flight. A tensor
+    /// that the host reads stays in the file. A hit costs one lookup; the handle is cheap to clone.
     ///
     /// # Errors
     /// [`BackendError`] of the load; the tensor stays absent.
@@ -147,7 +148,7 @@ impl TensorCache {
                 self.counters.hits += 1;
                 return Ok(there.tensor.clone());
             }
-            self.remove(&key); // before the new load: there may be room for one copy only
+            self.remove(&key); // before the new load: there may be room for only one copy
         }
         let loaded = load()?;
         let bytes = loaded.device_bytes();
@@ -195,7 +196,7 @@ impl TensorCache {
         keys.len()
     }
 
-    /// Looks at what was on its way: parts whose last tensor arrived since the last time.
+    /// Updates the loads in flight; returns the parts whose last tensor completed since the last call.
     pub fn look(&mut self) -> Vec<Part> {
         let (mut left, mut arrived) = (Vec::new(), Vec::new());
         for key in std::mem::take(&mut self.on_the_way) {
@@ -219,7 +220,7 @@ impl TensorCache {
         arrived
     }
 
-    /// Something of a part that was on its way at the last [`TensorCache::look`].
+    /// Memory of one tensor of `part` that was in flight at the last [`TensorCache::look`].
     pub fn on_its_way(&self, part: Part) -> Option<Arc<dyn DeviceMemory>> {
         let entries = self.on_the_way.iter().filter_map(|key| self.resident.get(key));
         entries.filter(|entry| entry.part == part).find_map(|entry| match &entry.tensor.storage {
@@ -228,12 +229,12 @@ impl TensorCache {
         })
     }
 
-    /// Something that nobody wants any more and that has memory until it has come.
+    /// Memory of one tensor that was evicted while loading and still holds its memory.
     pub fn departing(&self) -> Option<Arc<dyn DeviceMemory>> {
         self.departing.iter().find_map(Weak::upgrade)
     }
 
-    /// Lets go of loads that failed, so that nothing of them stays behind. The parts they were for, some perhaps more than once.
+    /// Evicts tensors whose loads failed. Returns the parts they were loaded for, possibly with repeats.
     pub fn clear_failed(&mut self) -> Vec<Part> {
         let failed = |entry: &&Entry| matches!(entry.tensor.state(), LoadState::Failed(_));
         let parts = self.resident.values().filter(failed).map(|entry| entry.part).collect();
@@ -241,20 +242,20 @@ impl TensorCache {
         parts
     }
 
-    /// Whether the last load of a tensor failed, and is still here.
+    /// True if the last load of a tensor failed and the failed entry is still in the table.
     pub fn has_failed(&self, tensor: &LazyTensor) -> bool {
         let there = self.resident.get(&Key::of(tensor, false));
         there.is_some_and(|entry| matches!(entry.tensor.state(), LoadState::Failed(_)))
     }
 
-    /// Lets go of all tensors of a file; their memory is free once the last handle is dropped. Returns how many.
+    /// Evicts all tensors of a file; their memory is free once the last handle drops. Returns how many.
     pub fn clear_file(&mut self, file: &Arc<MappedFile>) -> usize {
         let mapping = address(file);
         self.remove_all(|key, _| key.mapping == mapping)
     }
 
-    /// Lets go of a part, and counts it as evicted where it held anything. The bytes that are free once the last handle is
-    /// dropped.
+    /// Evicts a part, and counts that if it held anything. Returns its bytes, which are free once the last handle
+    /// drops.
     pub fn evict(&mut self, part: Part) -> u64 {
         let Some(members) = self.parts.get(&part) else { return 0 };
         let (bytes, keys) = (members.held.bytes, members.keys.clone());
@@ -264,7 +265,7 @@ impl TensorCache {
         bytes
     }
 
-    /// Lets go of everything.
+    /// Evicts everything.
     pub fn clear(&mut self) {
         self.resident.clear();
         self.parts.clear();
@@ -284,27 +285,27 @@ impl TensorCache {
         self.parts.get(&part).map(|members| members.held).unwrap_or_default()
     }
 
-    /// Bytes that are held of an owner.
+    /// Device bytes held for an owner, with loads in flight.
     pub fn bytes_of(&self, owner: Owner) -> u64 {
         self.parts_of(owner).map(|(_, held)| held.bytes).sum()
     }
 
-    /// Tensors that are resident or on the way.
+    /// Tensors that are resident or in flight.
     pub fn len(&self) -> usize {
         self.resident.len()
     }
 
-    /// True when nothing is resident.
+    /// True when no tensor is resident or in flight.
     pub fn is_empty(&self) -> bool {
         self.resident.is_empty()
     }
 
-    /// Device bytes of these tensors beyond their mappings.
+    /// Device bytes that the tensors take beyond their mappings.
     pub fn device_bytes(&self) -> u64 {
         self.device_bytes
     }
 
-    /// Sums since the cache was made.
+    /// Counters since the cache's creation.
     pub fn counters(&self) -> CacheCounters {
         self.counters
     }
@@ -373,14 +374,14 @@ mod tests {
         let handles = files.each_ref().map(Arc::strong_count);
         assert_eq!(cache.clear_file(&files[0]), 2);
         assert_eq!(cache.len(), 2);
-        assert_eq!(Arc::strong_count(&files[0]), handles[0] - 2, "the mapping is let go of");
+        assert_eq!(Arc::strong_count(&files[0]), handles[0] - 2, "the mapping is dropped");
         assert_eq!(Arc::strong_count(&files[1]), handles[1]);
         assert_eq!((cache.clear_file(&files[0]), cache.counters().loads), (0, 4));
         cache.clear();
         assert!(cache.is_empty());
     }
 
-    /// A copy that has come when it is told to.
+    /// A copy that completes when the test says so.
     #[derive(Debug, Default)]
     struct Copy(std::sync::atomic::AtomicBool);
 
@@ -410,11 +411,11 @@ mod tests {
         cache.load_with(Key::of(&tensor, false), PART, || Ok(loaded)).unwrap();
         let other = Part { number: 1, ..PART };
         assert!(cache.on_its_way(PART).is_some() && cache.on_its_way(other).is_none());
-        assert!(cache.departing().is_none(), "it is wanted");
+        assert!(cache.departing().is_none(), "it was not evicted");
         cache.clear_file(&file);
         assert_eq!((cache.len(), cache.device_bytes()), (0, 0));
         assert!(cache.on_its_way(PART).is_none() && cache.departing().is_some());
-        assert!(cache.look().is_empty() && cache.departing().is_some(), "it has not come");
+        assert!(cache.look().is_empty() && cache.departing().is_some(), "the load has not completed");
         copy.0.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(cache.look().is_empty() && cache.departing().is_none());
     }
@@ -434,6 +435,6 @@ mod tests {
         assert_eq!((held(&cache), cache.len()), (vec![(0, 1)], 2));
         assert_eq!(cache.evict(part(1, 2)), 0, "gone already");
         assert_eq!((cache.counters().evictions, cache.held(part(2, 2)).tensors), (1, 1));
-        assert!(cache.look().is_empty(), "nothing is on its way where weights are read in place");
+        assert!(cache.look().is_empty(), "nothing is in flight if weights are read in place");
     }
 }

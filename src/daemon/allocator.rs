@@ -1,39 +1,41 @@
-//! What the C library's allocator keeps of memory that was freed, always and when memory is short.
+//! Limits the freed memory that the C library's allocator keeps, and trims it when memory is short.
 
 #![allow(unsafe_code)]
 
-/// Blocks of at least this size are mapped one by one, and so given back the moment they are freed.
+/// Blocks of at least this size get a mapping of their own, so freeing them returns the memory at once.
 const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
 
-/// Has the allocator give large blocks back when they are freed, and all threads take small ones from one heap. To be called
-/// before other threads start.
+/// Makes the allocator return large blocks when they are freed, and all threads take small ones from one heap. Must be
+/// called before other threads start.
 ///
-/// By itself glibc opens up to eight heaps a core as threads meet, each of which keeps what its threads ever needed at once: over a
-/// thousand loads and unloads, which 64 threads share, some hundred KiB at a time came to 0.6 MiB, and with one heap to 0.06. Blocks up
-/// to a KiB come from each thread's own store without a lock, and no step waits for an allocation.
+/// By default glibc opens up to eight heaps per core as threads contend. Each heap keeps the most that its threads ever
+/// needed at once. Measured over a thousand loads and unloads on 64 threads, some hundred KiB at a time: 0.6 MiB kept,
+/// and 0.06 MiB with one heap. Each thread has its own store for blocks up to a KiB, without a lock; no step waits for
+/// an allocation.
 ///
-/// glibc moves this bound up to 32 MiB as blocks are freed, so that the working memory of a large request comes from the
-/// heap of whichever thread served it, and each such heap keeps what its largest request took. Measured with texts of
-/// 0.7 MB tokenised by 8 clients at once (SentencePiece): 154 MB kept before, 14 MB with a bound that stays. A mapping
-/// costs a system call and a fault per page, which a request of that size does not notice; the logits of a row, in a
-/// vocabulary of 150,000 tokens, are smaller.
+/// glibc raises this bound up to 32 MiB as blocks are freed. Then the heap of the serving thread supplies a large
+/// request's working memory, and each such heap keeps what its largest request took. Measured with texts of 0.7 MB
+/// tokenised by 8 clients at once (SentencePiece): 154 MB kept before, 14 MB with a fixed bound. A mapping costs a
+/// system call and a fault per page, which a request of that size does not notice. The logits of a row, in a vocabulary
+/// of 150,000 tokens, are smaller.
 pub fn keep_little() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in [(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES), (libc::M_ARENA_MAX, 1)] {
-        // SAFETY: mallopt(3) takes two numbers and touches nothing but the allocator's own settings; no other thread
-        // allocates meanwhile, and one that did would see the old setting or the new one.
+        // SAFETY: mallopt(3) takes two numbers and changes only the allocator's own settings. No other thread allocates
+        // meanwhile, and one that did would see the old setting or the new one.
         let taken = unsafe { libc::mallopt(setting, value) };
         if taken == 0 {
-            tracing::warn!(setting, value, "the allocator does not take a setting");
+            tracing::warn!(setting, value, "the allocator refused a setting");
         }
     }
 }
 
-/// Has the allocator give back all whole pages that are free. Some milliseconds; other threads wait for it one by one.
+/// Makes the allocator return all free whole pages. Takes some milliseconds; it blocks other threads' allocations heap
+/// by heap.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: malloc_trim(3) takes a number and works on the allocator's free memory alone, under its own locks.
+        // SAFETY: malloc_trim(3) takes a number and works only on the allocator's free memory, under its own locks.
         unsafe { libc::malloc_trim(0) };
     }
 }

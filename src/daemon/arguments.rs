@@ -5,32 +5,32 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser};
 
 const EXIT_CODES: &str = "\
-Exit status: 0 after an orderly end, 2 wrong arguments, 69 the socket is in use or cannot be had, 70 the engine hung \
-when stopping or lost its device, 71 the system or device refused something, 78 the configuration is wrong, 130 ended at once by a second \
-signal.
+Exit status: 0 stopped as asked, 2 wrong arguments, 69 the socket is in use or cannot be opened, 70 the engine hung \
+when stopping or lost its device, 71 the system or the device refused an operation, 78 the configuration is wrong, 130 a second \
+signal stopped the daemon at once.
 
-Signals: TERM and INT stop (running answers are finished first, see limits.drain_s); HUP reads the configuration again and \
-looks for models.";
+Signals: TERM and INT stop the daemon (running answers finish first, see limits.drain_s); HUP reads the configuration \
+again and looks for models.";
 
 /// Keeps GGUF models mapped and answers local programs over one Unix socket.
 #[derive(Debug, Parser)]
 #[command(name = "rocmforged", version, after_help = EXIT_CODES)]
 pub struct Arguments {
-    /// Listen on this path (unless systemd hands a socket over)
+    /// Listen on this path (unless systemd passes a socket)
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Serve the *.gguf files of this directory; may be given several times
     #[arg(long, value_name = "DIR", num_args = 1..)]
     pub models: Vec<PathBuf>,
-    /// Read settings from this TOML file; --socket and --models go before it
+    /// Read settings from this TOML file; --socket and --models take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration and end
+    /// Check the configuration and exit
     #[arg(long)]
     pub check_config: bool,
 }
 
-/// The definition of the command line, for its manual page and completions.
+/// The command line's definition, for its manual page and completions.
 pub fn command() -> clap::Command {
     Arguments::command()
 }

@@ -1,4 +1,4 @@
-//! Which device serves: the GPU where the configuration allows it and one works, else the CPU with the reason.
+//! Chooses the device: the GPU if the configuration allows it and one works, else the CPU with the reason.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -8,11 +8,12 @@ use crate::backend::hip::{HipBackend, HipOptions};
 use crate::backend::{Backend, BackendError};
 use crate::config::{BackendChoice, Config, Graphs, Simd};
 
-/// What [`info`](Backend::info) calls the reason for not using a GPU.
+/// Name of the note in [`info`](Backend::info) that says why no GPU is used.
 pub const REASON: &str = "no GPU";
 
-/// Opens a device as configured; for [`Engine::start`](crate::scheduler::Engine::start), which calls it again when a device
-/// was lost. A GPU that was lost is not tried again in this process: its runtime does not recover.
+/// Returns a function that opens the configured device, for [`Engine::start`](crate::scheduler::Engine::start), which
+/// calls it again when the device was lost. It does not retry a lost GPU in this process: the GPU's runtime does not
+/// recover.
 pub fn factory(config: &Config) -> impl Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static {
     let (choice, cpu, hip) = (config.device.backend, cpu_options(config), hip_options(config));
     let lost: Arc<OnceLock<BackendError>> = Arc::clone(&hip.lost);

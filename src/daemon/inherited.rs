@@ -1,34 +1,34 @@
-//! Descriptors handed over by systemd.
+//! Descriptors passed by systemd.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use super::kept::{Handed, is_kept_name};
 use crate::socket::{Endpoint, ListenError};
 
-/// What systemd hands over at a start.
+/// Descriptors that systemd passes at a start.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// The socket that it listens on for us.
+    /// The listening socket.
     pub listener: Option<OwnedFd>,
-    /// What a process before us had it store.
+    /// Descriptors that an earlier process stored.
     pub kept: Handed,
-    /// Names of what is neither: stored by another version, and closed here.
+    /// Names of all other descriptors: another version stored them, and they are closed here.
     pub unknown: Vec<String>,
 }
 
-/// What systemd hands over (`LISTEN_FDS`, `LISTEN_FDNAMES`, sd_listen_fds(3)); nothing without it.
+/// Takes the descriptors that systemd passes (`LISTEN_FDS`, `LISTEN_FDNAMES`, sd_listen_fds(3)); empty without systemd.
 ///
-/// To be called once, before threads are started: each descriptor gets its one owner here.
+/// Call it once, before threads start: each descriptor gets its only owner here.
 ///
 /// # Errors
-/// [`ListenError::HandedOver`] when there are several sockets, something else and no socket, or the environment contradicts itself.
+/// [`ListenError::HandedOver`] for several sockets, or when the environment contradicts itself.
 pub fn descriptors() -> Result<Inherited, ListenError> {
     let failed = |error: std::io::Error| ListenError::HandedOver(error.to_string());
     let fds = sd_notify::listen_fds_with_names().map_err(failed)?;
     sort(fds.map(|(fd, name)| (name, owned(fd))).collect())
 }
 
-/// Tells sockets, what was stored, and the rest apart.
+/// Separates the socket, stored descriptors, and the rest.
 fn sort(handed: Handed) -> Result<Inherited, ListenError> {
     let (kept, others): (Handed, Handed) = handed.into_iter().partition(|(name, _)| is_kept_name(name));
     let (mut sockets, mut rest): (Handed, Handed) =
@@ -36,7 +36,8 @@ fn sort(handed: Handed) -> Result<Inherited, ListenError> {
     if sockets.len() > 1 {
         return Err(ListenError::HandedOver(format!("{} sockets", sockets.len())));
     }
-    // Nothing that was stored comes without the socket: this is what was meant to be one, and whoever takes it says what is wrong.
+    // Stored descriptors never come without the socket. So without stored ones this should be the socket; opening it
+    // reports the fault.
     let listener = sockets.pop().or_else(|| if kept.is_empty() { rest.pop() } else { None });
     let unknown = rest.into_iter().map(|(name, _)| name).collect();
     Ok(Inherited { listener: listener.map(|(_, fd)| fd), kept, unknown })
@@ -44,9 +45,9 @@ fn sort(handed: Handed) -> Result<Inherited, ListenError> {
 
 #[allow(unsafe_code)]
 fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: sd_notify checked that LISTEN_PID names this process and that the descriptor is open (it set FD_CLOEXEC on it), and
-    // gives each number once. By sd_listen_fds(3) they are passed to this process alone; nothing here opened them, and
-    // `descriptors` is called once, at start, so they have no other owner.
+    // SAFETY: sd_notify checked that LISTEN_PID names this process and that the descriptor is open (it set FD_CLOEXEC
+    // on it), and returns each number once. By sd_listen_fds(3) they are passed to this process alone. Nothing here
+    // opened them, and `descriptors` is called once, at start, so they have no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -86,7 +87,7 @@ mod tests {
         let kept: Vec<&str> = found.kept.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(kept, ["model-4", "state-5"]);
         assert_eq!(found.unknown, ["tensor-1", "model-"]);
-        // The socket unit may be stopped, or its socket have another name.
+        // The socket unit may be stopped, or its socket may have another name.
         let found = named(vec![("model-4", file()), ("stored", file())]).unwrap();
         assert!(found.listener.is_none());
         assert_eq!((found.kept.len(), found.unknown.as_slice()), (1, ["stored".to_owned()].as_slice()));

@@ -1,8 +1,8 @@
-//! The systemd journal, by its own protocol: a message with fields to search by (`journalctl RF_UID=1000`), where standard error would
-//! give it lines of text.
+//! Writes to the systemd journal by its native protocol: messages with searchable fields (`journalctl RF_UID=1000`),
+//! not only lines of text as from standard error.
 //!
-//! Fields of an event become `RF_` fields: `RF_UID`, `RF_REQUEST`, `RF_MODEL`, `RF_CODE` and so on. Events with a name of their own have
-//! a `MESSAGE_ID`, the same in all versions: [`IDS`]. Prompts and answers are in no event.
+//! Fields of an event become `RF_` fields: `RF_UID`, `RF_REQUEST`, `RF_MODEL`, `RF_CODE` and so on. Named events have a
+//! `MESSAGE_ID` that is the same in all versions: [`IDS`]. No event contains prompts or answers.
 
 use std::fmt::{Debug, Write};
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use tracing_subscriber::layer::Context;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Longest value: a datagram of all of an event's fields has to fit a socket's buffer (212,992 bytes unless set otherwise).
+/// Longest value: one datagram must hold all fields of an event and fit a socket's buffer (212,992 bytes by default).
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// Events that have a number, by their name in the code; `journalctl MESSAGE_ID=...` finds them.
+/// Message ids of named events; `journalctl MESSAGE_ID=...` finds them.
 const IDS: [(&str, &str); 6] = [
     ("serving", "1041b4c183b1449db19986ebab1e57f7"),
     ("stopping", "793e7d3aa487478b979799aef6dfacb0"),
@@ -37,7 +37,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// The journal, where standard error goes there (`$JOURNAL_STREAM`, systemd.exec(5)).
+    /// The journal, if standard error goes there (`$JOURNAL_STREAM`, systemd.exec(5)).
     pub fn of_stderr() -> Option<Self> {
         let stream = std::env::var("JOURNAL_STREAM").ok()?;
         let stderr = std::fs::metadata("/proc/self/fd/2").ok()?;
@@ -54,18 +54,18 @@ impl<S: Subscriber> Layer<S> for Journal {
         let mut entry = Entry::new(event.metadata());
         event.record(&mut entry);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // The journal may be full or gone; then what it would have had is worth a line.
+        // If the journal is full or gone, the message goes to standard error.
         if sendto(&self.socket, &entry.to_bytes(), flags, &self.address).is_err() {
             let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", entry.message));
         }
     }
 }
 
-/// One message on its way.
+/// One message under construction.
 #[derive(Debug)]
 struct Entry {
     message: String,
-    /// The event's fields after its message, as people read them.
+    /// The event's other fields as readable text, after the message.
     rest: String,
     fields: Vec<(String, String)>,
 }
@@ -95,14 +95,15 @@ impl Entry {
             self.message = value.to_owned();
             return;
         }
-        let _ = write!(self.rest, " {}={value}", field.name()); // a String takes everything
-        // Field names are code: letters, digits, `_`, at most 64.
+        let _ = write!(self.rest, " {}={value}", field.name()); // writing to a String cannot fail
+        // Journal field names: letters, digits, `_`, at most 64 bytes.
         let name: String =
             field.name().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '_').take(60).collect();
         self.fields.push((format!("RF_{}", name.to_ascii_uppercase()), value.to_owned()));
     }
 
-    /// In the journal's native protocol: `NAME=value` lines, or where a value has line ends its length before it.
+    /// Encodes the journal's native protocol: `NAME=value` lines; a value with line ends is preceded by its length
+    /// instead.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let message = ("MESSAGE".to_owned(), format!("{}{}", self.message, self.rest));
@@ -139,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what would be sent.
+    /// Keeps the bytes that would be sent.
     struct Kept(Arc<Mutex<Vec<Vec<u8>>>>);
 
     impl<S: Subscriber> Layer<S> for Kept {

@@ -1,4 +1,4 @@
-//! What `rocmforged` does between start and end: signals, notices to the service manager, reloads.
+//! The run of `rocmforged` from start to end: signals, notices to the service manager, reloads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,31 +14,31 @@ use crate::backend::{Backend, BackendError};
 use crate::config::Config;
 use crate::session;
 
-/// Exit status when a second signal cuts the end short.
+/// Exit status when a second signal ends the process at once.
 const CUT_SHORT: i32 = 130;
 
-/// Runtime threads: they only move frames; models are computed on the engine's own threads.
+/// Runtime threads. They only move frames; the engine's own threads compute models.
 const RUNTIME_THREADS: usize = 2;
 
-/// Threads for what blocks: one for each request that may, and some so that the daemon's own reload and end wait for none.
+/// Threads for blocking work: one for each request that may block, and some for the daemon's own reload and stop.
 const BLOCKING_THREADS: usize = session::BLOCKING_MAX + 4;
 
-/// What a daemon starts with.
+/// Inputs to start a daemon.
 #[derive(Debug)]
 pub struct Start {
-    /// In force now.
+    /// Configuration in force.
     pub config: Config,
-    /// Read again at SIGHUP.
+    /// Source to read again at SIGHUP.
     pub source: ConfigSource,
-    /// From systemd.
+    /// Descriptors from systemd.
     pub inherited: Inherited,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. SIGHUP reads the configuration again and looks for models. A second
-/// SIGTERM or SIGINT ends at once with status 130. Ends by itself when the engine has no device any more.
+/// SIGTERM or SIGINT ends the process at once with status 130. Also ends when the engine has lost its device for good.
 ///
 /// # Errors
-/// [`DaemonError`]; [`DaemonError::EngineFailed`] after an end by itself.
+/// [`DaemonError`]; [`DaemonError::EngineFailed`] after the engine lost its device.
 pub fn run<F>(start: Start, factory: F) -> Result<(), DaemonError>
 where
     F: Fn() -> Result<Box<dyn Backend>, BackendError> + Send + 'static,
@@ -47,7 +47,7 @@ where
     let watchdog = sd_notify::watchdog_enabled();
     let stopping = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // In the handler itself, so that it works whatever else hangs.
+        // Registered in the handler itself, so that it works even if everything else hangs.
         signal_hook::flag::register_conditional_shutdown(signal, CUT_SHORT, Arc::clone(&stopping))
             .map_err(os("signals"))?;
     }
@@ -78,32 +78,32 @@ where
             }
         };
         if failed {
-            // Whoever started the daemon can start it anew; a daemon that refuses everything helps nobody.
-            tracing::error!("the engine has ended: no request can be answered, so the daemon ends too");
+            // The service manager can start the daemon again; a daemon that refuses all requests is useless.
+            tracing::error!("the engine has ended: no request can be answered, so the daemon stops");
         }
         stopping.store(true, Ordering::Release);
-        tracing::info!(name: "stopping", drain_s = config.limits.drain_s, "stopping: running answers are finished first");
-        notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers are finished first")]);
+        tracing::info!(name: "stopping", drain_s = config.limits.drain_s, "stopping: running answers finish first");
+        notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running answers finish first")]);
         daemon.stop().await?;
         tracing::info!("stopped");
         if failed { Err(DaemonError::EngineFailed) } else { Ok(()) }
     });
-    // Nothing that still blocks can hold the end up.
+    // Blocking work still running cannot delay the end.
     runtime.shutdown_background();
     result
 }
 
 async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
-    // systemd waits for READY=1 after this, and from version 253 on wants the time with it.
+    // systemd waits for READY=1 after this; from version 253 on it needs the time with it.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::warn!(%error, "no monotonic time for the service manager"),
+        Err(error) => tracing::warn!(%error, "reading the monotonic clock for the service manager failed"),
     }
     match source.load() {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
-                    "some changed settings take effect at the next start: only models, what of them is kept in memory and on a device, who may do what, and limits of connections change now"
+                    "some changed settings take effect at the next start: a reload changes only models, [host], [weights], [policy] and the limits of connections"
                 );
             }
             daemon.reload(config, &new).await;
@@ -123,7 +123,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// True when something differs that only a start takes in.
+/// True if a changed setting takes effect only at a start.
 fn needs_restart(old: &Config, new: &Config) -> bool {
     let mut comparable = new.clone();
     comparable.models.clone_from(&old.models);
@@ -142,9 +142,9 @@ fn status(daemon: &Daemon, config: &Config) -> String {
     text
 }
 
-/// A service manager that does not listen is no reason to stop.
+/// An unreachable service manager does not stop the daemon.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "notifying the service manager failed");
     }
 }

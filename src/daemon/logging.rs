@@ -1,4 +1,5 @@
-//! The log: standard error, text or JSON lines; or the journal with fields, where standard error goes there. Prompts and answers are never in it.
+//! The log: text or JSON lines on standard error, or journal entries with fields if standard error goes to the journal.
+//! It never contains prompts or answers.
 
 use std::io::IsTerminal;
 
@@ -10,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::journal::Journal;
 use crate::config::{Log, LogFormat, LogLevel};
 
-/// Sends log messages to standard error, or to the journal behind it, from now on, panics among them. Later calls do nothing.
+/// Sends log messages and panics to standard error, or to the journal behind it. Later calls do nothing.
 pub fn start(log: &Log) {
     let level = match log.level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -28,7 +29,8 @@ pub fn start(log: &Log) {
             .with_max_level(level)
             .with_writer(std::io::stderr)
             .with_target(false)
-            // It would say so on standard error, and end the process where that cannot be written: a full disk is no reason to.
+            // Reporting these would write to standard error and end the process if that fails: a full disk must not
+            // stop the daemon.
             .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal());
         let _ = match log.format {
@@ -42,6 +44,6 @@ pub fn start(log: &Log) {
         let text = payload.downcast_ref::<&str>().copied();
         let message =
             text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        tracing::error!(place, message, "a panic: a fault of this program");
+        tracing::error!(place, message, "a panic: a bug in this program");
     }));
 }

@@ -1,10 +1,10 @@
-//! The daemon put together: configuration, engine, models, sessions, socket; and its life with the service manager.
+//! Assembles the daemon: configuration, engine, models, sessions, socket; and its life with the service manager.
 //!
-//! Above all layers. [`Daemon`] is the running whole, without signals and notices, so that a test can start one in its
-//! own process with a backend of its own; [`run`] is what `rocmforged` does.
+//! Above all layers. [`Daemon`] is the running whole without signals and notices, so that a test can start one in its
+//! own process with its own backend. [`run`] is what `rocmforged` does.
 //!
-//! A daemon's life: `Starting` (engine, models, socket) -> `Serving` (READY=1) -> `Draining` (new work is refused, running
-//! answers finish or end with an error in time) -> ended.
+//! A daemon's life: `Starting` (engine, models, socket) -> `Serving` (READY=1) -> `Draining` (new work is refused,
+//! running answers finish or end with an error in time) -> ended.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -41,40 +41,38 @@ use inherited::Inherited;
 use kept::{Kept, Rest};
 pub use lifecycle::{Start, run};
 
-/// How long connections may take to read their last answers, and the engine its last step, after the drain.
+/// After the drain: time for connections to read their last answers, and for the engine to end its last step.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 
-/// How long a start waits until passed models are mapped again.
+/// Longest time that a start waits until passed models are mapped again.
 const RESTORING: Duration = Duration::from_secs(5);
 
-/// How long what else is given back waits for the engine's part.
+/// Longest time that the other releases wait for the engine's part.
 const BETWEEN_STEPS: Duration = Duration::from_millis(500);
 
-/// Why the daemon did not start or did not end well.
+/// Why the daemon did not start or did not stop cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The configuration is not usable.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No socket.
+    /// No usable socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No device.
+    /// No usable device.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The operating system refused something else.
+    /// The operating system refused another operation.
     #[error("{what}: {source}")]
     Os {
         /// The operation.
         what: &'static str,
-        /// The refusal.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
     /// The engine lost its device while the daemon served.
-    #[error(
-        "the engine lost its device and could not open it again (the log says why): start the daemon anew"
-    )]
+    #[error("the engine lost its device and could not open it again (the log says why): restart the daemon")]
     EngineFailed,
     /// The engine did not end its step when the daemon stopped.
     #[error("the engine did not stop within {} ms: a step hangs", LAST_WORDS.as_millis())]
@@ -82,7 +80,8 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    /// Exit status: 78 for the configuration, 69 for the socket, 70 for an engine that hangs or lost its device, 71 for the rest (sysexits).
+    /// Exit status (sysexits): 78 for the configuration, 69 for the socket, 70 for an engine that hangs or lost its
+    /// device, 71 for the rest.
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) => 78,
@@ -93,7 +92,7 @@ impl DaemonError {
     }
 }
 
-/// A daemon that serves.
+/// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
     service: Arc<Service>,
@@ -102,21 +101,21 @@ pub struct Daemon {
     engine: Engine,
     endpoint: Arc<Endpoint>,
     accepting: JoinHandle<()>,
-    /// No more connections.
+    /// Cancelled to accept no more connections.
     stop_accepting: CancellationToken,
-    /// No more frames on open connections.
+    /// Cancelled to read no more frames on open connections.
     close: CancellationToken,
     drain: Duration,
-    /// To who brings weights as the configuration wants.
+    /// Sends changes to the task that loads weights as configured.
     weights: tokio::sync::mpsc::Sender<weights::Changes>,
-    /// Gives back what is idle when memory is short.
+    /// Releases idle memory when memory is short.
     _pressure: Option<pressure::Watch>,
 }
 
 impl Daemon {
-    /// Starts everything; when it returns, clients are answered. Must be called inside a runtime.
+    /// Starts everything; the daemon answers clients when this returns. Must be called inside a runtime.
     ///
-    /// `listener` is a socket that systemd handed over; else `config.socket` is bound.
+    /// `listener` is a socket passed by systemd; without it, `config.socket` is bound.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -127,7 +126,7 @@ impl Daemon {
         Self::start_from(config, Inherited { listener, ..Inherited::default() }, factory).await
     }
 
-    /// As [`Daemon::start`], with all that systemd handed over.
+    /// As [`Daemon::start`], with all descriptors that systemd passed.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -150,7 +149,8 @@ impl Daemon {
         let os = |what| move |e: tokio::task::JoinError| DaemonError::Os { what, source: e.into() };
         tokio::task::spawn_blocking(move || scan.rescan()).await.map_err(os("looking for models"))?;
 
-        // Not its path: an upgrade may have put another program there, which an answer must not depend on.
+        // Not the executable's path: an upgrade may have put another program there, and answers must not depend on
+        // that.
         let program = PathBuf::from("/proc/self/exe");
         let settings = Settings {
             context_tokens: config.limits.context_tokens,
@@ -166,7 +166,7 @@ impl Daemon {
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
-        // Clients are answered meanwhile.
+        // Runs in the background while clients are answered.
         map_wanted(Arc::clone(&store));
         let wanted = weights::changes(&Default::default(), &config.weights.models);
         let weights =
@@ -186,13 +186,13 @@ impl Daemon {
         })
     }
 
-    /// Takes over what can change while it runs: model directories, what is kept of models in memory and on a device, who may do
-    /// what, the limits of connections. `old` is the configuration in force.
+    /// Applies the settings that can change at run time: model directories, residency in memory and on a device, the
+    /// policy, and the limits of connections. `old` is the configuration in force.
     pub async fn reload(&self, old: &Config, config: &Config) {
         self.acceptor.set_limits(connection_limits(config));
         match policy::resolve(&config.policy) {
             Ok(policy) => self.service.set_policy(policy),
-            Err(error) => tracing::error!(%error, "who may do what stays as it is"),
+            Err(error) => tracing::error!(%error, "the new policy is not valid: the one in force stays"),
         }
         self.store.set_directories(config.models.clone());
         let (store, policy) = (Arc::clone(&self.store), config.host_policy());
@@ -205,19 +205,19 @@ impl Daemon {
             Ok(store) => map_wanted(store),
             Err(_) => tracing::error!("looking for models failed"),
         }
-        // Also where nothing changed: a model that was missing may be there now. The task lives as long as this.
+        // Sent even without changes: a model that was missing may exist now. The task lives as long as this daemon.
         let _ = self.weights.send(weights::changes(&old.weights.models, &config.weights.models)).await;
     }
 
-    /// Stops: refuses new work, lets running answers finish for `limits.drain_s`, then ends them with a typed error;
-    /// sends what is ready, closes.
+    /// Stops: refuses new work, lets running answers finish for `limits.drain_s`, then ends them with a typed error.
+    /// Sends finished output, then closes.
     ///
     /// # Errors
     /// [`DaemonError::EngineHangs`]; everything else has ended then too.
     pub async fn stop(self) -> Result<(), DaemonError> {
         self.service.start_draining();
         if self.endpoint.is_handed_over() {
-            // Who connects now waits for our successor. On a socket of our own the refusal says more than a hang-up.
+            // New clients wait for the next daemon. On the daemon's own socket, a refusal says more than a hang-up.
             self.stop_accepting.cancel();
         }
         let handle = self.engine.handle();
@@ -227,7 +227,7 @@ impl Daemon {
             self.service.idle().await;
         };
         if tokio::time::timeout(self.drain + LAST_WORDS, finished).await.is_err() {
-            tracing::warn!("requests did not end in time");
+            tracing::warn!("some requests did not end in time");
         }
         self.stop_accepting.cancel();
         self.close.cancel();
@@ -236,7 +236,7 @@ impl Daemon {
             self.acceptor.closed().await;
         };
         let _ = tokio::time::timeout(LAST_WORDS, ended).await;
-        // Here and not with the last owner, which may be a task that the end of the process leaves where it is.
+        // Removed here and not by the last owner, which may be a task that never runs again when the process ends.
         self.endpoint.unlink();
         let engine = self.engine;
         let stopped = tokio::task::spawn_blocking(move || engine.stop());
@@ -246,7 +246,7 @@ impl Daemon {
             .map_err(|source| DaemonError::Os { what: "stopping the engine", source: source.into() })
     }
 
-    /// Counts that move while the daemon is healthy: the accept loop's and the engine's.
+    /// Counters that increase while the daemon is healthy: the accept loop's and the engine's.
     fn pulses(&self) -> Pulses {
         Pulses {
             acceptor: Arc::clone(&self.acceptor),
@@ -256,7 +256,7 @@ impl Daemon {
     }
 }
 
-/// What the watchdog looks at.
+/// Handles that the watchdog reads.
 struct Pulses {
     acceptor: Arc<Acceptor>,
     engine: EngineHandle,
@@ -276,8 +276,8 @@ fn engine_options(config: &Config) -> EngineOptions {
     }
 }
 
-/// Takes over what the process before us had stored, so that passed models answer from the start; what is left to do once clients
-/// are answered. After [`RESTORING`] that goes on while they are.
+/// Takes over the descriptors that an earlier process stored, so that passed models answer from the start. Returns the
+/// remaining work, to do once clients are answered. After [`RESTORING`] the restore goes on in the background.
 async fn keep_over_restarts(
     service: &Arc<Service>,
     engine: &EngineHandle,
@@ -290,12 +290,12 @@ async fn keep_over_restarts(
     match tokio::time::timeout(RESTORING, &mut rest).await {
         Ok(Ok(done)) => rest = tokio::spawn(async { done }),
         Ok(Err(_)) => return None,
-        Err(_) => tracing::warn!("passed models are still being mapped; clients are answered meanwhile"),
+        Err(_) => tracing::warn!("passed models are still being mapped; the daemon serves clients meanwhile"),
     }
     Some((kept, rest))
 }
 
-/// Sets the rules and locks that held before a restart: of the models that are told.
+/// Restores the rules and locks from before a restart; returns the models that have restored rules.
 async fn bring(rest: Option<(Arc<Kept>, JoinHandle<Rest>)>, engine: EngineHandle) -> BTreeSet<String> {
     let Some((kept, rest)) = rest else { return BTreeSet::new() };
     let Ok(rest) = rest.await else { return BTreeSet::new() };
@@ -304,12 +304,12 @@ async fn bring(rest: Option<(Arc<Kept>, JoinHandle<Rest>)>, engine: EngineHandle
     ruled
 }
 
-/// Maps the models that are to be kept in memory, on a thread of its own.
+/// Maps the models that the configuration keeps in memory, on a thread of its own.
 fn map_wanted(store: Arc<Store>) {
     drop(tokio::task::spawn_blocking(move || store.map_wanted()));
 }
 
-/// What is given back when memory is short, in this order. None of it is needed for what runs.
+/// Releases to run when memory is short, in this order. Running work needs none of this memory.
 fn releases(store: &Arc<Store>, engine: &EngineHandle) -> Vec<pressure::Release> {
     let store = Arc::clone(store);
     let pages = move || format!("pages of {} idle models", store.give_idle_pages_back());
@@ -318,11 +318,11 @@ fn releases(store: &Arc<Store>, engine: &EngineHandle) -> Vec<pressure::Release>
         let (done, cleared) = mpsc::sync_channel(1);
         let engine = engine.clone();
         runtime.spawn(async move { done.send(engine.release_idle().await) });
-        // The engine does it between two steps, be it after this.
+        // The engine does it between two steps, perhaps after this wait.
         match cleared.recv_timeout(BETWEEN_STEPS) {
-            Ok(Ok(cleared)) => format!("{} bytes of a device's memory", cleared.bytes),
-            Ok(Err(error)) => format!("nothing of a device's memory ({error})"),
-            Err(_) => "a device's memory after its step".to_owned(),
+            Ok(Ok(cleared)) => format!("{} bytes of device memory", cleared.bytes),
+            Ok(Err(error)) => format!("no device memory ({error})"),
+            Err(_) => "device memory after the running step".to_owned(),
         }
     };
     let heap = || {
@@ -380,19 +380,19 @@ fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<St
     Store::new(config.models.clone(), passed, Box::new(open), Box::new(on_gone))
 }
 
-/// Where the configuration came from: a file, and what the command line sets over it.
+/// Source of the configuration: a file, and the command-line options that override it.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {
-    /// The file.
+    /// The configuration file.
     pub file: Option<PathBuf>,
     /// `--socket`.
     pub socket: Option<PathBuf>,
-    /// `--models`; replaces the file's.
+    /// `--models`; replaces the file's directories.
     pub models: Vec<PathBuf>,
 }
 
 impl ConfigSource {
-    /// Reads and checks everything.
+    /// Reads and checks the whole configuration.
     ///
     /// # Errors
     /// [`ConfigError`].

@@ -1,4 +1,4 @@
-//! The configuration's policy with its names as the numbers that the kernel knows.
+//! The configuration's policy, with names resolved to uids and gids.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ struct Names {
     groups: BTreeMap<String, u32>,
 }
 
-/// Looks up who is named, in /etc/passwd and /etc/group.
+/// Resolves user and group names by /etc/passwd and /etc/group.
 ///
 /// # Errors
-/// [`ConfigError::Who`] for a name that is not there.
+/// [`ConfigError::Who`] for an unknown name.
 pub fn resolve(config: &PolicyConfig) -> Result<Policy, ConfigError> {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let names = Names { users: ids(&text("/etc/passwd")), groups: ids(&text("/etc/group")) };
@@ -40,7 +40,7 @@ fn with(config: &PolicyConfig, names: &Names) -> Result<Policy, ConfigError> {
     Ok(policy)
 }
 
-/// Name and number of each line, its first and third field.
+/// Name and id of each line: its first and third field.
 fn ids(text: &str) -> BTreeMap<String, u32> {
     let line = |line: &str| {
         let mut fields = line.split(':');

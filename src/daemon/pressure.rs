@@ -1,9 +1,9 @@
-//! Memory pressure, by systemd's protocol (systemd.io/MEMORY_PRESSURE): told that memory is short, the daemon gives back what
-//! it can bring again. Requests go on.
+//! Memory pressure, by systemd's protocol (systemd.io/MEMORY_PRESSURE): when memory is short, the daemon releases
+//! memory that it can load again. Requests go on.
 //!
-//! `$MEMORY_PRESSURE_WATCH` names what tells: a pipe that is written to, or a file of the kernel's pressure stall information,
-//! into which `$MEMORY_PRESSURE_WRITE` goes first; `/dev/null` is for not watching. Without it, what the kernel says of our own
-//! control group, or of the whole machine, is watched: systemd before version 254 sets no such variable.
+//! `$MEMORY_PRESSURE_WATCH` names the source: a pipe, or a file of the kernel's pressure stall information, into which
+//! `$MEMORY_PRESSURE_WRITE` is written first; `/dev/null` turns watching off. Without the variable, the daemon watches
+//! the kernel's file for its own control group, else for the whole machine. systemd before version 254 does not set it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,52 +16,52 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Some task waited for memory 200 ms of 2 s, as systemd takes it; without privileges windows are multiples of 2 s. The kernel
-/// wants the end of the text with it.
+/// Fires when some task waited for memory 200 ms of 2 s, as systemd's default does. Without privileges, windows must be
+/// multiples of 2 s. The kernel needs the final zero byte.
 const TRIGGER: &[u8] = b"some 200000 2000000\0";
 
-/// Shortest time between two givings back: a second one right after the first finds nothing.
+/// Shortest time between two releases: a second one right after the first finds nothing.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
-/// Gives something back, and says what.
+/// Releases some memory, and returns a text that says which.
 pub type Release = Box<dyn Fn() -> String + Send>;
 
-/// What tells that memory is short.
+/// A source of memory-pressure events.
 #[derive(Debug)]
 pub struct Source {
     path: PathBuf,
     file: File,
-    /// What it says then.
+    /// Poll events that signal pressure.
     events: PollFlags,
 }
 
-/// Why nothing does.
+/// Why no source is watched.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// Somebody wants it so.
+    /// The environment turns watching off.
     #[error("MEMORY_PRESSURE_WATCH is /dev/null")]
     SwitchedOff,
-    /// Neither pipe nor file.
+    /// The source is neither a pipe nor a file.
     #[error("{} is neither a pipe nor a file with an absolute path", path.display())]
     Kind {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
-    /// MEMORY_PRESSURE_WRITE is broken.
+    /// MEMORY_PRESSURE_WRITE cannot be decoded.
     #[error("MEMORY_PRESSURE_WRITE is not base64")]
     NotBase64,
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Os {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// The environment's or our own choice of what to watch.
+/// The source that the environment names, else the kernel's.
 ///
 /// # Errors
 /// [`SourceError`].
@@ -74,7 +74,7 @@ pub fn source() -> Result<Source, SourceError> {
 }
 
 impl Source {
-    /// Where it lies.
+    /// Path of the source.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -89,7 +89,7 @@ impl Source {
         };
         match kind {
             _ if !path.is_absolute() => Err(SourceError::Kind { path }),
-            // Opened for writing too: so it has a writer, us, and does not report the end of the others.
+            // Opened for writing too: so the pipe always has a writer and never reports end of file.
             FileType::Fifo => Self::open(path, &[], PollFlags::IN),
             FileType::RegularFile => {
                 let write = write.map(|text| base64(text.as_encoded_bytes()).ok_or(SourceError::NotBase64));
@@ -99,11 +99,11 @@ impl Source {
         }
     }
 
-    /// What the kernel says of our control group, else of the machine.
+    /// The kernel's file for the daemon's control group, else for the machine.
     fn own() -> Result<Self, SourceError> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
-        // The group at the top has no such file: it is the machine.
+        // The root group has no such file: it stands for the whole machine.
         let group = group.filter(|group| !group.is_empty());
         let group = group.map(|group| Path::new("/sys/fs/cgroup").join(group).join("memory.pressure"));
         let of_group = group.and_then(|path| Self::open(path, TRIGGER, PollFlags::PRI).ok());
@@ -119,7 +119,7 @@ impl Source {
         Ok(Self { path, file: file.into(), events })
     }
 
-    /// Takes what was written, so that it tells once.
+    /// Reads what was written, so that one event fires once.
     fn drain(&self) {
         let mut bytes = [0; 512];
         if self.events == PollFlags::IN {
@@ -139,10 +139,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Runs all of `releases` each time that `source` tells, and `told` before.
+    /// For each event of `source`, calls `told`, then all of `releases`.
     ///
     /// # Errors
-    /// No thread or no descriptor.
+    /// The operating system has no thread or no descriptor left.
     pub fn start(
         source: Source,
         told: impl Fn() + Send + 'static,
@@ -157,7 +157,7 @@ impl Watch {
                 let begun = Instant::now();
                 let given: Vec<String> = releases.iter().map(|release| release()).collect();
                 let elapsed_ms = Duration::as_millis(&begun.elapsed());
-                tracing::info!(%elapsed_ms, "memory is short: {}", given.join(", "));
+                tracing::info!(%elapsed_ms, "memory is short: released {}", given.join(", "));
                 if is_stopped(&stopped, Some(&PAUSE)) {
                     break;
                 }
@@ -174,7 +174,7 @@ impl Drop for Watch {
     }
 }
 
-/// False when it is over: no more watching, or nothing more to watch.
+/// Waits for an event. False when the watch was stopped or the source failed.
 fn wait(source: &Source, stop: &OwnedFd) -> bool {
     loop {
         let mut fds =
@@ -183,7 +183,7 @@ fn wait(source: &Source, stop: &OwnedFd) -> bool {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(error) => {
-                tracing::warn!(%error, "memory pressure is not watched any more");
+                tracing::warn!(%error, "memory pressure is no longer watched");
                 return false;
             }
         }
@@ -195,7 +195,7 @@ fn wait(source: &Source, stop: &OwnedFd) -> bool {
             return true;
         }
         if !told.is_empty() {
-            tracing::warn!(path = %source.path.display(), ?told, "memory pressure is not watched any more");
+            tracing::warn!(path = %source.path.display(), ?told, "memory pressure is no longer watched");
             return false;
         }
     }
@@ -206,7 +206,7 @@ fn is_stopped(stop: &OwnedFd, patience: Option<&Timespec>) -> bool {
     poll(&mut fds, patience).is_ok_and(|ready| ready > 0)
 }
 
-/// The bytes that a text of base64 stands for.
+/// Decodes base64; `None` if the text is invalid.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.trim_ascii_end();
     let digits = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);

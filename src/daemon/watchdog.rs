@@ -1,7 +1,7 @@
-//! Signs of life for the service manager.
+//! Watchdog notices for the service manager.
 //!
-//! Sent only while three things move: the runtime (this task and a ticking one beside it), the accept loop, the engine. A
-//! daemon whose engine hangs is not alive, however fast it answers pings.
+//! They are sent only while three counters increase: the runtime's (this task and a ticking one beside it), the accept
+//! loop's and the engine's. A daemon whose engine hangs is not healthy, however fast it answers pings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::Pulses;
 
-/// Sends signs of life three times per `period`, for as long as all pulses move.
+/// Sends a notice three times per `period`, as long as all counters increase.
 pub(super) async fn feed(period: Duration, pulses: Pulses) {
     let ticks = Arc::new(AtomicU64::new(0));
     let step = period / 3;
@@ -36,7 +36,7 @@ pub(super) async fn feed(period: Duration, pulses: Pulses) {
         if last.is_none_or(|last| now.is_alive_since(last, pulses.service.is_draining())) {
             let _ = sd_notify::notify(&[NotifyState::Watchdog]);
         } else {
-            tracing::error!(?now, ?last, "no sign of life: something hangs");
+            tracing::error!(?now, ?last, "the daemon hangs: not all watchdog counters increased");
         }
         last = Some(now);
         if ticker.is_finished() {
@@ -45,7 +45,7 @@ pub(super) async fn feed(period: Duration, pulses: Pulses) {
     }
 }
 
-/// Three counts that move while the daemon is healthy.
+/// Three counters that increase while the daemon is healthy.
 #[derive(Clone, Copy, Debug)]
 struct Beat {
     runtime: u64,
@@ -54,7 +54,7 @@ struct Beat {
 }
 
 impl Beat {
-    /// True when all have moved. A daemon that stops accepts no more, and has its own end in sight.
+    /// True when all have increased. A stopping daemon accepts no more, so its accept counter does not matter.
     fn is_alive_since(self, last: Self, stopping: bool) -> bool {
         let accepting = self.acceptor != last.acceptor || stopping;
         self.runtime != last.runtime && accepting && self.engine != last.engine

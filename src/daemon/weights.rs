@@ -1,4 +1,4 @@
-//! Weights that the configuration wants on the device, from the start or a reload on.
+//! Loads the weights that the configuration wants on the device, at start and after reloads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::model::Model;
 use crate::model::store::{Lease, Store, StoreError};
 use crate::scheduler::{EngineHandle, JobError, Preload, RulesChange};
 
-/// What is wanted of models from now on, by name; none for one of which nothing is wanted any more.
+/// Wanted settings by model name; `None` for a model whose entry was removed.
 pub(super) type Changes = BTreeMap<String, Option<ModelWeights>>;
 
-/// What differs between two configurations.
+/// Differences between two configurations.
 pub(super) fn changes(old: &BTreeMap<String, ModelWeights>, new: &BTreeMap<String, ModelWeights>) -> Changes {
     let gone = old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), None));
     let other = new.iter().filter(|(name, wanted)| old.get(*name) != Some(wanted));
     gone.chain(other.map(|(name, wanted)| (name.clone(), Some(wanted.clone())))).collect()
 }
 
-/// Starts the task that does what is wanted; it ends with the sender. First it waits for `ruled`: models that keep the rules they
-/// had before a restart until their entry changes.
+/// Starts the task that applies the settings; it ends when the sender drops. It first waits for `ruled`: models with
+/// rules from before a restart, which they keep until their entry changes.
 pub(super) fn start(
     store: Arc<Store>,
     engine: EngineHandle,
@@ -41,15 +41,15 @@ struct Keeper {
     store: Arc<Store>,
     engine: EngineHandle,
     ruled: BTreeSet<String>,
-    /// What is still to be done.
+    /// Settings still to apply.
     left: Changes,
-    /// Models that were not there: looked for again with the next changes.
+    /// Models that were not found; tried again with the next changes.
     missing: Changes,
 }
 
 impl Keeper {
-    /// Sets rules and brings weights, one model after the other. Clients are answered meanwhile; what cannot be had is a
-    /// warning. Changes interrupt what is under way, which then goes on unless it is no longer wanted.
+    /// Sets rules and loads weights, one model after the other, while clients are served. Failures are logged as
+    /// warnings. A change interrupts the current model, which then continues unless it is no longer wanted.
     async fn run(mut self, mut changes: Receiver<Changes>) {
         loop {
             let next = self.left.first_key_value().map(|(name, wanted)| (name.clone(), wanted.clone()));
@@ -74,20 +74,20 @@ impl Keeper {
         }
     }
 
-    /// False when the model is not there.
+    /// False when the model does not exist.
     async fn apply(&self, name: &str, wanted: Option<&ModelWeights>) -> bool {
         let done = match wanted {
             None => self.forget(name).await,
             Some(wanted) => match self.acquire(name).await {
                 Err(error) => {
-                    tracing::warn!("{name} is named in weights.models and not there: {error}");
+                    tracing::warn!("weights.models names {name}, which cannot be opened: {error}");
                     return false;
                 }
                 Ok(lease) => self.bring(name, &lease, wanted).await,
             },
         };
         if let Err(error) = done {
-            tracing::warn!("weights of {name}, as weights.models wants them: {error}");
+            tracing::warn!("applying weights.models to {name} failed: {error}");
         }
         true
     }
@@ -109,7 +109,7 @@ impl Keeper {
         }
     }
 
-    /// The rules of a model that is mapped are those of one that nobody named; its weights stay while there is room.
+    /// Resets a mapped model to the default rules; its weights stay resident while there is room.
     async fn forget(&self, name: &str) -> Result<(), JobError> {
         match self.store.owned(uid(), true, name) {
             Ok(Some(model)) => self.set_rules(&model, &ModelWeights::default()).await,
@@ -141,7 +141,7 @@ async fn preload(engine: &EngineHandle, lease: &Lease, choice: &PreloadChoice) -
     };
     let reached = engine.preload(lease.model(), &what)?.wait().await?;
     let (tensors, bytes) = (reached.tensors, reached.bytes);
-    tracing::info!(model = lease.model().name, tensors, bytes, "weights brought as the configuration wants");
+    tracing::info!(model = lease.model().name, tensors, bytes, "loaded weights as configured");
     Ok(())
 }
 

@@ -1,12 +1,12 @@
-//! What locks are made of: parking_lot's and the standard library's types, or, under the feature `loom`, those of a model
-//! checker, which runs a test in every order in which its threads can get to them.
+//! The types that locks are built on: those of parking_lot and the standard library, or, under the feature `loom`,
+//! those of a model checker. The checker runs a test in every possible order of its threads.
 //!
-//! The checker's types work inside `explore` only, so a build with that feature is for tests of that kind alone:
-//! `cargo xtask interleavings`.
+//! The checker's types work only inside `explore`, so a build with that feature is only for such tests: `cargo xtask
+//! interleavings`.
 
 pub use imp::*;
 
-/// A table for the whole process: `table!(static NAME: [Type; count] = value)`, the value a constant expression.
+/// A process-wide table: `table!(static NAME: [Type; count] = value)`; the value is a constant expression.
 macro_rules! table {
     ($(#[$doc:meta])* static $name:ident: [$of:ty; $count:expr] = $value:expr) => {
         #[cfg(not(feature = "loom"))]
@@ -32,7 +32,7 @@ mod imp {
         pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
     }
 
-    /// What holders of a lock wait on.
+    /// A condition variable for holders of a lock.
     #[derive(Debug, Default)]
     pub struct Condvar(parking_lot::Condvar);
 
@@ -45,7 +45,7 @@ mod imp {
             self.0.wait(guard);
         }
 
-        /// True when the moment came first.
+        /// True on timeout.
         pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, moment: Instant) -> bool {
             self.0.wait_until(guard, moment).timed_out()
         }
@@ -59,12 +59,12 @@ mod imp {
         }
     }
 
-    /// This moment, for who decides by time what to do next.
+    /// The current time, for decisions that depend on time.
     pub fn now() -> Instant {
         Instant::now()
     }
 
-    /// Lets others go on for a while.
+    /// Sleeps for `time`.
     pub fn pause(time: Duration) {
         std::thread::sleep(time);
     }
@@ -84,7 +84,7 @@ mod imp {
     #[derive(Debug)]
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
-    /// The value; none only while its holder waits on a [`Condvar`].
+    /// The guard; `None` only while its holder waits on a [`Condvar`].
     #[derive(Debug)]
     pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
@@ -98,7 +98,7 @@ mod imp {
         }
     }
 
-    #[allow(clippy::expect_used)] // as said there
+    #[allow(clippy::expect_used)] // see `MutexGuard`
     impl<T> Deref for MutexGuard<'_, T> {
         type Target = T;
 
@@ -128,7 +128,7 @@ mod imp {
             }
         }
 
-        /// The moment never comes: who is not woken is found as a deadlock.
+        /// Never times out: the checker reports a waiter that is never woken as a deadlock.
         pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> bool {
             self.wait(guard);
             false
@@ -143,19 +143,19 @@ mod imp {
         }
     }
 
-    /// Time stands still: what a thread does depends on the order of threads alone.
+    /// A constant: a thread's behaviour depends only on the order of threads.
     pub fn now() -> Instant {
         static NOW: OnceLock<Instant> = OnceLock::new();
         *NOW.get_or_init(Instant::now)
     }
 
-    /// Lets others go on.
+    /// Yields to other threads.
     pub fn pause(_: Duration) {
         loom::thread::yield_now();
     }
 }
 
-/// For tests: threads and their orders.
+/// For tests: threads and the exploration of their orders.
 #[cfg(all(test, feature = "loom"))]
 pub mod checker {
     pub use loom::future::block_on;
@@ -164,11 +164,11 @@ pub mod checker {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Words of a thread's stack: the engine's own frames are large where nothing is optimised.
+    /// Words of a thread's stack: the engine's frames are large in unoptimised builds.
     const STACK_WORDS: usize = 1 << 17;
 
-    /// Runs `test` in every order of its threads in which at most `switches` of them are stopped where they could go on, or
-    /// `ROCMFORGE_LOOM_SWITCHES`. Prints how many orders that were.
+    /// Runs `test` in every order of its threads with at most `switches` preemptions, or `ROCMFORGE_LOOM_SWITCHES`.
+    /// Prints the number of orders.
     pub fn explore(switches: usize, test: impl Fn() + Sync + Send + 'static) {
         let wanted = std::env::var("ROCMFORGE_LOOM_SWITCHES").ok().and_then(|text| text.parse().ok());
         let mut builder = loom::model::Builder::new();
@@ -179,13 +179,13 @@ pub mod checker {
         builder.check(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             let test = Arc::clone(&test);
-            // Of its own five threads the checker's first has a small stack: it only waits.
+            // The first of the checker's five threads has a small stack, so it only waits.
             spawn(move || test()).join().expect("a panic ends the exploration before this");
         });
         println!("{} orders tried", orders.load(Ordering::Relaxed));
     }
 
-    /// A thread with room for the engine.
+    /// A thread with a stack large enough for the engine.
     pub fn spawn<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         loom::thread::Builder::new().stack_size(STACK_WORDS).spawn(run).expect("a thread of the checker")
     }

@@ -1,7 +1,7 @@
-//! A model's files: one, or the parts of a split one.
+//! A model's files: a single file, or the parts of a split model.
 //!
-//! `gguf-split` cuts a model between tensors. Each part is a GGUF file of its own that says which part of how many it is
-//! (`split.no` from 0, `split.count`, `split.tensors.count`); the first has all metadata.
+//! `gguf-split` cuts a model between tensors. Each part is a GGUF file that states its number and the number of parts
+//! (`split.no` from 0, `split.count`, `split.tensors.count`). The first part has all metadata.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::gguf::{Gguf, GgufError, Known, TensorInfo};
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
-/// Most parts of a model. Each takes one of the guard's places for mappings.
+/// Most parts of a model. Each part takes one slot of the SIGBUS guard's table.
 pub const PARTS_MAX: usize = 256;
 
 /// Headers and mappings of a model's files, the first part first.
@@ -18,7 +18,7 @@ pub const PARTS_MAX: usize = 256;
 pub struct ModelFiles {
     first: Part,
     others: Vec<Part>,
-    /// Which of `others` has a tensor; tensors of the first part are looked up there.
+    /// Index in `others` of the part that holds a tensor. Tensors of the first part are looked up in `first`.
     elsewhere: HashMap<Box<str>, usize>,
 }
 
@@ -28,7 +28,7 @@ struct Part {
     file: Arc<MappedFile>,
 }
 
-/// Why files are not a model's.
+/// Why files do not form a model.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The only file, or the first part, is damaged.
@@ -37,68 +37,68 @@ pub enum FilesError {
     /// Another part is damaged.
     #[error("part {part} of {parts}: {source}")]
     Part {
-        /// Which, from 1.
+        /// Number of the part, from 1.
         part: usize,
-        /// Of how many.
+        /// Number of parts.
         parts: usize,
-        /// What is wrong with it.
+        /// The part's error.
         source: GgufError,
     },
-    /// A part without the others.
+    /// A single part was passed or opened without the others.
     #[error(
-        "this is part {part} of {parts} of a split model, and only together are they one: they have to lie in one model \
-         directory as NAME-{first:05}-of-{parts:05}.gguf and so on, and are then asked for as NAME; to pass a file, join \
-         them first (llama-gguf-split --merge)",
+        "this is part {part} of {parts} of a split model and cannot be used alone: put all parts in one model \
+         directory as NAME-{first:05}-of-{parts:05}.gguf and so on, then request NAME; to pass a file, join \
+         the parts first (llama-gguf-split --merge)",
         first = 1
     )]
     Alone {
-        /// Which, from 1.
+        /// Number of the part, from 1.
         part: u64,
-        /// Of how many.
+        /// Number of parts.
         parts: u64,
     },
-    /// A part says another number of itself than its name.
-    #[error("part {part} of {parts}: its {key} says {found}, not {want}: the files are not of one model")]
+    /// A part's header disagrees with its file name.
+    #[error("part {part} of {parts}: its {key} is {found}, not {want}: the files do not belong to one model")]
     Number {
-        /// Which, from 1, by its name.
+        /// Number of the part, from 1, by its file name.
         part: usize,
-        /// Of how many, by its name.
+        /// Number of parts, by its file name.
         parts: usize,
-        /// The key.
+        /// Metadata key.
         key: &'static str,
-        /// What it says; nothing where it is missing.
+        /// Value in the file; "nothing" when the key is missing.
         found: String,
-        /// What it should say.
+        /// Value that the file name requires.
         want: usize,
     },
-    /// More or fewer tensors than were in the model when it was cut.
+    /// The number of tensors differs from that of the original model.
     #[error(
-        "the {parts} parts hold {found} tensors together, split.tensors.count says {want}: one of them is of another model"
+        "the {parts} parts hold {found} tensors, but split.tensors.count is {want}: a part belongs to another model"
     )]
     Tensors {
-        /// Parts.
+        /// Number of parts.
         parts: usize,
-        /// What there is.
+        /// Tensors in all parts.
         found: usize,
-        /// What should be there.
+        /// Value of `split.tensors.count`.
         want: u64,
     },
-    /// Two parts have a tensor of one name.
+    /// Two parts have a tensor of the same name.
     #[error(
-        "part {part} of {parts} has tensor {tensor:?}, which a part before it has too: one of them is of another model"
+        "part {part} of {parts} repeats tensor {tensor:?} of an earlier part: one of them belongs to another model"
     )]
     Twice {
-        /// The later, from 1.
+        /// Number of the later part, from 1.
         part: usize,
-        /// Of how many.
+        /// Number of parts.
         parts: usize,
-        /// The name.
+        /// Name of the tensor.
         tensor: String,
     },
 }
 
 impl ModelFiles {
-    /// Reads and checks the headers of all parts, in order, and maps them; no weight byte is read.
+    /// Reads and checks the headers of all parts, in order, and maps them. Reads no weight byte.
     ///
     /// # Errors
     /// [`FilesError`].
@@ -106,7 +106,7 @@ impl ModelFiles {
         Self::open_beside(files, &|_| Vec::new())
     }
 
-    /// As [`ModelFiles::open`], with metadata that other models have: see [`Gguf::open_beside`].
+    /// As [`ModelFiles::open`], and shares metadata with other models: see [`Gguf::open_beside`].
     ///
     /// # Errors
     /// As [`ModelFiles::open`].
@@ -147,7 +147,7 @@ impl ModelFiles {
         }
     }
 
-    /// A model that is whole. Files joined again say that they are 1 part, or 0.
+    /// A model of one file. A joined file may state 1 part or 0.
     fn single(first: Part) -> Result<Self, FilesError> {
         match first.gguf.unsigned("split.count") {
             Some(parts) if parts > 1 => {
@@ -162,12 +162,12 @@ impl ModelFiles {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// The first part's header: the one with the model's metadata.
+    /// The first part's header, which holds the model's metadata.
     pub fn header(&self) -> &Gguf {
         &self.first.gguf
     }
 
-    /// As [`ModelFiles::header`], for holding values that other headers have too.
+    /// As [`ModelFiles::header`], to replace values by those that other headers share.
     pub(super) fn header_mut(&mut self) -> &mut Gguf {
         &mut self.first.gguf
     }
@@ -177,7 +177,7 @@ impl ModelFiles {
         self.parts().map(|part| &part.file)
     }
 
-    /// Bytes of all files.
+    /// Total size of all files in bytes.
     pub fn bytes(&self) -> u64 {
         self.mappings().map(|file| file.len()).fold(0, u64::saturating_add)
     }
@@ -196,7 +196,7 @@ impl ModelFiles {
         part.gguf.lazy(name, &part.file)
     }
 
-    /// Fails when any file lost bytes since it was mapped. One atomic load a file.
+    /// Fails when any file lost bytes since it was mapped. Costs one atomic load per file.
     ///
     /// # Errors
     /// [`MapError::Poisoned`].
@@ -204,7 +204,7 @@ impl ModelFiles {
         self.mappings().try_for_each(|file| file.check_poison())
     }
 
-    /// Fails when any file's content changed since it was mapped. One `fstat` a file.
+    /// Fails when any file's content changed since it was mapped. Costs one `fstat` per file.
     ///
     /// # Errors
     /// As [`MappedFile::check_unchanged`].
@@ -219,7 +219,7 @@ impl Part {
         Ok(Self { gguf, file })
     }
 
-    /// The file has to be part `number`, from 0, of `parts`.
+    /// Checks that the file is part `number`, from 0, of `parts`.
     fn check_numbers(&self, number: usize, parts: usize) -> Result<(), FilesError> {
         for (key, want) in [("split.count", parts), ("split.no", number)] {
             let found = self.gguf.unsigned(key);

@@ -1,7 +1,7 @@
-//! Models: from the bytes of a GGUF file to a tokenizer, a template and a plan of what to run.
+//! Models: from the bytes of a GGUF file to a tokenizer, a template and an execution plan.
 //!
-//! A model's life: `Registered` (a name and a file) -> `Mapped` ([`Model`]: header checked, tokenizer and plan built, no
-//! weight byte read) -> `Draining` -> gone; `Poisoned` from anywhere.
+//! States of a model: `Registered` (a name and a file) -> `Mapped` ([`Model`]: header checked, tokenizer and plan
+//! built, no weight byte read) -> `Draining` -> freed; `Poisoned` from any state.
 
 use crate::tensor::is_shortage;
 
@@ -14,41 +14,41 @@ pub mod store;
 pub mod template;
 pub mod tokenizer;
 
-/// Number of a mapped model, unique while the daemon runs.
+/// Number of a mapped model, unique during the daemon's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelId(pub u64);
 
-/// A mapped model: everything about it but the weights, which stay in the file until a step needs them.
+/// A mapped model without its weights. The weights stay in the file until a step needs them.
 #[derive(Debug)]
 pub struct Model {
-    /// Its number.
+    /// Number of this mapping.
     pub id: ModelId,
-    /// The name it was first mapped under: the file's name without `.gguf`. For logs; names are the store's business.
+    /// The name of the first mapping: the file's name without `.gguf`. For logs only; the store resolves names.
     pub name: String,
-    /// Its files, mapped; all tensors of `plan` point into them.
+    /// The mapped files; all tensors of `plan` point into them.
     pub files: files::ModelFiles,
-    /// What of the files is kept in memory.
+    /// Residency of the files' pages in memory.
     pub pages: pages::Pages,
-    /// Text to tokens and back; other models may have the same one.
+    /// Text to tokens and back; models of the same vocabulary share it.
     pub tokenizer: tokenizer::SharedTokenizer,
     /// Chat template, not yet compiled.
     pub chat_template: ChatTemplate,
-    /// What to run.
+    /// The program and sizes of the model.
     pub plan: plan::ExecutionPlan,
     /// Context length the file states, in tokens.
     pub context_length: u32,
 }
 
-/// What a file has for a chat template (`tokenizer.chat_template`).
+/// Chat template of a file (`tokenizer.chat_template`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatTemplate {
-    /// None.
+    /// The file has none.
     Absent,
-    /// Its Jinja source.
+    /// Jinja source.
     Source(String),
-    /// One of more than [`template::SOURCE_BYTES_MAX`] bytes, which is not kept: chats fail, all else works.
+    /// A template above [`template::SOURCE_BYTES_MAX`] bytes. It is dropped: chats fail, everything else works.
     TooLong {
-        /// Its bytes.
+        /// Length of the template in bytes.
         bytes: usize,
     },
 }
@@ -68,7 +68,7 @@ impl ChatTemplate {
 /// Why a file did not become a [`Model`].
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The header or tensor table is broken, or parts do not belong together.
+    /// The header or tensor table is broken, or the parts do not belong together.
     #[error(transparent)]
     Files(#[from] files::FilesError),
     /// The vocabulary is broken or of an unknown kind.
@@ -80,7 +80,7 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// True when nothing is wrong with the file: see [`is_shortage`].
+    /// True when the daemon lacks resources and the file is sound: see [`is_shortage`].
     pub fn is_shortage(&self) -> bool {
         use files::FilesError::{Gguf, Part};
         use gguf::GgufError;
@@ -102,10 +102,11 @@ impl Model {
         Self::open_beside(id, name, files, &tokenizer::Tokenizers::default())
     }
 
-    /// Maps the model's files, the first part first, checks them and builds its plan, and its tokenizer unless one of
-    /// `tokenizers` is of the same vocabulary. Reads headers by pread, no weight byte.
+    /// Maps the model's files, the first part first, checks them and builds the plan. Builds a tokenizer unless
+    /// `tokenizers` holds one of the same vocabulary. Reads headers by pread, no weight byte.
     ///
-    /// Blocks for 10-35 ms with a vocabulary of 150,000 tokens, and for some 3 where a model beside it has the same: call it off the runtime threads.
+    /// Blocks for 10-35 ms with a vocabulary of 150,000 tokens, or about 3 ms where a mapped model has the same one.
+    /// Call it off the runtime threads.
     ///
     /// # Errors
     /// [`ModelError`].
@@ -133,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// The small model with a chat template of `bytes` bytes. What is put in has to keep the data's alignment of 32.
+    /// The small model with a chat template of `bytes` bytes. The inserted bytes must keep the data's alignment of 32.
     fn with_template(bytes: usize) -> Model {
         const KEY: &[u8] = b"tokenizer.chat_template";
         const STRING: u32 = 8;

@@ -1,8 +1,9 @@
-//! What of a model's files is kept in the machine's memory: what is wanted, and how far that is.
+//! Keeps a model's file pages in the machine's memory, and reports the progress.
 //!
-//! A model's pages: `AsTheyCome` (the kernel brings and takes them) -> `Coming` (read ahead piece by piece) -> `Here`, all
-//! of them; locked from the first piece on where that is wanted. `Refused` and `Failed` say why not; the model is served all
-//! the same. The work is done by the store's [`Keeper`](super::store), a piece at a time; what is wanted may change in between.
+//! States of a model's pages: `AsTheyCome` (the kernel loads and evicts them) -> `Coming` (read ahead piece by piece)
+//! -> `Here` (all read). A wanted lock covers them from the first piece on. `Refused` and `Failed` hold the reason; the
+//! model is served all the same. The store's [`Keeper`](super::store) works piece by piece; the wanted residency may
+//! change in between.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,30 +16,30 @@ use super::files::ModelFiles;
 use crate::lock::{Mutex, Rank};
 use crate::tensor::MapError;
 
-/// Bytes brought between two looks at what is wanted: at 1 GB/s of a disk, 64 ms.
+/// Bytes loaded between two checks of the wanted residency: 64 ms for a disk of 1 GB/s.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// What is to be kept of a mapped model in the machine's memory.
+/// Wanted residency of a mapped model in the machine's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
-    /// What the kernel keeps: pages come when they are read and go when memory is short.
+    /// Left to the kernel: it loads pages on access and evicts them when memory is short.
     #[default]
     None,
-    /// All of it is read ahead once; the kernel may take it back.
+    /// The whole model is read ahead once; the kernel may evict it.
     Populate,
-    /// All of it is read ahead and locked.
+    /// The whole model is read ahead and locked.
     Lock,
 }
 
-/// What the configuration wants of models' files.
+/// The configured residency of models' files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPolicy {
-    /// Of models in general. A file that a client passed is not locked by this, only populated.
+    /// Default for all models. A file passed by a client is at most populated by this, not locked.
     pub residency: Residency,
-    /// Of those in directories that have one of these names.
+    /// Residency of models in directories, by name.
     pub models: BTreeMap<String, Residency>,
-    /// Most bytes to lock for all models together.
+    /// Most locked bytes of all models together.
     pub lock_bytes_max: u64,
 }
 
@@ -48,12 +49,12 @@ impl Default for HostPolicy {
     }
 }
 
-/// Why a model is not locked. It is served from pages that come and go.
+/// Why a model is not locked. The model is served without the lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The kernel's limit.
+    /// Above the kernel's limit, `RLIMIT_MEMLOCK`.
     #[error(
-        "locking {need} bytes beside the {locked} of other models passes RLIMIT_MEMLOCK, {limit} bytes: set \
+        "locking {need} bytes beside the {locked} of other models exceeds RLIMIT_MEMLOCK, {limit} bytes: set \
          LimitMEMLOCK=infinity in the unit (systemctl edit rocmforged), or ulimit -l"
     )]
     Rlimit {
@@ -64,61 +65,61 @@ pub enum Refusal {
         /// `RLIMIT_MEMLOCK`.
         limit: u64,
     },
-    /// The configuration's.
+    /// Above the configured limit, `host.lock_mib`.
     #[error(
-        "locking {need} bytes beside the {locked} of other models passes host.lock_mib of the configuration, {limit} \
-         bytes: set it higher, or unpin another model"
+        "locking {need} bytes beside the {locked} of other models exceeds host.lock_mib of the configuration, {limit} \
+         bytes: raise it, or unpin another model"
     )]
     Configured {
         /// Bytes of the model.
         need: u64,
         /// Bytes locked for other models.
         locked: u64,
-        /// The bound.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// Something else.
+    /// Another error of the operating system.
     #[error("{need} bytes cannot be locked: {error}")]
     Os {
         /// Bytes of the model.
         need: u64,
-        /// What the operating system says.
+        /// Message of the operating system.
         error: String,
     },
 }
 
-/// Where a model's pages are.
+/// State of a model's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PagesState {
-    /// The kernel brings and takes them.
+    /// The kernel loads and evicts them.
     #[default]
     AsTheyCome,
-    /// They are being read.
+    /// They are being read ahead.
     Coming,
-    /// All were read, and are locked if that was wanted.
+    /// All were read, and are locked if wanted.
     Here,
-    /// They were, until memory was short.
+    /// They were freed because memory was short.
     GivenBack,
-    /// They may not be locked.
+    /// The lock was refused.
     Refused(Refusal),
-    /// The file could not be read.
+    /// Reading the file failed.
     Failed(String),
 }
 
-/// A model's pages as they are now.
+/// The current state of a model's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagesReport {
-    /// What is wanted.
+    /// Wanted residency.
     pub wanted: Residency,
-    /// How that went.
+    /// Progress or result.
     pub state: PagesState,
-    /// They are locked, those among them that are still to come.
+    /// True when the pages are locked, including pages not yet read.
     pub locked: bool,
     /// Bytes read ahead so far.
     pub read_bytes: u64,
 }
 
-/// What of a model is kept in memory.
+/// The wanted and actual residency of a model's pages.
 #[derive(Debug)]
 pub struct Pages {
     inner: Mutex<Inner>,
@@ -132,46 +133,46 @@ struct Inner {
     read_bytes: u64,
 }
 
-/// Bytes counted as locked, until it drops.
+/// Bytes counted as locked in the budget until this drops.
 #[derive(Debug)]
 struct Locked {
     bytes: u64,
     budget: Arc<LockBudget>,
 }
 
-/// How many bytes may be locked for all models together, and are.
+/// The limit and the sum of locked bytes of all models.
 #[derive(Debug)]
 pub struct LockBudget {
     max_bytes: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// What is left to do after a piece.
+/// Remaining work after a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// More pieces.
+    /// More pieces follow.
     More,
-    /// Nothing, until something else is wanted.
+    /// Nothing until the wanted residency changes.
     Rest,
 }
 
 impl LockBudget {
-    /// None of at most `max_bytes`.
+    /// An empty budget of `max_bytes`.
     pub fn new(max_bytes: u64) -> Arc<Self> {
         Arc::new(Self { max_bytes: AtomicU64::new(max_bytes), bytes: AtomicU64::new(0) })
     }
 
-    /// Another bound for what is locked from now on.
+    /// Changes the limit for later locks; existing locks stay.
     pub fn set_max(&self, max_bytes: u64) {
         self.max_bytes.store(max_bytes, Ordering::Relaxed);
     }
 
-    /// The bound.
+    /// The limit in bytes.
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes locked, counted with what is still to come.
+    /// Locked bytes, including pages not yet read.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -199,7 +200,7 @@ impl Default for Pages {
 }
 
 impl Pages {
-    /// How things are.
+    /// A snapshot of the state.
     pub fn report(&self) -> PagesReport {
         let inner = self.inner.lock();
         PagesReport {
@@ -210,14 +211,14 @@ impl Pages {
         }
     }
 
-    /// True where pages must not be given back, now or soon.
+    /// True when a lock is wanted: the pages must not be freed.
     pub fn wants_lock(&self) -> bool {
         let inner = self.inner.lock();
         inner.wanted == Residency::Lock && !matches!(inner.state, PagesState::Refused(_))
     }
 
-    /// From now on this is wanted; true when that is news, and [`Pages::step`] has something to do. Asking again for what was
-    /// refused or failed tries it again.
+    /// Sets the wanted residency. Returns true when [`Pages::step`] has work. Repeating a refused or failed request
+    /// retries it.
     pub(super) fn want(&self, wanted: Residency) -> bool {
         let mut inner = self.inner.lock();
         let again =
@@ -226,18 +227,18 @@ impl Pages {
         if inner.wanted == wanted && !again {
             return false;
         }
-        // From the start: what came before may have gone again.
+        // From the start: the kernel may have evicted earlier pages.
         (inner.wanted, inner.state, inner.read_bytes) = (wanted, PagesState::Coming, 0);
         true
     }
 
-    /// As [`Pages::want`], where less was wanted until now.
+    /// As [`Pages::want`], but only raises the wanted residency.
     pub(super) fn want_at_least(&self, wanted: Residency) -> bool {
         let less = self.inner.lock().wanted < wanted;
         less && self.want(wanted)
     }
 
-    /// Does the next piece of what is wanted. Blocks while the disk is read.
+    /// Processes the next piece. Blocks while the disk is read.
     pub(super) fn step(&self, files: &ModelFiles, budget: &Arc<LockBudget>) -> Next {
         let (wanted, from) = {
             let inner = self.inner.lock();
@@ -275,7 +276,7 @@ impl Pages {
         }
     }
 
-    /// Lets go of all pages of a model that is not to be locked.
+    /// Frees all pages of a model that is not to be locked.
     ///
     /// # Errors
     /// As [`MappedFile::give_pages_back`](crate::tensor::MappedFile::give_pages_back).
@@ -286,7 +287,7 @@ impl Pages {
         files.mappings().try_for_each(|file| file.give_pages_back())?;
         let mut inner = self.inner.lock();
         if matches!(inner.state, PagesState::Here | PagesState::Coming) {
-            // What still comes would go again.
+            // Stop reading ahead: pages read now would be freed again.
             (inner.read_bytes, inner.state) = (files.bytes(), PagesState::GivenBack);
         }
         Ok(())
@@ -297,12 +298,12 @@ impl Pages {
     }
 
     fn unlock(&self, files: &ModelFiles) {
-        // Counted until the kernel has let go.
+        // Counted in the budget until the kernel has unlocked the pages.
         let Some(_locked) = self.inner.lock().lock.take() else { return };
         unlock(files);
     }
 
-    /// Unless something else is wanted by now.
+    /// Ends the work with `state`, unless the wanted residency changed meanwhile.
     fn end(&self, wanted: Residency, state: PagesState) -> Next {
         let mut inner = self.inner.lock();
         if inner.wanted != wanted {
@@ -315,7 +316,7 @@ impl Pages {
     }
 }
 
-/// All files or none.
+/// Locks all files or none.
 fn lock(files: &ModelFiles, budget: &Arc<LockBudget>) -> Result<Locked, Refusal> {
     let need = files.bytes();
     let locked = budget.take(need)?;
@@ -336,12 +337,12 @@ fn lock(files: &ModelFiles, budget: &Arc<LockBudget>) -> Result<Locked, Refusal>
 fn unlock(files: &ModelFiles) {
     for file in files.mappings() {
         if let Err(error) = file.unlock_pages() {
-            tracing::warn!(%error, "a model's pages stay locked until it is unmapped");
+            tracing::warn!(%error, "cannot unlock a model's pages; they stay locked until it is unmapped");
         }
     }
 }
 
-/// Brings the next piece after the first `done` bytes of all files; how many bytes it has.
+/// Loads the next piece after the first `done` bytes of all files. Returns its size in bytes.
 fn populate(files: &ModelFiles, done: u64) -> Result<u64, MapError> {
     let mut before = 0u64;
     for file in files.mappings() {

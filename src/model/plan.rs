@@ -1,4 +1,4 @@
-//! What to run: a model's program, built from the header alone, and why none could be built.
+//! A model's program, built from the header alone, and the errors of building it.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use super::files::ModelFiles;
 use crate::program::{Program, ProgramError};
 use crate::tensor::DType;
 
-/// A model ready to be run, part by part; nothing in it has been read.
+/// A model ready to run, part by part. No tensor has been read.
 #[derive(Clone, Debug)]
 pub struct ExecutionPlan {
-    /// Architecture name, as `llama`.
+    /// Architecture name, such as `llama`.
     pub architecture: String,
-    /// What it computes.
+    /// The computation.
     pub program: Arc<Program>,
-    /// Its sizes, for people: the program says all that computing needs.
+    /// Sizes for display; the program has all that a backend needs.
     pub shape: Shape,
-    /// Context length the file states, in tokens.
+    /// Context length in tokens, as stated in the file.
     pub context_length: u32,
 }
 
-/// Sizes of a decoder as its file states them.
+/// Sizes of a decoder, as stated in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Width of the residual stream.
@@ -33,98 +33,100 @@ pub struct Shape {
     pub head_dim: usize,
     /// Width of the feed-forward hidden layer in layers without experts; 0 when all have experts.
     pub ffn: usize,
-    /// Layers with experts, where there are any.
+    /// Sizes of the expert layers; `None` for a dense model.
     pub experts: Option<ExpertShape>,
 }
 
-/// Sizes of layers of experts.
+/// Sizes of expert layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertShape {
-    /// Experts of a layer.
+    /// Experts per layer.
     pub count: usize,
-    /// Experts that a row uses.
+    /// Experts per row.
     pub used: usize,
     /// Width of one expert's hidden layer.
     pub ffn: usize,
 }
 
-/// A tensor that the architecture needs and the file does not have.
+/// A required tensor that the file lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingTensor {
-    /// What it would be, as `query projection`.
+    /// Role of the tensor, such as `query projection`.
     pub role: &'static str,
-    /// Names that were looked for.
+    /// Names that the lookup tried.
     pub tried: Vec<String>,
 }
 
-/// Why no plan could be built. Every variant names the metadata key or tensor at fault.
+/// Why a plan could not be built. Every variant names the metadata key or tensor at fault.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// The file does not say what it is.
-    #[error("general.architecture is missing: this is no language model file, or its converter was broken")]
+    /// The file does not name its architecture.
+    #[error("general.architecture is missing: the file is not a language model, or its converter was broken")]
     NoArchitecture,
-    /// The architecture is not one we run.
+    /// The architecture is not supported.
     #[error("architecture {found:?} is not supported; supported: {}", supported.join(", "))]
     Architecture {
-        /// What the file says.
+        /// Architecture in the file.
         found: String,
-        /// What could be run.
+        /// Supported architectures.
         supported: Vec<&'static str>,
     },
-    /// A variant of a known architecture that we do not run.
+    /// An unsupported variant of a known architecture.
     #[error("architecture {architecture:?} with {feature} is not supported")]
     Feature {
-        /// The architecture.
+        /// Name of the architecture.
         architecture: String,
-        /// What makes it another model, with its key and value.
+        /// The unsupported feature, with its key and value.
         feature: String,
     },
     /// A required key is absent or has another type.
     #[error("metadata {key} is missing or not {want}")]
     Key {
-        /// The key.
+        /// Metadata key.
         key: String,
-        /// Its type.
+        /// Required type, such as `a string`.
         want: &'static str,
     },
-    /// A number that no model of this kind has.
-    #[error("metadata {key} is {value}; possible: {min} to {max}")]
+    /// A number outside the supported range.
+    #[error("metadata {key} is {value}; allowed: {min} to {max}")]
     Range {
-        /// The key.
+        /// Metadata key.
         key: String,
-        /// Its value.
+        /// Value in the file.
         value: u64,
-        /// Least.
+        /// Smallest allowed value.
         min: u64,
-        /// Most.
+        /// Largest allowed value.
         max: u64,
     },
-    /// A real number that no model of this kind has.
-    #[error("metadata {key} is {value}, which is not {want}")]
+    /// A real number outside the supported range.
+    #[error("metadata {key} is {value}; it must be {want}")]
     Float {
-        /// The key.
+        /// Metadata key.
         key: String,
-        /// Its value.
+        /// Value in the file.
         value: f32,
-        /// What it has to be.
+        /// The requirement, such as `above 0`.
         want: &'static str,
     },
-    /// A number that is not the same in all layers.
+    /// A number that differs between layers.
     #[error("metadata {key} differs between layers, which is not supported")]
     PerLayer {
-        /// The key.
+        /// Metadata key.
         key: String,
     },
-    /// The width of a head cannot be had from the other numbers.
-    #[error("{hidden} values cannot be split among {heads} heads, and attention.key_length is not given")]
+    /// The head width is missing and does not follow from the other numbers.
+    #[error(
+        "embedding_length {hidden} is not a multiple of {heads} heads, and attention.key_length is missing"
+    )]
     HeadWidth {
         /// `embedding_length`.
         hidden: usize,
         /// `attention.head_count`.
         heads: usize,
     },
-    /// Query heads cannot be grouped.
-    #[error("{heads} query heads cannot be shared among {kv_heads} key/value heads")]
+    /// The query heads cannot be shared evenly among the key/value heads.
+    #[error("{heads} query heads cannot be shared evenly among {kv_heads} key/value heads")]
     HeadGroups {
         /// `attention.head_count`.
         heads: usize,
@@ -132,60 +134,60 @@ pub enum PlanError {
         kv_heads: usize,
     },
     /// The rotary embedding does not fit the heads.
-    #[error("rope.dimension_count is {dims}; it has to be even and at most the head width {head_dim}")]
+    #[error("rope.dimension_count is {dims}; it must be even and at most the head width {head_dim}")]
     RopeDims {
         /// Rotated values.
         dims: usize,
         /// Values of a head.
         head_dim: usize,
     },
-    /// More experts are used than there are, or none.
-    #[error("{used} experts of {count} are to be used for each token (expert_used_count, expert_count)")]
+    /// A token uses no experts, or more than the model has.
+    #[error("expert_used_count is {used}; it must be 1 to expert_count, which is {count}")]
     Experts {
         /// `expert_used_count`.
         used: usize,
         /// `expert_count`.
         count: usize,
     },
-    /// Required tensors are not in the file: all of them, with every name that was tried.
+    /// The file lacks required tensors. Lists all of them, with every name that was tried.
     #[error("{} required tensors are missing: {}", missing.len(), list(missing))]
     MissingTensors {
-        /// All that is missing.
+        /// All missing tensors.
         missing: Vec<MissingTensor>,
     },
-    /// A tensor has another shape than the metadata says.
-    #[error("tensor {tensor} ({role}) has shape {shape}, the metadata say {want}")]
+    /// A tensor's shape disagrees with the metadata.
+    #[error("tensor {tensor} ({role}) has shape {shape}; the metadata require {want}")]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// What it is for.
+        /// Role of the tensor.
         role: &'static str,
-        /// Its shape, fastest dimension first.
+        /// Shape in the file, fastest dimension first.
         shape: String,
-        /// The shape it has to have.
+        /// Required shape.
         want: String,
     },
-    /// A norm weight, bias or frequency factor in another type than F32.
-    #[error("tensor {tensor} ({role}) is {dtype}; it has to be F32")]
+    /// A norm weight, bias or frequency factor that is not F32.
+    #[error("tensor {tensor} ({role}) is {dtype}; it must be F32")]
     VectorType {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// What it is for.
+        /// Role of the tensor.
         role: &'static str,
-        /// Its type.
+        /// Type in the file.
         dtype: DType,
     },
-    /// A fault of ours in what was written for the file.
+    /// An internal error: the architecture wrote an inconsistent program.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// Tensors that this architecture gives no meaning to: computing without them would answer wrongly.
-    #[error("{count} tensors have no place in architecture {architecture:?}, the first is {first}")]
+    /// Tensors unknown to this architecture. Computing without them would give wrong answers.
+    #[error("{count} tensors are unknown to architecture {architecture:?}; the first is {first}")]
     UnknownTensors {
-        /// The architecture.
+        /// Name of the architecture.
         architecture: String,
-        /// How many.
+        /// Number of unknown tensors.
         count: usize,
-        /// Name of the first in the file.
+        /// Name of the first such tensor in the file.
         first: String,
     },
 }

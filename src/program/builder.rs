@@ -1,4 +1,4 @@
-//! Writing a program, part after part.
+//! Builds a program, part after part.
 
 use super::{
     Content, Op, Part, PartKind, Program, ProgramError, Residence, Rope, RopeId, RopeSpec, Rows, State,
@@ -6,19 +6,20 @@ use super::{
 };
 use crate::tensor::LazyTensor;
 
-/// A program that is being written. Tensors and operations belong to the part begun last.
+/// A program under construction. Tensors and operations belong to the current part.
 #[derive(Debug)]
 pub struct Builder {
     program: Program,
 }
 
-/// Numbers are given out in order. A program has far fewer than 2^32 of anything: a file has at most 2^20 tensors.
+/// The next number. Numbers are assigned in order; a program has far fewer than 2^32 of anything: a file has at most
+/// 2^20 tensors.
 fn next(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
 impl Builder {
-    /// An empty program over `vocab` tokens.
+    /// An empty program for a vocabulary of `vocab` tokens.
     pub fn new(vocab: usize) -> Self {
         Self {
             program: Program {
@@ -39,7 +40,7 @@ impl Builder {
         self.program.parts.push(Part { kind, tensors: at..at, ops: Vec::new() });
     }
 
-    /// Adds a tensor to the part at hand.
+    /// Adds a tensor to the current part.
     pub fn tensor(&mut self, lazy: LazyTensor, residence: Residence) -> TensorId {
         let id = TensorId(next(self.program.tensors.len()));
         self.program.tensors.push(Tensor { lazy, residence });
@@ -49,22 +50,22 @@ impl Builder {
         id
     }
 
-    /// The number that the next tensor gets.
+    /// Number of the next tensor.
     pub fn next_tensor(&self) -> TensorId {
         TensorId(next(self.program.tensors.len()))
     }
 
-    /// A value of `width` real numbers for every row.
+    /// Adds a value of `width` real numbers for every row.
     pub fn value(&mut self, width: usize) -> ValueId {
         self.add_value(width, Rows::All, Content::Real)
     }
 
-    /// A value of `width` real numbers for the rows whose logits are wanted.
+    /// Adds a value of `width` real numbers for the rows whose logits are wanted.
     pub fn wanted_value(&mut self, width: usize) -> ValueId {
         self.add_value(width, Rows::Wanted, Content::Real)
     }
 
-    /// A choice of `used` experts for every row.
+    /// Adds a choice of `used` experts for every row.
     pub fn choice(&mut self, used: usize) -> ValueId {
         self.add_value(used, Rows::All, Content::Choice)
     }
@@ -75,36 +76,36 @@ impl Builder {
         id
     }
 
-    /// Numbers of a row of a value; 0 for one that there is not.
+    /// Numbers per row of a value; 0 for an unknown value.
     pub fn width(&self, value: ValueId) -> usize {
         self.program.values.get(value.0 as usize).map_or(0, |value| value.width as usize)
     }
 
-    /// Something that sequences keep.
+    /// Adds a state that sequences keep.
     pub fn state(&mut self, state: State) -> StateId {
         let id = StateId(next(self.program.states.len()));
         self.program.states.push(state);
         id
     }
 
-    /// Angles that heads turn by.
+    /// Adds a rotary embedding. `factors` is the tensor of its frequency divisors.
     pub fn rope(&mut self, spec: RopeSpec, factors: Option<TensorId>) -> RopeId {
         let id = RopeId(next(self.program.ropes.len()));
         self.program.ropes.push(Rope { spec, factors });
         id
     }
 
-    /// Adds an operation to the part at hand.
+    /// Adds an operation to the current part.
     pub fn push(&mut self, op: Op) {
         if let Some(part) = self.program.parts.last_mut() {
             part.ops.push(op);
         }
     }
 
-    /// The program, checked, whose tokens are drawn from `logits`.
+    /// Checks and returns the program. `logits` is the value that tokens are sampled from.
     ///
     /// # Errors
-    /// [`ProgramError`]: the program contradicts itself, which is a fault of whatever wrote it.
+    /// [`ProgramError`]: the program is inconsistent, which is a bug in its writer.
     pub fn finish(mut self, logits: ValueId) -> Result<Program, ProgramError> {
         self.program.logits = logits;
         self.program.check()?;

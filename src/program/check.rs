@@ -1,29 +1,29 @@
-//! Whether a program agrees with itself: numbers exist, shapes fit, values are written before they are read.
+//! Checks that a program is consistent: numbers exist, shapes fit, values are written before they are read.
 //!
-//! Backends rely on it: once a program is made, no operation of it needs another look at a shape.
+//! Backends rely on this: they need not check any shape of a finished program again.
 
 use super::{
     Content, Op, Part, PartKind, Program, Residence, RopeId, Rows, State, StateId, TensorId, Value, ValueId,
 };
 use crate::tensor::DType;
 
-/// A program that contradicts itself: a fault of the architecture that wrote it, not of the file.
+/// An inconsistent program: a bug in the architecture that wrote it, not a fault of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("internal error: the program's {part}, operation {op}: {why}")]
 pub struct ProgramError {
-    /// Where.
+    /// The part.
     pub part: String,
-    /// Number and name of the operation; of the part as a whole, empty.
+    /// Number and name of the operation; empty for the part as a whole.
     pub op: String,
-    /// What is wrong.
+    /// The fault.
     pub why: String,
 }
 
-/// What an operation is checked against.
+/// The context that an operation is checked against.
 struct Checker<'a> {
     program: &'a Program,
     part: &'a Part,
-    /// By value: whether something has written it.
+    /// Per value: true when an operation has written it.
     written: &'a mut [bool],
 }
 
@@ -34,14 +34,14 @@ fn demand(holds: bool, why: impl FnOnce() -> String) -> Found {
 }
 
 impl Program {
-    /// Refuses what does not hold.
+    /// Fails at the first inconsistency.
     pub(super) fn check(&self) -> Result<(), ProgramError> {
         let whole = |why: &str| ProgramError { part: "outline".into(), op: "-".into(), why: why.into() };
         let (Some(first), Some(last)) = (self.parts.first(), self.parts.last()) else {
-            return Err(whole("it has no parts"));
+            return Err(whole("the program has no parts"));
         };
         if first.kind != PartKind::Embedding || last.kind != PartKind::Head || self.parts.len() < 2 {
-            return Err(whole("parts are the embedding, layers, and the head"));
+            return Err(whole("parts must be the embedding, the layers and the head, in order"));
         }
         let mut written = vec![false; self.values.len()];
         for part in &self.parts {
@@ -55,26 +55,27 @@ impl Program {
             }
         }
         self.check_ropes().map_err(|why| whole(&why))?;
-        let logits = self.values.get(self.logits.0 as usize).ok_or_else(|| whole("it has no logits"))?;
+        let logits =
+            self.values.get(self.logits.0 as usize).ok_or_else(|| whole("the program has no logits"))?;
         let made = written.get(self.logits.0 as usize) == Some(&true);
         if !made || (logits.rows, logits.width, logits.content) != (Rows::Wanted, self.vocab, Content::Real) {
-            return Err(whole("logits are one number for each token, of the wanted rows"));
+            return Err(whole("logits must have one number per token, for the wanted rows"));
         }
         Ok(())
     }
 
     fn check_ropes(&self) -> Found {
         for rope in &self.ropes {
-            demand(rope.spec.dims.is_multiple_of(2), || "rotated values form pairs".into())?;
+            demand(rope.spec.dims.is_multiple_of(2), || "the number of rotated values must be even".into())?;
             let Some(factors) = rope.factors else { continue };
             let tensor = self.tensor(factors).ok_or("no such rotary factors")?;
             let first = self.parts.first().is_some_and(|part| part.tensors.contains(&factors.0));
             demand(first && tensor.residence == Residence::Host, || {
-                "rotary factors are the host's, of the first part".into()
+                "rotary factors must be host tensors and belong to the first part".into()
             })?;
             let shape = tensor.lazy.shape();
             demand(shape.elements() == rope.spec.dims as u64 / 2, || {
-                "another number of rotary factors".into()
+                "the number of rotary factors must be half the rotated values".into()
             })?;
         }
         Ok(())
@@ -90,9 +91,13 @@ impl Checker<'_> {
             demand(known || !access.reads(), || format!("value {} is read before it is written", id.0))?;
             let choice = matches!(op, Op::Route { out, .. } if *out == id)
                 || matches!(op, Op::Experts { choice, .. } if *choice == id);
-            demand((value.content == Content::Choice) == choice, || "numbers and choices are mixed".into())?;
+            demand((value.content == Content::Choice) == choice, || {
+                "the operation mixes numbers and choices".into()
+            })?;
             let same = *rows.get_or_insert(value.rows) == value.rows;
-            demand(same || matches!(op, Op::Take { .. }), || "values of other rows are mixed".into())?;
+            demand(same || matches!(op, Op::Take { .. }), || {
+                "the operation mixes values of different rows".into()
+            })?;
         }
         self.shapes(op)?;
         for (id, access) in op.values() {
@@ -112,16 +117,16 @@ impl Checker<'_> {
             Op::Take { from, out } => {
                 let (all, wanted) = (self.value(from)?, self.value(out)?);
                 demand((all.rows, wanted.rows) == (Rows::All, Rows::Wanted), || {
-                    "wanted rows are taken of all rows".into()
+                    "a take must copy all rows to wanted rows".into()
                 })?;
                 self.same_width(&[from, out])
             }
             Op::Norm { weight, bias, from, out, add, .. } => {
-                demand(!add || from != out, || "a norm is not added to its own input".into())?;
+                demand(!add || from != out, || "a norm must not be added to its own input".into())?;
                 self.norm(weight, bias, from, out)
             }
             Op::Project { weight, bias, from, out, .. } => {
-                demand(from != out, || "a projection has another output than its input".into())?;
+                demand(from != out, || "a projection must not write its input".into())?;
                 let rows = self.width(out)?;
                 self.shape(weight, rows, self.width(from)?)?;
                 bias.map_or(Ok(()), |bias| self.vector(bias, rows))
@@ -131,7 +136,7 @@ impl Checker<'_> {
                 let (heads, head_dim) = self.kv(state)?;
                 self.same_width(&[keys, values])?;
                 demand(Some(self.width(keys)?) == heads.checked_mul(head_dim), || {
-                    "keys are not as wide as their state".into()
+                    "keys must be as wide as their state".into()
                 })
             }
             Op::Attend { state, queries, window, out, scale } => {
@@ -139,26 +144,28 @@ impl Checker<'_> {
                 let whole = heads
                     .checked_mul(head_dim)
                     .is_some_and(|w| self.width(queries).is_ok_and(|q| q.is_multiple_of(w)));
-                demand(whole, || "query heads are no multiple of the state's heads".into())?;
-                demand(window != Some(0) && scale.is_finite(), || "a row sees itself".into())?;
+                demand(whole, || "the width of the queries must be a multiple of the state's width".into())?;
+                demand(window != Some(0) && scale.is_finite(), || {
+                    "the window must include the row, and the scale must be finite".into()
+                })?;
                 self.same_width(&[queries, out])
             }
             Op::Gate { gate, up, out, .. } => {
-                demand(gate != out && up != out, || "a gate has an output of its own".into())?;
+                demand(gate != out && up != out, || "a gate must not write its inputs".into())?;
                 self.same_width(&[gate, up, out])
             }
             Op::Activate { from, out, .. } => self.same_width(&[from, out]),
             Op::Add { from, out, .. } => {
-                demand(from != out, || "a value is added to another".into())?;
+                demand(from != out, || "a value must not be added to itself".into())?;
                 self.same_width(&[from, out])
             }
             Op::Route { logits, out, .. } => {
                 let (count, used) = (self.width(logits)?, self.width(out)?);
-                demand((1..=count).contains(&used), || format!("{used} experts of {count} are chosen"))
+                demand((1..=count).contains(&used), || format!("{used} of {count} experts are chosen"))
             }
             Op::Experts { experts, from, out, .. } => self.experts(experts, from, out),
             Op::Cap { cap, .. } => {
-                demand(cap > 0.0 && cap.is_finite(), || "a cap is a number above 0".into())
+                demand(cap > 0.0 && cap.is_finite(), || "a cap must be finite and above 0".into())
             }
             Op::Scale { .. } => Ok(()),
         }
@@ -168,8 +175,10 @@ impl Checker<'_> {
         self.same_width(&[from, out])?;
         let group = self.tensor(weight)?.lazy.shape().elements();
         let width = u64::from(self.width(from)?);
-        demand(group > 0 && width.is_multiple_of(group), || "groups of a norm are not whole".into())?;
-        let group = u32::try_from(group).map_err(|_| "a norm wider than a row")?;
+        demand(group > 0 && width.is_multiple_of(group), || {
+            "the group of a norm must divide the width".into()
+        })?;
+        let group = u32::try_from(group).map_err(|_| "the norm is wider than a row")?;
         self.vector(weight, group)?;
         bias.map_or(Ok(()), |bias| self.vector(bias, group))
     }
@@ -178,14 +187,14 @@ impl Checker<'_> {
         let rope = self.program.ropes.get(rope.0 as usize).ok_or("no such rotary embedding")?;
         let whole = head_dim > 0 && self.width(value)?.is_multiple_of(head_dim);
         demand(whole && rope.spec.dims <= head_dim as usize, || {
-            "heads are not whole, or shorter than what turns".into()
+            "head_dim must divide the width and be at least the rotated values".into()
         })
     }
 
     fn experts(&self, experts: super::ExpertRange, from: ValueId, out: ValueId) -> Found {
-        demand(from != out, || "experts have another output than their input".into())?;
+        demand(from != out, || "experts must not write their input".into())?;
         let (from, out) = (self.width(from)?, self.width(out)?);
-        let last = experts.count.checked_sub(1).ok_or("a layer of no experts")?;
+        let last = experts.count.checked_sub(1).ok_or("the layer has no experts")?;
         let [_, _, end] = experts.tensors(last);
         self.tensor(end)?;
         let [gate, ..] = experts.tensors(0);
@@ -195,12 +204,12 @@ impl Checker<'_> {
             let all = experts.tensors(expert);
             for id in all {
                 demand(self.tensor(id)?.residence == Residence::Chosen, || {
-                    "an expert comes when chosen".into()
+                    "an expert must be loaded when chosen".into()
                 })?;
             }
             let of = |id| self.tensor(id).map(|tensor| tensor.lazy.dtype());
             let found = (of(all[0])?, of(all[1])?, of(all[2])?);
-            demand(*types.get_or_insert(found) == found, || "experts of one layer differ in type".into())?;
+            demand(*types.get_or_insert(found) == found, || "the experts of a layer differ in type".into())?;
             self.shape(all[0], ffn, from)?;
             self.shape(all[1], ffn, from)?;
             self.shape(all[2], out, ffn)?;
@@ -221,7 +230,7 @@ impl Checker<'_> {
         let first = widths.next().unwrap_or(Ok(0))?;
         for width in widths {
             let width = width?;
-            demand(width == first, || format!("values of {first} and of {width} numbers"))?;
+            demand(width == first, || format!("widths {first} and {width} differ"))?;
         }
         Ok(())
     }
@@ -233,15 +242,17 @@ impl Checker<'_> {
         }
     }
 
-    /// A tensor of the part at hand.
+    /// A tensor of the current part.
     fn tensor(&self, id: TensorId) -> Result<&super::Tensor, String> {
-        demand(self.part.tensors.contains(&id.0), || format!("tensor {} is not of this part", id.0))?;
+        demand(self.part.tensors.contains(&id.0), || {
+            format!("tensor {} does not belong to this part", id.0)
+        })?;
         self.program.tensor(id).ok_or_else(|| format!("no tensor {}", id.0))
     }
 
     fn host(&self, id: TensorId) -> Found {
         demand(self.tensor(id)?.residence == Residence::Host, || {
-            "rows of a table are the host's to read".into()
+            "an embedding table must be a host tensor".into()
         })
     }
 
@@ -250,13 +261,13 @@ impl Checker<'_> {
         let found = (lazy.shape().rows(), lazy.shape().cols());
         demand(found == (rows.into(), cols.into()), || {
             let fits = if rows == 1 { format!("[{cols}]") } else { format!("[{cols}, {rows}]") };
-            format!("tensor {} is {} where {fits} fits", lazy.name(), lazy.shape())
+            format!("tensor {} is {}, but must have shape {fits}", lazy.name(), lazy.shape())
         })
     }
 
     fn vector(&self, id: TensorId, len: u32) -> Found {
         self.shape(id, 1, len)?;
         let lazy = &self.tensor(id)?.lazy;
-        demand(lazy.dtype() == DType::F32, || format!("tensor {} is no vector of F32", lazy.name()))
+        demand(lazy.dtype() == DType::F32, || format!("tensor {} must be F32", lazy.name()))
     }
 }

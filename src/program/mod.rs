@@ -1,8 +1,8 @@
-//! What a model computes, as a program: numbered tensors, values and states, and typed operations in parts.
+//! A model's computation as a program: numbered tensors, values and states, and typed operations in parts.
 //!
-//! An architecture (`model/arch`) writes a program from the header alone; nothing in it has been read. A backend binds it: it
-//! chooses kernels for stretches of operations, places values in memory, and refuses what it cannot run. A part is the unit of
-//! residency: its tensors come when a step reaches it and leave together.
+//! An architecture (`model/arch`) writes a program from the header alone, without reading a tensor. A backend binds the
+//! program: it chooses kernels for runs of operations, places values in memory, and refuses unsupported operations. A
+//! part is the unit of residency: its tensors are loaded when a step reaches it, and evicted together.
 
 mod builder;
 mod check;
@@ -34,7 +34,7 @@ pub struct StateId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RopeId(pub u32);
 
-/// Number of the part that a step runs first: the embedding, and the factors of rotary embeddings.
+/// Number of the part that a step runs first: the embedding, and the frequency divisors of rotary embeddings.
 pub const FIRST_PART: u32 = 0;
 
 /// A tensor of a program.
@@ -42,79 +42,79 @@ pub const FIRST_PART: u32 = 0;
 pub struct Tensor {
     /// Name, type, shape, file range.
     pub lazy: LazyTensor,
-    /// How steps use it.
+    /// Place of the tensor while its part runs.
     pub residence: Residence,
 }
 
-/// Where a tensor has to be while its part runs.
+/// Required place of a tensor while its part runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residence {
     /// On the device.
     Device,
-    /// On the device as soon as a row's choice of experts falls on it.
+    /// On the device, loaded when a row chooses its expert.
     Chosen,
-    /// In the file mapping: the host reads a few rows of it.
+    /// In the file mapping; the host reads a few rows of it.
     Host,
 }
 
 /// An intermediate result: `width` numbers for each row of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: u32,
-    /// For which rows.
+    /// The rows it covers.
     pub rows: Rows,
-    /// What the numbers are.
+    /// Kind of its numbers.
     pub content: Content,
 }
 
-/// Which rows of a step a value has.
+/// The rows of a step that a value covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
-    /// All.
+    /// All rows.
     All,
-    /// Those whose logits are wanted.
+    /// The rows whose logits are wanted.
     Wanted,
 }
 
-/// What a value's numbers are.
+/// Kind of a value's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Real numbers.
     Real,
-    /// Numbers of experts and their weights, from [`Op::Route`].
+    /// Expert numbers and their weights, from [`Op::Route`].
     Choice,
 }
 
-/// What a sequence keeps from row to row.
+/// State that a sequence keeps from row to row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Keys and values of every position.
     Kv {
-        /// Heads of keys, and of values.
+        /// Number of key heads, equal to that of value heads.
         heads: u32,
         /// Values of a head.
         head_dim: u32,
     },
 }
 
-/// Angles by which heads turn.
+/// A rotary embedding of the program.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// How they follow from the position.
+    /// How the angles follow from the position.
     pub spec: RopeSpec,
-    /// Divisors of the frequencies, `[dims / 2]` f32, of the first part.
+    /// Frequency divisors, `[dims / 2]` f32. Belong to the first part.
     pub factors: Option<TensorId>,
 }
 
-/// What a part is to a person.
+/// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
-    /// What a step begins with.
+    /// The first part of a step.
     Embedding,
-    /// A decoder layer, by number.
+    /// The decoder layer of this number.
     Layer(u32),
-    /// What makes logits of the last layer's rows.
+    /// Computes logits from the last layer's rows.
     Head,
 }
 
@@ -128,18 +128,18 @@ impl std::fmt::Display for PartKind {
     }
 }
 
-/// A stretch of operations and the tensors that only they use.
+/// A run of operations, and the tensors that only they use.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// What it is.
+    /// Embedding, layer or head.
     pub kind: PartKind,
     /// Numbers of its tensors, in the order in which a step first needs them.
     pub tensors: Range<u32>,
-    /// In the order in which they run.
+    /// Operations in execution order.
     pub ops: Vec<Op>,
 }
 
-/// A model's computation; see the [module](self). Made by [`Builder::finish`], which checks it.
+/// A model's computation; see the [module](self). Created and checked by [`Builder::finish`].
 #[derive(Clone, Debug)]
 pub struct Program {
     tensors: Vec<Tensor>,
@@ -177,12 +177,12 @@ impl Program {
         &self.ropes
     }
 
-    /// Parts in the order in which a step runs them: [`FIRST_PART`], each layer, the head.
+    /// Parts in execution order: [`FIRST_PART`], each layer, the head.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// How many parts there are.
+    /// Number of parts.
     pub fn part_count(&self) -> u32 {
         self.parts.len() as u32 // layers: at most `LAYERS_MAX` of `model/arch`, 512
     }
@@ -192,33 +192,33 @@ impl Program {
         self.part_count().saturating_sub(1)
     }
 
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub fn layer_count(&self) -> u32 {
         self.part_count().saturating_sub(2)
     }
 
-    /// Number of the part that is a layer.
+    /// Part number of a layer.
     pub fn layer_part(&self, layer: u32) -> u32 {
         layer + 1
     }
 
-    /// Tensors of a part with their numbers, all experts among them; none past the last part.
+    /// Tensors of a part with their numbers, including all experts. Empty past the last part.
     pub fn part_tensors(&self, part: u32) -> impl Iterator<Item = (TensorId, &Tensor)> {
         let range = self.parts.get(part as usize).map_or(0..0, |part| part.tensors.clone());
         range.filter_map(|number| Some((TensorId(number), self.tensor(TensorId(number))?)))
     }
 
-    /// Tokens in the vocabulary: ids are below it, and logits are as many.
+    /// Tokens in the vocabulary: the upper bound of ids and the number of logits.
     pub fn vocab(&self) -> usize {
         self.vocab as usize
     }
 
-    /// The value that tokens are drawn from.
+    /// The value that tokens are sampled from.
     pub fn logits(&self) -> ValueId {
         self.logits
     }
 
-    /// Every tensor type used, each with the first tensor of it.
+    /// Every tensor type in use, each with its first tensor.
     pub fn dtypes(&self) -> Vec<(DType, &LazyTensor)> {
         let mut found: Vec<(DType, &LazyTensor)> = Vec::new();
         for Tensor { lazy, .. } in &self.tensors {

@@ -1,7 +1,8 @@
 //! The operations of a program, each with all its attributes.
 //!
-//! A row of a step is computed from its own values and its own sequence's state alone. Unless an operation says otherwise, all
-//! its values have the same rows. `x[r]` is row r of the value x; all arithmetic is real, a backend chooses its precision.
+//! A row of a step depends only on its own values and its own sequence's state. Unless an operation says otherwise, all
+//! its values have the same rows. `x[r]` is row r of the value x. All arithmetic is on reals; a backend chooses the
+//! precision.
 
 use super::{RopeId, StateId, TensorId, ValueId};
 
@@ -24,13 +25,13 @@ pub enum Op {
         /// A value of the wanted rows, as wide.
         out: ValueId,
     },
-    /// Normalises each group of neighbouring values of a row by itself: whole rows, or heads.
+    /// Normalises each group of neighbouring values of a row separately: whole rows, or heads.
     Norm {
-        /// How.
+        /// RMSNorm or LayerNorm.
         kind: NormKind,
         /// Added to the mean square, or to the variance.
         eps: f32,
-        /// `[group]` f32: a group has as many values.
+        /// `[group]` f32; its length is the group's size.
         weight: TensorId,
         /// `[group]` f32, added at the end.
         bias: Option<TensorId>,
@@ -38,7 +39,7 @@ pub enum Op {
         from: ValueId,
         /// Written; may be `from`.
         out: ValueId,
-        /// The result is added to `out`, which is another value than `from` then.
+        /// Adds the result to `out`, which must then differ from `from`.
         add: bool,
     },
     /// `out[r] = weight * from[r] + bias`.
@@ -51,44 +52,44 @@ pub enum Op {
         from: ValueId,
         /// Written.
         out: ValueId,
-        /// The result is added to `out`.
+        /// Adds the result to `out`.
         add: bool,
     },
     /// Rotates the first [`RopeSpec::dims`](super::RopeSpec::dims) values of each head by the row's position.
     Rope {
-        /// By which angles.
+        /// The rotary embedding.
         rope: RopeId,
-        /// Values of a head; divides the value's width.
+        /// Values of a head; a divisor of the value's width.
         head_dim: u32,
         /// Read and written.
         value: ValueId,
     },
-    /// Keeps the row's keys and values at its position.
+    /// Stores the row's keys and values at its position.
     Store {
-        /// Where.
+        /// State that receives them.
         state: StateId,
-        /// `heads * head_dim` of the state.
+        /// Keys; `heads * head_dim` of the state wide.
         keys: ValueId,
-        /// As wide.
+        /// Values; as wide as the keys.
         values: ValueId,
     },
-    /// `out` head h of row r = the sum over visible positions p of `softmax(scale * query . key[p]) * value[p]`. Each head of the
-    /// state serves as many neighbouring query heads.
+    /// `out` head h of row r = the sum over visible positions p of `softmax(scale * query . key[p]) * value[p]`. Each
+    /// head of the state serves an equal number of neighbouring query heads.
     Attend {
-        /// Keys and values, those of this step's rows among them.
+        /// Keys and values, including those of this step's rows.
         state: StateId,
-        /// A multiple of `heads * head_dim` of the state.
+        /// Queries; their width is a multiple of `heads * head_dim` of the state.
         queries: ValueId,
-        /// Factor of the products of queries and keys.
+        /// Factor of the query-key products.
         scale: f32,
-        /// A row at position p sees positions above `p - window`, up to its own; all up to its own where there is none.
+        /// A row at position p sees positions above `p - window`, up to its own; without a window, all up to its own.
         window: Option<u32>,
         /// Written; as wide as the queries.
         out: ValueId,
     },
     /// `out = activation(gate) * up`.
     Gate {
-        /// Of the gate.
+        /// Activation of the gate.
         activation: Activation,
         /// Read.
         gate: ValueId,
@@ -99,21 +100,21 @@ pub enum Op {
     },
     /// `out = activation(from)`.
     Activate {
-        /// Which.
+        /// The function.
         activation: Activation,
         /// Read.
         from: ValueId,
         /// Written.
         out: ValueId,
     },
-    /// Chooses the `width of out` experts with the largest logits, the lower number of equals, and their weights:
-    /// `softmax(logits)`.
+    /// Chooses the `width of out` experts with the largest logits, and their weights: `softmax(logits)`. Of equal
+    /// logits, the lower expert number wins.
     Route {
-        /// One for each expert.
+        /// One logit per expert.
         logits: ValueId,
-        /// The weights of a row's experts are divided by their sum.
+        /// Divides the weights of a row's experts by their sum.
         normalise: bool,
-        /// Then they are multiplied by this.
+        /// Factor of the weights, after normalisation.
         scale: f32,
         /// Written: a [choice](super::Content::Choice).
         out: ValueId,
@@ -122,9 +123,9 @@ pub enum Op {
     Experts {
         /// All experts of the layer.
         experts: ExpertRange,
-        /// Which of them each row uses, and their weights.
+        /// The experts of each row, and their weights.
         choice: ValueId,
-        /// Of the gate.
+        /// Activation of the gate.
         activation: Activation,
         /// Read.
         from: ValueId,
@@ -156,7 +157,7 @@ pub enum Op {
     },
 }
 
-/// What a norm divides by.
+/// Formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `x * weight / sqrt(mean(x^2) + eps)`.
@@ -165,23 +166,24 @@ pub enum NormKind {
     Layer,
 }
 
-/// A function of single values.
+/// An elementwise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`: the approximation that models are trained with.
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`: the approximation used in training.
     Gelu,
 }
 
-/// The experts of a layer as tensors of the program: gate, up and down of the first, then those of the second, and so on.
+/// The experts of a layer as consecutive tensors of the program: gate, up and down of the first, then of the second,
+/// ...
 ///
-/// Gates and ups are `[ffn, width of from]`, downs `[width of out, ffn]`; all of a role have one type.
+/// Gates and ups are `[ffn, width of from]`, downs `[width of out, ffn]`. All tensors of a role have one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertRange {
     /// Gate of the first expert.
     pub first: TensorId,
-    /// Experts.
+    /// Number of experts.
     pub count: u32,
 }
 
@@ -196,21 +198,21 @@ impl ExpertRange {
 /// How an operation uses a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads it.
+    /// The operation reads the value.
     Read,
-    /// Writes all of it.
+    /// The operation writes the whole value.
     Write,
-    /// Reads and writes it.
+    /// The operation reads and writes the value.
     Update,
 }
 
 impl Access {
-    /// Whether what was there before matters.
+    /// True when the previous content matters.
     pub fn reads(self) -> bool {
         self != Self::Write
     }
 
-    /// Whether another content is there afterwards.
+    /// True when the content changes.
     pub fn writes(self) -> bool {
         self != Self::Read
     }
@@ -221,7 +223,7 @@ fn written(add: bool) -> Access {
 }
 
 impl Op {
-    /// The values that it uses, those it reads first.
+    /// The values it uses, read ones first.
     pub fn values(&self) -> impl Iterator<Item = (ValueId, Access)> + use<> {
         use Access::{Read, Update, Write};
         let all = match *self {
@@ -248,12 +250,12 @@ impl Op {
         all.into_iter().flatten()
     }
 
-    /// Whether it reads this value.
+    /// True when it reads this value.
     pub fn reads(&self, value: ValueId) -> bool {
         self.values().any(|(used, access)| used == value && access.reads())
     }
 
-    /// What messages call it.
+    /// Name for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Embed { .. } => "embed",

@@ -1,6 +1,6 @@
-//! Rotary embedding: what a model says of it, and the one table of cosines and sines that every device rotates with.
+//! Rotary embedding: a model's parameters, and the one table of cosines and sines that every device rotates with.
 
-/// Which values of a head a rotary pair joins.
+/// The values of a head that form a rotary pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayout {
     /// Neighbours `(2i, 2i+1)`: llama in GGUF.
@@ -13,41 +13,41 @@ pub enum RopeLayout {
 /// [`Rope::factors`](super::Rope::factors).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// Which values form a pair.
+    /// Layout of the pairs.
     pub layout: RopeLayout,
-    /// Rotated dimensions of each head; the rest pass. Even, at most head_dim.
+    /// Rotated dimensions of each head; the rest pass unchanged. Even, at most head_dim.
     pub dims: usize,
     /// Base of the angles.
     pub theta: f32,
-    /// How positions past the trained context are brought into it.
+    /// Scaling of positions past the trained context.
     pub scaling: RopeScaling,
-    /// Rotated pairs become this much longer, beside what [`RopeScaling::Yarn`] adds; 1 for nearly all models.
+    /// Length factor of rotated pairs, besides that of [`RopeScaling::Yarn`]; 1 for nearly all models.
     pub magnitude: f32,
 }
 
-/// How positions past the trained context are brought into it.
+/// Scaling of positions past the trained context.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// They are taken as they are.
+    /// Positions are not scaled.
     #[default]
     None,
     /// All positions are divided.
     Linear {
-        /// By this. Above 0.
+        /// Divisor. Above 0.
         factor: f32,
     },
-    /// Slow pairs are divided, fast ones taken as they are, those between mixed (arXiv 2309.00071).
+    /// Slow pairs are divided, fast ones are not, and those between are mixed (arXiv 2309.00071).
     Yarn(Yarn),
 }
 
-/// Numbers of [`RopeScaling::Yarn`].
+/// Parameters of [`RopeScaling::Yarn`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
     /// Divisor of slow pairs' positions. Above 0.
     pub factor: f32,
     /// Trained context in tokens. At least 1.
     pub original_context: u32,
-    /// How much of the mix is taken: 1 for all of it, 0 is linear scaling.
+    /// Strength of the mix: 1 is all of it, 0 is linear scaling.
     pub ext_factor: f32,
     /// Pairs with more turns than this in the trained context are fast. Above 0.
     pub beta_fast: f32,
@@ -57,18 +57,18 @@ pub struct Yarn {
     pub log_multiplier: f32,
 }
 
-/// What each pair of a head turns by from one position to the next. Made once for a model; f64 throughout, so that
-/// angles are right at any position.
+/// The rotation of each pair of a head from one position to the next. Made once for a model. Uses f64 throughout, so
+/// that angles are right at any position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeAngles {
     /// Radians per position, by pair.
     frequencies: Vec<f64>,
-    /// Length that cosines and sines are multiplied by.
+    /// Factor of cosines and sines.
     magnitude: f64,
 }
 
 impl RopeAngles {
-    /// `factors`, where there are any, divide the frequencies pair by pair; `dims / 2` of them.
+    /// Computes the frequencies. `factors`, if any, divide them pair by pair; there are `dims / 2`.
     pub fn new(spec: &RopeSpec, factors: Option<&[f32]>) -> Self {
         let dims = spec.dims as f64;
         let theta = f64::from(spec.theta);
@@ -96,14 +96,14 @@ impl RopeAngles {
         }
     }
 
-    /// Pairs of a head.
+    /// Number of rotated pairs of a head.
     pub fn pairs(&self) -> usize {
         self.frequencies.len()
     }
 
     /// Appends `[cosine, sine]` of each pair at `position`, magnitude included. About 20 ns a pair.
     ///
-    /// Called for positions 0, 1, 2, ... it makes the table `[positions][dims / 2][2]` that devices keep.
+    /// Calls for positions 0, 1, 2, ... build the table `[positions][dims / 2][2]` that devices keep.
     pub fn append(&self, position: u32, table: &mut Vec<[f32; 2]>) {
         table.extend(self.frequencies.iter().map(|frequency| {
             let (sin, cos) = (f64::from(position) * frequency).sin_cos();
@@ -113,9 +113,9 @@ impl RopeAngles {
 }
 
 impl Yarn {
-    /// The last pair that turns fast enough to be left alone, and the first that is slow.
+    /// The last pair that is fast enough to stay unscaled, and the first slow pair.
     fn ramp(&self, dims: f64, theta: f64) -> [f64; 2] {
-        // The pair that turns `turns` times within the trained context.
+        // The pair that makes `turns` turns within the trained context.
         let pair_of = |turns: f32| {
             let context = f64::from(self.original_context);
             let wavelengths = context / (f64::from(turns) * 2.0 * std::f64::consts::PI);
@@ -124,7 +124,7 @@ impl Yarn {
         [pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(dims - 1.0)]
     }
 
-    /// Attention gets flatter as contexts grow: q and k are made longer against it.
+    /// Length factor of q and k: attention flattens as contexts grow, and longer vectors counter that.
     fn length(&self) -> f64 {
         let factor = f64::from(self.factor);
         if self.ext_factor == 0.0 || factor <= 1.0 {
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(angles(RopeScaling::Yarn(yarn), None), linear, "no mix: linear, and no longer pairs");
         (yarn.ext_factor, yarn.factor, yarn.log_multiplier) = (1.0, 1.0, 0.0);
         close(&angles(RopeScaling::Yarn(yarn), None).frequencies, &[1.0, 0.1, 0.01, 0.001]);
-        // A context too short for any turn, and one base: still numbers.
+        // A context too short for any turn, and a base of 1: the results are still numbers.
         (yarn.original_context, yarn.factor) = (1, 8.0);
         assert!(angles(RopeScaling::Yarn(yarn), None).frequencies.iter().all(|f| f.is_finite()));
     }

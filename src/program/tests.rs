@@ -1,4 +1,4 @@
-//! Programs that contradict themselves, one fault each, are refused and say where.
+//! Inconsistent programs, one fault each, are refused with the fault's place.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::tensor::{MappedFile, Shape};
 const VOCAB: usize = 8;
 const WIDTH: usize = 4;
 
-/// A file of zeros that tensors lie in.
+/// A file of zeros that holds the tensors.
 fn file() -> Arc<MappedFile> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&[0; 4096]).unwrap();
@@ -22,10 +22,10 @@ fn tensor(dtype: DType, dims: &[u64]) -> LazyTensor {
     LazyTensor::new(&format!("{dtype} {shape}"), dtype, shape, 0..bytes, file()).unwrap()
 }
 
-/// What a test puts into the layer of a sound program.
+/// Builds the layer of an otherwise sound program.
 struct Rig {
     builder: Builder,
-    /// Of all rows, written.
+    /// A value of all rows, already written.
     x: ValueId,
 }
 
@@ -45,7 +45,7 @@ impl Rig {
     }
 }
 
-/// The fault of a program whose one layer has what `write` puts there; nothing where it is sound.
+/// The error of a program whose one layer `write` fills; `None` where it is sound.
 fn fault(write: impl FnOnce(&mut Rig)) -> Option<String> {
     let mut builder = Builder::new(VOCAB);
     builder.part(PartKind::Embedding);
@@ -92,19 +92,19 @@ fn values_are_written_before_they_are_read_and_are_of_the_same_rows() {
         rig.builder.push(Op::Add { from, scale: 1.0, out: rig.x });
     });
     refused("no value 77", |rig| rig.builder.push(Op::Scale { by: 2.0, value: ValueId(77) }));
-    refused("values of other rows", |rig| {
+    refused("mixes values of different rows", |rig| {
         let out = rig.builder.wanted_value(WIDTH);
         rig.builder.push(Op::Activate { activation: Activation::Gelu, from: rig.x, out });
     });
-    refused("wanted rows are taken", |rig| {
+    refused("must copy all rows to wanted rows", |rig| {
         let out = rig.builder.value(WIDTH);
         rig.builder.push(Op::Take { from: rig.x, out });
     });
-    refused("numbers and choices", |rig| {
+    refused("mixes numbers and choices", |rig| {
         let out = rig.builder.choice(WIDTH);
         rig.builder.push(Op::Activate { activation: Activation::Silu, from: rig.x, out });
     });
-    refused("values of 8 and of 4 numbers", |rig| {
+    refused("widths 8 and 4 differ", |rig| {
         let from = rig.project(8);
         rig.builder.push(Op::Add { from, scale: 1.0, out: rig.x });
     });
@@ -112,15 +112,15 @@ fn values_are_written_before_they_are_read_and_are_of_the_same_rows() {
 
 #[test]
 fn weights_have_the_shapes_that_operations_need() {
-    refused("where [4, 5] fits", |rig| {
+    refused("must have shape [4, 5]", |rig| {
         let (weight, out) = (rig.matrix(6, 4), rig.builder.value(5));
         rig.builder.push(Op::Project { weight, bias: None, from: rig.x, out, add: false });
     });
-    refused("where [5] fits", |rig| {
+    refused("must have shape [5]", |rig| {
         let (weight, bias, out) = (rig.matrix(5, 4), rig.vector(6), rig.builder.value(5));
         rig.builder.push(Op::Project { weight, bias: Some(bias), from: rig.x, out, add: false });
     });
-    refused("no vector of F32", |rig| {
+    refused("must be F32", |rig| {
         let weight = rig.builder.tensor(tensor(DType::F16, &[4]), Residence::Device);
         let (from, out) = (rig.x, rig.builder.value(WIDTH));
         rig.builder.push(Op::Norm {
@@ -133,7 +133,7 @@ fn weights_have_the_shapes_that_operations_need() {
             add: false,
         });
     });
-    refused("groups of a norm", |rig| {
+    refused("the group of a norm", |rig| {
         let weight = rig.vector(3);
         let (from, out) = (rig.x, rig.builder.value(WIDTH));
         rig.builder.push(Op::Norm {
@@ -146,11 +146,11 @@ fn weights_have_the_shapes_that_operations_need() {
             add: false,
         });
     });
-    refused("not of this part", |rig| {
+    refused("does not belong to this part", |rig| {
         let out = rig.builder.value(VOCAB);
         rig.builder.push(Op::Project { weight: TensorId(0), bias: None, from: rig.x, out, add: false });
     });
-    refused("the host's to read", |rig| {
+    refused("must be a host tensor", |rig| {
         let (table, out) = (rig.matrix(8, 4), rig.builder.value(WIDTH));
         rig.builder.push(Op::Embed { table, scale: 1.0, out });
     });
@@ -165,18 +165,18 @@ fn heads_are_whole_and_a_row_sees_itself() {
         scaling: RopeScaling::None,
         magnitude: 1.0,
     };
-    refused("shorter than what turns", |rig| {
+    refused("at least the rotated values", |rig| {
         let rope = rig.builder.rope(spec(4), None);
         rig.builder.push(Op::Rope { rope, head_dim: 2, value: rig.x });
     });
-    refused("heads are not whole", |rig| {
+    refused("head_dim must divide the width", |rig| {
         let rope = rig.builder.rope(spec(2), None);
         rig.builder.push(Op::Rope { rope, head_dim: 3, value: rig.x });
     });
     refused("no such rotary", |rig| {
         rig.builder.push(Op::Rope { rope: RopeId(1), head_dim: 4, value: rig.x })
     });
-    refused("as wide as their state", |rig| {
+    refused("keys must be as wide as their state", |rig| {
         let state = rig.builder.state(State::Kv { heads: 2, head_dim: 4 });
         rig.builder.push(Op::Store { state, keys: rig.x, values: rig.x });
     });
@@ -186,22 +186,22 @@ fn heads_are_whole_and_a_row_sees_itself() {
             rig.builder.push(Op::Attend { state, queries: rig.x, scale: 1.0, window, out });
         }
     };
-    refused("no multiple of the state's", attend(3, 1, None));
+    refused("must be a multiple of the state's width", attend(3, 1, None));
     refused("no such keys", attend(0, 1, None));
-    refused("a row sees itself", attend(2, 2, Some(0)));
+    refused("window must include the row", attend(2, 2, Some(0)));
     for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        refused("a number above 0", move |rig| rig.builder.push(Op::Cap { cap, value: rig.x }));
+        refused("must be finite and above 0", move |rig| rig.builder.push(Op::Cap { cap, value: rig.x }));
     }
     let text = fault(|rig| {
         rig.builder.rope(spec(3), None);
     })
     .unwrap();
-    assert!(text.contains("form pairs"), "{text}");
+    assert!(text.contains("must be even"), "{text}");
     let text = fault(|rig| {
         let factors = rig.vector(1);
         rig.builder.rope(spec(2), Some(factors));
     });
-    assert!(text.unwrap().contains("of the first part"));
+    assert!(text.unwrap().contains("belong to the first part"));
 }
 
 #[test]
@@ -224,20 +224,20 @@ fn experts_are_alike_and_come_when_chosen() {
         }
     };
     assert_eq!(fault(layer(2, 2, DType::F32, Residence::Chosen)), None);
-    refused("3 experts of 2", layer(2, 3, DType::F32, Residence::Chosen));
-    refused("a layer of no experts", layer(0, 1, DType::F32, Residence::Chosen));
+    refused("3 of 2 experts", layer(2, 3, DType::F32, Residence::Chosen));
+    refused("the layer has no experts", layer(0, 1, DType::F32, Residence::Chosen));
     refused("differ in type", layer(2, 1, DType::F16, Residence::Chosen));
-    refused("comes when chosen", layer(2, 1, DType::F32, Residence::Device));
-    refused("not of this part", layer(4, 1, DType::F32, Residence::Chosen));
+    refused("must be loaded when chosen", layer(2, 1, DType::F32, Residence::Device));
+    refused("does not belong to this part", layer(4, 1, DType::F32, Residence::Chosen));
 }
 
 #[test]
 fn logits_are_one_number_for_each_token() {
     let mut builder = Builder::new(VOCAB);
-    assert!(builder.finish(ValueId(0)).unwrap_err().to_string().contains("no parts"));
+    assert!(builder.finish(ValueId(0)).unwrap_err().to_string().contains("has no parts"));
     builder = Builder::new(VOCAB);
     builder.part(PartKind::Embedding);
     builder.part(PartKind::Head);
     let logits = builder.wanted_value(VOCAB);
-    assert!(builder.finish(logits).unwrap_err().to_string().contains("one number for each token"));
+    assert!(builder.finish(logits).unwrap_err().to_string().contains("one number per token"));
 }

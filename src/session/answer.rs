@@ -7,7 +7,7 @@ use rocmforge_client::wire::{self, ErrorCode, Flags, Message, Op, WireError};
 use super::Connection;
 use super::error::{Failure, of_codec};
 
-/// Answers one stream, once: dropping it unanswered tells the client of a fault, so that no stream stays open.
+/// Answers one stream exactly once. Dropping it unanswered sends an `Internal` error, so that no stream stays open.
 #[derive(Debug)]
 pub(super) struct Answer {
     connection: Arc<Connection>,
@@ -20,7 +20,7 @@ impl Answer {
         Self { connection, stream, ended: false }
     }
 
-    /// The first of several, which may be large: it waits for room.
+    /// Sends the first of several items, which may be large: waits for room.
     ///
     /// # Errors
     /// A message that does not fit a frame.
@@ -30,7 +30,7 @@ impl Answer {
         Ok(())
     }
 
-    /// One of several; the stream goes on.
+    /// Sends one of several items; the stream goes on.
     ///
     /// # Errors
     /// A message that does not fit a frame.
@@ -40,7 +40,7 @@ impl Answer {
         Ok(())
     }
 
-    /// The end of the stream, once there is room for it.
+    /// Ends the stream with `result`, once there is room for it.
     pub(super) async fn in_turn<T: Message>(mut self, op: Op, result: Result<T, Failure>) {
         let frame = match result {
             Ok(message) => self.last_frame(op, &message),
@@ -52,18 +52,18 @@ impl Answer {
         }
     }
 
-    /// The whole answer, at once: for small ones, from where nothing may wait.
+    /// Sends the whole answer at once: for small answers, from code that may not wait.
     pub(super) fn reply<T: Message>(self, message: &T) {
         self.finish(Op::Reply, message);
     }
 
-    /// The failure of the request, at once.
+    /// Sends the request's failure at once.
     pub(super) fn fail(self, error: &Failure) {
         let error = self.logged(error);
         self.finish(Op::Error, error);
     }
 
-    /// The failure that the request asked for, at once: nothing failed, so nothing is logged.
+    /// Sends the failure that the request asked for, at once. Nothing failed, so nothing is logged.
     pub(super) fn fail_as_asked(self, error: &Failure) {
         self.finish(Op::Error, error);
     }
@@ -92,18 +92,18 @@ impl Answer {
         }
     }
 
-    /// Out of the table before the last frame is sent: a client that has seen the end may open the next stream at once.
+    /// Must run before the last frame is sent: a client that has seen the end may open the next stream at once.
     fn close(&mut self) {
         self.ended = true;
         self.connection.streams.lock().remove(&self.stream);
     }
 
-    /// The frame that ends the stream: of `message`, or of why that cannot be sent.
+    /// The frame that ends the stream: `message`, or the reason why that cannot be encoded.
     fn last_frame<T: Message>(&self, op: Op, message: &T) -> Option<Vec<u8>> {
         let frame = self.frame(op, Flags::NONE, message);
         let frame = frame.or_else(|error| self.frame(Op::Error, Flags::NONE, &error));
         if let Err(error) = &frame {
-            tracing::error!(message = error.message, "an error could not be encoded");
+            tracing::error!(message = error.message, "encoding an error frame failed");
         }
         frame.ok()
     }
@@ -120,7 +120,7 @@ impl Drop for Answer {
         if !self.ended {
             let error = WireError::new(
                 ErrorCode::Internal,
-                "a fault of the daemon ended this request without an answer",
+                "a bug in the daemon ended this request without an answer; see the daemon's log",
             );
             self.finish_by_ref(Op::Error, &error);
         }

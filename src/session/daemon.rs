@@ -13,7 +13,7 @@ use super::{Call, Failure, failure, host};
 use crate::backend::{BackendInfo, DeviceCounters};
 use crate::scheduler::{EngineSnapshot, SequenceSnapshot, SequenceState};
 
-/// Version told to clients.
+/// Version that clients see.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub(super) fn ping(request: PingRequest) -> PingReply {
@@ -22,7 +22,7 @@ pub(super) fn ping(request: PingRequest) -> PingReply {
 
 pub(super) fn fail(request: &FailRequest) -> WireError {
     let Some(code) = ErrorCode::from_u16(request.code) else {
-        return failure(ErrorCode::InvalidArgument, &format!("{} is no error code", request.code));
+        return failure(ErrorCode::InvalidArgument, &format!("{} is not an error code", request.code));
     };
     failure(code, "as asked for by `Fail`")
 }
@@ -47,7 +47,7 @@ pub(super) fn info(call: &Call) -> InfoReply {
     }
 }
 
-/// All requests for tokens. Another uid's name for a model is told only where everyone knows it.
+/// All token requests. Other users' model names are empty unless public or the client has [`super::Right::See`].
 pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failure> {
     let snapshot = call.service().engine.snapshot();
     let mut all: Vec<&SequenceSnapshot> = snapshot.sequences.iter().collect();
@@ -62,12 +62,12 @@ pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failur
     Ok(PsReply { more: sequences.len() < of_all, sequences, ext: Ext::new() })
 }
 
-/// An entry in a payload.
+/// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &SequenceEntry) -> usize {
     entry.model.len() + 64
 }
 
-/// What each sequence's model is called, as far as the asking uid may know.
+/// Each sequence's model name, or empty if the client may not know it.
 fn names(call: &Call, sequences: &[&SequenceSnapshot]) -> Vec<String> {
     let (peer, service) = (call.peer(), call.service());
     let asked_by = service.asked_by(sequences.iter().map(|sequence| sequence.id));
@@ -160,7 +160,7 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
     }
 }
 
-/// What a person wants to know of the device beside its numbers.
+/// Device details for display, beside the numbers.
 fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<Item = (&'a str, String)> {
     let device = snapshot.device;
     let fixed = info.notes.iter().map(|(name, value)| (*name, value.clone()));
@@ -181,7 +181,7 @@ fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<
     fixed.chain(rates).chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs).chain(refused)
 }
 
-/// What the kernel counts as this process's memory.
+/// This process's resident memory, as the kernel counts it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Memory {
     anon_bytes: u64,
@@ -189,7 +189,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Zeros where the kernel does not say. `/proc/self/status` has some 1.5 KB, and is made anew by each read at its start.
+    /// Zeros if the kernel does not report. `/proc/self/status` has about 1.5 KB; each read at offset 0 is a new
+    /// report.
     fn read(status: Option<&File>) -> Self {
         let mut text = [0; 8 << 10];
         let bytes = status.and_then(|status| status.read_at(&mut text, 0).ok()).unwrap_or(0);

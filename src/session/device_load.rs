@@ -1,4 +1,5 @@
-//! Requests to bring a model's weights to the device: mapped where it is not, then followed until all is there.
+//! Requests to load a model's weights to the device: map the model if necessary, then report progress until all are
+//! resident.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +11,11 @@ use super::answer::Answer;
 use super::error::{Failure, failure, of_job};
 use crate::scheduler::{LoadProgress, Preload};
 
-/// At most one item in this time: tensors arrive by the hundred in a tenth of a second.
+/// At most one item in this time: hundreds of tensors arrive in a tenth of a second.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Answers one request: items as it goes on, then what ends the stream. Taken back, what is on its way still arrives, and
-/// nothing more is begun.
+/// Answers one request: items of progress, then the end of the stream. After a cancel, loads in flight still complete
+/// and no new ones start.
 pub(super) async fn run(
     call: &Call,
     answer: &Answer,
@@ -49,7 +50,7 @@ async fn follow(
                 return Err(of_job(&error));
             }
             None if told.is_some_and(|told: Instant| told.elapsed() < PAUSE) => {}
-            // Without credit nothing is told; the load goes on.
+            // Without credit no progress is sent; the load goes on.
             None if call.control.take_credit() => {
                 answer.item(&item(&progress, begun.elapsed()))?;
                 told = Some(Instant::now());

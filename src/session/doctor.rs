@@ -1,4 +1,4 @@
-//! The request for what of GPUs is found here.
+//! The `Doctor` request: what the daemon found out about its GPUs.
 
 use rocmforge_client::wire::{CheckState, DoctorCheck, DoctorReply, Ext, GpuEntry, cut_text, limits};
 
@@ -13,7 +13,7 @@ pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {
     Ok(reply(&report))
 }
 
-/// How weights get to the device in use, once some did.
+/// The upload method in use, once weights were uploaded.
 fn uploads(call: &Call) -> Option<Check> {
     let device = call.service().engine.snapshot().device;
     let rate = device.upload_rates.iter().find(|rate| rate.in_use && device.uploads > 0)?;
@@ -21,9 +21,9 @@ fn uploads(call: &Call) -> Option<Check> {
     Some(Check { name: "weights to the device".into(), state: State::Good, found, advice: String::new() })
 }
 
-/// What the policy allows who asks.
+/// The client's rights under the policy.
 fn rights(call: &Call) -> Check {
-    let advice = "the daemon's administrator changes that in [policy] of its configuration";
+    let advice = "the daemon's administrator can change this in [policy] of its configuration";
     let limited = !call.may(Right::Run) || !call.may(Right::Load);
     Check {
         name: "you may".into(),
@@ -33,7 +33,7 @@ fn rights(call: &Call) -> Check {
     }
 }
 
-/// Models that are to be locked in memory and are not.
+/// Models that should be locked in memory and are not.
 fn locks(call: &Call) -> Option<Check> {
     let (count, refusal) = call.service().store.locks_refused();
     let found = format!("{count} models are not locked: {}", refusal?);

@@ -1,6 +1,7 @@
-//! Errors of the layers below as their numbers on the wire.
+//! Maps errors of the layers below to their codes on the wire.
 //!
-//! One table, so that a code means one thing. Texts come from the errors; they name models by their name, never by path.
+//! One table, so that each code has one meaning. The errors supply the texts; the texts name models by name, never by
+//! path.
 
 use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 
@@ -15,13 +16,13 @@ use crate::model::tokenizer::TokenizerError;
 use crate::scheduler::JobError;
 use crate::tensor::{MapError, is_shortage};
 
-/// How long a client should wait when queues are full.
+/// Retry delay sent to clients when queues are full.
 const BUSY_RETRY_MS: u32 = 500;
 
-/// How long a client should wait for a daemon that restarts.
+/// Retry delay sent to clients when the daemon restarts.
 const DRAINING_RETRY_MS: u32 = 1000;
 
-/// A request's failure, ready to be sent.
+/// A request's failure, ready to send.
 pub(super) type Failure = WireError;
 
 pub(super) fn failure(code: ErrorCode, message: &str) -> Failure {
@@ -37,11 +38,11 @@ pub(super) fn of_codec(error: &CodecError) -> Failure {
     failure(error.code(), &error.to_string())
 }
 
-/// The daemon itself has not what a request needs for the moment.
+/// `Busy`: the daemon itself lacks descriptors or memory that the request needs. `what` is the cause, for the message.
 pub(super) fn shortage(what: &str) -> Failure {
     let text = format!(
-        "the daemon is short of file descriptors or memory for the moment ({what}): try again, and see LimitNOFILE of its \
-         unit and the memory of the machine if this lasts"
+        "the daemon is short of file descriptors or memory ({what}): try again; if this lasts, check LimitNOFILE of \
+         its unit and the machine's free memory"
     );
     failure(ErrorCode::Busy, &text)
 }
@@ -60,7 +61,7 @@ pub(super) fn of_template(error: &TemplateError) -> Failure {
         _ => ErrorCode::TemplateFailed,
     };
     if let TemplateError::Process { source, .. } = error {
-        tracing::warn!(%error, %source, "a chat template was not rendered");
+        tracing::warn!(%error, %source, "rendering a chat template failed");
         if is_shortage(source) {
             return shortage(&format!("{error}: {source}"));
         }
@@ -91,7 +92,7 @@ pub(super) fn of_job(error: &JobError) -> Failure {
     }
 }
 
-/// What a model that cannot be had is on the wire.
+/// The wire code for a model that the store cannot provide.
 pub fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         StoreError::NotFound { .. } => ErrorCode::ModelNotFound,

@@ -1,23 +1,23 @@
-//! What happens to models, for who watches.
+//! Model events for watching clients.
 
 use tokio::sync::broadcast;
 
 use crate::model::{Model, ModelId};
 use crate::tensor::MapError;
 
-/// Events that a watcher may be behind.
+/// Events that a watcher may lag behind; older ones are lost to it.
 const EVENTS_KEPT: usize = 256;
 
-/// What happened to a model.
+/// A change of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ModelEvent {
     Mapped(ModelId),
     Unmapped(ModelId),
-    /// Its file lost bytes or changed; why.
+    /// The file lost bytes or changed; the text says which.
     Poisoned(ModelId, String),
 }
 
-/// Tells what happens to models; clones share it. Telling never waits.
+/// Publishes model events; clones share one channel. Publishing never blocks.
 #[derive(Clone, Debug)]
 pub struct ModelEvents {
     sender: broadcast::Sender<ModelEvent>,
@@ -30,7 +30,7 @@ impl Default for ModelEvents {
 }
 
 impl ModelEvents {
-    /// What happens from now on.
+    /// Receives all events from now on.
     pub(super) fn subscribe(&self) -> broadcast::Receiver<ModelEvent> {
         self.sender.subscribe()
     }
@@ -39,13 +39,13 @@ impl ModelEvents {
         self.tell(ModelEvent::Mapped(id));
     }
 
-    /// A mapping is gone.
+    /// Publishes that a mapping is gone.
     pub fn unmapped(&self, id: ModelId) {
         self.tell(ModelEvent::Unmapped(id));
     }
 
-    /// A request on the model failed: tells where its file is the reason. Each such request tells it again. Asks the file:
-    /// off the runtime's threads.
+    /// Call when a request on the model failed: publishes `Poisoned` if the model's file is the reason. Each such
+    /// request publishes it again. Reads the file's state: call it off the runtime's threads.
     pub(super) fn note_poison(&self, model: &Model) {
         let whole = model.files.check_poison().and_then(|()| model.files.check_unchanged());
         if let Err(error @ (MapError::Poisoned | MapError::Changed)) = whole {
@@ -54,6 +54,6 @@ impl ModelEvents {
     }
 
     fn tell(&self, event: ModelEvent) {
-        let _ = self.sender.send(event); // nobody may be watching
+        let _ = self.sender.send(event); // fails only without watchers
     }
 }

@@ -1,4 +1,4 @@
-//! Requests for tokens: checked here, run by the scheduler, streamed back.
+//! Token requests: checked here, run by the scheduler, streamed back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use super::{Call, prompt};
 use crate::model::store::Lease;
 use crate::scheduler::{Event, Job, Outcome, Sampling, StopReason, TokenBatch};
 
-/// Highest temperature: beyond it every token is as likely as any other.
+/// Highest temperature: beyond it all tokens are equally likely.
 const TEMPERATURE_MAX: f32 = 100.0;
 
-/// Answers one request: items as they come, then what ends the stream.
+/// Answers one request: items as tokens arrive, then the end of the stream.
 pub(super) async fn run(
     call: &Call,
     answer: &Answer,
@@ -31,7 +31,7 @@ pub(super) async fn run(
     if request.stop.iter().any(String::is_empty) {
         return Err(failure(
             ErrorCode::InvalidArgument,
-            "an empty stop text would end every answer at once: leave it out",
+            "a stop text is empty and would end the answer at once: leave it out",
         ));
     }
     let timeout = (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms.into()));
@@ -72,10 +72,10 @@ pub(super) async fn run(
     let answered: Result<GenerateEnd, Failure> = answered.await;
     let (uid, request) = (call.peer().uid, id.0);
     match &answered {
-        Ok(_) => tracing::debug!(name: "answered", uid, request, model, "a request was answered"),
+        Ok(_) => tracing::debug!(name: "answered", uid, request, model, "answered a request"),
         Err(error) => {
             let code = error.code;
-            tracing::info!(name: "failed", uid, request, model, code, error = error.message, "a request was not answered");
+            tracing::info!(name: "failed", uid, request, model, code, error = error.message, "a request failed");
         }
     }
     if answered.is_err() {
@@ -84,7 +84,7 @@ pub(super) async fn run(
     answered
 }
 
-/// Preparation, unless the client or the clock is faster.
+/// Runs `prepare` until it ends, the client cancels, or the deadline passes.
 async fn before_the_job<T>(
     call: &Call,
     deadline: Option<Instant>,
@@ -99,7 +99,7 @@ async fn before_the_job<T>(
     tokio::select! {
         result = prepare => result,
         () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
-        () = passed => Err(failure(ErrorCode::DeadlineExceeded, "the deadline passed while the prompt was being read")),
+        () = passed => Err(failure(ErrorCode::DeadlineExceeded, "the deadline passed while the prompt was prepared")),
     }
 }
 
@@ -125,7 +125,7 @@ fn sampling(options: &SamplingOptions) -> Result<Sampling, Failure> {
     })
 }
 
-/// Sends what the engine reports until its last event. The engine always sends one, also after a cancel.
+/// Sends the engine's events until the last one. The engine always sends a last event, also after a cancel.
 async fn stream(
     call: &Call,
     answer: &Answer,
@@ -147,7 +147,7 @@ async fn stream(
             event = events.recv() => event,
         };
         match event {
-            // Once something could not be sent, the rest is only waited for.
+            // After a send failed, the remaining tokens are discarded.
             Some(Event::Tokens(_)) if unsent.is_some() => {}
             Some(Event::Tokens(batch)) => {
                 let item = item(batch, std::mem::take(&mut prompt_ids));
@@ -175,7 +175,7 @@ async fn stream(
     }
 }
 
-/// An answer made while the file changed under the mapping may be of no model at all: it does not count.
+/// Refuses an answer if the model's file changed under the mapping: its tokens may come from mixed data.
 async fn check_whole(call: &Call, lease: Arc<Lease>) -> Result<(), Failure> {
     call.blocking(move |_| {
         let files = &lease.model().files;

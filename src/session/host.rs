@@ -1,4 +1,4 @@
-//! The machine's memory, as clients are told of it.
+//! The machine's memory, as reported to clients.
 
 use rocmforge_client::wire::{self, Ext, HostMemory, HostStatus, limits};
 
@@ -7,10 +7,10 @@ use crate::model::Model;
 use crate::model::pages::{PagesState, Residency};
 use crate::tensor::HostPages;
 
-/// A model's files. Asks the kernel, which walks page tables for it: off the runtime's threads.
+/// Memory of a model's files. The kernel walks page tables for it: call it off the runtime's threads.
 pub(super) fn of_model(model: &Model) -> HostMemory {
     let report = model.pages.report();
-    // Nothing is claimed where the kernel does not say.
+    // Zeros where the kernel does not report.
     let pages = HostPages::of(model.files.mappings().map(|file| &**file)).unwrap_or_default();
     let mut cached_bytes = Some(0u64);
     for file in model.files.mappings() {
@@ -42,7 +42,7 @@ pub(super) fn of_model(model: &Model) -> HostMemory {
     }
 }
 
-/// What the daemon does about it.
+/// The daemon's use of locked memory, and its memory-pressure events.
 pub(super) fn of_daemon(service: &Service) -> HostStatus {
     let budget = service.store.lock_budget();
     let (pressure, pressure_events) = service.pressure.report();

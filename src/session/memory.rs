@@ -1,21 +1,21 @@
-//! Requests that must not be done twice: the last ones of each uid, by the number the client gave them.
+//! Remembers each uid's last requests by their request number, so that a repeat does not run twice.
 //!
-//! A client that lost its connection sends the request again with the same number and gets the first answer, also while
-//! the first request still runs: then the repeat waits for it. Every such
-//! request is harmless to repeat besides, so forgetting (a restart, too many uids) costs nothing but time.
+//! A client that lost its connection sends the request again with the same number and gets the first answer. If the
+//! first request still runs, the repeat waits for it. Each such request is also harmless to repeat: forgetting one (a
+//! restart, too many uids) costs only time.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hasher;
 
 use tokio::sync::watch;
 
-/// Requests remembered for a uid.
+/// Requests remembered for each uid.
 const REQUESTS_MAX: usize = 1024;
 
-/// Uids remembered; the one that came first goes first.
+/// Most remembered uids; the oldest is dropped first.
 const UIDS_MAX: usize = 256;
 
-/// The answers given, by uid and request number.
+/// Answers by uid and request number.
 #[derive(Debug, Default)]
 pub struct RequestMemory {
     uids: HashMap<u32, Remembered>,
@@ -30,33 +30,34 @@ struct Remembered {
 
 #[derive(Clone, Debug)]
 struct Answer {
-    /// Of op and payload: a client that makes two requests collide only confuses itself.
+    /// Hash of op and payload: a client that makes two requests collide only confuses itself.
     fingerprint: u64,
     state: State,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Ends when the request does.
+    /// The channel closes when the request ends.
     Running(watch::Receiver<()>),
     Replied(Vec<u8>),
 }
 
-/// What is known of a request number.
+/// State of a request number.
 #[derive(Debug)]
 pub enum Recall {
-    /// Nothing: from now on it runs, until the sender drops.
+    /// Unknown number: it now counts as running, until the sender drops.
     New(watch::Sender<()>),
-    /// The same request runs: to be asked again when the sender is gone.
+    /// The same request runs: recall again when the sender is gone.
     Running(watch::Receiver<()>),
-    /// The same request was answered with this.
+    /// The same request was answered with these bytes.
     Answered(Vec<u8>),
-    /// Another request had this number.
+    /// The number belongs to another request.
     Conflict,
 }
 
 impl RequestMemory {
-    /// What is known of `id`, which stands for `request` (op and payload); of a new one, that it runs. 0 is no number.
+    /// Looks up `id`, which stands for `request` (op and payload), and marks a new one as running. 0 means no number:
+    /// it is always new.
     pub fn recall(&mut self, uid: u32, id: u128, request: &[u8]) -> Recall {
         if id != 0
             && let Some(answer) = self.uids.get(&uid).and_then(|known| known.answers.get(&id))
@@ -141,7 +142,7 @@ mod tests {
         assert!(matches!(memory.recall(1, 7, b"unload"), Recall::Conflict));
         assert!(is_new(&memory.recall(2, 7, b"load")), "another uid's numbers are its own");
         memory.remember(1, 0, b"load", b"done".into());
-        assert!(is_new(&memory.recall(1, 0, b"load")), "0 is no number");
+        assert!(is_new(&memory.recall(1, 0, b"load")), "0 means no number");
         assert!(is_new(&memory.recall(1, 0, b"load")));
     }
 
@@ -155,7 +156,7 @@ mod tests {
         memory.forget_running(1, 7);
         drop(running);
         assert!(end.has_changed().is_err(), "ended");
-        assert!(is_new(&memory.recall(1, 7, b"load")), "it failed: the repeat does it");
+        assert!(is_new(&memory.recall(1, 7, b"load")), "the first one failed: the repeat runs");
         memory.remember(1, 7, b"load", b"done".into());
         memory.forget_running(1, 7);
         assert_eq!(answer(memory.recall(1, 7, b"load")), b"done");

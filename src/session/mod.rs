@@ -1,12 +1,12 @@
 //! One connected client: its open requests, from frame to job and back.
 //!
-//! No I/O is done here: the socket layer brings [`Frame`]s and takes frames out of the [`Outbox`]. A frame becomes a
-//! message (decoded, each field within its limit), then a valid request (checked against the model and the limits); only
-//! that reaches the scheduler. Wire types end here.
+//! This layer does no I/O: the socket layer delivers [`Frame`]s and takes frames out of the [`Outbox`]. A frame becomes
+//! a message (decoded, each field within its limit), then a valid request (checked against the model and the limits).
+//! Only a valid request reaches the scheduler. Wire types end here.
 //!
-//! A stream's life: opened by a request's frame (odd id, higher than all before) -> its answer, in one frame or several ->
-//! ended by `Reply`, `End` or `Error`. `Cancel` and the connection's end take the request back. Breaking the framing rules
-//! is a [`Fatal`] error that ends the connection; anything else ends its stream.
+//! A stream's life: opened by a request's frame (odd id, higher than all before) -> answered in one frame or several ->
+//! ended by `Reply`, `End` or `Error`. `Cancel` and the connection's end cancel the request. Breaking the framing rules
+//! is a [`Fatal`] error that ends the connection; any other error ends its stream.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -51,37 +51,37 @@ use crate::lock::{Mutex, Rank};
 use crate::model::store::Lease;
 use crate::scheduler::SequenceId;
 
-/// A frame as it came: its header was checked, its payload has the announced length, its descriptors the announced number.
+/// A received frame. Its header was checked; payload and descriptors have the lengths that the header announced.
 #[derive(Debug)]
 pub struct Frame {
-    /// What it says of itself.
+    /// Checked header.
     pub header: FrameHeader,
-    /// What it carries.
+    /// Encoded message.
     pub payload: Vec<u8>,
-    /// What came along.
+    /// File descriptors that arrived with the frame.
     pub fds: Vec<OwnedFd>,
-    /// True when the process had no descriptors left for what came along; then `fds` are not all.
+    /// True when the process had no free descriptors for all that arrived; then `fds` is incomplete.
     pub fds_lost: bool,
 }
 
-/// Who is at the other end, by the policy in force.
+/// The client's user and its rights under the policy in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Peer {
-    /// Effective user id at the time of connecting.
+    /// Effective user id at connect time.
     uid: u32,
-    /// May do everything.
+    /// Has every right.
     administrator: bool,
-    /// May see what others have.
+    /// May see other users' models and requests.
     sees: bool,
 }
 
-/// Why a connection cannot go on: the client broke the framing rules.
+/// The client broke the framing rules; the connection must end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Fatal {
-    /// Number to tell the client.
+    /// Code to send to the client.
     pub code: ErrorCode,
-    /// What it did.
+    /// The broken rule, for the client.
     pub message: String,
 }
 
@@ -93,7 +93,7 @@ pub struct Session {
     last_stream: u32,
 }
 
-/// What a session's requests share.
+/// State that all requests of a session share.
 #[derive(Debug)]
 struct Connection {
     service: Arc<Service>,
@@ -105,26 +105,26 @@ struct Connection {
     streams: Mutex<HashMap<u32, Arc<Control>>>,
 }
 
-/// What can be done to a request while it runs.
+/// Handles to steer a request while it runs.
 #[derive(Debug)]
 struct Control {
     cancel: CancellationToken,
     credit: Mutex<CreditSink>,
-    /// Told when some is kept.
+    /// Notified when credit is saved.
     granted: Notify,
 }
 
-/// Where credit goes.
+/// Destination of granted credit.
 #[derive(Debug)]
 enum CreditSink {
-    /// Kept until the sequence is submitted.
+    /// Saved until the sequence is submitted.
     Saved(u32),
-    /// To the engine.
+    /// Passed on to the engine.
     Sequence(SequenceId),
 }
 
 impl Session {
-    /// A session as agreed in `hello`; answers go to `outbox`.
+    /// A session with the terms agreed in `hello`; answers go to `outbox`.
     pub fn new(service: Arc<Service>, peer: Credentials, hello: &ServerHello, outbox: Outbox) -> Self {
         let crc = hello.features & wire::FEATURE_CHECKSUM != 0;
         let connection = Connection {
@@ -138,18 +138,20 @@ impl Session {
         Self { connection: Arc::new(connection), last_stream: 0 }
     }
 
-    /// Takes a frame: starts a request, or steers one that runs. Never waits.
+    /// Handles a frame: starts a request, or steers a running one. Never blocks.
     ///
     /// # Errors
-    /// [`Fatal`]: to be told on stream 0, then the connection closes.
+    /// [`Fatal`]: send it on stream 0 (see [`Session::last_words`]), then close the connection.
     pub fn on_frame(&mut self, frame: Frame) -> Result<(), Fatal> {
         let op = frame.header.known_op();
         if frame.header.flags.contains(Flags::MORE) {
-            return Err(fatal(ErrorCode::BadFrame, "a client's message is one frame: MORE must not be set"));
+            return Err(fatal(ErrorCode::BadFrame, "a client's message must be one frame, but MORE is set"));
         }
         if frame.header.n_fds > 0 && op != Some(Op::Load) {
-            let text =
-                format!("op {} takes no file descriptors, {} came", frame.header.op, frame.header.n_fds);
+            let text = format!(
+                "op {} takes no file descriptors, but {} arrived",
+                frame.header.op, frame.header.n_fds
+            );
             return Err(fatal(ErrorCode::BadDescriptors, &text));
         }
         match op {
@@ -158,7 +160,7 @@ impl Session {
         }
     }
 
-    /// `Cancel` and `Credit`. For a stream that has ended they come too late and mean nothing.
+    /// Handles `Cancel` and `Credit`. Both are ignored if their stream has ended.
     fn steer(&self, frame: &Frame) -> Result<(), Fatal> {
         let stream = frame.header.stream;
         if stream.is_multiple_of(2) || stream > self.last_stream {
@@ -183,7 +185,9 @@ impl Session {
         let stream = frame.header.stream;
         if stream.is_multiple_of(2) || stream <= self.last_stream {
             let last = self.last_stream;
-            let text = format!("stream {stream}: ids are odd and rise, the last one was {last}");
+            let text = format!(
+                "stream {stream} is not valid: ids must be odd and increase, the last one was {last}"
+            );
             return Err(fatal(ErrorCode::BadStream, &text));
         }
         self.last_stream = stream;
@@ -201,7 +205,7 @@ impl Session {
         self.start(frame, control, answer)
     }
 
-    /// Decodes the request and answers it, here when that takes no time, else in a task of its own.
+    /// Decodes the request and answers it: at once if that takes no time, else in a task of its own.
     fn start(&mut self, frame: Frame, control: Arc<Control>, answer: Answer) -> Result<(), Fatal> {
         let message = match ClientMessage::decode(frame.header.op, &frame.payload) {
             Ok(message) => message,
@@ -214,7 +218,7 @@ impl Session {
             && frame.header.n_fds != u8::from(load.by_descriptor)
         {
             let text = format!(
-                "by_descriptor is {}, and {} descriptors came",
+                "by_descriptor is {}, but {} descriptors arrived",
                 load.by_descriptor, frame.header.n_fds
             );
             answer.fail(&failure(ErrorCode::BadDescriptors, &text));
@@ -266,7 +270,7 @@ impl Session {
             ClientMessage::Tokenize(request) => call.spawn(answer, text::tokenize(call.clone(), request)),
             ClientMessage::Detokenize(request) => call.spawn(answer, text::detokenize(call.clone(), request)),
             ClientMessage::Generate(request) => call.spawn_generate(answer, request),
-            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // `steer` has them
+            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // handled by `steer`
         }
         Ok(())
     }
@@ -280,7 +284,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// The connection's end takes every request on it back.
+    /// Cancels every open request of the connection.
     fn drop(&mut self) {
         for control in self.connection.streams.lock().values() {
             control.cancel.cancel();
@@ -288,7 +292,7 @@ impl Drop for Session {
     }
 }
 
-/// One request on its way: whose it is, and what steers it.
+/// One request in flight: its connection, and the handles that steer it.
 #[derive(Clone, Debug)]
 struct Call {
     connection: Arc<Connection>,
@@ -309,17 +313,18 @@ impl Call {
         }
     }
 
-    /// True for who may do that.
+    /// True if the policy allows the client that.
     fn may(&self, right: Right) -> bool {
         self.service().policy().allows(&self.connection.peer, right)
     }
 
-    /// What the peer may, for people.
+    /// The client's rights as text for display.
     fn rights(&self) -> String {
         self.service().policy().rights(&self.connection.peer)
     }
 
-    /// Runs a request with one reply in a task of its own. Taken back, it is dropped; what blocks then ends unheard.
+    /// Runs a request with one reply in a task of its own. Cancelling drops the future; blocking work it started runs
+    /// to its end, and its result is discarded.
     fn spawn<T: wire::Message + Send>(
         &self,
         answer: Answer,
@@ -363,16 +368,16 @@ impl Call {
         });
     }
 
-    /// A request on that model failed: who watches is told where its file is the reason.
+    /// Call when a request on that model failed: notifies watchers if the model's file is the reason.
     async fn note_poison(&self, lease: Arc<Lease>) {
         let noted = self.blocking(move |call| {
             call.service().events.note_poison(lease.model());
             Ok(())
         });
-        let _ = noted.await; // the request has its own failure to tell
+        let _ = noted.await; // the request reports its own failure
     }
 
-    /// The model of that name, mapped if it was not; true when this call mapped it. Blocks.
+    /// The model of that name, mapped if necessary; true when this call mapped it. Blocks.
     fn acquire(&self, name: &str) -> Result<(Lease, bool), Failure> {
         let acquired = self.service().store.acquire(self.peer().uid, name);
         let (lease, mapped_now) = acquired.map_err(|error| of_store(&error))?;
@@ -382,8 +387,8 @@ impl Call {
         Ok((lease, mapped_now))
     }
 
-    /// Runs what blocks, off the runtime's threads, once it is this uid's turn. Work that has begun is done whole, and
-    /// keeps its turn, also when nobody waits for it any more.
+    /// Runs blocking work off the runtime's threads, once it is this uid's turn. Work that has begun runs to its end
+    /// and keeps its turn, even if no caller waits for it any more.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
@@ -411,7 +416,7 @@ impl Control {
         }
     }
 
-    /// Keeps what the client grants, or passes it on to the request's sequence.
+    /// Saves granted credit, or passes it on to the request's sequence.
     fn credit(&self, items: u32, pass_on: impl FnOnce(SequenceId, u32)) {
         match &mut *self.credit.lock() {
             CreditSink::Saved(saved) => {
@@ -422,7 +427,7 @@ impl Control {
         }
     }
 
-    /// Takes one of the items that the client allows, if there is one: for requests that are no sequence.
+    /// Takes one item of credit if there is any: for requests without a sequence.
     fn take_credit(&self) -> bool {
         match &mut *self.credit.lock() {
             CreditSink::Saved(saved @ 1..) => {
@@ -433,15 +438,15 @@ impl Control {
         }
     }
 
-    /// As [`Control::take_credit`], once there is one.
+    /// Waits for one item of credit and takes it.
     async fn wait_credit(&self) {
         while !self.take_credit() {
             self.granted.notified().await;
         }
     }
 
-    /// Submits the request's sequence with the credit that was kept. What is granted meanwhile waits until the sequence
-    /// is known: the engine ignores credit for one that it does not have.
+    /// Submits the request's sequence with the saved credit. Credit granted meanwhile waits on the lock until the
+    /// sequence is known: the engine ignores credit for an unknown sequence.
     fn submit<E>(&self, id: SequenceId, submit: impl FnOnce(u32) -> Result<(), E>) -> Result<(), E> {
         let mut sink = self.credit.lock();
         let saved = match &*sink {
@@ -458,9 +463,9 @@ fn fatal(code: ErrorCode, message: &str) -> Fatal {
     Fatal { code, message: message.to_owned() }
 }
 
-/// A request that panicked: a bug of ours, told as such; the panic's text is in the log.
+/// The failure sent for a request that panicked: a bug of the daemon. The log has the panic's text.
 fn panicked() -> Failure {
-    failure(ErrorCode::Internal, "a fault of the daemon ended this request; its log has more")
+    failure(ErrorCode::Internal, "a bug in the daemon ended this request; see the daemon's log")
 }
 
 #[cfg(test)]
@@ -491,7 +496,7 @@ mod tests {
                     });
                 });
                 granted.recv().unwrap();
-                std::thread::sleep(Duration::from_millis(50)); // time for what is wrong to happen
+                std::thread::sleep(Duration::from_millis(50)); // time for a wrong call to happen
                 live.store(true, Ordering::SeqCst);
                 Ok(())
             });

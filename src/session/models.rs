@@ -22,10 +22,10 @@ use crate::model::store::{Lease, Listing, ModelStatus};
 use crate::model::{ChatTemplate, Model};
 use crate::program::RopeScaling;
 
-/// Most bytes of metadata and tensors in one `ShowReply`, where the client takes such frames; it asks again for the rest.
+/// Most bytes of metadata and tensors in one `ShowReply`, if the client takes such frames; it asks again for the rest.
 const SHOW_BYTES: usize = 512 << 10;
 
-/// Elements of an array, and bytes of a text, that are shown.
+/// Most elements of an array, and most bytes of a text, that are shown.
 const SHOWN_ELEMENTS: usize = 8;
 const SHOWN_BYTES: usize = 1024;
 
@@ -42,12 +42,12 @@ pub(super) async fn list(call: Call, request: ListRequest) -> Result<ListReply, 
     .await
 }
 
-/// A summary in a payload.
+/// Upper bound of a summary's encoded size in bytes.
 fn summary_bytes(model: &ModelSummary) -> usize {
     model.name.len() + model.architecture.len() + model.reason.len() + 48
 }
 
-/// Bytes for the entries of a reply that is a list, whether there are more, and no extensions.
+/// Bytes left for a list reply's entries: the payload less the list's length, the `more` flag and empty extensions.
 pub(super) fn page_room(payload_bytes_max: u32) -> usize {
     (payload_bytes_max as usize).saturating_sub(8 + 1 + 8)
 }
@@ -111,9 +111,9 @@ pub(super) async fn unload(
     .await
 }
 
-/// Does `work`, which blocks, unless the request was made before: then the first answer is given again, once it is there.
+/// Does `work`, which blocks, once for each request id. A repeated request waits for the first answer and gets a copy.
 ///
-/// The work goes on, and its answer is kept, also when nobody waits for it any more: that is the case repeats are for.
+/// The work runs to its end, and its answer is kept, even if the client is gone: repeats exist for this case.
 async fn once<T: wire::Message + Send + 'static>(
     call: &Call,
     id: u128,
@@ -131,7 +131,8 @@ async fn once<T: wire::Message + Send + 'static>(
             Recall::Running(mut end) => while end.changed().await.is_ok() {},
             Recall::Answered(reply) => return wire::decode(&reply).map_err(|error| of_codec(&error)),
             Recall::Conflict => {
-                let text = format!("request_id {id:#x} was used for another request: choose a new one");
+                let text =
+                    format!("request_id {id:#x} was already used for another request: choose a new one");
                 return Err(failure(ErrorCode::InvalidArgument, &text));
             }
         }
@@ -146,12 +147,12 @@ async fn once<T: wire::Message + Send + 'static>(
     .await
 }
 
-/// A request that repeats of it wait for, until it drops: answered, or failed and then forgotten.
+/// A running request that its repeats wait for. Drops when the request was answered, or failed and was forgotten.
 struct Running {
     service: Arc<Service>,
     uid: u32,
     id: u128,
-    /// Dropped last: by then the memory knows.
+    /// Must drop last: the memory is up to date when the waiters wake.
     _ended: watch::Sender<()>,
 }
 
@@ -230,7 +231,7 @@ fn tensors(model: &Model, skip: usize, room: &mut usize) -> Vec<TensorEntry> {
     fill(room, entries, |e| e.name.len() + e.dtype.len() + 8 * e.dims.len() + 40)
 }
 
-/// What is shown without `full`.
+/// The part of the reply that is shown without `full`.
 fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     let header = model.files.header();
     let shape = &model.plan.shape;
@@ -267,7 +268,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
     }
 }
 
-/// What only some models have.
+/// Notes that only some models have: experts and scaled positions.
 fn notes(plan: &ExecutionPlan) -> Ext {
     let experts = plan
         .shape
@@ -292,7 +293,7 @@ fn notes(plan: &ExecutionPlan) -> Ext {
         .collect()
 }
 
-/// As many entries as fit the room that is left and one list.
+/// Takes entries until the remaining `room` (bytes) or a list's limit is used up.
 pub(super) fn fill<T>(
     room: &mut usize,
     entries: impl Iterator<Item = T>,
@@ -426,7 +427,7 @@ mod tests {
         assert_eq!(
             fill(&mut room, [1].into_iter(), |n| *n),
             [0; 0],
-            "nothing small is let past what did not fit"
+            "a small entry must not follow one that did not fit"
         );
     }
 }

@@ -1,12 +1,12 @@
-//! Frames on their way to one client: a queue with a hard end.
+//! The queue of frames for one client, with hard bounds.
 //!
-//! The socket's writer takes frames out. Two kinds go in. What cannot wait ([`Outbox::send`]: tokens, which credit paces,
-//! and answers that the reader gives itself) may be [`BYTES_MAX`], and more drops the client. What can wait
-//! ([`Outbox::send_in_turn`]: whole answers, up to a frame each) has [`BYTES_MAX`] of its own and waits for room there, so
-//! that many large answers at once are no fault of a client that reads.
+//! The socket's writer takes frames out. Two kinds go in. Frames that cannot wait ([`Outbox::send`]: tokens, which
+//! credit paces, and answers from the reader itself) may take [`BYTES_MAX`]; more drops the client. Frames that can
+//! wait ([`Outbox::send_in_turn`]: whole answers, up to one frame each) have another [`BYTES_MAX`] and wait for room
+//! there. So many large answers at once never drop a client that reads.
 //!
-//! A client that does not read is given up, whatever waits: less than [`BYTES_SOFT`] read in [`SOFT_TIME`] while more than
-//! that waits, or an answer waits for room, drops its connection, and only its.
+//! The daemon disconnects a client that reads too slowly, and no other. It is too slow if it reads less than
+//! [`BYTES_SOFT`] in [`SOFT_TIME`] while more than that is queued or an answer waits for room.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,35 +17,35 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::lock::{Guard, Mutex, Rank};
 
-/// Most bytes of either kind that wait for a client, unless one frame alone is larger: then that frame.
+/// Most queued bytes of either kind; a single larger frame may exceed it.
 pub const BYTES_MAX: usize = 1 << 20;
 
-/// Bytes that may wait for long, and bytes to be read in [`SOFT_TIME`] where more wait.
+/// Bytes that may stay queued for long. If more are queued, the client must read this many in [`SOFT_TIME`].
 pub const BYTES_SOFT: usize = 256 << 10;
 
-/// How long more than [`BYTES_SOFT`] may wait without so much being read.
+/// Longest time that more than [`BYTES_SOFT`] may be queued while the client reads less than that.
 pub const SOFT_TIME: Duration = Duration::from_secs(10);
 
-/// Bytes of frames sent in turn: one of the largest fits.
+/// Room for frames sent in turn, in bytes: one of the largest fits.
 const ROOM: usize = BYTES_MAX + HEADER_BYTES;
 
-/// Bytes handed to one write call, unless one frame is larger.
+/// Bytes of one write call, unless one frame is larger.
 const CHUNK_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct State {
     frames: VecDeque<Queued>,
-    /// Of `frames` and of the chunk being written.
+    /// Bytes of `frames` and of the chunk being written.
     bytes: usize,
-    /// Those of `bytes` that took room, one for each byte of it.
+    /// The part of `bytes` that took room, one permit for each byte.
     in_turn: usize,
-    /// Those of `in_turn` that are in the chunk being written.
+    /// The part of `in_turn` that is in the chunk being written.
     writing_in_turn: usize,
-    /// Frames that wait for room.
+    /// Number of frames that wait for room.
     waiting: usize,
-    /// Since when too much waits.
+    /// Start of the time over the soft limit.
     over_since: Option<Instant>,
-    /// Bytes written since then.
+    /// Bytes written since `over_since`.
     written: usize,
     closed: bool,
     overflowed: bool,
@@ -55,18 +55,18 @@ struct State {
 #[derive(Debug)]
 struct Queued {
     frame: Vec<u8>,
-    /// Room it took; 0 for what cannot wait.
+    /// Room that the frame took, in bytes; 0 for a frame that cannot wait.
     room: usize,
 }
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// Bytes that more frames sent in turn may have; first come, first served.
+    /// Free room for frames sent in turn, in bytes; first come, first served.
     room: Semaphore,
-    /// For the writer: there is a frame, or the end.
+    /// Wakes the writer: a frame is queued, or the queue is closed.
     readable: Notify,
-    /// For the reader: nothing more can be answered.
+    /// Wakes the reader: the queue is closed.
     gone: Notify,
 }
 
@@ -97,7 +97,7 @@ impl Outbox {
         Self::default()
     }
 
-    /// Queues a frame at once. Ignored once closed: whoever sends learns of the end from its own cancellation.
+    /// Queues a frame at once. Ignored once closed: senders learn of the end from their own cancellation.
     pub fn send(&self, frame: Vec<u8>) {
         let mut state = self.0.state.lock();
         let bytes = state.bytes.saturating_sub(state.in_turn);
@@ -108,8 +108,8 @@ impl Outbox {
         self.push(state, Queued { frame, room: 0 });
     }
 
-    /// Queues a frame once there is room, first come first served; `before` is done right before. Ends at once when the
-    /// queue is closed, without the frame.
+    /// Queues a frame once it has room, first come, first served. Calls `before` just before it queues the frame.
+    /// Returns at once, without the frame, when the queue is closed.
     pub async fn send_in_turn(&self, frame: Vec<u8>, before: impl FnOnce()) {
         let room = frame.len().min(ROOM);
         let waiting = self.wait();
@@ -117,7 +117,7 @@ impl Outbox {
         drop(waiting);
         before();
         let Ok(permit) = permit else { return };
-        permit.forget(); // `written` gives it back
+        permit.forget(); // `written` returns it
         let mut state = self.0.state.lock();
         if !state.closed {
             state.in_turn += room;
@@ -125,7 +125,7 @@ impl Outbox {
         }
     }
 
-    /// From here on a frame waits for room, which the client is to make by reading.
+    /// Counts a frame that waits for room; the client makes room by reading.
     fn wait(&self) -> Waiting<'_> {
         let mut state = self.0.state.lock();
         state.waiting += 1;
@@ -144,7 +144,7 @@ impl Outbox {
         self.0.readable.notify_one();
     }
 
-    /// Queues a last frame; what is sent later is ignored.
+    /// Queues a last frame and closes; later frames are ignored.
     pub fn close_with(&self, frame: Vec<u8>) {
         let mut state = self.0.state.lock();
         if !state.closed {
@@ -155,18 +155,18 @@ impl Outbox {
         self.close();
     }
 
-    /// Ends the queue; what is in it is still written.
+    /// Closes the queue; frames in it are still written.
     pub fn close(&self) {
         self.0.state.lock().closed = true;
         self.0.tell_the_end();
     }
 
-    /// True when the client read too slowly: its connection is to be dropped.
+    /// True when the client read too slowly: drop its connection.
     pub fn overflowed(&self) -> bool {
         self.0.state.lock().overflowed
     }
 
-    /// Ends when the queue is closed, by either side.
+    /// Completes when either side closed the queue.
     pub async fn closed(&self) {
         loop {
             if self.0.state.lock().closed {
@@ -176,7 +176,7 @@ impl Outbox {
         }
     }
 
-    /// For the writer: the next bytes to write, or `None` at the end. [`Outbox::written`] must be told of them.
+    /// For the writer: the next bytes to write, or `None` at the end. Report them with [`Outbox::written`].
     pub async fn next_chunk(&self) -> Option<Vec<u8>> {
         loop {
             {
@@ -200,7 +200,7 @@ impl Outbox {
         }
     }
 
-    /// For the writer: `bytes` are with the kernel now.
+    /// For the writer: the kernel took `bytes`.
     pub fn written(&self, bytes: usize) {
         let mut state = self.0.state.lock();
         state.bytes = state.bytes.saturating_sub(bytes);
@@ -209,14 +209,15 @@ impl Outbox {
         state.in_turn -= room;
         state.written += bytes;
         if state.written >= BYTES_SOFT {
-            state.over_since = None; // it reads: the clock starts anew
+            state.over_since = None; // the client reads: restart the clock
         }
         state.look_at(Instant::now());
         drop(state);
         self.0.room.add_permits(room);
     }
 
-    /// For the writer, while it waits for the client: gives the client up when too much waits for too long.
+    /// For the writer, while it waits for the client: disconnects a client that was over the soft limit for
+    /// [`SOFT_TIME`].
     pub fn check_soft_limit(&self, now: Instant) {
         let mut state = self.0.state.lock();
         let late = state.over_since.is_some_and(|since| now.saturating_duration_since(since) >= SOFT_TIME);
@@ -235,7 +236,7 @@ impl Outbox {
         self.close();
     }
 
-    /// What waits is thrown away: it will not be read.
+    /// Drops all queued frames: the client will not read them.
     fn overflow(&self, state: &mut State) {
         state.overflowed = true;
         state.closed = true;
@@ -253,7 +254,7 @@ impl Inner {
 }
 
 impl State {
-    /// Starts the clock when too much waits, and stops it when it does not.
+    /// Starts the clock when the client is over the soft limit, and stops it when it is not.
     fn look_at(&mut self, now: Instant) {
         if self.bytes <= BYTES_SOFT && self.waiting == 0 {
             self.over_since = None;
@@ -275,7 +276,7 @@ mod tests {
         outbox.send(vec![2; CHUNK_BYTES]);
         outbox.close_with(vec![3]);
         outbox.send(vec![4]);
-        assert_eq!(outbox.next_chunk().await, Some(vec![1; 10]), "a chunk of two would be too long");
+        assert_eq!(outbox.next_chunk().await, Some(vec![1; 10]), "both frames together exceed a chunk");
         assert_eq!(outbox.next_chunk().await.map(|c| c.len()), Some(CHUNK_BYTES));
         assert_eq!(outbox.next_chunk().await, Some(vec![3]));
         assert_eq!(outbox.next_chunk().await, None);
@@ -323,7 +324,7 @@ mod tests {
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2; 600 << 10], || ()));
         assert!(futures_util::poll!(&mut second).is_pending(), "there is no room");
         outbox.send(vec![3; BYTES_MAX]);
-        assert!(!outbox.overflowed(), "what cannot wait has room of its own");
+        assert!(!outbox.overflowed(), "frames that cannot wait have room of their own");
 
         let chunk = outbox.next_chunk().await.unwrap();
         outbox.written(16 + (500 << 10));
@@ -335,7 +336,7 @@ mod tests {
         let chunk = outbox.next_chunk().await.unwrap();
         assert_eq!(chunk, vec![2; 600 << 10]);
         outbox.written(chunk.len());
-        assert_eq!(outbox.0.room.available_permits(), ROOM, "all room is back");
+        assert_eq!(outbox.0.room.available_permits(), ROOM, "all room is free again");
         let state = outbox.0.state.lock();
         assert_eq!((state.bytes, state.in_turn, state.waiting), (0, 0, 0));
         assert_eq!(state.over_since, None);
@@ -358,13 +359,13 @@ mod tests {
         let outbox = Outbox::new();
         outbox.send_in_turn(vec![1; BYTES_SOFT], || ()).await;
         outbox.check_soft_limit(Instant::now() + SOFT_TIME * 2);
-        assert!(!outbox.overflowed(), "it is not much");
+        assert!(!outbox.overflowed(), "the queue is within the soft limit");
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2; BYTES_MAX], || ()));
         assert!(futures_util::poll!(&mut second).is_pending());
         let begun = outbox.0.state.lock().over_since.unwrap();
         let _ = outbox.next_chunk().await;
         outbox.written(BYTES_SOFT - 1);
-        assert_eq!(outbox.0.state.lock().over_since, Some(begun), "a client that dawdles gains no time");
+        assert_eq!(outbox.0.state.lock().over_since, Some(begun), "a slow client gains no time");
         outbox.check_soft_limit(begun + SOFT_TIME);
         assert!(outbox.overflowed());
         second.await;

@@ -1,4 +1,4 @@
-//! Who may ask for what, of those who may connect.
+//! Which client may make which request, once connected.
 
 use std::collections::BTreeSet;
 
@@ -6,31 +6,31 @@ use rocmforge_client::wire::{ClientMessage, ErrorCode};
 
 use super::error::{Failure, failure};
 
-/// Something that a policy allows or not.
+/// A right that the policy grants or denies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// Asking models for tokens, and what belongs to it.
+    /// Ask models for tokens, tokenise, and inspect models.
     Run,
-    /// Mapping models, and passing files.
+    /// Map models and pass files.
     Load,
-    /// Bringing weights to a device before they are needed.
+    /// Load weights to a device before they are needed.
     Preload,
-    /// Unmapping models that one loaded oneself, and sending their weights away.
+    /// Unmap models that the user loaded, and evict their weights.
     Unload,
-    /// Changing the rules of models that one loaded oneself.
+    /// Change the rules of models that the user loaded.
     Pin,
-    /// Locking models' files in the machine's memory.
+    /// Lock models' files in the machine's memory.
     Lock,
-    /// Seeing the names of models that other users passed, and whose requests run on them.
+    /// See the names of models that other users passed, and which users run requests on them.
     See,
 }
 
 impl Right {
-    /// All of them, in the order of [`Policy::rules`].
+    /// All rights, in the order of [`Policy::rules`].
     pub const ALL: [Self; 7] =
         [Self::Run, Self::Load, Self::Preload, Self::Unload, Self::Pin, Self::Lock, Self::See];
 
-    /// Its key in the configuration's table `policy`.
+    /// The right's key in the configuration's table `policy`.
     pub const fn key(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -43,7 +43,7 @@ impl Right {
         }
     }
 
-    /// What a request needs; nothing for asking how the daemon is.
+    /// The right that a request needs; none for requests about the daemon's state.
     pub(super) fn of(message: &ClientMessage) -> Option<Self> {
         match message {
             ClientMessage::Generate(_)
@@ -66,21 +66,21 @@ impl Right {
     }
 }
 
-/// Some users.
+/// A set of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
-    /// All who may connect.
+    /// All users that may connect.
     pub everyone: bool,
-    /// By user id.
+    /// Users by id.
     pub uids: BTreeSet<u32>,
     /// Members of these groups.
     pub gids: BTreeSet<u32>,
-    /// As the configuration has it.
+    /// The set as the configuration writes it, for messages.
     pub text: String,
 }
 
 impl Who {
-    /// All who may connect.
+    /// All users that may connect.
     pub fn everyone() -> Self {
         Self { everyone: true, text: "\"*\"".into(), ..Self::default() }
     }
@@ -92,28 +92,29 @@ impl Who {
     }
 }
 
-/// Who is at the other end, as the kernel says: at the time of connecting.
+/// The client's ids, as the kernel reports them for the time of connecting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Effective user id.
     pub uid: u32,
-    /// Effective group id, and the supplementary ones.
+    /// Effective group id and the supplementary ones.
     pub gids: Vec<u32>,
 }
 
-/// Who may do what. Root, the daemon's own user and named administrators may do everything.
+/// Rights of users. Root, the daemon's own user and named administrators have all rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// They may also do with others' models what these may.
+    /// Have every right, also on other users' models.
     pub administrators: Who,
-    /// For each of [`Right::ALL`].
+    /// The users that have each of [`Right::ALL`].
     pub rules: [Who; Right::ALL.len()],
-    /// The daemon's own.
+    /// The daemon's own uid.
     own_uid: u32,
 }
 
 impl Default for Policy {
-    /// Who may connect may run, load and keep what is his; files are locked, and others' requests named, for administrators.
+    /// Every user may run, load and manage its own models. Only administrators lock files and see other users'
+    /// requests.
     fn default() -> Self {
         let rules = Right::ALL.map(|right| match right {
             Right::Lock | Right::See => Who::default(),
@@ -125,12 +126,12 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// True for who may do everything.
+    /// True if the user has every right.
     pub fn is_administrator(&self, credentials: &Credentials) -> bool {
         [0, self.own_uid].contains(&credentials.uid) || self.administrators.has(credentials)
     }
 
-    /// True for who may do that.
+    /// True if the user has that right.
     pub fn allows(&self, credentials: &Credentials, right: Right) -> bool {
         self.rule(right).has(credentials) || self.is_administrator(credentials)
     }
@@ -139,22 +140,22 @@ impl Policy {
         &self.rules[right as usize]
     }
 
-    /// Refuses who may not, with the rule.
+    /// Refuses a user without the right; the message names the rule.
     pub(super) fn check(&self, credentials: &Credentials, right: Right) -> Result<(), Failure> {
         if self.allows(credentials, right) {
             return Ok(());
         }
         let (key, uid) = (right.key(), credentials.uid);
         let text = format!(
-            "policy.{key} does not allow that to uid {uid}: it names [{}], and administrators may; the configuration of the \
-             daemon has the rule",
+            "policy.{key} does not allow this for uid {uid}: it names [{}], besides administrators; to change the rule, edit \
+             the daemon's configuration",
             self.rule(right).text
         );
         let refusal = failure(ErrorCode::Forbidden, &text);
         Err(refusal.with_detail("rule", format!("policy.{key}")).with_detail("uid", uid))
     }
 
-    /// For people: what they may, and which rule keeps the rest from them.
+    /// The user's rights for display, and the rules that deny the rest.
     pub(super) fn rights(&self, credentials: &Credentials) -> String {
         if self.is_administrator(credentials) {
             return "everything (administrator)".to_owned();
@@ -197,8 +198,8 @@ mod tests {
         policy.rules[Right::Load as usize] = who(&[5], &[50]);
         let loads = |credentials: Credentials| policy.allows(&credentials, Right::Load);
         assert!(loads(user(5, &[1])) && loads(user(6, &[1, 50])));
-        assert!(!loads(user(6, &[5])), "a group is no user");
-        assert!(!loads(user(50, &[6])), "a user is no group");
+        assert!(!loads(user(6, &[5])), "a gid is not a uid");
+        assert!(!loads(user(50, &[6])), "a uid is not a gid");
         for administrator in [user(0, &[]), user(900, &[]), user(1, &[]), user(7, &[11])] {
             assert!(loads(administrator.clone()) && policy.is_administrator(&administrator));
             assert_eq!(policy.rights(&administrator), "everything (administrator)");
@@ -206,7 +207,7 @@ mod tests {
         let error = policy.check(&user(6, &[6]), Right::Load).unwrap_err();
         assert_eq!(error.code, ErrorCode::Forbidden as u16);
         assert!(
-            error.message.starts_with("policy.load does not allow that to uid 6: it names [[5] [50]]"),
+            error.message.starts_with("policy.load does not allow this for uid 6: it names [[5] [50]]"),
             "{error}"
         );
         assert_eq!(error.detail[0].value, "policy.load");

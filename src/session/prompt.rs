@@ -1,4 +1,4 @@
-//! A request's prompt, from what the client sent to ids that were checked against the model and the limits.
+//! A request's prompt: from the client's form to ids that were checked against the model and the limits.
 
 use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
 
@@ -10,7 +10,8 @@ use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateR
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
 use crate::model::{ChatTemplate, Model};
 
-/// Bytes of the first item that are left for what is not the prompt's ids; with the largest frames `IDS_MAX` fit beside.
+/// Bytes of the first item reserved for everything but the prompt's ids. With the largest frames, `IDS_MAX` ids still
+/// fit.
 const FIRST_ITEM_BYTES: usize = 4096;
 
 /// A request that was checked against the model and the limits.
@@ -21,7 +22,7 @@ pub(super) struct ValidRequest {
     pub context_tokens: u32,
 }
 
-/// Maps the model if it is not, turns the prompt into ids, checks everything against the model.
+/// Maps the model if necessary, turns the prompt into ids, and checks everything against the model.
 pub(super) async fn prepare(
     call: &Call,
     name: String,
@@ -53,7 +54,7 @@ pub(super) async fn prepare(
             Ok((lease, request))
         })
         .await?;
-    // The model is open and has a template: only what will be rendered waits for a turn.
+    // The model is open and has a template: only requests that will be rendered wait for a turn.
     let turn = call.service().rendering_turn(call.peer().uid).await?;
     call.blocking(move |call| {
         let text = call.service().renderer.render(&request).map_err(|error| of_template(&error));
@@ -75,18 +76,15 @@ fn valid_request(
     check_ids(&prompt, model.plan.program.vocab())?;
     check_frame(&prompt, call.connection.limits.max_frame)?;
     if prompt.is_empty() {
-        return Err(failure(
-            ErrorCode::EmptyPrompt,
-            "the prompt has no tokens: a model needs at least one to go on from",
-        ));
+        return Err(failure(ErrorCode::EmptyPrompt, "the prompt has no tokens: a model needs at least one"));
     }
     let context_tokens = model.context_length.min(service.settings.context_tokens);
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     if prompt_tokens >= context_tokens {
         let (own, limit) = (model.context_length, service.settings.context_tokens);
         let text = format!(
-            "the prompt has {prompt_tokens} tokens and the context {context_tokens} (the model's {own}, limits.context_tokens \
-             {limit}), which leaves no room for an answer: shorten it or raise the limit"
+            "the prompt has {prompt_tokens} tokens and the context has {context_tokens} (model {own}, limits.context_tokens \
+             {limit}), which leaves no room for an answer: shorten the prompt or raise the limit"
         );
         let error = failure(ErrorCode::PromptTooLong, &text);
         return Err(error
@@ -97,26 +95,27 @@ fn valid_request(
     Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
 }
 
-/// The first item tells the prompt's ids, whole: refused before the work where it would not fit the client's frames.
+/// The first item carries all ids of the prompt: refuses a prompt whose ids do not fit the client's frames before any
+/// work.
 fn check_frame(prompt: &[u32], payload_bytes_max: u32) -> Result<(), Failure> {
     let fit = (payload_bytes_max as usize).saturating_sub(FIRST_ITEM_BYTES) / size_of::<u32>();
     if prompt.len() <= fit {
         return Ok(());
     }
     let text = format!(
-        "the prompt has {} tokens and the {payload_bytes_max} bytes of the connection's max_frame hold the ids of {fit}: \
+        "the prompt has {} tokens, but the connection's max_frame of {payload_bytes_max} bytes holds only {fit} ids: \
          connect with a larger max_frame",
         prompt.len()
     );
     Err(failure(ErrorCode::LimitExceeded, &text))
 }
 
-/// What to render for a chat.
+/// The template and its input for a chat.
 fn template_request(model: &Model, messages: Vec<ChatMessage>) -> Result<TemplateRequest, Failure> {
     let template = match &model.chat_template {
         ChatTemplate::Source(source) => source,
         ChatTemplate::Absent => {
-            let text = "the model's file has no chat template: send the prompt as text, in the form the model was trained on";
+            let text = "the model's file has no chat template: send the prompt as text, in the format that the model was trained on";
             return Err(failure(ErrorCode::NoChatTemplate, text));
         }
         ChatTemplate::TooLong { bytes } => {
@@ -128,8 +127,8 @@ fn template_request(model: &Model, messages: Vec<ChatMessage>) -> Result<Templat
     Ok(TemplateRequest::new(template.as_str(), messages).with_tokens_of(&model.tokenizer))
 }
 
-/// Ids of a rendered conversation. Special tokens written out in it count. Where the vocabulary asks for a beginning of
-/// sequence there is one, whether the template wrote it or not, and never two.
+/// Ids of a rendered conversation; special tokens in the text are parsed. If the vocabulary wants a beginning of
+/// sequence, the result has exactly one, whether or not the template wrote it.
 fn rendered_ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     let mut ids = tokenizer.encode(text, EncodeOptions { add_special: false, parse_special: true });
     let added = tokenizer.encode("", EncodeOptions { add_special: true, parse_special: false });

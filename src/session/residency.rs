@@ -1,4 +1,4 @@
-//! Requests about models' weights on a device: who has its memory, what a model would take of it, sending weights away.
+//! Requests about models' weights on a device: memory use, plans, evicting weights, rules.
 
 use std::time::Duration;
 
@@ -27,13 +27,14 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
         CacheScope::Model(name) => {
             let owned = service.store.owned(peer.uid, peer.administrator, &name);
             let Some(model) = owned.map_err(|error| of_store(&error))? else {
-                return Ok(ClearCacheReply::default()); // it is not mapped, so nothing of it is anywhere
+                return Ok(ClearCacheReply::default()); // not mapped: it has no weights on the device
             };
             Some(model.id)
         }
         CacheScope::All if peer.administrator => None,
         CacheScope::All => {
-            let text = "only an administrator sends the weights of all models away: name one that you loaded";
+            let text =
+                "only an administrator may evict the weights of all models: name a model that you loaded";
             return Err(failure(ErrorCode::Forbidden, text));
         }
     };
@@ -67,13 +68,14 @@ pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<Se
     Ok(SetRulesReply { rules, host_pinned, host_reason, ext: Ext::new() })
 }
 
-/// A pin holds the model's file in the machine's memory too, for those who may do that. Whether it does, and why not.
+/// Applies the pin to the model's file in the machine's memory, if the client may lock. Returns whether the file is
+/// pinned, and the reason if that failed.
 fn pin_file(call: &Call, request: &SetRulesRequest) -> (bool, String) {
     let (peer, store) = (call.peer(), &call.service().store);
     let pinned = match request.pinned {
         None => return (false, String::new()),
         Some(true) => store.pin(peer.uid, call.may(Right::Lock), &request.model).map(|()| true),
-        // Who may not pin has nothing to take back.
+        // A client without the right to pin has nothing to unpin.
         Some(false) if !call.may(Right::Lock) => return (false, String::new()),
         Some(false) => store.unpin(peer.uid, true, &request.model).map(|_| false),
     };
@@ -108,7 +110,7 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
         model: names.remove(&leaving.model).unwrap_or_default(),
         device_bytes: leaving.bytes,
     });
-    // The rest of the reply has some 130 bytes.
+    // The rest of the reply takes about 130 bytes.
     let mut room = page_room(call.connection.limits.max_frame).saturating_sub(256);
     PlanReply {
         device: DEVICE,
@@ -135,7 +137,7 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
     }
 }
 
-/// Who has the memory. Another uid's name for a model is told to nobody else.
+/// Memory use by model. Other users' model names are empty unless public or the client has [`Right::See`].
 pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<ResidencyReply, Failure> {
     let (peer, service) = (call.peer(), call.service());
     let snapshot = service.engine.snapshot();
@@ -156,10 +158,10 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     Ok(ResidencyReply { devices, more: models.len() < of_all, models, ext: Ext::new() })
 }
 
-/// A device in a payload, at most; and the count of devices.
+/// Upper bound of a device's encoded size in bytes, with the count of devices.
 const DEVICE_BYTES: usize = 2 * limits::LABEL_BYTES_MAX + 208;
 
-/// An entry in a payload.
+/// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &ResidencyEntry) -> usize {
     entry.model.len() + entry.parts.len() + 112
 }
@@ -201,12 +203,12 @@ fn letter(part: &PartState) -> char {
     }
 }
 
-/// Parts up to so many first layers.
+/// Number of parts that hold the first `layers` layers, with the embedding.
 fn parts_of(layers: u32) -> u32 {
     if layers == 0 { 0 } else { layers.saturating_add(1) }
 }
 
-/// On the wire layers are counted; the part before them is the embedding.
+/// The wire counts layers; the part before the first layer is the embedding.
 fn rules(rules: ResidencyRules) -> Rules {
     Rules {
         pinned: rules.pinned,
@@ -251,7 +253,7 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
     }
 }
 
-/// Bytes a second of the way that uploads take; 0 before there were any.
+/// Bytes per second of the upload method in use; 0 before the first upload.
 fn upload_rate(device: &DeviceCounters) -> u64 {
     let rate = device.upload_rates.iter().find(|rate| rate.in_use && rate.bytes > 0);
     rate.map_or(0, |rate| rate.bytes_per_second() as u64)

@@ -1,4 +1,4 @@
-//! What all sessions share: the models, the engine, limits, counters.
+//! State that all sessions share: models, engine, limits, counters.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,15 +22,15 @@ use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
 
-/// Requests that block a thread at once (opening models, tokenising, rendering), and those of one uid among them.
+/// Most requests that block a thread at once (opening models, tokenising, rendering), in all and for one uid.
 pub const BLOCKING_MAX: usize = 64;
 const BLOCKING_MAX_OF_UID: usize = 16;
 
-/// Chat templates rendered at once, in processes that together take at most 1 GiB, and those of one uid among them.
+/// Most chat templates rendered at once, in all and for one uid. Their processes take at most 1 GiB together.
 const RENDERING_MAX: usize = 4;
 const RENDERING_MAX_OF_UID: usize = 2;
 
-/// How long a request waits to have its chat template rendered.
+/// Longest wait for a turn to render a chat template.
 const RENDERING_WAIT: Duration = Duration::from_secs(5);
 
 /// Bounds on requests, from the configuration.
@@ -38,42 +38,42 @@ const RENDERING_WAIT: Duration = Duration::from_secs(5);
 pub struct Settings {
     /// Most positions of one sequence.
     pub context_tokens: u32,
-    /// Requests for tokens that one uid may have, waiting and running.
+    /// Most token requests of one uid, queued and running.
     pub requests_per_uid: u32,
-    /// The program that renders chat templates and looks at GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
+    /// The program that renders chat templates and inspects GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
     pub program: PathBuf,
 }
 
-/// Keeps what is to outlive a restart of the daemon.
+/// Keeps state across a restart of the daemon.
 pub trait OutlivesRestart: std::fmt::Debug + Send + Sync {
-    /// Models were passed or unloaded, or their rules changed. Returns once that is kept. Blocks.
+    /// Call after models were passed or unloaded, or their rules changed. Returns once the state is kept. Blocks.
     fn settle(&self);
 
-    /// What is kept, for people.
+    /// The kept state as text for display.
     fn report(&self) -> String;
 }
 
-/// What all sessions share.
+/// State that all sessions share.
 #[derive(Debug)]
 pub struct Service {
     pub(super) store: Arc<Store>,
     pub(super) engine: EngineHandle,
     pub(super) settings: Settings,
-    /// What happens to models.
+    /// Publishes model events.
     pub(super) events: ModelEvents,
     pub(super) renderer: Renderer,
     pub(super) doctor: Doctor,
     pub(super) memory: Mutex<RequestMemory>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
-    /// Requests of all sessions, so that the daemon can wait for them when it stops.
+    /// Requests of all sessions; the daemon waits for them when it stops.
     pub(super) tasks: TaskTracker,
-    /// What tells that memory is short, and how often it did.
+    /// Source and count of memory-pressure events.
     pub pressure: Pressure,
     kept: OnceLock<Arc<dyn OutlivesRestart>>,
     policy: Mutex<Arc<Policy>>,
     pub(super) started: Instant,
-    /// Kept open: where there is no descriptor left, the status is wanted most.
+    /// Kept open: the status matters most when no descriptor is free.
     pub(super) memory_use: Option<File>,
     offer: ServerOffer,
     draining: AtomicBool,
@@ -81,7 +81,7 @@ pub struct Service {
     active: Mutex<Active>,
 }
 
-/// Memory pressure, for reports.
+/// Memory-pressure counters for reports.
 #[derive(Debug, Default)]
 pub struct Pressure {
     source: OnceLock<String>,
@@ -89,31 +89,31 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// From now on this tells.
+    /// Sets the source of pressure events. Only the first call counts.
     pub fn watched(&self, source: String) {
         let _ = self.source.set(source);
     }
 
-    /// It told.
+    /// Counts one pressure event.
     pub fn count(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What tells, and how often it did; empty where nothing does.
+    /// The source and its event count; the source is empty if nothing watches.
     pub fn report(&self) -> (&str, u64) {
         (self.source.get().map_or("", String::as_str), self.events.load(Ordering::Relaxed))
     }
 }
 
-/// Requests for tokens, waiting and running. Bounded by the engine's queue and by `requests_per_uid`.
+/// Token requests, queued and running. Bounded by the engine's queue and by `requests_per_uid`.
 #[derive(Debug, Default)]
 struct Active {
     per_uid: HashMap<u32, u32>,
-    /// Who asked for a sequence, and by which name of its model.
+    /// Each sequence's uid, and the model name that its client used.
     sequences: HashMap<SequenceId, (u32, String)>,
 }
 
-/// One request for tokens, counted until it drops.
+/// One token request, counted until it drops.
 #[derive(Debug)]
 pub(super) struct Ticket {
     service: Arc<Service>,
@@ -122,7 +122,7 @@ pub(super) struct Ticket {
 }
 
 impl Service {
-    /// What sessions share from now on.
+    /// Shared state for all sessions of this daemon.
     pub fn new(
         store: Arc<Store>,
         engine: EngineHandle,
@@ -158,12 +158,12 @@ impl Service {
         })
     }
 
-    /// What the daemon agrees to in its hello.
+    /// Terms that the daemon offers in its hello.
     pub fn offer(&self) -> &ServerOffer {
         &self.offer
     }
 
-    /// From now on this says who may do what, also on connections that are open.
+    /// Replaces the policy, also for open connections.
     pub fn set_policy(&self, policy: Policy) {
         *self.policy.lock() = Arc::new(policy);
     }
@@ -172,29 +172,29 @@ impl Service {
         Arc::clone(&self.policy.lock())
     }
 
-    /// The models.
+    /// The model store.
     pub fn store(&self) -> Arc<Store> {
         Arc::clone(&self.store)
     }
 
-    /// From now on this is told what changes. Only the first one counts.
+    /// Sets the object that keeps state across restarts. Only the first call counts.
     pub fn keep(&self, kept: Arc<dyn OutlivesRestart>) {
         let _ = self.kept.set(kept);
     }
 
-    /// Models or their rules changed; see [`OutlivesRestart::settle`].
+    /// Call after models or their rules changed; see [`OutlivesRestart::settle`].
     pub(super) fn settle(&self) {
         if let Some(kept) = self.kept.get() {
             kept.settle();
         }
     }
 
-    /// What outlives a restart; empty where nothing does.
+    /// Text about the kept state; empty if nothing keeps state.
     pub(super) fn kept(&self) -> String {
         self.kept.get().map(|kept| kept.report()).unwrap_or_default()
     }
 
-    /// From now on work is refused with `ServerDraining`.
+    /// Refuses new work with `ServerDraining` from now on.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -204,13 +204,13 @@ impl Service {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Ends when no request of any session runs. More may start; see [`Service::start_draining`].
+    /// Completes when no request of any session runs. New ones may still start; see [`Service::start_draining`].
     pub async fn idle(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Open connections, as the socket counts them.
+    /// Sets the number of open connections, as the socket layer counts them.
     pub fn set_connections(&self, count: u32) {
         self.connections.store(count, Ordering::Relaxed);
     }
@@ -224,20 +224,20 @@ impl Service {
         if self.is_draining() {
             return Err(failure(
                 ErrorCode::ServerDraining,
-                "the daemon is stopping: try again once it is back",
+                "the daemon is stopping: try again after it has restarted",
             ));
         }
         Ok(())
     }
 
-    /// Counts a request for tokens against its uid.
+    /// Counts a token request against its uid.
     pub(super) fn ticket(self: &Arc<Self>, uid: u32) -> Result<Ticket, Failure> {
         let limit = self.settings.requests_per_uid;
         let mut active = self.active.lock();
         let count = active.per_uid.entry(uid).or_default();
         if *count >= limit {
             let text = format!(
-                "uid {uid} has {count} requests, waiting and running; the limit is {limit}: wait for some"
+                "uid {uid} has {count} requests, queued and running; the limit is {limit}: wait for some to end"
             );
             return Err(failure(ErrorCode::Quota, &text));
         }
@@ -246,19 +246,19 @@ impl Service {
         Ok(Ticket { service: Arc::clone(self), uid, sequence: None })
     }
 
-    /// Waits until a chat template may be rendered for that uid, for a while.
+    /// Waits up to [`RENDERING_WAIT`] for the uid's turn to render a chat template.
     pub(super) async fn rendering_turn(&self, uid: u32) -> Result<Turn, Failure> {
         tokio::time::timeout(RENDERING_WAIT, self.rendering.take(uid)).await.map_err(|_| {
             let text = format!(
-                "{RENDERING_MAX} chat templates are rendered at once, {RENDERING_MAX_OF_UID} of a uid, and none ended \
-                 within {} s: try again later",
+                "the daemon renders at most {RENDERING_MAX} chat templates at once, {RENDERING_MAX_OF_UID} of a uid; none \
+                 ended within {} s: try again later",
                 RENDERING_WAIT.as_secs()
             );
             failure(ErrorCode::Busy, &text)
         })
     }
 
-    /// Who asked for each of these sequences, and by which name.
+    /// The uid and the model name of each of these sequences.
     pub(super) fn asked_by(&self, ids: impl Iterator<Item = SequenceId>) -> Vec<Option<(u32, String)>> {
         let active = self.active.lock();
         ids.map(|id| active.sequences.get(&id).cloned()).collect()
@@ -266,7 +266,7 @@ impl Service {
 }
 
 impl Ticket {
-    /// Notes the sequence that the request became.
+    /// Records the sequence that the request became.
     pub(super) fn runs_as(&mut self, id: SequenceId, model: &str) {
         self.sequence = Some(id);
         self.service.active.lock().sequences.insert(id, (self.uid, model.to_owned()));
@@ -288,12 +288,12 @@ impl Drop for Ticket {
     }
 }
 
-/// A number nobody chose: the standard library seeds its hashers from the operating system.
+/// A random number: the standard library seeds its hashers from the operating system.
 pub(super) fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-/// The 16 bytes of a UUID in text; zeros for what is none.
+/// The 16 bytes of a UUID's text; zeros if the text is not a UUID.
 fn uuid_bytes(text: &str) -> [u8; 16] {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)

@@ -1,7 +1,7 @@
-//! Requests to be told what happens to weights and models.
+//! Requests to receive events about weights and models.
 //!
-//! A subscriber's events wait in bounded channels, which overwrite the oldest: one that is slow loses some, is told how many,
-//! and holds nobody up. They are taken out only when the client has credit for an item.
+//! A subscriber's events wait in bounded channels that overwrite the oldest. A slow subscriber loses events, learns how
+//! many, and delays no other client. Events are taken out only when the client has credit for an item.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::scheduler::EngineEvent;
 /// Models that a subscriber remembers, to name them after they are gone.
 const REMEMBERED: usize = 4096;
 
-/// Answers one request, until it is taken back or the daemon stops.
+/// Answers one request until the client cancels it or the daemon stops.
 pub(super) async fn run(call: &Call, answer: &Answer) -> Result<SubscribeEnd, Failure> {
     call.service().admit()?;
     let _ticket = call.service().ticket(call.peer().uid)?;
@@ -40,7 +40,7 @@ enum Event {
     Missed(u64),
 }
 
-/// What is known of a model.
+/// Facts about a model that events need.
 #[derive(Clone, Debug, Default)]
 struct Known {
     name: String,
@@ -62,7 +62,7 @@ impl<'a> Watch<'a> {
         Self { call, models, engine, known: HashMap::new() }
     }
 
-    /// Ends when nothing can happen any more.
+    /// Sends events until no more can happen.
     async fn tell(&mut self, answer: &Answer) -> Result<(), Failure> {
         self.call.control.wait_credit().await;
         self.learn();
@@ -111,7 +111,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Looks up what models have a place on the device: they have to be known when they are gone.
+    /// Records the models that the device holds, so that events can name them after they are gone.
     fn learn(&mut self) {
         let snapshot = self.call.service().engine.snapshot();
         let new: Vec<_> = snapshot.models.iter().filter(|model| !self.is_named(model.model)).collect();
@@ -161,7 +161,7 @@ impl<'a> Watch<'a> {
                 (EventKind::ModelUnmapped, model, 0, 0, String::new())
             }
             Event::Model(ModelEvent::Poisoned(model, why)) => {
-                // Every request that fails of it tells it anew.
+                // Each failing request on a poisoned model publishes the event again; a client gets it once.
                 if std::mem::replace(&mut self.known(model).poisoned, true) {
                     return;
                 }

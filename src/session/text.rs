@@ -16,8 +16,11 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
             EncodeOptions { add_special: request.add_special, parse_special: request.parse_special };
         let ids = lease.model().tokenizer.encode(&request.text, options);
         if ids.len() > limits::IDS_MAX {
-            let text =
-                format!("{} tokens, a reply holds {}: send the text in parts", ids.len(), limits::IDS_MAX);
+            let text = format!(
+                "the text has {} tokens, a reply holds at most {}: send it in parts",
+                ids.len(),
+                limits::IDS_MAX
+            );
             return Err(failure(ErrorCode::LimitExceeded, &text));
         }
         Ok(TokenizeReply { ids, ext: Ext::new() })
@@ -31,29 +34,34 @@ pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result
         let (lease, _) = call.acquire(&request.model)?;
         let tokenizer = &lease.model().tokenizer;
         check_ids(&request.ids, tokenizer.vocab_size())?;
-        // Before the text is made: a few long tokens, many times over, would be gigabytes.
+        // Checked before the text is built: a few long tokens, repeated often enough, would make gigabytes.
         let bytes = |id: &u32| tokenizer.token_bytes(*id, true).map_or(0, <[u8]>::len);
         let total: usize = request.ids.iter().map(bytes).sum();
-        // Every byte that is no UTF-8 becomes three.
+        // Each byte of invalid UTF-8 becomes three.
         if total > limits::TEXT_BYTES_MAX / 3 {
-            let text =
-                format!("the text of {} tokens may not fit a reply: send them in parts", request.ids.len());
+            let text = format!(
+                "the text of {} tokens may not fit into one reply: send the tokens in parts",
+                request.ids.len()
+            );
             return Err(failure(ErrorCode::LimitExceeded, &text));
         }
         let text = tokenizer.decode(&request.ids, request.show_special);
         let text =
-            text.ok_or_else(|| failure(ErrorCode::TokenOutOfRange, "a token id outside the vocabulary"))?;
+            text.ok_or_else(|| failure(ErrorCode::TokenOutOfRange, "a token id is outside the vocabulary"))?;
         Ok(DetokenizeReply { text, ext: Ext::new() })
     })
     .await
 }
 
-/// Every id is in the vocabulary.
+/// Refuses ids outside the vocabulary; the message names the first one.
 pub(super) fn check_ids(ids: &[u32], vocab: usize) -> Result<(), Failure> {
     match ids.iter().position(|id| *id as usize >= vocab) {
         None => Ok(()),
         Some(index) => {
-            let text = format!("token id {} at place {index}: the vocabulary has {vocab} tokens", ids[index]);
+            let text = format!(
+                "token id {} at index {index} is outside the vocabulary of {vocab} tokens",
+                ids[index]
+            );
             Err(failure(ErrorCode::TokenOutOfRange, &text))
         }
     }

@@ -1,7 +1,7 @@
-//! Turns: so many things at once, of which one uid has so many, so that no uid's slow requests hold up another's.
+//! Turns limit how much work runs at once, in all and for one uid, so that one uid's slow requests do not delay others.
 //!
-//! Who waits holds no thread. A uid's own turns come first: who waits for the others has passed his uid's bound, so of
-//! each uid no more than that stand in the common queue, which is first come, first served.
+//! A waiter holds no thread. A request first waits for a turn of its own uid, then for one of all turns. So at most a
+//! uid's bound of its requests stand in the common queue, which is first come, first served.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ pub(super) struct Turns {
 #[derive(Debug)]
 struct Uid {
     turns: Arc<Semaphore>,
-    /// Who has one of them or waits; with the last one the entry goes.
+    /// Requests that have a turn or wait; the entry is removed with the last one.
     users: usize,
 }
 
-/// One turn, until it drops.
+/// One turn, held until it drops.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// Both are there: the semaphores are never closed.
+    /// Both are always `Some`: the semaphores are never closed.
     _permits: [Option<OwnedSemaphorePermit>; 2],
     _user: User,
 }
 
-/// One that has a turn or waits for one.
+/// A request that has a turn or waits for one.
 #[derive(Debug)]
 struct User {
     turns: Arc<Turns>,
@@ -42,7 +42,7 @@ struct User {
 }
 
 impl Turns {
-    /// `all` at once, `of_uid` of them for one uid.
+    /// `all` turns at once, `of_uid` of them for one uid.
     pub(super) fn new(all: usize, of_uid: usize) -> Arc<Self> {
         Arc::new(Self {
             all: Arc::new(Semaphore::new(all)),
@@ -92,7 +92,7 @@ mod tests {
         let _first = turns.take(1).await;
         let second = turns.take(1).await;
         let mut third = std::pin::pin!(turns.take(1));
-        assert!(poll!(&mut third).is_pending(), "the uid has its two");
+        assert!(poll!(&mut third).is_pending(), "the uid has both of its turns");
         let _other = [turns.take(2).await, turns.take(2).await];
         let mut waits_for_all = std::pin::pin!(turns.take(3));
         assert!(poll!(&mut waits_for_all).is_pending(), "all four are taken");

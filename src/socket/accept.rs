@@ -1,4 +1,4 @@
-//! The accept loop: takes connections within their limits, and turns away the rest with a reason.
+//! The accept loop: takes connections within the limits, and refuses the rest with a reason.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -19,32 +19,32 @@ use super::{connection, groups};
 use crate::lock::{Mutex, Rank};
 use crate::session::{Credentials, Service};
 
-/// How often an idle loop shows that it lives.
+/// Longest time between two ticks of an idle loop.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Waits after a failed accept: without descriptors or memory, trying again at once would only burn a core.
+/// Delays after a failed accept: without descriptors or memory, retrying at once would only burn a core.
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
 
-/// Refused clients that are waited for, so that they can read why; more are refused without waiting.
+/// Most refused clients that the daemon waits for, so that they can read the reason; it refuses more without waiting.
 const REFUSALS_MAX: usize = 64;
 
-/// How long a refused client is waited for.
+/// Longest wait for a refused client.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// When a refused client may come back.
+/// Delay after which a refused client may retry.
 const REFUSAL_RETRY_MS: u32 = 1000;
 
 /// Bounds on open connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// In all.
+    /// Total.
     pub total: u32,
-    /// Of one uid.
+    /// For each uid.
     pub per_uid: u32,
 }
 
-/// Takes connections.
+/// Accepts connections.
 #[derive(Debug)]
 pub struct Acceptor {
     service: Arc<Service>,
@@ -55,14 +55,14 @@ pub struct Acceptor {
     tasks: TaskTracker,
 }
 
-/// Open connections.
+/// Counts of open connections.
 #[derive(Debug, Default)]
 struct Open {
     total: u32,
     per_uid: HashMap<u32, u32>,
 }
 
-/// A connection that is counted until this drops.
+/// A connection, counted until this drops.
 struct Counted {
     open: Arc<Mutex<Open>>,
     service: Arc<Service>,
@@ -96,17 +96,17 @@ impl Acceptor {
         })
     }
 
-    /// New limits for connections that come from now on.
+    /// Sets the limits for new connections.
     pub fn set_limits(&self, limits: ConnectionLimits) {
         *self.limits.lock() = limits;
     }
 
-    /// Moves while the loop runs, at least once a second.
+    /// A counter that increases at least once a second while the loop runs.
     pub fn ticks(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Ends when every connection has ended.
+    /// Completes when every connection has ended.
     pub async fn closed(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -148,7 +148,7 @@ impl Acceptor {
         let peer = match peer(&stream) {
             Ok(peer) => peer,
             Err(error) => {
-                tracing::info!(%error, "a client whose credentials the kernel does not tell was refused");
+                tracing::info!(%error, "refused a client: the kernel does not report its credentials");
                 return self.refuse(stream, ErrorCode::PeerRefused, 0);
             }
         };
@@ -176,10 +176,11 @@ impl Acceptor {
         Some(Counted { open: Arc::clone(&self.open), service: Arc::clone(&self.service), uid })
     }
 
-    /// Says why, then waits a little for the client to read it: closing at once would make its own hello fail first.
+    /// Sends the reason, then waits briefly for the client to read it. Closing at once would make its own hello fail
+    /// first.
     fn refuse(&self, stream: Stream, code: ErrorCode, retry_after_ms: u32) {
         let words = self.service.offer().refuse(code, retry_after_ms).to_bytes();
-        // 80 bytes fit a socket buffer that is empty, so this does not wait.
+        // 80 bytes fit an empty socket buffer, so this does not block.
         if rustix::net::send(stream.as_fd(), &words, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
             return;
         }
@@ -191,7 +192,7 @@ impl Acceptor {
     }
 }
 
-/// Who connected, at the time of connecting.
+/// The client's ids at connect time.
 fn peer(stream: &Stream) -> std::io::Result<Credentials> {
     let unknown = |what: &'static str| move || std::io::Error::other(what);
     let credentials = stream.peer_creds()?;

@@ -11,15 +11,15 @@ use tokio_util::sync::CancellationToken;
 use super::receive::{self, ReceiveError};
 use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
-/// How long a connection that ends may take to read what was still to be sent.
+/// Longest time that a closing connection may take to deliver its queued output.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How often a writer that waits for its client looks at how long it has waited.
+/// How often a writer that waits for its client checks the soft limit.
 const SLOW_CHECK: Duration = Duration::from_secs(1);
 
 /// Serves a client until it hangs up, breaks the rules, or stops reading.
 ///
-/// At `close` the answers that are ready are still sent.
+/// At `close`, answers that are ready are still sent.
 pub(super) async fn serve(
     stream: Stream,
     peer: Credentials,
@@ -38,7 +38,7 @@ pub(super) async fn serve(
     let mut session = Session::new(service, peer, &hello, outbox.clone());
     let overflow = session.last_words(&Fatal {
         code: ErrorCode::OutputOverflow,
-        message: "too much waits to be read: read answers as they come".to_owned(),
+        message: "too much unread output is queued: read answers as they arrive".to_owned(),
     });
     let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone(), overflow));
     let end = tokio::select! {
@@ -47,7 +47,7 @@ pub(super) async fn serve(
         () = close.cancelled() => End::Quiet,
     };
     if let End::Tell(fatal) = end {
-        tracing::info!(uid, code = fatal.code as u16, reason = fatal.message, "a connection was closed");
+        tracing::info!(uid, code = fatal.code as u16, reason = fatal.message, "closed a connection");
         match session.last_words(&fatal) {
             Some(frame) => outbox.close_with(frame),
             None => outbox.close(),
@@ -56,7 +56,7 @@ pub(super) async fn serve(
         outbox.close();
     }
     if outbox.overflowed() {
-        tracing::info!(uid, "a client that does not read was dropped");
+        tracing::info!(uid, "disconnected a client that does not read");
     }
     drop(session);
     let abort = writer.abort_handle();
@@ -67,9 +67,9 @@ pub(super) async fn serve(
 
 /// How a connection ends.
 enum End {
-    /// Nobody listens any more.
+    /// The client is gone or needs no reason.
     Quiet,
-    /// The client is told why.
+    /// Send the client the reason.
     Tell(Fatal),
 }
 
@@ -89,7 +89,7 @@ async fn read(stream: &Stream, payload_bytes_max: u32, session: &mut Session) ->
     }
 }
 
-/// The two hellos. None when the connection is over; the client was told why where it could be.
+/// Exchanges the hellos. `None` when the connection is over; the client got the reason if it could be sent.
 async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
     let offer = service.offer();
     let answer = match receive::hello(stream).await {
@@ -100,12 +100,13 @@ async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
         Err(ReceiveError::HungUp | ReceiveError::CutShort { .. } | ReceiveError::Os(_)) => return None,
         Err(error) => offer.refuse(error.code().unwrap_or(ErrorCode::NotProtocol), 0),
     };
-    // 80 bytes always fit a socket buffer that is empty.
+    // 80 bytes always fit an empty socket buffer.
     (&*stream).write_all(&answer.to_bytes()).await.ok()?;
     (answer.status == 0).then_some(answer)
 }
 
-/// Writes what is in the outbox until it ends, the client hangs up, or it takes nothing for too long: then, last, `overflow`.
+/// Writes the outbox's frames until it ends, the client hangs up, or the client reads too slowly; then, last,
+/// `overflow`.
 async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>) {
     let mut stream = &*stream;
     while let Some(chunk) = outbox.next_chunk().await {
@@ -126,7 +127,7 @@ async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>) {
     if let Some(frame) = overflow
         && outbox.overflowed()
     {
-        // The last frame was written whole; this one is tried, no more: the client does not read.
+        // The last frame was written whole. This one is only tried: the client does not read.
         let _ = stream.write_all(&frame).await;
     }
 }

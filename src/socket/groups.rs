@@ -1,4 +1,4 @@
-//! The groups of who connected.
+//! The groups of a connecting client.
 
 #![allow(unsafe_code)]
 
@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most groups of a process (`NGROUPS_MAX` of the kernel).
 const GROUPS_MAX: usize = 65_536;
 
-/// Groups for which there is room at first.
+/// Initial room for groups.
 const GROUPS_USUAL: usize = 64;
 
-/// Supplementary groups of the process that connected, at that time (`SO_PEERGROUPS`, unix(7)).
+/// Supplementary groups of the connecting process at connect time (`SO_PEERGROUPS`, unix(7)).
 ///
 /// # Errors
 /// Those of getsockopt(2).
@@ -18,8 +18,8 @@ pub(super) fn of_peer(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
     let mut gids = vec![0u32; GROUPS_USUAL];
     loop {
         let mut bytes = libc::socklen_t::try_from(size_of_val(gids.as_slice())).unwrap_or(0);
-        // SAFETY: the kernel writes at most `bytes` bytes to `gids`, which has as many, and the number it wrote, or would have
-        // written, to `bytes`. Both outlive the call; gid_t is a u32, for which all bytes are valid.
+        // SAFETY: the kernel writes at most `bytes` bytes to `gids`, which has as many. It stores in `bytes` the number
+        // that it wrote or would have written. Both outlive the call; gid_t is a u32, for which all bytes are valid.
         let status = unsafe {
             let value = gids.as_mut_ptr().cast();
             libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, value, &raw mut bytes)

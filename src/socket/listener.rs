@@ -1,8 +1,8 @@
-//! The socket that the daemon listens on: bound by itself, or handed over by systemd.
+//! The socket that the daemon listens on: bound by the daemon, or passed by systemd.
 //!
-//! Standalone: an exclusive `flock` on `<socket>.lock` is held as long as the daemon runs. Only under it is a stale
-//! socket removed, and only after a connect has been refused, so a live one is never taken away. The lock file stays, empty:
-//! removing it would let two daemons hold locks on two files of one name.
+//! Standalone: the daemon holds an exclusive `flock` on `<socket>.lock` as long as it runs. It removes a stale socket
+//! only under this lock, and only after a connect was refused, so a live socket is never removed. The lock file stays,
+//! empty: removing it would let two daemons hold locks on two files of one name.
 
 use std::fs::{DirBuilder, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,35 +18,35 @@ use interprocess::os::unix::uds_local_socket::tokio::{Listener, Stream};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::sockopt;
 
-/// Longest path the kernel takes: `sun_path` has 108 bytes, one of them for the zero at the end.
+/// Longest path that the kernel takes: `sun_path` has 108 bytes, one of them for the final zero.
 const PATH_BYTES_MAX: usize = 107;
 
-/// Who may connect: the daemon's user and group.
+/// Only the daemon's user and group may connect.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Why there is no socket to listen on.
+/// Why the daemon has no socket to listen on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another daemon holds the lock or answers.
+    /// Another daemon holds the lock or answers on the socket.
     #[error("{}: another rocmforged serves this socket: stop it, or choose another path with --socket", path.display())]
     InUse {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else is there.
-    #[error("{}: there is a {kind}, not a socket: remove it, or choose another path with --socket", path.display())]
+    /// The path exists and is not a socket.
+    #[error("{}: the path is a {kind}, not a socket: remove it, or choose another path with --socket", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file found there.
         kind: &'static str,
     },
     /// The path does not fit a socket address.
-    #[error("{}: a socket path has at most {PATH_BYTES_MAX} bytes, this has {bytes}", path.display())]
+    #[error("{}: the socket path has {bytes} bytes, the limit is {PATH_BYTES_MAX}: choose a shorter one", path.display())]
     PathTooLong {
         /// The path.
         path: PathBuf,
-        /// Its size.
+        /// Its length in bytes.
         bytes: usize,
     },
     /// The operating system refused.
@@ -56,29 +56,29 @@ pub enum ListenError {
         path: PathBuf,
         /// The operation.
         what: &'static str,
-        /// The refusal.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
-    /// systemd handed over something else than one listening socket.
+    /// systemd passed something else than one listening socket.
     #[error(
-        "descriptor handed over by systemd: {0}; the socket unit must have exactly one ListenStream= path"
+        "the descriptor handed over by systemd is unusable: {0}; the socket unit must have exactly one ListenStream= path"
     )]
     HandedOver(String),
 }
 
-/// A socket being listened on.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Listener,
-    /// Present when we bound it ourselves; then the path is ours to remove.
+    /// Present when the daemon bound the socket itself; then it also removes the path.
     bound: Option<Bound>,
 }
 
 #[derive(Debug)]
 struct Bound {
     path: PathBuf,
-    /// Device and inode of the socket file, so that only our own is removed.
+    /// Device and inode of the socket file, so that the daemon removes only its own.
     id: (u64, u64),
     /// Held until the process ends.
     _lock: File,
@@ -88,14 +88,14 @@ impl Endpoint {
     /// Binds `path`. Must be called inside the runtime.
     ///
     /// # Errors
-    /// [`ListenError::InUse`] when another daemon serves it; the others by name.
+    /// [`ListenError::InUse`] when another daemon serves it; otherwise the variant that names the fault.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let bytes = path.as_os_str().as_bytes().len();
         if bytes > PATH_BYTES_MAX {
             return Err(ListenError::PathTooLong { path: path.into(), bytes });
         }
         let os = |what| move |source| ListenError::Os { path: path.into(), what, source };
-        // Before anything is made: `--socket /tmp` must not leave a /tmp.lock.
+        // Checked before anything is created: `--socket /tmp` must not leave a /tmp.lock.
         socket_exists(path)?;
         make_directory(path).map_err(os("cannot make the directory of the socket"))?;
         let lock = lock(path)?;
@@ -106,7 +106,8 @@ impl Endpoint {
             .mode(SOCKET_MODE)
             .create_tokio_as::<Listener>()
             .map_err(os("cannot listen"))?;
-        // bind(2) takes the umask off the mode; what it took is given back here. Never wider than wanted in between.
+        // bind(2) subtracts the umask from the mode; chmod restores it. In between, the mode is never wider than
+        // wanted.
         rustix::fs::chmod(path, Mode::from_raw_mode(SOCKET_MODE)).map_err(|e| ListenError::Os {
             path: path.into(),
             what: "cannot chmod",
@@ -117,10 +118,10 @@ impl Endpoint {
         Ok(Self { listener, bound: Some(bound) })
     }
 
-    /// Takes over a socket that systemd listens on; its path stays systemd's. Must be called inside the runtime.
+    /// Takes over a socket that systemd listens on; the path stays systemd's. Must be called inside the runtime.
     ///
     /// # Errors
-    /// [`ListenError::HandedOver`] when it is no listening Unix stream socket.
+    /// [`ListenError::HandedOver`] when it is not a listening Unix stream socket.
     pub fn from_systemd(fd: OwnedFd) -> Result<Self, ListenError> {
         let wrong = |what: &str| ListenError::HandedOver(what.into());
         let failed = |error: rustix::io::Errno| ListenError::HandedOver(error.to_string());
@@ -137,7 +138,7 @@ impl Endpoint {
         Ok(Self { listener, bound: None })
     }
 
-    /// True for a socket that is listened on, of whatever kind.
+    /// True for a listening socket of any kind.
     pub fn is_listening(fd: BorrowedFd<'_>) -> bool {
         sockopt::socket_acceptconn(fd).unwrap_or(false)
     }
@@ -150,19 +151,19 @@ impl Endpoint {
         self.listener.accept().await
     }
 
-    /// Takes the path away, if it is ours and still there; no new client finds it. What drops last does this too, but
-    /// that can be a task of a runtime that is being shut down, and then never.
+    /// Removes the path if the daemon bound it and it is unchanged, so that no new client finds it. Drop does this too.
+    /// But the last reference can belong to a task of a runtime that is shutting down, and then Drop may never run.
     pub fn unlink(&self) {
-        // Under the lock nobody else binds this path, so between the check and the removal it cannot become another's,
-        // unless someone removes and binds by hand.
+        // Under the lock no other daemon binds this path. So it cannot change owner between check and removal, unless a
+        // person removes and binds it by hand.
         let Some(bound) = &self.bound else { return };
         let ours = std::fs::symlink_metadata(&bound.path).is_ok_and(|m| (m.dev(), m.ino()) == bound.id);
         if ours && let Err(error) = std::fs::remove_file(&bound.path) {
-            tracing::warn!(path = %bound.path.display(), %error, "the socket could not be removed");
+            tracing::warn!(path = %bound.path.display(), %error, "removing the socket failed");
         }
     }
 
-    /// True when systemd keeps the socket: clients that connect while we stop wait for our successor.
+    /// True when systemd keeps the socket: clients that connect during a restart wait for the next daemon.
     pub fn is_handed_over(&self) -> bool {
         self.bound.is_none()
     }
@@ -174,7 +175,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// Makes the directory that a socket is to lie in, if only that one is missing: for its owner alone.
+/// Creates the socket's directory with mode 0700, if only that one is missing.
 fn make_directory(socket: &Path) -> std::io::Result<()> {
     let Some(dir) = socket.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.exists()) else {
         return Ok(());
@@ -185,7 +186,7 @@ fn make_directory(socket: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The exclusive lock of a socket path.
+/// Takes the exclusive lock of a socket path.
 fn lock(socket: &Path) -> Result<File, ListenError> {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
@@ -219,13 +220,13 @@ fn socket_exists(path: &Path) -> Result<bool, ListenError> {
     Err(ListenError::NotASocket { path: path.into(), kind })
 }
 
-/// Removes a socket that nobody listens on. The caller holds the lock.
+/// Removes a socket without a listener. The caller holds the lock.
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let os = |what, source| ListenError::Os { path: path.into(), what, source };
     if !socket_exists(path)? {
         return Ok(());
     }
-    // A listener with a full backlog lets us connect "later": that too is a live one.
+    // With a full backlog the connect is deferred: that listener is live too.
     let probe = ConnectOptions::new()
         .name(name(path)?)
         .wait_mode(ConnectWaitMode::Deferred)
@@ -233,13 +234,13 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         .connect_sync();
     match probe {
         Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "removing a socket that nobody listens on");
+            tracing::info!(path = %path.display(), "removing a stale socket: no process listens on it");
             std::fs::remove_file(path).map_err(|e| os("cannot remove the stale socket", e))
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Ok(_) => Err(ListenError::InUse { path: path.into() }),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Err(ListenError::InUse { path: path.into() }),
-        Err(e) => Err(os("cannot tell whether somebody listens", e)),
+        Err(e) => Err(os("cannot tell whether another process listens", e)),
     }
 }
 
@@ -271,7 +272,7 @@ mod tests {
         assert!(matches!(Endpoint::bind(&path), Err(ListenError::InUse { .. })));
         assert!(path.exists(), "the live socket stays");
         drop(first);
-        assert!(!path.exists(), "an orderly end takes the socket away");
+        assert!(!path.exists(), "an orderly end removes the socket");
         Endpoint::bind(&path).unwrap();
     }
 
@@ -305,7 +306,7 @@ mod tests {
         let path = dir.path().join("api.sock");
         let runtime = runtime();
         let _guard = runtime.enter();
-        // What a killed daemon leaves behind: a bound name without a listener.
+        // A killed daemon leaves this behind: a bound name without a listener.
         let stale =
             ListenerOptions::new().name(name(&path).unwrap()).reclaim_name(false).create_sync().unwrap();
         drop(stale);

@@ -1,7 +1,7 @@
-//! Sockets and frames: who connects, and which bytes make a frame. It knows no models.
+//! Sockets and frames: accepts clients and cuts bytes into frames. This layer knows no models.
 //!
-//! Everything here is an interprocess type: the listener, bound or handed over by systemd, and each accepted stream.
-//! Descriptors travel by rustix over the stream's own descriptor.
+//! The listener (bound, or passed by systemd) and each accepted stream are interprocess types. Descriptors travel by
+//! rustix over the stream's own descriptor.
 
 mod accept;
 mod connection;

@@ -1,8 +1,8 @@
 //! Bytes and file descriptors of one connection, cut into frames.
 //!
-//! Each header is read by a `recvmsg` of its own that asks for its 16 bytes and no more, so descriptors can only be
-//! those of its frame: the kernel hands descriptors out with the bytes they were sent with. Everything is read with room
-//! for descriptors, so that a stray one is seen, closed and punished instead of lost.
+//! A `recvmsg` of its own reads each header, exactly 16 bytes. So its descriptors can only belong to its frame: the
+//! kernel delivers descriptors with the bytes they were sent with. Every read has room for descriptors, so that a stray
+//! one is seen, closed and refused instead of lost.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,16 +19,16 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::session::Frame;
 
-/// How long a client may take for its hello.
+/// Time limit for a client's hello.
 pub const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// How long a client may take from a frame's first byte to its last.
+/// Time limit from a frame's first byte to its last.
 pub const FRAME_TIME: Duration = Duration::from_secs(10);
 
 /// Most bytes allocated for a payload ahead of its arrival.
 const AHEAD_BYTES: usize = 64 << 10;
 
-/// Why no frame came.
+/// Why no frame was received.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// The client hung up between frames.
@@ -37,33 +37,33 @@ pub enum ReceiveError {
     /// The client hung up inside a hello or a frame.
     #[error("the client hung up after {have} of {want} bytes")]
     CutShort {
-        /// Bytes that came.
+        /// Bytes received.
         have: usize,
-        /// Bytes that were announced.
+        /// Bytes announced.
         want: usize,
     },
-    /// The first bytes are no hello of this protocol.
-    #[error("the first bytes are no hello")]
+    /// The first bytes are not a hello of this protocol.
+    #[error("the first bytes are not a hello of this protocol")]
     NotProtocol,
-    /// No hello in time.
-    #[error("no hello within {} s", HELLO_TIME.as_secs())]
+    /// The hello did not arrive in time.
+    #[error("no hello arrived within {} s", HELLO_TIME.as_secs())]
     HelloTimeout,
-    /// A frame was begun and not finished in time.
-    #[error("a frame was begun and not finished within {} s", FRAME_TIME.as_secs())]
+    /// A frame began and did not end in time.
+    #[error("a frame began and did not end within {} s", FRAME_TIME.as_secs())]
     FrameTimeout,
-    /// The header is none of ours.
+    /// The header is invalid.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// Descriptors where none belong, or not as many as announced.
-    #[error("{got} file descriptors where {announced} were announced")]
+    /// Descriptors where none belong, or a number other than announced.
+    #[error("{got} file descriptors arrived, {announced} were announced")]
     Descriptors {
-        /// Descriptors that came.
+        /// Descriptors received.
         got: usize,
-        /// Descriptors that the header announces.
+        /// Descriptors announced by the header.
         announced: u8,
     },
-    /// Descriptors that the daemon does not take; the kernel dropped them.
-    #[error("file descriptors where none belong, or more than the {FDS_MAX} that a frame may have")]
+    /// Descriptors that the daemon does not accept; the kernel dropped them.
+    #[error("file descriptors arrived where none belong, or more than the {FDS_MAX} that a frame may have")]
     DescriptorsCutOff,
     /// The operating system refused.
     #[error("reading failed: {0}")]
@@ -71,7 +71,7 @@ pub enum ReceiveError {
 }
 
 impl ReceiveError {
-    /// The number to tell the client before the connection closes; `None` when nobody listens any more.
+    /// Code to send before the connection closes; `None` when the client is gone.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::HungUp | Self::CutShort { .. } | Self::Os(_) => None,
@@ -84,9 +84,9 @@ impl ReceiveError {
     }
 }
 
-/// Reads the client's first message: a fixed number of bytes, in time, without descriptors.
+/// Reads the client's first message: a fixed number of bytes, within [`HELLO_TIME`], without descriptors.
 ///
-/// The first four are looked at one by one: a client of another protocol may send few, and then wait for our answer.
+/// Reads the first four bytes one by one: a client of another protocol may send few bytes and then wait for an answer.
 ///
 /// # Errors
 /// [`ReceiveError`].
@@ -108,12 +108,12 @@ pub async fn hello(stream: &Stream) -> Result<[u8; CLIENT_HELLO_BYTES], ReceiveE
     Ok(bytes)
 }
 
-/// Reads a frame whose payload has at most `payload_bytes_max` bytes. Waits for its first byte without end.
+/// Reads a frame whose payload has at most `payload_bytes_max` bytes. Waits for the first byte without a time limit.
 ///
-/// Not to be dropped halfway: what was read would be lost.
+/// Do not drop this future halfway: the bytes read so far would be lost.
 ///
 /// # Errors
-/// [`ReceiveError`]; the connection cannot go on.
+/// [`ReceiveError`]; the connection must end.
 pub async fn frame(stream: &Stream, payload_bytes_max: u32) -> Result<Frame, ReceiveError> {
     let mut header = [0; HEADER_BYTES];
     let first = receive(stream, &mut header).await?;
@@ -124,7 +124,7 @@ pub async fn frame(stream: &Stream, payload_bytes_max: u32) -> Result<Frame, Rec
         let (_, unread) = header.split_at_mut(first.bytes);
         expect_descriptors(&fill(stream, unread, false).await?, 0)?;
         let header = FrameHeader::parse(&header, payload_bytes_max)?;
-        // Of lost ones the kernel does not say how many there were; that some came, and who lost them, is known.
+        // The kernel does not report how many descriptors it dropped, only that some arrived and did not fit.
         match (first.fds_lost, header.n_fds) {
             (true, 0) => return Err(ReceiveError::DescriptorsCutOff),
             (true, _) => {}
@@ -138,7 +138,7 @@ pub async fn frame(stream: &Stream, payload_bytes_max: u32) -> Result<Frame, Rec
     timeout_at(deadline, rest).await.map_err(|_| ReceiveError::FrameTimeout)?
 }
 
-/// Room for a payload is made as it comes, so that a header alone costs nothing.
+/// Allocates the payload as it arrives, so that a header alone costs no memory.
 async fn payload(stream: &Stream, len: usize) -> Result<Vec<u8>, ReceiveError> {
     let mut payload = Vec::new();
     while payload.len() < len {
@@ -158,7 +158,7 @@ fn expect_descriptors(fds: &[OwnedFd], announced: u8) -> Result<(), ReceiveError
     Err(ReceiveError::Descriptors { got: fds.len(), announced })
 }
 
-/// Fills `bytes`; returns all descriptors that came along.
+/// Fills `bytes`; returns all descriptors that arrived with them.
 async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<Vec<OwnedFd>, ReceiveError> {
     let want = bytes.len();
     let mut have = 0;
@@ -171,7 +171,7 @@ async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<V
             bytes => have += bytes,
         }
         fds.append(&mut received.fds);
-        // Lost or not, they did not belong where this reads.
+        // Lost or not, descriptors do not belong here.
         if received.fds_lost || fds.len() > usize::from(FDS_MAX) {
             return Err(ReceiveError::DescriptorsCutOff);
         }
@@ -182,11 +182,11 @@ async fn fill(stream: &Stream, bytes: &mut [u8], may_be_empty: bool) -> Result<V
 struct Received {
     bytes: usize,
     fds: Vec<OwnedFd>,
-    /// The process had no room in its table for all that came.
+    /// The process had no free descriptors for all that arrived.
     fds_lost: bool,
 }
 
-/// One `recvmsg`. Descriptors are close-on-exec from the first moment.
+/// One `recvmsg`. Descriptors are close-on-exec from the start.
 async fn receive(stream: &Stream, bytes: &mut [u8]) -> Result<Received, ReceiveError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX as usize))];
     let mut fds = Vec::new();
@@ -205,8 +205,8 @@ async fn receive(stream: &Stream, bytes: &mut [u8]) -> Result<Received, ReceiveE
             Ok((received.bytes, received.flags))
         })
         .await?;
-    // The kernel cuts off what has no room in the buffer, and what has none in our table of descriptors: in the second case
-    // the buffer is not full.
+    // The kernel sets CTRUNC when descriptors did not fit the buffer, or did not fit the process's descriptor table. In
+    // the second case the buffer is not full.
     let cut_off = flags.contains(ReturnFlags::CTRUNC);
     if cut_off && fds.len() >= usize::from(FDS_MAX) {
         return Err(ReceiveError::DescriptorsCutOff);

@@ -1,8 +1,7 @@
-//! Bytes of a file read past the page cache: for who has a better place for them than the machine's memory, and other files
-//! in there that are worth keeping.
+//! Reads file bytes past the page cache: for callers that store the bytes elsewhere, so that other cached files stay.
 //!
-//! Whether bytes are in the page cache already is not asked: `mincore` tells the truth of one's own files only, and a read with
-//! `RWF_NOWAIT` has the kernel begin to read ahead, up to 8 MiB for one byte.
+//! The code does not ask whether the bytes are cached already. `mincore` tells the truth only to a file's owner. A read
+//! with `RWF_NOWAIT` makes the kernel start to read ahead, up to 8 MiB for one byte.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,13 +13,13 @@ use rustix::io::Errno;
 use super::map::os;
 use super::{MapError, MappedFile};
 
-/// Direct reads begin, end and are put at multiples of this: a page, and no disk's blocks are larger.
+/// Alignment of direct reads in file and memory, at both ends: a page. No disk has larger blocks.
 pub const BLOCK_BYTES: usize = 4096;
 
 impl MappedFile {
-    /// Reads `range` past the page cache into `out`, which begins at a multiple of [`BLOCK_BYTES`] and has room for a block more
-    /// before and behind. Where in `out` the first byte is; `None` where the file's system has no such reads or `out` is not
-    /// like that: then nothing was read.
+    /// Reads `range` past the page cache into `out`. `out` must be aligned to [`BLOCK_BYTES`], with room for a further
+    /// block before and behind. Returns the index of the first byte in `out`. `None` where the file system has no
+    /// direct reads or `out` does not fit; nothing was read then.
     ///
     /// # Errors
     /// As [`MappedFile::read_at`].
@@ -40,7 +39,7 @@ impl MappedFile {
         while read < need {
             match rustix::io::pread(file, out.get_mut(read..).unwrap_or_default(), begin + read as u64) {
                 Ok(0) => return Err(MapError::Poisoned),
-                // The file's last block may be short; any other ends at a block.
+                // Only the file's last block may be short.
                 Ok(count) if read + count >= need || count.is_multiple_of(BLOCK_BYTES) => read += count,
                 Ok(_) => return Err(MapError::Poisoned),
                 Err(Errno::INTR) => {}
@@ -51,8 +50,8 @@ impl MappedFile {
         Ok(Some(before))
     }
 
-    /// The same file, opened for direct reads when first asked for. Its description is another one: a client that passed the
-    /// file keeps its own as it is.
+    /// The same file, opened for direct reads at the first call. It has its own file description: that of a client that
+    /// passed the file stays unchanged.
     fn direct(&self) -> Option<&File> {
         let open = || {
             let path = format!("/proc/self/fd/{}", self.file().as_raw_fd());
@@ -71,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// On a disk, where the temporary folder may be memory.
+    /// A temporary file on disk, because the temporary folder may be in memory.
     fn file(bytes: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
         let content: Vec<u8> = (0..bytes).map(|at| (at * 31 + at / 251) as u8).collect();
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("target");

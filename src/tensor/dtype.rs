@@ -1,7 +1,7 @@
 //! Tensor types of GGUF files and the geometry of their quant blocks.
 //!
-//! Numbers, names and sizes follow ggml (`ggml.h`, `ggml-common.h`). Types that no backend computes are listed too, so
-//! that a file holding them can be shown and refused by name.
+//! Numbers, names and sizes follow ggml (`ggml.h`, `ggml-common.h`). The table also lists types that no backend
+//! computes, so that a file with them can be shown and refused by name.
 
 /// Element type of a tensor: a ggml type with its quant-block geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,16 +83,16 @@ const TABLE: &[(u32, DType, &str, u32, u32)] = &[
 
 impl DType {
     fn row(self) -> &'static (u32, DType, &'static str, u32, u32) {
-        // Every variant stands in TABLE (unit test `every_variant_has_a_row`), so the fallback is never taken.
+        // Every variant is in TABLE (unit test `every_variant_has_a_row`), so the fallback is never taken.
         TABLE.iter().find(|r| r.1 == self).unwrap_or(&TABLE[0])
     }
 
-    /// The type with this ggml number, or `None` when ggml has removed it or never had it.
+    /// The type with this ggml number; `None` when ggml removed it or never had it.
     pub fn from_ggml(number: u32) -> Option<Self> {
         TABLE.iter().find(|r| r.0 == number).map(|r| r.1)
     }
 
-    /// Every type there is.
+    /// All types.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|r| r.1)
     }
@@ -102,7 +102,7 @@ impl DType {
         self.row().0
     }
 
-    /// ggml's name of the type, as `Q4_K`.
+    /// ggml's name of the type, such as `Q4_K`.
     pub fn name(self) -> &'static str {
         self.row().2
     }

@@ -1,16 +1,16 @@
-//! Surviving SIGBUS: a model file that is cut short, or whose disk fails, must not end the process.
+//! Survives SIGBUS: a truncated model file or a failing disk must not end the process.
 //!
-//! Reading a mapped page that the file no longer has raises SIGBUS. The handler installed here finds the mapping that
-//! holds the faulting address, puts anonymous zero pages over the whole rest of it (one fault instead of one per page:
-//! for 63 MiB, 1 instead of 16,235), marks the mapping as poisoned and returns; the reader goes on over zeros. Whoever
-//! computes with the bytes asks [`Watched::poisoned`] afterwards and throws the result away. A SIGBUS anywhere else is
-//! not ours: it goes where it would have gone without us.
+//! Reading a mapped page that the file no longer has raises SIGBUS. The handler here finds the mapping that holds the
+//! faulting address and puts anonymous zero pages over the whole rest of it. That takes one fault instead of one per
+//! page: for 63 MiB, 1 instead of 16,235. It marks the mapping as poisoned and returns; the reader continues over
+//! zeros. The computing code then checks [`Watched::poisoned`] and discards the result. A SIGBUS anywhere else goes
+//! where it would have gone without this handler.
 //!
 //! Not covered: a system call or a device that reads the mapping. `write(2)` from a lost page fails with `EFAULT`, so
-//! bytes for a device go through memory that our own threads fill. The one exception are pages that a GPU's driver was asked to
-//! pin, where the configuration wants that: it refuses pages that are lost already, and what its library touches as part of our
-//! process faults here. Those it has pinned stay when the file loses them; a driver that follows the page table instead, as
-//! AMD's can, may stop the device then. Whoever copies so asks afterwards whether the file is still whole.
+//! bytes for a device pass through memory that the daemon's own threads fill. The one exception are pages that the
+//! configuration lets a GPU's driver pin. The driver refuses pages that are already lost, and accesses of its library
+//! in this process fault here. Pages it has pinned stay when the file loses them. A driver that follows the page table
+//! instead, as AMD's can, may stop the device then. After such a copy, the caller checks that the file is still whole.
 
 #![allow(unsafe_code)]
 
@@ -25,13 +25,13 @@ use super::MapError;
 use crate::lock::atomic::{AtomicBool, AtomicUsize, fence};
 use crate::lock::table;
 
-/// Mappings watched at once. The handler looks through the table once per fault: 1,024 slots are 40 KiB, some
+/// Mappings watched at once. The handler scans the table once per fault: 1,024 slots are 40 KiB and take some
 /// microseconds.
 pub const WATCHED_MAX: usize = if cfg!(feature = "loom") { 4 } else { 1024 };
 
-/// One watched mapping. `generation` is even while the slot is at rest and odd while its owner changes it, so that the
-/// handler, which can interrupt any thread anywhere and may not wait, skips a slot in change. It cannot miss its own
-/// mapping by that: a mapping that is being read is neither being entered nor removed.
+/// One watched mapping. `generation` is even while the slot is at rest and odd while its owner changes it. The handler
+/// can interrupt any thread anywhere and may not wait, so it skips a slot in change. It cannot miss its own mapping
+/// that way: a mapping that is being read is neither being entered nor removed.
 struct Slot {
     taken: AtomicBool,
     generation: AtomicUsize,
@@ -49,7 +49,7 @@ table!(static TABLE: [Slot; WATCHED_MAX] = Slot {
 });
 
 impl Slot {
-    /// Sets the range. Only the thread that took the slot calls this, so writers never meet.
+    /// Sets the range. Only the thread that owns the slot calls this, so writers never conflict.
     fn set(&self, range: Range<usize>) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -68,7 +68,7 @@ impl Slot {
     }
 }
 
-/// A mapping in the table; dropping it takes the mapping out. Drop it before the mapping is unmapped.
+/// A mapping in the table. Dropping this removes the entry; drop it before the unmapping.
 #[derive(Debug)]
 pub(super) struct Watched {
     slot: usize,
@@ -78,8 +78,8 @@ impl Watched {
     /// Watches the mapping at `range`, installing the handler at the first call of the process.
     ///
     /// # Safety
-    /// `range` is a live file mapping, page-aligned at its start, that its owner reads only, and only through references
-    /// that do not outlive the returned value; nobody else maps anything inside `range` before it is dropped.
+    /// `range` is a live file mapping, page-aligned at its start. Its owner only reads it, and only through references
+    /// that do not outlive the returned value; no other code maps anything inside `range` before that is dropped.
     ///
     /// # Errors
     /// [`MapError::TooMany`] when the table is full, [`MapError::Os`] when the handler cannot be installed.
@@ -95,10 +95,10 @@ impl Watched {
         Err(MapError::TooMany { limit: WATCHED_MAX })
     }
 
-    /// True when bytes of the mapping were lost: what was read since it was made may be zeros. One load.
+    /// True when the mapping lost bytes: data read since its creation may be zeros. Costs one load.
     pub fn poisoned(&self) -> bool {
-        // The handler stores on the reading thread before the read returns; another thread that waits for the reader by
-        // any means sees the store with it.
+        // The handler stores on the reading thread before the read returns. A thread that synchronises with the reader
+        // in any way also sees the store.
         TABLE.get(self.slot).is_some_and(|slot| slot.poisoned.load(Ordering::Acquire))
     }
 }
@@ -112,10 +112,10 @@ impl Drop for Watched {
     }
 }
 
-/// What the handler needs besides the table, written once before the handler is installed.
+/// The handler's data besides the table, written once before the handler is installed.
 struct Installed {
     page_bytes: PlainUsize,
-    /// What SIGBUS did before us.
+    /// The previous SIGBUS action.
     previous: UnsafeCell<libc::sigaction>,
 }
 
@@ -141,8 +141,9 @@ fn install() -> Result<(), MapError> {
         // SAFETY: as above, all-zero is a valid sigaction.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_sigbus as *const () as usize;
-        // On the alternate stack where the thread has one (the Rust runtime gives each std::thread one): a fault near the
-        // end of a deep stack is handled too. Elsewhere the thread's own stack serves: the handler takes < 1 KiB.
+        // Use the alternate stack where the thread has one (the Rust runtime gives each std::thread one): this also
+        // handles a fault near the end of a deep stack. Elsewhere the thread's own stack serves; the handler takes < 1
+        // KiB.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: `action` is initialised and `on_sigbus` has the three-argument form that SA_SIGINFO asks for.
         if unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } != 0 {
@@ -164,7 +165,7 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     // SAFETY: __errno_location gives this thread's errno, always valid; the interrupted code may be about to read it.
     let errno = unsafe { &mut *libc::__errno_location() };
     let saved = *errno;
-    // Sent by the kernel for a lost page. A misaligned access (BUS_ADRALN) would fault again on any page.
+    // The kernel reports a lost page. A misaligned access (BUS_ADRALN) would fault again on any page.
     let lost_page = code > 0 && code != libc::BUS_ADRALN;
     if !(lost_page && replace_rest(address, zero_pages)) {
         hand_on(code > 0);
@@ -172,25 +173,25 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     *errno = saved;
 }
 
-/// Has zero pages put from the page of `address` to the end of the watched mapping that holds it, which is poisoned from then
-/// on. False when none does, or the kernel refuses.
+/// Puts zero pages from the page of `address` to the end of the watched mapping that holds it, and poisons the mapping.
+/// False when no mapping holds it or the kernel refuses.
 fn replace_rest(address: usize, zero_pages: impl FnOnce(Range<usize>) -> bool) -> bool {
     let page_bytes = INSTALLED.page_bytes.load(Ordering::Relaxed);
     for slot in TABLE.iter() {
         let Some(range) = slot.get().filter(|range| range.contains(&address)) else { continue };
         let page = address & !(page_bytes.wrapping_sub(1));
-        // Before the pages: whoever sees the zeros finds the flag set.
+        // Before the pages: a reader that sees the zeros then finds the flag set.
         slot.poisoned.store(true, Ordering::Release);
         return zero_pages(page..range.end);
     }
     false
 }
 
-/// Puts zero pages there, a part of a watched mapping up to its end. False when the kernel refuses.
+/// Puts zero pages over `pages`, a part of a watched mapping up to its end. False when the kernel refuses.
 fn zero_pages(pages: Range<usize>) -> bool {
-    // By number, not through libc's mmap, which may take a lock (musl's does for MAP_FIXED).
-    // Arguments of a variadic function are taken as they are passed, and libc takes a register of each: an int would
-    // leave its upper half, the sign of -1 among it, to chance.
+    // Called by number: libc's mmap may take a lock (musl's does for MAP_FIXED).
+    // Arguments of a variadic function keep the type they are passed with, and libc takes a full register of each. An
+    // int would leave the upper half of its register undefined, including the sign of -1.
     let length = pages.end.wrapping_sub(pages.start) as c_long;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: `pages` lies inside a mapping that `Watched::new`'s caller owns and reads only: `replace_rest`, the only
@@ -210,9 +211,9 @@ fn zero_pages(pages: Range<usize>) -> bool {
     got as usize == pages.start
 }
 
-/// Not ours. A fault returns into the previous action: the instruction runs again and faults again, now there. A signal
-/// that a process sent (`kill -BUS`) ends us as it would have: the previous action may be the Rust runtime's, which
-/// swallows the first one it does not know.
+/// Passes a foreign SIGBUS on. A fault returns to the previous action: the instruction runs and faults again, now
+/// there. A signal sent by a process (`kill -BUS`) ends this process as it would have without the handler: the previous
+/// action may be the Rust runtime's, which swallows the first one it does not know.
 fn hand_on(fault: bool) {
     // SAFETY: `previous` was written before this handler was installed; sigaction is async-signal-safe. All-zero is
     // SIG_DFL. SIGBUS is blocked while we run, so what raise() sends arrives when the handler returns.

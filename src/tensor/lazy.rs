@@ -1,4 +1,4 @@
-//! A tensor as a promise: what it is and where its bytes lie, with no byte read.
+//! A tensor's description: type, shape and byte range, with no byte read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A shape of 1 to 4 dimensions, each at least 1, whose product fits in u64; else `None`.
+    /// A shape of 1 to 4 dimensions, each at least 1, whose product fits in u64; otherwise `None`.
     pub fn new(dims: &[u64]) -> Option<Self> {
         if dims.is_empty() || dims.len() > 4 || dims.contains(&0) {
             return None;
@@ -24,7 +24,7 @@ impl Shape {
         Some(Self { dims: all, n_dims: dims.len() as u8 })
     }
 
-    /// The dimensions as the file gives them, fastest first.
+    /// The dimensions in file order, fastest first.
     pub fn dims(&self) -> &[u64] {
         &self.dims[..usize::from(self.n_dims)]
     }
@@ -39,7 +39,7 @@ impl Shape {
         self.dims[1] * self.dims[2] * self.dims[3]
     }
 
-    /// Values in all.
+    /// Total number of values.
     pub fn elements(&self) -> u64 {
         self.cols() * self.rows()
     }
@@ -61,9 +61,9 @@ struct Inner {
     file: Arc<MappedFile>,
 }
 
-/// Handle of one tensor of a mapped file: name, type, shape, file range. Cloning shares it.
+/// Handle of one tensor in a mapped file: name, type, shape, file range. Clones share it.
 ///
-/// Making one reads no weight byte. It is `Send` and `Sync` by its parts alone; it keeps the mapping alive.
+/// Creating one reads no weight byte. It is `Send` and `Sync` by its parts alone, and keeps the mapping alive.
 #[derive(Clone, Debug)]
 pub struct LazyTensor(Arc<Inner>);
 
@@ -71,7 +71,7 @@ impl LazyTensor {
     /// A handle on `range` of `file`.
     ///
     /// # Errors
-    /// [`MapError::OutOfRange`] when the range does not lie in the file, or is not the size that type and shape say.
+    /// [`MapError::OutOfRange`] when the range lies outside the file, or its size differs from that of type and shape.
     pub fn new(
         name: &str,
         dtype: DType,
@@ -86,10 +86,10 @@ impl LazyTensor {
         Ok(Self(Arc::new(Inner { name: name.into(), dtype, shape, range, file })))
     }
 
-    /// Rows `rows` as a tensor of their own, called `name`: one expert of a tensor that holds all of a layer's.
+    /// Rows `rows` as a separate tensor called `name`, such as one expert of a tensor that holds all of a layer's.
     ///
     /// # Errors
-    /// [`MapError::OutOfRange`] when there are no such rows, or none at all.
+    /// [`MapError::OutOfRange`] when the rows do not exist or the range is empty.
     pub fn part(&self, name: &str, rows: Range<u64>) -> Result<Self, MapError> {
         let Range { start, end } = self.range();
         let outside = || MapError::OutOfRange { start, end, len: self.file().len() };
@@ -101,10 +101,10 @@ impl LazyTensor {
         Self::new(name, self.dtype(), shape, range, Arc::clone(self.file()))
     }
 
-    /// Values `columns` of a tensor of one row as a tensor of their own, called `name`: a part of a bias.
+    /// Values `columns` of a one-row tensor as a separate tensor called `name`, such as a part of a bias.
     ///
     /// # Errors
-    /// [`MapError::OutOfRange`] when there are no such values, none at all, or not whole blocks of them.
+    /// [`MapError::OutOfRange`] when the values do not exist, the range is empty, or it splits a quant block.
     pub fn columns(&self, name: &str, columns: Range<u64>) -> Result<Self, MapError> {
         let Range { start, end } = self.range();
         let outside = || MapError::OutOfRange { start, end, len: self.file().len() };
@@ -117,7 +117,7 @@ impl LazyTensor {
         Self::new(name, self.dtype(), shape, first..first + bytes(shape.cols())?, Arc::clone(self.file()))
     }
 
-    /// The tensor's name in the file, as `blk.0.attn_q.weight`.
+    /// The tensor's name in the file, such as `blk.0.attn_q.weight`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -147,18 +147,19 @@ impl LazyTensor {
         &self.0.file
     }
 
-    /// The bytes, in place in the mapping. Touching them may fault pages in; nothing is copied.
+    /// The bytes, in place in the mapping. Access may fault pages in; nothing is copied.
     pub fn bytes(&self) -> &[u8] {
         // `new` checked the range against the mapping's length, which never changes.
         self.0.file.bytes(self.0.range.clone()).unwrap_or(&[])
     }
 
-    /// True when both handles are on the same bytes of the same mapping, as a tied output matrix and the embedding.
+    /// True when both handles refer to the same bytes of the same mapping, such as a tied output matrix and the
+    /// embedding.
     pub fn same_bytes(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.file, &other.0.file) && self.0.range == other.0.range
     }
 
-    /// True when both handles are the same tensor of the same mapping.
+    /// True when both handles refer to the same tensor of the same mapping.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

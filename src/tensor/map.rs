@@ -1,12 +1,12 @@
-//! A model file in memory: opened read-only, mapped once, watched for truncation.
+//! A mapped model file: opened read-only, mapped once, watched for truncation.
 //!
-//! What is promised. Mapping reads nothing: pages come when they are touched. The bytes are the file's as long as
-//! [`MappedFile::check_unchanged`] and [`MappedFile::check_poison`] say so. Whoever may write the file can change the
-//! bytes under a reader at any time; no reader may let memory safety hang on them, and each request asks both again. A
-//! file cut short or a failing disk ends in zeros and a poison flag, not in a dead process (`guard`). A file replaced by
-//! rename or unlinked lives on in the mapping.
+//! Guarantees. Mapping reads nothing; pages are loaded on access. The bytes are the file's while
+//! [`MappedFile::check_unchanged`] and [`MappedFile::check_poison`] succeed. A process that may write the file can
+//! change the bytes under a reader at any time. So no reader may base memory safety on them, and each request calls
+//! both checks again. A truncated file or a failing disk gives zeros and a poison flag, not a dead process (`guard`). A
+//! file that is unlinked or replaced by rename stays alive in the mapping.
 //!
-//! The mapping takes the kernel's ordinary read-ahead. Measured over a 491 MB file outside the page cache (virtual disk,
+//! The mapping uses the kernel's default read-ahead. Measured over a 491 MB file outside the page cache (virtual disk,
 //! read-ahead set to 8 MiB), touching one byte, then every page in order:
 //!
 //! | advice | one byte | read for it | every page |
@@ -15,8 +15,9 @@
 //! | `MADV_SEQUENTIAL` | 2.5 ms | 1.3 MB | 3.7 GB/s |
 //! | `MADV_RANDOM` | 0.1 ms | 4 KiB | 0.08 GB/s, and 5 times slower when cached |
 //!
-//! Weights are read whole, layer after layer, so `MADV_RANDOM` loses by 10 to 40 times. `MADV_SEQUENTIAL` reads faster but
-//! has the kernel drop the pages first under memory pressure, which is wrong for weights that every token needs again.
+//! Weights are read whole, layer after layer, so `MADV_RANDOM` is 10 to 40 times slower. `MADV_SEQUENTIAL` reads
+//! faster, but the kernel then drops these pages first under memory pressure. That is wrong for weights that every
+//! token needs.
 
 use std::fs::File;
 use std::ops::Range;
@@ -27,7 +28,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::guard::Watched;
 
-/// What makes two open files the same content: device, inode, size and both times.
+/// Identity of a file's content: device, inode, size and both times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// Device number.
@@ -42,12 +43,12 @@ pub struct FileIdentity {
     pub ctime_ns: i128,
 }
 
-/// Why a file could not be mapped or its bytes not be had.
+/// Why a file could not be mapped or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     /// A byte range outside the file.
     #[error(
-        "bytes {start}..{end} do not lie in the file of {len} bytes, or are not the size that type and shape say"
+        "bytes {start}..{end} lie outside the file of {len} bytes, or do not have the size of their type and shape"
     )]
     OutOfRange {
         /// First byte.
@@ -57,42 +58,42 @@ pub enum MapError {
         /// The file's length.
         len: u64,
     },
-    /// The file was cut short or its disk failed while it was mapped.
+    /// The file was truncated, or its disk failed, while it was mapped.
     #[error(
-        "the model file lost bytes while mapped (truncated, or a disk error): reload it once the file is whole"
+        "the model file lost bytes while mapped (truncated, or a disk error): load it again once the file is whole"
     )]
     Poisoned,
-    /// Not a file with content that can be mapped.
-    #[error("{kind} is no model file: a regular file, opened for reading only, is needed")]
+    /// The file is not a regular file opened for reading only.
+    #[error("{kind} cannot be a model file: pass a regular file opened for reading only")]
     NotRegular {
-        /// What it is.
+        /// Kind of file found.
         kind: &'static str,
     },
-    /// A file of 0 bytes.
+    /// The file has 0 bytes.
     #[error("the file is empty")]
     Empty,
-    /// More files mapped at once than the guard can watch.
+    /// More mapped files than the guard can watch.
     #[error("{limit} model files are mapped already: unload one first")]
     TooMany {
-        /// Mappings at once.
+        /// Most mappings at once.
         limit: usize,
     },
-    /// The file is no longer the one that was mapped.
-    #[error("the model file changed on disk since it was mapped")]
+    /// The file's content changed after it was mapped.
+    #[error("the model file changed on disk after it was mapped: load it again")]
     Changed,
-    /// The operating system refused.
-    #[error("{what}: {source}")]
+    /// The operating system refused an operation.
+    #[error("{what} failed: {source}")]
     Os {
         /// The operation.
         what: &'static str,
-        /// The refusal.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl MapError {
-    /// True when nothing is wrong with the file: see [`is_shortage`].
+    /// True when resources were short and the file itself is sound: see [`is_shortage`].
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { source, .. } if is_shortage(source))
     }
@@ -101,17 +102,18 @@ impl MapError {
 /// A read-only mapping of one file. Shared by reference ([`Arc`]), never cloned.
 #[derive(Debug)]
 pub struct MappedFile {
-    /// Dropped first: fields drop in order, and the entry must go before the mapping does.
+    /// Dropped first: fields drop in order, and this entry must go before the mapping.
     watched: Watched,
     map: memmap2::Mmap,
     file: File,
-    /// For reads past the page cache, once somebody wanted them; `None` in it where there are none.
+    /// File for reads past the page cache, opened at first use; `None` inside where these are not supported.
     direct: OnceLock<Option<File>>,
     identity: FileIdentity,
 }
 
 impl MappedFile {
-    /// What `file` is, by `fstat` and `fcntl` alone: nothing is read, so a pipe or a device is refused without blocking.
+    /// Identifies `file` by `fstat` and `fcntl` alone. Reads nothing, so a pipe or a device is refused without
+    /// blocking.
     ///
     /// # Errors
     /// [`MapError::NotRegular`], [`MapError::Empty`], [`MapError::Os`].
@@ -150,18 +152,18 @@ impl MappedFile {
         let identity = Self::inspect(&file)?;
         let mmap = |source| MapError::Os { what: "mmap", source };
         let len = usize::try_from(identity.size).map_err(|e| mmap(std::io::Error::other(e)))?;
-        // SAFETY: the caveat of file mappings is that someone else changes or shortens the file. Changed bytes: every
-        // reader takes them as arbitrary numbers (this module's page). Lost bytes: the guard below turns the SIGBUS into
-        // zeros. We never write: the descriptor is read-only and the map is too.
+        // SAFETY: the caveat of file mappings is that another process changes or shortens the file. Changed bytes:
+        // every reader treats them as arbitrary numbers (module documentation). Lost bytes: the guard below turns the
+        // SIGBUS into zeros. This process never writes: the descriptor is read-only and the map is too.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(&file) }.map_err(mmap)?;
         let start = map.as_ptr() as usize;
-        // SAFETY: the range is the mapping made above, which starts at a page; it is read through `bytes` alone, whose
-        // references borrow the MappedFile, and so end before `watched` is dropped, before `map` is.
+        // SAFETY: the range is the mapping made above, which starts at a page. It is read only through `bytes`, whose
+        // references borrow the MappedFile. So they end before `watched` is dropped, which is before `map` is.
         let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
         Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity }))
     }
 
-    /// Length in bytes, fixed when mapped.
+    /// Length in bytes, fixed at mapping time.
     pub fn len(&self) -> u64 {
         self.map.len() as u64
     }
@@ -192,8 +194,8 @@ impl MappedFile {
         self.map.get(start..end).ok_or_else(err)
     }
 
-    /// Reads the bytes from `offset` on into `out`, all of it, with no page of the mapping touched: a file cut short is
-    /// an error here and no SIGBUS. For bytes on their way to a device.
+    /// Fills `out` with the bytes from `offset` on, without touching the mapping: a truncated file is an error here,
+    /// not a SIGBUS. For bytes sent to a device.
     ///
     /// # Errors
     /// [`MapError::OutOfRange`], [`MapError::Poisoned`] when the file ends before, [`MapError::Os`].
@@ -216,17 +218,17 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Has the kernel begin to read these bytes into its page cache, all at once: reads that several threads do look random to it,
-    /// and it reads little ahead of them. Only a hint; those that are there already cost a look each.
+    /// Asks the kernel to start reading these bytes into its page cache, all at once. Reads by several threads look
+    /// random to the kernel, and it then reads little ahead. Only a hint; bytes already cached cost a look-up each.
     pub fn will_need(&self, range: &Range<u64>) {
         let length = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
         if length.is_some() {
-            // What it refuses it may as well ignore.
+            // Only a hint, so a refusal is ignored.
             let _ = rustix::fs::fadvise(&self.file, range.start, length, rustix::fs::Advice::WillNeed);
         }
     }
 
-    /// Fails when the file lost bytes under the mapping (SIGBUS was caught) since it was mapped. One atomic load.
+    /// Fails when the file lost bytes since it was mapped (a SIGBUS was caught). Costs one atomic load.
     ///
     /// # Errors
     /// [`MapError::Poisoned`].
@@ -234,13 +236,13 @@ impl MappedFile {
         if self.watched.poisoned() { Err(MapError::Poisoned) } else { Ok(()) }
     }
 
-    /// Where the mapping lies; its last page may go on.
+    /// Addresses of the mapping. The last page may extend past the end.
     pub(super) fn addresses(&self) -> Range<usize> {
         let range = self.map.as_ptr_range();
         range.start as usize..range.end as usize
     }
 
-    /// The file, to ask the kernel about.
+    /// The file for direct reads, opened at first use.
     pub(super) fn direct_file(&self) -> &OnceLock<Option<File>> {
         &self.direct
     }
@@ -249,12 +251,12 @@ impl MappedFile {
         &self.file
     }
 
-    /// Fails when the mapped file's content changed: its size or time of modification. One `fstat`.
+    /// Fails when the mapped file's content changed: its size or modification time. Costs one `fstat`.
     ///
-    /// The time of the inode's change does not count here: a new name, a lost one and other permissions move it too.
+    /// The inode's change time does not count: a new or removed name and other permissions change it too.
     ///
     /// # Errors
-    /// [`MapError::Poisoned`] when the file is shorter now, [`MapError::Changed`], [`MapError::Os`].
+    /// [`MapError::Poisoned`] when the file is shorter than before, [`MapError::Changed`], [`MapError::Os`].
     pub fn check_unchanged(&self) -> Result<(), MapError> {
         let look = || Ok(FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?));
         let mut now: FileIdentity = look()?;
@@ -271,8 +273,8 @@ impl MappedFile {
     }
 }
 
-/// True when the operating system refused for want of descriptors or memory, ours or everyone's: nothing is wrong with
-/// what was asked for, and later it may be had.
+/// True when the operating system lacked descriptors or memory, in this process or system-wide. The request itself is
+/// sound and may succeed later.
 pub fn is_shortage(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
@@ -292,7 +294,7 @@ impl FileIdentity {
     }
 }
 
-/// An error of this operation.
+/// Builds the error of the operation `what`.
 pub(super) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
     move |errno| MapError::Os { what, source: errno.into() }
 }
@@ -351,14 +353,14 @@ mod tests {
         let fifo = fifo.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
         refused(open(fifo.to_str().unwrap(), OFlags::RDONLY | OFlags::NONBLOCK), "a pipe");
-        // A socket is open for writing too, so it does not get as far as its kind.
+        // A socket is open for writing too, so this check refuses it before its kind is checked.
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         let (socket, _peer) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         refused(File::from(socket), "a file opened for writing");
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         refused(File::from(event), "a file opened for writing");
-        // Regular by its mode, but of length 0, as all of /proc.
+        // A regular file by its mode, but of length 0, like all of /proc.
         assert!(matches!(MappedFile::map(open("/proc/self/mem", OFlags::RDONLY)), Err(MapError::Empty)));
         assert!(matches!(MappedFile::map(temp(b"").reopen_read_only()), Err(MapError::Empty)));
         assert_eq!(MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
@@ -410,7 +412,8 @@ mod tests {
         file.write_all(b"more").unwrap();
         assert!(matches!(mapped.check_unchanged(), Err(MapError::Changed)));
 
-        // In place, same size: the times tell. Set by hand, as two writes can fall into one tick of the kernel's clock.
+        // Changed in place with the same size: only the time shows it. Set by hand, because two writes can fall into
+        // one tick of the kernel's clock.
         let file = temp(&[7; 100]);
         let mapped = MappedFile::map(file.reopen_read_only()).unwrap();
         file.as_file().set_modified(std::time::UNIX_EPOCH).unwrap();
@@ -427,7 +430,7 @@ mod tests {
         std::fs::rename(new.path(), &path).unwrap();
         assert_eq!(mapped.bytes(0..3).unwrap(), b"old");
         mapped.check_poison().unwrap();
-        // The rename took the old inode's last name, which moved its ctime; its content is what was mapped.
+        // The rename removed the old inode's last name and so changed its ctime, but not its content.
         mapped.check_unchanged().unwrap();
         let renamed = MappedFile::inspect(&File::open(&path).unwrap()).unwrap();
         assert_ne!(mapped.identity(), renamed, "the name leads to another file now");

@@ -1,4 +1,4 @@
-//! Tensors as they lie in a file: types, shapes, byte ranges, and the mapping that holds the bytes.
+//! Tensors in a file: types, shapes, byte ranges, and the mapping that holds the bytes.
 //!
 //! The lowest layer: it knows files and bytes, no models and no devices.
 

@@ -1,10 +1,10 @@
-//! Which pages of a mapping are in memory, and what is done about it: read ahead, locked, given back.
+//! Controls which pages of a mapping are in memory: read ahead, locked, freed.
 //!
-//! A mapping is no promise of memory: the kernel takes pages of files back when it wants them. Locking is the one promise,
-//! and it is bounded by `RLIMIT_MEMLOCK`. Here a whole file is first marked as locked on fault (`mlock2` with
-//! `MLOCK_ONFAULT`), which takes no time, reads nothing, and is granted or refused at once for all of it; what then brings
-//! the pages is the same reading ahead, piece by piece, that an unlocked file may have. Nothing here raises SIGBUS where a
-//! file lost bytes: the kernel refuses instead.
+//! A mapping does not guarantee memory: the kernel evicts file pages as it likes. Only locking guarantees it, within
+//! `RLIMIT_MEMLOCK`. Here a whole file is first marked as locked on fault (`mlock2` with `MLOCK_ONFAULT`). That takes
+//! no time, reads nothing, and is granted or refused at once for all of it. The pages are then loaded by the same
+//! reading ahead, piece by piece, that an unlocked file may have. No function here raises SIGBUS where a file lost
+//! bytes: the kernel refuses instead.
 
 #![allow(unsafe_code)]
 
@@ -18,21 +18,21 @@ use super::MapError;
 use super::map::{MappedFile, os};
 use super::resident::may_ask_for_cache;
 
-/// Pages that the kernel is asked about at once.
+/// Pages per query to the kernel.
 const ASKED_PAGES: usize = 1 << 16;
 
 impl MappedFile {
-    /// Has the kernel keep every page of the file from the moment it comes, those that are here included. Reads nothing.
+    /// Locks every page of the file from its load on, including resident ones. Reads nothing.
     ///
     /// # Errors
-    /// [`MapError::Os`]: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` does not allow it, and then nothing is locked.
+    /// [`MapError::Os`]: `EPERM` and `ENOMEM` where `RLIMIT_MEMLOCK` does not allow it; nothing is locked then.
     pub fn lock_pages(&self) -> Result<(), MapError> {
         let (start, len) = self.address();
         // SAFETY: the range is this mapping and nothing else; locking changes no byte of it.
         unsafe { rustix::mm::mlock_with(start, len, MlockFlags::ONFAULT) }.map_err(os("mlock2"))
     }
 
-    /// Takes [`MappedFile::lock_pages`] back; the pages stay until the kernel wants them.
+    /// Reverts [`MappedFile::lock_pages`]; the pages stay until the kernel evicts them.
     ///
     /// # Errors
     /// [`MapError::Os`].
@@ -42,39 +42,39 @@ impl MappedFile {
         unsafe { rustix::mm::munlock(start, len) }.map_err(os("munlock"))
     }
 
-    /// Brings the bytes of `range` into this process's memory and has the kernel read those of `next` meanwhile. Blocks for
-    /// as long as the disk takes: pieces of some 64 MiB let the caller stop in between.
+    /// Loads the bytes of `range` into this process's memory while the kernel reads those of `next`. Blocks for as long
+    /// as the disk takes; with pieces of about 64 MiB the caller can stop in between.
     ///
     /// # Errors
     /// [`MapError::OutOfRange`], [`MapError::Poisoned`] where the file lost bytes, [`MapError::Os`].
     pub fn populate(&self, range: Range<u64>, next: Range<u64>) -> Result<(), MapError> {
-        // Advice alone: where it is not taken, the next call reads.
+        // Only advice: if the kernel ignores it, the next call reads.
         let _ = self.advise(next, Advice::WillNeed);
         match self.advise(range.clone(), Advice::LinuxPopulateRead) {
             Ok(()) => Ok(()),
             // Before Linux 5.14.
             Err(Populate::Refused(Errno::INVAL)) => self.touch(range),
-            // Past the end of a file that was cut short, or a disk that does not read.
+            // Past the end of a truncated file, or a disk that fails to read.
             Err(Populate::Refused(Errno::FAULT | Errno::HWPOISON | Errno::IO)) => Err(MapError::Poisoned),
             Err(Populate::Refused(errno)) => Err(os("madvise")(errno)),
             Err(Populate::Range(error)) => Err(error),
         }
     }
 
-    /// Lets go of every page that is not locked: out of this process, and out of the page cache where no other process maps
-    /// it. The next reader brings it again from the disk.
+    /// Frees every page that is not locked: from this process, and from the page cache where no other process maps it.
+    /// The next reader loads it again from disk.
     ///
     /// # Errors
     /// [`MapError::Os`], also for a locked mapping.
     pub fn give_pages_back(&self) -> Result<(), MapError> {
         let (start, len) = self.address();
-        // SAFETY: the mapping is the file's, shared and only read: a page that is dropped comes again with the file's bytes.
-        // Zero pages that the guard put over lost bytes come again as zeros.
+        // SAFETY: the mapping is the file's, shared and only read: a dropped page is loaded again with the file's
+        // bytes. Zero pages that the guard put over lost bytes are loaded again as zeros.
         unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontNeed) }.map_err(os("madvise"))?;
         rustix::fs::fadvise(self.file(), 0, None, rustix::fs::Advice::DontNeed).map_err(os("posix_fadvise"))
     }
 
-    /// How much of the file is in the page cache; `None` where the kernel would not tell us the truth. About 1 ms per GiB.
+    /// Bytes of the file in the page cache; `None` where the kernel does not report truthfully. About 1 ms per GiB.
     ///
     /// # Errors
     /// [`MapError::Os`].
@@ -110,12 +110,12 @@ impl MappedFile {
         let first = bytes.as_ptr() as usize;
         let page = first & !(rustix::param::page_size() - 1);
         let len = bytes.len() + (first - page);
-        // SAFETY: the pages of `bytes`, all of this mapping, which starts at a page; both kinds of advice bring pages and
-        // change none.
+        // SAFETY: the pages of `bytes`, all of this mapping, which starts at a page; both kinds of advice load pages
+        // and change none.
         unsafe { rustix::mm::madvise(page as *mut c_void, len, advice) }.map_err(Populate::Refused)
     }
 
-    /// One byte of each page.
+    /// Reads one byte of each page.
     fn touch(&self, range: Range<u64>) -> Result<(), MapError> {
         for byte in self.bytes(range)?.iter().step_by(rustix::param::page_size()) {
             std::hint::black_box(*byte);
@@ -124,7 +124,7 @@ impl MappedFile {
     }
 }
 
-/// Why pages did not come.
+/// Why pages were not loaded.
 enum Populate {
     Range(MapError),
     Refused(Errno),
@@ -163,7 +163,7 @@ mod tests {
         assert!(mapped.bytes(0..BYTES).unwrap().iter().all(|byte| *byte == 7), "they come again");
         assert!(matches!(mapped.populate(0..BYTES + 12, 0..0), Err(MapError::OutOfRange { .. })));
         mapped.touch(0..BYTES + 11).unwrap();
-        // It is our own file, so the kernel says what it has of it.
+        // The test owns the file, so the kernel reports its cached bytes.
         assert_eq!(mapped.cached_bytes().unwrap(), Some(BYTES + 11));
     }
 

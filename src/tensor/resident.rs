@@ -1,4 +1,4 @@
-//! How much of mappings is in this process's memory and in the page cache, by the kernel's own count.
+//! Resident bytes of mappings, in this process and in the page cache, as counted by the kernel.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -7,20 +7,20 @@ use std::ops::Range;
 use super::MapError;
 use super::map::{MappedFile, os};
 
-/// What the kernel says of some files' mappings, in bytes.
+/// The kernel's counts for some files' mappings, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPages {
     /// Length of the mappings.
     pub mapped_bytes: u64,
-    /// Of it, what is in this process's memory: `Rss` in `/proc/self/smaps`, whole pages.
+    /// Part of the mappings in this process's memory: `Rss` in `/proc/self/smaps`, whole pages.
     pub resident_bytes: u64,
-    /// Of that, what is locked: the `Rss` of the parts that smaps flags `lo`. (Its own `Locked` divides each page by the
-    /// processes that map it.)
+    /// Locked part of the resident bytes: the `Rss` of the ranges that smaps flags `lo`. (smaps' own `Locked` divides
+    /// each page by the number of processes that map it.)
     pub locked_bytes: u64,
 }
 
 impl HostPages {
-    /// Asks the kernel once for all `files`. It walks page tables for that: about 1 ms per GiB that is mapped in, of the whole
+    /// Asks the kernel once for all `files`. The kernel walks page tables: about 1 ms per GiB resident in the whole
     /// process. For reports, not for a step.
     ///
     /// # Errors
@@ -40,11 +40,11 @@ impl HostPages {
     }
 }
 
-/// `Rss` in bytes of what lies in `ranges` (ascending, apart), and of the locked parts of it.
+/// `Rss` in bytes of the given ranges (ascending, disjoint), and of their locked parts.
 fn sum(smaps: impl BufRead, ranges: &[Range<usize>]) -> io::Result<(u64, u64)> {
     let last = ranges.last().map_or(0, |range| range.end);
     let (mut resident, mut locked) = (0u64, 0u64);
-    // Of the part that the lines are about; 0 where it is none of ours.
+    // `Rss` of the current smaps entry; 0 for an entry outside the ranges.
     let mut rss = 0;
     let mut inside = false;
     for line in smaps.lines() {
@@ -77,8 +77,8 @@ fn vma(line: &str) -> Option<Range<usize>> {
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }
 
-/// True where the kernel tells the truth about the page cache: it does to a file's owner and to who may write it. To others
-/// `mincore` calls every page resident, and `cachestat` refuses.
+/// True where the kernel reports the page cache truthfully: to a file's owner and to callers that may write it. For
+/// others, `mincore` reports every page as resident, and `cachestat` refuses.
 pub(super) fn may_ask_for_cache(file: &File) -> Result<bool, MapError> {
     use rustix::fs::{Access, AtFlags, CWD, accessat};
     use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! Heap bytes that a piece of work takes, counted by thread.
+//! Heap bytes that a piece of work allocates, counted per thread.
 
 #![allow(unsafe_code)] // a global allocator is unsafe to implement
 
@@ -13,14 +13,14 @@ thread_local! {
 }
 
 fn count(bytes: isize) {
-    // After the thread's locals are gone, nobody asks any more.
+    // A deallocation after the thread's locals are destroyed is not counted: no test reads the count then.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
     });
 }
 
-// SAFETY: every call is handed to System unchanged, which keeps the allocator's contract; the counters are thread-local
+// SAFETY: every call goes to System unchanged, which keeps the allocator's contract; the counters are thread-local
 // cells without destructors and do not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `work`; gives its result and the most heap bytes that it held at once on this thread.
+/// Runs `work`; returns its result and the peak heap bytes that it held on this thread.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);

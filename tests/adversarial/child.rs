@@ -1,4 +1,4 @@
-//! Tests that may end their process run in a child: the test binary again, with only that test.
+//! Runs tests that may end their process in a child: the test binary again, with only that test.
 
 use std::process::{Command, Output};
 
@@ -21,12 +21,12 @@ pub fn run(test: &str) -> Output {
     output
 }
 
-/// Runs `test` in a child, which has to pass there.
+/// Runs `test` in a child; panics with the child's output if it fails there.
 pub fn passes(test: &str) {
     let output = run(test);
     assert!(
         output.status.success(),
-        "{test} in its child: {}\n{}{}",
+        "{test} failed in its child: {}\n{}{}",
         output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)

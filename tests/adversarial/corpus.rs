@@ -1,6 +1,6 @@
-//! What the fuzzers start from and what they once found (`fuzz/corpus`), run through the same checks without a fuzzer.
+//! The fuzzers' seeds and findings (`fuzz/corpus`), run through the fuzzers' checks without a fuzzer.
 //!
-//! Seeds carry names; findings are added under the name of their fault. `ROCMFORGE_WRITE_SEEDS=1` writes the seeds again.
+//! A seed has a plain name; a finding has the name of its fault. `ROCMFORGE_WRITE_SEEDS=1` writes the seeds again.
 
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ fn frame(op: Op, flags: Flags, message: &impl Message) -> Vec<u8> {
 }
 
 fn messages() -> Seeds {
-    // The first byte is the op's place in the list of all; 22 steps on it is the same op, for another reply.
+    // The first byte indexes `Op::ALL`. Adding 22 keeps the op and selects another reply type.
     let of = |op: Op, message: Vec<u8>| {
         let place = Op::ALL.iter().position(|one| *one == op).unwrap();
         [vec![place as u8], message].concat()
@@ -84,7 +84,7 @@ fn messages() -> Seeds {
 }
 
 fn changed_models() -> Seeds {
-    // Which model; then which number, and what it becomes or how far it moves.
+    // The first byte chooses a model; each 10 bytes after it choose a number and its new value or its shift.
     let far = [0x10, 0x40, 1, 0, 0, 0, 0, 0, 0, 0];
     vec![
         ("unchanged", vec![0]),
@@ -116,7 +116,7 @@ fn chat_templates() -> Seeds {
 
 fn configurations() -> Seeds {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/config.toml");
-    // Its keys, each with its default, without what is said of them.
+    // The file's keys with their defaults, without the comments about them.
     let text = std::fs::read_to_string(file).unwrap();
     let keys: Vec<&str> = text.lines().filter(|line| !line.starts_with("# ")).collect();
     vec![
@@ -126,7 +126,7 @@ fn configurations() -> Seeds {
     ]
 }
 
-/// Scripts of a connection; what each byte does stands in fuzz/src/session.rs.
+/// Scripts of a connection; fuzz/src/session.rs says what each byte does.
 fn scripts() -> Seeds {
     let ask = |op: Op| {
         let mut header = vec![0; 16];
@@ -148,10 +148,10 @@ fn scripts() -> Seeds {
 
 type Target = fn(&[u8], bool);
 
-/// Inputs by name.
+/// Inputs with their names.
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
-/// Each target of fuzz/src, and what it starts from.
+/// Each target of fuzz/src with its seeds.
 fn targets() -> [(&'static str, Target, Seeds); 8] {
     [
         ("gguf_parse", crate::gguf_parse::gguf_parse, files()),
@@ -180,7 +180,7 @@ fn the_seeds_are_what_the_forge_and_the_codec_write() {
     }
 }
 
-/// The fuzzers' own checks, on each file that is kept.
+/// Runs the fuzzers' own checks on each file in the corpus.
 #[test]
 fn every_target_takes_its_corpus() {
     for (target, run, seeds) in targets() {
@@ -202,5 +202,5 @@ fn the_corpus_of_model_files_keeps_the_parsers_promises() {
     for entry in std::fs::read_dir(folder("gguf_parse")).unwrap() {
         accepted += usize::from(crate::gguf_fields::parse(&std::fs::read(entry.unwrap().path()).unwrap()));
     }
-    assert!(accepted >= files().len(), "all seeds are good files");
+    assert!(accepted >= files().len(), "a seed that is a good file was refused: {accepted} accepted");
 }

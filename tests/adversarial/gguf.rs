@@ -1,4 +1,4 @@
-//! Forged GGUF files, class by class, and the error that each has to meet. The classes follow what has broken other
+//! Forged GGUF files, class by class, and the error that each must cause. The classes follow what has broken other
 //! parsers: unchecked counts, wrapping products, trusted offsets, believed types.
 
 use rocmforge::model::gguf::{Array, Gguf, GgufError, Place, ReadAt, Value as Read, limits};
@@ -8,24 +8,24 @@ use crate::forge::{Forge, Part, Value, every_type, ggml, kind, tiny_llama};
 
 const SEED: u64 = 7;
 
-/// What parsing a file of some KiB may take: the chunk that is read, and its content.
+/// Heap limit for parsing a file of some KiB: one read chunk and the file's content.
 const HEAP_BYTES_MAX: usize = 1 << 20;
 
 #[track_caller]
 fn error_of(bytes: &[u8]) -> GgufError {
     let (result, peak) = peak_of(|| Gguf::parse(bytes));
-    assert!(peak <= HEAP_BYTES_MAX, "{peak} bytes of heap for a file of {}", bytes.len());
+    assert!(peak <= HEAP_BYTES_MAX, "parsing took {peak} bytes of heap for a file of {} bytes", bytes.len());
     let error = result.map(|_| ()).unwrap_err();
     assert!(error.to_string().len() > 20, "{error}");
     error
 }
 
-/// `refused!(forge, pattern)`: the file that `forge` builds is refused with an error of that pattern.
+/// `refused!(forge, pattern)`: the parser refuses the file that `forge` builds, with an error of that pattern.
 macro_rules! refused {
     ($forge:expr, $pattern:pat $(if $guard:expr)?) => {
         match error_of(&$forge.build().bytes) {
             $pattern $(if $guard)? => {}
-            other => panic!("{other:?} instead of {}", stringify!($pattern $(if $guard)?)),
+            other => panic!("got {other:?} instead of {}", stringify!($pattern $(if $guard)?)),
         }
     };
 }
@@ -57,7 +57,10 @@ fn the_good_files_are_good() {
     let mut wide = good().set("general.alignment", Value::u32(64));
     wide.alignment = 64;
     assert_eq!(Gguf::parse(&wide.build().bytes[..]).unwrap().alignment(), 64);
-    assert!(Gguf::parse(&Forge::new(0).build().bytes[..]).is_ok(), "no metadata, no tensors");
+    assert!(
+        Gguf::parse(&Forge::new(0).build().bytes[..]).is_ok(),
+        "a file without metadata and tensors was refused"
+    );
     assert_eq!(Gguf::parse(&tiny_llama(SEED).build().bytes[..]).unwrap().tensors().len(), 21);
 }
 
@@ -98,7 +101,7 @@ fn counts() {
         forge.n_tensors = Some(count);
         refused!(forge, GgufError::Count { what: "tensors", offset: 8, found, .. } if found == count);
     }
-    // One more than there are: the next thing is taken for what it is not, and its first field gives it away.
+    // With a count one too high the parser reads the next bytes as a record; that record's first field is invalid.
     let mut forge = good();
     forge.n_entries = Some(forge.entries.len() as u64 + 1);
     refused!(
@@ -115,13 +118,14 @@ fn counts() {
         GgufError::Length { place: Place::TensorName(3), .. }
             | GgufError::Truncated { place: Place::TensorName(3), .. }
     );
-    // One fewer: the last row is padding now, so the data starts elsewhere; all ranges still lie in the file.
+    // With a count one too low the last row becomes padding, so the data starts elsewhere; all ranges still lie in the
+    // file.
     let mut forge = good();
     forge.n_tensors = Some(2);
     assert_eq!(Gguf::parse(&forge.build().bytes[..]).unwrap().tensors().len(), 2);
 }
 
-/// What a count may be is what the rest of the file can hold, to the last record.
+/// The limit of a count is what the rest of the file can hold, to the last record.
 #[test]
 fn counts_go_up_to_what_the_file_can_hold() {
     let built = good().build();
@@ -134,7 +138,8 @@ fn counts_go_up_to_what_the_file_can_hold() {
             other => panic!("{other:?}"),
         }
     };
-    // A length of 8 bytes, a key of 1, a type of 4, a value of 1; and 8, a name of 1, 4, a dimension of 8, 4, an offset of 8.
+    // An entry: length 8 bytes, key 1, type 4, value 1. A tensor row: length 8, name 1, count 4, dimension 8, type 4,
+    // offset 8.
     assert_eq!(limit_of(|f| f.n_entries = Some(1 << 40)), left(24) / 14);
     assert_eq!(limit_of(|f| f.n_tensors = Some(1 << 40)), left(16) / 33);
     let smallest = |count: u8| {
@@ -155,7 +160,7 @@ fn counts_go_up_to_what_the_file_can_hold() {
     }
 }
 
-/// Gives a byte at a time, is interrupted before each, and fails at one place.
+/// Returns one byte per read, is interrupted before each read, and fails at one offset.
 struct Unwilling<'b> {
     bytes: &'b [u8],
     calls: std::cell::Cell<usize>,
@@ -291,7 +296,7 @@ fn tensor_names_and_shapes() {
     refused!(shaped(None, &[1 << 32, 1 << 32]), GgufError::Shape { .. });
     refused!(shaped(None, &[u64::MAX, 2]), GgufError::Shape { .. });
     refused!(shaped(None, &[33, 2]), GgufError::PartialBlock { cols: 33, .. });
-    // Negative as i64: fits in 64 bits as a count of bytes, but in no file.
+    // Negative as i64; as a count of bytes it fits in 64 bits, but in no file.
     refused!(shaped(None, &[1 << 63]), GgufError::PastEnd { .. });
 }
 
@@ -299,12 +304,12 @@ fn tensor_names_and_shapes() {
 fn tensor_types_and_sizes() {
     let typed =
         |ggml, dims: &[u64]| good().with_tensor("second.weight", |t| (t.ggml, t.dims) = (ggml, dims.into()));
-    // Removed by ggml: Q4_2, Q4_3, the interleaved Q4_0 and IQ4_NL; never there: the rest.
+    // Removed by ggml: Q4_2, Q4_3, the interleaved Q4_0 and IQ4_NL; the other numbers never existed.
     for number in [4, 5, 31, 32, 33, 36, 37, 38, 255, u32::MAX] {
         refused!(typed(number, &[256]), GgufError::TensorType { number: found, tensor, .. }
             if found == number && &*tensor == "second.weight");
     }
-    // Elements fit in 64 bits, bytes do not.
+    // The element count fits in 64 bits, the byte count does not.
     refused!(typed(ggml::F64, &[1 << 61, 4]), GgufError::Size { .. });
     refused!(typed(ggml::F32, &[1 << 62]), GgufError::Size { .. });
     refused!(typed(ggml::F64, &[(1 << 61) - 1]), GgufError::PastEnd { .. }); // 2^64 - 8: only its padding wraps
@@ -326,13 +331,13 @@ fn tensor_offsets() {
     refused!(offset(0), GgufError::Overlap { .. });
     refused!(offset(352), GgufError::Overlap { tensor, other, .. } if &*tensor == "first.weight" && &*other == "third.weight");
 
-    // Order in the table is not order in the file.
+    // The order in the table need not be the order in the file.
     let swapped = good()
         .with_tensor("first.weight", |t| t.offset = Some(96))
         .with_tensor("second.weight", |t| t.offset = Some(0));
     assert!(Gguf::parse(&swapped.build().bytes[..]).is_ok());
 
-    // Data short by one byte, padding excepted: the third tensor ends 16 bytes before the file.
+    // The file may lack padding, but no data byte: the third tensor ends 16 bytes before the file does.
     let whole = good().build().bytes;
     assert!(Gguf::parse(&whole[..whole.len() - 16]).is_ok());
     assert!(

@@ -1,5 +1,5 @@
-//! Exhaustive damage: every number of a good file set to every tempting value, every cut of a real file, files that cost
-//! their maker nothing, and files that are no files.
+//! Exhaustive damage: every number of a good file set to every tempting value, and every cut of a real file. Also
+//! sparse files that claim to be huge, and paths that are not files.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use crate::allocations::peak_of;
 use crate::common::tinystories;
 use crate::forge::{Forge, Value, every_type, ggml, kind, tiny_llama};
 
-/// What a header that was accepted promises, checked without the parser's own code.
+/// Checks the promises of an accepted header without using the parser's code.
 fn holds(gguf: &Gguf, file_bytes: u64) {
     let mut ranges: Vec<_> = gguf.tensors().iter().map(|t| t.range.clone()).collect();
     for (tensor, range) in gguf.tensors().iter().zip(&ranges) {
@@ -36,12 +36,17 @@ fn holds(gguf: &Gguf, file_bytes: u64) {
     }
 }
 
-/// Parses, checks what was promised, and that the heap stayed in proportion to the file. True when accepted.
+/// Parses `bytes`; checks the promises of an accepted file, and that heap use is proportional to the file. True if
+/// accepted.
 pub fn parse(bytes: &[u8]) -> bool {
     let (result, peak) = peak_of(|| Gguf::parse(bytes));
-    // The whole file as one chunk; its content again, at most 16-fold (a table row of 33 bytes takes up to 200 with its
-    // name, its index entry and the room that vectors grow into; a metadata entry of 14 up to 180).
-    assert!(peak <= 4096 + 17 * bytes.len(), "{peak} bytes of heap for {} bytes of file", bytes.len());
+    // The whole file as one chunk, and its content at up to 16 times its size. A table row of 33 bytes takes up to 200
+    // bytes: name, index entry and spare room of vectors. A metadata entry of 14 bytes takes up to 180.
+    assert!(
+        peak <= 4096 + 17 * bytes.len(),
+        "parsing took {peak} bytes of heap for {} bytes of file",
+        bytes.len()
+    );
     match result {
         Ok(gguf) => {
             holds(&gguf, bytes.len() as u64);
@@ -79,10 +84,11 @@ fn every_field_set_to_every_tempting_value(forge: &Forge) -> (usize, usize) {
 #[test]
 fn no_number_of_a_file_can_hurt() {
     let (tried, refused) = every_field_set_to_every_tempting_value(&every_type(1));
-    // 63 numbers at 13 values; what is accepted are values that mean nothing to the parser, and values that stayed.
-    assert!(tried > 800 && refused * 2 > tried, "{refused} of {tried}");
+    // 63 numbers at 13 values. Accepted values are those that mean nothing to the parser, and those that equal the
+    // original.
+    assert!(tried > 800 && refused * 2 > tried, "{refused} of {tried} refused");
     let (tried, refused) = every_field_set_to_every_tempting_value(&tiny_llama(1));
-    assert!(tried > 5000 && refused * 2 > tried, "{refused} of {tried}");
+    assert!(tried > 5000 && refused * 2 > tried, "{refused} of {tried} refused");
 }
 
 #[test]
@@ -104,7 +110,7 @@ fn every_cut_of_a_real_file_is_refused() {
     let late = (4096..whole.len()).step_by(1000);
     for cut in early.chain(late) {
         let (result, peak) = peak_of(|| Gguf::parse(&whole[..cut]));
-        assert!(peak <= 1 << 20, "{peak} bytes of heap at cut {cut}");
+        assert!(peak <= 1 << 20, "parsing took {peak} bytes of heap at cut {cut}");
         match result.map(|_| ()).unwrap_err() {
             GgufError::Truncated { .. } | GgufError::Count { .. } | GgufError::PastEnd { .. } => {}
             other => panic!("cut at {cut}: {other:?}"),
@@ -112,7 +118,8 @@ fn every_cut_of_a_real_file_is_refused() {
     }
 }
 
-/// `open`, which maps too, of a file with `bytes` in front and `length` in all, the rest a hole.
+/// Runs `open`, which maps too, on a sparse file: `bytes` in front, `length` in all. Returns the result and the peak
+/// heap bytes.
 fn open_sparse(bytes: &[u8], length: u64) -> (Result<Gguf, GgufError>, usize) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
@@ -125,7 +132,7 @@ fn open_sparse(bytes: &[u8], length: u64) -> (Result<Gguf, GgufError>, usize) {
             assert_eq!(
                 HostPages::of(std::iter::once(&*mapped)).unwrap().resident_bytes,
                 0,
-                "opening touched the mapping"
+                "opening read through the mapping"
             );
             gguf
         }),
@@ -141,7 +148,7 @@ fn a_sparse_tebibyte_costs_only_its_header() {
     holds(&result.unwrap(), TIB);
     assert!(peak < 1 << 20, "{peak}");
 
-    // Counts that the hole could hold, but a header may not: refused before anything is set aside for them.
+    // The hole could hold these counts, but a header may not have them: the parser refuses them before it allocates.
     for element in [kind::U8, kind::F64, kind::STRING] {
         let forge = Forge::new(0).add(b"bomb", Value::array(element, 1 << 36, &[]));
         let (result, peak) = open_sparse(&forge.build().bytes, TIB);
@@ -151,13 +158,16 @@ fn a_sparse_tebibyte_costs_only_its_header() {
     let mut forge = Forge::new(0);
     forge.n_tensors = Some(1 << 18);
     let (result, peak) = open_sparse(&forge.build().bytes, TIB);
-    assert!(matches!(result, Err(GgufError::Length { found: 0, .. })), "a name of no bytes, from the hole");
+    assert!(
+        matches!(result, Err(GgufError::Length { found: 0, .. })),
+        "an empty name, read from the hole, was accepted"
+    );
     assert!(peak < 1 << 20, "{peak}");
 }
 
 #[test]
 fn a_header_past_its_limit_is_refused_by_name() {
-    // 16 strings of 16 MiB from a hole, then one that ends past 256 MiB.
+    // 16 strings of 16 MiB from a hole; the last ends past the header limit of 256 MiB.
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let mut forge = Forge::new(0);
     forge.n_entries = Some(17);
@@ -172,9 +182,9 @@ fn a_header_past_its_limit_is_refused_by_name() {
         file.write_all(&entry).unwrap();
         ends.push(file.seek(SeekFrom::Current(16 << 20)).unwrap());
     }
-    // Of the first that ends past the limit.
+    // The end of the first string past the limit.
     let end = ends[15];
-    // Far more than a header may have, and exactly what it announces.
+    // First a file far longer than a header may be, then one of exactly the announced length.
     for length in [TIB, end] {
         file.as_file().set_len(length).unwrap();
         let (result, peak) = peak_of(|| Gguf::open(File::open(file.path()).unwrap()));
@@ -182,7 +192,7 @@ fn a_header_past_its_limit_is_refused_by_name() {
             GgufError::HeaderTooLong { limit, .. } => assert_eq!(limit, 256 << 20),
             other => panic!("{other}"),
         }
-        assert!(peak < 272 << 20, "{peak}: what was read, once");
+        assert!(peak < 272 << 20, "{peak} bytes of heap: more than one copy of the header");
     }
     file.as_file().set_len(end - 1).unwrap();
     let cut = Gguf::open(File::open(file.path()).unwrap()).map(drop).unwrap_err();
@@ -197,7 +207,7 @@ fn a_million_one_byte_strings_take_room_as_their_bytes() {
     let gguf = result.unwrap();
     assert_eq!(gguf.strings("many").unwrap().len(), 1 << 20);
     assert_eq!(gguf.strings("many").unwrap().heap_bytes(), 5 << 20);
-    assert!(peak < 9 << 20, "{peak}: 9 bytes of file each, and no more of heap");
+    assert!(peak < 9 << 20, "{peak} bytes of heap: more than the file's 9 bytes a string");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What a good file says is what is asked of its header, type by type, and what is known already is shared and read no
-//! other way.
+//! Metadata reads back with the value and type that the file states. Known values are shared, and sharing changes no
+//! read.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -17,7 +17,7 @@ fn parsed(forge: &Forge) -> Gguf {
     Gguf::parse(&forge.build().bytes[..]).unwrap()
 }
 
-/// One number of each type, with its type's number and bytes.
+/// One number of each type: its name, type number, bytes and value.
 fn numbers() -> Vec<(&'static str, u32, Vec<u8>, Read)> {
     vec![
         ("u8", kind::U8, vec![200], Read::U8(200)),
@@ -55,7 +55,7 @@ fn each_type_is_read_alone_and_in_arrays() {
     assert_eq!(array(&parsed(&Forge::new(0).add(b"k", bytes))), Array::I8(vec![1, -1]));
 }
 
-/// Arrays longer than what is read at a time.
+/// Arrays longer than one read.
 #[test]
 fn long_arrays_are_read_whole() {
     let bytes: Vec<u8> = (0..300_001u32).flat_map(u32::to_le_bytes).collect();
@@ -172,7 +172,11 @@ fn equal_values_have_one_hash_and_others_another() {
     ];
     let hashes: HashSet<u64> = different.iter().map(hash).collect();
     assert_eq!(hashes.len(), different.len());
-    assert_eq!(hash(&Read::F32(0.0)), hash(&Read::F32(-0.0)), "equal, and not written alike");
+    assert_eq!(
+        hash(&Read::F32(0.0)),
+        hash(&Read::F32(-0.0)),
+        "0.0 and -0.0 are equal but have different hashes"
+    );
     assert_eq!(hash(&strings(&["a", "b"])), hash(&strings(&["a", "b"])));
 }
 
@@ -205,7 +209,7 @@ fn a_tensor_of_a_mapped_file_is_its_bytes() {
     assert!(gguf.lazy("fourth.weight", &mapped).is_none());
 }
 
-/// Bytes, and which of them were read.
+/// A source of bytes that records the ranges read from it.
 struct Watched<'b> {
     bytes: &'b [u8],
     reads: RefCell<Vec<Range<u64>>>,
@@ -223,7 +227,7 @@ impl ReadAt for Watched<'_> {
     }
 }
 
-/// The header of `bytes` beside these values under every key, and which bytes were read.
+/// Parses `bytes` with the `known` values as candidates for every key. Returns the header and the ranges read.
 fn beside(bytes: &[u8], known: &[Read]) -> (Gguf, Vec<Range<u64>>) {
     let known: Vec<Arc<Read>> = known.iter().cloned().map(Arc::new).collect();
     let watched = Watched { bytes, reads: RefCell::default() };
@@ -235,7 +239,7 @@ fn beside(bytes: &[u8], known: &[Read]) -> (Gguf, Vec<Range<u64>>) {
     (gguf, watched.reads.into_inner())
 }
 
-/// Longer than the largest read, 1 MiB, so that what was compared is gone where the end differs.
+/// The array is longer than the largest read, 1 MiB: when its end differs, the compared start has left the buffer.
 #[test]
 fn long_known_arrays_are_taken_where_they_are_equal_to_the_end() {
     const COUNT: u32 = 300_001;
@@ -273,7 +277,7 @@ fn long_known_arrays_are_taken_where_they_are_equal_to_the_end() {
     }
 }
 
-/// Of another length, another type, or changed in what is still there.
+/// Candidates of another length, of another type, or with another value among the bytes still buffered.
 #[test]
 fn known_arrays_that_differ_cost_no_second_read() {
     let array = |numbers: &[i32]| Read::Array(Array::I32(numbers.into()));
@@ -295,7 +299,7 @@ fn known_arrays_that_differ_cost_no_second_read() {
         assert_eq!(gguf.get("k"), alone.get("k"));
         assert_eq!(reads, std::slice::from_ref(&(0..bytes.len() as u64)), "{known:?}");
     }
-    // Nine candidates, the equal one last: it is not looked at.
+    // The parser compares eight candidates; the equal one is ninth, so it is not compared.
     let mut many = vec![array(&[0, 0, 0]); 8];
     many.push(array(&[1, 2, 3]));
     let known: Vec<Arc<Read>> = many.into_iter().map(Arc::new).collect();

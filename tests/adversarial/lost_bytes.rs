@@ -1,6 +1,6 @@
-//! Model files that lose bytes while they are mapped. Each test provokes a real SIGBUS, in a child.
+//! Model files that lose bytes while they are mapped. Each test causes a real SIGBUS, in a child.
 
-#![allow(unsafe_code)] // raw mappings and signal actions, to stand for code that is not ours
+#![allow(unsafe_code)] // raw mappings and signal actions play foreign code
 
 use std::fs::File;
 use std::io::Write;
@@ -40,12 +40,15 @@ fn truncation_gives_zeros_and_poison_and_leaves_others_alone() {
 
     cut.as_file().set_len((10 * PAGE) as u64).unwrap();
     mapped.check_poison().unwrap();
-    assert!(matches!(mapped.check_unchanged(), Err(MapError::Poisoned)), "fstat sees it before any read");
+    assert!(
+        matches!(mapped.check_unchanged(), Err(MapError::Poisoned)),
+        "fstat did not notice the loss before a read"
+    );
 
-    // From the middle, so that the rest of the mapping before that page faults by itself later.
+    // Reads from the middle, so that the pages before it fault separately later.
     assert_eq!(all(&mapped)[PAGE * 100 + 5], 0);
     assert!(matches!(mapped.check_poison(), Err(MapError::Poisoned)));
-    assert!(all(&mapped)[..10 * PAGE].iter().all(|&b| b == 1), "what the file still has is still read");
+    assert!(all(&mapped)[..10 * PAGE].iter().all(|&b| b == 1), "bytes that the file still has were not read");
     assert!(all(&mapped)[10 * PAGE..].iter().all(|&b| b == 0));
 
     for (intact, byte) in [(&other, 2), (&another, 3)] {
@@ -53,7 +56,7 @@ fn truncation_gives_zeros_and_poison_and_leaves_others_alone() {
         intact.check_unchanged().unwrap();
         assert!(all(intact).iter().all(|&b| b == byte));
     }
-    // The slot is free again and clean: the next mapping starts whole.
+    // The slot is free and clean again: the next mapping starts unpoisoned.
     drop(mapped);
     let next = map(&after);
     next.check_poison().unwrap();
@@ -65,7 +68,7 @@ fn many_threads_reading_lost_bytes_all_go_on() {
     if !child::inside() {
         return child::passes("lost_bytes::many_threads_reading_lost_bytes_all_go_on");
     }
-    // Mappings come and go on another thread meanwhile, so that the handler meets slots in change.
+    // Another thread maps and unmaps meanwhile, so that the handler meets slots that change.
     let stop = std::sync::atomic::AtomicBool::new(false);
     let whole = file_of(9);
     std::thread::scope(|scope| {
@@ -108,13 +111,13 @@ fn the_handler_runs_on_the_alternate_stack_of_our_threads() {
             now.ss_flags & libc::SS_DISABLE == 0 && now.ss_size >= libc::MINSIGSTKSZ
         }
     };
-    assert!(std::thread::spawn(stack_is_set).join().unwrap(), "std::thread sets an alternate stack");
-    // A thread without one, as a foreign library may start: the handler works there too.
+    assert!(std::thread::spawn(stack_is_set).join().unwrap(), "std::thread set no alternate stack");
+    // A foreign library may start a thread without an alternate stack; the handler must work there too.
     let cut = file_of(1);
     let mapped = map(&cut);
     cut.as_file().set_len(0).unwrap();
     let read = std::thread::spawn(move || {
-        // SAFETY: SS_DISABLE takes no memory; the runtime's own stack stays its own.
+        // SAFETY: SS_DISABLE takes no memory; the runtime keeps its own stack.
         unsafe {
             let off = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
             assert_eq!(libc::sigaltstack(&off, std::ptr::null_mut()), 0);
@@ -124,12 +127,12 @@ fn the_handler_runs_on_the_alternate_stack_of_our_threads() {
     assert_eq!(read.join().unwrap(), (0, true));
 }
 
-/// Installs the guard, then reads lost bytes of a mapping that is not watched.
+/// Installs the guard, then reads lost bytes of a mapping that the guard does not watch.
 fn foreign_fault() {
     let watched = file_of(1);
     let _watched = map(&watched);
     let foreign = file_of(2);
-    // SAFETY: that the file is cut short is the point of the test; the process is to end by it.
+    // SAFETY: this test needs the file to be cut short under the mapping; the process is meant to die from it.
     let raw = unsafe { memmap2::Mmap::map(foreign.as_file()) }.unwrap();
     foreign.as_file().set_len(0).unwrap();
     println!("read {}", raw[PAGE]);
@@ -183,7 +186,7 @@ fn one_mapping_too_many_is_refused_by_name_and_room_comes_back() {
         match MappedFile::map(File::open(file.path()).unwrap()) {
             Ok(one) => {
                 mapped.push(one);
-                // Descriptors run out first at the usual limit of 1,024: raise it as the daemon's unit does.
+                // At the usual limit of 1,024 descriptors run out first: raise it as the daemon's unit does.
                 if mapped.len() == 1 {
                     raise_descriptor_limit();
                 }

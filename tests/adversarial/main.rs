@@ -1,7 +1,6 @@
-//! Lies, damage and accidents: what the file system and hostile files can do, and the typed error or clean behaviour that
-//! each meets.
+//! Hostile files and file-system accidents, and the typed error or clean behaviour that each must meet.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // helpers of tests may fail by panic
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // test helpers fail by panicking
 
 mod allocations;
 mod child;
@@ -36,6 +35,6 @@ mod template;
 #[path = "../../fuzz/src/tokenizer.rs"]
 mod tokenizer;
 
-/// The targets' planted faults: nothing is planted here.
+/// Stubs for the fuzz targets' planted faults: nothing is planted here.
 fn planted(_: &[u8]) {}
 fn planted_short(_: &[u8]) {}

@@ -1,7 +1,8 @@
-//! Every number of a whole model's file set to every extreme, and the file then opened, and asked, as the daemon does it: header,
-//! tokenizer, template, plan, engine. Each is refused with a reason, or answers; none panics, hangs or takes much memory.
+//! Sets every number of a whole model's file to every extreme, then opens the file and asks the model as the daemon
+//! does: header, tokenizer, template, plan, engine. Each file is refused with a reason or answers; none panics, hangs
+//! or takes much memory.
 //!
-//! `ROCMFORGE_LONG=1` takes all small models, all lengths of tokens and every power of two.
+//! `ROCMFORGE_LONG=1` tries all small models, all token lengths and every power of two.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,19 +25,19 @@ use crate::allocations::peak_of;
 use crate::child;
 use crate::forge::{Built, Field, Forge, Value, decoders, tiny_llama};
 
-/// What a file may take beyond what was taken before it, of the heap while it is opened and of memory until it has answered.
+/// Limit per file: heap while it opens, and growth of resident memory until it has answered.
 const BYTES_MAX: usize = 16 << 20;
 
-/// No answer of two tokens of such a model takes this long.
+/// Limit for an answer of two tokens of such a model.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Tokens of an answer.
+/// Length of an answer, in tokens.
 const TOKENS: u32 = 2;
 
-/// The longest context that is given room: what the daemon's budget does.
+/// The longest context that gets room, as the daemon's budget limits it.
 const CONTEXT_MAX: u32 = 256;
 
-/// Of so many lengths of token texts one is changed in the short form: they are all read by the same line.
+/// In the short form, one of this many lengths of token texts is changed: the same line reads them all.
 const TEXTS_APART: usize = 25;
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}";
@@ -54,13 +55,13 @@ fn models() -> Vec<(String, Forge)> {
     all
 }
 
-/// Numbers of a file: those that the forge knows, and some elements of its arrays of numbers.
+/// Numbers of a file: those that the forge records, and some elements of its number arrays.
 fn fields(built: &Built) -> Vec<Field> {
     let mut fields = built.fields.clone();
     for pair in built.fields.windows(2) {
         let [kind, count] = pair else { continue };
         if !count.what.ends_with("array count") || number(built, kind) == 8 {
-            continue; // strings have lengths of their own
+            continue; // strings record their lengths as fields
         }
         let elements = number(built, count) as usize;
         for index in [0, 1, 2, 3, 100, elements / 2, elements - 1] {
@@ -82,7 +83,7 @@ fn number(built: &Built, field: &Field) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// What a number becomes: extremes of each width, its neighbours, powers of two, and floats that are none.
+/// New values for a number: extremes of each width, its neighbours, powers of two, and non-finite floats.
 fn extremes(was: u64, bytes: usize, length: u64) -> BTreeSet<u64> {
     let mask = if bytes == 4 { u64::from(u32::MAX) } else { u64::MAX };
     let widths = [u64::from(u8::MAX), u64::from(u16::MAX), u64::from(u32::MAX), u64::MAX];
@@ -97,7 +98,7 @@ fn extremes(was: u64, bytes: usize, length: u64) -> BTreeSet<u64> {
     all.iter().map(|value| value & mask).filter(|&value| value != was).collect()
 }
 
-/// A file that only this process has, opened for reading as the daemon wants it: `bytes`, and a hole up to `length`.
+/// A private file in memory, opened read-only as the daemon opens files: `bytes`, then a hole up to `length`.
 fn memory_file(bytes: &[u8], length: usize) -> File {
     let mut file = File::from(rustix::fs::memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
     file.write_all(bytes).unwrap();
@@ -105,15 +106,15 @@ fn memory_file(bytes: &[u8], length: usize) -> File {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
 }
 
-/// What a file that opened came to.
+/// Outcome of a file that opened.
 #[derive(Debug, PartialEq)]
 enum Asked {
     Answered,
-    /// Refused when it was asked, as a session says it: no room in the context, no tokens of the prompt.
+    /// Refused the request with a session's error: no room in the context, or no tokens in the prompt.
     Refused,
 }
 
-/// An engine, and what it has served.
+/// An engine, and the number of models that it has opened.
 struct Rig {
     engine: Engine,
     runtime: tokio::runtime::Runtime,
@@ -130,29 +131,32 @@ impl Rig {
         Self { engine: Engine::start(options, factory).unwrap(), runtime, opened: 0 }
     }
 
-    /// Opens a file of `length` bytes that begins so; a panic is told as one.
+    /// Opens a file of `length` bytes that begins with `bytes`. `Err` for a panic or too much heap.
     fn open(&mut self, bytes: &[u8], length: usize) -> Result<Result<Arc<Model>, ModelError>, String> {
         self.opened += 1;
         let (file, id) = (memory_file(bytes, length), ModelId(self.opened));
         let open = || peak_of(|| Model::open(id, "changed", vec![file]));
-        let (result, heap) = catch_unwind(AssertUnwindSafe(open)).map_err(|_| "it panicked".to_owned())?;
+        let (result, heap) =
+            catch_unwind(AssertUnwindSafe(open)).map_err(|_| "opening panicked".to_owned())?;
         if heap > BYTES_MAX {
-            return Err(format!("{heap} bytes of heap"));
+            return Err(format!("opening took {heap} bytes of heap"));
         }
         Ok(result.map(Arc::new))
     }
 
-    /// What comes of a file: nothing where it is refused as it is opened, for which its weights need not be there.
+    /// Opens the header alone, then the whole file, and asks the model. `None` if the header alone is refused.
     fn come(&mut self, bytes: &[u8], header: usize) -> Result<Option<Asked>, String> {
         let length = bytes.len();
         if self.open(&bytes[..header], length)?.is_err_and(|error| !error.to_string().is_empty()) {
             return Ok(None);
         }
-        let model = self.open(bytes, length)?.map_err(|error| format!("only with its weights: {error}"))?;
+        let model = self
+            .open(bytes, length)?
+            .map_err(|error| format!("opened without its weights, refused with them: {error}"))?;
         self.ask(&model).map(Some)
     }
 
-    /// Asks a model for two tokens, greedily, and lets go of it.
+    /// Asks a model for two tokens, greedily, and closes it.
     fn ask(&mut self, model: &Arc<Model>) -> Result<Asked, String> {
         let engine = self.engine.handle();
         let asked = job(&engine, model).map_or(Ok(Asked::Refused), |job| self.answer(&engine, job));
@@ -171,7 +175,7 @@ impl Rig {
         let mut tokens = 0;
         loop {
             let next = async { tokio::time::timeout(PATIENCE, events.recv()).await };
-            match self.runtime.block_on(next).map_err(|_| "it hangs".to_owned())? {
+            match self.runtime.block_on(next).map_err(|_| "no event for 20 s".to_owned())? {
                 Some(Event::Tokens(batch)) => {
                     tokens += batch.ids.len();
                     if let Some(id) = batch.ids.iter().find(|&&id| id as usize >= vocab) {
@@ -183,13 +187,13 @@ impl Rig {
                     return if whole { Ok(Asked::Answered) } else { Err(format!("{outcome:?}")) };
                 }
                 Some(Event::Failed(error)) => return refused(&error),
-                None => return Err("the engine lets go without a word".to_owned()),
+                None => return Err("the engine ended the request without a last event".to_owned()),
             }
         }
     }
 }
 
-/// A refusal, unless it is a fault of ours.
+/// Classifies an error: a panic, an internal error or an empty text is a fault, any other is a refusal.
 fn refused(error: &JobError) -> Result<Asked, String> {
     match error {
         JobError::Panicked(_) | JobError::Invalid(_) => Err(error.to_string()),
@@ -198,7 +202,7 @@ fn refused(error: &JobError) -> Result<Asked, String> {
     }
 }
 
-/// A chat where the model has a template that renders, else a prompt; nothing where a session would refuse it.
+/// A chat if the model has a template that renders, else a prompt; `None` if a session would refuse the request.
 fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
     let chat = match &model.chat_template {
         ChatTemplate::Source(source) => {
@@ -231,7 +235,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
     })
 }
 
-/// Bytes of this process that are in memory, now or at most since [`forget_most`].
+/// Resident bytes of this process, from `line` of /proc/self/status: the current or the peak since [`forget_most`].
 fn resident(line: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|l| l.strip_prefix(line)).unwrap();
@@ -242,7 +246,7 @@ fn forget_most() {
     fs::write("/proc/self/clear_refs", "5").unwrap();
 }
 
-/// Counts of what came of a model's changed files.
+/// Counts of a model's changed files by outcome.
 #[derive(Debug, Default)]
 struct Counts {
     tried: usize,
@@ -255,7 +259,7 @@ struct Counts {
 fn sweep(rig: &mut Rig, name: &str, forge: &Forge, faults: &mut Vec<String>) -> Counts {
     let built = forge.build();
     let header = built.header.end;
-    assert_eq!(rig.come(&built.bytes, header), Ok(Some(Asked::Answered)), "{name} as it is");
+    assert_eq!(rig.come(&built.bytes, header), Ok(Some(Asked::Answered)), "{name} does not answer unchanged");
     let mut counts = Counts::default();
     for field in fields(&built) {
         let was = number(&built, &field);
@@ -270,7 +274,7 @@ fn sweep(rig: &mut Rig, name: &str, forge: &Forge, faults: &mut Vec<String>) -> 
             counts.most_bytes = counts.most_bytes.max(grown);
             let fault = match came {
                 Err(fault) => Some(fault),
-                Ok(_) if grown > BYTES_MAX => Some(format!("{grown} bytes of memory")),
+                Ok(_) if grown > BYTES_MAX => Some(format!("memory grew by {grown} bytes")),
                 Ok(None) => {
                     counts.refused += 1;
                     None
@@ -292,7 +296,7 @@ fn sweep(rig: &mut Rig, name: &str, forge: &Forge, faults: &mut Vec<String>) -> 
     counts
 }
 
-/// In a process of its own: what others allocate is not counted.
+/// In its own process: allocations of other tests would count.
 #[test]
 fn no_number_of_a_model_can_hurt() {
     if !child::inside() {
@@ -309,7 +313,13 @@ fn no_number_of_a_model_can_hurt() {
         all.answered += counts.answered;
         all.refused_when_asked += counts.refused_when_asked;
     }
-    assert!(faults.is_empty(), "{} of {}:\n{}", faults.len(), all.tried, faults.join("\n"));
-    // Most say something that cannot be; numbers that mean little are left to be what they are.
+    assert!(
+        faults.is_empty(),
+        "{} of {} changed files failed:\n{}",
+        faults.len(),
+        all.tried,
+        faults.join("\n")
+    );
+    // Most changes make a file impossible and are refused; numbers that decide little are accepted as they are.
     assert!(all.tried > 12_000 && all.refused * 2 > all.tried && all.answered > 400, "{all:?}");
 }

@@ -1,6 +1,6 @@
 //! Whole malformed models, opened as the daemon opens them: each is refused with its code and takes little memory.
 //!
-//! `cargo test --release --test adversarial models -- --nocapture` prints what they cost.
+//! `cargo test --release --test adversarial models -- --nocapture` prints the time and heap that they take.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use rocmforge::session::store_code;
 use crate::allocations::peak_of;
 use crate::malformed::{Case, cases, templates};
 
-/// What looking at a malformed model may take of the heap at once.
+/// Heap limit for opening a malformed model.
 const HEAP_BYTES_MAX: usize = 16 << 20;
 
 const NAME: &str = "bad";
@@ -28,7 +28,7 @@ fn store() -> Arc<Store> {
     )
 }
 
-/// What opening the model in `dir` says, its heap, and its time.
+/// Opens the model in `dir`; returns the result, the peak heap bytes and the time.
 fn open(store: &Arc<Store>, dir: &Path) -> (Result<(), StoreError>, usize, Duration) {
     store.set_directories(vec![dir.to_path_buf()]);
     let begun = Instant::now();
@@ -39,17 +39,21 @@ fn open(store: &Arc<Store>, dir: &Path) -> (Result<(), StoreError>, usize, Durat
     (result, heap, begun.elapsed())
 }
 
-/// What is wrong with what a case met; nothing where all is well.
+/// What is wrong with a case's result; `None` if nothing is.
 fn fault(case: &Case, result: &Result<(), StoreError>, heap: usize) -> Option<String> {
     let code = result.as_ref().err().map(store_code);
     let says = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
     if code != case.code {
-        return Some(format!("class {}, {}: {code:?}, not {:?}: {says}", case.class, case.what, case.code));
+        return Some(format!(
+            "class {}, {}: code {code:?} instead of {:?}: {says}",
+            case.class, case.what, case.code
+        ));
     }
     if code.is_some() && says.len() < 20 {
-        return Some(format!("class {}, {}: says only {says:?}", case.class, case.what));
+        return Some(format!("class {}, {}: the error text is too short: {says:?}", case.class, case.what));
     }
-    (heap > HEAP_BYTES_MAX).then(|| format!("class {}, {}: {heap} bytes of heap", case.class, case.what))
+    (heap > HEAP_BYTES_MAX)
+        .then(|| format!("class {}, {}: opening took {heap} bytes of heap", case.class, case.what))
 }
 
 #[test]
@@ -84,7 +88,7 @@ fn every_malformed_model_is_refused_with_its_code_and_little_memory() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
     let enough = [(1, 45), (2, 16), (3, 80), (4, 55), (5, 150), (7, 30), (8, 10)];
     for (class, least) in enough {
-        assert!(of_class[&class].1 >= least, "class {class} has {} cases", of_class[&class].1);
+        assert!(of_class[&class].1 >= least, "class {class} has only {} refused cases", of_class[&class].1);
     }
 }
 
@@ -95,7 +99,7 @@ fn a_hostile_template_is_no_reason_to_refuse_its_model() {
         std::fs::write(dir.path().join(format!("{NAME}.gguf")), forge.build().bytes).unwrap();
         let (result, heap, _) = open(&store, dir.path());
         assert!(result.is_ok(), "{what}: {result:?}");
-        // A template of 10 MiB is read and dropped: once in pieces that grow, once as it is.
+        // The reader copies a template of 10 MiB twice before it drops it: once in growing pieces, once whole.
         assert!(heap <= HEAP_BYTES_MAX + (10 << 20), "{what}: {heap} bytes of heap");
     }
 }

@@ -19,7 +19,7 @@ fn error(template: &str) -> TemplateError {
     render(template).expect_err(&template.chars().take(80).collect::<String>())
 }
 
-/// `namespace` values survive the loop, so a loop can grow one.
+/// A template that grows a `namespace` value in a loop: it survives the loop, unlike a plain variable.
 fn grown(start: &str, step: &str) -> String {
     format!(
         "{{% set ns = namespace(x={start}) %}}{{% for i in range(10000) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
@@ -60,20 +60,20 @@ fn the_caller_keeps_its_memory() {
         error("{% for i in range(99999) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}");
     }
     let grown_kib = anonymous_kib().saturating_sub(before);
-    assert!(grown_kib <= 8 << 10, "{grown_kib} KiB more than the {before} KiB before");
+    assert!(grown_kib <= 8 << 10, "the caller grew by {grown_kib} KiB from {before} KiB");
 }
 
 #[test]
 fn endless_work_ends_as_too_slow() {
-    // Much longer than it may compute: on a busy machine that takes a while.
+    // Far above the limit of processor time, which a busy machine may take long to use up.
     let renderer = Renderer::new(env!("CARGO_BIN_EXE_rocmforged")).with_deadline(Duration::from_secs(300));
     for (template, limit) in [
-        // By number of steps.
+        // Limited by the number of steps.
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "its number of steps",
         ),
-        // Few steps, each of much work.
+        // Few steps, each with much work.
         (
             "{% set x = 'a' * 20000000 %}{% for i in range(99999) %}{% set y = x|upper|lower %}{% endfor %}",
             "2 s of processor time",
@@ -132,7 +132,7 @@ fn nesting_ends_without_a_way_out() {
     }
 }
 
-/// A list a million deep overflows the stack of whoever drops it: the process dies, and no one else.
+/// Dropping a list a million deep overflows the stack: the rendering process dies, its caller does not.
 #[test]
 fn values_nested_beyond_the_stack_kill_the_process_only() {
     let template = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% for j in range(1000) %}\
@@ -180,7 +180,7 @@ fn what_a_template_says_is_passed_on_and_bounded() {
         TemplateError::Refused { message } => assert_eq!(message, "é".repeat(512)),
         other => panic!("{other:?}"),
     }
-    // Once a panic of the rendering process.
+    // This template once made the rendering process panic.
     assert!(matches!(error("{%}{% if x %}"), TemplateError::Syntax { .. }));
     let error = error("{% if %}");
     assert!(
@@ -198,7 +198,7 @@ fn programs_that_are_no_renderer_are_told_apart() {
     assert!(matches!(&error, TemplateError::Died { status } if status == "exit status: 1"), "{error:?}");
 }
 
-/// A program of one line of shell.
+/// Writes a program of one line of shell.
 fn script(line: &str) -> tempfile::TempPath {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     writeln!(file, "#!/bin/sh\n{line}").unwrap();
@@ -209,7 +209,7 @@ fn script(line: &str) -> tempfile::TempPath {
 #[test]
 fn a_process_that_hangs_is_ended_and_reaped() {
     let request = TemplateRequest::new("x".repeat(SOURCE_BYTES_MAX), vec![]);
-    // One that reads nothing, one that closes its pipes and stays, one that writes without end.
+    // The first program reads nothing, the second closes its pipes and stays, the third writes without end.
     for (line, slow) in
         [("exec sleep 1000", true), ("exec sleep 1000 <&- >&- 2>&-", true), ("exec yes", false)]
     {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What a machine with a real systemd must show, run as root inside the booted container of `tests/boot/container`.
+"""Service tests on a real systemd, run as root inside the booted container of `tests/boot/container`.
 
-Each scenario prints one line: its name, its time, the figure it measured. The first that fails prints the journal and
-ends the run with status 1. `--kills` and `--restarts` set how often the daemon is killed and restarted.
+Each scenario prints one line: its name, its time, and its measured figure. The first failure prints the journal and ends
+the run with status 1. `--kills` and `--restarts` set how often the daemon is killed and restarted.
 """
 
 import argparse
@@ -23,18 +23,18 @@ PACKAGE = pathlib.Path("/opt/boot/rocmforge.deb")
 README = pathlib.Path("/opt/boot/README.md")
 MODEL = "tinystories-260k-f32"
 PROMPT = "Once upon a time"
-# What llama.cpp answers on this file (greedy, f32): its smallest margin is 0.13 nats.
+# llama.cpp's answer on this file (greedy, f32): its smallest margin is 0.13 nats.
 ANSWER = [432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338]
 SOCKET = "/run/rocmforge/api.sock"
 SERVICE = "rocmforged.service"
 DROP_INS = "/usr/lib/systemd/system/rocmforged.service.d"
-# Of Linux's sys/ptrace.h and wait.h.
+# From Linux's sys/ptrace.h and wait.h.
 PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 LOOKALIKE = pathlib.Path("/opt/boot/libamdhip64.so")
 
 
 def run(*command, check=True, user=None, timeout=60):
-    """Runs a command, as a user with that user's groups when one is named."""
+    """Runs a command; as `user`, if given, with that user's groups."""
     if user:
         command = ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *command)
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -49,10 +49,10 @@ def expect(condition, text):
 
 
 def until(what, condition, seconds):
-    """Waits for a condition and returns how long it took."""
+    """Waits for a condition; returns the seconds that it took."""
     started = time.monotonic()
     while not condition():
-        expect(time.monotonic() - started < seconds, f"not within {seconds} s: {what}")
+        expect(time.monotonic() - started < seconds, f"timed out after {seconds} s waiting until {what}")
         time.sleep(0.02)
     return time.monotonic() - started
 
@@ -76,11 +76,11 @@ def answer(user="alice", tokens=12):
 
 def assert_answers():
     ids = answer()["ids"]
-    expect(ids == ANSWER, f"another answer than llama.cpp's: {ids}")
+    expect(ids == ANSWER, f"the answer differs from llama.cpp's: {ids}")
 
 
 def drop_in(text):
-    """Settings for the tests alone, or none."""
+    """Sets the test's drop-in for the service; an empty text removes its settings."""
     path = pathlib.Path(f"/run/systemd/system/{SERVICE}.d/boot-test.conf")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -88,7 +88,7 @@ def drop_in(text):
 
 
 class Loop(threading.Thread):
-    """A user's program that asks again and again; it counts failures and keeps the longest time between two answers."""
+    """A client program that repeats a request; counts failures and records the longest time between two answers."""
 
     def __init__(self, stop):
         super().__init__()
@@ -106,7 +106,7 @@ class Loop(threading.Thread):
 
 
 class Load:
-    """Eight such programs."""
+    """Eight concurrent `Loop` programs."""
 
     def __enter__(self):
         self.stop = threading.Event()
@@ -126,12 +126,12 @@ class Load:
 
 
 def readme_lines():
-    """What the README tells an administrator to do once the package is built, for alice and the files of this container."""
+    """The README's commands for an administrator after the package is built, adapted to alice and this container's files."""
     section = README.read_text().split("## As a service\n")[1]
     lines = [line.split("#")[0].strip() for line in section.split("```sh\n")[1].split("```")[0].splitlines()]
     for there, here in [("target/debian/rocmforge_*.deb", str(PACKAGE)), ("$USER", "alice"),
                         ("smollm2-135m-instruct-q4_1", MODEL), ("~/.cache/rocmforge/models/*.gguf", f"/opt/boot/{MODEL}.gguf")]:
-        expect(any(there in line for line in lines), f"the README does not say {there}: {lines}")
+        expect(any(there in line for line in lines), f"the README does not contain {there}: {lines}")
         lines = [line.replace(there, here) for line in lines]
     return lines[next(number for number, line in enumerate(lines) if str(PACKAGE) in line):]
 
@@ -143,11 +143,11 @@ def installs(_):
         if line.startswith("sudo "):
             run("sh", "-c", line.removeprefix("sudo "))
     expect(shown("rocmforged.socket", "ActiveState") == "active", "the socket is not listening")
-    expect(run("systemctl", "is-enabled", "rocmforged.socket").stdout.strip() == "enabled", "socket not enabled")
-    expect(shown(SERVICE, "ActiveState") == "inactive", "the daemon runs though nobody asked")
+    expect(run("systemctl", "is-enabled", "rocmforged.socket").stdout.strip() == "enabled", "the socket is not enabled")
+    expect(shown(SERVICE, "ActiveState") == "inactive", "the daemon runs although no client connected")
     socket = os.stat(SOCKET)
     expect(socket.st_mode & 0o777 == 0o660, f"socket mode {socket.st_mode:o}")
-    expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "socket of another group")
+    expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "the socket has another group")
     run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge-metrics.service")
     version = int(run("systemctl", "--version").stdout.split()[1])
     chosen = sorted(path.name for path in pathlib.Path(DROP_INS).glob("*")) if os.path.exists(DROP_INS) else []
@@ -161,18 +161,18 @@ def starts_by_socket(_):
     client("ping")
     first = time.monotonic() - started
     asked = [run("sh", "-c", line, user="alice").stdout for line in readme_lines() if not line.startswith("sudo ")]
-    expect(len(asked) == 2 and MODEL in asked[0] and "there was" in asked[1], f"the README's user sees {asked}")
+    expect(len(asked) == 2 and MODEL in asked[0] and "there was" in asked[1], f"the README's commands print {asked}")
     assert_answers()
-    expect(shown(SERVICE, "ActiveState") == "active", "not active")
+    expect(shown(SERVICE, "ActiveState") == "active", "the service is not active")
     expect("serving 1 models" in shown(SERVICE, "StatusText"), shown(SERVICE, "StatusText"))
-    return f"first ping answered after {first * 1000:.0f} ms, the daemon's start in it"
+    return f"first ping answered after {first * 1000:.0f} ms, including the daemon's start"
 
 
 def keeps_others_out(_):
     done = client("--json", "list", user="bob", check=False)
     expect(done.returncode == 3, f"bob got status {done.returncode}: {done.stdout}{done.stderr}")
-    expect("rocmforge-users" in done.stdout + done.stderr, f"bob is not told of the group: {done.stdout}{done.stderr}")
-    return "who is not in rocmforge-users is told so"
+    expect("rocmforge-users" in done.stdout + done.stderr, f"bob's error does not name the group: {done.stdout}{done.stderr}")
+    return "a user outside rocmforge-users gets an error that names the group"
 
 
 def is_confined(_):
@@ -180,8 +180,8 @@ def is_confined(_):
     pid, uid = main_pid(), pwd.getpwnam("rocmforge").pw_uid
     status = dict(line.split(":\t", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":\t" in line)
     expect(status["Uid"].split()[0] == str(uid), f"uid {status['Uid']}")
-    expect(int(status["CapEff"], 16) == 0 and int(status["CapBnd"], 16) == 0, "it has capabilities")
-    expect(status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", "no seccomp filter")
+    expect(int(status["CapEff"], 16) == 0 and int(status["CapBnd"], 16) == 0, "the daemon has capabilities")
+    expect(status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", "the daemon has no seccomp filter or may gain privileges")
 
     def within(*command):
         return run("nsenter", f"--target={pid}", "--mount", "--net", "setpriv", f"--reuid={uid}", f"--regid={uid}",
@@ -192,9 +192,9 @@ def is_confined(_):
     for place in ["/usr/x", "/etc/rocmforge/x", "/opt/x", "/home/x", "/var/x"]:
         expect(within("touch", place).returncode != 0, f"{place} can be written")
     expect(within("ls", "/home/alice").returncode != 0, "a home directory can be read")
-    expect(within("touch", "/var/lib/rocmforge/x").returncode == 0, "its own state cannot be written")
+    expect(within("touch", "/var/lib/rocmforge/x").returncode == 0, "the daemon's own state cannot be written")
     os.remove("/var/lib/rocmforge/x")
-    # A process of ours in the service's control group meets the same device rules.
+    # A test process in the service's control group gets the same device rules.
     group = "/sys/fs/cgroup" + shown(SERVICE, "ControlGroup")
     tun = run("sh", "-c", f"echo $$ > {group}/cgroup.procs && exec 3<>/dev/net/tun", check=False)
     zero = run("sh", "-c", f"echo $$ > {group}/cgroup.procs && exec 3</dev/zero", check=False)
@@ -206,7 +206,7 @@ def is_confined(_):
 
 
 def is_kept_from_all_else(_):
-    """The probe in the place of the daemon, under the very unit: what is not needed is refused by the kernel."""
+    """Runs the probe under the daemon's own unit: the kernel refuses everything that the daemon does not need."""
     unit = pathlib.Path(f"/usr/lib/systemd/system/{SERVICE}").read_text()
     wanted = [line for line in unit.splitlines()
               if not line.startswith(("#", "Type=", "Notify", "Exec", "Restart", "Watchdog", "Requires=", "After=", "FileDescriptor"))]
@@ -219,7 +219,7 @@ def is_kept_from_all_else(_):
     may = {name for name, came in found.items() if came == "ok"}
     expect(may == {"unix", "write own state", "write own cache", "write private tmp", "zero"}, f"the unit allows {sorted(may)}: {found}")
     missing = [name for name, came in found.items() if name.startswith("device ") and came == "ENOENT"]
-    return f"{len(found) - len(may)} attempts refused, {len(may)} needed ones allowed; not there to be tried: {len(missing)} devices"
+    return f"{len(found) - len(may)} attempts refused, {len(may)} needed ones allowed; {len(missing)} devices are missing here"
 
 
 def reloads(_):
@@ -234,11 +234,11 @@ def reloads(_):
     names = [model["name"] for model in json.loads(client("--json", "list").stdout)["models"]]
     expect(sorted(names) == ["second", MODEL], f"after the reload: {names}")
     states = {model["name"]: model["state"] for model in json.loads(client("--json", "list").stdout)["models"]}
-    expect(states == {"second": "registered", MODEL: "mapped"}, f"the reload did not keep what was mapped: {states}")
-    expect(main_pid() == pid, "the reload restarted it")
+    expect(states == {"second": "registered", MODEL: "mapped"}, f"the reload changed the mapped models: {states}")
+    expect(main_pid() == pid, "the reload restarted the daemon")
     config.write_text(text)
     run("systemctl", "reload", SERVICE)
-    return "configuration read again, process kept"
+    return "configuration reloaded, process kept"
 
 
 def status_says(name, user="alice"):
@@ -247,7 +247,7 @@ def status_says(name, user="alice"):
 
 
 def restart_is_a_pause(_):
-    """What a client passed by descriptor, rules and locks are there again after a restart and after a kill."""
+    """Files passed by descriptor, rules and locks survive a restart and a kill."""
     mine = pathlib.Path("/home/alice/mine.gguf")
     shutil.copy(f"/opt/boot/{MODEL}.gguf", mine)
     shutil.chown(mine, "alice", "alice")
@@ -264,21 +264,21 @@ def restart_is_a_pause(_):
         run("systemctl", *how, SERVICE)
         done = client("--json", "run", "mine", PROMPT, "--temperature", "0", "--max-tokens", "12")
         pauses.append(time.monotonic() - started)
-        expect(json.loads(done.stdout)["ids"] == ANSWER, "another answer")
-        until("rules and locks hold", lambda: status_says("kept") == kept, 5)
+        expect(json.loads(done.stdout)["ids"] == ANSWER, "the answer changed")
+        until("rules and locks are restored", lambda: status_says("kept") == kept, 5)
         rules = json.loads(client("--json", "rules", MODEL, user="root").stdout)["rules"]
         expect((rules["pinned"], rules["priority"], rules["layers_min"]) == (True, 9, 2), f"rules: {rules}")
         locked = json.loads(client("--json", "show", MODEL).stdout)["host"]
-        expect(locked["wanted"] == "lock", f"not locked any more: {locked}")
+        expect(locked["wanted"] == "lock", f"the model is no longer locked: {locked}")
     client("unload", "mine")
     client("unpin", MODEL, user="root")
     client("unload", MODEL, user="root")
-    until("the store has its list alone", lambda: shown(SERVICE, "NFileDescriptorStore") == "1", 5)
+    until("the store has only its list", lambda: shown(SERVICE, "NFileDescriptorStore") == "1", 5)
     return "a passed file answered {:.2f} s after a restart, {:.2f} s after a kill; rules and lock held".format(*pauses)
 
 
 def obeys_its_policy(_):
-    """By user, by group and by administrators, with several real users; a refusal names its rule."""
+    """Policy by user, group and administrators, with several real users; a refusal names its rule."""
     config = pathlib.Path("/etc/rocmforge/config.toml")
     text = config.read_text()
     run("groupadd", "ai")
@@ -291,11 +291,11 @@ def obeys_its_policy(_):
     client("unload", MODEL, user="root")
     loads = {user: client("--json", "load", MODEL, user=user, check=False) for user in ["alice", "carol", "dave", "root"]}
     came = {user: done.returncode for user, done in loads.items()}
-    expect(came == {"alice": 1, "carol": 0, "dave": 0, "root": 0}, f"who may load: {came}")
+    expect(came == {"alice": 1, "carol": 0, "dave": 0, "root": 0}, f"exit status of load by user: {came}")
     error = json.loads(loads["alice"].stderr)["error"]
     expect(error["name"] == "Forbidden" and error["detail"]["rule"] == "policy.load", f"the refusal: {error}")
-    expect(answer()["ids"] == ANSWER, "who may not load may still run")
-    expect(client("unload", MODEL, user="alice", check=False).returncode == 1, "alice unloads another's model")
+    expect(answer()["ids"] == ANSWER, "a user without the right to load cannot run either")
+    expect(client("unload", MODEL, user="alice", check=False).returncode == 1, "alice could unload another user's model")
     client("unload", MODEL, user="dave")
     said = {user: status_says("you may", user) for user in ["alice", "dave"]}
     expect("policy.load" in said["alice"] and said["dave"].startswith("everything"), f"said: {said}")
@@ -306,25 +306,25 @@ def obeys_its_policy(_):
 
 
 def logs_with_fields(_):
-    """Who asked for what is in the journal as fields; what was asked and answered is nowhere."""
+    """The journal has user and model of a request as fields; it never has prompts or answers."""
     secret = "xyzzy-boot-secret"
     uid = pwd.getpwnam("alice").pw_uid
     refused = client("run", MODEL, secret, "--timeout", "1", "--max-tokens", "400", "--ignore-eog", check=False)
-    expect(refused.returncode == 1, f"a request of 1 ms ended well: {refused.stdout}")
+    expect(refused.returncode == 1, f"a request with a timeout of 1 ms succeeded: {refused.stdout}")
     run("journalctl", "--sync")
     text = run("journalctl", "--boot", "--output=json", f"RF_UID={uid}", "RF_MODEL=" + MODEL).stdout
     entries = [json.loads(line) for line in text.splitlines()]
-    expect(any(e.get("RF_CODE") == "211" and e.get("MESSAGE_ID") and e.get("RF_REQUEST") for e in entries), f"no such entry: {text}")
-    expect(all(e["_SYSTEMD_UNIT"] == SERVICE and e["SYSLOG_IDENTIFIER"] == "rocmforged" for e in entries), f"not ours: {text}")
+    expect(any(e.get("RF_CODE") == "211" and e.get("MESSAGE_ID") and e.get("RF_REQUEST") for e in entries), f"the journal has no such entry: {text}")
+    expect(all(e["_SYSTEMD_UNIT"] == SERVICE and e["SYSLOG_IDENTIFIER"] == "rocmforged" for e in entries), f"an entry is of another unit: {text}")
     everyone = run("journalctl", "--boot", "--output=json", "--output-fields=RF_UID", f"_SYSTEMD_UNIT={SERVICE}").stdout.splitlines()
     unknown = [line for line in everyone if json.loads(line).get("RF_UID") == "65534"]
-    expect(not unknown, f"a client's uid was not known: {unknown[:1]}")
+    expect(not unknown, f"an entry lacks the client's uid: {unknown[:1]}")
     expect(secret not in run("journalctl", "--boot", "--output=export").stdout, "a prompt is in the journal")
     return f"{len(entries)} entries found by RF_UID and RF_MODEL, no prompt in any"
 
 
 def writes_metrics(_):
-    """For the node exporter, once enabled: with the daemon the file comes and goes."""
+    """For the node exporter, once enabled: the file exists while the daemon runs."""
     folder = pathlib.Path("/var/lib/prometheus/node-exporter")
     folder.mkdir(parents=True)
     page = folder / "rocmforge.prom"
@@ -333,12 +333,12 @@ def writes_metrics(_):
     text = page.read_text()
     expect('rocmforge_requests_total{device="0",outcome="done"}' in text and page.stat().st_mode & 0o777 == 0o644, f"written: {text}")
     run("systemctl", "stop", SERVICE)
-    until("they go with the daemon", lambda: not page.exists(), 10)
+    until("the counters' file is removed with the daemon", lambda: not page.exists(), 10)
     assert_answers()
-    until("they come with the next", page.exists, 10)
+    until("the next daemon's counters are written", page.exists, 10)
     score = run("systemd-analyze", "security", "--no-pager", "rocmforge-metrics.service").stdout.strip().splitlines()[-1]
     run("systemctl", "disable", "--now", "rocmforge-metrics.service")
-    # Five starts in a minute are the limit, and the scenarios before made some.
+    # The limit is five starts in a minute, and earlier scenarios used some.
     run("systemctl", "reset-failed", SERVICE, "rocmforged.socket")
     return f"{len(text.splitlines())} lines; {score.strip('→ ')}"
 
@@ -346,7 +346,7 @@ def writes_metrics(_):
 def uses_the_lookalike(_):
     """The same unit with a GPU: the look-alike of libamdhip64 that runs the kernels on the CPU."""
     if not LOOKALIKE.exists():
-        return "left out: no compiler for the look-alike here"
+        return "left out: no compiler for the look-alike"
     defaults = pathlib.Path("/etc/default/rocmforge")
     defaults.write_text(f"ROCMFORGE_HIP_LIB={LOOKALIKE}\n")
     run("systemctl", "restart", SERVICE)
@@ -356,16 +356,16 @@ def uses_the_lookalike(_):
     assert_answers()
     took = time.monotonic() - started
     device = json.loads(client("--json", "status").stdout)["devices"][0]
-    expect(device["tensors_loaded"] > 0, f"no weights were brought: {device}")
+    expect(device["tensors_loaded"] > 0, f"no weights were loaded: {device}")
     defaults.unlink()
     run("systemctl", "restart", SERVICE)
     kind = json.loads(client("--json", "status").stdout)["devices"][0]["kind"]
-    expect(kind == "cpu", f"without it: {kind}")
-    return f"llama.cpp's answer on {device['device']} in {took:.1f} s, {device['tensors_loaded']} tensors brought"
+    expect(kind == "cpu", f"without the look-alike the device is {kind}")
+    return f"llama.cpp's answer on {device['device']} in {took:.1f} s, {device['tensors_loaded']} tensors loaded"
 
 
 def comes_back_from_a_crash_loop(_):
-    """Killed every quarter of a second: clients wait or are told, none hangs. Past the start limit the doctor says what to do."""
+    """Kills the daemon every quarter of a second: clients wait or get an error, none hangs. Past the start limit doctor gives advice."""
     drop_in("[Unit]\nStartLimitBurst=100000\n")
     stop, times = threading.Event(), []
 
@@ -383,17 +383,17 @@ def comes_back_from_a_crash_loop(_):
     stop.set()
     asking.join()
     wrong = [(code, text) for _, code, text in times if code not in (0, 3)]
-    expect(not wrong, f"neither answered nor told that there is no daemon: {wrong[:1]}")
+    expect(not wrong, f"neither answered nor refused for a missing daemon: {wrong[:1]}")
     longest = max(took for took, _, _ in times)
     expect(longest <= 8, f"a client waited {longest:.1f} s")
-    until("it answers by itself", lambda: client("ping", check=False).returncode == 0, 10)
+    until("the daemon answers again without help", lambda: client("ping", check=False).returncode == 0, 10)
 
     drop_in("")
     run("systemctl", "reset-failed", SERVICE, check=False)
     given_up = lambda: shown(SERVICE, "Result") == "start-limit-hit" or shown(SERVICE, "ActiveState") == "failed"
     began = time.monotonic()
     while not given_up():
-        expect(time.monotonic() - began < 30, "systemd never gives it up")
+        expect(time.monotonic() - began < 30, "systemd did not reach the start limit")
         client("ping", check=False)
         run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", SERVICE, check=False)
         time.sleep(0.05)
@@ -407,29 +407,29 @@ def comes_back_from_a_crash_loop(_):
     run("systemctl", "reset-failed", SERVICE, "rocmforged.socket", check=False)
     run("systemctl", "start", "rocmforged.socket")
     assert_answers()
-    return (f"{len(times)} asked in the loop, {sum(code == 0 for _, code, _ in times)} answered, longest wait {longest:.2f} s; "
-            f"past the limit told after {waited:.2f} s")
+    return (f"{len(times)} requests during the kills, {sum(code == 0 for _, code, _ in times)} answered, longest wait {longest:.2f} s; "
+            f"past the limit refused after {waited:.2f} s")
 
 
 def doctor_finds_the_usual(_):
-    """A socket that is not there, a user outside the group, one who joined it and did not log in anew, another version."""
+    """A missing socket, a user outside the group, one who joined it without a new login, another version."""
     def said(user="alice", **kwargs):
         done = client("doctor", user=user, check=False, **kwargs)
         return done.returncode, done.stdout
     code, text = said()
-    expect(code == 0 and "rocmforged.socket active" in text, f"all is well, and doctor says {code}: {text}")
+    expect(code == 0 and "rocmforged.socket active" in text, f"without a fault doctor ended with {code}: {text}")
     code, text = said("bob")
-    expect(code == 3 and "adduser bob rocmforge-users" in text, f"to bob: {code}: {text}")
+    expect(code == 3 and "adduser bob rocmforge-users" in text, f"doctor as bob: {code}: {text}")
     run("usermod", "--append", "--groups", "rocmforge-users", "bob")
     done = run("setpriv", "--reuid=bob", "--regid=bob", "--clear-groups", "rocmforge-client", "doctor", check=False)
-    expect("log in anew" in done.stdout, f"to a bob of before: {done.stdout}")
+    expect("log in anew" in done.stdout, f"doctor in bob's old session: {done.stdout}")
     run("gpasswd", "--delete", "bob", "rocmforge-users")
     run("systemctl", "stop", "rocmforged.socket", SERVICE)
     code, text = said()
-    expect(code == 3 and "is not there" in text and "enable --now" in text, f"without a socket: {code}: {text}")
+    expect(code == 3 and "is not there" in text and "enable --now" in text, f"doctor without a socket: {code}: {text}")
     run("systemctl", "start", "rocmforged.socket")
     assert_answers()
-    return "socket stopped, group missing, session too old: each named with what to do"
+    return "socket stopped, group missing, session too old: each reported with advice"
 
 
 def survives_kills(options):
@@ -438,12 +438,12 @@ def survives_kills(options):
     with Load() as load:
         for number in range(options.kills):
             time.sleep(0.5 + 2.5 * (number * 37 % options.kills) / options.kills)
-            until("it runs", lambda: main_pid() != 0, 10)
+            until("the daemon runs", lambda: main_pid() != 0, 10)
             run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", SERVICE)
-        until("it answers", lambda: client("ping", check=False).returncode == 0, 10)
+        until("the daemon answers", lambda: client("ping", check=False).returncode == 0, 10)
     answers, failures, gap = load.figures()
     expect(not failures, f"{len(failures)} requests failed, the first: {failures[:1]}")
-    expect(int(shown(SERVICE, "NRestarts")) - before == options.kills, "systemd counted other restarts")
+    expect(int(shown(SERVICE, "NRestarts")) - before == options.kills, "systemd's restart count is wrong")
     expect(gap <= options.gap, f"{gap:.2f} s without an answer")
     assert_answers()
     return f"{options.kills} kills, {answers} answers, 0 failures, longest gap {gap:.2f} s"
@@ -466,7 +466,7 @@ def stop_process(_):
 
 
 def stop_engine(pid):
-    """The engine's thread alone, as a debugger stops it: the others go on, and so does what needs no engine."""
+    """Stops the engine's thread alone, as a debugger does: other threads, and requests that need no engine, continue."""
     threads = [(path.parent.name, path.read_text().strip()) for path in pathlib.Path(f"/proc/{pid}/task").glob("*/comm")]
     engines = [int(thread) for thread, name in threads if name == "engine"]
     expect(len(engines) == 1, f"threads of the daemon: {threads}")
@@ -475,12 +475,12 @@ def stop_engine(pid):
         came = libc.ptrace(ctypes.c_long(request), ctypes.c_long(engines[0]), None, None)
         expect(came == 0, f"ptrace: {os.strerror(ctypes.get_errno())}")
     state = pathlib.Path(f"/proc/{pid}/task/{engines[0]}/stat")
-    until("the engine's thread stands", lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "t", 5)
+    until("the engine's thread is stopped", lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "t", 5)
     client("ping")
     client("tokenize", MODEL, PROMPT)
 
     def reap():
-        """Once killed, a traced thread waits for its tracer, and the process for that thread."""
+        """Reaps the killed thread: it waits for its tracer, and the process waits for it."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(engines[0], os.WNOHANG | WALL)
 
@@ -488,7 +488,7 @@ def stop_engine(pid):
 
 
 def is_killed_when_hung(_):
-    """The whole process, then the engine alone, while everything else still answers."""
+    """Stops the whole process, then the engine alone while everything else still answers; the watchdog replaces both."""
     drop_in("[Unit]\nStartLimitBurst=100000\n[Service]\nWatchdogSec=3s\n")
     times = []
     for stop in (stop_process, stop_engine):
@@ -497,13 +497,13 @@ def is_killed_when_hung(_):
         pid = main_pid()
         started = time.monotonic()
         reap = stop(pid)
-        until("the watchdog starts another", lambda: reap() or main_pid() not in (0, pid), 10)
+        until("the watchdog starts another process", lambda: reap() or main_pid() not in (0, pid), 10)
         times.append(time.monotonic() - started)
         assert_answers()
     drop_in("[Unit]\nStartLimitBurst=100000\n")
     run("systemctl", "restart", SERVICE)
-    expect(max(times) <= 3 + 2, f"replaced after {times}")
-    return "a stopped process was replaced after {:.1f} s, one whose engine stood after {:.1f} s, with WatchdogSec=3s".format(*times)
+    expect(max(times) <= 3 + 2, f"the watchdog took too long: {times} s")
+    return "a stopped process was replaced after {:.1f} s, one whose engine was stopped after {:.1f} s, with WatchdogSec=3s".format(*times)
 
 
 def drains(_):
@@ -516,7 +516,7 @@ def drains(_):
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(16)
     ]
-    until("sixteen run", lambda: len(json.loads(client("--json", "ps").stdout)["sequences"]) >= 8, 10)
+    until("at least eight of sixteen requests run", lambda: len(json.loads(client("--json", "ps").stdout)["sequences"]) >= 8, 10)
     started = time.monotonic()
     run("systemctl", "stop", SERVICE)
     took = time.monotonic() - started
@@ -527,12 +527,12 @@ def drains(_):
             done += 1
         else:
             told += "draining" in (out + error).lower() or "stopping" in (out + error).lower()
-    expect(done + told == 16, f"{done} finished, {told} of the others were told why")
+    expect(done + told == 16, f"{done} finished, {told} of the others got an error with a reason")
     expect(took <= 10, f"stopping took {took:.1f} s")
-    expect(shown(SERVICE, "ExecMainStatus") == "0" and shown(SERVICE, "Result") == "success", "not a clean end")
-    expect(pid not in (0, main_pid()), "it still runs")
-    assert_answers()  # the socket starts it anew
-    return f"{done} answers finished, {told} were told, stopped after {took:.1f} s"
+    expect(shown(SERVICE, "ExecMainStatus") == "0" and shown(SERVICE, "Result") == "success", "the daemon did not end cleanly")
+    expect(pid not in (0, main_pid()), "the daemon still runs")
+    assert_answers()  # the socket starts it again
+    return f"{done} answers finished, {told} refused with a reason, stopped after {took:.1f} s"
 
 
 def upgrades(_):
@@ -544,16 +544,16 @@ def upgrades(_):
     answers, failures, gap = load.figures()
     expect(not failures, f"{len(failures)} requests failed, the first: {failures[:1]}")
     expect(main_pid() != pid, "the old daemon still runs")
-    expect(os.stat(SOCKET).st_ino == socket, "the socket was made anew")
+    expect(os.stat(SOCKET).st_ino == socket, "the socket was made again")
     assert_answers()
-    return f"{answers} answers during it, 0 failures, longest gap {gap:.2f} s"
+    return f"{answers} answers meanwhile, 0 failures, longest gap {gap:.2f} s"
 
 
 def goes(_):
     run("dpkg", "--remove", "rocmforge")
-    expect(not os.path.exists(SOCKET), "the socket's name is left")
-    expect(run("pgrep", "--exact", "rocmforged", check=False).returncode == 1, "a daemon is left")
-    expect(os.path.exists("/etc/rocmforge/config.toml"), "removing took the configuration")
+    expect(not os.path.exists(SOCKET), "the socket's name was left behind")
+    expect(run("pgrep", "--exact", "rocmforged", check=False).returncode == 1, "a daemon was left running")
+    expect(os.path.exists("/etc/rocmforge/config.toml"), "removing the package removed the configuration")
     os.remove(f"/var/lib/rocmforge/models/{MODEL}.gguf")
     run("dpkg", "--purge", "rocmforge")
     left = [path for path in [DROP_INS, "/usr/share/rocmforge", "/etc/rocmforge", "/var/lib/rocmforge", "/var/cache/rocmforge", "/run/rocmforge-priv"]
@@ -573,8 +573,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--restarts", type=int, default=20)
-    parser.add_argument("--gap", type=float, default=5.0, help="most seconds that a client may wait for an answer")
-    parser.add_argument("--only", nargs="*", default=[], help="these scenarios, after the installation")
+    parser.add_argument("--gap", type=float, default=5.0, help="maximum seconds that a client may wait for an answer")
+    parser.add_argument("--only", nargs="*", default=[], help="run only these scenarios, after the installation")
     options = parser.parse_args()
     unknown = set(options.only) - {scenario.__name__ for scenario in SCENARIOS}
     expect(not unknown, f"no such scenarios: {sorted(unknown)}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What a process under the shipped unit can do: started in the place of the daemon, it tries and prints one JSON object.
+"""Tries what a process under the shipped unit can do, in place of the daemon, and prints one JSON object.
 
-Each entry is what an attempt came to: "ok", or the name of the error.
+Each entry is the result of an attempt: "ok", or the name of the error.
 """
 
 import ctypes

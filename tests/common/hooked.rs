@@ -1,6 +1,6 @@
-//! A backend with a test's own function before some of its calls.
+//! A backend that calls a test's function before some of its calls.
 
-#![allow(dead_code)] // each test binary uses its own part
+#![allow(dead_code)] // each test binary uses a part
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,17 +16,17 @@ use rocmforge::tensor::LazyTensor;
 type BeforeLayer = Box<dyn FnMut(u32) -> Result<(), BackendError> + Send>;
 type BeforeClose = Box<dyn FnMut() + Send>;
 
-/// Forwards every call, those with a default too: tests/tidy compares it with the trait.
+/// Forwards every call, also those with a default body: tests/tidy compares it with the trait.
 pub struct Hooked {
     inner: Box<dyn Backend>,
     before_layer: BeforeLayer,
     before_close: BeforeClose,
-    /// Of the model opened last.
+    /// Layers of the model opened last.
     layers: u32,
 }
 
 impl Hooked {
-    /// `inner`, with `hook` before each layer; what it fails with, the layer fails with.
+    /// Wraps `inner` with `hook` before each layer. An error of the hook is the layer's error.
     pub fn before_layer(
         inner: impl Backend + 'static,
         hook: impl FnMut(u32) -> Result<(), BackendError> + Send + 'static,
@@ -39,7 +39,7 @@ impl Hooked {
         }
     }
 
-    /// With `hook` before a model is closed too.
+    /// Also calls `hook` before a model is closed.
     pub fn before_close(self, hook: impl FnMut() + Send + 'static) -> Self {
         Self { before_close: Box::new(hook), ..self }
     }

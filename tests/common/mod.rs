@@ -1,41 +1,41 @@
-//! What tests share: where models are, and how a test that cannot run says so.
+//! What tests share: paths of models, and how a test reports that it cannot run.
 
-#![allow(dead_code)] // each test binary uses its own part
+#![allow(dead_code)] // each test binary uses a part
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The trained model kept in the repository: F32, SentencePiece.
+/// The trained model in the repository: F32, SentencePiece.
 pub fn tinystories() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf")
 }
 
-/// SmolLM2-135M-Instruct Q4_1, fetched by `cargo xtask models`; `None` after saying that the test is skipped.
+/// SmolLM2-135M-Instruct Q4_1, fetched by `cargo xtask models`; `None` after [`skip`].
 pub fn smollm2() -> Option<PathBuf> {
     cached("smollm2-135m-instruct-q4_1.gguf")
 }
 
-/// Qwen2.5-Coder-0.5B-Instruct Q4_K_M, fetched by `cargo xtask models --only qwen2.5-coder-0.5b`; `None` after saying that it
-/// is not there. That is no failure anywhere: the file is a third party's upload, which may be gone tomorrow.
+/// Qwen2.5-Coder-0.5B-Instruct Q4_K_M, fetched by `cargo xtask models --only qwen2.5-coder-0.5b`; `None` after
+/// [`not_run`]. A missing file is never a failure: it is a third party's upload, which may disappear.
 pub fn qwen() -> Option<PathBuf> {
     let path = models_dir().join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
     if path.is_file() {
         return Some(path);
     }
-    not_run(&format!("{} is not there; `cargo xtask models --only {QWEN}` fetches it", path.display()));
+    not_run(&format!("{} is missing; `cargo xtask models --only {QWEN}` fetches it", path.display()));
     None
 }
 
-/// What `cargo xtask` calls that model, and tests/reference its answers.
+/// Name of that model in `cargo xtask` and in tests/reference.
 pub const QWEN: &str = "qwen2.5-coder-0.5b";
 
-/// A fetched model, or a directory of several, by name; `None` after [`skip`].
+/// The path of a fetched model, or of a directory of several; `None` after [`skip`].
 pub fn cached(file: &str) -> Option<PathBuf> {
     let path = models_dir().join(file);
     if path.exists() {
         return Some(path);
     }
-    skip(&format!("{} is not there; `cargo xtask models` fetches it", path.display()));
+    skip(&format!("{} is missing; `cargo xtask models` fetches it", path.display()));
     None
 }
 
@@ -50,21 +50,24 @@ pub fn models_dir() -> PathBuf {
     cache.join("rocmforge/models")
 }
 
-/// Says why a test does not run; with `ROCMFORGE_STRICT=1` (as CI sets) that is a failure.
+/// Reports why a test does not run. With `ROCMFORGE_STRICT=1`, which CI sets, that is a failure.
 pub fn skip(why: &str) {
-    assert!(std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"), "may not be skipped here: {why}");
+    assert!(
+        std::env::var_os("ROCMFORGE_STRICT").is_none_or(|v| v != "1"),
+        "ROCMFORGE_STRICT=1 forbids skipping: {why}"
+    );
     tell("skipped", why);
 }
 
-/// Says why a test does not run where that is no failure anywhere: not every machine can.
+/// Reports why a test does not run, for tests that not every machine can run. It is never a failure.
 pub fn not_run(why: &str) {
     tell("not-run", why);
 }
 
-/// `cargo xtask check` lists lines of what was skipped. They go straight to stderr: what the print macros write is dropped
-/// when a test passes.
+/// Writes the line that `cargo xtask check` lists. It goes straight to stderr: the test harness drops output of the
+/// print macros when a test passes.
 fn tell(what: &str, why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
-    writeln!(std::io::stderr(), "rocmforge-test-{what}: {test}: {why}").expect("stderr can be written");
+    writeln!(std::io::stderr(), "rocmforge-test-{what}: {test}: {why}").expect("writing to stderr failed");
 }

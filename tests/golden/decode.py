@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Decodes the kept frames, from PROTOCOL.md alone: shares no code with the implementation, needs no package.
+"""Decodes the kept frames, written from PROTOCOL.md alone: shares no code with the implementation, needs no package.
 
     decode.py check DIR          decode each DIR/*.hex and compare every field with its .json
-    decode.py mutate DIR         change each byte of each frame and demand that the comparison fails
+    decode.py mutate DIR         change each byte of each frame and check that the comparison fails
     decode.py document FILE      compare the field tables below with those of PROTOCOL.md
-    decode.py show FILE.hex      print what a frame or hello says
+    decode.py show FILE.hex      print the values of a frame or hello
 """
 
 import json
@@ -13,7 +13,7 @@ import struct
 import sys
 import zlib
 
-# Section 7, one message after the other: `struct NAME: field type limits; ...` or `enum NAME: number variant content; ...`.
+# Section 7, one message after another: `struct NAME: field type limits; ...` or `enum NAME: number variant content; ...`.
 TABLES = """
 struct Cancel: ext Ext
 struct Credit: items u32; ext Ext
@@ -122,7 +122,7 @@ struct GpuEntry: index u32; name string LABEL; arch string LABEL; pci string LAB
     u64; units u32; wave u32; code string LABEL; works bool; ext Ext
 """
 
-# Section 6: requests by op, and what their `Reply` is.
+# Section 6: requests by op, and the type of their `Reply`.
 REQUESTS = {
     1: ("Cancel", None), 2: ("Credit", None), 16: ("PingRequest", "PingReply"), 17: ("InfoRequest", "InfoReply"),
     18: ("ListRequest", "ListReply"), 19: ("ShowRequest", "ShowReply"), 20: ("LoadRequest", "LoadReply"),
@@ -158,7 +158,7 @@ CRITICAL = 0x8000
 
 
 class Bad(Exception):
-    """The bytes break a rule, or do not say what they should."""
+    """The bytes break a rule, or hold another value than expected."""
 
 
 def need(holds, why):
@@ -180,13 +180,13 @@ SHAPES = parse_tables(TABLES)
 
 
 class Reader:
-    """Takes values off a payload."""
+    """Reads values from a payload in order."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
 
     def take(self, count):
-        need(count <= len(self.data) - self.at, f"{count} bytes at {self.at} reach past the end")
+        need(count <= len(self.data) - self.at, f"{count} bytes at offset {self.at} reach past the end")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -228,8 +228,8 @@ class Reader:
         pairs = [[self.number(2), list(self.take(self.count(LIMITS["EXT"], "bytes")))]
                  for _ in range(self.count(LIMITS["EXTS"], "extensions"))]
         keys = [key for key, _ in pairs]
-        need(len(set(keys)) == len(keys), "an extension comes twice")
-        need(not any(key & CRITICAL for key in keys), "an extension that must be understood")
+        need(len(set(keys)) == len(keys), "an extension occurs twice")
+        need(not any(key & CRITICAL for key in keys), "an unknown critical extension")
         return pairs
 
     def shape(self, name):
@@ -251,14 +251,14 @@ def decode_payload(message, data):
 
 
 def decode_frame(message, data):
-    need(len(data) >= 16, "no whole header")
+    need(len(data) >= 16, "the header is incomplete")
     length, stream, op, flags, n_fds, crc = struct.unpack("<IIHBBI", data[:16])
     payload = data[16:]
-    need(length <= PAYLOAD_MAX, "a frame too long")
+    need(length <= PAYLOAD_MAX, "the payload length {length} exceeds {PAYLOAD_MAX}")
     need(length == len(payload), f"{len(payload)} bytes of payload, the header says {length}")
     need(flags & ~(MORE | CRC) == 0, f"unknown flags {flags:#x}")
-    need(n_fds <= FDS_MAX, f"{n_fds} descriptors")
-    need(bool(flags & MORE) == (op == ITEM), "MORE belongs to Item")
+    need(n_fds <= FDS_MAX, f"{n_fds} descriptors, at most {FDS_MAX}")
+    need(bool(flags & MORE) == (op == ITEM), "MORE must be set on Item and on nothing else")
     need(crc == (zlib.crc32(data[:12] + payload) if flags & CRC else 0), "the checksum is wrong")
     replies = [reply for _, reply in REQUESTS.values() if reply]
     fits = message in (replies if op == REPLY else ANSWERS.get(op, REQUESTS.get(op, [None])[:1]))
@@ -273,11 +273,11 @@ def decode_hello(message, data):
     for field in HELLOS[message].split(";"):
         name, kind = field.split()
         value[name] = reader.number(int(kind[1:]) // 8) if kind[0] == "u" else reader.take(int(kind))
-    need(reader.at == len(data), "bytes after the hello")
-    need(value["magic"] == b"RFG1", "other first bytes")
+    need(reader.at == len(data), "there are bytes after the hello")
+    need(value["magic"] == b"RFG1", "the magic is wrong")
     value["magic"] = "RFG1"
     if message == "ClientHello":
-        need(value["name_len"] <= 64 and not any(value["name"][value["name_len"] :]), "a bad name")
+        need(value["name_len"] <= 64 and not any(value["name"][value["name_len"] :]), "the name is invalid")
         try:
             value["name"] = value["name"][: value["name_len"]].decode("utf-8")
         except UnicodeDecodeError as error:
@@ -292,7 +292,7 @@ def decode(message, data):
 
 
 def same(found, expected):
-    """Equal in every field, both ways; floats by their bits, since JSON writes f32 in decimal."""
+    """Whether every field is equal, in both directions; floats by their bits, since JSON writes f32 in decimal."""
     if isinstance(expected, dict) and isinstance(found, dict):
         return list(found) == list(expected) and all(same(found[key], expected[key]) for key in expected)
     if isinstance(expected, list) and isinstance(found, list):
@@ -303,12 +303,12 @@ def same(found, expected):
 
 
 def agrees(data, expected):
-    """Why the bytes do not say what is expected; None where they do."""
+    """Why the bytes do not match the expected value; None if they do."""
     try:
         found = decode(expected["message"], data)
     except Bad as error:
         return str(error)
-    return None if same(found, expected) else "another value"
+    return None if same(found, expected) else "the value differs"
 
 
 def kept(folder):
@@ -329,18 +329,18 @@ def check(folder):
 def mutate(folder):
     count = 0
     for name, data, expected in kept(folder):
-        need(agrees(data, expected) is None, f"{name}: wrong before any change")
+        need(agrees(data, expected) is None, f"{name}: the frame is wrong before any change")
         for at in range(len(data)):
             for change in (0x01, 0x80):
                 changed = bytearray(data)
                 changed[at] ^= change
-                need(agrees(bytes(changed), expected) is not None, f"{name}: byte {at} ^ {change:#x} is not seen")
+                need(agrees(bytes(changed), expected) is not None, f"{name}: byte {at} ^ {change:#x} goes unnoticed")
             count += 1
     print(f"{count} bytes, each change is seen")
 
 
 def document(path):
-    """The page writes a field a line; the tables above separate them by semicolons."""
+    """Compares the page's tables with those above. The page has one field per line; the tables above have semicolons."""
     text = pathlib.Path(path).read_text("utf-8")
     entries = []
     for block in text.split("```fields\n")[1:]:
@@ -353,7 +353,7 @@ def document(path):
     for name in {**found, **SHAPES}:
         need(found.get(name) == SHAPES.get(name), f"{name}: the page and the decoder differ")
     for name, limit in LIMITS.items():
-        need(f"| {name} | {limit} |" in text, f"limit {name}")
+        need(f"| {name} | {limit} |" in text, f"the page has no limit {name} = {limit}")
     print(f"the document agrees: {len(found)} shapes")
 
 

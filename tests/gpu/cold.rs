@@ -1,4 +1,4 @@
-//! Starts with nothing on the device: given up in the middle, failed, tried again.
+//! Cold starts, with no weights on the device: a request that is cancelled midway, or fails, and the next one.
 
 use std::sync::Mutex;
 
@@ -14,7 +14,7 @@ use crate::rig::{Rig, model};
 
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 
-/// Weights of a layer: two norms, four projections of attention, three of the feed-forward layer.
+/// Weights of a layer: two norms, four attention projections, three of the feed-forward layer.
 const LAYER_TENSORS: u64 = 9;
 
 #[test]
@@ -26,7 +26,11 @@ fn a_cold_start_cancelled_in_a_layer_has_loaded_two_layers_more() {
         let once = Mutex::new(Some(gated));
         let rig = Rig::with(move || Ok(Box::new(once.lock().unwrap().take().unwrap()) as Box<dyn Backend>));
         let model = model(1, &tinystories());
-        assert_eq!(model.plan.program.layer_count(), 5, "some layers are left that nobody asked for");
+        assert_eq!(
+            model.plan.program.layer_count(),
+            5,
+            "the model has too few layers to leave some unloaded"
+        );
         let asked = rig.submit(&model, &PROMPT, 4);
         gate.reached.recv().unwrap();
         rig.handle().cancel(asked.id);
@@ -35,7 +39,7 @@ fn a_cold_start_cancelled_in_a_layer_has_loaded_two_layers_more() {
         assert!(matches!(answer.end, Err(JobError::Cancelled)), "{:?}", answer.end);
         let loaded = u64::from(layer + 3) * LAYER_TENSORS;
         assert!(rig.comes(|s| s.device.uploads == loaded), "{:?}", rig.handle().snapshot().device);
-        // What was loaded is used, and the rest is loaded now: the norm and the output matrix with it.
+        // The request uses the loaded tensors and loads the rest, including the last norm and the output matrix.
         let whole = rig.ask(&model, &PROMPT, 4);
         assert_eq!(whole.ids.len(), 4, "{:?}", whole.end);
         assert!(rig.comes(|s| s.device.uploads == 5 * LAYER_TENSORS + 2));
@@ -46,7 +50,7 @@ fn a_cold_start_cancelled_in_a_layer_has_loaded_two_layers_more() {
 #[test]
 fn an_upload_that_fails_leaves_nothing_and_the_next_request_brings_it() {
     let test = "cold::an_upload_that_fails_leaves_nothing_and_the_next_request_brings_it";
-    // The second of these calls orders the first tensor's layout behind its copy; 1 is hipErrorInvalidValue.
+    // The second of these calls makes the first tensor's layout wait for its copy; 1 is hipErrorInvalidValue.
     if !child(test, &[("ROCMFORGE_LOOKALIKE_FAULTS", "hipStreamWaitEvent:2=1")]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! Models with experts on a device: only those that a row was sent to are brought to it.
+//! Models with experts on a device: only the experts that a row is routed to are loaded.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use rocmforge::model::Model;
 use crate::forge;
 use crate::rig::{Answer, Rig, model};
 
-/// Weights besides experts: in each of two layers two norms, four projections, two norms of heads and the router; the last
-/// norm and the output matrix. Embeddings stay in the file.
+/// Weights besides experts: per layer (of two) two norms, four projections, two head norms and the router; then the
+/// last norm and the output matrix. Embeddings stay in the file.
 const OTHERS: u64 = 2 * 9 + 2;
 
 /// Three matrices of each of three experts, in two layers.
 const CHOSEN: u64 = 2 * 3 * 3;
 
-/// Small, with 8 experts of which each row uses 3.
+/// A small model with 8 experts, of which each row uses 3.
 fn qwen3moe(scratch: &tempfile::TempDir) -> Arc<Model> {
     let (name, forge) = forge::decoders().into_iter().find(|(name, _)| *name == "qwen3moe").unwrap();
     let path = scratch.path().join(name);
@@ -36,15 +36,19 @@ fn experts_that_no_row_was_sent_to_are_never_uploaded() {
     let one = ask(&[17]);
     assert!(rig.comes(|s| s.device.uploads == OTHERS + CHOSEN), "{:?}", rig.handle().snapshot().device);
     assert_eq!(ask(&[17]), one);
-    assert_eq!(rig.handle().snapshot().device.uploads, OTHERS + CHOSEN, "the same token goes the same way");
+    assert_eq!(
+        rig.handle().snapshot().device.uploads,
+        OTHERS + CHOSEN,
+        "the same token loaded other experts"
+    );
     let long: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 256 + 3).collect();
     ask(&long);
     let all = OTHERS + 2 * 3 * 8;
-    assert!(rig.comes(|s| s.device.uploads == all), "two hundred tokens go every way");
+    assert!(rig.comes(|s| s.device.uploads == all), "two hundred tokens did not load every expert");
     assert_eq!(ask(&[17]), one);
 }
 
-/// Rows that only fill a recorded step up are sent to experts too, which need not be there.
+/// Padding rows of a recorded step are routed to experts too, and those need not be resident.
 #[test]
 fn sequences_that_share_steps_get_the_answers_they_get_alone() {
     let Some(rig) = Rig::open() else { return };
@@ -62,6 +66,6 @@ fn sequences_that_share_steps_get_the_answers_they_get_alone() {
             assert_eq!(ids(asked.finish()), *alone);
         }
         let steps = rig.handle().snapshot().counters.steps - before;
-        assert!(steps < 16 * count as u64, "{steps} steps: none was shared");
+        assert!(steps < 16 * count as u64, "{steps} steps: no step was shared");
     }
 }

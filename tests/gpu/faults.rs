@@ -1,4 +1,4 @@
-//! No device, and devices that fail: each in a process of its own, on the look-alike with a script of faults.
+//! A missing device, and devices that fail: each in its own process, on the look-alike with a script of faults.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::rig::{Rig, model};
 const MARK: &str = "ROCMFORGE_TEST_FAULTS";
 const PROMPT: [u32; 4] = [1, 403, 407, 261];
 
-/// True in the child. In the parent: runs `test` in a child with these settings, and passes on its failure.
+/// True in the child. The parent runs `test` in a child with these settings, panics if it fails, and gets false.
 pub fn child(test: &str, settings: &[(&str, &str)]) -> bool {
     if std::env::var_os(MARK).is_some() {
         return true;
     }
     let Some(library) = library() else { return false };
     if !Runtime::open(&library).is_ok_and(|runtime| is_lookalike(&runtime)) {
-        skip(&format!("{} plays no faults", library.display()));
+        skip(&format!("{} cannot inject faults", library.display()));
         return false;
     }
     let output = Command::new(std::env::current_exe().unwrap())
@@ -36,7 +36,7 @@ pub fn child(test: &str, settings: &[(&str, &str)]) -> bool {
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("running 1 test"), "{test} is not the name of a test: {text}");
-    assert!(output.status.success(), "{test} in its child: {}\n{text}{errors}", output.status);
+    assert!(output.status.success(), "{test} failed in its child: {}\n{text}{errors}", output.status);
     false
 }
 
@@ -44,7 +44,7 @@ fn config(text: &str) -> Config {
     toml::from_str(text).unwrap()
 }
 
-/// The reason that a CPU gives for being one.
+/// The reason that the CPU backend gives for running instead of a GPU.
 fn reason(rig: &Rig) -> String {
     let info = rig.handle().info();
     assert_eq!(info.kind, "cpu");
@@ -60,7 +60,9 @@ fn without_a_runtime_the_cpu_serves_and_says_why() {
     let rig = Rig::with(factory(&config("")));
     assert!(reason(&rig).contains("/nowhere/libamdhip64.so"), "{}", reason(&rig));
     assert_eq!(rig.ask(&model(1, &tinystories()), &PROMPT, 3).ids.len(), 3);
-    let error = factory(&config("[device]\nbackend = 'hip'"))().err().expect("there is no GPU");
+    let error = factory(&config("[device]\nbackend = 'hip'"))()
+        .err()
+        .expect("the factory opened a GPU that does not exist");
     assert!(matches!(error, BackendError::Device(_)), "{error}");
 }
 
@@ -86,7 +88,7 @@ fn a_device_without_room_leaves_the_work_to_the_cpu() {
     assert_eq!(rig.ask(&model(1, &tinystories()), &PROMPT, 3).ids.len(), 3);
 }
 
-/// The device goes while an answer is under way: that answer fails with what happened, and the CPU takes the next.
+/// The device is lost during an answer: that answer fails with the cause, and the CPU serves the next one.
 fn lost_in_an_answer(config_text: &str) {
     let rig = Rig::with(factory(&config(config_text)));
     assert_eq!(rig.handle().info().kind, "hip");
@@ -110,7 +112,7 @@ fn a_device_lost_in_an_answer_is_replaced_by_the_cpu() {
     }
 }
 
-/// Who watches over the engine must not take it for hung before its own patience ends.
+/// The watchdog must not take the engine for hung before the engine's own patience ends.
 #[test]
 fn an_engine_that_waits_for_its_device_is_alive() {
     let test = "faults::an_engine_that_waits_for_its_device_is_alive";
@@ -119,7 +121,7 @@ fn an_engine_that_waits_for_its_device_is_alive() {
     }
     let rig = Rig::with(factory(&config("[device]\npatience_s = 4")));
     let asked = rig.submit(&model(1, &tinystories()), &PROMPT, 20);
-    // Three steps take a moment; then nothing but the wait moves the count.
+    // Three steps take a moment; after that only the wait moves the heartbeat.
     std::thread::sleep(Duration::from_secs(2));
     for _ in 0..3 {
         let beat = rig.handle().heartbeat();

@@ -1,4 +1,4 @@
-//! A device whose step stops at a layer until it is let go on.
+//! A device whose step stops at a layer until the test releases it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -6,15 +6,15 @@ use rocmforge::backend::hip::HipBackend;
 
 use crate::hooked::Hooked;
 
-/// The test's side of a device that [`gated`] gave.
+/// The test's handle on a device from [`gated`].
 pub struct Gate {
-    /// A word comes when the step has reached the layer.
+    /// Receives once the step has reached the layer.
     pub reached: Receiver<()>,
-    /// A word lets it go on.
+    /// A send releases the step.
     pub open: Sender<()>,
 }
 
-/// A GPU that stops once at a layer's attention.
+/// A GPU that stops once, at the attention of `layer`.
 pub fn gated(inner: HipBackend, layer: u32) -> (Hooked, Gate) {
     let ((reached, told), (open, opened)) = (channel(), channel());
     let mut stop = Some((reached, opened));

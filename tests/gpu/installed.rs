@@ -1,4 +1,4 @@
-//! The HIP runtime that this system has, as far as it goes without a GPU: ours binds to it, and it says that there is no device.
+//! The HIP runtime that this system has, without a GPU: the daemon binds to it, and it reports that there is no device.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,10 +8,10 @@ use rocmforge::backend::hip::{HipError, Library, LibraryError, Runtime};
 
 use crate::common::skip;
 
-/// The oldest that is supported, 5.2, as runtimes write it.
+/// The oldest supported version, 5.2, as runtimes encode it.
 const VERSION_MIN: u32 = 50_200_000;
 
-/// By the name under which the system's loader finds it; `None` after [`skip`].
+/// The runtime under the name that the system's loader finds; `None` after [`skip`].
 fn installed() -> Option<(PathBuf, Library)> {
     for ending in [".8", ".7", ".6", "", ".5"] {
         let path = PathBuf::from(format!("libamdhip64.so{ending}"));
@@ -28,7 +28,7 @@ fn installed() -> Option<(PathBuf, Library)> {
 #[test]
 fn it_has_every_function_and_says_when_there_is_no_device() {
     let Some((path, library)) = installed() else { return };
-    let version = library.version().expect("it says its version without a device");
+    let version = library.version().expect("the runtime gave no version");
     println!("{}: version {version}", path.display());
     assert!(version >= VERSION_MIN, "{version}");
     match Runtime::open(&path) {
@@ -36,7 +36,7 @@ fn it_has_every_function_and_says_when_there_is_no_device() {
         Err(error) => assert!(matches!(error, HipError::NoDevice), "{error}"),
     }
     if !Path::new("/dev/kfd").exists() {
-        assert!(matches!(Runtime::open(&path), Err(HipError::NoDevice)), "a device without its driver");
+        assert!(matches!(Runtime::open(&path), Err(HipError::NoDevice)), "a device opened without a driver");
     }
 }
 
@@ -47,15 +47,20 @@ fn the_doctor_names_it_and_what_it_sees() {
         .arg(SUBCOMMAND)
         .env("ROCMFORGE_HIP_LIB", &path)
         .output()
-        .expect("the daemon's program starts");
+        .expect("the daemon did not start");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");
-    let report =
-        text.lines().find_map(|line| line.strip_prefix("rocmforge-gpus ")).expect("a line with the report");
-    let report: Report = serde_json::from_str(report).expect("a report");
-    let runtime =
-        report.checks.iter().find(|check| check.name == "HIP runtime").expect("it is always looked at");
-    let number = library.version().expect("as above");
+    let report = text
+        .lines()
+        .find_map(|line| line.strip_prefix("rocmforge-gpus "))
+        .expect("the output has no report line");
+    let report: Report = serde_json::from_str(report).expect("the report line is no valid report");
+    let runtime = report
+        .checks
+        .iter()
+        .find(|check| check.name == "HIP runtime")
+        .expect("the report has no check of the HIP runtime");
+    let number = library.version().expect("the runtime gave no version");
     let version = format!("version {}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
     assert!(runtime.found.contains(&path.display().to_string()), "{runtime:?}");
     assert!(runtime.found.contains(&version), "{runtime:?}");

@@ -1,4 +1,4 @@
-//! Weights come when they are needed, once, and leave nothing behind when they do not.
+//! Weights are loaded on first use, once; a failed load leaves nothing behind.
 
 use std::sync::Arc;
 
@@ -18,14 +18,17 @@ fn registering_uploads_nothing_and_a_second_request_neither() {
     assert_eq!(rig.handle().snapshot().device.uploads, 0);
     let first = rig.ask(&model, &PROMPT, 12);
     assert_eq!(first.ids.len(), 12, "{:?}", first.end);
-    assert!(first.end.is_ok_and(|outcome| !outcome.load.is_zero()), "a cold start waits for weights");
+    assert!(
+        first.end.is_ok_and(|outcome| !outcome.load.is_zero()),
+        "a cold request did not wait for weights"
+    );
     let weights = rig.handle().snapshot();
     assert!(weights.device.upload_bytes > 0 && weights.device.upload_failures == 0);
-    // All but the embedding, whose rows travel with steps unless the head is the same tensor.
+    // All except the embedding: its rows travel with steps unless the output matrix is the same tensor.
     assert!(weights.device.upload_bytes <= model.plan.program.weight_bytes());
     let second = rig.ask(&model, &PROMPT, 12);
     assert_eq!(second.ids, first.ids);
-    assert!(second.end.is_ok_and(|outcome| outcome.load.is_zero()), "a warm one does not");
+    assert!(second.end.is_ok_and(|outcome| outcome.load.is_zero()), "a warm request waited for weights");
     let after = rig.handle().snapshot();
     assert_eq!(after.device.uploads, weights.device.uploads);
     assert_eq!(after.device.upload_bytes, weights.device.upload_bytes);
@@ -72,11 +75,11 @@ fn a_whole_model_is_loaded_with_progress_and_then_served_without_uploads() {
     rig.handle().model_gone(model.id);
     assert!(
         rig.comes(|s| s.device_bytes == 0 && s.device.used_bytes == before),
-        "something stays on the device"
+        "memory was left on the device"
     );
 }
 
-/// In a process of its own: the counts of locks are the process's.
+/// In its own process: the lock counters are per process.
 #[test]
 fn a_resident_model_takes_no_lock_of_a_load() {
     if !child("lazy::a_resident_model_takes_no_lock_of_a_load", &[]) {
@@ -92,7 +95,7 @@ fn a_resident_model_takes_no_lock_of_a_load() {
     let after = rig.handle().snapshot();
     assert!(after.counters.steps >= before.counters.steps + 12);
     assert_eq!(locks(), taken);
-    // Nor is the table of tensors asked.
+    // The table of tensors is not used either.
     assert_eq!(after.counters.tensor_hits, before.counters.tensor_hits);
     assert_eq!(after.counters.tensors_loaded, before.counters.tensors_loaded);
 }
@@ -106,7 +109,7 @@ fn what_left_the_device_comes_back_elsewhere_and_answers_alike() {
     assert!(replays > 0);
     rig.handle().model_gone(first.id);
     assert!(rig.comes(|s| s.device_bytes == 0));
-    // What is loaded now takes the places that the first model's weights had.
+    // The second model's weights take the memory that the first model's weights had.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(rig.handle().load_tensor(&other, "blk.0.ffn_down.weight")).unwrap();
     let after = rig.ask(&first, &PROMPT, 12);
@@ -128,6 +131,6 @@ fn a_file_cut_short_fails_its_request_and_leaves_nothing() {
     let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "output_norm.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
-    // The device serves on.
+    // The device serves the next request.
     assert_eq!(rig.ask(&model(2, &tinystories()), &PROMPT, 4).ids.len(), 4);
 }

@@ -1,6 +1,6 @@
-//! The engine on a GPU, or on what plays one: weights that arrive when they are needed, and devices that fail.
+//! The engine on a GPU or the look-alike: weights that load on first use, and devices that fail.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // tests fail by panicking
 
 mod cold;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Devices too small for what is asked of them: layers come and go, and answers stay what they were.
+//! Devices smaller than the model: layers are evicted and reloaded, and answers stay the same.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::rig::{Rig, beside_weights, model};
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 const TOKENS: u32 = 8;
 
-/// A device of which each buffer is an allocation of its own: what plays the device sees every use after an end.
+/// Each buffer is its own allocation, so the look-alike detects every use after free.
 fn options(upload: UploadPath, memory_bytes: u64) -> HipOptions {
     HipOptions { upload, memory_bytes, upload_threads: 1, chunk_bytes: 0, ..HipOptions::default() }
 }
 
-/// What one model takes of the device: its answer, its weights, and all else.
+/// One model's answer, its weight bytes, and the device bytes that it takes beside them.
 fn measured() -> Option<(Vec<u32>, u64, u64)> {
     let rig = Rig::open_with(options(UploadPath::Ring, 0))?;
     let answer = rig.ask(&model(1, &tinystories()), &PROMPT, TOKENS);
@@ -26,7 +26,7 @@ fn measured() -> Option<(Vec<u32>, u64, u64)> {
     Some((answer.ids, memory.weights, beside_weights(&memory)))
 }
 
-/// The model's parts but the first, whose rows stay in the file.
+/// Upper bound on the bytes of a part, without the first part, whose rows stay in the file.
 fn largest_part(rig: &Rig) -> u64 {
     let models = &rig.handle().snapshot().models;
     models[0].weight_bytes / (models[0].parts.len() as u64 - 1) * 3 / 2
@@ -46,17 +46,17 @@ fn a_model_larger_than_its_room_streams_through_by_every_way() {
         assert!(seen.counters.evictions >= u64::from(2 * TOKENS), "{upload:?}: {:?}", seen.counters);
         assert!(seen.memory.taken <= seen.memory.budget, "{:?}", seen.memory);
         assert!(seen.memory.weights <= weights * 4 / 5);
-        assert_eq!(seen.device.graph_replays, 0, "what was evicted in a step is not replayed in it");
+        assert_eq!(seen.device.graph_replays, 0, "a step replayed a graph of evicted weights");
         assert!(largest_part(&rig) > 0);
         rig.handle().model_gone(streamed.id);
-        assert!(rig.comes(|s| s.memory.weights == 0 && s.memory.kv == 0), "something stays on the device");
+        assert!(rig.comes(|s| s.memory.weights == 0 && s.memory.kv == 0), "memory was left on the device");
     }
 }
 
 #[test]
 fn three_models_share_room_for_one_and_a_half() {
     let Some((ids, weights, rest)) = measured() else { return };
-    // Activations and KV pages of three beside the weights of one and a half.
+    // Activations and KV pages of three models, weights of one and a half.
     let Some(rig) = Rig::open_with(options(UploadPath::Ring, 3 * rest + weights * 3 / 2)) else { return };
     let models: Vec<Arc<Model>> = (1..4).map(|id| model(id, &tinystories())).collect();
     let round = || {
@@ -72,14 +72,14 @@ fn three_models_share_room_for_one_and_a_half() {
     let moved = after.counters.load_bytes - before.counters.load_bytes;
     let room = after.memory.budget - beside_weights(&after.memory);
     let beside = room.saturating_sub(weights).min(2 * weights) as f64 / weights as f64;
-    // Each switch has to bring what did not stay beside the one before; on average half of `beside` is of the next one.
+    // Each switch loads what did not stay from before. On average half of `beside` belongs to the next model.
     let best = 12.0 * (1.0 - beside / 2.0) * weights as f64;
     println!(
-        "{:.3} times the best possible, {beside:.2} of a model beside the one that runs",
+        "loaded {:.3} times the optimum; {beside:.2} of a model fits beside the running one",
         moved as f64 / best
     );
-    assert!((moved as f64) <= 1.2 * best, "{moved} bytes where {best} would do");
-    // And replays are of what is there now.
+    assert!((moved as f64) <= 1.2 * best, "{moved} bytes loaded, optimum {best}");
+    // Graphs are replayed for the weights that are resident now.
     assert!(after.device.graph_replays > before.device.graph_replays);
 }
 
@@ -119,10 +119,14 @@ fn a_plan_says_what_then_happens() {
     rig.ask(&first, &PROMPT, TOKENS);
     let seen = rig.handle().snapshot();
     assert_eq!(plan.kv_bytes, rig.handle().kv_bytes(&first.plan.program, PROMPT.len() as u32 + TOKENS));
-    assert_eq!((seen.models[0].kv_bytes, seen.memory.kv), (0, 0), "the answer is over");
-    // The rotary table grows with positions, and nothing else is more than planned.
+    assert_eq!(
+        (seen.models[0].kv_bytes, seen.memory.kv),
+        (0, 0),
+        "KV pages were held after the answer ended"
+    );
+    // The rotary table grows with positions; nothing else exceeds the plan.
     let tables = seen.memory.scratch - plan.scratch_bytes;
-    assert!(tables < 256 << 10, "{tables} bytes of scratch that no plan knew of");
+    assert!(tables < 256 << 10, "{tables} bytes of scratch exceed the plan");
     let plan = rig.handle().plan(&second, PROMPT.len() as u32 + TOKENS);
     rig.ask(&second, &PROMPT, TOKENS);
     let seen = rig.handle().snapshot();
@@ -130,12 +134,12 @@ fn a_plan_says_what_then_happens() {
     let planned: u64 = plan.leaving.iter().map(|leaving| leaving.bytes).sum();
     assert!(
         left >= planned && left <= planned + largest_part(&rig),
-        "{left} bytes left, {planned} were planned"
+        "{left} bytes are left, {planned} were planned"
     );
     assert!(seen.models[1].parts.iter().skip(1).all(|part| *part == PartState::Resident));
 }
 
-/// A made-up `/sys` for the device that tests run on, in which the kernel counts so many bytes.
+/// A fake `/sys` for the test device, in which the kernel reports `used` bytes.
 fn kernel(used: u64) -> Option<tempfile::TempDir> {
     let pci = crate::gpu::runtime()?.describe(0).unwrap().pci;
     let root = tempfile::tempdir().unwrap();
@@ -154,7 +158,7 @@ fn the_ledger_is_held_against_the_kernels_count() {
     for (more, contradicts) in [(0, false), (3 << 30, true)] {
         let Some(rig) = Rig::open() else { return };
         let memory = rig.handle().snapshot().memory;
-        assert_eq!((memory.kernel_used, memory.contradiction()), (None, None), "no such file is here");
+        assert_eq!((memory.kernel_used, memory.contradiction()), (None, None), "a missing file gave a value");
         let used = memory.total - memory.free + weights + more;
         drop(rig);
         let Some(root) = kernel(used) else { return };

@@ -14,21 +14,22 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::gpu;
 
-/// Most rows of a step: fewer than are expanded for a matrix product, so that an answer has one way to be computed.
+/// Maximum rows of a step: below the count at which matrix products expand weights, so that an answer is computed one
+/// way.
 const ROWS: usize = 32;
 
 pub struct Rig {
     pub engine: Engine,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 pub struct Answer {
     pub ids: Vec<u32>,
     pub logprobs: Vec<TokenLogprob>,
     pub end: Result<Outcome, JobError>,
 }
 
-/// A request under way.
+/// A request in flight.
 pub struct Asked {
     pub id: SequenceId,
     refused: Option<JobError>,
@@ -36,7 +37,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// All of it.
+    /// Waits for the end; returns all tokens.
     pub fn finish(mut self) -> Answer {
         let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
         if let Some(error) = self.refused {
@@ -60,8 +61,8 @@ pub fn options() -> EngineOptions {
     EngineOptions { rows_max: Some(ROWS), sequences_max: 8, ..EngineOptions::default() }
 }
 
-/// Bytes that are a model's beside its weights. Not what recorded steps take: that is by how much less the device has than before,
-/// and other tests take some of it meanwhile.
+/// A model's device bytes beside its weights. Excludes recorded steps: those are measured as the drop in free device
+/// memory, which other tests change too.
 pub fn beside_weights(memory: &DeviceMemoryUse) -> u64 {
     memory.kv + memory.scratch + memory.staging
 }
@@ -72,12 +73,12 @@ pub fn model(id: u64, path: &Path) -> Arc<Model> {
 }
 
 impl Rig {
-    /// An engine on the device that tests run on; `None` after saying why there is none.
+    /// An engine on the test device; `None` after reporting why there is none.
     pub fn open() -> Option<Self> {
         Self::open_with(HipOptions { upload_threads: 2, ..HipOptions::default() })
     }
 
-    /// As [`Rig::open`] with other options.
+    /// Like [`Rig::open`] with other options.
     pub fn open_with(options: HipOptions) -> Option<Self> {
         let runtime = gpu::runtime()?;
         Some(Self::with(move || {
@@ -86,7 +87,7 @@ impl Rig {
         }))
     }
 
-    /// An engine on what this opens.
+    /// An engine on the backend that `factory` opens.
     pub fn with(
         factory: impl Fn() -> Result<Box<dyn Backend>, rocmforge::backend::BackendError> + Send + 'static,
     ) -> Self {
@@ -102,7 +103,7 @@ impl Rig {
         self.submit(model, prompt, tokens).finish()
     }
 
-    /// As [`Rig::ask`], with the log-probabilities of so many tokens beside each drawn one.
+    /// Like [`Rig::ask`], with the log-probabilities of `top_logprobs` tokens beside each drawn one.
     pub fn ask_with_logprobs(
         &self,
         model: &Arc<Model>,
@@ -113,7 +114,7 @@ impl Rig {
         self.submit_with_logprobs(model, prompt, tokens, top_logprobs).finish()
     }
 
-    /// Asks for such an answer.
+    /// Submits a greedy request of `tokens` tokens.
     pub fn submit(&self, model: &Arc<Model>, prompt: &[u32], tokens: u32) -> Asked {
         self.submit_with_logprobs(model, prompt, tokens, 0)
     }
@@ -147,7 +148,7 @@ impl Rig {
         Asked { id, refused, receiver }
     }
 
-    /// True once `so` holds; asks again for a while.
+    /// Polls for 60 s; true once `so` holds.
     pub fn comes(&self, so: impl Fn(&rocmforge::scheduler::EngineSnapshot) -> bool) -> bool {
         let until = Instant::now() + Duration::from_secs(60);
         while Instant::now() < until {

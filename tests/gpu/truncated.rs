@@ -1,4 +1,4 @@
-//! Files that lose bytes while a GPU computes with them and while their weights are on the way: only that model fails.
+//! Files that lose bytes while a GPU computes with them or their weights load: only that model fails.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::rig::{Answer, Rig, beside_weights, model};
 
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 const TOKENS: u32 = 4;
-/// Of 100, by way: on the look-alike a round takes four times as long where copies are staged.
+/// Rounds of 100, by path: on the look-alike a round takes four times as long when copies are staged.
 const ROUNDS: [(UploadPath, u64); 3] =
     [(UploadPath::Ring, 20), (UploadPath::Copy, 20), (UploadPath::Registered, 60)];
 
-/// The number that this run's moments and lengths come of: ROCMFORGE_TEST_SEED, else another one each time.
+/// Seed of this run's moments and lengths: ROCMFORGE_TEST_SEED, else a new one each time.
 fn seed() -> u64 {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let named = std::env::var("ROCMFORGE_TEST_SEED").ok().map(|text| text.parse().unwrap());
@@ -29,7 +29,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// A device that keeps one model and a quarter: of two that take turns, weights come and go in each step.
+/// A device with room for one model and a quarter: two models that alternate load and evict weights in each step.
 fn rig(upload: UploadPath, memory_bytes: u64) -> Option<Rig> {
     Rig::open_with(HipOptions {
         upload,
@@ -40,7 +40,7 @@ fn rig(upload: UploadPath, memory_bytes: u64) -> Option<Rig> {
     })
 }
 
-/// A model of a file of its own, and the file.
+/// A model with its own copy of the file, and that file.
 fn copy(id: u64) -> (Arc<Model>, File, NamedTempFile) {
     let path = NamedTempFile::new().unwrap();
     std::fs::copy(tinystories(), path.path()).unwrap();
@@ -52,7 +52,7 @@ fn is_poison(error: &JobError) -> bool {
     matches!(error, JobError::Model(why) if matches!(**why, MapError::Poisoned))
 }
 
-/// Both models' answers, asked for at once; `meanwhile` runs beside.
+/// Answers of both models to simultaneous requests; `meanwhile` runs beside them.
 fn both(rig: &Rig, victim: &Arc<Model>, other: &Arc<Model>, meanwhile: impl FnOnce()) -> (Answer, Answer) {
     let asked = (rig.submit(victim, &PROMPT, TOKENS), rig.submit(other, &PROMPT, TOKENS));
     meanwhile();
@@ -96,7 +96,7 @@ fn a_file_truncated_at_a_hundred_random_moments_fails_its_model_alone_by_every_w
             let what = format!("{path:?}, round {round}: {left} of {bytes} bytes left after {moment:?}");
             assert_eq!(kept.ids, whole, "{what}: the other model's answer: {:?}", kept.end);
             match &cut.end {
-                Ok(_) => assert_eq!(cut.ids, whole, "{what}: it ended before"),
+                Ok(_) => assert_eq!(cut.ids, whole, "{what}: it ended before the cut with another answer"),
                 Err(error) => {
                     failed += 1;
                     assert!(is_poison(error), "{what}: {error}");
@@ -107,9 +107,9 @@ fn a_file_truncated_at_a_hundred_random_moments_fails_its_model_alone_by_every_w
             assert!(matches!(victim.files.check_unchanged(), Err(MapError::Poisoned)), "{what}");
             rig.handle().model_gone(victim.id);
         }
-        println!("{path:?}: {failed} of {rounds} failed, {uploads} uploads, {:?}", begun.elapsed());
-        assert!(failed > 0 && uploads > rounds, "{failed} failed, {uploads} uploads: nothing was tried");
-        // A new request for one that was cut: refused with its reason, whatever is left on the device.
+        println!("{path:?}: {failed} of {rounds} rounds failed, {uploads} uploads, {:?}", begun.elapsed());
+        assert!(failed > 0 && uploads > rounds, "{failed} failed, {uploads} uploads: no round hit a load");
+        // A new request to the cut model is refused with the reason, whatever is resident.
         let (late, file, _path) = copy(2);
         assert_eq!(rig.ask(&late, &PROMPT, TOKENS).ids, whole);
         file.set_len(bytes / 3).unwrap();
@@ -119,7 +119,14 @@ fn a_file_truncated_at_a_hundred_random_moments_fails_its_model_alone_by_every_w
         for gone in [&late, &other] {
             rig.handle().model_gone(gone.id);
         }
-        assert!(rig.comes(|s| s.memory.weights == 0 && s.memory.kv == 0), "{path:?}: something stays");
-        assert_eq!(rig.ask(&model(1, &tiny), &PROMPT, TOKENS).ids, whole, "the device serves on");
+        assert!(
+            rig.comes(|s| s.memory.weights == 0 && s.memory.kv == 0),
+            "{path:?}: memory was left on the device"
+        );
+        assert_eq!(
+            rig.ask(&model(1, &tiny), &PROMPT, TOKENS).ids,
+            whole,
+            "the device gave a wrong answer afterwards"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Ways of bringing weights to a device: the same bytes by each, and what comes of one that fails.
+//! Upload paths: each puts the same bytes on the device, and a failed upload leaves nothing.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn rig(upload: UploadPath) -> Option<Rig> {
     Rig::open_with(HipOptions { upload, upload_threads: 2, ..HipOptions::default() })
 }
 
-/// An answer with its log-probabilities: one bit of the weights more or less, and they are others.
+/// An answer with its log-probabilities: one changed bit of the weights changes them.
 fn answer(rig: &Rig, file: &NamedTempFile) -> Answer {
     let answer = rig.ask_with_logprobs(&model(1, file.path()), &PROMPT, 4, 3);
     assert!(answer.end.is_ok(), "{:?}", answer.end);
@@ -62,7 +62,7 @@ fn every_way_brings_the_same_bytes() {
     }
 }
 
-/// Reads past the page cache bring the same bytes, and leave no more there than a small tensor takes.
+/// Reads past the page cache load the same bytes, and leave at most a small tensor's bytes in the cache.
 #[test]
 fn cold_bytes_are_read_past_the_page_cache_where_wanted() {
     let file = file();
@@ -79,13 +79,14 @@ fn cold_bytes_are_read_past_the_page_cache_where_wanted() {
     let (all, before) = (mapping.len(), mapping.cached_bytes().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async { rig.handle().preload_all(&model).unwrap().wait().await }).unwrap();
-    // A kernel that keeps the pages, or a folder in memory, leaves nothing to see.
+    // If the kernel keeps the pages, or the folder is in memory, the effect is not visible.
     if let (Some(before), Some(after)) = (before, mapping.cached_bytes().unwrap())
         && before < all / 10
     {
         assert!(after < all / 2, "{after} of {all} bytes are in the page cache, {before} were");
     }
-    // Only now: rows of the embedding are read in place, and the kernel reads on, 8 MiB for each where disks are set so.
+    // Only now: the embedding's rows are read through the mapping. The kernel reads ahead, 8 MiB each on disks so
+    // configured.
     let found = rig.ask_with_logprobs(&model, &PROMPT, 4, 3);
     assert_eq!((found.ids, found.logprobs), (expected.ids, expected.logprobs));
 }
@@ -124,7 +125,7 @@ fn without_pinned_memory_plain_copies_are_taken() {
     assert_eq!(answer(&other, &file).logprobs, found.logprobs);
 }
 
-/// A copy that fails fails the loads of all tensors that it carried; the next request loads anew.
+/// A failed copy fails the loads of all tensors that it carried; the next request loads them again.
 #[test]
 fn a_copy_that_fails_leaves_nothing_by_any_way() {
     let test = "upload::a_copy_that_fails_leaves_nothing_by_any_way";
@@ -141,7 +142,8 @@ fn a_copy_that_fails_leaves_nothing_by_any_way() {
     assert_eq!(answer(&rig, &file).ids.len(), 4);
 }
 
-/// Whoever hears that a tensor has come may send it away and find its room free: no thread that brought it has a part of it then.
+/// A waiter may evict a tensor once it is notified and use the memory at once: no upload thread holds a part of it
+/// then.
 #[test]
 fn what_has_come_gives_its_memory_back_when_it_leaves() {
     let Some(runtime) = gpu::runtime() else { return };
@@ -152,12 +154,12 @@ fn what_has_come_gives_its_memory_back_when_it_leaves() {
     let tensor = &model.plan.program.part_tensors(1).next().unwrap().1.lazy;
     for _ in 0..20 {
         let Storage::Device(memory) = backend.load_tensor(tensor).unwrap().storage else {
-            panic!("it is read in place");
+            panic!("the tensor is read in place, not uploaded");
         };
         let (told, holders) = std::sync::mpsc::channel();
         let load = Arc::clone(&memory);
         load.when_decided(Box::new(move || told.send(Arc::strong_count(&memory)).unwrap()));
-        assert_eq!(holders.recv().unwrap(), 2, "who hears and who waits, and nobody else");
+        assert_eq!(holders.recv().unwrap(), 2, "more holders than the callback and the waiter");
         drop(load);
     }
     let Storage::Device(load) = backend.load_tensor(tensor).unwrap().storage else { unreachable!() };
@@ -168,7 +170,7 @@ fn what_has_come_gives_its_memory_back_when_it_leaves() {
     assert_eq!(backend.device().ledger().of(Owner::Weights), 0);
 }
 
-/// The path that this child is to take; in the parent: runs a child for each.
+/// The path for this child; `None` in the parent, which runs a child for each path.
 fn by_environment(test: &str) -> Option<UploadPath> {
     const NAME: &str = "ROCMFORGE_TEST_UPLOAD";
     let paths = [UploadPath::Ring, UploadPath::Copy, UploadPath::Registered];
@@ -176,7 +178,7 @@ fn by_environment(test: &str) -> Option<UploadPath> {
         return paths.into_iter().find(|path| path.name() == name);
     }
     for path in paths {
-        // Nothing else is copied while a model is loaded and no step runs.
+        // A model load is the only copy while no step runs.
         let faults = ("ROCMFORGE_LOOKALIKE_FAULTS", "hipMemcpyAsync:3=1");
         child(test, &[faults, (NAME, path.name())]);
     }
@@ -191,7 +193,7 @@ fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
     let length = cut.as_file().metadata().unwrap().len();
     cut.as_file().set_len(length / 2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    // Its pages are gone: nobody may touch them, the driver does not pin them, and the load says why it failed.
+    // The pages are lost: no thread may read them, the driver does not pin them, and the load reports the cause.
     let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "blk.1.ffn_down.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
@@ -203,7 +205,7 @@ fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
     );
 }
 
-/// A device is lost on which loads are under way and nothing arrives; while there are none it may say nothing for as long as it likes.
+/// A device is lost if loads are in flight and nothing arrives in time. Without loads it may stay silent.
 #[test]
 fn patience_is_of_loads_under_way_alone() {
     let Some(runtime) = gpu::runtime() else { return };

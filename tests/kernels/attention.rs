@@ -1,4 +1,4 @@
-//! Attention over pages: few rows with their tokens split over blocks, many rows in tiles.
+//! Attention over KV pages: few rows with their tokens split over workgroups, and many rows in tiles.
 
 use half::f16;
 use rocmforge::backend::hip::kernels::Kernel;
@@ -10,24 +10,25 @@ use crate::pages::{Attended, Cache, Element, Heads, attend, first_seen};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// f32 arithmetic: a score is a sum of up to 256 products of about 1, in parts of 8, off by less than 5e-6; a weight is
-/// off by as much, and so is a sum of weighted values, relative to the sum of their magnitudes.
+/// f32 arithmetic: a score sums up to 256 products of about 1, in parts of 8, with an error below 5e-6. A weight has
+/// that error too, and so does a sum of weighted values, relative to the sum of their magnitudes.
 const F32_BOUND: f64 = 2e-5;
-/// f16 queries and weights on matrix units: each product's share 2^-11, which does not add up in one direction.
+/// f16 queries and weights on matrix units: each product is off by up to 2^-11, in random directions.
 const F16_BOUND: f64 = 4e-3;
 
-/// What scores of up to 256, in units of log2, add to either: sums of up to 128 products round by 2^-17 each time.
+/// Added to either bound for scores of up to 256, in units of log2: sums of up to 128 products round by 2^-17 each
+/// time.
 const FAR_BOUND: f64 = 1e-3;
-/// Scores on average this far from 0, in units of log2: no exponential of them is an f32.
+/// Mean distance of scores from 0, in units of log2: their exponentials overflow or underflow f32.
 const FAR: f32 = 200.0;
-/// The part of such a score that a key holds.
+/// The key's factor of such a score.
 const FAR_KEY: f32 = 16.0;
 
 fn scale(heads: Heads) -> f32 {
     std::f32::consts::LOG2_E / (heads.dim as f32).sqrt()
 }
 
-/// Tokens of a split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
+/// Tokens per split of a row that is token `len - 1` of its sequence (kernels/attention/splits.h).
 fn split_tokens(len: usize) -> usize {
     match len {
         0..=1024 => 64,
@@ -36,7 +37,7 @@ fn split_tokens(len: usize) -> usize {
     }
 }
 
-/// Scores of even sequences are all far from 0, those of odd ones go from one side to the other.
+/// Sets keys so that scores are all far from 0 in even sequences, and rise from one far side to the other in odd ones.
 fn set_far<E: Element>(cache: &mut Cache<E>, lengths: &[usize]) {
     for (sequence, &length) in lengths.iter().enumerate() {
         let rising = |position: usize| (2.0 * position as f32 / length as f32 - 1.0) * FAR_KEY;
@@ -44,7 +45,7 @@ fn set_far<E: Element>(cache: &mut Cache<E>, lengths: &[usize]) {
     }
 }
 
-/// How large scores are.
+/// Magnitude of the scores.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scores {
     Near,
@@ -57,7 +58,7 @@ struct Rows {
     sequences: Vec<u32>,
     positions: Vec<u32>,
     q: Vec<f32>,
-    /// Tokens that each sees at most; 0: no limit.
+    /// Maximum tokens that each row sees; 0: no limit.
     window: usize,
 }
 
@@ -76,13 +77,13 @@ impl Rows {
         first_seen(self.positions[row] as usize, self.window)
     }
 
-    /// Splits that reach into a row's window.
+    /// Number of splits that overlap a row's window.
     fn splits(&self, row: usize) -> usize {
         let length = self.positions[row] as usize + 1;
         length.div_ceil(split_tokens(length)) - self.first_seen(row) / split_tokens(length)
     }
 
-    /// Nothing is left of tokens before those that a sequence's first row sees.
+    /// Erases the tokens before those that a sequence's first row sees.
     fn forget_unseen<E: Element>(&self, cache: &mut Cache<E>) {
         for row in 0..self.len() {
             let sequence = self.sequences[row];
@@ -92,7 +93,7 @@ impl Rows {
         }
     }
 
-    /// Heads by turns with scores at FAR and at -FAR where keys begin with FAR_KEY.
+    /// Alternates heads with scores at FAR and at -FAR for keys that begin with FAR_KEY.
     fn spread(&mut self) {
         let part = FAR / FAR_KEY / scale(self.heads);
         for (head, q) in self.q.chunks_exact_mut(self.heads.dim).enumerate() {
@@ -108,13 +109,13 @@ impl Rows {
     fn check<E: Element>(&self, cache: &Cache<E>, got: &[f32], bound: f64) {
         for (row, got) in got.chunks_exact(self.heads.cols()).enumerate() {
             if self.sequences[row] == u32::MAX {
-                assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding");
+                assert!(got.iter().all(|&v| v == 0.0), "row {row} is padding but not zero");
                 continue;
             }
             for (i, (&got, want)) in got.iter().zip(self.want(cache, row)).enumerate() {
                 assert!(
                     (f64::from(got) - want.value).abs() <= want.size * bound,
-                    "{:?} row {row} at {}, window {}, value {i}: {got} for {}",
+                    "{:?} row {row} at {}, window {}, value {i}: {got} instead of {}",
                     self.heads,
                     self.positions[row],
                     self.window,
@@ -125,14 +126,14 @@ impl Rows {
     }
 }
 
-/// One run of decode attention; gives f32 results by row of the step.
+/// One run of decode attention; returns f32 results by row of the step.
 struct Decode<'a> {
     kernel: Kernel<AttnDecode>,
     at_once: usize,
     rows: &'a Rows,
-    /// Which of them; all for `None`.
+    /// The rows to run; all if `None`.
     chosen: Option<Vec<u32>>,
-    /// Splits beyond those needed.
+    /// Splits beyond the needed ones.
     spare: usize,
 }
 
@@ -176,7 +177,7 @@ impl Decode<'_> {
             window: self.rows.window as u32,
         };
         let grid = Grid::xyz(blocks as u32, splits as u32, count as u32);
-        // Twice: what counts arrivals has to be ready for the next launch.
+        // Launches twice: the arrival counter must be reset for the next launch.
         for _ in 0..2 {
             rig.device.launch(&rig.stream, self.kernel, grid, &arguments).unwrap();
         }
@@ -192,7 +193,8 @@ impl Decode<'_> {
 }
 
 impl Decode<'_> {
-    /// A row was cut as splits.h says: its splits left what they found, others nothing; of one split nothing is left.
+    /// Each row was split as splits.h says: each of its splits wrote statistics, no other did, and a row of one split
+    /// wrote none.
     fn check_splits(&self, stats: &[f32], room: usize) {
         let all: Vec<u32> = (0..self.rows.len() as u32).collect();
         let rows = self.chosen.as_ref().unwrap_or(&all);
@@ -236,14 +238,14 @@ fn check_decode<E: Element>(
     let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0 };
     let got = decode.run(rig, &mut cache, quantised);
     rows.check(&cache, &got, bound);
-    // One row alone, in a larger grid: the same bits.
+    // One row alone in a larger grid gives the same bits.
     let last = rows.len() - 1;
     let decode = Decode { chosen: Some(vec![last as u32]), spare: 2, ..decode };
     let alone = decode.run(rig, &mut cache, false);
     let cols = heads.cols();
     let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
     assert!(same(&got[last * cols..], &alone[last * cols..]), "{heads:?}");
-    assert!(alone[..last * cols].iter().all(|v| v.is_nan()), "a row that was not asked for was written");
+    assert!(alone[..last * cols].iter().all(|v| v.is_nan()), "a row outside the launch was written");
 }
 
 #[test]
@@ -280,7 +282,7 @@ fn decode_is_that_of_f64_for_heads_of_any_size() {
     }
 }
 
-/// More tokens than 128 splits of 256 hold: splits grow, as a block has room for the weights of 128.
+/// More tokens than 128 splits of 256 hold: splits grow, since a workgroup has room for the weights of 128.
 #[test]
 fn splits_of_many_tokens_are_longer() {
     let Some(rig) = rig() else { return };
@@ -289,7 +291,7 @@ fn splits_of_many_tokens_are_longer() {
     check_decode::<f16>(&mut Random::new(), rig, kernel, heads, &[1024, 4096, 4097, 33_000], 0, Scores::Near);
 }
 
-/// Runs prefill over runs of rows, each a first position and a count, one sequence each; gives f32 results.
+/// Runs prefill over runs of rows, one sequence each, given as first position and count. Returns f32 results.
 fn prefill<E: Element>(
     rig: &Rig,
     kernel: Kernel<AttnPrefill>,
@@ -370,7 +372,7 @@ fn check_prefill<E: Element>(
     rows.forget_unseen(&mut cache);
     let got = prefill(rig, kernel, &rows, &mut cache, 64 / heads.group(), size_of::<E>() == 2);
     rows.check(&cache, &got, bound);
-    // The same rows in smaller tiles: the same bits.
+    // The same rows in smaller tiles give the same bits.
     let small = prefill(rig, kernel, &rows, &mut cache, 3, false);
     assert!(got.iter().zip(&small).all(|(a, b)| a.to_bits() == b.to_bits()), "{heads:?}");
 }
@@ -412,7 +414,7 @@ fn prefill_without_matrix_unit_is_that_of_f64() {
     }
 }
 
-/// A query's greatest score is its own and follows its tokens, else exponentials leave f32's range on one side or the other.
+/// Each query subtracts its own running maximum score; without that, exponentials overflow or underflow f32.
 #[test]
 fn scores_far_from_zero_and_from_each_other_are_weighed() {
     let Some(rig) = rig() else { return };
@@ -442,8 +444,8 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
     }
 }
 
-/// Windows shorter than a page, as long as one, over several splits, longer than all there is; rows that see all of their tokens
-/// and rows that see the last of them. Of tokens that no row sees nothing is there.
+/// Windows shorter than a page, of one page, over several splits, and longer than the sequence; rows that see all their
+/// tokens and rows that see only the last ones. Tokens that no row sees are erased.
 #[test]
 fn rows_see_the_last_tokens_of_their_window() {
     let Some(rig) = rig() else { return };
@@ -481,7 +483,7 @@ fn rows_see_the_last_tokens_of_their_window() {
             check_decode::<f32>(random, rig, (kernel, at_once), heads, &[2, 128, 200], window, Scores::Near);
         }
     }
-    // Splits of 128 tokens, and of more.
+    // Splits of 128 tokens and longer ones.
     let heads = Heads { q: 1, kv: 1, dim: 8 };
     let kernel = (AttnDecode::attn_decode_f16_any_1, 1);
     for window in [40, 1000, 4000] {

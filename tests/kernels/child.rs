@@ -1,4 +1,4 @@
-//! Tests that need a look-alike with settings of its own: each again in a process of its own.
+//! Runs each test that needs a look-alike with its own settings again, in its own process.
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
@@ -11,23 +11,22 @@ use crate::rig::{is_lookalike, library};
 
 const MARK: &str = "ROCMFORGE_TEST_FAULTS";
 
-/// Which side of a test this process is.
+/// This process's side of a test.
 pub enum Side {
-    /// The child, with the look-alike's file.
+    /// The child, with the path of the look-alike.
     Child(PathBuf),
-    /// The parent, with what became of the child.
+    /// The parent, with the child's output.
     Parent(Output),
 }
 
-/// In the child: its side. In the parent: runs `test` in a child with `settings` of the look-alike; `None` after saying that it
-/// is skipped.
+/// The child gets its side. The parent runs `test` in a child with `settings` of the look-alike; `None` after [`skip`].
 pub fn side(test: &str, settings: &[(&str, &str)]) -> Option<Side> {
     if let Some(library) = std::env::var_os(MARK) {
         return Some(Side::Child(library.into()));
     }
     let library = library()?;
     if !Runtime::open(&library).is_ok_and(|runtime| is_lookalike(&runtime)) {
-        skip(&format!("{} plays no faults", library.display()));
+        skip(&format!("{} cannot inject faults", library.display()));
         return None;
     }
     let output = Command::new(std::env::current_exe().unwrap())
@@ -41,14 +40,14 @@ pub fn side(test: &str, settings: &[(&str, &str)]) -> Option<Side> {
     Some(Side::Parent(output))
 }
 
-/// In the child: the look-alike's file. In the parent: runs `test` as [`side`] does, and passes on its failure.
+/// The child gets the look-alike's path. The parent runs `test` as [`side`] does, and panics if it fails.
 pub fn child(test: &str, settings: &[(&str, &str)]) -> Option<PathBuf> {
     match side(test, settings)? {
         Side::Child(library) => Some(library),
         Side::Parent(output) => {
             let text = String::from_utf8_lossy(&output.stdout);
             let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{test} in its child: {}\n{text}{errors}", output.status);
+            assert!(output.status.success(), "{test} failed in its child: {}\n{text}{errors}", output.status);
             None
         }
     }
@@ -59,14 +58,14 @@ pub fn open(library: &Path) -> Device {
     Device::open(&Runtime::open(library).unwrap(), &DeviceOptions::default()).unwrap()
 }
 
-/// The look-alike's device `index`, each buffer an allocation of its own.
+/// The look-alike's device `index`, with each buffer as its own allocation.
 pub fn open_plain(library: &Path, index: u32) -> Device {
     let arena = ArenaOptions { chunk_bytes: 0, ..ArenaOptions::default() };
     let options = DeviceOptions { index, arena, ..DeviceOptions::default() };
     Device::open(&Runtime::open(library).unwrap(), &options).unwrap()
 }
 
-/// How often the look-alike's function `name` was called so far.
+/// Number of calls so far to the look-alike's function `name`.
 pub fn calls(library: &Path, name: &str) -> u64 {
     let name = CString::new(name).unwrap();
     // SAFETY: the look-alike is loaded already, and this is the type of its function (tests/lookalike/cpu/api_test.cpp).
@@ -79,7 +78,7 @@ pub fn calls(library: &Path, name: &str) -> u64 {
     }
 }
 
-/// Calls the look-alike's function `name`, one of those that take and return nothing.
+/// Calls the look-alike's function `name`, which takes and returns nothing.
 fn tell(library: &Path, name: &str) {
     // SAFETY: as above.
     #[allow(unsafe_code)]
@@ -90,12 +89,12 @@ fn tell(library: &Path, name: &str) {
     }
 }
 
-/// Lets go of all that hangs.
+/// Releases all hung work.
 pub fn release_hung(library: &Path) {
     tell(library, "rocmforge_lookalike_release_hung");
 }
 
-/// Devices that failed work again.
+/// Makes failed devices work again.
 pub fn heal(library: &Path) {
     tell(library, "rocmforge_lookalike_heal");
 }

@@ -1,4 +1,4 @@
-//! The device layer itself: memory, streams, events, graphs, launches, and what it refuses.
+//! The device layer: memory, streams, events, graphs and launches, and the calls that it refuses.
 
 use std::sync::atomic::Ordering;
 
@@ -54,7 +54,10 @@ fn ranges_and_pointers_stay_in_their_buffer() {
     assert!(buffer.ptr_at::<u32>(36).is_ok_and(|ptr| ptr.address() == buffer.ptr::<u32>().address() + 36));
     assert!(buffer.ptr_at::<u32>(37).is_err() && buffer.ptr_at::<u64>(36).is_err());
     let mut few = [0u32; 3];
-    assert!(rig.stream.download(buffer.all(), &mut few).is_err(), "lengths differ");
+    assert!(
+        rig.stream.download(buffer.all(), &mut few).is_err(),
+        "a download of another length was accepted"
+    );
     rig.stream.download(buffer.range(4, 12).unwrap(), &mut few).unwrap();
     assert_eq!(few, numbers(10)[1..4]);
     assert!(DevicePtr::<u8>::NULL.is_null() && !buffer.ptr::<u8>().is_null());
@@ -75,7 +78,10 @@ fn pinned_memory_shows_its_bytes_only_when_the_copy_is_over() {
         assert!(bytes[..8].iter().chain(&bytes[1008..]).all(|byte| *byte == 0));
         assert!(back.is_idle().unwrap());
     }
-    assert!(rig.stream.upload_pinned(buffer.all(), &mut there, 2097).is_err(), "past its end");
+    assert!(
+        rig.stream.upload_pinned(buffer.all(), &mut there, 2097).is_err(),
+        "an upload past the buffer's end was accepted"
+    );
 }
 
 #[test]
@@ -110,7 +116,7 @@ fn times_are_told_by_events_made_for_it() {
     assert!(milliseconds >= 0.0 && milliseconds.is_finite(), "{milliseconds}");
 }
 
-/// Adds up `launches` launches and copies words in and out, in one graph.
+/// Makes one graph of `launches` counting launches and of copies of words in and out.
 fn count_in(rig: &Rig, counter: DevicePtr<u32>, launches: u32) -> rocmforge::backend::hip::Graph {
     rig.stream
         .capture(|| -> Result<(), HipError> {
@@ -140,7 +146,7 @@ fn a_graph_does_nothing_when_captured_and_all_of_it_at_each_launch() {
         exec.launch(&rig.stream).unwrap();
     }
     assert_eq!(rig.download::<u32>(&first), [12]);
-    // The same launches at another address: taken over. Another number of launches: a new graph.
+    // The same launches at another address update the graph; another number of launches needs a new one.
     assert!(exec.update(count_in(&rig, second.ptr(), 3)).unwrap());
     exec.launch(&rig.stream).unwrap();
     assert_eq!((rig.download::<u32>(&first), rig.download::<u32>(&second)), (vec![12], vec![3]));
@@ -173,7 +179,7 @@ fn a_graph_keeps_the_words_it_copies() {
     }
     let kept = std::sync::Arc::downgrade(&words);
     drop(words);
-    assert!(kept.upgrade().is_some(), "the graph copies them at each launch");
+    assert!(kept.upgrade().is_some(), "the graph does not keep the words that it copies");
     exec.launch(&rig.stream).unwrap();
     rig.stream.synchronize().unwrap();
     drop(exec);
@@ -225,10 +231,14 @@ fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
     let ledger = rig.device.ledger();
     assert_eq!((ledger.used_bytes, ledger.bytes.len()), (0, 0));
     assert_eq!(ledger.peak_bytes, 16 * MIB as u64 + 256);
-    assert_eq!((ledger.chunks, ledger.driver_bytes), (3, 18 * MIB as u64), "a few are kept for the next");
+    assert_eq!(
+        (ledger.chunks, ledger.driver_bytes),
+        (3, 18 * MIB as u64),
+        "the arena did not keep the three empty chunks"
+    );
     let many: Vec<_> = (0..6).map(|_| take(4 * MIB, Owner::Weights)).collect();
     drop(many);
-    assert_eq!(rig.device.ledger().chunks, 4, "and no more");
+    assert_eq!(rig.device.ledger().chunks, 4, "the arena kept more than four empty chunks");
     rig.device.arena().trim();
     assert_eq!(rig.device.ledger().driver_bytes, 0);
 }
@@ -238,7 +248,7 @@ fn a_limit_is_kept_and_the_error_has_the_numbers() {
     let options = ArenaOptions { chunk_bytes: 4 * MIB, limit_bytes: 6 * MIB as u64 };
     let Some(rig) = rig_with(options) else { return };
     let first = rig.device.take(3 * MIB, Owner::Weights).unwrap();
-    // No second whole chunk fits the limit: one of the size that was asked for does.
+    // The limit has no room for a second whole chunk, but for one of the requested size.
     let second = rig.device.take(2 * MIB, Owner::Weights).unwrap();
     let error = rig.device.take(2 * MIB, Owner::Kv).unwrap_err();
     let HipError::OutOfMemory { owner: Owner::Kv, need_bytes, free_bytes: 0, .. } = error else {
@@ -246,10 +256,11 @@ fn a_limit_is_kept_and_the_error_has_the_numbers() {
     };
     assert_eq!(need_bytes, 2 * MIB as u64);
     drop((first, second));
-    assert!(rig.device.take(5 * MIB, Owner::Kv).is_ok(), "empty chunks make room");
+    assert!(rig.device.take(5 * MIB, Owner::Kv).is_ok(), "empty chunks were not freed to make room");
 }
 
-/// Where there is no room for whole chunks, what came for something large is not lost to something small that stays.
+/// When memory is too short for whole chunks, a long-lived small buffer must not take space in a chunk sized for a
+/// large one.
 #[test]
 fn a_chunk_made_to_measure_is_not_cut_for_what_is_small() {
     let options = ArenaOptions { chunk_bytes: 256 * MIB, limit_bytes: 40 * MIB as u64 };
@@ -261,6 +272,10 @@ fn a_chunk_made_to_measure_is_not_cut_for_what_is_small() {
     let large = take(30 * MIB).unwrap();
     drop((small, large));
     let half = take(16 * MIB).unwrap();
-    assert_eq!(rig.device.ledger().driver_bytes, 32 * MIB as u64, "it is kept for what fills half of it");
+    assert_eq!(
+        rig.device.ledger().driver_bytes,
+        32 * MIB as u64,
+        "the chunk was not reused for a buffer of half its size"
+    );
     drop(half);
 }

@@ -1,4 +1,4 @@
-//! What the process that looks at GPUs says of a device that works, and of one that does not.
+//! What the GPU probe process reports of a working device, and of a failing one.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use rocmforge::backend::hip::Runtime;
 use crate::common::skip;
 use crate::rig::{is_lookalike, library};
 
-/// The report on the runtime in `library`.
+/// The report of the runtime in `library`.
 fn report(library: &Path, settings: &[(&str, &str)]) -> Report {
     let output = Command::new(env!("CARGO_BIN_EXE_rocmforged"))
         .arg(SUBCOMMAND)
@@ -19,8 +19,10 @@ fn report(library: &Path, settings: &[(&str, &str)]) -> Report {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
-    let json =
-        text.lines().find_map(|line| line.strip_prefix("rocmforge-gpus ")).expect("a line with the report");
+    let json = text
+        .lines()
+        .find_map(|line| line.strip_prefix("rocmforge-gpus "))
+        .expect("the output has no report line");
     serde_json::from_str(json).unwrap()
 }
 
@@ -40,7 +42,7 @@ fn a_device_that_computes_is_found_to_work() {
 fn a_device_that_does_not_is_a_problem_with_the_drivers_words() {
     let Some(library) = library() else { return };
     if !Runtime::open(&library).is_ok_and(|runtime| is_lookalike(&runtime)) {
-        return skip(&format!("{} plays no faults", library.display()));
+        return skip(&format!("{} cannot inject faults", library.display()));
     }
     let broken = report(&library, &[("DEVICES", "2"), ("FAULTS", "kernel.probe_launch:2=719")]);
     let [first, second] = &broken.gpus[..] else { panic!("{broken:?}") };

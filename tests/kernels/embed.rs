@@ -1,4 +1,4 @@
-//! Embedding rows from the file's bytes, against blocks that ggml made and decoded.
+//! Embedding rows decoded from the file's bytes, against blocks that ggml quantised and decoded.
 
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::Kernel;
@@ -7,7 +7,7 @@ use rocmforge::tensor::DType;
 
 use crate::rig::rig;
 
-/// As `tests/reference/make_quant_blocks.py` writes it.
+/// Written by `tests/reference/make_quant_blocks.py`.
 const GOLDEN: &[u8] = include_bytes!("../golden/quant-blocks.bin");
 
 fn kernel(dtype: DType) -> Kernel<EmbedRows> {
@@ -28,7 +28,7 @@ fn kernel(dtype: DType) -> Kernel<EmbedRows> {
     }
 }
 
-/// Rows of a type as the file has them, and their values.
+/// Rows of a type as bytes of a file, and their values.
 struct Table {
     dtype: DType,
     rows: usize,
@@ -44,7 +44,7 @@ impl Table {
 }
 
 fn tables() -> Vec<Table> {
-    // Of floats an odd width too.
+    // F32 rows of an odd width too.
     let values: Vec<f32> = (0..3 * 37).map(|i| (i as f32 * 0.7).sin()).collect();
     let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut all = vec![Table { dtype: DType::F32, rows: 3, cols: 37, bytes, values }];
@@ -63,7 +63,7 @@ fn tables() -> Vec<Table> {
         let values = values.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         all.push(Table { dtype: DType::from_ggml(word(0)).unwrap(), rows, cols, bytes, values });
     }
-    // More columns than a block makes.
+    // More columns than one workgroup decodes.
     let wide: Vec<Table> = all
         .iter()
         .filter(|t| matches!(t.dtype, DType::F16 | DType::Q4_K | DType::Q8_0))
@@ -73,7 +73,7 @@ fn tables() -> Vec<Table> {
     all
 }
 
-/// The same rows, again and again as one row.
+/// The same rows, repeated within one row.
 fn widened(table: &Table) -> Table {
     const TIMES: usize = 17;
     let row_bytes = table.row_bytes();
@@ -94,7 +94,7 @@ fn embeddings_are_ggmls_values_times_the_scale() {
     for table in tables() {
         let Table { dtype, rows, cols, .. } = table;
         let file = rig.upload(&table.bytes);
-        // Values are ggml's to the bit; the product is rounded once.
+        // Values are bit-exact to ggml's; the product is rounded once.
         for scale in [1.0, 64.0, 53.066] {
             let x = rig.output::<f32>(rows * cols);
             let (row_bytes, cols_arg) = (table.row_bytes() as u64, cols as u32);
@@ -106,5 +106,5 @@ fn embeddings_are_ggmls_values_times_the_scale() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 12 + 3, "types tried");
+    assert_eq!(seen, 12 + 3, "not every type was tried");
 }

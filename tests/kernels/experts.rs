@@ -1,4 +1,4 @@
-//! The choice of experts, and the sum of their results.
+//! Routing to experts, and the sum of their results.
 
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::ops::{Combine, Route};
@@ -18,13 +18,13 @@ fn experts_are_chosen_and_summed() {
         (512, 8, 2, false),
         (8, 3, 259, true),
     ] {
-        // Among them equals; the last row holds what is no number.
+        // Some logits are equal; the last row contains a NaN.
         let mut logits: Vec<f32> = (0..rows * count)
             .map(|i| if i % 3 == 0 { random.normal().trunc() } else { random.normal() })
             .collect();
         let broken = rows > 1;
         if broken {
-            // Of either sign.
+            // A NaN of either sign.
             logits[(rows - 1) * count + count / 2] = if used == 8 { -f32::NAN } else { f32::NAN };
         }
         let scale = 1.5f32;
@@ -54,11 +54,11 @@ fn experts_are_chosen_and_summed() {
             let total: f64 = (0..if normalise { used } else { count }).map(share).sum();
             for place in 0..used {
                 assert_eq!(chosen[place] as usize, order[place], "row {row} place {place}");
-                // An exponent down to -10 in f32: 10 log2(e) * 2^-24, and the sum.
+                // The exponent goes down to -10 in f32: 10 log2(e) * 2^-24, and the error of the sum.
                 let want = share(place) / total * f64::from(scale);
                 assert!(
                     (f64::from(shares[place]) / want - 1.0).abs() < 4e-6,
-                    "row {row}: {shares:?}, {want}"
+                    "row {row}: {shares:?}, want {want}"
                 );
             }
         }
@@ -90,7 +90,7 @@ fn experts_are_chosen_and_summed() {
                 } else {
                     assert!(
                         (f64::from(got) - want).abs() <= size * 1e-6,
-                        "row {row} value {k}: {got} for {want}"
+                        "row {row} value {k}: {got} instead of {want}"
                     );
                 }
             }

@@ -1,4 +1,4 @@
-//! What the device layer does when the driver fails: each in a process of its own, on the look-alike with a script of faults.
+//! The device layer when the driver fails: each test in its own process, on the look-alike with a script of faults.
 
 use rocmforge::backend::BackendError;
 use rocmforge::backend::hip::kernels::probe::ProbeLaunch;
@@ -48,11 +48,7 @@ fn a_lost_device_answers_every_later_call_at_once() {
         assert!(matches!(BackendError::from(error), BackendError::DeviceLost { call: "hipMemcpyAsync", .. }));
     }
     drop((buffer, stream, event, device));
-    assert_eq!(
-        watched.map(|name| calls(&library, name)),
-        before,
-        "the driver of a lost device is left alone"
-    );
+    assert_eq!(watched.map(|name| calls(&library, name)), before, "the driver of a lost device was called");
 }
 
 #[test]
@@ -92,7 +88,7 @@ fn a_full_device_gives_what_fits_and_says_what_is_missing() {
     let test = "faults::a_full_device_gives_what_fits_and_says_what_is_missing";
     let Some(library) = child(test, &[("MEMORY", "67108864")]) else { return };
     let device = open(&library);
-    // No chunk of 256 MiB fits: smaller ones are asked for.
+    // No chunk of 256 MiB fits, so the arena requests smaller ones.
     let first = device.take(20 * MIB, Owner::Weights).unwrap();
     let second = device.take(30 * MIB, Owner::Weights).unwrap();
     let error = device.take(30 * MIB, Owner::Kv).unwrap_err();
@@ -101,9 +97,9 @@ fn a_full_device_gives_what_fits_and_says_what_is_missing() {
     };
     assert_eq!(need_bytes, 30 * MIB as u64);
     assert!(free_bytes <= 14 * MIB as u64, "{free_bytes}");
-    assert!(BackendError::from(error).to_string().contains("for KV pages could not be had"));
+    assert!(BackendError::from(error).to_string().contains("bytes are needed for KV pages"));
     drop((first, second));
-    assert!(device.take(60 * MIB, Owner::Kv).is_ok(), "chunks went back");
+    assert!(device.take(60 * MIB, Owner::Kv).is_ok(), "empty chunks were not returned to the driver");
 }
 
 #[test]
@@ -144,7 +140,8 @@ fn two_devices_keep_their_streams_and_memory_apart() {
     let buffers = [&first, &second].map(|device| device.take(4, Owner::Scratch).unwrap());
     let grid = Grid::x(1).threads(64);
     for round in 1..4u32 {
-        // In turns, and with a look at the other meanwhile: each call is made with its own device as the thread's.
+        // Alternates devices, with a query of the other in between: each call must first select its own device on the
+        // thread.
         assert_eq!(runtime.describe(round % 2).unwrap().index, round % 2);
         for (device, (stream, buffer)) in [&first, &second].into_iter().zip(streams.iter().zip(&buffers)) {
             stream.upload(buffer.all(), &[round]).unwrap();

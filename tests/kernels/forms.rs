@@ -1,12 +1,12 @@
-//! The forms of activations (kernels/common/activation.h), taken back to f64 and checked against what they stand for.
+//! The activation forms (kernels/common/activation.h), converted back to f64 and checked against their exact values.
 
 use half::f16;
 use rocmforge::backend::hip::Buffer;
 
 use crate::rig::Rig;
 
-/// Largest share by which f32 arithmetic may be off that leads to a value before it is quantised: sums of a few thousand
-/// squares in 256 lanes, exponentials and quotients, each within a few units of 2^-24.
+/// Largest relative f32 error of a value before it is quantised: sums of a few thousand squares in 256 lanes,
+/// exponentials and quotients, each within a few units of 2^-24.
 pub const F32_SHARE: f64 = 4e-6;
 
 /// Planes of 8-bit rows.
@@ -27,7 +27,7 @@ impl A8 {
         }
     }
 
-    /// Everything, as bits.
+    /// All planes, as bits.
     pub fn bits(&self, rig: &Rig) -> (Vec<i8>, Vec<u32>, Vec<i16>) {
         (rig.download(&self.codes), rig.download(&self.scales), rig.download(&self.sums))
     }
@@ -50,7 +50,7 @@ impl A8 {
                 );
                 for i in 0..32 {
                     let code = f64::from(codes[32 * at + i]);
-                    // Half a code, and what the value's own error moves it.
+                    // Half a code, and the shift from the value's own error.
                     let off = (code * scale - value(i)).abs();
                     assert!(
                         off <= scale * 0.5 + 127.0 * 2.0 * slack,
@@ -69,7 +69,7 @@ impl A8 {
     }
 }
 
-/// Planes of f16 rows with a scale each.
+/// Planes of f16 rows, with one scale each.
 pub struct X16 {
     pub values: Buffer,
     pub scales: Buffer,
@@ -80,22 +80,22 @@ impl X16 {
         Self { values: rig.output::<u16>(rows * cols), scales: rig.output::<f32>(rows) }
     }
 
-    /// What the rows stand for.
+    /// The values that the rows represent.
     pub fn values(&self, rig: &Rig, cols: usize) -> Vec<f64> {
         let scales = rig.download::<f32>(&self.scales);
         let values = rig.download::<f16>(&self.values);
         values.iter().enumerate().map(|(i, v)| v.to_f64() * f64::from(scales[i / cols])).collect()
     }
 
-    /// Checks against `want[row][k]`: half a unit of f16's 11 bits, or half of its smallest step, which is 2^-24 times a
-    /// scale that puts the row's greatest value at 2^13 or above, and below 2^14.
+    /// Checks against `want[row][k]`: half a unit of f16's 11 bits, or half of its smallest step, 2^-24 times the
+    /// scale. The scale puts the row's largest value between 2^13 and 2^14.
     pub fn check(&self, rig: &Rig, want: &[f64], cols: usize) {
         for (row, (scale, want)) in
             rig.download::<f32>(&self.scales).iter().zip(want.chunks_exact(cols)).enumerate()
         {
             let amax = want.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
-            assert_eq!(scale.to_bits() & 0x007f_ffff, 0, "row {row}: scale {scale} is no power of two");
-            // An amax beside a power of two may lie on its other side.
+            assert_eq!(scale.to_bits() & 0x007f_ffff, 0, "row {row}: scale {scale} is not a power of two");
+            // f32 error may move an amax across a power of two.
             let top = amax / f64::from(*scale);
             let range = 8192.0 * (1.0 - F32_SHARE)..16384.0 * (1.0 + F32_SHARE);
             assert!(range.contains(&top), "row {row}: {amax} at scale {scale}");
@@ -103,7 +103,7 @@ impl X16 {
         self.check_by_step(rig, want, cols, |amax| amax * 2f64.powi(-24 - 13));
     }
 
-    /// As `check` for rows whose scale is 1.
+    /// Like `check`, for rows whose scale is 1.
     pub fn check_unscaled(&self, rig: &Rig, want: &[f64], cols: usize) {
         assert!(rig.download::<f32>(&self.scales).iter().all(|&s| s == 1.0));
         self.check_by_step(rig, want, cols, |_| 2f64.powi(-24));
@@ -115,19 +115,19 @@ impl X16 {
             let amax = want.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
             for (k, (got, want)) in got.iter().zip(want).enumerate() {
                 let bound = want.abs() * (2f64.powi(-11) + F32_SHARE) + step(amax) / 2.0;
-                assert!((got - want).abs() <= bound, "row {row} value {k}: {got} for {want}");
+                assert!((got - want).abs() <= bound, "row {row} value {k}: {got} instead of {want}");
             }
         }
     }
 }
 
-/// Checks f32 values: a share of each, plus `slack`.
+/// Checks f32 values within a relative error plus `slack`.
 pub fn check_f32(got: &[f32], want: &[f64], slack: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         assert!(
             (f64::from(got) - want).abs() <= want.abs() * F32_SHARE + slack,
-            "value {i}: {got} for {want}"
+            "value {i}: {got} instead of {want}"
         );
     }
 }

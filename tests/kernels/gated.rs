@@ -1,4 +1,4 @@
-//! Gates and what they let through, element by element, in every form.
+//! Gated activations, element by element, in every form.
 
 use rocmforge::backend::hip::kernels::ops::{GELU, GatedA8, GatedF32, GatedX16, SILU};
 use rocmforge::backend::hip::{DevicePtr, Grid};
@@ -7,10 +7,10 @@ use crate::forms::{A8, X16, check_f32};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// Both that there are.
+/// All activations.
 pub const ACTIVATIONS: [u32; 2] = [SILU, GELU];
 
-/// What e is raised to in an activation.
+/// Exponent of e in an activation.
 pub fn exponent(activation: u32, x: f64) -> f64 {
     if activation == SILU {
         -x
@@ -53,7 +53,8 @@ impl Gated {
         let up = if self.has_up { input.ptr_at(4 * cols).unwrap() } else { DevicePtr::NULL };
         let (stride, cols_arg) = (self.stride as u32, cols as u32);
 
-        // e^-x for x down to -40 carries the rounding of 40 log2(e): 40 * 2^-24 of its value, more than F32_SHARE.
+        // e^-x for x down to -40 carries the rounding of 40 log2(e), a relative error of 40 * 2^-24: more than
+        // F32_SHARE.
         let slack = want.iter().fold(0.0f64, |most, w| most.max(w.abs())) * 1e-6;
         let out = rig.output::<f32>(m * cols);
         let arguments = GatedF32 { gate, up, out: out.ptr(), stride, cols: cols_arg, activation };
@@ -84,23 +85,23 @@ fn gates_are_those_of_f64_in_every_form() {
     let mut random = Random::new();
     for (m, cols, padded) in [(3, 1536, 1536), (2, 33, 64), (1, 4128, 4352)] {
         for (activation, has_up) in ACTIVATIONS.into_iter().flat_map(|a| [(a, true), (a, false)]) {
-            // Gates far to both sides.
+            // Gates far from 0 on both sides.
             let stride = if has_up { 2 * cols } else { cols };
             let mut values: Vec<f32> = random.normals(m * stride).iter().map(|v| v * 8.0).collect();
-            // One of each group is open: of less than 2^-100 nothing is left.
+            // One gate of each group is open: values below 2^-100 become 0.
             values.chunks_exact_mut(stride).for_each(|row| {
                 row[..cols].iter_mut().step_by(32).for_each(|gate| *gate = gate.abs());
             });
             Gated { values, m, cols, stride, padded, has_up, activation }.check(rig);
         }
     }
-    // Rows of gates with something else between them.
+    // Rows of gates with other values between them.
     let (m, cols, stride) = (2, 70, 75);
     let values = random.normals(m * stride);
     Gated { values, m, cols, stride, padded: 96, has_up: false, activation: GELU }.check(rig);
 }
 
-/// Whatever the exponential becomes, a large gate passes or is closed; neither is no number.
+/// A large gate passes its input or closes, whatever the exponential overflows to; the result is never NaN.
 #[test]
 fn large_gates_are_open_or_closed() {
     let Some(rig) = rig() else { return };
@@ -115,7 +116,10 @@ fn large_gates_are_open_or_closed() {
         rig.device.launch(&rig.stream, GatedF32::gated_f32, Grid::xy(1, 1), &arguments).unwrap();
         for (&gate, got) in gates.iter().zip(rig.download::<f32>(&out)) {
             let want = activated(activation, gate.into());
-            assert!((f64::from(got) - want).abs() <= want.abs() * 1e-5 + 1e-37, "{gate}: {got} for {want}");
+            assert!(
+                (f64::from(got) - want).abs() <= want.abs() * 1e-5 + 1e-37,
+                "{gate}: {got} instead of {want}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The CPU look-alike itself: what it must notice, as a driver would and some do not. Through the device layer, each in a process
-//! of its own.
+//! The CPU look-alike itself: it must detect misuse that a driver detects, and some that drivers miss. Tests go through
+//! the device layer, each in its own process.
 
 use rocmforge::backend::hip::kernels::probe::{ProbeLaunch, ProbeMemory};
 use rocmforge::backend::hip::objects::{CodeObject, CodeSource, generic_of};
@@ -17,7 +17,7 @@ fn count_up(device: &Device, stream: &Stream, count: DevicePtr<u32>) -> Result<(
     device.launch(stream, ProbeLaunch::probe_launch, ONE, &ProbeLaunch { count })
 }
 
-/// The driver's code of an error that is one of a call.
+/// The driver's error code, if a driver call caused the error.
 fn code(error: &HipError) -> Option<u32> {
     error.failure().map(|failure| failure.code)
 }
@@ -33,7 +33,7 @@ fn memory_of_one_device_is_no_argument_on_another() {
     let error = count_up(&second, &other, buffer.ptr()).and_then(|()| other.synchronize()).unwrap_err();
     assert_eq!((error.is_lost(), code(&error)), (true, Some(700)), "{error}");
     assert_eq!(error.failure().unwrap().device, Some(1));
-    // The other one goes on, and nothing was written.
+    // The other device still works, and nothing was written.
     count_up(&first, &mine, buffer.ptr()).unwrap();
     let mut back = [7u32];
     mine.download(buffer.all(), &mut back).unwrap();
@@ -77,7 +77,7 @@ fn an_access_past_the_end_of_an_allocation_ends_the_process() {
     };
     let device = open_plain(&library, 0);
     let stream = device.stream(StreamPriority::High).unwrap();
-    // From 4 MiB on it ends at a page that is closed; smaller ones are for the sanitizers.
+    // From 4 MiB on an allocation ends at an inaccessible page; the sanitizers watch smaller ones.
     let [from, to] = [4 * MIB, 5 * MIB].map(|bytes| device.take(bytes, Owner::Scratch).unwrap());
     let words = from.len() as u64 / 16;
     for (count, then) in [(words, "as far as it goes"), (words + 1, "too far")] {
@@ -120,7 +120,7 @@ fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
     count_up(&device, &stuck, buffer.ptr()).unwrap();
     count_up(&device, &stuck, buffer.ptr()).unwrap();
     stuck.record(&done).unwrap();
-    // Another stream goes on meanwhile, until it waits for the first.
+    // Another stream runs meanwhile, until it waits for the first.
     for value in 1..50u32 {
         let mut back = [0u32];
         free.upload(other.all(), &[value]).unwrap();
@@ -130,7 +130,7 @@ fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
     }
     free.wait(&done).unwrap();
     assert!(!free.is_done().unwrap());
-    // More than once: it may not have begun to hang.
+    // Repeats, since the work may not have begun to hang.
     let release = || {
         while !stuck.is_done().unwrap() {
             release_hung(&library);
@@ -141,9 +141,9 @@ fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
     free.synchronize().unwrap();
     let mut back = [0u32];
     stuck.download(buffer.all(), &mut back).unwrap();
-    assert_eq!(back, [2], "it was only late");
+    assert_eq!(back, [2], "the released launch did not finish");
 
-    // Numbers 3, 4 and 5, in the midst of which it hangs.
+    // Launches 3, 4 and 5; launch 4 hangs in the middle of the graph.
     let graph = stuck.capture(|| (0..3).try_for_each(|_| count_up(&device, &stuck, buffer.ptr()))).unwrap();
     let graph = graph.instantiate().unwrap();
     graph.launch(&stuck).unwrap();
@@ -156,7 +156,7 @@ fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
     assert!(!stuck.is_done().unwrap());
     let given_up = device.lose("a step", "no answer for 2 s");
     assert!(given_up.is_lost() && given_up.to_string().contains("no answer for 2 s"), "{given_up}");
-    // A driver would keep this call for ever.
+    // A driver would block in this call for ever.
     assert_eq!(stuck.synchronize().unwrap_err().failure(), given_up.failure());
 }
 
@@ -231,7 +231,7 @@ fn code_for_another_device_is_refused() {
     }
 }
 
-/// Half of `to` by a copy, half by a kernel on another stream, then all of it through a kernel into `sum`.
+/// Fills half of `to` by a copy, half by a kernel on another stream, then sums all of it into `sum`.
 fn fork_and_join(
     device: &Device,
     [stream, other]: [&Stream; 2],
@@ -252,7 +252,7 @@ fn fork_and_join(
     device.launch(stream, ProbeMemory::probe_read, Grid::x(2), &arguments)
 }
 
-/// Replays give what the same calls give one by one, in whatever order the look-alike takes what nothing orders.
+/// A replay gives the results of the single calls, in whatever order the look-alike runs unordered work.
 fn replays_are_as_eager(library: &std::path::Path) {
     let device = open_plain(library, 0);
     let [stream, other] = [(); 2].map(|()| device.stream(StreamPriority::High).unwrap());
@@ -328,10 +328,10 @@ fn a_capture_refuses_what_cannot_be_replayed() {
             count_up(&device, &stream, buffer.ptr())?;
             work()
         });
-        let error = done.err().unwrap_or_else(|| panic!("a capture that {what} makes a graph"));
+        let error = done.err().unwrap_or_else(|| panic!("a capture that {what} was accepted"));
         assert_eq!((error.is_lost(), code(&error)), (false, Some(want)), "{what}: {error}");
     }
-    // Nothing ran, and both streams are usable.
+    // The refused captures ran nothing, and both streams are usable.
     count_up(&device, &stream, buffer.ptr()).unwrap();
     stream.synchronize().unwrap();
     count_up(&device, &other, buffer.ptr()).unwrap();

@@ -1,7 +1,7 @@
-//! Kernels and the device layer, through whatever libamdhip64 `ROCMFORGE_HIP_LIB` names, else through the look-alike that
-//! runs the same kernels on the CPU. What comes back is compared with f64.
+//! Kernels and the device layer, on the libamdhip64 that `ROCMFORGE_HIP_LIB` names, else on the look-alike that runs
+//! the same kernels on the CPU. Results are compared with f64.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // tests fail by panicking
 
 mod attention;
 mod child;

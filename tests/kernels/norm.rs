@@ -1,4 +1,4 @@
-//! Norms and quantising, into all forms of activations.
+//! Norms and quantisation, into all activation forms.
 
 use rocmforge::backend::hip::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
 use rocmforge::backend::hip::{DevicePtr, Grid};
@@ -9,12 +9,12 @@ use crate::rig::{Rig, rig};
 
 const EPS: f32 = 1e-5;
 
-/// Rows of `stride` values to be normed, and what their norm is.
+/// Rows of `stride` values to norm, and the parameters of the norm.
 struct Norm {
     x: Vec<f32>,
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
-    /// With the mean taken away first.
+    /// Subtracts the mean first.
     centre: bool,
     rows: Vec<u32>,
     padded: usize,
@@ -30,8 +30,8 @@ impl Norm {
         Grid::x(self.rows.len() as u32).threads(self.threads)
     }
 
-    /// `(x[r] - mean) * weight / sqrt(mean((x[r] - mean)^2) + eps) + bias` for the rows named, and for each value how far f32
-    /// may be off that knows the row's mean as well as its largest values allow.
+    /// `(x[r] - mean) * weight / sqrt(mean((x[r] - mean)^2) + eps) + bias` for the chosen rows. Also returns the
+    /// absolute error allowed to f32 for the row's mean and its largest values.
     fn want(&self, stride: usize) -> (Vec<f64>, f64) {
         let cols = self.weight.len();
         let (mut out, mut slack) = (Vec::new(), 0.0f64);
@@ -42,7 +42,7 @@ impl Norm {
             let factor = 1.0 / (square + f64::from(EPS)).sqrt();
             let bias = |k: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[k]));
             out.extend((0..cols).map(|k| (x[k] - mean) * factor * f64::from(self.weight[k]) + bias(k)));
-            // Sums of a thousand values round by a few units of 2^-24 of the mean; a bias may leave little of a value.
+            // Sums of a thousand values round by a few units of 2^-24 of the mean; a bias may cancel most of a value.
             let most = |values: &[f32]| values.iter().fold(0.0, |most: f64, v| most.max(f64::from(v.abs())));
             let size = if self.centre { x.iter().map(|v| v.abs()).sum::<f64>() / cols as f64 } else { 0.0 };
             let of_mean = size * factor * most(&self.weight) * 1e-6;
@@ -51,7 +51,7 @@ impl Norm {
         (out, slack)
     }
 
-    /// Runs all three variants and checks them; returns the 8-bit form's bits.
+    /// Runs all three variants and checks them; returns the bits of the 8-bit form.
     fn check(&self, rig: &Rig) -> (Vec<i8>, Vec<u32>, Vec<i16>) {
         let (m, cols) = (self.rows.len(), self.weight.len());
         let (want, slack) = self.want(cols);
@@ -80,7 +80,8 @@ impl Norm {
         let got = rig.download::<f32>(&out);
         check_f32(&got, &want, slack);
 
-        // The other forms are made of the same values: where these are near f64's, those are held against them.
+        // The other forms come from the same f32 values. If f64 is not precise enough for them, they are checked
+        // against the f32 result.
         let want: Vec<f64> = if slack > 0.0 { got.iter().map(|&v| v.into()).collect() } else { want };
         let out = X16::new(rig, m, cols);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
@@ -104,7 +105,7 @@ impl Norm {
 fn norm_is_that_of_f64_in_every_form() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    // Odd widths, a width past what lanes keep, padding to 32 and to 256, rows out of order.
+    // Odd widths, a width beyond what lanes hold, padding to 32 and to 256, rows out of order.
     for (cols, padded, rows, threads) in [
         (1, 32, vec![0], 256),
         (33, 64, vec![2, 0, 1, 1], 256),
@@ -134,7 +135,7 @@ fn a_normed_row_has_the_same_bits_in_any_company() {
     }
 }
 
-/// Rows far from 0: sums of squares without the mean's would lose what is to be measured.
+/// Rows far from 0: a sum of squares without subtracting the mean would lose the variance.
 #[test]
 fn a_layer_norm_takes_the_mean_first() {
     let Some(rig) = rig() else { return };
@@ -167,7 +168,7 @@ fn a_bias_is_added_to_what_was_normed() {
     }
 }
 
-/// What lies between rows is neither read nor written; a result may be added to rows, or take the place of its own.
+/// Values between rows are neither read nor written. A result may be added to rows, or replace its own input.
 #[test]
 fn normed_rows_lie_at_strides_and_may_be_added() {
     let Some(rig) = rig() else { return };
@@ -208,10 +209,10 @@ fn normed_rows_lie_at_strides_and_may_be_added() {
                 let was = |k: usize| if add == 1 { f64::from(before[k]) } else { 0.0 };
                 let want: Vec<f64> = (0..cols).map(|k| want[row * cols + k] + was(k)).collect();
                 check_f32(&got[..cols], &want, slack + if add == 1 { 4e-5 } else { 0.0 });
-                assert_eq!(got[cols..], before[cols..], "row {row}: past its end");
+                assert_eq!(got[cols..], before[cols..], "row {row}: written past its end");
             }
         }
-        // In place, all rows in order.
+        // In place, with all rows in order.
         (arguments.rows, arguments.out, arguments.out_stride, arguments.add) =
             (DevicePtr::NULL, input.ptr(), arguments.x_stride, 0);
         rig.device.launch(&rig.stream, NormF32::norm_f32, Grid::x(3), &arguments).unwrap();
@@ -219,7 +220,7 @@ fn normed_rows_lie_at_strides_and_may_be_added() {
         let (want, slack) = in_order.want(x_stride);
         for (row, got) in rig.download::<f32>(&input).chunks_exact(x_stride).enumerate() {
             check_f32(&got[..cols], &want[row * cols..][..cols], slack);
-            assert!(got[cols..].iter().all(|v| v.is_nan()), "row {row}: past its end");
+            assert!(got[cols..].iter().all(|v| v.is_nan()), "row {row}: written past its end");
         }
     }
 }
@@ -251,7 +252,7 @@ fn values_that_are_no_numbers_make_a_group_or_row_one() {
     }
 }
 
-/// From 2^-100 on a value is one, in both forms; what is smaller is 0, and so is its scale.
+/// A value of 2^-100 or more is kept, in both forms; a smaller one becomes 0, and so does its scale.
 #[test]
 fn values_below_the_smallest_scale_are_zeros() {
     let Some(rig) = rig() else { return };
@@ -286,7 +287,7 @@ fn quantised_rows_stand_for_their_values() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for (m, cols, stride, padded) in [(1, 1, 1, 32), (3, 100, 133, 256), (2, 4128, 4200, 4352)] {
-        // Rows of very different size: each has a scale of its own.
+        // Rows of very different magnitude: each has its own scale.
         let mut x = random.normals(m * stride);
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
             x.iter_mut().for_each(|v| *v *= 10f32.powi(6 - 9 * row as i32));

@@ -1,4 +1,4 @@
-//! KV pages for tests: sequences whose pages lie in any order, with NaN wherever no token was written.
+//! KV pages for tests: pages of a sequence lie in any order, with NaN wherever no token was written.
 
 use half::f16;
 use rocmforge::backend::hip::Buffer;
@@ -9,13 +9,13 @@ use crate::random::Random;
 use crate::rig::Rig;
 
 pub const PAGE: usize = 32;
-/// Layers of a page; [`LAYER`] is the one in use, so that the other shows if it is touched.
+/// Layers of a page; [`LAYER`] is the one in use, so that a write to the other one shows.
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
 /// Element of a page.
 pub trait Element: Copy + IntoBytes + Immutable {
-    /// The f16 variant of a pair of kernels, or the f32 one.
+    /// Chooses the f16 or the f32 variant of a kernel.
     fn pick<A>(f16: Kernel<A>, f32: Kernel<A>) -> Kernel<A>;
     const NAN: Self;
     fn of(value: f32) -> Self;
@@ -48,7 +48,7 @@ impl Element for f32 {
     }
 }
 
-/// Sizes of heads.
+/// Numbers of heads, and their width.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub q: usize,
@@ -75,7 +75,7 @@ pub struct Cache<E> {
     device: Option<Device>,
 }
 
-/// What kernels are given.
+/// Buffers that kernels get.
 pub struct Device {
     pages: Buffer,
     pub tables: Buffer,
@@ -83,7 +83,7 @@ pub struct Device {
 }
 
 impl<E: Element> Cache<E> {
-    /// Room for sequences of these lengths; nothing is written yet.
+    /// Pages for sequences of these lengths, with nothing written yet.
     pub fn new(random: &mut Random, heads: Heads, lengths: &[usize]) -> Self {
         let count: usize = lengths.iter().map(|length| length.div_ceil(PAGE)).sum();
         let stride = lengths.iter().map(|length| length.div_ceil(PAGE)).max().unwrap() + 1;
@@ -101,12 +101,12 @@ impl<E: Element> Cache<E> {
         LAYERS * 2 * self.heads.kv * PAGE * self.heads.dim
     }
 
-    /// Bytes from a page's start to the layer in use.
+    /// Byte offset of the layer in use from a page's start.
     pub fn layer_offset(&self) -> u64 {
         (LAYER * 2 * self.heads.kv * PAGE * self.heads.dim * size_of::<E>()) as u64
     }
 
-    /// Key or value of a token, as its place among all elements.
+    /// Index of a token's key or value among all elements.
     fn place(&self, sequence: usize, position: usize, is_value: bool, head: usize) -> usize {
         let page = self.tables[sequence * self.stride + position / PAGE] as usize;
         let plane = (LAYER * 2 + usize::from(is_value)) * self.heads.kv + head;
@@ -117,7 +117,7 @@ impl<E: Element> Cache<E> {
         &self.values[self.place(sequence, position, is_value, head)..][..self.heads.dim]
     }
 
-    /// Random keys and values for a sequence's first `length` tokens.
+    /// Writes random keys and values for a sequence's first `length` tokens.
     pub fn fill(&mut self, random: &mut Random, sequence: usize, length: usize) {
         for position in 0..length {
             for (is_value, head) in (0..2 * self.heads.kv).map(|i| (i % 2 == 1, i / 2)) {
@@ -127,7 +127,7 @@ impl<E: Element> Cache<E> {
         }
     }
 
-    /// Makes NaN of a sequence's tokens before `end`, and takes pages that hold only such out of its table.
+    /// Overwrites a sequence's tokens before `end` with NaN, and removes the pages that hold only those from its table.
     pub fn forget(&mut self, sequence: usize, end: usize) {
         for position in 0..end {
             for (is_value, head) in (0..2 * self.heads.kv).map(|i| (i % 2 == 1, i / 2)) {
@@ -138,7 +138,7 @@ impl<E: Element> Cache<E> {
         self.tables[sequence * self.stride..][..end / PAGE].fill(u32::MAX);
     }
 
-    /// Sets the first value of every key of a sequence's first `length` tokens, by position.
+    /// Sets the first value of each key of a sequence's first `length` tokens, by position.
     pub fn set_first(&mut self, sequence: usize, length: usize, value: impl Fn(usize) -> f32) {
         for position in 0..length {
             for head in 0..self.heads.kv {
@@ -148,7 +148,7 @@ impl<E: Element> Cache<E> {
         }
     }
 
-    /// Puts all of it on the device.
+    /// Copies pages and tables to the device.
     pub fn upload(&mut self, rig: &Rig) -> &Device {
         let pages = rig.upload(&self.values);
         let page_bytes = self.page_len() * size_of::<E>();
@@ -159,12 +159,12 @@ impl<E: Element> Cache<E> {
         self.device.insert(Device { pages, tables, bases: rig.upload(&bases) })
     }
 
-    /// What the device has now, as bits: `T` is as large as `E`.
+    /// The device's content as bits: `T` must be as large as `E`.
     pub fn download<T: zerocopy::FromBytes + IntoBytes + Clone>(&self, rig: &Rig) -> Vec<T> {
         rig.download(&self.device.as_ref().unwrap().pages)
     }
 
-    /// Takes over what kernels wrote.
+    /// Copies the device's content back to the host.
     pub fn read_back(&mut self, rig: &Rig)
     where
         E: zerocopy::FromBytes,
@@ -172,7 +172,7 @@ impl<E: Element> Cache<E> {
         self.values = self.download(rig);
     }
 
-    /// How many elements were ever written.
+    /// Number of elements that were ever written.
     pub fn written(&self) -> usize {
         self.values.iter().filter(|v| !v.value().is_nan()).count()
     }
@@ -184,12 +184,12 @@ pub struct Attended {
     pub size: f64,
 }
 
-/// The first position that a row at `position` sees; a window of 0 has no end.
+/// First position that a row at `position` sees; a window of 0 means no limit.
 pub fn first_seen(position: usize, window: usize) -> usize {
     if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
 }
 
-/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads, one after the other.
+/// Attention of a row at `position` to tokens from `first` on, in f64: all query heads in order.
 pub fn attend<E: Element>(
     cache: &Cache<E>,
     sequence: usize,

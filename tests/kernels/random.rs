@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Random(u64);
 
 impl Random {
-    /// From `ROCMFORGE_SEED`, else from the clock.
+    /// Seeded from `ROCMFORGE_SEED`, else from the clock.
     pub fn new() -> Self {
         let given = std::env::var("ROCMFORGE_SEED").ok().and_then(|text| text.parse().ok());
         let clock =
@@ -24,17 +24,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In 0..1.
+    /// Uniform in [0, 1).
     pub fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// In 0..n.
+    /// Uniform integer in 0..n.
     pub fn below(&mut self, n: usize) -> usize {
         (self.uniform() * n as f64) as usize
     }
 
-    /// Of mean 0 and variance 1, by Box and Muller.
+    /// Normal with mean 0 and variance 1, by Box and Muller.
     pub fn normal(&mut self) -> f32 {
         let (u, v) = (1.0 - self.uniform(), self.uniform());
         ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
@@ -44,7 +44,7 @@ impl Random {
         (0..count).map(|_| self.normal()).collect()
     }
 
-    /// 0..n in some order.
+    /// The numbers 0..n in random order.
     pub fn shuffled(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
         for i in (1..n).rev() {

@@ -1,4 +1,4 @@
-//! A device to run kernels on: the one that was asked for, never another.
+//! The device that tests run kernels on: the requested one, never another.
 
 use std::sync::OnceLock;
 
@@ -14,14 +14,14 @@ pub struct Rig {
     pub stream: Stream,
 }
 
-/// The rig of this process; `None` after saying that the test is skipped. Memory comes in allocations of their own, so that
-/// a look-alike sees every access that leaves its buffer.
+/// The rig of this process; `None` after [`skip`]. Each buffer is its own allocation, so that the look-alike detects
+/// every access outside it.
 pub fn rig() -> Option<&'static Rig> {
     static RIG: OnceLock<Option<Rig>> = OnceLock::new();
     RIG.get_or_init(|| open(ArenaOptions { chunk_bytes: 0, ..ArenaOptions::default() })).as_ref()
 }
 
-/// A rig of its own with these options; `None` after [`skip`].
+/// A separate rig with these options; `None` after [`skip`].
 pub fn rig_with(arena: ArenaOptions) -> Option<Rig> {
     open(arena)
 }
@@ -34,21 +34,21 @@ fn open(arena: ArenaOptions) -> Option<Rig> {
 }
 
 impl Rig {
-    /// Device memory with these values.
+    /// Device memory filled with these values.
     pub fn upload<T: IntoBytes + Immutable>(&self, values: &[T]) -> Buffer {
         let buffer = self.device.take(size_of_val(values), Owner::Scratch).unwrap();
         self.stream.upload(buffer.all(), values).unwrap();
         buffer
     }
 
-    /// Device memory for `count` values, every byte 0xff: NaN as a float, so that what a kernel leaves out shows.
+    /// Device memory for `count` values, filled with 0xff bytes: NaN as a float, so that an unwritten value shows.
     pub fn output<T>(&self, count: usize) -> Buffer {
         let buffer = self.device.take(count * size_of::<T>(), Owner::Scratch).unwrap();
         self.stream.fill(buffer.all(), 0xff).unwrap();
         buffer
     }
 
-    /// What is in it, after all work on the stream.
+    /// The buffer's content after all work on the stream.
     pub fn download<T: FromBytes + IntoBytes + Clone>(&self, buffer: &Buffer) -> Vec<T> {
         assert_eq!(buffer.len() % size_of::<T>(), 0);
         let mut values = vec![T::new_zeroed(); buffer.len() / size_of::<T>()];

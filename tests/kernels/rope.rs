@@ -1,4 +1,4 @@
-//! Per-head norm and rotation, and where keys and values are written.
+//! Per-head norm and rotation, and where the kernel writes keys and values.
 
 use half::f16;
 use rocmforge::backend::hip::kernels::ops::RopeKv;
@@ -10,14 +10,14 @@ use crate::rig::{Rig, rig};
 
 const EPS: f32 = 1e-6;
 
-/// What a layer has beside its projections.
+/// A layer's parameters besides its projections.
 struct Extras {
     norms: Option<[Vec<f32>; 2]>,
     rope_dims: usize,
     halves: bool,
 }
 
-/// A head after norm and rotation by the angles of its position.
+/// A head after norm and rotation by its position's angles.
 fn turned(x: &[f32], norm: Option<&[f32]>, angles: Option<&[f32]>, extras: &Extras) -> Vec<f64> {
     let mut head: Vec<f64> = x.iter().map(|&v| v.into()).collect();
     if let Some(norm) = norm {
@@ -45,7 +45,7 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
     let device = cache.upload(rig);
     let all = heads.q + 2 * heads.kv;
     let qkv = random.normals(rows * all * heads.dim);
-    // The last row is padding: its position is nonsense.
+    // The last row is padding with an invalid position.
     let positions: Vec<u32> = lengths.iter().map(|&l| l as u32 - 1).chain([u32::MAX]).collect();
     let row_seq: Vec<u32> = (0..lengths.len() as u32).chain([u32::MAX]).collect();
     let angles: Vec<f32> = (0..77 * extras.rope_dims / 2)
@@ -82,9 +82,13 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
     rig.device.launch(&rig.stream, kernel, grid, &arguments).unwrap();
     let q = rig.download::<f32>(&q);
     cache.read_back(rig);
-    assert_eq!(cache.written(), lengths.len() * 2 * heads.kv * heads.dim, "written elsewhere too");
+    assert_eq!(
+        cache.written(),
+        lengths.len() * 2 * heads.kv * heads.dim,
+        "the number of written elements is wrong"
+    );
     assert!(q[lengths.len() * heads.cols()..].iter().all(|&v| v == 0.0), "padding");
-    // A page's element rounds: 2^-11 for f16.
+    // Rounding of an element in a page: 2^-11 for f16.
     let share = if size_of::<E>() == 2 { 2f64.powi(-11) + 4e-6 } else { 4e-6 };
     for (row, length) in lengths.into_iter().enumerate() {
         let position = length - 1;
@@ -104,7 +108,10 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
             };
             let share = if part == 0 { 4e-6 } else { share };
             for (d, (&got, &want)) in got.iter().zip(&want).enumerate() {
-                assert!(close(got, want, share), "{heads:?} row {row} head {h} value {d}: {got} for {want}");
+                assert!(
+                    close(got, want, share),
+                    "{heads:?} row {row} head {h} value {d}: {got} instead of {want}"
+                );
             }
         }
     }
@@ -114,7 +121,7 @@ fn check<E: Element + zerocopy::FromBytes>(random: &mut Random, rig: &Rig, heads
 fn heads_are_turned_and_written_to_their_pages() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    // Of some heads only the first dims turn, in either layout.
+    // In some heads only the first dims rotate, in either layout.
     for (q, kv, dim, rope_dims, halves, normed) in [
         (9, 3, 64, 64, false, false),
         (14, 2, 64, 64, true, false),

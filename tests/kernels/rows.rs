@@ -1,4 +1,4 @@
-//! Rows added to others, rows capped, and rows picked out.
+//! Adding rows to others, capping rows, and gathering rows.
 
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::ops::{AddRows, CapRows, TakeRows};
@@ -6,7 +6,7 @@ use rocmforge::backend::hip::kernels::ops::{AddRows, CapRows, TakeRows};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// Of rows, of values in each, and from row to row.
+/// Rows, values in each, input stride and output stride.
 const SIZES: [(usize, usize, usize, usize); 5] =
     [(1, 1, 1, 1), (3, 70, 71, 133), (2, 1028, 1028, 2056), (4, 33, 36, 40), (2, 2052, 2053, 2052)];
 
@@ -29,10 +29,10 @@ fn add(rig: &Rig, x: &[f32], before: &[f32], scale: f32, keep: u32, sizes: (usiz
         for k in 0..cols {
             let value = x[row * x_stride + k];
             let want = if keep == 1 { value.mul_add(scale, before[k]) } else { value * scale };
-            assert_eq!(got[k].to_bits(), want.to_bits(), "row {row} value {k}: {} for {want}", got[k]);
+            assert_eq!(got[k].to_bits(), want.to_bits(), "row {row} value {k}: {} instead of {want}", got[k]);
         }
         let untouched = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
-        assert!(got[cols..].iter().zip(&before[cols..]).all(untouched), "row {row}: past its end");
+        assert!(got[cols..].iter().zip(&before[cols..]).all(untouched), "row {row}: written past its end");
     }
 }
 
@@ -45,7 +45,7 @@ fn rows_are_scaled_and_added() {
         let x = random.normals(m * x_stride);
         for scale in [1.0, 0.25, -1.7] {
             add(rig, &x, &random.normals(m * out_stride), scale, 1, sizes);
-            // What was there is not read.
+            // The old content is not read.
             add(rig, &x, &vec![f32::NAN; m * out_stride], scale, 0, sizes);
         }
     }
@@ -65,13 +65,16 @@ fn rows_are_capped() {
             rig.device.launch(&rig.stream, CapRows::cap_rows, grid, &arguments).unwrap();
             for (at, (got, x)) in rig.download::<f32>(&values).into_iter().zip(&x).enumerate() {
                 if at % stride >= cols {
-                    assert_eq!(got.to_bits(), x.to_bits(), "past a row's end");
+                    assert_eq!(got.to_bits(), x.to_bits(), "written past a row's end");
                     continue;
                 }
                 let want = f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
                 // The exponential is within 2^-22, and 1 minus a quotient rounds once more.
                 let bound = f64::from(cap) * 2f64.powi(-21);
-                assert!((f64::from(got) - want).abs() <= bound, "{x} capped at {cap}: {got} for {want}");
+                assert!(
+                    (f64::from(got) - want).abs() <= bound,
+                    "{x} capped at {cap}: {got} instead of {want}"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Drawing tokens: against a plain chain in f64 that sorts everything.
+//! Drawing tokens, compared with a simple f64 implementation that sorts all logits.
 
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
@@ -48,14 +48,14 @@ fn uniform(seed: u64, position: u32) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Ids by rank.
+/// Token ids by descending logit, then ascending id.
 fn ranked(logits: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
     order
 }
 
-/// The token that is drawn, and how near to a boundary the random number or a cut fell, as a share of the total.
+/// The drawn token, and the distance of the random number or a cut from the nearest boundary, as a share of the total.
 fn drawn(logits: &[f32], row: &Settings) -> (usize, f64) {
     let mut order = ranked(logits);
     let best = f64::from(logits[order[0]]);
@@ -116,7 +116,7 @@ fn run(rig: &Rig, logits: &[f32], vocab: usize, rows: Option<&[Settings]>) -> Ou
         reports: reports.ptr(),
         vocab: vocab as u32,
     };
-    // Twice: what counts arrivals has to be ready for the next launch.
+    // Launches twice: the arrival counter must be reset for the next launch.
     for _ in 0..2 {
         let grid = Grid::xy(blocks as u32, count as u32);
         rig.device.launch(&rig.stream, SampleGreedy::sample_greedy, grid, &arguments).unwrap();
@@ -171,7 +171,7 @@ fn greedy_takes_the_lowest_id_of_equals_and_tells_what_is_not_finite() {
 fn draws_are_those_of_the_plain_chain() {
     let Some(rig) = rig() else { return };
     let random = &mut Random::new();
-    // The last takes each team through more than one chunk.
+    // The last vocabulary takes each team through more than one chunk.
     for (vocab, kinds) in [(1, 1), (100, 4), (1024, 2), (1025, 4), (5000, 4), (33_800, 1)] {
         for kind in 0..kinds {
             let mut rows = Vec::new();
@@ -188,7 +188,7 @@ fn draws_are_those_of_the_plain_chain() {
                 let (seed, position) = (random.bits(), i as u32);
                 rows.push(Settings { temperature, top_k, top_p, min_p, seed, position, top });
             }
-            // A usual row, a flat one, one of many equals, one of equals only.
+            // A usual row, a flat one, one with many equal logits, one with only equal logits.
             let value = |random: &mut Random| match kind {
                 0 => random.normal() * 3.0,
                 1 => random.normal() * 0.01,
@@ -199,12 +199,12 @@ fn draws_are_those_of_the_plain_chain() {
             let out = run(rig, &logits, vocab, Some(&rows));
             for (i, (row, logits)) in rows.iter().zip(logits.chunks_exact(vocab)).enumerate() {
                 let (want, margin) = drawn(logits, row);
-                // Weights are within 2^-22 of their f64 value, so are their sums.
+                // Weights are within 2^-22 of their f64 values, and so are their sums.
                 let may_differ = margin < 2f64.powi(-21);
                 let id = out.reports[i][0] as usize;
                 assert!(
                     id == want || may_differ,
-                    "{row:?} of {vocab}, kind {kind}: {id}, not {want}; {margin}"
+                    "{row:?} of {vocab}, kind {kind}: drew {id} instead of {want}, margin {margin}"
                 );
                 assert_eq!(out.reports[i][..3], [id as u32, 0, logits[id].to_bits()]);
                 check_tops(&out, i, row, logits);
@@ -226,7 +226,7 @@ fn check_tops(out: &Outcome, i: usize, row: &Settings, logits: &[f32]) {
     let best = f64::from(logits[order[0]]);
     let total: f64 = logits.iter().map(|&l| (f64::from(l) - best).exp()).sum();
     let got = (u64::from(report[5]) << 32 | u64::from(report[4])) as f64 / 2f64.powi(40);
-    assert!((got / total - 1.0).abs() < 2f64.powi(-22), "{got} for {total}");
+    assert!((got / total - 1.0).abs() < 2f64.powi(-22), "{got} instead of {total}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Logits and greedy tokens of a GPU against another engine's: all 20 prompts on a real one, a part on the look-alike,
+//! Logits and greedy tokens of a GPU against another engine's: all 20 prompts on a real GPU, some on the look-alike,
 //! where a step of a large model takes seconds.
 
 use std::path::Path;
@@ -10,22 +10,22 @@ use crate::gpu;
 use crate::logits::{CACHE, Expected, Loss, Part};
 use crate::on_gpu::on_gpu;
 
-/// 8-bit activations: here outliers have no finer codes than the others.
+/// 8-bit activations: unlike the CPU, the GPU has no finer codes for outliers.
 const INT8: Loss = Loss { ratio: 1.5, kl_max: 0.05, clear: 0.5 };
 
-/// All of a reference, or `part` of it where the look-alike plays the GPU.
+/// The whole reference on a GPU, or `part` of it on the look-alike.
 fn extent(part: Part) -> Part {
     let lookalike = gpu::runtime().is_some_and(|runtime| gpu::is_lookalike(&runtime));
     if lookalike { part } else { Part::WHOLE }
 }
 
-/// Single precision on the GPU gives the reference within the bound of the CPU.
+/// Checks that single precision on the GPU matches the reference within the CPU's bound.
 fn check_exact(name: &str, path: &Path, part: Part) {
     let Some(mut gpu) = on_gpu(path, Activations::F32, KvType::F32) else { return };
     Expected::read(name, path).check_exact(&mut gpu, extent(part));
 }
 
-/// The defaults lose no more than `allowed`.
+/// Checks that the default settings lose no more than `allowed`.
 fn check_loss(name: &str, path: &Path, part: Part, allowed: Loss) {
     let Some(mut gpu) = on_gpu(path, Activations::Int8, KvType::F16) else { return };
     Expected::read(name, path).check_loss(&mut gpu, extent(part), allowed);

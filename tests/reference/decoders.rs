@@ -1,8 +1,8 @@
-//! Small random decoders of each architecture and each scaling of positions against another engine, in exact arithmetic.
+//! Small random decoders of each architecture and position scaling against another engine, in exact arithmetic.
 //!
-//! The files are made here (tests/common/forge/decoders.rs); `cargo xtask oracle` made tests/reference/expected/decoders.*
-//! and newer.* from the same bytes. That engine takes GELU from a coarse table; where a decoder has one, the answers are those
-//! of plain.py, which says the same as the engine for all the rest.
+//! tests/common/forge/decoders.rs makes the files; `cargo xtask oracle` made tests/reference/expected/decoders.* and
+//! newer.* from the same bytes. That engine reads GELU from a coarse table, so answers of decoders with GELU come from
+//! plain.py, which agrees with the engine on all others.
 
 use std::fs;
 use std::path::Path;
@@ -15,24 +15,25 @@ use crate::logits::{best_isa, log_softmax};
 use crate::on_gpu::on_gpu;
 use crate::runner::Runner;
 
-/// Largest difference of a log-probability, in nats. Sums in another order differ by some 1e-6; angles, which the other
-/// engine has in single precision, by 1e-5 at these positions.
+/// Largest difference of a log-probability, in nats. Sums in another order differ by some 1e-6. The other engine's
+/// angles are in single precision: 1e-5 at these positions.
 const LOGP_DIFF_MAX: f64 = 1e-4;
 
-/// The same with keys and values rounded to 11 bits; weights are F32, which no 8-bit activation meets.
+/// The same with keys and values rounded to 11 bits; the weights are F32, which are never multiplied with 8-bit
+/// activations.
 const HALF_DIFF_MAX: f64 = 2e-2;
 
-/// Architectures of the newer decoders that are supported; of the others only the bytes are held to the reference.
+/// Newer architectures that are supported; for the others only the file's bytes are compared with the reference.
 const LANDED: [&str; 6] = ["gemma3", "starcoder2", "phi2", "glm4", "olmo2", "granite"];
 
-/// Decoders by name.
+/// Decoders with their names.
 type Made = Vec<(&'static str, forge::Forge)>;
 
 #[derive(serde::Deserialize)]
 struct Expected {
     logp_sha256: String,
     ids: Vec<u32>,
-    /// After how many of them the next token's distribution was asked for.
+    /// The numbers of tokens after which the next token's distribution was recorded.
     lengths: Vec<usize>,
     models: Vec<Model>,
 }
@@ -48,7 +49,7 @@ fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Feeds `ids` to a runner that has no sequence yet.
+/// Feeds `ids` to a runner without a sequence; returns the last logits.
 type Feed = fn(&mut Runner, &[u32]) -> Vec<f32>;
 
 #[test]
@@ -62,7 +63,7 @@ fn every_architecture_gives_the_reference_on_a_gpu() {
     for (activations, kv, most) in
         [(Activations::F32, KvType::F32, LOGP_DIFF_MAX), (Activations::Int8, KvType::F16, HALF_DIFF_MAX)]
     {
-        // The last two tokens one at a time: steps that can be replayed.
+        // The last two tokens go one at a time, as steps that can be replayed.
         let feed: Feed = |runner, ids| {
             let (first, rest) = ids.split_at(ids.len().saturating_sub(2).max(1));
             rest.chunks(1).fold(runner.feed(first), |_, token| runner.feed(token))
@@ -71,7 +72,7 @@ fn every_architecture_gives_the_reference_on_a_gpu() {
     }
 }
 
-/// Holds what `open` opens to the reference, for all models and lengths.
+/// Compares the runners that `open` makes with the reference, for all models and lengths.
 fn check(open: impl Fn(&Path) -> Option<Runner>, feed: Feed, most: f64) {
     check_list("decoders", forge::decoders(), &open, feed, most);
     check_list("newer", forge::newer_decoders(), &open, feed, most);
@@ -89,7 +90,11 @@ fn check_list(list: &str, made: Made, open: &impl Fn(&Path) -> Option<Runner>, f
     let scratch = tempfile::tempdir().unwrap();
     for ((name, forge), model) in made.iter().zip(&expected.models) {
         let bytes = forge.build().bytes;
-        assert_eq!(sha256(&bytes), model.sha256, "{name}: not the file that the reference was asked about");
+        assert_eq!(
+            sha256(&bytes),
+            model.sha256,
+            "{name}: the forge made another file than the reference used"
+        );
         let want: Vec<f64> = logp.by_ref().take(model.vocab * expected.lengths.len()).collect();
         let architecture = name.split('-').next().unwrap();
         if list == "newer" && !LANDED.contains(&architecture) {
@@ -108,5 +113,5 @@ fn check_list(list: &str, made: Made, open: &impl Fn(&Path) -> Option<Runner>, f
         }
         println!("{name} on {}: off by {worst:.1e} at most", runner.describe());
     }
-    assert_eq!(logp.next(), None, "the reference has more models");
+    assert_eq!(logp.next(), None, "the reference has answers of more models");
 }

@@ -1,7 +1,7 @@
 //! Each sublayer of random decoders on the CPU backend, against f64.
 //!
 //! Tolerances are relative errors of whole result rows in the Euclidean norm. The reference gets the backend's own
-//! residual rows, so that errors of earlier sublayers do not count again.
+//! residual rows, so that errors of earlier sublayers do not accumulate.
 
 use rocmforge::backend::cpu::CpuOptions;
 use rocmforge::backend::{Backend, KvType};
@@ -12,18 +12,19 @@ use crate::forward::{self, Rows};
 use crate::small::{Recipe, Small};
 use crate::steps::{FLOAT, Runner, isas, rows, table, tokens};
 
-/// Products of 256..512 terms in 16 lanes of f32: each of the at most 32 additions of a lane and 4 of the tree may be
-/// off by 2^-24 of a partial sum, which is of the order of the result, and errors are independent: about sqrt(36) units.
-/// A sublayer is two such products, a norm and a softmax or silu within 2^-22: below 32 units of 2^-24 together.
+/// Products of 256..512 terms in 16 lanes of f32: at most 32 additions of a lane and 4 of the tree. Each may be off by
+/// 2^-24 of a partial sum, which is of the order of the result. The errors are independent: about sqrt(36) units. A
+/// sublayer is two such products, a norm and a softmax or silu within 2^-22: below 32 units of 2^-24 together.
 pub const EXACT: f64 = 32.0 / (1 << 24) as f64;
 
-/// Keys and values rounded to f16 are off by at most 2^-11, 2^-12.8 in the mean square, independently: their sums of
-/// head_dim terms are as far off relatively, scores by that times their size (below 4 here), and the result by both.
+/// Keys and values rounded to f16 are off by at most 2^-11, by 2^-12.8 in the mean square, independently. Sums of
+/// head_dim terms have the same relative error. Scores have it times their size (below 4 here), and the result has
+/// both.
 const HALF_KV: f64 = 1e-3;
 
-/// Rounding to 127 steps of the largest of 32 values is off by 0.6 % of a row's norm (a step over sqrt(12), the largest
-/// being about 2.2 times the mean square). Attention does so before q, k, v and before its output: q and k shift the
-/// scores by 0.6 % of their size each (below 4), v and the output add as much: sqrt(2 * 2.4^2 + 2) * 0.6 % at the worst.
+/// Rounding to 127 steps of the largest of 32 values is off by 0.6 % of a row's norm: a step over sqrt(12), where the
+/// largest is about 2.2 times the mean square. Attention rounds before q, k, v and before its output. q and k shift the
+/// scores by 0.6 % of their size each (below 4); v and the output add as much: sqrt(2 * 2.4^2 + 2) * 0.6 % at worst.
 const INT8: f64 = 2.5e-2;
 
 #[test]
@@ -56,8 +57,8 @@ fn sublayers_are_those_of_f64_for_every_shape() {
 
 #[test]
 fn layers_of_experts_are_those_of_f64() {
-    // The choice is discrete: were two logits closer than the rounding, another choice would be right too. With these
-    // seeds none are.
+    // The choice is discrete: if two logits were closer than the rounding, another choice would be right too. These
+    // seeds have no such pair.
     for (seed, dtype, used, normalise, scale) in [
         (81, DType::F32, 3, true, 1.0),
         (82, DType::F16, 6, false, 1.0),
@@ -103,7 +104,7 @@ fn logits_of_a_whole_model_are_those_of_f64() {
     let got = runner.step(&rows(&ids, 0, 70), &[table(3)]);
     for (row, (got, want)) in got.iter().zip(&want).enumerate() {
         let got: Vec<f64> = got.iter().map(|&x| f64::from(x)).collect();
-        // Nine sublayers, each of which at most doubles what the ones before were off by relative to its own share.
+        // Nine sublayers; each at most doubles the error of those before, relative to its own share.
         close(&got, want, 9.0 * EXACT, &format!("logits of row {row}"));
         let kl = divergence(want, &got);
         assert!(kl <= 1e-9, "row {row}: KL {kl:e}"); // about the square of the tolerance above times the logits' size
@@ -115,7 +116,7 @@ fn logits_of_a_whole_model_are_those_of_f64() {
         .zip(&want)
         .map(|(g, w)| divergence(w, &g.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()));
     let mean = mean.sum::<f64>() / 70.0;
-    assert!(mean <= 1e-2, "8-bit activations: mean KL {mean:e}");
+    assert!(mean <= 1e-2, "8-bit activations: mean KL {mean:e}, limit 1e-2");
 }
 
 /// Kullback-Leibler divergence of softmax(got) from softmax(want).
@@ -132,7 +133,7 @@ fn close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let error = norm(&mut got.iter().zip(want).map(|(g, w)| g - w));
     let size = norm(&mut want.iter().copied());
-    // Written so that NaN fails.
+    // `<=` so that NaN fails.
     assert!(
         error <= tolerance * size,
         "{what}: off by {:.2e} of {size:.2e}, {tolerance:.1e} allowed",

@@ -1,6 +1,6 @@
-//! A decoder in plain f64, written from the formulas and from nothing else.
+//! A decoder in plain f64, written from the formulas alone.
 //!
-//! Sublayers take the residual rows of one whole sequence, positions `0..rows`, and give what is added to them.
+//! Sublayers take the residual rows of one whole sequence, positions `0..rows`, and return what to add to them.
 
 use rocmforge::program::{RopeLayout, RopeScaling};
 
@@ -21,7 +21,7 @@ fn linear(part: &Linear, x: &[f64]) -> Vec<f64> {
     (0..part.weight.exact.rows).map(|row| product(row) + bias(row)).collect()
 }
 
-/// What pair `i` turns by at `position`, and how much longer it gets.
+/// Angle of pair `i` at `position`, and the factor of its length.
 fn turn(spec: &Recipe, factor: f64, position: usize, i: usize) -> (f64, f64) {
     let (dims, theta) = (spec.rope_dims as f64, 1e4f64);
     let angle = position as f64 * theta.powf(-(2.0 * i as f64) / dims) / factor;
@@ -42,7 +42,7 @@ fn turn(spec: &Recipe, factor: f64, position: usize, i: usize) -> (f64, f64) {
     }
 }
 
-/// Turns the pairs of one head by the angles of `position`.
+/// Rotates the pairs of one head by the angles of `position`.
 fn rope(spec: &Recipe, factors: Option<&Matrix>, position: usize, head: &mut [f64]) {
     let half = spec.rope_dims / 2;
     for i in 0..half {
@@ -57,7 +57,7 @@ fn rope(spec: &Recipe, factors: Option<&Matrix>, position: usize, head: &mut [f6
     }
 }
 
-/// Norm, attention with all its projections.
+/// Norm and attention with all projections.
 pub fn attention(model: &Small, layer: &Layer, residual: &Rows) -> Rows {
     let dims = &model.recipe;
     let (d, factors) = (dims.head_dim, model.rope_factors.as_ref().map(|f| &f.exact));

@@ -1,4 +1,5 @@
-//! Answers of the engine on the CPU: the tokens another engine gives, however the work is cut and whoever shares it.
+//! Answers of the engine on the CPU: the tokens that another engine gives, however prompts are split and steps are
+//! shared.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ struct Rig {
     model: Arc<Model>,
 }
 
-/// One answer: ids, text, log-probabilities of the drawn tokens and two more of each.
+/// One answer: ids, text, and log-probabilities of each drawn token and two more.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     ids: Vec<u32>,
@@ -66,7 +67,7 @@ impl Rig {
 fn finish(mut events: UnboundedReceiver<Event>) -> (Answer, Outcome) {
     let mut answer = Answer::default();
     loop {
-        match events.blocking_recv().expect("a last event comes") {
+        match events.blocking_recv().expect("the engine sent no last event") {
             Event::Tokens(batch) => {
                 answer.ids.extend(batch.ids);
                 answer.text.push_str(&batch.text);
@@ -85,20 +86,20 @@ fn greedy() -> Sampling {
     Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 2 }
 }
 
-/// Draws that depend on every logit a little.
+/// Sampling settings under which each draw depends on every logit.
 fn drawn(seed: u64) -> Sampling {
     Sampling { temperature: 1.0, top_k: 0, top_p: 0.95, min_p: 0.0, seed, top_logprobs: 2 }
 }
 
-/// Answers of llama.cpp on weights dequantised to F32 (`oracle.py` says how); the smallest margin between the first two
-/// tokens of any of these steps is 0.13 nats, where F32 arithmetic differs by less than 0.01.
+/// Answers of llama.cpp on weights dequantised to F32 (see `oracle.py`). The smallest margin between the first two
+/// tokens of any step is 0.13 nats, and F32 arithmetic differs by less than 0.01.
 fn check_greedy(model: &Path, cases: &[(&[u32], &[u32])]) {
     let rig = Rig::new(model, EXACT, 256);
     for (prompt, want) in cases {
         let answer = rig.ask(prompt, want.len() as u32, greedy());
         assert_eq!(&answer.ids, want);
         let best = answer.logprobs.iter().map(|l| l.top[0].0).collect::<Vec<_>>();
-        assert_eq!(&best, want, "the most likely token was drawn");
+        assert_eq!(&best, want, "the drawn token is not the most likely one");
     }
 }
 
@@ -129,7 +130,7 @@ fn smollm2_goes_on_as_another_engine_does() {
     );
 }
 
-/// However a prompt is cut into chunks, every log-probability of the answer has the same bits.
+/// Every log-probability of the answer has the same bits, however the prompt is split into chunks.
 fn check_chunks(model: &Path, cpu: CpuOptions, prompt: &[u32]) {
     let chunked = |rows| Rig::new(model, cpu, rows).ask(prompt, 6, greedy());
     let whole = chunked(256);
@@ -138,7 +139,7 @@ fn check_chunks(model: &Path, cpu: CpuOptions, prompt: &[u32]) {
     }
 }
 
-/// Sixteen at once, of `1 + i * longer` tokens, get what they get alone, to the bit.
+/// Sixteen simultaneous sequences, of `1 + i * longer` tokens, get the same bits as each does alone.
 fn check_batch(model: &Path, cpu: CpuOptions, longer: u32) {
     let rig = Rig::new(model, cpu, 48);
     let vocab = rig.model.plan.program.vocab() as u32;
@@ -153,7 +154,7 @@ fn check_batch(model: &Path, cpu: CpuOptions, longer: u32) {
     }
     let snapshot = rig.engine.handle().snapshot();
     let steps = snapshot.counters.steps - before.steps;
-    assert!(steps < 48, "steps were shared: {steps}, where 16 alone take at least 96");
+    assert!(steps < 48, "steps were not shared: {steps} steps; 16 sequences alone take at least 96");
     assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, 0));
 }
 

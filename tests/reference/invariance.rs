@@ -1,5 +1,5 @@
-//! No bit of a row's logits depends on how its sequence is cut into steps, on the other rows of a step, on where its
-//! pages lie and what was in them, on the number of threads, or on the instruction set.
+//! The bits of a row's logits do not depend on the step boundaries of its sequence or on other rows of a step. Nor do
+//! they depend on its pages, their old content, the number of threads, or the instruction set.
 
 use rocmforge::backend::Backend;
 use rocmforge::backend::cpu::{CpuOptions, Isa};
@@ -10,7 +10,7 @@ use crate::steps::{Batch, FLOAT, Runner, isas, long_recipe, rows, table, tokens}
 
 const LONG: usize = 1110;
 
-/// Logits of every row from 1000 on, and of 4 more rows decoded one by one: they read all keys and values.
+/// Logits of every row from 1000 on, and of 4 more rows decoded one by one; each reads all keys and values.
 fn run_long(runner: &mut Runner<'_>, ids: &[u32], chunk: usize) -> Vec<Vec<u32>> {
     let tables = [table(36)];
     let mut out = Vec::new();
@@ -60,7 +60,7 @@ fn check_company(model: &Small) {
     let mut runner = Runner::new(model, CpuOptions::default(), 2);
     let mut done = [0usize; 5];
     let mut mixed: Vec<Vec<Vec<f32>>> = vec![Vec::new(); 5];
-    // Every step takes some rows of some sequences: prefill beside decode, in changing company.
+    // Every step takes some rows of some sequences: prefill beside decode, in changing combinations.
     while done.iter().zip(&sequences).any(|(d, s)| *d < s.len()) {
         let mut batch = Batch::default();
         let mut owners = Vec::new();
@@ -89,7 +89,7 @@ fn check_company(model: &Small) {
             let end = (start + 100).min(sequence.len());
             want.extend(alone.step(&rows(sequence, start, end), &own));
         }
-        assert!(mixed[s] == want, "sequence {s} differs in company");
+        assert!(mixed[s] == want, "sequence {s} differs when it shares steps");
     }
 }
 
@@ -107,14 +107,14 @@ fn pages_hold_nothing_of_the_sequence_before() {
     let want = Runner::new(&model, CpuOptions::default(), 2).step(&rows(&second, 0, 40), &tables);
     runner.step(&rows(&first, 0, 90), &tables);
     assert_eq!(runner.loaded.backend.kv_bytes(runner.loaded.slot), 3 * page_bytes);
-    // Not released: the second sequence overwrites pages that hold other tokens.
+    // The pages are not released: the second sequence overwrites other tokens in them.
     assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
     runner.loaded.backend.release_pages(runner.loaded.slot, &tables[0]);
     assert_eq!(runner.loaded.backend.kv_bytes(runner.loaded.slot), 0);
     assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
 }
 
-/// A unit of several operations computes what these compute one by one.
+/// A fused unit computes the same bits as its operations one by one.
 #[test]
 fn fusing_operations_changes_no_bit() {
     let ids = tokens(5, 140);

@@ -1,7 +1,8 @@
-//! Every key that the reference engine knows is used, refused by its name, or says nothing about what is computed.
+//! Every key that the reference engine knows is used, refused by name, or has no effect on what is computed.
 //!
-//! `expected/metadata-keys.txt` lists these keys, each with a value that differs from what the small decoders have. A header with
-//! one of them changed has to give another plan or an error that names the key; the few exceptions stand here with their reasons.
+//! `expected/metadata-keys.txt` lists these keys, each with a value that differs from the small decoders'. A header
+//! with one changed key must give another plan, or an error that names the key. The few exceptions stand here with
+//! reasons.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -10,17 +11,17 @@ use rocmforge::model::{Model, ModelId};
 
 use crate::forge::{self, Forge, Value, kind};
 
-/// Keys that change nothing in these decoders.
+/// Keys that have no effect on these decoders.
 const SAYS_NOTHING: [(&str, &str); 16] = [
-    ("expert_group_used_count", "experts are in no groups"),
+    ("expert_group_used_count", "experts have no groups"),
     ("feed_forward_length", "all layers of that decoder have experts"),
-    ("vocab_size", "the tokens themselves are counted"),
-    ("tensor_data_layout", "all files have the same"),
+    ("vocab_size", "the token list decides"),
+    ("tensor_data_layout", "all files have the same layout"),
     ("rope.scaling.finetuned", "says how a scaling was trained; granite's switches it off and is used"),
-    ("expert_weights_norm", "weights are normalised as the models were trained"),
-    ("use_parallel_residual", "what phi2 does anyway"),
-    ("attention.layer_norm_epsilon", "of the other kind of norm"),
-    ("attention.layer_norm_rms_epsilon", "of the other kind of norm"),
+    ("expert_weights_norm", "the architecture decides whether weights are normalised"),
+    ("use_parallel_residual", "phi2 always has a parallel residual"),
+    ("attention.layer_norm_epsilon", "belongs to the other kind of norm"),
+    ("attention.layer_norm_rms_epsilon", "belongs to the other kind of norm"),
     ("attention.sliding_window_pattern", "there is no window"),
     ("attention.key_length_swa", "there is no window"),
     ("attention.value_length_swa", "there is no window"),
@@ -30,8 +31,8 @@ const SAYS_NOTHING: [(&str, &str); 16] = [
     ("rope.scaling.yarn_", "positions are not scaled by YaRN"),
 ];
 
-/// Keys whose change leaves tensors of another shape, or another number of them, than the header then says: the error names a
-/// tensor or the key that contradicts.
+/// Changing these keys makes the header contradict the shape or the number of tensors. The error then names a tensor or
+/// the contradicting key.
 const SHAPES: [&str; 10] = [
     "block_count",
     "embedding_length",
@@ -45,7 +46,7 @@ const SHAPES: [&str; 10] = [
     "nextn_predict_layers",
 ];
 
-/// The first decoder of each architecture that runs.
+/// The first decoder of each supported architecture.
 fn bases() -> Vec<(String, Forge)> {
     let mut seen = BTreeSet::new();
     let all = forge::decoders().into_iter().chain(forge::newer_decoders());
@@ -53,7 +54,7 @@ fn bases() -> Vec<(String, Forge)> {
     named.filter(|(name, _)| name != "qwen2moe" && seen.insert(name.clone())).collect()
 }
 
-/// All of a plan that decides what is computed, as text.
+/// The parts of a plan that determine the computation, as text.
 fn plan(forge: &Forge) -> Result<String, String> {
     let built = forge.build();
     let mut written = tempfile::NamedTempFile::new().unwrap();
@@ -75,7 +76,7 @@ fn plan(forge: &Forge) -> Result<String, String> {
     ))
 }
 
-/// A value of metadata-keys.txt.
+/// Parses a value of metadata-keys.txt.
 fn value(of: &str, text: &str) -> Value {
     let parts = || text.split(',');
     match of {
@@ -100,7 +101,7 @@ fn value(of: &str, text: &str) -> Value {
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             Value::array(kind::U64, numbers.len() as u64, &bytes)
         }
-        other => panic!("no values of kind {other}"),
+        other => panic!("metadata-keys.txt has an unknown value kind {other}"),
     }
 }
 
@@ -137,17 +138,17 @@ fn every_key_of_the_reference_engine_is_used_or_refused_by_name() {
         }
     }
     println!(
-        "{used} used, {named} refused by name, {} say nothing, {} of shapes",
+        "{used} used, {named} refused by name, {} without effect, {} change shapes",
         nothing.len(),
         shapes.len()
     );
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    assert!(used > 90 && named > 1000, "{used} used, {named} refused by name");
+    assert!(used > 90 && named > 1000, "too few keys: {used} used, {named} refused by name");
     let stale: Vec<_> = SAYS_NOTHING.iter().filter(|(known, _)| !nothing.contains(known)).collect();
-    assert!(stale.is_empty(), "not met: {stale:?}");
+    assert!(stale.is_empty(), "exceptions that no key needs: {stale:?}");
 }
 
-/// Without these a rule that refuses everything would pass.
+/// Neutral values must be accepted: without this test a rule that refuses everything would pass.
 #[test]
 fn keys_with_values_that_change_nothing_are_let_through() {
     for (architecture, base) in bases() {
@@ -167,7 +168,7 @@ fn keys_with_values_that_change_nothing_are_let_through() {
             if (architecture.as_str(), name) == ("granite", "logit_scale")
                 || (architecture == "gemma3" && name.ends_with("window"))
             {
-                continue; // theirs are other values
+                continue; // these have other neutral values
             }
             let changed = base.clone().set(&format!("{architecture}.{name}"), value);
             assert_eq!(plan(&changed).as_ref(), Ok(&sound), "{architecture}.{name}");

@@ -1,6 +1,6 @@
 //! A backend with a program open and its weights loaded.
 
-#![allow(dead_code)] // each of its users has its own part
+#![allow(dead_code)] // each user needs a part
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rocmforge::backend::{
 };
 use rocmforge::program::{Program, Residence, TensorId};
 
-/// What holds a backend.
+/// An owner of a backend.
 pub trait Device {
     fn get(&mut self) -> &mut dyn Backend;
 }
@@ -44,19 +44,21 @@ pub struct Loaded<B> {
 }
 
 impl<B: Device> Loaded<B> {
-    /// Opens a program, and loads all that does not wait to be chosen.
+    /// Opens a program and loads all tensors except chosen experts.
     pub fn new(program: Program, mut backend: B, limits: StepLimits, pages: u32) -> Self {
         let program = Arc::new(program);
-        let slot =
-            backend.get().open_model(&program, limits, pages).expect("there is room for a small model");
+        let slot = backend.get().open_model(&program, limits, pages).expect("a small model does not open");
         let mut tensors = Vec::new();
         for tensor in program.tensors() {
             let in_place = || DeviceTensor { tensor: tensor.lazy.clone(), storage: Storage::InPlace };
             tensors.push(match tensor.residence {
                 Residence::Host => Some(in_place()),
-                Residence::Device => {
-                    Some(backend.get().load_tensor(&tensor.lazy).expect("a supported type loads"))
-                }
+                Residence::Device => Some(
+                    backend
+                        .get()
+                        .load_tensor(&tensor.lazy)
+                        .expect("a tensor of a supported type does not load"),
+                ),
                 Residence::Chosen => None,
             });
         }
@@ -64,36 +66,36 @@ impl<B: Device> Loaded<B> {
         Self { backend, slot, program, tensors, generations }
     }
 
-    /// Runs a part of the step at hand. Experts come when rows choose them.
+    /// Runs a part of the current step; loads experts as rows choose them.
     pub fn run(&mut self, part: u32) {
         loop {
-            match self.try_run(part).expect("a part runs") {
+            match self.try_run(part).expect("a part failed") {
                 Progress::Done => return,
                 Progress::Needs(chosen) => self.load(part, &chosen),
             }
         }
     }
 
-    /// Runs a part of the step at hand with what is loaded.
+    /// Runs a part of the current step with the tensors that are loaded.
     pub fn try_run(&mut self, part: u32) -> Result<Progress, BackendError> {
         let weights = Weights { tensors: &self.tensors, generations: &self.generations };
         self.backend.get().run(part, &weights)
     }
 
-    /// Loads experts of a part.
+    /// Loads chosen experts of a part.
     pub fn load(&mut self, part: u32, chosen: &[TensorId]) {
-        assert!(!chosen.is_empty(), "a part that stops says why");
+        assert!(!chosen.is_empty(), "a part stopped and named no expert to load");
         for id in chosen {
             let tensor = &self.program.tensors()[id.0 as usize];
             assert_eq!(tensor.residence, Residence::Chosen);
             let there =
                 self.tensors[id.0 as usize].replace(self.backend.get().load_tensor(&tensor.lazy).unwrap());
-            assert!(there.is_none(), "a tensor that is there is asked for");
+            assert!(there.is_none(), "a part requested a tensor that is already loaded");
         }
         self.generations[part as usize] += 1;
     }
 
-    /// Forgets the experts that were chosen, as when they were evicted.
+    /// Drops the chosen experts, as an eviction would.
     pub fn forget_chosen(&mut self) {
         for (tensor, slot) in self.program.tensors().iter().zip(&mut self.tensors) {
             if tensor.residence == Residence::Chosen {

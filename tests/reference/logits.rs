@@ -1,7 +1,8 @@
-//! Logits and greedy tokens against another engine's, on 20 prompts: here of the CPU backend, in answers_on_gpu.rs of a GPU.
+//! Logits and greedy tokens against another engine's, on 20 prompts: here of the CPU backend, in answers_on_gpu.rs of a
+//! GPU.
 //!
-//! `tests/reference/expected` holds the answers, made by `cargo xtask oracle`; tests/reference/oracle.py says how and in
-//! what form. A model is carried down its layers here by hand, unit by unit, so that its logits can be seen.
+//! `tests/reference/expected` holds the answers, made by `cargo xtask oracle`; tests/reference/oracle.py documents how
+//! they are made and stored. The test runs a model's parts itself, so that it can read the logits.
 
 use std::fs;
 use std::path::Path;
@@ -14,26 +15,26 @@ use sha2::{Digest, Sha256};
 use crate::common;
 use crate::runner::Runner;
 
-/// Largest difference of a log-probability above the floor, in nats. Single precision sums of 576 to 1536 products in another
-/// order differ by 1e-5 or so after a layer; 30 layers and the head keep that below 1e-3; what is left is for tables and
-/// for the rounding of what is stored.
+/// Largest difference of a log-probability above the floor, in nats. Single-precision sums of 576 to 1536 products in
+/// another order differ by about 1e-5 after a layer. 30 layers and the head keep that below 1e-3. The rest allows for
+/// tables and for the rounding of stored values.
 const LOGP_DIFF_MAX: f64 = 2e-2;
 
-/// What a way to compute may lose of what llama.cpp's own 8-bit defaults do.
+/// Allowed loss of a computation mode, relative to llama.cpp's own 8-bit defaults.
 #[derive(Clone, Copy)]
 pub struct Loss {
     /// Mean KL divergence, as a multiple of llama.cpp's.
     pub ratio: f64,
-    /// KL divergence of one prompt, in nats.
+    /// Largest KL divergence of one prompt, in nats.
     pub kl_max: f64,
-    /// A greedy token counts where the reference prefers it by so many nats.
+    /// A greedy token is compared if the reference prefers it by more than this many nats.
     pub clear: f64,
 }
 
 /// 8-bit activations: outliers have fine codes beside the 8-bit ones.
 const INT8: Loss = Loss { ratio: 0.5, kl_max: 0.01, clear: 0.5 };
 
-/// An F16 cache where weights are F32, which 8-bit activations never meet: what is lost is lost by the cache.
+/// An F16 cache with F32 weights, which are never multiplied with 8-bit activations: the cache causes all the loss.
 pub const CACHE: Loss = Loss { ratio: 1.5, kl_max: f64::INFINITY, clear: 0.1 };
 
 #[derive(serde::Deserialize)]
@@ -54,37 +55,37 @@ pub struct Prompt {
     ids: Vec<u32>,
     /// Greedy continuation, end-of-generation tokens included.
     greedy: Vec<u32>,
-    /// Between the two most likely tokens at each step, in nats.
+    /// Margin between the two most likely tokens at each step, in nats.
     margins: Vec<f64>,
-    /// Probability of all tokens below the floor together.
+    /// Total probability of all tokens below the floor.
     rest: f64,
     /// Tokens above the floor and their log-probabilities; from the `.logp` file.
     #[serde(skip)]
     logp: Vec<(usize, f64)>,
 }
 
-/// How much of a reference to go through.
+/// The part of a reference to compare.
 #[derive(Clone, Copy)]
 pub struct Part {
-    /// Prompts from the first.
+    /// Number of prompts, from the first.
     pub prompts: usize,
-    /// Steps of the greedy continuation of each.
+    /// Steps of each prompt's greedy continuation.
     pub steps: usize,
 }
 
 impl Part {
-    /// All there is.
+    /// The whole reference.
     pub const WHOLE: Self = Self { prompts: usize::MAX, steps: usize::MAX };
 }
 
-/// How far a run was from the reference.
+/// Distance of a run from the reference.
 #[derive(Default)]
 struct Distance {
     kl_mean: f64,
     kl_max: f64,
     diff_max: f64,
     greedy_checked: usize,
-    /// Steps at which another token came although the reference was clear about its own.
+    /// Steps with another token although the reference clearly preferred its own.
     greedy_wrong: Vec<String>,
 }
 
@@ -126,7 +127,7 @@ fn tinystories_gives_the_reference_with_every_instruction_set() {
     let expected = Expected::read("tinystories", &model);
     for isa in Isa::ALL {
         if !isa.is_available() {
-            // Nothing that CI could install gives a processor instructions, so this is no failure there either.
+            // CI cannot install instructions in a processor, so a missing set is no failure there either.
             common::not_run(&format!("this processor has no {}", isa.name()));
             continue;
         }
@@ -157,7 +158,7 @@ fn prompts_become_the_tokens_of_the_reference() {
 
 #[test]
 fn a_wrong_answer_is_noticed() {
-    // The comparison itself: the right distribution is at distance 0, one with two tokens exchanged is not.
+    // Checks the comparison itself: the right distribution has distance 0, one with two tokens exchanged has not.
     let path = common::tinystories();
     let expected = Expected::read("tinystories", &path);
     let prompt = &expected.prompts[0];
@@ -169,57 +170,52 @@ fn a_wrong_answer_is_noticed() {
     assert!(expected.distance(prompt, &logits).1 > LOGP_DIFF_MAX);
 }
 
-/// The best there is here.
+/// The best instruction set of this machine.
 pub fn best_isa() -> Isa {
-    Isa::ALL.into_iter().rfind(|isa| isa.is_available()).expect("portable code runs everywhere")
+    Isa::ALL.into_iter().rfind(|isa| isa.is_available()).expect("portable code is not available")
 }
 
 impl Expected {
     pub fn read(name: &str, model: &Path) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/expected");
         let text =
-            fs::read_to_string(dir.join(format!("{name}.json"))).expect("expected answers can be read");
-        let mut expected: Self = serde_json::from_str(&text).expect("expected answers are JSON of this form");
-        assert_eq!(
-            sha256(model),
-            expected.sha256,
-            "{} is another file than the reference's",
-            model.display()
-        );
+            fs::read_to_string(dir.join(format!("{name}.json"))).expect("reading expected answers failed");
+        let mut expected: Self = serde_json::from_str(&text).expect("expected answers have another form");
+        assert_eq!(sha256(model), expected.sha256, "{} differs from the reference's file", model.display());
         let packed = dir.join(format!("{name}.logp"));
         assert_eq!(sha256(&packed), expected.logp_sha256, "{} belongs to another run", packed.display());
-        let packed = fs::read(&packed).expect("expected log-probabilities can be read");
+        let packed = fs::read(&packed).expect("reading expected log-probabilities failed");
         let mut rest = packed.as_slice();
         for prompt in &mut expected.prompts {
             prompt.logp = unpack(&mut rest, expected.vocab, expected.logp_step);
         }
-        assert!(rest.is_empty(), "log-probabilities are left over");
+        assert!(rest.is_empty(), "log-probabilities are left after the last prompt");
         assert!(expected.prompts.len() >= 20);
         expected
     }
 
-    /// Single precision gives the reference.
+    /// Checks that single precision gives the reference.
     #[track_caller]
     pub fn check_exact(&self, runner: &mut Runner, part: Part) {
         let far = self.compare(runner, part, 0.1);
-        // The rounding of what is stored taken off.
+        // Subtracts the rounding of the stored values.
         let most = LOGP_DIFF_MAX - self.logp_step / 2.0;
         let how = runner.describe();
-        assert!(far.diff_max <= most, "{how}: a log-probability is off by {}", far.diff_max);
+        assert!(far.diff_max <= most, "{how}: a log-probability is off by {}, limit {most}", far.diff_max);
     }
 
-    /// A coarser way to compute loses no more than `allowed`.
+    /// Checks that a coarser computation loses no more than `allowed`.
     #[track_caller]
     pub fn check_loss(&self, runner: &mut Runner, part: Part, allowed: Loss) {
         let far = self.compare(runner, part, allowed.clear);
         let most = allowed.ratio * self.default_kl_mean;
         let how = runner.describe();
-        assert!(far.kl_mean <= most, "{how}: mean KL {} where {most} is allowed", far.kl_mean);
-        assert!(far.kl_max <= allowed.kl_max, "{how}: KL of one prompt is {}", far.kl_max);
+        assert!(far.kl_mean <= most, "{how}: mean KL {}, limit {most}", far.kl_mean);
+        assert!(far.kl_max <= allowed.kl_max, "{how}: KL of one prompt is {}, above the limit", far.kl_max);
     }
 
-    /// Runs prompts: compares the distribution after each, then follows the reference's greedy continuation and wants its
-    /// token at each step at which the reference prefers it by more than `clear` nats.
+    /// Runs prompts and compares the distribution after each. Then follows the reference's greedy continuation and
+    /// compares the token wherever the reference prefers it by more than `clear` nats.
     fn compare(&self, runner: &mut Runner, part: Part, clear: f64) -> Distance {
         let mut far = Distance::default();
         let prompts = &self.prompts[..part.prompts.min(self.prompts.len())];
@@ -240,11 +236,11 @@ impl Expected {
                         let Prompt { name, margins, .. } = prompt;
                         let margin = margins[step];
                         far.greedy_wrong.push(format!(
-                            "{name}, step {step}: {got} is {behind:.3} before {token}, margin {margin}"
+                            "{name}, step {step}: {got} is {behind:.3} above {token}, reference margin {margin}"
                         ));
                     }
                 }
-                // What comes after the last is compared with nothing.
+                // Logits after the last token are not compared.
                 if step + 1 < steps {
                     logits = runner.feed(&[token]);
                 }
@@ -262,10 +258,14 @@ impl Expected {
             self.default_kl_mean
         );
         let steps: usize = prompts.iter().map(|prompt| prompt.greedy.len().min(part.steps)).sum();
-        assert!(2 * far.greedy_checked > steps, "only {} of {steps} tokens were clear", far.greedy_checked);
+        assert!(
+            2 * far.greedy_checked > steps,
+            "the reference was clear about only {} of {steps} tokens",
+            far.greedy_checked
+        );
         assert!(
             far.greedy_wrong.is_empty(),
-            "other tokens than the reference's:\n{}",
+            "tokens differ from the reference's:\n{}",
             far.greedy_wrong.join("\n")
         );
         far
@@ -277,7 +277,7 @@ impl Expected {
         let got = log_softmax(logits);
         let mut above = vec![false; self.vocab];
         let (mut kl, mut diff, mut got_above) = (0.0, 0f64, 0.0);
-        // What is stored is rounded; its sum is known, so scale it to that.
+        // The stored values are rounded; their true sum is known, so they are scaled to it.
         let stored: f64 = prompt.logp.iter().map(|(_, logp)| logp.exp()).sum();
         let scale = ((1.0 - prompt.rest) / stored).ln();
         for &(token, logp) in &prompt.logp {
@@ -286,7 +286,7 @@ impl Expected {
             kl += (logp + scale).exp() * (logp + scale - got[token]);
             got_above += got[token].exp();
         }
-        // No token that the reference has below the floor may stand clearly above it.
+        // A token below the floor in the reference must not be clearly above it here.
         let strays = (0..self.vocab).filter(|&token| !above[token]).map(|token| got[token] - self.logp_floor);
         diff = strays.fold(diff, f64::max);
         if prompt.rest > 0.0 {
@@ -296,7 +296,7 @@ impl Expected {
     }
 }
 
-/// Takes one prompt's tokens above the floor off the front of a `.logp` file.
+/// Removes one prompt's tokens above the floor from the front of a `.logp` file.
 fn unpack(rest: &mut &[u8], vocab: usize, step: f64) -> Vec<(usize, f64)> {
     let (bitmap, after) = rest.split_at(vocab.div_ceil(8));
     let tokens: Vec<usize> = (0..vocab).filter(|t| bitmap[t / 8] >> (t % 8) & 1 == 1).collect();
@@ -306,7 +306,7 @@ fn unpack(rest: &mut &[u8], vocab: usize, step: f64) -> Vec<(usize, f64)> {
     tokens.into_iter().zip(codes.chunks_exact(2).map(logp)).collect()
 }
 
-/// Log-probabilities of logits.
+/// Log-probabilities from logits.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f64::NEG_INFINITY, |most, &x| most.max(f64::from(x)));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - most).exp()).sum();
@@ -315,11 +315,11 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
 
 fn argmax(logits: &[f32]) -> u32 {
     let best = |a: usize, b: usize| if logits[b] > logits[a] { b } else { a };
-    (0..logits.len()).reduce(best).expect("a vocabulary is not empty") as u32
+    (0..logits.len()).reduce(best).expect("the vocabulary is empty") as u32
 }
 
 /// sha256 of a file, in hexadecimal.
 fn sha256(path: &Path) -> String {
-    let bytes = fs::read(path).expect("a file to hash can be read");
+    let bytes = fs::read(path).expect("reading the file to hash failed");
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,6 +1,6 @@
-//! Answers compared with those of programs we did not write, and arithmetic with plain f64.
+//! Answers compared with those of other programs, and arithmetic compared with plain f64.
 
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // helpers of tests may fail by panic
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // test helpers fail by panicking
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_prompts.py: what Jinja makes of chat templates, for the test in template.rs; uses none of our code.
+"""make_prompts.py: Jinja's output for chat templates, for the test in template.rs; uses none of our code.
 
     make_prompts.py OUT.json NAME=TEMPLATE.jinja|MODEL.gguf [...]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_quant_blocks.py OUT.bin: golden quant blocks, made and decoded by ggml.
+"""make_quant_blocks.py OUT.bin: golden quant blocks, quantised and decoded by ggml.
 
 Random rows (numpy's default_rng(1)) are quantised by the C library of the PyPI
 wheel `libggml-python` and decoded twice, by that C library and by the PyPI

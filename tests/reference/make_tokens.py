@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""make_tokens.py: token ids that another engine makes of varied texts, for the test in tokenizer.rs; uses none of our code.
+"""make_tokens.py: another engine's token ids of varied texts, for the test in tokenizer.rs; uses none of our code.
 
     make_tokens.py OUT.json NAME=MODEL.gguf [NAME=MODEL.gguf ...]
 
 The oracle is the `/tokenize` of llama.cpp's server inside the PyPI wheel `xllamacpp` (2026.10.11549 made the kept file).
-Each text is read twice: `raw` without special tokens, `full` with those that the file adds and those written in the text.
+Each text is encoded twice: `raw` without special tokens, `full` with those that the file adds and those in the text.
 """
 import hashlib
 import importlib.metadata
@@ -53,12 +53,12 @@ def main():
     out, *models = sys.argv[1:]
     made = {}
     for name, path in (m.split("=", 1) for m in models):
-        # A process for each: the server's threads do not end by themselves.
+        # One process per model: the server's threads do not end by themselves.
         done = subprocess.run([sys.executable, __file__, "--answer", path], check=True, stdout=subprocess.PIPE)
         made[name] = {"model": pathlib.Path(path).name, "sha256": sha256(path), "texts": json.loads(done.stdout)}
     oracle = f"llama.cpp in xllamacpp {importlib.metadata.version('xllamacpp')}, /tokenize"
     head = {"made_by": "tests/reference/make_tokens.py", "oracle": oracle}
-    # One text a line.
+    # One text per line.
     models = ",\n".join(
         f"  {json.dumps(name)}: {{\n   \"model\": {json.dumps(m['model'])},\n   \"sha256\": {json.dumps(m['sha256'])},\n"
         "   \"texts\": [\n" + ",\n".join("    " + json.dumps(t) for t in m["texts"]) + "\n   ]\n  }"
@@ -74,7 +74,7 @@ def answer(model):
     p.model.path = model
     p.n_ctx, p.n_parallel, p.warmup, p.verbosity = 64, 1, False, -1
     stdout = os.dup(1)
-    os.dup2(2, 1)  # The server's own words go to stderr.
+    os.dup2(2, 1)  # the server's output goes to stderr
     server = xllamacpp.Server(p)
 
     def tokens(text, special):

@@ -1,4 +1,5 @@
-//! Models on a GPU, or on what plays one: the same logits as the CPU backend, which is held to another engine's.
+//! Models on a GPU or the look-alike: the same logits as the CPU backend, which other tests compare with another
+//! engine's.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,21 +16,21 @@ use crate::runner::Runner;
 /// A step of a large model takes seconds on the look-alike.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A model on the GPU; `None` after saying why there is none.
+/// A model on the GPU; `None` after reporting why there is none.
 pub fn on_gpu(path: &Path, activations: Activations, kv: KvType) -> Option<Runner> {
     let runtime = gpu::runtime()?;
     let options = HipOptions { activations, kv, patience: PATIENCE, ..HipOptions::default() };
-    let backend = HipBackend::with_runtime(runtime, options).expect("the device opens");
+    let backend = HipBackend::with_runtime(runtime, options).expect("the device did not open");
     Some(Runner::on(path, Box::new(backend)))
 }
 
 fn on_cpu(path: &Path, activations: Activations, kv: KvType) -> Runner {
     let options = CpuOptions { activations, kv, ..CpuOptions::default() };
-    Runner::on(path, Box::new(CpuBackend::new(options).expect("a CPU backend starts")))
+    Runner::on(path, Box::new(CpuBackend::new(options).expect("the CPU backend did not start")))
 }
 
-/// Norm of the difference of two rows of logits over the norm of the second, both less their means, which no
-/// probability depends on.
+/// Norm of the difference of two rows of logits, over the norm of the second. Both rows lose their mean first: no
+/// probability depends on it.
 fn distance(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let centred = |values: &[f32]| {
@@ -42,18 +43,18 @@ fn distance(got: &[f32], want: &[f32]) -> f64 {
     (off / want.iter().copied().fold(0.0, square)).sqrt()
 }
 
-/// Feeds the same tokens to both, first `prompt` of them at once and then one at a time.
+/// Feeds the same tokens to both: the first `prompt` at once, the rest one at a time.
 #[track_caller]
 fn compare(gpu: &mut Runner, cpu: &mut Runner, ids: &[u32], prompt: usize, most: f64) {
     let (first, rest) = ids.split_at(prompt);
     let mut worst: f64 = 0.0;
     for chunk in std::iter::once(first).chain(rest.chunks(1)) {
         let off = distance(&gpu.feed(chunk), &cpu.feed(chunk));
-        assert!(off.is_finite(), "no logits came");
+        assert!(off.is_finite(), "the logits are not finite");
         worst = worst.max(off);
     }
     println!("{} against {}: logits off by {worst:.3e} of their norm", gpu.describe(), cpu.describe());
-    assert!(worst <= most, "logits are off by {worst:e} of their norm where {most:e} is allowed");
+    assert!(worst <= most, "logits are off by {worst:e} of their norm, limit {most:e}");
 }
 
 #[test]
@@ -68,7 +69,7 @@ fn tinystories_has_the_cpu_backends_logits() {
     }
 }
 
-/// SmolLM2 over 16 positions, the last four one at a time.
+/// Tokens of a text of 16 positions for SmolLM2; tests feed the last four one at a time.
 fn smollm2_ids(runner: &Runner) -> Vec<u32> {
     let options = EncodeOptions { add_special: true, parse_special: true };
     let text = "The capital of France is Paris. The capital of Italy is Rome, and that of Spain is";
@@ -86,8 +87,9 @@ fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
     compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-4);
 }
 
-/// A code that rounds the other way moves a logit by more than two kernels' different sums do. So both are held against
-/// single precision. The CPU has fine codes for outliers, and loses half as much as the GPU does (1.8e-2, 3.9e-2 here).
+/// One code that rounds the other way moves a logit by more than the different sums of two kernels. So both backends
+/// are compared with single precision. The CPU has fine codes for outliers and loses half as much as the GPU (1.8e-2,
+/// 3.9e-2 here).
 #[test]
 fn smollm2_in_eight_bits_loses_no_more_than_thrice_what_the_cpu_backend_does() {
     let Some(path) = common::smollm2() else { return };
@@ -110,11 +112,11 @@ fn smollm2_in_eight_bits_loses_no_more_than_thrice_what_the_cpu_backend_does() {
         cpu.describe(),
         allowed / steps
     );
-    assert!(lost <= 3.0 * allowed, "off by {lost} where the CPU backend is off by {allowed}");
+    assert!(lost <= 3.0 * allowed, "off by {lost}; the CPU backend is off by {allowed}");
 }
 
-/// As many rows as are multiplied by matrix: weights expanded to f16 meet f16 rows. What is lost all the same is lost by the
-/// 8 bits of the head's one row, for which the CPU has fine codes (2.2e-2 here and 2.0e-2 there).
+/// Enough rows for a matrix product: weights expanded to f16, times f16 rows. The remaining loss comes from the 8 bits
+/// of the head's one row, for which the CPU has fine codes (2.2e-2 here and 2.0e-2 there).
 #[test]
 fn a_long_prompt_loses_about_what_the_cpu_backends_eight_bits_do() {
     let Some(path) = common::smollm2() else { return };
@@ -125,5 +127,5 @@ fn a_long_prompt_loses_about_what_the_cpu_backends_eight_bits_do() {
     let want = exact.feed(&ids);
     let (lost, allowed) = (distance(&gpu.feed(&ids), &want), distance(&cpu.feed(&ids), &want));
     println!("{}: off by {lost:.3e}, {} by {allowed:.3e}", gpu.describe(), cpu.describe());
-    assert!(lost <= 1.5 * allowed, "off by {lost} where the CPU backend is off by {allowed}");
+    assert!(lost <= 1.5 * allowed, "off by {lost}; the CPU backend is off by {allowed}");
 }

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""oracle.py: what another engine answers, for the tests in logits.rs. `cargo xtask oracle` runs it; it uses none of our code.
+"""oracle.py: another engine's answers, for the tests in logits.rs. `cargo xtask oracle` runs it; it uses none of our code.
 
     oracle.py OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
     oracle.py --decoders LIST OUT_DIR WORK_DIR NAME=MODEL.gguf [NAME=MODEL.gguf ...]
 
-With --decoders it writes OUT_DIR/LIST.json and LIST.logp, for the tests in decoders.rs: what small files of F32 weights
-give after the first tokens of one list, exactly; see `decoders` below. Else, for each model it writes OUT_DIR/NAME.json
-and OUT_DIR/NAME.logp. The reference is llama.cpp (the server inside the PyPI wheel `xllamacpp`) on a copy of the model
-whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as quantised, arithmetic in single precision.
-Flash attention off, F32 KV cache, no repacked weights: so set it agrees with transformers to 1e-5 .. 5e-4. llama.cpp's
-own defaults on the quantised file (8-bit activations, F16 KV cache) are off that by `default_kl`, which bounds what our
-8-bit path may lose.
+With --decoders it writes OUT_DIR/LIST.json and LIST.logp, for the tests in decoders.rs: the exact log-probabilities of
+small files of F32 weights after the first tokens of one list; see `decoders` below. Else it writes OUT_DIR/NAME.json and
+OUT_DIR/NAME.logp for each model. The reference is llama.cpp (the server inside the PyPI wheel `xllamacpp`) on a copy of
+the model whose tensors were dequantised to F32 by the PyPI package `gguf`: weights as quantised, arithmetic in single
+precision. Flash attention is off, the KV cache is F32, and weights are not repacked. So configured it agrees with
+transformers to 1e-5 .. 5e-4. llama.cpp's own defaults on the quantised file (8-bit activations, F16 KV cache) are off by
+`default_kl`, which limits the loss of our 8-bit path.
 
 NAME.json   oracle, versions, sha256 of the model, and for each prompt: token ids, the greedy continuation, the margin in
-            nats between the first two tokens at each of its steps, what the defaults take at each step of that same
+            nats between the first two tokens at each of its steps, the defaults' token at each step of that same
             continuation, the probability of all tokens below the floor together, and the KL divergence of the defaults.
 NAME.logp   for each prompt in order: a bitmap of ceil(vocab / 8) bytes, bit t % 8 of byte t / 8 set where the
             log-probability of token t exceeds the floor; then for each set bit in rising order of t a little-endian u16,
@@ -31,16 +31,16 @@ import urllib.request
 
 import numpy as np
 
-sys.dont_write_bytecode = True  # a checkout stays as it is
+sys.dont_write_bytecode = True  # writes nothing into the checkout
 import plain
 
 STEP = 0.001       # nats; tests subtract half of it from their tolerance
 FLOOR = -15.0      # nats
-CONTEXT = 1024     # tokens the oracle has room for
+CONTEXT = 1024     # context of the oracle, in tokens
 GREEDY = 24        # tokens of continuation
-LENGTHS = [1, 5, 17, 40, 120]  # of --decoders: before, at and past the 64 tokens those files were "trained" with
-ALIKE = 1e-4       # nats between plain.py and llama.cpp, where both compute the same
-TABLED = 2e-3      # the same where llama.cpp looks GELU up: arguments fall on either side of a step of its table
+LENGTHS = [1, 5, 17, 40, 120]  # of --decoders: before, at and past the files' "trained" context of 64
+ALIKE = 1e-4       # nats; limit between plain.py and llama.cpp without a GELU table
+TABLED = 2e-3      # the same with llama.cpp's GELU table: arguments fall on either side of a table step
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -64,7 +64,7 @@ def prompts(models, out, work):
 
 
 def decoders(list_name, models, out, work):
-    """LIST.json: oracle, token ids, after how many of them the next token was asked for, and each model's sha256;
+    """LIST.json: oracle, token ids, the numbers of them after which the next token was predicted, and each model's sha256;
     LIST.logp: for each model in order, for each of those counts, the log-probability of each token: little-endian
     f32."""
     ids = [(i * 37 + 11) % 256 + 3 for i in range(max(LENGTHS))]
@@ -91,16 +91,16 @@ def decoders(list_name, models, out, work):
 
 
 def judged(name, path, ids, logp):
-    """llama.cpp's answers held to plain.py's, and how far they are from the exact ones. Where llama.cpp looks GELU up,
-    plain.py's take their place."""
+    """Compares llama.cpp's answers with plain.py's; returns the answers and their errors. Where llama.cpp has a GELU table,
+    plain.py's answers replace them."""
     second = plain.answers(path, ids, LENGTHS)
     if second is None:
         return logp, {}
     exact, tabled, has_gelu = second
     off, off_tabled = (float(np.abs(logp - other).max()) for other in (exact, tabled))
-    print(f"{name}: llama.cpp is off by {off:.1e}, beside its GELU {off_tabled:.1e}", flush=True)
+    print(f"{name}: llama.cpp is off by {off:.1e}, apart from its GELU table {off_tabled:.1e}", flush=True)
     if off_tabled > (TABLED if has_gelu else ALIKE):
-        raise SystemExit(f"{name}: llama.cpp and plain.py compute different things")
+        raise SystemExit(f"{name}: llama.cpp and plain.py disagree by {off_tabled:.1e} nats")
     facts = {"answers": "plain.py" if has_gelu else "llama.cpp", "llama_cpp_off": float(f"{off:.1e}")}
     if has_gelu:
         facts["llama_cpp_off_beside_gelu"] = float(f"{off_tabled:.1e}")
@@ -138,7 +138,7 @@ def make(name, model, out, work):
         "default_kl_mean": round(float(np.mean(kls)), 7),
         "default_kl_max": max(kls),
     }
-    # One prompt a line: a change of one shows as one line.
+    # One prompt per line, so that a changed prompt changes one line.
     head = json.dumps(facts, indent=1, ensure_ascii=False).rstrip("}\n")
     body = ",\n".join("  " + json.dumps(p, ensure_ascii=False) for p in prompts)
     (out / f"{name}.json").write_text(f'{head},\n "prompts": [\n{body}\n ]\n}}\n', encoding="utf-8")
@@ -146,8 +146,8 @@ def make(name, model, out, work):
 
 
 def kl(p, q):
-    """KL divergence of q from p in nats, over the tokens above the floor and all others together as one event: the same
-    sum that a test can form from what is stored."""
+    """KL divergence of q from p in nats, over the tokens above the floor, with all others as one event: the same
+    sum that a test can form from the stored values."""
     keep = p > FLOOR
     p, q = p.astype(np.float64), q.astype(np.float64)
     above = float(np.sum(np.exp(p[keep]) * (p[keep] - q[keep])))
@@ -166,7 +166,7 @@ def pack(logp):
 
 
 def dequantise(src, dst):
-    """The same model with every tensor as F32, by the `gguf` package alone."""
+    """The same model with every tensor as F32, converted with the `gguf` package alone."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter, quants
     r = GGUFReader(src)
     w = GGUFWriter(dst, r.fields["general.architecture"].contents())
@@ -186,7 +186,7 @@ def dequantise(src, dst):
 
 
 def in_subprocess(model, stem, how, *follow):
-    """Runs `answer` in a process of its own: the server's threads do not end by themselves."""
+    """Runs `answer` in its own process: the server's threads do not end by themselves."""
     subprocess.run([sys.executable, __file__, "--answer", str(model), str(stem), how, *map(str, follow)], check=True)
     prompts = json.loads(pathlib.Path(f"{stem}.json").read_text(encoding="utf-8"))
     return {"prompts": prompts, "logp": np.load(f"{stem}.npy")}
@@ -214,8 +214,8 @@ class Engine:
             return json.loads(r.read())
 
     def most_likely(self, ids, k):
-        # The server hides the probabilities where the sampled token ends generation or leaves a UTF-8 sequence open; so
-        # force some token: the probabilities reported are those before the bias.
+        # The server hides the probabilities if the sampled token ends generation or leaves a UTF-8 sequence open. So
+        # force some token: the reported probabilities are those before the bias.
         for token in (70, 40, 99, 7):
             r = self.post("/completion", {"prompt": ids, "n_predict": 1, "n_probs": k, "temperature": 0,
                                           "cache_prompt": k == 2, "logit_bias": [[token, 1000]]})
@@ -258,7 +258,7 @@ def answer(model, stem, how, follow=None):
         found.update(greedy=greedy, margins=margins)
         prompts.append(found)
         print(f"  {entry['name']}: {len(ids)} tokens", flush=True)
-    # A model's name may hold a dot.
+    # A model's name may contain a dot.
     pathlib.Path(f"{stem}.json").write_text(json.dumps(prompts), encoding="utf-8")
     np.save(f"{stem}.npy", np.stack(rows))
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""plain.py: small decoders in the plainest way, in double precision, as a second opinion beside oracle.py's engine.
+"""plain.py: small decoders in plain double-precision code, a second opinion beside oracle.py's engine.
 
 llama.cpp on a CPU takes GELU from a table of half-precision numbers, which puts its answers off by some 1e-3 nats.
-With the same table, this module shows that nothing else differs; without it, it gives what a model means. It uses none
-of our code: the PyPI package `gguf` reads the files.
+With the same table, this module shows that nothing else differs; without it, it computes the exact answers. It uses
+none of our code: the PyPI package `gguf` reads the files.
 """
 import numpy as np
 
@@ -12,7 +12,7 @@ def gelu(x):
 
 
 def tabled_gelu(x):
-    """As llama.cpp has it: argument and result rounded to half precision, between -10 and 10."""
+    """llama.cpp's table: argument and result rounded to half precision, between -10 and 10."""
     rounded = gelu(x.astype(np.float16).astype(np.float64)).astype(np.float16).astype(np.float64)
     return np.where(x <= -10, 0, np.where(x >= 10, x, rounded))
 
@@ -31,9 +31,9 @@ def softmax(x):
 
 
 class Decoder:
-    """What most architectures do; the others say what they do otherwise."""
-    adjacent = False    # pairs that positions rotate: neighbours, or a half of the rotated values apart
-    pattern = None      # every so many layers one sees everything
+    """What most architectures do; subclasses override the differences."""
+    adjacent = False    # rotated pairs: neighbours, or half of the rotated values apart
+    pattern = None      # one of every so many layers has no window
     activation = staticmethod(silu)
 
     def __init__(self, path, table):
@@ -53,7 +53,7 @@ class Decoder:
         return self.keys.get(f"{self.keys['general.architecture']}.{name}", default)
 
     def logp(self, ids):
-        """Log-probabilities of the next token after each of `ids`: a row for each."""
+        """Log-probabilities of the next token after each of `ids`, one row per id."""
         x = self.tensors["token_embd.weight"][ids] * self.embedding_scale()
         for layer in range(self.layers):
             x = self.block(layer, f"blk.{layer}.", x)
@@ -114,7 +114,7 @@ class Decoder:
         return 1 + 0.1 * np.log(self.factor) if yarn else 1.0
 
     def local(self, layer):
-        """Whether a layer sees a window."""
+        """Whether a layer's attention has a window."""
         if not self.pattern or not self.key("attention.sliding_window"):
             return False
         pattern = self.key("attention.sliding_window_pattern", self.pattern)
@@ -248,8 +248,8 @@ GELU = (Gemma3, Starcoder2)
 
 
 def answers(path, ids, lengths):
-    """Log-probabilities after that many of the ids: exact ones, those with llama.cpp's table, and whether these differ.
-    None for an architecture that is not here."""
+    """Log-probabilities after each of `lengths` ids: exact, with llama.cpp's table, and whether these differ.
+    None for an unknown architecture."""
     from gguf import GGUFReader
     kind = KNOWN.get(GGUFReader(path).fields["general.architecture"].contents())
     if kind is None:

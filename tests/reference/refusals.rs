@@ -1,5 +1,5 @@
-//! What the CPU backend refuses: batches that contradict themselves, parts out of order, weights that are no numbers or were
-//! not loaded, steps larger than memory.
+//! Input that the CPU backend refuses: contradictory batches, parts out of order, weights that are NaN or not loaded,
+//! steps larger than memory.
 
 use std::sync::Arc;
 
@@ -27,10 +27,12 @@ fn batches_that_contradict_themselves_are_refused() {
             logits_rows: &batch.logits,
         };
         match runner.loaded.backend.begin_step(runner.loaded.slot, &step) {
-            Err(BackendError::Batch(text)) => assert!(text.contains(why), "{text:?} does not say {why:?}"),
+            Err(BackendError::Batch(text)) => {
+                assert!(text.contains(why), "the error {text:?} does not contain {why:?}")
+            }
             other => panic!("{why}: {other:?}"),
         }
-        // Nothing can be computed after it.
+        // After a refused batch, no part can run.
         assert!(matches!(runner.loaded.try_run(0), Err(BackendError::Batch(_))));
     };
     let with = |change: &dyn Fn(&mut Batch)| {
@@ -47,9 +49,9 @@ fn batches_that_contradict_themselves_are_refused() {
     check(&|b| b.sequences.push(0), "differ in number");
     check(&|b| b.tokens[3] = VOCAB as u32, "outside the vocabulary");
     check(&|b| b.tokens[3] = u32::MAX, "outside the vocabulary");
-    check(&|b| b.sequences[39] = 1, "without page table");
-    check(&|b| b.sequences[39] = u32::MAX, "without page table");
-    check(&|b| b.logits[39] = 40, "does not have");
+    check(&|b| b.sequences[39] = 1, "no page table");
+    check(&|b| b.sequences[39] = u32::MAX, "no page table");
+    check(&|b| b.logits[39] = 40, "outside the step");
     check(&|b| b.logits.swap(1, 2), "do not rise");
     check(&|b| b.logits[1] = 0, "do not rise");
     check(&|b| b.positions[7] = 6, "do not rise");
@@ -57,8 +59,8 @@ fn batches_that_contradict_themselves_are_refused() {
     check(&|b| b.positions[39] = u32::MAX, "past the end");
     refused(&mut runner, &good, &[3, 256], 2, "outside the pool");
     refused(&mut runner, &good, &[3, u32::MAX], 2, "outside the pool");
-    refused(&mut runner, &good, &[3, 4, 5], 2, "not whole");
-    refused(&mut runner, &good, &[], 0, "not whole");
+    refused(&mut runner, &good, &[3, 4, 5], 2, "no multiple of their stride");
+    refused(&mut runner, &good, &[], 0, "no multiple of their stride");
     refused(&mut runner, &rows(&tokens(1, 40), 32, 40), &[30, 31], 2, "never written");
     runner.step(&good, std::slice::from_ref(&tables));
     let closed = runner.loaded.slot;
@@ -72,7 +74,7 @@ fn parts_out_of_order_are_refused() {
     let mut runner = Runner::new(&model, CpuOptions::default(), 1);
     let batch =
         |result: Result<Progress, BackendError>| assert!(matches!(result, Err(BackendError::Batch(_))));
-    batch(runner.loaded.try_run(0)); // no step was begun
+    batch(runner.loaded.try_run(0)); // no step has begun
     runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
     let draw = SampleRow {
         temperature: 0.0,
@@ -84,7 +86,7 @@ fn parts_out_of_order_are_refused() {
         top_logprobs: 0,
     };
     let drawn = runner.loaded.backend.sample(std::slice::from_ref(&draw));
-    assert!(matches!(drawn, Err(BackendError::Batch(_))), "no logits yet");
+    assert!(matches!(drawn, Err(BackendError::Batch(_))), "sampling worked before any logits");
     assert!(matches!(runner.loaded.backend.logits(0), Err(BackendError::Batch(_))));
     batch(runner.loaded.try_run(0));
     batch(runner.loaded.try_run(2));
@@ -96,7 +98,10 @@ fn parts_out_of_order_are_refused() {
     runner.head();
     batch(runner.loaded.try_run(runner.loaded.program.head_part()));
     let drawn = runner.loaded.backend.sample(&[draw]);
-    assert!(matches!(drawn, Err(BackendError::Batch(_))), "three rows have logits");
+    assert!(
+        matches!(drawn, Err(BackendError::Batch(_))),
+        "sampling took one draw for three rows with logits"
+    );
     assert!(matches!(runner.loaded.backend.logits(3), Err(BackendError::Batch(_))));
     assert_eq!(runner.loaded.backend.logits(2).unwrap().len(), VOCAB);
 }
@@ -107,20 +112,26 @@ fn a_part_stops_at_experts_that_are_not_loaded_and_goes_on_with_them() {
     let mut runner = Runner::new(&model, CpuOptions::default(), 1);
     runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
     runner.attention(0);
-    let Progress::Needs(chosen) = runner.loaded.try_run(2).unwrap() else { panic!("nothing is loaded") };
+    let Progress::Needs(chosen) = runner.loaded.try_run(2).unwrap() else {
+        panic!("the part ran without experts")
+    };
     let experts: Vec<u32> = chosen.iter().map(|TensorId(number)| *number).collect();
-    assert!(experts.is_sorted_by(|a, b| a < b), "each once: {experts:?}");
+    assert!(experts.is_sorted_by(|a, b| a < b), "experts are not listed once each: {experts:?}");
     assert!(
         (9..=18).contains(&experts.len()) && experts.len().is_multiple_of(3),
-        "three of six for each row: {experts:?}"
+        "not three of six experts for each row: {experts:?}"
     );
-    assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Needs(chosen.clone()), "nothing has come");
+    assert_eq!(
+        runner.loaded.try_run(2).unwrap(),
+        Progress::Needs(chosen.clone()),
+        "the part needs other experts although none was loaded"
+    );
     let (first, rest) = chosen.split_at(3);
     runner.loaded.load(2, rest);
     assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Needs(first.to_vec()));
     runner.loaded.load(2, first);
     assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Done);
-    assert!(matches!(runner.loaded.try_run(2), Err(BackendError::Batch(_))), "it was run");
+    assert!(matches!(runner.loaded.try_run(2), Err(BackendError::Batch(_))), "a finished part ran again");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Carries one sequence through a model's parts, and hands its logits out.
+//! Runs one sequence through a model's parts and returns its logits.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ use rocmforge::model::{Model, ModelId};
 
 use super::loaded::Loaded;
 
-/// Rows of a step: less than the longest prompt, so that prompts are taken in chunks, and no multiple of a page.
+/// Rows per step: fewer than the longest prompt, so that prompts are split into chunks, and not a multiple of a page.
 const ROWS_MAX: usize = 100;
 
 /// Positions a sequence may fill.
@@ -24,43 +24,43 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Maps the file and opens a CPU backend of its own for it.
+    /// Maps the file and opens a new CPU backend for it.
     pub fn open(path: &Path, isa: Isa, activations: Activations, kv: KvType) -> Self {
         let options = CpuOptions { threads: None, isa: Some(isa), activations, kv, unfused: false };
-        Self::on(path, Box::new(CpuBackend::new(options).expect("a CPU backend starts")))
+        Self::on(path, Box::new(CpuBackend::new(options).expect("the CPU backend did not start")))
     }
 
-    /// Maps the file for this backend.
+    /// Maps the file and opens it on this backend.
     pub fn on(path: &Path, backend: Box<dyn Backend>) -> Self {
-        let file = File::open(path).expect("the model's file opens");
-        let model = Model::open(ModelId(1), "reference", vec![file]).expect("the model is valid");
+        let file = File::open(path).expect("the model's file did not open");
+        let model = Model::open(ModelId(1), "reference", vec![file]).expect("the model was refused");
         let pages = CONTEXT.div_ceil(KV_PAGE_TOKENS) as u32;
         let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
         let loaded = Loaded::new(model.plan.program.as_ref().clone(), backend, limits, pages);
-        // Pages in falling order: their numbers must not matter.
+        // Pages in descending order: their numbers must not matter.
         Self { model, loaded, pages: (0..pages).rev().collect(), position: 0 }
     }
 
-    /// What runs, for messages.
+    /// Description of the backend, for messages.
     pub fn describe(&self) -> String {
         let info = self.loaded.backend.info();
         format!("{} {}, {:?} activations, {:?} cache", info.kind, info.isa, info.activations, info.kv)
     }
 
-    /// Forgets the sequence.
+    /// Drops the sequence.
     pub fn reset(&mut self) {
         self.loaded.backend.release_pages(self.loaded.slot, &self.pages);
         self.position = 0;
     }
 
-    /// Takes `ids` in after what came before, in chunks; returns the logits after the last.
+    /// Appends `ids` to the sequence, in chunks; returns the logits after the last.
     pub fn feed(&mut self, ids: &[u32]) -> Vec<f32> {
         let chunks: Vec<&[u32]> = ids.chunks(ROWS_MAX).collect();
-        let (last, before) = chunks.split_last().expect("there is something to feed");
+        let (last, before) = chunks.split_last().expect("there are no tokens to feed");
         before.iter().for_each(|chunk| {
             self.step(chunk, &[]);
         });
-        self.step(last, &[last.len() as u32 - 1]).expect("logits were asked for")
+        self.step(last, &[last.len() as u32 - 1]).expect("the step returned no logits")
     }
 
     fn step(&mut self, ids: &[u32], logits_rows: &[u32]) -> Option<Vec<f32>> {
@@ -73,7 +73,7 @@ impl Runner {
             page_table_stride: self.pages.len(),
             logits_rows,
         };
-        self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch is valid");
+        self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch was refused");
         let head = self.loaded.program.head_part();
         (0..head).for_each(|part| self.loaded.run(part));
         self.position += ids.len();
@@ -81,6 +81,6 @@ impl Runner {
             return None;
         }
         self.loaded.run(head);
-        Some(self.loaded.backend.logits(0).expect("finite logits"))
+        Some(self.loaded.backend.logits(0).expect("the logits are not finite"))
     }
 }

@@ -11,7 +11,7 @@ use rocmforge::program::{
 };
 use rocmforge::tensor::{DType, LazyTensor, MappedFile, Shape};
 
-/// Numbers that are the same in every run: xorshift64*.
+/// xorshift64*: the same numbers in every run.
 pub struct Random(u64);
 
 impl Random {
@@ -55,7 +55,7 @@ pub struct Weight {
     pub exact: Matrix,
 }
 
-/// A projection twice.
+/// A projection, in both forms.
 pub struct Linear {
     pub weight: Weight,
     pub bias: Option<Weight>,
@@ -74,7 +74,7 @@ pub struct Layer {
     pub ffn: Ffn,
 }
 
-/// The second half of a layer.
+/// The feed-forward half of a layer.
 #[allow(clippy::large_enum_variant)] // a handful in a test
 pub enum Ffn {
     Dense { gate: Linear, up: Linear, down: Linear },
@@ -91,7 +91,7 @@ pub struct Small {
     pub output: Weight,
 }
 
-/// What to make.
+/// Parameters of a random model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub seed: u64,
@@ -109,11 +109,11 @@ pub struct Recipe {
     pub head_norms: bool,
     pub rope_factors: bool,
     pub scaling: RopeScaling,
-    /// Layers of experts, `ffn` wide each.
+    /// Experts in every layer, `ffn` wide each.
     pub experts: Option<Experts>,
 }
 
-/// Layers of experts.
+/// Parameters of the expert layers.
 #[derive(Clone, Debug)]
 pub struct Experts {
     pub count: usize,
@@ -146,7 +146,7 @@ impl Recipe {
         }
     }
 
-    /// Narrow, with heads of a shape; whether biases, norms of heads and rope factors are there goes with `group`.
+    /// A narrow model with heads of this shape; `group` also decides on biases, head norms and rope factors.
     pub fn of_heads(group: usize, head_dim: usize, rope_dims: usize, layout: RopeLayout) -> Self {
         let n_kv_heads = 1 + group % 3;
         let has_whole_blocks = (n_kv_heads * group * head_dim).is_multiple_of(32);
@@ -174,7 +174,7 @@ impl Recipe {
 
 pub const VOCAB: usize = 97;
 
-/// Collects tensors into one file image; ranges become handles when the file is mapped.
+/// Collects tensors in one file image; ranges become handles once the file is mapped.
 struct Image {
     random: Random,
     image: Vec<u8>,
@@ -182,9 +182,9 @@ struct Image {
 }
 
 impl Image {
-    /// A random tensor: values of about `scale`, around `center`.
+    /// Adds a random tensor with values of about `scale` around `center`; returns its number.
     fn add(&mut self, dtype: DType, rows: usize, cols: usize, center: f32, scale: f32) -> usize {
-        // An odd start, as a file may have it: nothing may rely on alignment.
+        // An odd start, which files may have: nothing may rely on alignment.
         self.image.push(0);
         let start = self.image.len() as u64;
         for _ in 0..rows * cols / dtype.block_len() {
@@ -196,7 +196,7 @@ impl Image {
     }
 }
 
-/// A block whose values spread over about `-scale..scale`. Scales and offsets are the only fields that are not random.
+/// A quant block of values in about `-scale..scale`. All fields except scales and offsets are random.
 fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> Vec<u8> {
     let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.bits() as u8).collect();
     let mut put = |at: usize, x: f32| block[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
@@ -218,25 +218,25 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
             put(0, scale / 15.5);
             put(2, -scale);
         }
-        // A power of two times up to 6.
+        // A power of two, times codes up to 6.
         DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8,
         DType::Q5_K => {
             put(0, scale / 992.0);
             put(2, scale / 64.0);
         }
-        // Scales and minima are 6 bits: 63 * 15 steps, centred by as large a minimum.
+        // Scales and minima are 6 bits: 63 * 15 steps, centred by an equally large minimum.
         DType::Q4_K => {
             put(0, scale / 480.0);
             put(2, scale / 64.0);
         }
-        // Scales are 8 bits with sign, codes -32..32.
+        // Scales are signed 8 bits, codes -32..32.
         DType::Q6_K => put(208, scale / 2048.0),
-        other => panic!("no random blocks of {other}"),
+        other => panic!("cannot make random blocks of {other}"),
     }
     block
 }
 
-/// Numbers of the tensors of a projection.
+/// Numbers of a projection's tensors: weight and bias.
 type Parts = (usize, Option<usize>);
 
 impl Small {
@@ -258,7 +258,7 @@ impl Small {
             let attn_output = linear(&mut b, r.hidden, q_cols, 1.0);
             let ffn_norm = norm(&mut b, r.hidden);
             let count = r.experts.as_ref().map_or(0, |e| e.count);
-            // A router in single precision, as files have it. Its logits are several times as far apart as they are large.
+            // A router in single precision, as files have it, with logits far apart.
             let router = (count > 0).then(|| b.add(DType::F32, count, r.hidden, 0.0, 0.3));
             let ffn: Vec<[Parts; 3]> = (0..count.max(1))
                 .map(|_| {
@@ -313,8 +313,8 @@ impl Small {
 }
 
 impl Small {
-    /// The model as a program, each half of a layer a part of its own, so that what one adds can be looked at; and the value
-    /// that they add to.
+    /// The model as a program in which each half of a layer is a separate part, so that its result can be read. Also
+    /// returns the residual value, to which the parts add.
     pub fn program(&self) -> (Program, ValueId) {
         let r = &self.recipe;
         let mut w = Writer { program: Builder::new(VOCAB), small: self };
@@ -343,7 +343,7 @@ impl Small {
         w.norm(&self.output_norm, last, normed);
         let weight = w.tensor(&self.output);
         w.program.push(Op::Project { weight, bias: None, from: normed, out: logits, add: false });
-        (w.program.finish(logits).expect("a sound program"), x)
+        (w.program.finish(logits).expect("the program was refused"), x)
     }
 }
 
@@ -421,7 +421,7 @@ impl Writer<'_> {
                 self.push(down, out, x, true);
             }
             Ffn::Experts { router, experts } => {
-                let dims = self.small.recipe.experts.as_ref().expect("experts have sizes");
+                let dims = self.small.recipe.experts.as_ref().expect("the recipe has no experts");
                 let logits = self.project(router, normed);
                 let choice = self.program.choice(dims.used);
                 let (normalise, scale) = (dims.normalise, dims.scale);
@@ -437,7 +437,7 @@ impl Writer<'_> {
     }
 }
 
-/// A tensor with given bytes, in a file of its own.
+/// A tensor of given bytes, in a new file.
 pub fn weight_of(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Weight {
     weight_in(&mapped(bytes), dtype, [rows, cols], 0..bytes.len() as u64)
 }

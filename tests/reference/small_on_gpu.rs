@@ -1,4 +1,4 @@
-//! Random decoders with weights of every type on a GPU, or on what plays one, against f64.
+//! Random decoders with weights of every type on a GPU or the look-alike, against f64.
 
 use rocmforge::backend::cpu::quant::SUPPORTED;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
@@ -11,23 +11,23 @@ use crate::gpu;
 use crate::small::{Recipe, Small};
 use crate::steps::{Runner, rows, table, tokens};
 
-/// Rows of the steps: of one alone, of few, and of such numbers that rows without a token fill a recorded step up.
+/// Rows of the steps: many, one alone, and few, so that padding rows fill up recorded steps.
 const STEPS: [usize; 5] = [12, 1, 1, 3, 5];
 
-/// Logits off by this much of their norm in single precision.
+/// Error limit of logits in single precision, relative to their norm.
 const EXACT: f64 = 1e-5;
 
-/// Mean divergence of 8-bit activations, in nats.
+/// Limit of the mean KL divergence with 8-bit activations, in nats.
 const INT8_KL: f64 = 3e-3;
 
-/// The same where experts are chosen: a row for which two are about as good may go another way.
+/// The same with experts: a row with two nearly equal experts may choose the other one.
 const INT8_EXPERTS_KL: f64 = 3e-2;
 
-/// What a recipe's model gives on the GPU, held to f64; false after saying that there is none.
+/// Runs a recipe's model on the GPU and compares it with f64; false after reporting that there is no GPU.
 fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
     let Some(runtime) = gpu::runtime() else { return false };
     let options = HipOptions { activations, kv, upload_threads: 1, ..HipOptions::default() };
-    let backend = HipBackend::with_runtime(runtime, options).expect("the device opens");
+    let backend = HipBackend::with_runtime(runtime, options).expect("the device did not open");
     let model = Small::new(recipe);
     let ids = tokens(recipe.seed + 100, STEPS.iter().sum());
     let want = forward::logits(&model, &ids);
@@ -43,7 +43,7 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
         let got: Vec<f64> = got.iter().map(|&x| f64::from(x)).collect();
         let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let far = norm(&mut got.iter().zip(want).map(|(g, w)| g - w)) / norm(&mut want.iter().copied());
-        assert!(far.is_finite(), "{recipe:?}: no logits came");
+        assert!(far.is_finite(), "{recipe:?}: the logits are not finite");
         off = off.max(far);
         kl += divergence(want, &got) / ids.len() as f64;
     }
@@ -61,7 +61,7 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
     true
 }
 
-/// In both ways to compute.
+/// Checks single precision and the defaults; false without a GPU.
 fn check_both(recipe: &Recipe) -> bool {
     check(recipe, Activations::F32, KvType::F32) && check(recipe, Activations::Int8, KvType::F16)
 }

@@ -12,7 +12,7 @@ use crate::small::{Random, Recipe, Small, VOCAB};
 pub const FLOAT: CpuOptions =
     CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32, unfused: false };
 
-/// Rows of a step at most.
+/// Maximum rows of a step.
 const LIMITS: StepLimits = StepLimits { rows: 128, wanted_rows: 128 };
 
 pub fn isas() -> Vec<Isa> {
@@ -70,7 +70,7 @@ impl<'a, B: Device> Runner<'a, B> {
         self.loaded.run(1 + 2 * layer as u32);
     }
 
-    /// Only experts that this step chose are given.
+    /// Runs a feed-forward part with only the experts that this step chose loaded.
     pub fn ffn(&mut self, layer: usize) {
         self.loaded.forget_chosen();
         self.loaded.run(2 + 2 * layer as u32);
@@ -80,7 +80,7 @@ impl<'a, B: Device> Runner<'a, B> {
         self.loaded.run(self.loaded.program.head_part());
     }
 
-    /// One whole step; logits of its `logits` rows.
+    /// Runs one whole step; returns the logits of its `logits` rows.
     pub fn step(&mut self, batch: &Batch, tables: &[Vec<u32>]) -> Vec<Vec<f32>> {
         self.begin(batch, tables);
         for layer in 0..self.model.layers.len() {
@@ -92,7 +92,7 @@ impl<'a, B: Device> Runner<'a, B> {
     }
 }
 
-/// Rows `start..end` of a sequence, logits of all of them.
+/// Rows `start..end` of a sequence, with logits of all of them.
 pub fn rows(tokens: &[u32], start: usize, end: usize) -> Batch {
     Batch {
         tokens: tokens[start..end].to_vec(),
@@ -107,12 +107,12 @@ pub fn tokens(seed: u64, n: usize) -> Vec<u32> {
     (0..n).map(|_| random.below(VOCAB) as u32).collect()
 }
 
-/// A page table with its pages in no order.
+/// A page table with scattered pages.
 pub fn table(pages: u32) -> Vec<u32> {
     (0..pages).map(|page| (page * 7 + 3) % 256).collect()
 }
 
-/// A small model that reaches past the first change of split length (1024 tokens) quickly.
+/// A small model that quickly reaches past the first change of split length (1024 tokens).
 pub fn long_recipe(dtype: DType) -> Recipe {
     Recipe {
         seed: 77,

@@ -1,4 +1,4 @@
-//! Chat templates of well-known models against what Jinja makes of them.
+//! Chat templates of well-known models, compared with Jinja's output.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ fn renderer() -> Renderer {
     Renderer::new(env!("CARGO_BIN_EXE_rocmforged"))
 }
 
-/// The source of a template of `expected/chat-prompts.json`, or `None` after saying that it is not there.
+/// The source of a template of `expected/chat-prompts.json`; `None` after reporting that its model is missing.
 fn source(name: &str) -> Option<String> {
     if name == "smollm2" {
         let file = std::fs::File::open(common::smollm2()?).unwrap();
@@ -67,5 +67,5 @@ fn templates_render_as_jinja_renders_them() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} prompts differ:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! Tokens against the lists that llama.cpp publishes with its vocabularies.
+//! Tokens compared with the lists that llama.cpp publishes with its vocabularies.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,15 +14,15 @@ fn open(path: &Path) -> Tokenizer {
     Tokenizer::from_gguf(&gguf).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Encodes every text of `NAME.gguf.inp` and compares with the line of `NAME.gguf.out`.
+/// Encodes every text of `NAME.gguf.inp` and compares it with the line of `NAME.gguf.out`.
 fn check_published(name: &str) {
     let Some(path) = common::cached(&format!("vocab/ggml-vocab-{name}.gguf")) else { return };
     let beside = |end: &str| std::fs::read_to_string(format!("{}{end}", path.display())).unwrap();
     let tokenizer = open(&path);
     let (texts, expected) = (beside(".inp"), beside(".out"));
-    // Each text ends with a line of its own, whose line ends are not the text's.
+    // A separator line ends each text; its line ends do not belong to the text.
     let mut texts: Vec<_> = texts.split("\n__ggml_vocab_test__\n").collect();
-    assert_eq!(texts.pop(), Some(""), "{name}: the last text ends too");
+    assert_eq!(texts.pop(), Some(""), "{name}: the last text has no separator");
     let expected: Vec<_> = expected.lines().collect();
     assert!(texts.len() >= 40 && texts.len() == expected.len(), "{} {}", texts.len(), expected.len());
     for (text, expected) in texts.iter().zip(expected) {
@@ -54,7 +54,7 @@ published! {
     mpt "mpt"
 }
 
-/// Compares with `expected/tokens.json`, made by `make_tokens.py`.
+/// Compares with `expected/tokens.json`, which `make_tokens.py` wrote.
 fn check_kept(name: &str, path: &Path) {
     let kept: serde_json::Value = serde_json::from_str(include_str!("expected/tokens.json")).unwrap();
     let kept = &kept["models"][name];
@@ -71,7 +71,7 @@ fn check_kept(name: &str, path: &Path) {
         for (key, special) in [("raw", false), ("full", true)] {
             let ids = tokenizer.encode(text, EncodeOptions { add_special: special, parse_special: special });
             assert_eq!(serde_json::json!(ids), entry[key], "{name}, {key}: {text:?}");
-            // What the vocabulary can write comes back; SmolLM2 has no token for some bytes.
+            // Decoding gives back what the vocabulary can represent; SmolLM2 has no token for some bytes.
             if name == "tinystories" && key == "raw" {
                 assert_eq!(tokenizer.decode(&ids, false).unwrap(), text.replace('▁', " "));
             }
@@ -90,6 +90,6 @@ fn smollm2_texts_are_tokens_as_kept() {
     check_kept("smollm2", &path);
     let tokenizer = open(&path);
     assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.vocab_size()), (Some(1), Some(2), 49152));
-    // <|endoftext|>, <|im_end|> and <reponame>, as llama.cpp prints at load.
+    // <|endoftext|>, <|im_end|> and <reponame>, which llama.cpp prints when it loads the model.
     assert_eq!(tokenizer.end_of_generation(), [0, 2, 4]);
 }

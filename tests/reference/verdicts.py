@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""verdicts.py: what llama.cpp makes of model files. `cargo xtask verdicts` runs it; it uses none of our code.
+"""verdicts.py: llama.cpp's verdict on model files. `cargo xtask verdicts` runs it; it uses none of our code.
 
     verdicts.py FILE...
 
-For each file one line of JSON: `verdict` is "answers" (it was loaded and gave two tokens), "refuses", "dies" (the process ended by a
-signal) or "hangs"; `why` the last that it said. Each file is tried in a process of its own, by the server inside the PyPI wheel
-`xllamacpp`.
+For each file one line of JSON: `verdict` is "answers" (it was loaded and gave two tokens), "refuses", "dies" (the process
+ended by a signal) or "hangs"; `why` is its last relevant output. Each file is tried in its own process, by the server inside
+the PyPI wheel `xllamacpp`.
 """
 import json
 import os
@@ -17,11 +17,11 @@ import time
 
 import xllamacpp as x
 
-os.environ["GGML_NO_BACKTRACE"] = "1"  # a debugger for each failed assertion
+os.environ["GGML_NO_BACKTRACE"] = "1"  # else each failed assertion starts a debugger
 
 PATIENCE = 20.0      # seconds
-DATA_MAX = 4 << 30   # bytes: what asks for more is refused by the kernel
-SAID = 20000         # bytes of what it said that may hold the reason
+DATA_MAX = 4 << 30   # bytes: the kernel refuses larger allocations
+SAID = 20000         # last bytes of the output that are searched for the reason
 
 
 def main():
@@ -57,7 +57,7 @@ def wait(child):
 
 
 def attempt(path, log):
-    """In the child: ends it."""
+    """Tries the file and exits; runs in the child."""
     try:
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -68,14 +68,14 @@ def attempt(path, log):
         p.n_ctx, p.n_parallel, p.warmup, p.verbosity, p.fit_params = 64, 1, False, 4, False
         p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
         server = x.Server(p)
-        # Tokens by number: what text they are is not asked here.
+        # Tokens by number: their text does not matter here.
         reply = server.handle_completions({"prompt": [3, 4], "n_predict": 2, "temperature": 0, "ignore_eos": True})
         good = "error" not in reply and reply["usage"]["completion_tokens"] == 2
         print("\nreply:", str(reply)[:300], flush=True)
         os._exit(0 if good else 1)
-    except BaseException as error:  # whatever it is, the parent goes on
+    except BaseException as error:  # any error ends only the child
         print("\nraised:", error, flush=True)
-        # Its log is written by a thread of its own, some of it later.
+        # A separate thread writes the log, some of it late.
         until = time.monotonic() + 1.0
         while b" E " not in os.pread(log, 1 << 30, 0) and time.monotonic() < until:
             time.sleep(0.005)
@@ -83,7 +83,7 @@ def attempt(path, log):
 
 
 def reason(said):
-    """What failed where an assertion did, else the first line that calls itself an error, else the last."""
+    """The failed assertion if there is one, else the first error line, else the last line."""
     lines = [line.strip() for line in said[-SAID:].splitlines() if line.strip()]
     asserted = [line.split("GGML_ASSERT", 1)[1] for line in lines if "GGML_ASSERT" in line]
     if asserted:

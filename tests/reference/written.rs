@@ -1,6 +1,6 @@
-//! Files of an independent writer: each reads as that writer's own reader reads it, names, shapes, types, values and bytes.
+//! Files of an independent writer: names, shapes, types, values and bytes are what that writer's own reader reads.
 //!
-//! `cargo xtask models` has them written by tests/models/write-gguf.py. Whole models are asked in tests/scenario/good_models.rs.
+//! `cargo xtask models` has tests/models/write-gguf.py write them. tests/scenario/good_models.rs runs the whole models.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::good;
 
-/// Whether a value is the one described: by its bits where it is a float.
+/// Whether a value is the described one; floats are compared by their bits.
 fn same(value: &Value, kind: &str, want: &Json) -> bool {
     let one = |name: &str, found: Json| kind == name && found == *want;
     match value {
@@ -55,13 +55,13 @@ fn same_array(array: &Array, kind: &str, want: &Json) -> bool {
     }
 }
 
-/// What is no finite number is described by a word, and is the same whatever its other bits.
+/// The description has a word for a non-finite number; its other bits are not compared.
 fn same_single(value: f32, want: &Json) -> bool {
     match want {
         Json::String(word) => {
             word.parse::<f32>().is_ok_and(|want| same_double(value.into(), &json!(want.to_string())))
         }
-        // Rounded twice; the first time to the f64 that the single is, or next to it.
+        // JSON gives the f64 of this single or the one next to it; rounding to f32 gives the single again.
         _ => want.as_f64().is_some_and(|want| (want as f32).to_bits() == value.to_bits()),
     }
 }
@@ -71,7 +71,7 @@ fn same_double(value: f64, want: &Json) -> bool {
     want.is_some_and(|want| want.to_bits() == value.to_bits() || (want.is_nan() && value.is_nan()))
 }
 
-/// Fails where the header of `path`, or a byte of its tensors, is not as the description beside it says.
+/// Panics if the header of `path`, or a byte of its tensors, differs from the description beside it.
 fn assert_reads_as_described(path: &Path) {
     let described: Json =
         serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
@@ -95,7 +95,7 @@ fn assert_reads_as_described(path: &Path) {
         assert_eq!(
             gguf.get(key).map(Value::describe),
             Some(value.describe()),
-            "{shown}: {key} looked up by name"
+            "{shown}: {key} looked up by name has another value"
         );
     }
     let tensors = described["tensors"].as_array().unwrap();
@@ -110,7 +110,7 @@ fn assert_reads_as_described(path: &Path) {
 }
 
 fn sha256(gguf: &Gguf, file: &std::sync::Arc<MappedFile>, name: &str) -> String {
-    let tensor = gguf.lazy(name, file).expect("a tensor of the table");
+    let tensor = gguf.lazy(name, file).expect("a tensor of the table is not found by name");
     Sha256::digest(tensor.bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -134,7 +134,7 @@ fn every_kind_of_model_reads_as_its_writer_reads_it() {
     files("models", 64).iter().for_each(|path| assert_reads_as_described(path));
 }
 
-/// The package writes more than the format allows, or than anybody reads.
+/// The package writes more than the format allows, and more than any reader supports.
 #[test]
 fn what_the_format_does_not_allow_is_refused_by_name() {
     for path in files("refused", 10) {
@@ -149,7 +149,7 @@ fn what_the_format_does_not_allow_is_refused_by_name() {
             "aligned-1" => "alignment is 1;",
             "aligned-4" => "alignment is 4;",
             "aligned-131072" => "alignment is 131072;",
-            other => panic!("nobody has said what is wrong with {other}"),
+            other => panic!("the test has no expected error for {other}"),
         };
         let error = Gguf::open(File::open(&path).unwrap()).map(drop).unwrap_err().to_string();
         assert!(error.contains(want), "{}: {error}", path.display());

@@ -1,4 +1,4 @@
-//! The service manager: notices of readiness, life and end, and a socket that it hands over.
+//! The service manager protocol: notifications of readiness, watchdog and end, and a socket that the manager passes.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::rig::{PATIENCE, Rig};
 
-/// A service manager's end of `NOTIFY_SOCKET`.
+/// The service manager's end of `NOTIFY_SOCKET`.
 struct Manager(UnixDatagram);
 
 impl Manager {
@@ -18,7 +18,7 @@ impl Manager {
         Self(socket)
     }
 
-    /// Messages up to the first that holds `line`.
+    /// Receives messages up to the first that contains `line`.
     #[track_caller]
     fn until(&self, line: &str) -> Vec<String> {
         let mut messages = Vec::new();
@@ -26,7 +26,7 @@ impl Manager {
         loop {
             let len = match self.0.recv(&mut bytes) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                other => other.unwrap_or_else(|error| panic!("no {line}: {error}; {messages:?}")),
+                other => other.unwrap_or_else(|error| panic!("no message {line}: {error}; got {messages:?}")),
             };
             let text = String::from_utf8(bytes[..len].to_vec()).unwrap();
             let found = text.lines().any(|l| l.starts_with(line));
@@ -47,11 +47,11 @@ fn the_service_manager_is_told_of_readiness_life_reload_and_end() {
     rig.spawn(&mut command);
     let ready = manager.until("READY=1").pop().unwrap();
     assert!(ready.contains("STATUS=serving 1 models"), "{ready}");
-    // Ready means that clients are answered, without waiting.
+    // Ready means that clients get answers without waiting.
     let options = rocmforge_client::Options { absent_timeout: std::time::Duration::ZERO, ..rig.options() };
     rocmforge_client::Client::new(options).ping(b"").unwrap();
     manager.until("WATCHDOG=1");
-    manager.until("WATCHDOG=1"); // the second one comes only if everything moved since the first
+    manager.until("WATCHDOG=1"); // sent again only if all threads made progress
 
     rig.signal(Signal::HUP);
     let reloading = manager.until("RELOADING=1").pop().unwrap();
@@ -68,14 +68,14 @@ fn the_service_manager_is_told_of_readiness_life_reload_and_end() {
 fn a_socket_from_systemd_is_served_and_stays() {
     let mut rig = Rig::idle();
     let listener = UnixListener::bind(rig.socket()).unwrap();
-    // A client that comes before the daemon waits for it.
+    // A client that connects before the daemon starts waits for it.
     let early = {
         let options = rig.options();
         std::thread::spawn(move || rocmforge_client::Client::new(options).ping(b"early"))
     };
     for _ in 0..2 {
         let fd = OwnedFd::from(listener.try_clone().unwrap());
-        // systemd sets LISTEN_PID to the daemon's own pid and passes the socket as descriptor 3: a shell does as much.
+        // systemd sets LISTEN_PID to the daemon's pid and passes the socket as descriptor 3; this shell does the same.
         let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_rocmforged")]);
@@ -90,7 +90,7 @@ fn a_socket_from_systemd_is_served_and_stays() {
         rig.assert_serves();
         rig.signal(Signal::TERM);
         assert_eq!(rig.ended().code(), Some(0));
-        assert!(rig.socket().exists(), "the socket is systemd's");
+        assert!(rig.socket().exists(), "the daemon removed systemd's socket");
     }
     assert_eq!(early.join().unwrap().unwrap().payload, b"early");
 }

@@ -1,6 +1,7 @@
-//! GPUs that are missing, too old, too small, lost or hung: the daemon says so, lives, and the CPU serves where it may.
+//! GPUs that are missing, too old, too small, lost or hung: the daemon reports it and lives, and the CPU serves if
+//! allowed.
 //!
-//! The look-alike plays the GPU in each.
+//! The look-alike plays the GPU in each test.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,13 +26,13 @@ fn start(config: &str, library: &Path, settings: &[(&str, &str)]) -> Rig {
     rig
 }
 
-/// The look-alike; `None` after saying that there is none, or that another was asked for.
+/// The look-alike; `None` after reporting that it is missing or that another runtime was requested.
 fn lookalike() -> Option<PathBuf> {
     let library = gpu::library()?;
     if Runtime::open(&library).is_ok_and(|runtime| gpu::is_lookalike(&runtime)) {
         return Some(library);
     }
-    common::skip(&format!("{} plays no faults", library.display()));
+    common::skip(&format!("{} cannot inject faults", library.display()));
     None
 }
 
@@ -43,7 +44,7 @@ fn device(rig: &Rig) -> (String, String) {
     (device.kind, why)
 }
 
-/// Where the CPU may serve it does and says why; where only a GPU may, the daemon ends and has said why.
+/// With `auto` the CPU serves and states the reason; with `hip` the daemon logs the reason and ends.
 #[track_caller]
 fn check_unusable(library: &Path, settings: &[(&str, &str)], words: &[&str]) {
     let mut rig = start(ANY, library, settings);
@@ -54,7 +55,7 @@ fn check_unusable(library: &Path, settings: &[(&str, &str)], words: &[&str]) {
 
     let mut rig = start(ONLY_HIP, library, settings);
     let status = rig.ended();
-    assert!(!status.success(), "a daemon without its device is no success");
+    assert!(!status.success(), "a daemon without its device ended with success");
     let log = rig.log_text();
     assert!(words.iter().all(|word| log.contains(word)), "{log:?} does not say {words:?}");
 }
@@ -64,7 +65,7 @@ fn without_a_library() {
     check_unusable(Path::new("/nowhere/libamdhip64.so"), &[], &["/nowhere/libamdhip64.so", "libamdhip64"]);
 }
 
-/// A library that knows the first function and no other.
+/// A library that has the first function and no other.
 #[test]
 fn with_a_library_that_is_too_old() {
     let dir = tempfile::tempdir().unwrap();
@@ -72,7 +73,7 @@ fn with_a_library_that_is_too_old() {
     std::fs::write(&source, "int hipInit(unsigned flags) { return 0; }\n").unwrap();
     let mut command = Command::new("cc");
     command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).stdin(Stdio::null());
-    let output = command.output().expect("cc, which links every Rust program, can be run");
+    let output = command.output().expect("cc cannot be run");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     check_unusable(&library, &[], &["libamdhip64.so.4", "has no function", "too old", "5.2"]);
 }
@@ -101,7 +102,7 @@ fn beside_a_large_model(library: &Path, large: &Path, bytes: u64) -> Rig {
 #[test]
 fn a_model_that_does_not_fit_the_device_is_refused_and_others_are_served() {
     let (Some(library), Some(large)) = (lookalike(), common::smollm2()) else { return };
-    // Its head has not enough room, whatever leaves.
+    // Its head does not fit, even if everything else is evicted.
     let mut rig = beside_a_large_model(&library, &large, 32 << 20);
     let request = rocmforge_client::wire::GenerateRequest { model: "large".into(), ..story(4) };
     for _ in 0..2 {
@@ -128,7 +129,7 @@ fn a_model_larger_than_the_device_streams_through_it_and_others_are_served() {
     roomy.assert_serves();
 }
 
-/// An answer in whose middle the device fails: the error, after some tokens had come.
+/// Runs an answer during which the device fails; returns the error, which comes after some tokens.
 fn broken_answer(rig: &Rig) -> WireError {
     let client = rig.client();
     let mut generation = client.generate(&story(40)).unwrap();
@@ -138,14 +139,14 @@ fn broken_answer(rig: &Rig) -> WireError {
             Ok(Some(item)) => ids.extend(item.ids),
             Ok(None) => panic!("the device did not fail"),
             Err(error) => {
-                assert!(!ids.is_empty() && ids.len() < 40, "{} tokens came", ids.len());
+                assert!(!ids.is_empty() && ids.len() < 40, "the device failed after {} tokens", ids.len());
                 return refusal(Err::<(), _>(error));
             }
         }
     }
 }
 
-/// The device fails in the middle of an answer, and what says so holds `words`.
+/// The device fails during an answer; the event, the error and the status then contain `words`.
 #[track_caller]
 fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
     let Some(library) = lookalike() else { return };
@@ -153,15 +154,15 @@ fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
     assert_eq!(device(&rig).0, "hip");
     let watcher = rig.client();
     let mut events = watcher.events().unwrap();
-    events.next_item().unwrap().expect("the first comes at once");
+    events.next_item().unwrap().expect("no first item came");
     let error = broken_answer(&rig);
     assert_eq!(error.code, ErrorCode::DeviceFailed as u16, "{error:?}");
     let told = events
         .find_map(|item| item.unwrap().events.into_iter().find(|event| event.kind == EventKind::DeviceLost));
-    let told = told.expect("the daemon goes on");
+    let told = told.expect("the event stream ended");
     assert!(words.iter().all(|word| told.text.contains(word)), "{told:?} does not say {words:?}");
     assert!(told.text.contains("; it goes on with "), "{told:?}");
-    assert_eq!((told.id, told.model.as_str(), told.device_bytes), (0, "", 0), "it is no model's fault");
+    assert_eq!((told.id, told.model.as_str(), told.device_bytes), (0, "", 0), "the event blames a model");
     assert_eq!(error.class(), Some(ErrorClass::Device));
     assert!(words.iter().all(|word| error.message.contains(word)), "{error:?} does not say {words:?}");
     rig.assert_serves();
@@ -172,7 +173,7 @@ fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
 
     let mut rig = start(&format!("[device]\nbackend = 'hip'\n{more}\n"), &library, settings);
     assert_eq!(broken_answer(&rig).code, ErrorCode::DeviceFailed as u16);
-    assert_eq!(rig.ended().code(), Some(70), "whoever watches over it starts another");
+    assert_eq!(rig.ended().code(), Some(70), "the exit status does not ask for a restart");
 }
 
 #[test]
@@ -180,7 +181,7 @@ fn a_device_lost_in_an_answer() {
     check_broken(&[("ROCMFORGE_LOOKALIKE_FAULTS", "kernel.sample_greedy:6=719")], "", &["719"]);
 }
 
-/// No step waits for these weights: who asked for them is told all the same, and the others are served.
+/// No step waits for these weights: the requesting client gets an error all the same, and other clients are served.
 #[test]
 fn a_device_that_hangs_while_weights_are_brought() {
     let Some(library) = lookalike() else { return };

@@ -1,4 +1,4 @@
-//! Model files that change, shrink or go while they are mapped.
+//! Model files that change, shrink or disappear while they are mapped.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -14,7 +14,7 @@ fn halfway(rig: &Rig) -> Generation {
     fs::copy(rig.model(TINY), rig.model("victim")).unwrap();
     let request = GenerateRequest { model: "victim".into(), ..story(200) };
     let generation = rig.client().generate(&request).unwrap();
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         let sequences = rig.client().ps().unwrap().sequences;
         sequences.iter().any(|s| s.state == rocmforge_client::wire::SequenceState::Stalled)
     });
@@ -34,18 +34,18 @@ fn a_file_truncated_under_a_running_request_fails_that_model_alone() {
     let mut other = neighbour.generate(&story(200)).unwrap();
     OpenOptions::new().write(true).open(rig.model("victim")).unwrap().set_len(20_000).unwrap();
     assert_eq!(code(collect(&mut running)), ErrorCode::ModelCorrupt as u16);
-    assert_eq!(collect(&mut other).unwrap(), whole, "the other model's tokens are what they were");
+    assert_eq!(collect(&mut other).unwrap(), whole, "the other model's tokens changed");
     let request = GenerateRequest { model: "victim".into(), ..story(200) };
     assert_eq!(code(answer(&rig.client(), &request)), ErrorCode::ModelCorrupt as u16);
     assert_eq!(state(&rig, "victim"), ModelState::Unusable);
     rig.assert_idle();
-    // Whole again, it serves again.
+    // Restored, the model serves again.
     fs::copy(rig.model(TINY), rig.model("victim")).unwrap();
     assert_eq!(answer(&rig.client(), &request).unwrap(), whole);
     rig.assert_serves();
 }
 
-/// Draws whole numbers below a bound, the same for the same seed.
+/// Draws integers below a bound; the same seed gives the same numbers.
 struct Draw(u64);
 
 impl Draw {
@@ -72,7 +72,7 @@ fn a_file_truncated_at_a_hundred_random_moments_never_harms_another_model() {
         let (fresh, victim) = (rig.dir.path().join("fresh"), rig.model("victim"));
         fs::copy(rig.model(TINY), &fresh).unwrap();
         fs::rename(&fresh, &victim).unwrap();
-        // From before it is mapped to after its last token.
+        // The range begins before the file is mapped and ends after the last token.
         let moment = std::time::Duration::from_micros(draw.below(60_000));
         let left = draw.below(bytes);
         let request = GenerateRequest { model: "victim".into(), ..story(100) };
@@ -83,15 +83,15 @@ fn a_file_truncated_at_a_hundred_random_moments_never_harms_another_model() {
             OpenOptions::new().write(true).open(&victim).unwrap().set_len(left).unwrap();
             (asked.join().unwrap(), neighbour.join().unwrap())
         });
-        assert_eq!(neighbour.unwrap(), whole, "round {round}: the other model's tokens");
+        assert_eq!(neighbour.unwrap(), whole, "round {round}: the other model's tokens changed");
         match asked {
             Ok(answer) => {
-                assert_eq!(answer, whole, "round {round}: an answer that counts is a right one");
+                assert_eq!(answer, whole, "round {round}: a complete answer is wrong");
                 finished += 1;
             }
             Err(error) => {
                 let found = error.code();
-                // One that was emptied before it was opened is no model.
+                // A file that was emptied before it was opened is not a model.
                 let fits = found == Some(ErrorCode::ModelCorrupt as u16)
                     || (left == 0 && found == Some(ErrorCode::NotAModelFile as u16));
                 assert!(fits, "round {round}: {error}");
@@ -100,8 +100,8 @@ fn a_file_truncated_at_a_hundred_random_moments_never_harms_another_model() {
         }
         assert!(rig.is_running(), "round {round}: the daemon died");
     }
-    println!("{failed} failed, {finished} had finished before");
-    assert!(failed > 10, "too few were hit while they ran: {failed}");
+    println!("{failed} answers failed, {finished} finished before the cut");
+    assert!(failed > 10, "too few answers were hit while they ran: {failed}");
     rig.assert_idle();
     rig.assert_serves();
 }
@@ -113,11 +113,14 @@ fn a_file_that_lost_its_name_or_permissions_serves_on_what_is_mapped() {
     let whole = answer(&rig.client(), &story(200)).unwrap();
     let mut running = halfway(&rig);
     fs::set_permissions(rig.model("victim"), fs::Permissions::from_mode(0o000)).unwrap();
-    assert_eq!(collect(&mut running).unwrap(), whole, "who may open it is no matter to what is open");
+    assert_eq!(collect(&mut running).unwrap(), whole, "new permissions changed an open file's answer");
     let request = GenerateRequest { model: "victim".into(), ..story(200) };
     match answer(&rig.client(), &request) {
         Ok(found) => {
-            assert!(rustix::process::geteuid().is_root(), "only root opens it");
+            assert!(
+                rustix::process::geteuid().is_root(),
+                "an unreadable file was opened by a user other than root"
+            );
             assert_eq!(found, whole);
         }
         Err(error) => assert_eq!(error.code(), Some(ErrorCode::NotAModelFile as u16), "{error}"),
@@ -126,8 +129,8 @@ fn a_file_that_lost_its_name_or_permissions_serves_on_what_is_mapped() {
     let mut running = halfway(&rig);
     fs::remove_file(rig.model("victim")).unwrap();
     assert_eq!(code(answer(&rig.client(), &request)), ErrorCode::ModelNotFound as u16);
-    assert_eq!(collect(&mut running).unwrap(), whole, "an unlinked file lives on in its mapping");
-    rig.eventually("its mapping is gone", |status| status.models_mapped == 1);
+    assert_eq!(collect(&mut running).unwrap(), whole, "an unlinked file's answer changed");
+    rig.eventually("the victim is unmapped", |status| status.models_mapped == 1);
     rig.assert_serves();
 }
 
@@ -140,9 +143,9 @@ fn a_replaced_file_serves_new_requests_and_running_ones_finish_on_the_old_one() 
     fs::write(&new, tiny_llama(3).build().bytes).unwrap();
     fs::rename(&new, rig.model("victim")).unwrap();
     let shown = rig.client().show("victim", false).unwrap();
-    assert_eq!(shown.vocab, 263, "the new file's vocabulary");
+    assert_eq!(shown.vocab, 263, "the vocabulary is not the new file's");
     assert_eq!(collect(&mut running).unwrap(), whole);
-    rig.eventually("the old mapping is gone", |status| status.models_mapped == 2);
+    rig.eventually("the old file is unmapped", |status| status.models_mapped == 2);
     rig.assert_serves();
 }
 
@@ -156,7 +159,7 @@ fn an_answer_from_a_file_that_was_written_to_does_not_count() {
     drop(file);
     assert_eq!(code(collect(&mut running)), ErrorCode::ModelChanged as u16);
     let request = GenerateRequest { model: "victim".into(), ..story(8) };
-    answer(&rig.client(), &request).expect("a new request has the file as it is now");
+    answer(&rig.client(), &request).expect("a new request did not get the current file");
     rig.assert_serves();
 }
 
@@ -169,12 +172,12 @@ fn an_unloaded_model_finishes_what_runs() {
     assert_eq!((unloaded.was_mapped, unloaded.draining_sequences), (true, 1));
     assert_eq!(state(&rig, "victim"), ModelState::Draining);
     assert_eq!(collect(&mut running).unwrap(), whole);
-    rig.eventually("its mapping is gone", |status| status.models_mapped == 1);
+    rig.eventually("the victim is unmapped", |status| status.models_mapped == 1);
     assert_eq!(state(&rig, "victim"), ModelState::Registered);
     rig.assert_serves();
 }
 
-/// A model whose weights are a hole in the file: all header, no data. 1 GB where its feed-forward networks are 2^19 wide.
+/// A model whose weights are a hole in the file: all header, no data. 1 GB if its feed-forward networks are 2^19 wide.
 pub fn hollow_model(path: &std::path::Path, ffn: u32) -> u64 {
     const LAYERS: u32 = 5;
     let mut model = tiny_llama(5)
@@ -215,7 +218,7 @@ fn a_model_that_was_only_loaded_has_no_weight_in_memory() {
     let loaded = client.load("hollow").unwrap();
     println!("ready after {} us", loaded.elapsed_us);
     assert!(loaded.mapped_now);
-    // It is ready: its vocabulary answers.
+    // Ready means that the vocabulary answers.
     let request = TokenizeRequest {
         model: "hollow".into(),
         text: "ab".into(),
@@ -232,7 +235,7 @@ fn a_model_that_was_only_loaded_has_no_weight_in_memory() {
         let lines = smaps.lines().filter_map(|line| line.strip_prefix(key));
         lines.map(|line| line.trim().strip_suffix(" kB").unwrap().parse().unwrap()).collect()
     };
-    assert!(value("Size:").iter().sum::<u64>() * 1024 >= bytes, "mapped as a whole: {smaps}");
+    assert!(value("Size:").iter().sum::<u64>() * 1024 >= bytes, "the file is not mapped as a whole: {smaps}");
     assert_eq!(value("Rss:").iter().sum::<u64>(), 0, "{smaps}");
     rig.assert_serves();
 }

@@ -1,4 +1,4 @@
-//! Chats whose template computes until its limit: whoever sends many of them waits for himself alone.
+//! Chats whose template computes until its limit: a user who sends many of them delays only that user.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -13,13 +13,13 @@ use crate::forge::{Value, tiny_llama};
 use crate::raw::Raw;
 use crate::rig::{Rig, answer};
 
-/// Computes for the 2 s of processor time that it may, then fails.
+/// Computes for the allowed 2 s of processor time, then fails.
 const SLOW: &str =
     "{% set x = 'a' * 20000000 %}{% for i in range(99999) %}{% set y = x|upper|lower %}{% endfor %}";
 
 const QUICK: &str = "{{ messages[0].content }}";
 
-/// Requests of a connection at once.
+/// Concurrent requests of a connection.
 const MANY: u32 = 60;
 
 fn models(rig: &Rig) {
@@ -52,7 +52,7 @@ fn another_chatter() {
 #[test]
 fn slow_chats_of_one_user_are_not_waited_for_by_another() {
     if !rustix::process::geteuid().is_root() {
-        common::skip("only root can be two users");
+        common::skip("only root can act as two users");
         return;
     }
     let mut rig = Rig::start();
@@ -80,7 +80,7 @@ fn slow_chats_of_one_user_are_not_waited_for_by_another() {
         };
         scope.spawn(again_and_again);
         scope.spawn(again_and_again);
-        // Once one has ended the queue has been full for a while.
+        // When the first one has ended, the queue has been full for a while.
         let (mut raw, request) = (Raw::connect(&rig), chat("slow"));
         raw.send(1, Op::Generate, &request);
         raw.error();

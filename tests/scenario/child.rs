@@ -1,4 +1,4 @@
-//! Client processes: this test binary again, as a client that does one thing.
+//! Client processes: this test binary again, as a client with one task.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 const SOCKET: &str = "ROCMFORGE_SCENARIO_SOCKET";
 const ARGUMENT: &str = "ROCMFORGE_SCENARIO_ARGUMENT";
 
-/// A client process that waits for a line on its standard input before it starts, and prints lines.
+/// A client process that waits for a line on standard input before it starts, and prints lines.
 pub struct Process {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -19,7 +19,7 @@ impl Process {
         Self::start_as(test, socket, argument, |_| ())
     }
 
-    /// As [`Process::start`], with a change to how it starts.
+    /// Like [`Process::start`]; `change` may alter the command.
     pub fn start_as(test: &str, socket: &Path, argument: &str, change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -38,7 +38,7 @@ impl Process {
         self.child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     }
 
-    /// What follows `key` on the line that starts with it.
+    /// The rest of the next line that starts with `key`.
     pub fn line(&mut self, key: &str) -> String {
         let mut line = String::new();
         while self.lines.read_line(&mut line).unwrap() > 0 {
@@ -62,7 +62,7 @@ impl Drop for Process {
     }
 }
 
-/// In the client process: its socket and argument, after it was told to go. `None` where the test runs as a test.
+/// The client process gets its socket and argument, after the parent releases it. `None` where the test runs as a test.
 pub fn inside() -> Option<(std::path::PathBuf, String)> {
     let socket = std::env::var_os(SOCKET)?;
     let mut line = String::new();
@@ -70,7 +70,7 @@ pub fn inside() -> Option<(std::path::PathBuf, String)> {
     Some((socket.into(), std::env::var(ARGUMENT).unwrap()))
 }
 
-/// Token ids as a client process prints them.
+/// Token ids in the form that a client process prints.
 pub fn ids_text(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! Several clients: sharing, cancelling, going away. What one does changes no other's answer.
+//! Several clients share the daemon, cancel and disconnect. No client changes another's answer.
 
 use rocmforge_client::wire::{ErrorCode, GenerateRequest, Prompt};
 use rocmforge_client::{Client, Connection, Options};
@@ -7,13 +7,13 @@ use crate::child::{self, Process, ids_text};
 use crate::raw::Raw;
 use crate::rig::{Rig, TINY, answer, code, collect, story};
 
-/// How many client processes run at once.
+/// Number of concurrent client processes.
 const CLIENTS: usize = 16;
 
-/// Of each four, one takes its request back after so many items, and one process is killed.
+/// Of each four clients, one cancels its request after so many items, and one is killed.
 const CANCELLED_AFTER: usize = 3;
 
-/// A request of this client's own: prompts and answers of mixed lengths.
+/// A request specific to this client: prompts and answers have mixed lengths.
 fn request(client: usize) -> GenerateRequest {
     let words = ["Once", " upon", " a", " time", " there", " was", " a", " dog"];
     let prompt: String = words.iter().cycle().take(1 + client * 5).copied().collect();
@@ -24,7 +24,7 @@ fn request(client: usize) -> GenerateRequest {
     }
 }
 
-/// The client process of [`sixteen_processes_share_steps_and_get_the_answers_they_get_alone`]; alone it does nothing.
+/// The client process of [`sixteen_processes_share_steps_and_get_the_answers_they_get_alone`]; does nothing as a test.
 #[test]
 fn client_process() {
     let Some((socket, argument)) = child::inside() else { return };
@@ -41,7 +41,7 @@ fn client_process() {
             drop(generation);
             if number == CLIENTS - 1 {
                 println!("WAITING");
-                std::thread::sleep(crate::rig::PATIENCE); // to be killed with its connection open
+                std::thread::sleep(crate::rig::PATIENCE); // waits to be killed with its connection open
             }
             return;
         }
@@ -82,8 +82,8 @@ fn sixteen_processes_share_steps_and_get_the_answers_they_get_alone() {
     };
     let (then, now) = (device(&before), device(&after));
     let shared = (now.1 - then.1) as f64 / (now.0 - then.0) as f64;
-    println!("sequences a step: {shared:.2}");
-    assert!(shared > 1.5, "steps are not shared: {shared:.2} sequences each");
+    println!("sequences per step: {shared:.2}");
+    assert!(shared > 1.5, "steps are not shared: {shared:.2} sequences per step");
     assert_eq!((now.2 - then.2) + (now.3 - then.3), CLIENTS as u64);
     rig.assert_serves();
 }
@@ -95,7 +95,7 @@ fn a_client_that_goes_away_leaves_nothing_behind() {
         let mut raw = Raw::connect(&rig);
         raw.send(1, rocmforge_client::wire::Op::Generate, &story(500));
         raw.receive();
-        rig.eventually("it runs", |status| status.devices[0].sequences_running > 0);
+        rig.eventually("the sequence runs", |status| status.devices[0].sequences_running > 0);
         drop(raw);
         rig.assert_idle();
     }
@@ -121,7 +121,7 @@ fn a_request_without_credit_waits_and_others_do_not() {
     let mut rig = Rig::start();
     let connection = Connection::connect(&rig.options()).unwrap();
     let mut stalled = connection.generate(&story(200)).unwrap();
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         let sequences = rig.client().ps().unwrap().sequences;
         sequences.iter().any(|s| s.state == rocmforge_client::wire::SequenceState::Stalled && s.model == TINY)
     });
@@ -137,7 +137,7 @@ fn connections_beyond_the_limit_are_refused_with_a_reason() {
     rig.eventually("only this connection is open", |status| status.connections == 1);
     let mut held: Vec<Raw> = Vec::new();
     let refused = loop {
-        assert!(held.len() < 5, "the limit does not hold");
+        assert!(held.len() < 5, "more connections than the limit were accepted");
         let mut raw = Raw::silent(&rig);
         raw.write(&rocmforge_client::wire::ClientHello::new("many").to_bytes().unwrap());
         let hello = raw.hello();
@@ -157,11 +157,11 @@ fn requests_of_a_uid_are_bounded() {
     let mut rig = Rig::start_with("[limits]\nrequests_per_uid = 4\nrunning = 2");
     let connection = Connection::connect(&rig.options()).unwrap();
     let mut held: Vec<_> = (0..4).map(|_| connection.generate(&story(200)).unwrap()).collect();
-    rig.eventually("two run, two wait", |status| {
+    rig.eventually("two sequences run, two wait", |status| {
         (status.devices[0].sequences_running, status.devices[0].sequences_queued) == (2, 2)
     });
     assert_eq!(code(answer(&rig.client(), &story(4))), ErrorCode::Quota as u16);
-    // Read at the same time: who runs first is not said, and one that is not read holds its place.
+    // All are read concurrently: their order is unspecified, and an unread answer keeps its place.
     let answers: Vec<_> = std::thread::scope(|scope| {
         let readers: Vec<_> = held.iter_mut().map(|held| scope.spawn(|| collect(held).unwrap())).collect();
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
@@ -176,5 +176,5 @@ fn a_daemon_without_descriptors_waits_for_some_and_recovers() {
     drop(rig.take_all_descriptors());
     rig.assert_serves();
     let lines = rig.log_text().lines().filter(|line| line.contains("cannot be accepted")).count();
-    assert!(lines < 20, "{lines} lines: a failing accept must not fill the log");
+    assert!(lines < 20, "failing accepts wrote {lines} log lines");
 }

@@ -1,6 +1,7 @@
-//! Many clients at once: quiet ones, ones that come and go, ones that say half of it, and ones that do not read. Others are served.
+//! Many clients at once: idle ones, short visits, half requests, and clients that do not read. The others are served.
 //!
-//! `ROCMFORGE_LONG=1` makes storms of 30 s and a hundred pings of each client; what is printed then are the figures of a release build.
+//! `ROCMFORGE_LONG=1` makes storms of 30 s and a hundred pings per client; the printed figures then describe a release
+//! build.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -20,14 +21,14 @@ use crate::rig::{PATIENCE, Rig, anonymous, answer, code, collect, story};
 
 const CLIENTS: usize = 1000;
 
-/// What an idle connection may take of the daemon's memory.
+/// Limit of the daemon's memory per idle connection.
 const IDLE_BYTES_MAX: u64 = 64 << 10;
 
 fn long() -> bool {
     std::env::var_os("ROCMFORGE_LONG").is_some_and(|value| value == "1")
 }
 
-/// This process may have as many descriptors as the daemons that it starts.
+/// Raises this process's descriptor limit to that of the daemons that it starts.
 fn raise_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let hard = getrlimit(Resource::Nofile).maximum;
@@ -42,10 +43,10 @@ fn a_thousand_clients_are_answered_and_cost_little() {
     rig.eventually("only this connection is open", |status| status.connections == 1);
     let before = anonymous(&rig);
     let mut clients: Vec<Raw> = (0..CLIENTS).map(|_| Raw::connect(&rig)).collect();
-    rig.eventually("all are connected", |status| status.connections == CLIENTS as u32 + 1);
+    rig.eventually("all clients are connected", |status| status.connections == CLIENTS as u32 + 1);
     let each = anonymous(&rig).saturating_sub(before) / CLIENTS as u64;
-    println!("{each} bytes for each idle connection");
-    assert!(each <= IDLE_BYTES_MAX, "{each} bytes for each idle connection");
+    println!("{each} bytes per idle connection");
+    assert!(each <= IDLE_BYTES_MAX, "{each} bytes per idle connection");
     let pings = if long() { 100 } else { 10 };
     let begun = Instant::now();
     for n in 0..pings {
@@ -56,13 +57,13 @@ fn a_thousand_clients_are_answered_and_cost_little() {
         }
     }
     let rate = f64::from(pings) * CLIENTS as f64 / begun.elapsed().as_secs_f64();
-    println!("{rate:.0} pings a second of {CLIENTS} clients");
+    println!("{rate:.0} pings per second from {CLIENTS} clients");
     drop(clients);
-    rig.eventually("they are gone", |status| status.connections == 1);
+    rig.eventually("the clients are disconnected", |status| status.connections == 1);
     rig.assert_serves();
 }
 
-/// Connects, asks and goes, as fast as it can: each is answered or refused with a reason.
+/// Clients connect, ask and disconnect as fast as they can: each is answered, or refused with a reason.
 #[test]
 fn a_storm_of_connections_is_answered_or_told_why_not() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nconnections = 64\n");
@@ -82,16 +83,16 @@ fn a_storm_of_connections_is_answered_or_told_why_not() {
     });
     let (served, refused) = (served.into_inner(), refused.into_inner());
     let rate = (served + refused) as f64 / begun.elapsed().as_secs_f64();
-    println!("{served} served, {refused} refused, {rate:.0} connections a second");
+    println!("{served} served, {refused} refused, {rate:.0} connections per second");
     assert!(served > 0);
-    rig.eventually("they are gone", |status| status.connections == 1);
+    rig.eventually("the clients are disconnected", |status| status.connections == 1);
     rig.assert_serves();
 }
 
-/// True when the ping was answered, false when the hello said why not. Anything else fails the test.
+/// True if the ping was answered, false if the hello gave a refusal. Panics on anything else.
 fn one_visit(rig: &Rig) -> bool {
     let mut raw = Raw::silent(rig);
-    // Refused before it was read, our hello may meet a closed end.
+    // If the daemon refuses before it reads, this write may meet a closed connection.
     let _ = raw.0.write_all(&ClientHello::new("storm").to_bytes().unwrap());
     match raw.hello().status {
         0 => {
@@ -106,7 +107,7 @@ fn one_visit(rig: &Rig) -> bool {
     }
 }
 
-/// How a client stops halfway.
+/// The point at which a client stops.
 #[derive(Clone, Copy, Debug)]
 enum Halfway {
     Silent,
@@ -162,9 +163,12 @@ fn five_hundred_half_open_clients_are_sent_away_and_others_are_served() {
     let mut halves: Vec<(Halfway, UnixStream)> =
         (0..500).map(|n| KINDS[n % KINDS.len()]).map(|kind| (kind, halfway(&rig, kind))).collect();
     let crowded = pings(500);
-    println!("a ping takes {quiet:?} alone, {crowded:?} among {} (half, 99 %)", halves.len());
+    println!(
+        "a ping takes {quiet:?} alone, {crowded:?} among {} stalled clients (median, 99th percentile)",
+        halves.len()
+    );
     rig.assert_serves();
-    // One byte now and then keeps nobody: the deadline is of the whole hello.
+    // An occasional byte does not extend the deadline: it covers the whole hello.
     let until = Instant::now() + Duration::from_secs(4);
     while Instant::now() < until {
         for (_, stream) in halves.iter_mut().filter(|(kind, _)| matches!(kind, Halfway::ByteByByte)) {
@@ -185,7 +189,7 @@ fn five_hundred_half_open_clients_are_sent_away_and_others_are_served() {
             assert!(told.contains(&hello.status), "{kind:?}: {}", hello.status);
         }
     }
-    rig.eventually("they are gone", |status| status.connections <= 2);
+    rig.eventually("the stalled clients are disconnected", |status| status.connections <= 2);
     rig.assert_serves();
 }
 
@@ -197,7 +201,7 @@ fn one_that_does_not_read_leaves_fifteen_others_their_answers() {
     for n in 0..8 {
         slow.send(2 * n + 1, Op::Generate, &story(400));
     }
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         let sequences = rig.client().ps().unwrap().sequences;
         sequences.iter().filter(|s| s.state == rocmforge_client::wire::SequenceState::Stalled).count() == 8
     });
@@ -212,8 +216,8 @@ fn one_that_does_not_read_leaves_fifteen_others_their_answers() {
     assert!(answers.iter().all(|answer| *answer == alone));
     let steps = rig.client().status().unwrap().devices[0].steps - before;
     println!("15 answers of 60 tokens in {steps} steps, {:?}", begun.elapsed());
-    // Alone each takes 60 steps and its prompt: together they share them, whoever stalls beside them.
-    assert!(steps <= 15 * 62, "{steps}");
+    // Alone, each answer takes 60 steps and its prompt. Together they share steps, even beside a stalled client.
+    assert!(steps <= 15 * 62, "{steps} steps");
     drop(slow);
     rig.assert_idle();
     rig.assert_serves();
@@ -233,7 +237,7 @@ fn a_second_user() {
 #[test]
 fn quotas_are_of_a_uid() {
     if !rustix::process::geteuid().is_root() {
-        return common::skip("only root can be two users");
+        return common::skip("only root can act as two users");
     }
     let mut rig = Rig::start_with(
         "[device]\nbackend = 'cpu'\n[limits]\nrequests_per_uid = 3\nconnections_per_uid = 6\n",
@@ -243,12 +247,12 @@ fn quotas_are_of_a_uid() {
     }
     let connection = Connection::connect(&rig.options()).unwrap();
     let _held: Vec<_> = (0..3).map(|_| connection.generate(&story(400)).unwrap()).collect();
-    rig.eventually("they run", |status| status.devices[0].sequences_running == 3);
+    rig.eventually("all three sequences run", |status| status.devices[0].sequences_running == 3);
     let refused = Connection::connect(&rig.options()).unwrap();
     assert_eq!(code(collect(&mut refused.generate(&story(4)).unwrap())), ErrorCode::Quota as u16);
     let mut more = Vec::new();
     let full = loop {
-        assert!(more.len() < 10, "no limit of connections");
+        assert!(more.len() < 10, "the connection limit does not hold");
         let mut raw = Raw::silent(&rig);
         let _ = raw.0.write_all(&ClientHello::new("more").to_bytes().unwrap());
         match raw.hello().status {
@@ -261,7 +265,11 @@ fn quotas_are_of_a_uid() {
         command.uid(STRANGER).gid(STRANGER);
     });
     other.go();
-    assert_eq!(other.line("DONE "), ", there was a little girl", "another uid has its own");
+    assert_eq!(
+        other.line("DONE "),
+        ", there was a little girl",
+        "another uid was refused although its quota is free"
+    );
     drop((more, refused));
     drop(_held);
     drop(connection);

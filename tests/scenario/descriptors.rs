@@ -1,4 +1,4 @@
-//! File descriptors where none belong, of the wrong kind, too many: none stays open in the daemon.
+//! Descriptors where none belong, of the wrong kind, or too many: the daemon leaves none open.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::raw::{Raw, header};
 use crate::rig::{Answer, Rig, TINY, answer, code, refusal, story};
 
-/// Descriptors of the wrong kind that one client passes.
+/// Number of wrong descriptors that one client passes.
 const TRIES: usize = 10_000;
 
 fn null() -> File {
@@ -39,7 +39,7 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
     let file = null();
     let one = [file.as_fd()];
     let many: Vec<BorrowedFd<'_>> = vec![file.as_fd(); 253];
-    // Each with a frame whose header tells the truth or not.
+    // Each case has a frame; its header states the number of descriptors rightly or wrongly.
     let cases: [(Vec<u8>, &[BorrowedFd<'_>]); 7] = [
         (ping(1), &one),
         (ping(0), &one),
@@ -57,7 +57,7 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
             assert_eq!(error.code, ErrorCode::BadDescriptors as u16, "{error:?}");
             raw.assert_closed();
         }
-        // On a payload's byte instead of the frame's first.
+        // With a byte of the payload instead of the frame's first byte.
         let mut raw = Raw::connect(&rig);
         raw.write(&header(8, 1, Op::Ping as u16, 0, 0));
         raw.send_with(&[0; 8], &one);
@@ -66,10 +66,10 @@ fn descriptors_that_do_not_belong_close_the_connection_and_are_closed() {
     let mut raw = Raw::connect(&rig);
     raw.write(&load(0, true));
     let error = std::iter::repeat_with(|| raw.error()).find(|(stream, _)| *stream == 0).unwrap().1;
-    assert_eq!(error.code, ErrorCode::BadDescriptors as u16, "a descriptor is missing");
+    assert_eq!(error.code, ErrorCode::BadDescriptors as u16, "a missing descriptor gave another error");
     raw.assert_closed();
     rig.eventually("only this connection is open", |status| status.connections == 1);
-    // The status connections of this test come and go by themselves.
+    // Allows for this test's own status connections, which open and close.
     rig.assert_descriptors(before + 1);
     rig.assert_serves();
 }
@@ -93,16 +93,16 @@ fn a_daemon_without_descriptors_says_so_and_keeps_its_names() {
         assert!(error.message.contains("descriptors"), "{}", error.message);
     };
     assert_busy(&refusal(connection.call(&load_other)));
-    assert_eq!(list(), before, "nothing is wrong with the file");
+    assert_eq!(list(), before, "a shortage of descriptors changed the list of models");
     let file = File::open(rig.model("other")).unwrap();
     raw.send_with(&load(1, true), &[file.as_fd()]);
     let (stream, error) = raw.error();
-    assert_eq!(stream, 1, "the connection goes on");
+    assert_eq!(stream, 1, "the error is not of the request's stream");
     assert_busy(&error);
     let request = GenerateRequest { model: "other".into(), ..story(4) };
     assert_busy(&refusal(connection.generate(&request).unwrap().next_item()));
     assert!(connection.call(&wire::StatusRequest::default()).unwrap().rss_anon_bytes > 0);
-    // A stray descriptor is still the client's fault, whoever lost it.
+    // An unexpected descriptor is still the client's fault, even if the kernel dropped it.
     let mut liar = raw;
     liar.send_with(&header(0, 3, Op::List as u16, 0, 0), &[file.as_fd()]);
     let (stream, error) = liar.error();
@@ -130,7 +130,7 @@ fn only_a_regular_file_opened_for_reading_is_taken() {
         open(OFlags::RDWR),
         open(OFlags::WRONLY),
     ];
-    client.ping(b"").unwrap(); // its connection is one of the daemon's descriptors
+    client.ping(b"").unwrap(); // opens the connection, which is one of the daemon's descriptors
     let before = rig.descriptors();
     for fd in bad.iter().cycle().take(TRIES) {
         assert_eq!(code(client.load_descriptor(fd.as_fd(), "x")), ErrorCode::NotAModelFile as u16);
@@ -152,7 +152,7 @@ fn a_passed_file_answers_under_its_name_and_is_the_same_mapping() {
     assert_eq!(
         (loaded.mapped_now, loaded.summary.state),
         (false, ModelState::Mapped),
-        "the file was mapped already"
+        "a file that is already mapped was mapped again"
     );
     let request = GenerateRequest { model: "mine".into(), ..story(16) };
     assert_eq!(answer(&client, &request).unwrap(), by_name);

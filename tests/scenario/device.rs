@@ -1,4 +1,4 @@
-//! A daemon on a GPU, or on the look-alike: weights brought on request, and given back.
+//! A daemon on a GPU or the look-alike: weights load on request and are freed again.
 
 use std::time::Instant;
 
@@ -7,12 +7,12 @@ use rocmforge_client::wire::{DeviceStatus, LoadToDeviceEnd, LoadToDeviceItem};
 use crate::gpu;
 use crate::rig::{PATIENCE, Rig, TINY, story};
 
-/// A daemon that computes on the GPU that tests run on; `None` after saying why there is none.
+/// A daemon on the GPU for tests; `None` after reporting why there is none.
 pub fn on_gpu() -> Option<Rig> {
     on_gpu_with("")
 }
 
-/// As [`on_gpu`], with more keys of the table `device`.
+/// Like [`on_gpu`], with more keys of the table `device`.
 pub fn on_gpu_with(device: &str) -> Option<Rig> {
     let library = gpu::library()?;
     let mut rig = Rig::idle();
@@ -22,7 +22,7 @@ pub fn on_gpu_with(device: &str) -> Option<Rig> {
     let mut command = rig.command();
     command.env("ROCMFORGE_HIP_LIB", library);
     rig.spawn(&mut command);
-    rig.client().ping(b"").expect("the daemon answers");
+    rig.client().ping(b"").expect("the daemon does not answer");
     Some(rig)
 }
 
@@ -30,7 +30,7 @@ fn device(rig: &Rig) -> DeviceStatus {
     rig.client().status().unwrap().devices.remove(0)
 }
 
-/// Brings a model to the device: what was told on the way, and the end.
+/// Loads a model onto the device; returns the progress items and the end.
 fn bring(rig: &Rig, model: &str) -> (Vec<LoadToDeviceItem>, LoadToDeviceEnd) {
     let mut loading = rig.client().preload_all(model).unwrap();
     let items = loading.by_ref().collect::<Result<_, _>>().unwrap();
@@ -49,8 +49,11 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
     assert!(items.iter().all(|item| item.device_bytes_total == end.device_bytes), "{items:?} {end:?}");
     let there = device(&rig);
     assert!(end.device_bytes > 0 && there.device_bytes == end.device_bytes, "{end:?}");
-    assert!(there.notes().iter().any(|(name, _)| *name == "upload"), "how they came is told");
-    // A request finds them there, and so does a second load.
+    assert!(
+        there.notes().iter().any(|(name, _)| *name == "upload"),
+        "the status does not name the upload path"
+    );
+    // A request finds the weights resident, and so does a second load.
     let client = rig.client();
     let mut generation = client.generate(&story(3)).unwrap();
     generation.by_ref().collect::<Result<Vec<_>, _>>().unwrap();
@@ -61,7 +64,7 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
     rig.client().unload(TINY).unwrap();
     let until = Instant::now() + PATIENCE;
     while device(&rig).device_bytes > 0 {
-        assert!(Instant::now() < until, "the copies stay on the device");
+        assert!(Instant::now() < until, "the copies were not freed");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
@@ -69,7 +72,7 @@ fn a_model_is_brought_to_the_device_on_request_and_leaves_it_when_unloaded() {
 #[test]
 fn where_weights_are_read_in_place_there_is_nothing_to_bring() {
     let rig = Rig::start_with("[device]\nbackend = 'cpu'");
-    let (_, end) = bring(&rig, TINY); // maps it too
+    let (_, end) = bring(&rig, TINY); // also maps the model
     assert!(end.tensors > 0 && end.device_bytes == 0, "{end:?}");
     assert_eq!(rig.client().status().unwrap().models_mapped, 1);
     let refused = rig.client().preload_all("nobody").unwrap().next_item().unwrap_err();

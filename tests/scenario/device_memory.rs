@@ -1,4 +1,4 @@
-//! Models' weights on a device as clients see and change them.
+//! Models' weights on a device, as clients see and change them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,7 +28,7 @@ fn bring(rig: &Rig, what: Preload) -> Result<LoadToDeviceEnd, ClientError> {
     Ok(loading.end().cloned().unwrap())
 }
 
-/// The only model that has a place on the device.
+/// The only model with weights on the device.
 fn only(reply: ResidencyReply) -> ResidencyEntry {
     assert_eq!((reply.models.len(), reply.more), (1, false), "{reply:?}");
     reply.models.into_iter().next().unwrap()
@@ -42,7 +42,11 @@ fn parts(rig: &Rig) -> String {
 fn parts_come_as_asked_for_and_leave_when_told() {
     let Some(mut rig) = on_gpu() else { return };
     let critical = bring(&rig, Preload::Critical).unwrap();
-    assert_eq!(parts(&rig), "##....#", "the embedding, the first of five layers, the head");
+    assert_eq!(
+        parts(&rig),
+        "##....#",
+        "resident parts are not the embedding, the first of five layers and the head"
+    );
     bring(&rig, Preload::First(3)).unwrap();
     assert_eq!(parts(&rig), "####..#");
     bring(&rig, Preload::Layers(vec![4])).unwrap();
@@ -56,7 +60,7 @@ fn parts_come_as_asked_for_and_leave_when_told() {
     let (device, model) = (&reply.devices[0], &reply.models[0]);
     assert_eq!((device.kind.as_str(), device.weight_bytes), ("hip", all.device_bytes));
     assert!(device.budget_bytes >= device.taken_bytes && device.taken_bytes > 0, "{device:?}");
-    assert_eq!((device.load_bytes, device.evictions), (all.device_bytes, 0), "each tensor came once");
+    assert_eq!((device.load_bytes, device.evictions), (all.device_bytes, 0), "a tensor was loaded twice");
     assert_eq!((model.model.as_str(), model.weight_bytes), (TINY, all.device_bytes));
     assert!(model.idle_ms.is_some() && model.sequences == 0 && model.eviction_place == 1, "{model:?}");
 
@@ -65,9 +69,9 @@ fn parts_come_as_asked_for_and_leave_when_told() {
     let reply = client.residency().unwrap();
     assert_eq!((reply.devices[0].weight_bytes, reply.devices[0].evictions), (0, 7));
     assert_eq!(only(reply).parts, ".......");
-    assert_eq!(client.clear_gpu_cache(None).unwrap().device_bytes, 0, "nothing is there any more");
+    assert_eq!(client.clear_gpu_cache(None).unwrap().device_bytes, 0, "a second clear freed memory");
     rig.assert_serves();
-    assert_eq!(parts(&rig), "#######", "a request brought them again");
+    assert_eq!(parts(&rig), "#######", "a request did not load all weights again");
     assert_eq!(client.clear_gpu_cache(None).unwrap().parts, 7);
 }
 
@@ -104,13 +108,17 @@ fn a_plan_comes_true() {
     let before = client.plan(TINY, 100).unwrap();
     assert_eq!((before.fit, before.resident_bytes, before.context_tokens), (Fit::Whole, 0, 100));
     assert!(before.kv_bytes > 0 && before.scratch_bytes > 0 && before.load_ms.is_none(), "{before:?}");
-    assert_eq!(client.residency().unwrap().devices[0].weight_bytes, 0, "a plan brings nothing");
+    assert_eq!(client.residency().unwrap().devices[0].weight_bytes, 0, "a plan loaded weights");
     let all = bring(&rig, Preload::All).unwrap();
     assert_eq!(before.weight_bytes, all.device_bytes);
     let after = client.plan(TINY, 0).unwrap();
     assert_eq!(after.resident_bytes, all.device_bytes);
-    assert!(after.load_ms.is_none_or(|ms| ms == 0), "nothing is left to bring: {after:?}");
-    assert_eq!(after.context_tokens, client.show(TINY, false).unwrap().context_length, "the longest");
+    assert!(after.load_ms.is_none_or(|ms| ms == 0), "the plan still wants to load: {after:?}");
+    assert_eq!(
+        after.context_tokens,
+        client.show(TINY, false).unwrap().context_length,
+        "the plan's default is not the longest context"
+    );
     assert!(after.kv_bytes > before.kv_bytes);
     answer(&client, &story(4)).unwrap();
     let there = only(client.residency().unwrap());
@@ -137,13 +145,13 @@ fn what_happens_is_told_as_it_happens() {
     let Some(rig) = on_gpu() else { return };
     let client = rig.client();
     let mut events = client.events().unwrap();
-    assert_eq!(events.next_item().unwrap().unwrap(), SubscribeItem::default(), "the first comes at once");
+    assert_eq!(events.next_item().unwrap().unwrap(), SubscribeItem::default(), "the first item is not empty");
     bring(&rig, Preload::Critical).unwrap();
     let mut heard = Heard::default();
-    // A part is told again where more of it comes after it was there.
+    // A part that grows after it became resident is reported again.
     let parts = |heard: &Heard, kind| heard.of(kind).map(|event| event.part).collect::<BTreeSet<_>>();
     heard.until(&mut events, |heard| parts(heard, EventKind::Loaded).len() >= 2);
-    let brought = BTreeSet::from([1, 6]); // the first layer, the head: of the embedding rows are taken in the file
+    let brought = BTreeSet::from([1, 6]); // the first layer and the head; embedding rows are read from the file
     assert_eq!(parts(&heard, EventKind::Loaded), brought);
     assert!(heard.0.iter().all(|event| event.model == TINY && event.text.is_empty()), "{heard:?}");
     assert_eq!(heard.count(EventKind::ModelMapped), 1);
@@ -154,12 +162,15 @@ fn what_happens_is_told_as_it_happens() {
     assert_eq!(heard.of(EventKind::Evicted).map(|event| event.device_bytes).sum::<u64>(), left.device_bytes);
     client.unload(TINY).unwrap();
     heard.until(&mut events, |heard| heard.count(EventKind::ModelUnmapped) == 1);
-    assert!(heard.of(EventKind::ModelUnmapped).all(|event| event.model == TINY), "its name is remembered");
+    assert!(
+        heard.of(EventKind::ModelUnmapped).all(|event| event.model == TINY),
+        "an unmap event lacks the model's name"
+    );
     drop(events);
     rig.assert_idle();
 }
 
-/// Events that came.
+/// The events received so far.
 #[derive(Debug, Default)]
 struct Heard(Vec<EventEntry>);
 
@@ -174,7 +185,7 @@ impl Heard {
 
     fn until(&mut self, events: &mut Events, enough: impl Fn(&Self) -> bool) {
         while !enough(self) {
-            let item = events.next_item().unwrap().expect("the daemon goes on");
+            let item = events.next_item().unwrap().expect("the event stream ended");
             assert_eq!(item.missed, 0);
             self.0.extend(item.events);
         }
@@ -194,7 +205,8 @@ fn who_does_not_listen_is_told_how_much_was_missed() {
     raw.send(1, Op::Subscribe, &SubscribeRequest::default());
     let first: SubscribeItem = item(&mut raw);
     assert_eq!(first, SubscribeItem::default());
-    // Six parts come (the embedding stays in the file) and seven leave. One item for each of these until its credit is used up; then some 1024 events are kept.
+    // Six parts load (the embedding stays in the file) and seven are evicted. Each gives an item until the credit is
+    // used up; then the daemon keeps some 1024 events.
     let client = rig.client();
     let times = 32 + 1024 / 13 + 40;
     for _ in 0..times {
@@ -211,7 +223,7 @@ fn who_does_not_listen_is_told_how_much_was_missed() {
             item.events.iter().filter(|event| event.id != 0 && event.kind != EventKind::ModelMapped).count()
                 as u64;
     }
-    assert!(missed > 0, "{told} told");
+    assert!(missed > 0, "no events were reported missed; {told} were delivered");
 }
 
 #[test]
@@ -225,14 +237,15 @@ fn subscribers_are_told_of_a_file_that_lost_bytes_and_of_the_end() {
     let mut generation = running.generate(&story(400)).unwrap();
     generation.next_item().unwrap();
     File::options().write(true).open(rig.model(TINY)).unwrap().set_len(4096).unwrap();
-    let failed = generation.find_map(Result::err).expect("the file is gone under it");
+    let failed =
+        generation.find_map(Result::err).expect("the answer did not fail although its file lost bytes");
     assert_eq!(failed.code(), Some(ErrorCode::ModelCorrupt as u16), "{failed}");
     let mut heard = Heard::default();
     heard.until(&mut events, |heard| heard.count(EventKind::ModelPoisoned) == 1);
     assert!(heard.of(EventKind::ModelPoisoned).all(|event| event.model == TINY && !event.text.is_empty()));
     rig.signal(Signal::TERM);
     while events.next_item().unwrap().is_some() {}
-    assert!(events.end().is_some(), "the daemon says that it ends");
+    assert!(events.end().is_some(), "the stream has no end although the daemon ended");
     assert!(rig.ended().success());
 }
 
@@ -253,16 +266,20 @@ fn rules_hold_until_they_are_changed() {
     };
     let pinned = client.pin("first").unwrap();
     assert!(pinned.rules.pinned, "{pinned:?}");
-    assert!(pinned.host_pinned, "we are the daemon's own user");
+    assert!(pinned.host_pinned, "a pin by the daemon's own user was not allowed to lock memory");
     assert_eq!(client.show("first", false).unwrap().host.wanted, Residency::Lock);
     all("first").unwrap();
     let refused = refusal(all("second"));
     assert_eq!(refused.code, ErrorCode::OutOfMemory as u16);
     assert!(refused.message.contains("1 other model 18.5 MiB (18.5 MiB pinned)"), "{refused}");
-    assert_eq!(parts("first"), "####", "a pinned model keeps its weights");
-    eventually("what was on its way arrived", || !parts("second").contains('>'));
+    assert_eq!(parts("first"), "####", "a pinned model lost weights");
+    eventually("loads in flight have completed", || !parts("second").contains('>'));
     assert!(client.clear_gpu_cache(None).unwrap().parts > 0);
-    assert_eq!((parts("first").as_str(), parts("second").as_str()), ("####", "...."), "pinned ones stay");
+    assert_eq!(
+        (parts("first").as_str(), parts("second").as_str()),
+        ("####", "...."),
+        "a clear did not keep exactly the pinned weights"
+    );
 
     let kept = SetRulesRequest { model: "first".into(), layers_min: Some(1), ..Default::default() };
     client.set_rules(&kept).unwrap();
@@ -270,18 +287,22 @@ fn rules_hold_until_they_are_changed() {
     assert_eq!(unpinned.rules, Rules { layers_min: 1, ..Rules::default() });
     assert_eq!(client.show("first", false).unwrap().host.wanted, Residency::None);
     let _ = all("second");
-    assert!(parts("first").starts_with("##."), "its embedding and first layer stay: {}", parts("first"));
+    assert!(
+        parts("first").starts_with("##."),
+        "the embedding and the first layer were evicted: {}",
+        parts("first")
+    );
     let idle =
         SetRulesRequest { model: "first".into(), idle_s: Some(1), layers_min: Some(0), ..Default::default() };
     assert_eq!(client.set_rules(&idle).unwrap().rules.idle_s, 1);
-    eventually("an idle model's weights leave", || parts("first") == "....");
+    eventually("the idle model's weights are evicted", || parts("first") == "....");
 }
 
 #[track_caller]
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < until, "never: {what}");
+        assert!(Instant::now() < until, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -293,8 +314,8 @@ fn another_user() {
     let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
     let models = client.residency().unwrap().models;
     let names: Vec<_> = models.iter().map(|model| model.model.as_str()).collect();
-    assert_eq!(names, [TINY, ""], "a passed model is seen, its name is not");
-    assert!(client.plan(TINY, 0).is_ok(), "plans are for everyone");
+    assert_eq!(names, [TINY, ""], "another user's passed model must be listed without its name");
+    assert!(client.plan(TINY, 0).is_ok(), "a plan was refused");
     assert_eq!(code(client.plan("private", 0)), ErrorCode::ModelNotFound as u16);
     let error = refusal(client.clear_gpu_cache(Some(TINY)));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
@@ -303,9 +324,12 @@ fn another_user() {
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
     assert_eq!(code(client.clear_gpu_cache(Some("private"))), ErrorCode::ModelNotFound as u16);
     assert_eq!(code(client.pin(TINY)), ErrorCode::Forbidden as u16);
-    // An own name for a file that someone else loaded gives no right to send its weights away.
+    // A second name for a file that another user loaded gives no right to evict its weights.
     client.load_file(&common::tinystories(), Some("own")).unwrap();
-    assert!(client.clear_gpu_cache(Some("own")).is_ok(), "this one only it loaded");
+    assert!(
+        client.clear_gpu_cache(Some("own")).is_ok(),
+        "a user could not clear a model that only this user loaded"
+    );
     let pinned = client.pin("own").unwrap();
     assert!(pinned.rules.pinned && !pinned.host_pinned, "{pinned:?}");
     assert!(pinned.host_reason.contains("administrator"), "{pinned:?}");
@@ -315,7 +339,7 @@ fn another_user() {
 #[test]
 fn another_users_weights_are_seen_and_stay() {
     if !rustix::process::geteuid().is_root() {
-        common::skip("only root can be two users");
+        common::skip("only root can act as two users");
         return;
     }
     let rig = Rig::start_with("[device]\nbackend = 'cpu'");
@@ -351,7 +375,7 @@ fn what_the_configuration_wants_is_there_before_anybody_asks() {
     assert_eq!((there.model.as_str(), there.sequences, there.eviction_place), (TINY, 0, 0));
     assert_eq!((there.rules.pinned, there.rules.priority, there.rules.layers_min), (true, 3, 2));
 
-    // A reload takes changes in, and leaves alone what clients changed since of what it does not change.
+    // A reload applies changed entries. Clients' changes to the other entries stay.
     std::fs::copy(rig.model(TINY), rig.model("second")).unwrap();
     let mut config = std::fs::read_to_string(rig.config()).unwrap();
     let first = config.lines().find(|line| line.starts_with('"')).unwrap().to_owned();
@@ -363,15 +387,17 @@ fn what_the_configuration_wants_is_there_before_anybody_asks() {
         let models = rig.client().residency().unwrap().models;
         models.into_iter().find(|model| model.model == name).map(|model| model.rules)
     };
-    eventually("the other's rules", || rules("second").is_some_and(|rules| rules.priority == 9));
-    assert_eq!(rules(TINY).unwrap().priority, 7, "its entry did not change");
+    eventually("the other model has its new rules", || {
+        rules("second").is_some_and(|rules| rules.priority == 9)
+    });
+    assert_eq!(rules(TINY).unwrap().priority, 7, "the reload reset rules whose entry did not change");
     rig.reload(&config.replace(&first, ""));
-    eventually("nothing is wanted of it", || rules(TINY) == Some(Rules::default()));
-    assert_eq!(whole(&rig).model, TINY, "there is room for it");
+    eventually("the removed entry's rules are the defaults", || rules(TINY) == Some(Rules::default()));
+    assert_eq!(whole(&rig).model, TINY, "the model was evicted although there is room");
     assert_eq!(rules("second").unwrap().priority, 9);
 }
 
-/// The model of which all weights are there, once they are.
+/// Waits until all weights of a model are resident; returns that model.
 fn whole(rig: &Rig) -> ResidencyEntry {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -380,7 +406,7 @@ fn whole(rig: &Rig) -> ResidencyEntry {
             models.into_iter().find(|model| model.parts.chars().all(|part| part == wire::PART_RESIDENT));
         match there {
             Some(there) => return there,
-            None => assert!(Instant::now() < until, "the weights do not come"),
+            None => assert!(Instant::now() < until, "the weights did not become resident"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A disk that fails under a mapped model: its requests fail, the daemon and other models do not.
+//! A disk that fails under a mapped model: its requests fail; the daemon and other models do not.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,18 @@ use crate::forge::wide_llama;
 use crate::rig::{Rig, answer, code, story};
 
 const DISK_BYTES: u64 = 64 << 20;
-/// What the disk has left once it fails: enough for the file system itself and the model's header.
+/// Bytes that the failing disk keeps: enough for the file system itself and the model's header.
 const LEFT_BYTES: u64 = 2 << 20;
 
-/// A file system in a file, mounted through a loop device until this drops.
+/// A file system in a file, mounted through a loop device until drop.
 struct Disk {
     image: PathBuf,
     at: PathBuf,
 }
 
 impl Disk {
-    /// With one file of those bytes, none of them in memory; `None` where this machine has no loop devices or forbids mounting.
+    /// Makes a disk with one file of these bytes, none of them cached. `None` if this machine has no loop devices or
+    /// forbids mounting.
     fn with(dir: &Path, name: &str, bytes: &[u8]) -> Option<Self> {
         let disk = Self { image: dir.join("image"), at: dir.join("disk") };
         fs::create_dir(&disk.at).unwrap();
@@ -31,7 +32,7 @@ impl Disk {
             return None;
         }
         fs::write(disk.at.join(name), bytes).unwrap();
-        // Away and back: what is read from now on comes from the image.
+        // Unmounts and mounts again, so that later reads come from the image.
         (run(Command::new("umount").arg(&disk.at)) && disk.mount()).then_some(disk)
     }
 
@@ -39,7 +40,7 @@ impl Disk {
         run(Command::new("mount").args(["-o", "loop"]).arg(&self.image).arg(&self.at))
     }
 
-    /// From now on reading what is not in memory yet is an I/O error.
+    /// From now on, reading uncached data is an I/O error.
     fn fail(&self) {
         File::options().write(true).open(&self.image).unwrap().set_len(LEFT_BYTES).unwrap();
     }
@@ -64,7 +65,7 @@ fn an_error_of_the_disk_fails_its_model_alone() {
     let bytes = wide_llama(5).build().bytes;
     assert!(bytes.len() as u64 > 4 * LEFT_BYTES, "{} bytes", bytes.len());
     let Some(disk) = Disk::with(rig.dir.path(), "wide.gguf", &bytes) else {
-        return common::not_run("no disk can be mounted from a file here");
+        return common::not_run("this machine cannot mount a disk from a file");
     };
     std::os::unix::fs::symlink(disk.at.join("wide.gguf"), rig.model("wide")).unwrap();
     rig.configure("[device]\nbackend = 'cpu'\n");
@@ -77,11 +78,7 @@ fn an_error_of_the_disk_fails_its_model_alone() {
     let neighbour = rig.client();
     let mut other = neighbour.generate(&story(100)).unwrap();
     assert_eq!(code(answer(&client, &request)), ErrorCode::ModelCorrupt as u16);
-    assert_eq!(
-        crate::rig::collect(&mut other).unwrap(),
-        whole,
-        "the other model's tokens are what they were"
-    );
+    assert_eq!(crate::rig::collect(&mut other).unwrap(), whole, "the other model's tokens changed");
     rig.assert_idle();
     rig.assert_serves();
     rig.signal(rustix::process::Signal::TERM);

@@ -1,4 +1,4 @@
-//! A model with experts through daemon and client: only those that a token was sent to are ever loaded.
+//! A model with experts through daemon and client: only the experts that a token is routed to are loaded.
 
 use std::fs;
 
@@ -26,15 +26,15 @@ fn experts_that_no_token_was_sent_to_are_never_loaded() {
         let request = GenerateRequest { max_tokens, ignore_eog: true, ..GenerateRequest::new("moe", prompt) };
         answer(&client, &request).unwrap()
     };
-    // Embedding, norm and output; in each of two layers 2 norms, 4 projections, 2 head norms, the router, and the 3 parts
-    // of 3 experts for one token.
+    // Embedding, norm and output. In each of two layers: 2 norms, 4 projections, 2 head norms, the router, and the 3
+    // parts of 3 experts for one token.
     let one = ask(&[17], 1);
     assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3));
     assert_eq!(ask(&[17], 1), one);
-    assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3), "the same token goes the same way");
+    assert_eq!(loaded() - before, 3 + 2 * (9 + 3 * 3), "the same token loaded other experts");
     let long: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 256 + 3).collect();
     ask(&long, 1);
-    assert_eq!(loaded() - before, 3 + 2 * (9 + 8 * 3), "two hundred tokens go every way");
+    assert_eq!(loaded() - before, 3 + 2 * (9 + 8 * 3), "two hundred tokens did not load every expert");
     assert_eq!(ask(&[17], 1), one);
     rig.assert_serves();
 }

@@ -1,6 +1,6 @@
-//! Faults of our own: a device that panics in a unit, fails, or hangs. Its request gets a typed error; others go on.
+//! Device faults: a panic, an error or a hang. The affected request gets a typed error; the others continue.
 //!
-//! These run a daemon inside the test's process, with a device of the test's making.
+//! These tests run a daemon inside the test's process, on a device made by the test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,15 +17,15 @@ use crate::common;
 use crate::hooked::Hooked;
 use crate::rig::{PATIENCE, TINY, answer, code, story};
 
-/// What the device does to the next step.
+/// Fault of the device's next step.
 const WELL: u32 = 0;
 const PANIC: u32 = 1;
 const NOT_FINITE: u32 = 2;
 const OUT_OF_MEMORY: u32 = 3;
-/// A panic that cannot be cleaned up.
+/// A panic whose cleanup panics too.
 const BROKEN: u32 = 4;
 
-/// The CPU, with a fault on demand in the middle of a step.
+/// The CPU backend, with a fault on demand in the middle of a step.
 fn faulty(inner: CpuBackend, fault: &Arc<AtomicU32>) -> Hooked {
     let (step, close) = (Arc::clone(fault), Arc::clone(fault));
     let before_layer = move |_| {
@@ -73,9 +73,9 @@ fn a_step_that_panics_or_fails_ends_its_requests_and_the_daemon_serves_on() {
     for (kind, wanted) in cases {
         fault.store(kind, Ordering::SeqCst);
         assert_eq!(code(answer(&client(), &story(64))), wanted as u16);
-        assert_eq!(answer(&client(), &story(64)).unwrap(), whole, "the next request gets its answer");
+        assert_eq!(answer(&client(), &story(64)).unwrap(), whole, "the next request got another answer");
         let device = client().status().unwrap().devices.remove(0);
-        assert_eq!((device.sequences_running, device.kv_pages_used), (0, 0), "all pages are back");
+        assert_eq!((device.sequences_running, device.kv_pages_used), (0, 0), "pages were not freed");
     }
     runtime.block_on(daemon.stop()).unwrap();
     assert!(!config.socket.exists());
@@ -109,7 +109,7 @@ fn a_daemon_that_lost_its_device_ends_with_a_status() {
     answer(&client, &story(8)).unwrap();
     fault.store(BROKEN, Ordering::SeqCst);
     assert_eq!(code(answer(&client, &story(8))), ErrorCode::Internal as u16);
-    let error = end.recv_timeout(PATIENCE).expect("the daemon ends by itself").unwrap_err();
+    let error = end.recv_timeout(PATIENCE).expect("the daemon did not end").unwrap_err();
     assert!(matches!(error, DaemonError::EngineFailed), "{error}");
     assert_eq!(error.exit_status(), 70);
 }

@@ -1,4 +1,5 @@
-//! Files that are no models, by name and by descriptor: each a typed error that says why, and the daemon serves on.
+//! Files that are not models, by name and by descriptor: each gets a typed error with the reason, and the daemon serves
+//! on.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,7 +11,7 @@ use crate::common;
 use crate::forge::{Value, tiny_llama};
 use crate::rig::{Rig, TINY, answer, refusal};
 
-/// What loading by name, loading by descriptor and asking for an answer say.
+/// The errors of loading by name, loading by descriptor and requesting an answer.
 fn refusals(rig: &Rig, name: &str) -> [WireError; 3] {
     let client = rig.client();
     let file = std::fs::File::open(rig.model(name)).unwrap();
@@ -29,7 +30,11 @@ fn assert_refused(content: impl FnOnce(&Path), code: ErrorCode, says: &str) {
     for error in refusals(&rig, "bad") {
         assert_eq!(error.code, code as u16, "{error:?}");
         assert!(error.message.contains(says), "{:?} does not say {says:?}", error.message);
-        assert!(!error.message.contains(rig.dir.path().to_str().unwrap()), "a path leaks: {}", error.message);
+        assert!(
+            !error.message.contains(rig.dir.path().to_str().unwrap()),
+            "the message contains a path: {}",
+            error.message
+        );
     }
     rig.assert_serves();
 }
@@ -112,7 +117,7 @@ fn a_directory_that_is_missing_is_logged_when_that_begins_and_ends() {
     let look = || (0..5).for_each(|_| assert_eq!(client.list().unwrap().models.len(), 1));
     let lines = |text: &str| rig.log_text().lines().filter(|line| line.contains(text)).count();
     look();
-    assert_eq!(lines("cannot be read"), 1, "clients can ask as often as they like");
+    assert_eq!(lines("cannot be read"), 1, "the log has more than one line for repeated requests");
     std::fs::create_dir(&missing).unwrap();
     look();
     std::fs::remove_dir(&missing).unwrap();

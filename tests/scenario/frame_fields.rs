@@ -1,7 +1,8 @@
-//! Every number of every kept frame set to every extreme, and frames of random bytes: each gets a typed error or a valid answer, once, and
-//! the daemon is as it was.
+//! Every number of every kept frame set to every extreme, and frames of random bytes. Each gets one typed error or
+//! valid answer, and the daemon stays as it was.
 //!
-//! `ROCMFORGE_FRAMES=1000000` sends so many random and so many changed frames; else it is some thousand of each.
+//! `ROCMFORGE_FRAMES=1000000` sends that many random and that many changed frames; the default is some thousand of
+//! each.
 
 use std::fs;
 use std::io::Write;
@@ -18,8 +19,8 @@ use crate::forge::Random;
 use crate::raw::Raw;
 use crate::rig::{Rig, TINY, story};
 
-/// What is read of each kept frame: who asks, not who answers. The doctor starts a process for each request, so it is left to
-/// the frame's header.
+/// The kept frames that clients send. The payload of a doctor request is not varied, since each starts a process; its
+/// header is.
 fn kept() -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/frames");
     let mut frames = Vec::new();
@@ -43,7 +44,7 @@ fn kept() -> Vec<(String, Vec<u8>)> {
     frames
 }
 
-/// The extremes of a number of `width` bytes that is now `was`, in something of `length` bytes.
+/// Extremes of a number of `width` bytes with value `was`, in a frame of `length` bytes.
 fn extremes(was: u64, width: usize, length: usize) -> Vec<u64> {
     let max = if width == 8 { u64::MAX } else { (1 << (8 * width)) - 1 };
     let length = length as u64;
@@ -62,18 +63,18 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// What a frame met.
+/// Outcome of a frame.
 #[derive(Debug, PartialEq)]
 enum Met {
     /// The stream ended with a reply or an answer.
     Answered,
     /// The stream ended with an error.
     Refused(u16),
-    /// The connection did.
+    /// The connection ended, with an error code if one was sent.
     Closed(Option<u16>),
 }
 
-/// A connection that sends one frame after the other and reads what each met.
+/// A connection that sends one frame after the other and reads each outcome.
 struct Line {
     raw: Raw,
     stream: u32,
@@ -84,7 +85,7 @@ impl Line {
         Self { raw: Raw::connect(rig), stream: 0 }
     }
 
-    /// Sends a frame on a stream of its own and takes it back at once, so that what never ends does.
+    /// Sends a frame on a new stream and cancels it at once, so that an endless request ends too.
     #[track_caller]
     fn send(&mut self, frame: &[u8]) -> Met {
         self.stream = if self.stream == 0 { 1 } else { self.stream + 2 };
@@ -100,20 +101,20 @@ impl Line {
         self.rest()
     }
 
-    /// Reads to the stream's end or the connection's.
+    /// Reads until the stream or the connection ends.
     #[track_caller]
     fn rest(&mut self) -> Met {
         while let Some((header, payload)) = self.frame() {
-            let op = header.known_op().expect("an op of the protocol");
+            let op = header.known_op().expect("the daemon sent an unknown op");
             if header.stream == 0 {
                 return Met::Closed(Some(error_code(&payload)));
             }
-            assert_eq!(header.stream, self.stream, "a frame of a stream that has ended");
+            assert_eq!(header.stream, self.stream, "the daemon sent a frame on an ended stream");
             match op {
                 Op::Item => {}
                 Op::Reply | Op::End => return Met::Answered,
                 Op::Error => return Met::Refused(error_code(&payload)),
-                other => panic!("{other:?} is not a daemon's"),
+                other => panic!("the daemon sent {other:?}"),
             }
         }
         Met::Closed(None)
@@ -145,7 +146,7 @@ fn assert_as_before(rig: &mut Rig) {
     rig.assert_serves();
 }
 
-/// Fields of a payload stand at any byte: each place is taken for a number of four bytes and of eight.
+/// A payload's fields may lie at any byte: each offset is tried as a number of four bytes and of eight.
 #[test]
 fn no_number_of_a_payload_can_hurt() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
@@ -156,7 +157,7 @@ fn no_number_of_a_payload_can_hurt() {
             continue;
         }
         let length = frame.len() - HEADER_BYTES;
-        // Names, texts and lists are all long: every third place of what is longer than 100 bytes.
+        // Names, texts and lists are all long: above 100 bytes only every third offset is tried.
         let step = if length > 100 { 3 } else { 1 };
         for at in (HEADER_BYTES..frame.len()).step_by(step) {
             for width in [4, 8] {
@@ -169,7 +170,7 @@ fn no_number_of_a_payload_can_hurt() {
                         Met::Answered => answered += 1,
                         Met::Refused(_) => refused += 1,
                         Met::Closed(code) => {
-                            // A load that says it brings a descriptor, and brings none.
+                            // A load that announces a descriptor and passes none.
                             assert_eq!(
                                 code,
                                 Some(ErrorCode::BadDescriptors as u16),
@@ -183,7 +184,7 @@ fn no_number_of_a_payload_can_hurt() {
             }
         }
     }
-    println!("{answered} answered, {refused} refused, {closed} ended their connection");
+    println!("{answered} answered, {refused} refused, {closed} closed their connection");
     assert!(answered > 100 && refused > 1000);
     drop(line);
     assert_as_before(&mut rig);
@@ -194,7 +195,7 @@ fn no_number_of_a_header_can_hurt() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
     let mut met = std::collections::BTreeMap::<Option<u16>, u32>::new();
     for (name, frame) in kept() {
-        // length, stream, op, flags, count of descriptors, checksum
+        // Length, stream, op, flags, count of descriptors, checksum.
         for (at, width) in [(0, 4), (4, 4), (8, 2), (10, 1), (11, 1), (12, 4)] {
             for value in extremes(number(&frame[at..at + width]), width, frame.len() - HEADER_BYTES) {
                 let mut line = Line::new(&rig);
@@ -203,7 +204,7 @@ fn no_number_of_a_header_can_hurt() {
                 let header: [u8; HEADER_BYTES] = bytes[..HEADER_BYTES].try_into().unwrap();
                 line.stream =
                     FrameHeader::parse(&header, PAYLOAD_BYTES_MAX).map_or(0, |header| header.stream);
-                // The daemon may have closed already: what it said is read all the same.
+                // The daemon may have closed already; its error is read all the same.
                 let _ = line.raw.0.write_all(&bytes);
                 let _ = line.raw.0.shutdown(Shutdown::Write);
                 let code = match line.rest() {
@@ -220,12 +221,13 @@ fn no_number_of_a_header_can_hurt() {
     for code in
         [ErrorCode::FrameTooLong, ErrorCode::BadFrame, ErrorCode::BadStream, ErrorCode::BadDescriptors]
     {
-        assert!(met.contains_key(&Some(code as u16)), "{code:?} never: {met:?}");
+        assert!(met.contains_key(&Some(code as u16)), "no frame met {code:?}: {met:?}");
     }
     assert_as_before(&mut rig);
 }
 
-/// A kept frame with some bytes changed, and a frame of random bytes: all that is invalid is an error, none ends the daemon.
+/// Kept frames with some changed bytes, and frames of random bytes: each invalid one gets an error, and none ends the
+/// daemon.
 #[test]
 fn random_and_changed_frames_harm_nobody() {
     let count = std::env::var("ROCMFORGE_FRAMES").ok().and_then(|text| text.parse().ok()).unwrap_or(3000u32);
@@ -239,7 +241,7 @@ fn random_and_changed_frames_harm_nobody() {
     for number in 0..2 * count {
         let mut frame = frames[random.draw() as usize % frames.len()].1.clone();
         if number < count {
-            // Random bytes behind a header whose length is right, so that what comes after is a frame again.
+            // Random bytes after a header with the right length, so that the next frame is aligned again.
             let length = (random.draw() % 64) as u32;
             frame = (0..HEADER_BYTES + length as usize).map(|_| random.draw() as u8).collect();
             frame[..4].copy_from_slice(&length.to_le_bytes());
@@ -256,15 +258,15 @@ fn random_and_changed_frames_harm_nobody() {
             Met::Answered => answered += 1,
             Met::Refused(_) => refused += 1,
             Met::Closed(code) => {
-                assert!(code.is_some(), "closed without a word: {frame:?}");
+                assert!(code.is_some(), "the connection closed without an error: {frame:?}");
                 closed += 1;
                 line = Line::new(&rig);
             }
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    println!("{answered} answered, {refused} refused, {closed} ended their connection, in {seconds:.1} s");
-    assert!(refused > count / 8 && closed > count / 2, "random bytes pass for frames");
+    println!("{answered} answered, {refused} refused, {closed} closed their connection, in {seconds:.1} s");
+    assert!(refused > count / 8 && closed > count / 2, "too many random frames were accepted");
     drop(line);
     assert_as_before(&mut rig);
 }

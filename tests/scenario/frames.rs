@@ -1,4 +1,4 @@
-//! Bytes that break the framing rules: a typed error on stream 0, then the connection closes, and only it.
+//! Bytes that break the framing rules: a typed error on stream 0, then the daemon closes that connection and no other.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -30,13 +30,13 @@ fn frames_that_break_the_rules_close_their_connection() {
     assert_fatal(&mut rig, &header(u32::MAX, 1, ping, 0, 0), ErrorCode::FrameTooLong);
     assert_fatal(&mut rig, &header((1 << 20) + 1, 1, ping, 0, 0), ErrorCode::FrameTooLong);
     assert_fatal(&mut rig, &header(0, 1, ping, 0x80, 0), ErrorCode::BadFrame);
-    assert_fatal(&mut rig, &header(0, 1, ping, 1, 0), ErrorCode::BadFrame); // MORE is the server's
+    assert_fatal(&mut rig, &header(0, 1, ping, 1, 0), ErrorCode::BadFrame); // only the server may set MORE
     assert_fatal(&mut rig, &header(0, 2, ping, 0, 0), ErrorCode::BadStream);
     assert_fatal(&mut rig, &header(0, 0, ping, 0, 0), ErrorCode::BadStream);
     assert_fatal(&mut rig, &header(0, 7, Op::Cancel as u16, 0, 0), ErrorCode::BadStream);
     assert_fatal(&mut rig, &header(0, 1, ping, 0, 5), ErrorCode::BadDescriptors);
-    assert_fatal(&mut rig, &header(0, 1, ping, 0, 1), ErrorCode::BadDescriptors); // none came
-    // A payload of what steers a stream has no stream to fail.
+    assert_fatal(&mut rig, &header(0, 1, ping, 0, 1), ErrorCode::BadDescriptors); // none was passed
+    // A stream-control frame with a bad payload has no stream to fail.
     let mut ping_and_credit =
         encode_frame(1, Op::Ping, Flags::NONE, 1 << 20, &PingRequest::default()).unwrap();
     ping_and_credit.extend(header(3, 1, Op::Credit as u16, 0, 0));
@@ -48,7 +48,7 @@ fn frames_that_break_the_rules_close_their_connection() {
     assert_eq!(error.code, ErrorCode::BadFrame as u16, "{error:?}");
 }
 
-/// Before and after the hello: the daemon hangs up at the first header and takes no more.
+/// Before and after the hello: the daemon closes at the first header and reads no more.
 #[test]
 fn a_gigabyte_of_zeros_is_not_read() {
     let mut rig = Rig::start();
@@ -57,11 +57,11 @@ fn a_gigabyte_of_zeros_is_not_read() {
     let zeros = vec![0; 1 << 20];
     for mut raw in [Raw::silent(&rig), Raw::connect(&rig)] {
         let written = (0..1024).take_while(|_| raw.0.write_all(&zeros).is_ok()).count();
-        assert!(written <= 1, "{written} MiB were taken");
+        assert!(written <= 1, "the daemon read {written} MiB");
     }
-    rig.eventually("they are gone", |status| status.connections == 1);
+    rig.eventually("the clients are disconnected", |status| status.connections == 1);
     let more = anonymous(&rig).saturating_sub(before);
-    assert!(more <= 1 << 20, "{more} bytes more than before");
+    assert!(more <= 1 << 20, "the daemon's memory grew by {more} bytes");
     rig.assert_serves();
 }
 
@@ -71,9 +71,9 @@ fn a_stream_is_used_once() {
     let mut raw = Raw::connect(&rig);
     raw.ping(5);
     assert_eq!(raw.receive().0.stream, 5);
-    // Credit for a stream that has ended comes too late and means nothing.
+    // Credit for an ended stream comes too late and is ignored.
     raw.send(5, Op::Credit, &Credit { items: 1, ext: vec![] });
-    // So it does for an id that was passed over, which no request can have any more.
+    // A cancel for a skipped id is ignored too: no request can have that id any more.
     raw.send(1, Op::Cancel, &Cancel { ext: vec![] });
     raw.ping(3);
     let (stream, error) = raw.error();
@@ -115,7 +115,7 @@ fn half_a_frame_and_a_hang_up_harm_nobody() {
     raw.write(b"RFG1");
     drop(raw);
     rig.assert_serves();
-    rig.eventually("the connections are gone", |status| status.connections <= 2);
+    rig.eventually("the connections are closed", |status| status.connections <= 2);
 }
 
 #[test]
@@ -125,11 +125,15 @@ fn other_protocols_and_versions_are_told_what_this_is() {
     raw.write(&[b'G'; 88]);
     assert_eq!(raw.hello().status, ErrorCode::NotProtocol as u16);
     raw.assert_closed();
-    // Fewer bytes than a hello has, from clients that wait for an answer.
+    // Clients that send fewer bytes than a hello and wait for an answer.
     for words in [&b"GET / HTTP/1.0\r\n\r\n"[..], b"RF\n"] {
         let mut raw = Raw::silent(&rig);
         raw.write(words);
-        assert_eq!(raw.hello().status, ErrorCode::NotProtocol as u16, "at once, not HandshakeTimeout later");
+        assert_eq!(
+            raw.hello().status,
+            ErrorCode::NotProtocol as u16,
+            "the refusal is not NotProtocol at once"
+        );
         raw.assert_closed();
     }
 
@@ -164,21 +168,21 @@ fn who_does_not_read_is_dropped_and_others_are_served() {
     let mut raw = Raw::connect(&rig);
     let ping = PingRequest { payload: vec![7; 256], ext: vec![] };
     let mut stream = 1;
-    // 1 MiB in the daemon and what the kernel holds, then the connection ends.
+    // The daemon keeps 1 MiB and the kernel some more; then the connection ends.
     let error = loop {
         let frame = encode_frame(stream, Op::Ping, Flags::NONE, 1 << 20, &ping);
         match raw.0.write_all(&frame.unwrap()) {
             Ok(()) => stream += 2,
             Err(error) => break error,
         }
-        assert!(stream < 200_000, "never dropped");
+        assert!(stream < 200_000, "the client was never disconnected");
     };
     assert!(
         matches!(error.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset),
         "{error}"
     );
     rig.assert_serves();
-    assert!(rig.log_text().contains("does not read"), "the log says so");
+    assert!(rig.log_text().contains("does not read"), "the log does not say that the client does not read");
 }
 
 #[test]
@@ -202,14 +206,14 @@ fn large_answers_asked_for_at_once_wait_for_who_reads() {
         let (header, _) = raw.receive();
         assert_eq!(header.known_op(), Some(Op::Reply), "{header:?}");
         if replies.is_empty() {
-            std::thread::sleep(Duration::from_millis(500)); // the other answers have to wait now
+            std::thread::sleep(Duration::from_millis(500)); // makes the other answers wait
         }
         bytes += header.len;
         replies.push(header.stream);
     }
     replies.sort_unstable();
     assert_eq!(replies, [1, 3, 5, 7, 9]);
-    assert!(bytes > 3 << 20 >> 1, "more than the daemon keeps: {bytes}");
+    assert!(bytes > 3 << 20 >> 1, "the replies fit the daemon's buffer: {bytes} bytes");
     rig.assert_serves();
 }
 
@@ -226,10 +230,10 @@ fn the_last_words_to_who_does_not_read_have_a_checksum_where_agreed() {
     });
     let until = Instant::now() + PATIENCE;
     while !rig.log_text().contains("does not read") {
-        assert!(Instant::now() < until, "never dropped");
+        assert!(Instant::now() < until, "the client was never disconnected");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // From here on it reads.
+    // Reads from here on.
     let last = loop {
         let (header, payload) = raw.receive();
         assert!(header.flags.contains(Flags::CRC), "{header:?}");
@@ -240,7 +244,7 @@ fn the_last_words_to_who_does_not_read_have_a_checksum_where_agreed() {
     };
     assert_eq!(last.code, ErrorCode::OutputOverflow as u16);
     drop(raw);
-    assert!(pings.join().unwrap(), "the connection ended");
+    assert!(pings.join().unwrap(), "no ping failed although the daemon closed the connection");
 }
 
 #[test]
@@ -260,11 +264,11 @@ fn a_description_fits_the_frames_that_were_agreed() {
         let (header, payload) = raw.receive();
         assert_eq!(header.known_op(), Some(Op::Reply), "{header:?}");
         let reply: ShowReply = decode(&payload).unwrap();
-        assert!(!reply.metadata.is_empty() || !reply.tensors.is_empty(), "no progress");
+        assert!(!reply.metadata.is_empty() || !reply.tensors.is_empty(), "a reply made no progress");
         request.skip_metadata += reply.metadata.len() as u32;
         request.skip_tensors += reply.tensors.len() as u32;
         if (request.skip_metadata, request.skip_tensors) == (reply.metadata_total, reply.tensors_total) {
-            assert!(stream >= 5, "it is too much for two frames");
+            assert!(stream >= 5, "the model fits two frames");
             return;
         }
     }

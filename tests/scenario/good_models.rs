@@ -1,4 +1,5 @@
-//! Whole models of an independent writer, of every architecture, tensor type and tokenizer that is served: all load and answer.
+//! Whole models of an independent writer, of every supported architecture, tensor type and tokenizer: all load and
+//! answer.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +8,7 @@ use rocmforge_client::wire::{ChatMessage, GenerateRequest, Prompt, SamplingOptio
 use crate::good;
 use crate::rig::{Rig, answer};
 
-/// Models of the directory by name: parts are one.
+/// Names of the models in the directory; the parts of a model count once.
 fn names(dir: &std::path::Path) -> BTreeSet<String> {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let models = files.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
@@ -51,8 +52,8 @@ fn every_model_of_an_independent_writer_loads_and_answers() {
         }
         client.unload(name).unwrap();
     }
-    assert!(faults.is_empty(), "{} of {}:\n{}", faults.len(), names.len(), faults.join("\n"));
-    // Each has weights of its own.
+    assert!(faults.is_empty(), "{} of {} models failed:\n{}", faults.len(), names.len(), faults.join("\n"));
+    // Each model has different weights.
     assert!(different.len() * 2 > names.len(), "{different:?}");
     rig.assert_serves();
 }

@@ -1,7 +1,7 @@
-//! A restart is a pause: what a service manager stores for the daemon comes back with the next process.
+//! A restart is a pause: the next process gets back what the service manager stored for the daemon.
 //!
-//! The manager here is a test's own, with systemd's protocol (sd_notify(3), sd_listen_fds(3)): it stores descriptors by name, drops
-//! them when told, and hands all of them to the next process.
+//! The manager here belongs to the test and follows systemd's protocol (sd_notify(3), sd_listen_fds(3)): it stores
+//! descriptors by name, drops them on request, and passes all of them to the next process.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Write};
@@ -20,12 +20,12 @@ use crate::rig::{PATIENCE, Rig, TINY, answer, code, story};
 
 type Stored = Arc<Mutex<Vec<(String, OwnedFd)>>>;
 
-/// A service manager with a store.
+/// A service manager with a descriptor store.
 struct Manager {
     rig: Rig,
     listener: UnixListener,
     stored: Stored,
-    /// Descriptors that it takes at most.
+    /// Maximum number of stored descriptors.
     places: Option<u32>,
 }
 
@@ -36,12 +36,12 @@ impl Manager {
         let socket = UnixDatagram::bind(rig.dir.path().join("notify")).unwrap();
         let stored = Stored::default();
         let store = Arc::clone(&stored);
-        // Ends with the test's process.
+        // The thread ends with the test's process.
         std::thread::spawn(move || while serve(&socket, &store).is_some() {});
         Self { rig, listener, stored, places: None }
     }
 
-    /// Starts the daemon with the socket and all that is stored, as systemd does.
+    /// Starts the daemon with the socket and all stored descriptors, as systemd does.
     fn start(&mut self) {
         let stored = self.stored.lock().unwrap();
         let pid = std::process::id();
@@ -60,7 +60,7 @@ impl Manager {
         }
         self.rig.spawn(&mut command);
         drop(stored);
-        self.rig.client().ping(b"").expect("the daemon answers");
+        self.rig.client().ping(b"").expect("the daemon does not answer");
     }
 
     fn restart(&mut self, signal: Signal) {
@@ -75,18 +75,22 @@ impl Manager {
         names
     }
 
-    /// Waits until the store has so many models' files and states.
+    /// Waits until the store has this many model files and states.
     #[track_caller]
     fn until(&self, models: usize, states: usize) {
         let until = std::time::Instant::now() + PATIENCE;
         let count = |prefix: &str| self.names().iter().filter(|name| name.starts_with(prefix)).count();
         while (count("model-"), count("state-")) != (models, states) {
-            assert!(std::time::Instant::now() < until, "never {models}, {states}: {:?}", self.names());
+            assert!(
+                std::time::Instant::now() < until,
+                "the store never had {models} models and {states} states: {:?}",
+                self.names()
+            );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// What `status` says is kept.
+    /// The text of `status` about kept state.
     fn told(&self) -> String {
         let status = self.rig.client().status().unwrap();
         status
@@ -98,7 +102,7 @@ impl Manager {
     }
 }
 
-/// Takes one message; `None` when there are no more.
+/// Receives one message; `None` at the end.
 fn serve(socket: &UnixDatagram, stored: &Stored) -> Option<()> {
     let mut bytes = [0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -123,7 +127,7 @@ fn serve(socket: &UnixDatagram, stored: &Stored) -> Option<()> {
     Some(())
 }
 
-/// Hands the socket, which it has as standard input, and new descriptions of the files to a program, from descriptor 3 on.
+/// Passes the socket, its standard input, and new descriptions of the files to a program, from descriptor 3 on.
 const START: &str = "
 import fcntl, os, sys
 names, paths, program = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -137,7 +141,7 @@ os.dup2(os.open('/dev/null', os.O_RDONLY), 0)
 os.execv(program[0], program)
 ";
 
-/// A request to a model of another name.
+/// A request to the model `name`.
 fn of(name: &str) -> GenerateRequest {
     GenerateRequest { model: name.into(), ..story(8) }
 }
@@ -151,7 +155,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
     std::fs::copy(common::tinystories(), &file).unwrap();
     client.load_file(&file, Some("mine")).unwrap();
     manager.until(1, 1);
-    // Nobody needs its name any more.
+    // The file's name is not needed any more.
     std::fs::remove_file(&file).unwrap();
     let rules = SetRulesRequest {
         model: TINY.into(),
@@ -162,7 +166,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
         ext: vec![],
     };
     let set = client.set_rules(&rules).unwrap();
-    assert!(set.host_pinned, "the test's user is the daemon's: {}", set.host_reason);
+    assert!(set.host_pinned, "a pin by the daemon's own user did not lock: {}", set.host_reason);
     client.pin("mine").unwrap();
     let expected = answer(&client, &of("mine")).unwrap();
     assert_eq!(manager.told(), "1 of at most 510 passed files, rules of 2 models, 2 locked");
@@ -171,7 +175,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
         manager.restart(signal);
         let client = manager.rig.client();
         assert_eq!(answer(&client, &of("mine")).unwrap(), expected, "after {signal:?}");
-        manager.rig.eventually("what held holds again", |_| {
+        manager.rig.eventually("the kept state is restored", |_| {
             manager.told() == "1 of at most 510 passed files, rules of 2 models, 2 locked"
         });
         let keep = |model: &str| SetRulesRequest {
@@ -187,7 +191,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
         assert!(client.set_rules(&keep("mine")).unwrap().rules.pinned);
         manager.until(1, 1);
     }
-    // What is given up is given up for good.
+    // An unload or unpin is permanent.
     let client = manager.rig.client();
     client.unload("mine").unwrap();
     client.unpin(TINY).unwrap();
@@ -196,7 +200,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
     let client = manager.rig.client();
     assert_eq!(code(answer(&client, &of("mine"))), ErrorCode::ModelNotFound as u16);
     manager.rig.assert_serves();
-    manager.rig.eventually("its other rules hold", |_| {
+    manager.rig.eventually("the other rules are restored", |_| {
         manager.told() == "0 of at most 510 passed files, rules of 1 models, 0 locked"
     });
 }
@@ -219,7 +223,8 @@ fn what_cannot_be_had_again_is_dropped_and_named() {
     File::options().write(true).open(cut).unwrap().set_len(100_000).unwrap();
     let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().unwrap();
     {
-        // A later version's, a twin, one that no list names, a list that is none, and an old one that a kill left behind.
+        // Stored by the manager: a later version's state, a duplicate, a file that no list names, an invalid list, and
+        // an old list that a kill left.
         let mut stored = manager.stored.lock().unwrap();
         let some_file: OwnedFd = File::open(common::tinystories()).unwrap().into();
         let twin = stored
@@ -246,8 +251,8 @@ fn what_cannot_be_had_again_is_dropped_and_named() {
         "{names:?}"
     );
     let log = manager.rig.log_text();
-    for says in ["did not outlive the restart: it was changed", "tensor-9", "state-99", "not sealed"] {
-        assert!(log.contains(says), "{says:?} is not in the log:\n{log}");
+    for says in ["was lost at the restart: the file changed", "tensor-9", "state-99", "not sealed"] {
+        assert!(log.contains(says), "the log lacks {says:?}:\n{log}");
     }
     manager.rig.assert_serves();
 }

@@ -1,4 +1,4 @@
-//! Start, reload and end: sockets that are taken or stale, configurations that are wrong, signals.
+//! Start, reload and end: sockets that are taken or stale, wrong configurations, signals.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::raw::Raw;
 use crate::rig::{Rig, TINY, answer, code, collect, story};
 
-/// Ends of a daemon that does not start: status and what it says.
+/// Exit status and standard error of a daemon that does not start.
 fn output(command: &mut Command) -> (i32, String) {
     let output = command.output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -22,7 +22,7 @@ fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_serves_on() {
     assert_eq!(status, 69, "{says}");
     assert!(says.contains("another rocmforged serves this socket"), "{says}");
     rig.assert_serves();
-    // Also where someone took the lock file away.
+    // Also if the lock file was removed.
     fs::remove_file(rig.dir.path().join("api.sock.lock")).unwrap();
     let (status, says) = output(&mut rig.command());
     assert_eq!(status, 69, "{says}");
@@ -34,12 +34,12 @@ fn the_socket_of_a_killed_daemon_is_taken_over() {
     let mut rig = Rig::start();
     rig.signal(Signal::KILL);
     assert!(!rig.ended().success());
-    assert!(rig.socket().exists(), "a stale socket is left");
+    assert!(rig.socket().exists(), "a killed daemon left no stale socket");
     rig.run();
     rig.assert_serves();
     rig.signal(Signal::TERM);
     assert!(rig.ended().success());
-    assert!(!rig.socket().exists(), "an orderly end leaves none");
+    assert!(!rig.socket().exists(), "an orderly end left the socket");
 }
 
 #[test]
@@ -51,7 +51,8 @@ fn what_is_no_socket_is_not_touched() {
     assert_eq!(fs::read_to_string(rig.socket()).unwrap(), "precious");
 }
 
-/// A link in the socket's place, to a file, to nothing, and to another daemon's socket: none is followed or taken away.
+/// A link in the socket's place, to a file, to nothing, and to another daemon's socket: the daemon neither follows nor
+/// removes it.
 #[test]
 fn a_link_in_the_sockets_place_is_not_touched() {
     let mut other = Rig::start();
@@ -93,7 +94,7 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
     }
     rig.configure("[log]\nformat = 'json'");
     assert_eq!(output(rig.command().arg("--check-config")).0, 0);
-    assert!(!rig.socket().exists(), "checking starts nothing");
+    assert!(!rig.socket().exists(), "a configuration check made a socket");
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn a_stop_lets_running_answers_finish_and_refuses_new_ones() {
     let mut refused = late.connection().unwrap().generate(&story(4)).unwrap();
     assert_eq!(code(collect(&mut refused)), ErrorCode::ServerDraining as u16);
     for generation in &mut running {
-        let rest = collect(generation).expect("a running answer finishes");
+        let rest = collect(generation).expect("a running answer did not finish");
         assert!(whole.text.ends_with(&rest.text) && rest.ids.len() >= 190, "{rest:?}");
     }
     assert_eq!(rig.ended().code(), Some(0));
@@ -121,14 +122,14 @@ fn a_stop_lets_running_answers_finish_and_refuses_new_ones() {
 fn answers_that_do_not_finish_in_time_end_with_a_typed_error() {
     let mut rig = Rig::start_with("[limits]\ndrain_s = 1");
     let mut raw = Raw::connect(&rig);
-    // It is given no credit, so it waits for some when the daemon stops.
+    // The client grants no credit, so the request is waiting for credit when the daemon stops.
     raw.send(1, Op::Generate, &story(400));
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         rig.client().ps().unwrap().sequences.iter().any(|s| s.generated_tokens >= 32)
     });
     rig.signal(Signal::INT);
     assert_eq!(rig.ended().code(), Some(0));
-    // What came before the end is still there to be read.
+    // The items sent before the end can still be read.
     let (last, payload) = loop {
         let (header, payload) = raw.receive();
         if header.known_op() != Some(Op::Item) {
@@ -163,7 +164,7 @@ fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
     let mut running = client.generate(&story(200)).unwrap();
     running.next_item().unwrap().unwrap();
 
-    // The command line's --models goes before the file's, so this one runs on the file alone.
+    // The command line's --models overrides the file's, so this daemon runs on the file alone.
     let mut other = Rig::idle();
     let config = |dirs: &[&std::path::Path]| {
         let dirs: Vec<String> = dirs.iter().map(|dir| format!("{:?}", dir.to_str().unwrap())).collect();
@@ -181,13 +182,15 @@ fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
     assert_eq!(names(&other), [TINY]);
     other.configure(&config(&[&own, &more]));
     other.signal(Signal::HUP);
-    other.eventually("the new directory is read", |_| names(&other) == ["extra", TINY]);
+    other.eventually("the new directory's models are listed", |_| names(&other) == ["extra", TINY]);
     let states: Vec<ModelState> = other.client().list().unwrap().models.iter().map(|m| m.state).collect();
-    assert_eq!(states, [ModelState::Registered, ModelState::Mapped], "what was mapped stays");
+    assert_eq!(states, [ModelState::Registered, ModelState::Mapped], "the reload unmapped a mapped model");
     // A broken file changes nothing.
     other.configure("nonsense = true");
     other.signal(Signal::HUP);
-    other.eventually("the log says so", |_| other.log_text().contains("the one in force stays"));
+    other.eventually("the log reports the broken file", |_| {
+        other.log_text().contains("the one in force stays")
+    });
     assert_eq!(names(&other), ["extra", TINY]);
     other.assert_serves();
 

@@ -1,6 +1,6 @@
-//! The real daemon on a real socket: what clients, files, signals and systemd can do to it, and what it answers.
+//! The real daemon on a real socket: clients, files, signals and systemd act on it, and the tests check its answers.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail by panic
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
 mod activation;
 mod broken_gpu;

@@ -1,4 +1,5 @@
-//! Malformed models and a real daemon: each is refused with its code, by name and by descriptor, and the daemon serves on as it did.
+//! Malformed models and a real daemon: each is refused with its code, by name and by descriptor, and the daemon serves
+//! as before.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -9,7 +10,7 @@ use rocmforge_client::wire::{ChatMessage, ErrorCode, GenerateRequest, Prompt, Sa
 use crate::malformed::{Case, cases, numbers, templates};
 use crate::rig::{Rig, anonymous, answer, code};
 
-/// What all refusals together may leave in the daemon's memory.
+/// Limit of memory growth after all refusals.
 const LEFT_BYTES_MAX: u64 = 16 << 20;
 
 #[test]
@@ -26,28 +27,28 @@ fn a_daemon_refuses_every_malformed_model_and_keeps_nothing_of_it() {
     for (number, case) in all.iter().enumerate() {
         let begun = Instant::now();
         let result = client.load(&name(number));
-        let refused = result.as_ref().err().map(|error| error.code().expect("the daemon's answer"));
+        let refused = result.as_ref().err().map(|error| error.code().expect("the error is not the daemon's"));
         if refused.is_some() {
             slowest = slowest.max((begun.elapsed(), case.what.clone()));
         } else {
             client.unload(&name(number)).unwrap();
         }
         if refused != case.code.map(|code| code as u16) {
-            faults.push(format!("{}: {refused:?}, not {:?}", case.what, case.code));
+            faults.push(format!("{}: {refused:?} instead of {:?}", case.what, case.code));
         }
     }
     println!("slowest refusal of {}: {:?}, {}", all.len(), slowest.0, slowest.1);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     rig.eventually("only the good model is mapped", |status| status.models_mapped == 1);
     let left = anonymous(&rig).saturating_sub(before);
-    println!("{} KiB more than before", left >> 10);
-    assert!(left <= LEFT_BYTES_MAX, "{left} bytes more than before");
-    // The client's connection was not open yet.
+    println!("memory grew by {} KiB", left >> 10);
+    assert!(left <= LEFT_BYTES_MAX, "memory grew by {left} bytes");
+    // Plus the client's connection, which was not open when they were counted.
     rig.assert_descriptors(descriptors + 1);
     rig.assert_serves();
 }
 
-/// A client's own files: not in a directory, so nothing is known of them before.
+/// A client's own files: outside the model directories, so the daemon does not know them before.
 #[test]
 fn malformed_files_passed_by_descriptor_are_refused_and_closed() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
@@ -65,7 +66,7 @@ fn malformed_files_passed_by_descriptor_are_refused_and_closed() {
     }
     assert!(passed >= 100, "{passed}");
     rig.assert_descriptors(descriptors);
-    assert_eq!(client.list().unwrap().models.len(), 1, "none has a name");
+    assert_eq!(client.list().unwrap().models.len(), 1, "a refused file got a name");
     rig.assert_serves();
 }
 
@@ -80,12 +81,12 @@ fn a_hostile_template_fails_its_chats_alone() {
         assert_eq!(code(result), ErrorCode::TemplateFailed as u16, "{what}");
         let plain =
             GenerateRequest { max_tokens: 2, ..GenerateRequest::new("chat", Prompt::Text("ab".into())) };
-        answer(&client, &plain).unwrap_or_else(|error| panic!("{what}: a prompt that is no chat: {error}"));
+        answer(&client, &plain).unwrap_or_else(|error| panic!("{what}: a plain prompt was refused: {error}"));
     }
     rig.assert_serves();
 }
 
-/// Weights that are no numbers: an answer of finite log-probabilities, or a refusal that says so; never a hang or a crash.
+/// Weights that are NaN or infinite: a finite answer or a refusal with the reason, never a hang or a crash.
 #[test]
 fn weights_that_are_no_numbers_are_told_and_harm_nobody() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
@@ -95,13 +96,13 @@ fn weights_that_are_no_numbers_are_told_and_harm_nobody() {
         fs::write(rig.model("numbers"), case.forge.build().bytes).unwrap();
         for temperature in [0.0, 0.8] {
             let mut request = GenerateRequest::new("numbers", Prompt::Text("ab ba".into()));
-            // A token that is drawn is read in the next step, and may be the one that is no number.
+            // A drawn token is read in the next step, and its own row may be the bad one.
             request.max_tokens = if case.answers { 1 } else { 3 };
             request.ignore_eog = true;
             request.sampling = SamplingOptions { temperature, top_logprobs: 4, ..request.sampling };
             match finite_answer(&client, &request) {
                 Ok(finite) => {
-                    assert!(finite, "{}: a log-probability is no number", case.what);
+                    assert!(finite, "{}: a log-probability is not a number", case.what);
                     answered += 1;
                 }
                 Err(error) => {
@@ -127,11 +128,11 @@ fn finite_answer(
     let (mut finite, mut seen) = (true, 0);
     while let Some(item) = generation.next_item()? {
         for logprob in &item.logprobs {
-            // A token that cannot be drawn has a probability of 0; the drawn one has not.
+            // A token that cannot be drawn has a probability of 0, a log-probability of -inf; the drawn token has not.
             finite &= logprob.logprob.is_finite() && logprob.top.iter().all(|top| !top.logprob.is_nan());
             seen += 1;
         }
     }
-    assert!(seen > 0, "log-probabilities were asked for");
+    assert!(seen > 0, "the answer has no log-probabilities");
     Ok(finite)
 }

@@ -1,4 +1,4 @@
-//! Many models, and models that come and go: what the daemon's memory has of them.
+//! Many models, and models that are loaded and unloaded: their cost in the daemon's memory.
 
 use std::fs::{self, File};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::rig::{Rig, TINY, anonymous, answer, story};
 const MODELS: u64 = 100;
 const MIB: u64 = 1 << 20;
 
-/// The header of a small model with the vocabulary of that file, and the length that its file is to have.
+/// A small model's header with the vocabulary of the file at `path`, and the full length of its file.
 fn with_vocabulary(path: &std::path::Path) -> (Vec<u8>, u64) {
     let (vocabulary, _) = Gguf::open(File::open(path).unwrap()).unwrap();
     let mut model = tiny_llama(3);
@@ -45,7 +45,7 @@ fn with_vocabulary(path: &std::path::Path) -> (Vec<u8>, u64) {
     (bytes, length)
 }
 
-/// Maps [`MODELS`] files of those bytes; what each beyond the first took of the daemon's memory.
+/// Maps [`MODELS`] files of those bytes; returns the daemon's memory growth per model after the first.
 fn each_takes(header: &[u8], length: u64) -> u64 {
     let name = |number: u64| format!("m{number}");
     let mut rig = Rig::idle();
@@ -92,11 +92,11 @@ fn a_hundred_models_of_one_vocabulary_share_it() {
     let small = fs::read(common::tinystories()).unwrap();
     let length = small.len() as u64;
     let each = each_takes(&small, length);
-    assert!(each <= MIB, "{each} bytes for each further model");
+    assert!(each <= MIB, "{each} bytes per further model");
     let Some(vocabulary) = common::cached("vocab/ggml-vocab-qwen2.gguf") else { return };
     let (header, length) = with_vocabulary(&vocabulary);
     let each = each_takes(&header, length);
-    assert!(each <= MIB, "{each} bytes for each further model");
+    assert!(each <= MIB, "{each} bytes per further model");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_thousand_loads_and_unloads_leave_nothing() {
         client.unload(TINY).unwrap();
         text
     };
-    // What the daemon fills once: it keeps the last 1,024 answers to such requests, should one be asked again.
+    // Fills a fixed cache first: the daemon keeps its last 1,024 answers to such requests, for repeats.
     for _ in 0..1024 {
         client.load(TINY).unwrap();
     }
@@ -118,7 +118,7 @@ fn a_thousand_loads_and_unloads_leave_nothing() {
         assert_eq!(cycle(), text);
     }
     let gone = |rig: &Rig| {
-        rig.eventually("it is unmapped", |status| status.models_mapped == 0);
+        rig.eventually("the model is unmapped", |status| status.models_mapped == 0);
         rig.assert_idle();
         anonymous(rig)
     };
@@ -126,12 +126,12 @@ fn a_thousand_loads_and_unloads_leave_nothing() {
     for number in 1..=1000 {
         assert_eq!(cycle(), text);
         if number % 250 == 0 {
-            println!("{} KiB after {number} cycles more", anonymous(&rig) >> 10);
+            println!("{} KiB after {number} more cycles", anonymous(&rig) >> 10);
         }
     }
     let last = gone(&rig);
-    // It moves by 0.05 to 0.2 MiB; 512 bytes kept of each cycle would be too much.
-    println!("{} KiB, {} KiB after 1000 cycles more", first >> 10, last >> 10);
-    assert!(last <= first + MIB / 2, "{first} bytes, {last} after 1000 cycles more");
+    // It varies by 0.05 to 0.2 MiB; a leak of 512 bytes per cycle would exceed the limit.
+    println!("{} KiB, {} KiB after 1000 more cycles", first >> 10, last >> 10);
+    assert!(last <= first + MIB / 2, "memory grew from {first} to {last} bytes in 1000 cycles");
     rig.assert_serves();
 }

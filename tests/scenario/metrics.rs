@@ -1,4 +1,4 @@
-//! The page of metrics, read by a parser that knows only the format.
+//! The metrics page, read by a parser that knows only the format.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::rig::{Rig, TINY, answer, story};
 
-/// What a page says, as the parser reads it.
+/// The page's values, as the parser reads them.
 fn parsed(page: &str) -> Result<Vec<Value>, String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenario/metrics.py");
     let mut child = Command::new("python3")
@@ -18,7 +18,7 @@ fn parsed(page: &str) -> Result<Vec<Value>, String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("python3 can be run");
+        .expect("python3 cannot be run");
     child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     if !output.status.success() {
@@ -55,7 +55,7 @@ fn a_page_of_metrics_is_read_by_another_parser() {
     };
     answer(&client, &request).unwrap();
     let text = page(&client);
-    assert!(!text.contains("nobody"), "no prompts: {text}");
+    assert!(!text.contains("nobody"), "the page contains a prompt: {text}");
     let values = parsed(&text).unwrap();
     let of = |name: &str, label: (&str, &str)| value(&values, name, label);
     assert_eq!(of("requests_total", ("outcome", "done")), 2.0);
@@ -84,9 +84,9 @@ fn names_of_strangers_stay_inside_their_quotes() {
     let values = parsed(&prometheus(&status, &residency)).unwrap();
     let shown = name.replace(['\u{1b}', '\r'], "\u{fffd}");
     let named: Vec<_> = values.iter().filter(|value| value["labels"]["model"] == shown.as_str()).collect();
-    assert_eq!(named.len(), 8, "four values of each of two models");
+    assert_eq!(named.len(), 8, "the page does not have four values of each of two models");
     assert_eq!(value(&values, "build_info", ("version", &shown)), 1.0);
-    // The parser can say no.
+    // The parser rejects broken pages.
     for broken in [
         "rocmforge_x 1\n",
         "# HELP a b\n# TYPE a gauge\na 1\na 1\n",

@@ -1,4 +1,4 @@
-//! No path of a client's is opened: models are passed as open files, and names are names.
+//! The daemon opens no path of a client: models are passed as open files, and names are only names.
 
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use rustix::fs::inotify;
 use crate::common;
 use crate::rig::{Rig, answer, code};
 
-/// Opens of files below the watched ones since the last call.
+/// Names of files opened below the watched directories since the last call.
 fn opens(watch: &impl AsFd) -> Vec<String> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(watch, &mut buffer);
@@ -32,7 +32,7 @@ fn what_a_client_calls_a_model_is_never_opened() {
     let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).unwrap();
     inotify::add_watch(&watch, &lure, inotify::WatchFlags::OPEN).unwrap();
     let passed = File::open(&file).unwrap();
-    assert_eq!(opens(&watch), ["secret.gguf"], "the watch sees our own");
+    assert_eq!(opens(&watch), ["secret.gguf"], "the watch missed the test's own open");
 
     let client = rig.client();
     let path = file.to_str().unwrap().to_owned();
@@ -51,7 +51,7 @@ fn what_a_client_calls_a_model_is_never_opened() {
             );
         }
         assert_eq!(opens(&watch), [""; 0], "{name} was opened");
-        // As a name of a passed file it is a name.
+        // The same text as the name of a passed file is just a name.
         if client.load_descriptor(passed.as_fd(), name).is_ok() {
             let request =
                 GenerateRequest { max_tokens: 2, ..GenerateRequest::new(name, Prompt::Text("a".into())) };
@@ -60,7 +60,7 @@ fn what_a_client_calls_a_model_is_never_opened() {
         }
         assert_eq!(opens(&watch), [""; 0], "{name} was opened");
     }
-    // A file without any name is a model like others: nothing but the descriptor is needed.
+    // A file without any name is a model like others: the descriptor is enough.
     fs::remove_file(&file).unwrap();
     client.load_descriptor(passed.as_fd(), "nameless").unwrap();
     let request =

@@ -1,4 +1,4 @@
-//! Memory is short: what is idle is given back, what runs and what is pinned goes on.
+//! Memory pressure: idle memory is given back; running and pinned models keep theirs.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,12 +11,12 @@ use crate::gpu;
 use crate::residency::{comes, host, smaps};
 use crate::rig::{PATIENCE, Rig, TINY, answer, collect, story};
 
-/// A daemon with this configuration that a pipe tells; the pipe's path.
+/// Starts a daemon with this configuration and a pipe that signals pressure; returns the pipe's path.
 fn start(rig: &mut Rig, config: &str) -> std::path::PathBuf {
     start_with(rig, config, &[])
 }
 
-/// As [`start`], with more of the environment.
+/// Like [`start`], with more environment variables.
 fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Path)]) -> std::path::PathBuf {
     let pipe = rig.dir.path().join("pressure");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -44,7 +44,7 @@ fn idle_models_give_their_pages_back_and_requests_go_on() {
     let request = GenerateRequest { model: "busy".into(), ..story(200) };
     let whole = answer(&client, &request).unwrap();
     let mut running = client.generate(&request).unwrap();
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         rig.client().ps().unwrap().sequences.iter().any(|s| s.state == SequenceState::Stalled)
     });
     let before = smaps(&rig, &rig.model("busy"), "Rss:");
@@ -53,19 +53,19 @@ fn idle_models_give_their_pages_back_and_requests_go_on() {
     let begun = Instant::now();
     tell(&pipe);
     while smaps(&rig, &idle, "Rss:") > 0 {
-        assert!(begun.elapsed() < PATIENCE, "idle pages stay:\n{}", rig.log_text());
+        assert!(begun.elapsed() < PATIENCE, "idle pages were not given back:\n{}", rig.log_text());
     }
     println!("{} MiB were given back within {:?}", bytes >> 20, begun.elapsed());
     let told = comes(&rig, "idle", |host| host.state == PagesState::GivenBack);
-    println!("{:?} bytes of it are left in the page cache", told.cached_bytes);
-    assert_eq!(host(&rig, "pinned").locked_bytes, pinned.locked_bytes, "pinned pages stay");
-    assert_eq!(smaps(&rig, &rig.model("busy"), "Rss:"), before, "what runs keeps its pages");
-    assert_eq!(collect(&mut running).unwrap(), whole, "a request that runs goes on");
+    println!("{:?} bytes are left in the page cache", told.cached_bytes);
+    assert_eq!(host(&rig, "pinned").locked_bytes, pinned.locked_bytes, "pinned pages were given back");
+    assert_eq!(smaps(&rig, &rig.model("busy"), "Rss:"), before, "a running model lost pages");
+    assert_eq!(collect(&mut running).unwrap(), whole, "a running request got another answer");
     let status = client.status().unwrap().host;
     assert_eq!((status.pressure.as_str(), status.pressure_events), (pipe.to_str().unwrap(), 1));
-    // Once more, with nothing to give; and what was given back serves again.
+    // A second event with nothing to give back; and the model serves again.
     tell(&pipe);
-    rig.eventually("told again", |status| status.host.pressure_events == 2);
+    rig.eventually("the second pressure event is counted", |status| status.host.pressure_events == 2);
     assert_eq!(answer(&client, &request).unwrap(), whole);
     rig.assert_serves();
 }
@@ -84,7 +84,7 @@ fn idle_models_leave_a_device_and_requests_go_on() {
     let mut loading = client.preload_all(TINY).unwrap();
     while loading.next_item().unwrap().is_some() {}
     let mut running = client.generate(&request).unwrap();
-    rig.eventually("it waits for credit", |_| {
+    rig.eventually("the request waits for credit", |_| {
         rig.client().ps().unwrap().sequences.iter().any(|s| s.state == SequenceState::Stalled)
     });
     let held = |name: &str| {
@@ -92,21 +92,21 @@ fn idle_models_leave_a_device_and_requests_go_on() {
         models.iter().find(|model| model.model == name).map_or(0, |model| model.weight_bytes)
     };
     let (idle, busy) = (held(TINY), held("busy"));
-    assert!(idle > 0 && busy > 0, "{idle} {busy}");
+    assert!(idle > 0 && busy > 0, "a model has no weights on the device: idle {idle}, busy {busy}");
 
     let begun = Instant::now();
     tell(&pipe);
     while held(TINY) > 0 {
-        assert!(begun.elapsed() < PATIENCE, "idle weights stay:\n{}", rig.log_text());
+        assert!(begun.elapsed() < PATIENCE, "idle weights were not evicted:\n{}", rig.log_text());
     }
-    println!("{idle} bytes left the device within {:?}", begun.elapsed());
-    assert_eq!(held("busy"), busy, "what runs keeps its weights");
-    assert_eq!(collect(&mut running).unwrap(), whole, "a request that runs goes on");
-    rig.eventually("told", |status| status.host.pressure_events == 1);
-    // Now that nothing runs, all of it; and a model that left comes back.
+    println!("{idle} bytes were evicted within {:?}", begun.elapsed());
+    assert_eq!(held("busy"), busy, "a running model lost weights");
+    assert_eq!(collect(&mut running).unwrap(), whole, "a running request got another answer");
+    rig.eventually("the pressure event is counted", |status| status.host.pressure_events == 1);
+    // Once nothing runs, all weights are evicted; and an evicted model loads again.
     tell(&pipe);
     while client.residency().unwrap().devices[0].weight_bytes > 0 {
-        assert!(begun.elapsed() < PATIENCE, "idle weights stay:\n{}", rig.log_text());
+        assert!(begun.elapsed() < PATIENCE, "idle weights were not evicted:\n{}", rig.log_text());
     }
     assert_eq!(answer(&client, &request).unwrap(), whole);
     rig.assert_serves();

@@ -1,4 +1,4 @@
-//! A client by hand: bytes as a test wants them, wrong ones too.
+//! A client that sends the bytes that a test gives it, valid or not.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -16,19 +16,19 @@ use crate::rig::{PATIENCE, Rig};
 pub struct Raw(pub UnixStream);
 
 impl Raw {
-    /// Connected, nothing said.
+    /// Connected, with nothing sent.
     pub fn silent(rig: &Rig) -> Self {
         let stream = UnixStream::connect(rig.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)
     }
 
-    /// Connected, hellos exchanged.
+    /// Connected, with hellos exchanged.
     pub fn connect(rig: &Rig) -> Self {
         Self::connect_as(rig, &ClientHello::new("raw"))
     }
 
-    /// Connected with a hello of one's own.
+    /// Connected with this hello.
     pub fn connect_as(rig: &Rig, hello: &ClientHello) -> Self {
         let mut raw = Self::silent(rig);
         raw.write(&hello.to_bytes().unwrap());
@@ -64,7 +64,7 @@ impl Raw {
         (header, payload)
     }
 
-    /// The next frame, which must be an error; its stream and what it says.
+    /// The next frame, which must be an error; returns its stream and the error.
     #[track_caller]
     pub fn error(&mut self) -> (u32, WireError) {
         let (header, payload) = self.receive();
@@ -72,7 +72,7 @@ impl Raw {
         (header.stream, wire::decode(&payload).unwrap())
     }
 
-    /// The daemon closes the connection and says nothing more.
+    /// Checks that the daemon closes the connection and sends nothing more.
     #[track_caller]
     pub fn assert_closed(mut self) {
         let mut rest = Vec::new();
@@ -82,7 +82,7 @@ impl Raw {
         }
     }
 
-    /// Bytes with descriptors on the first of them.
+    /// Sends bytes with descriptors attached to the first byte.
     pub fn send_with(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -94,7 +94,7 @@ impl Raw {
     }
 }
 
-/// A header of these numbers, whatever they mean.
+/// A header of these numbers, valid or not.
 pub fn header(len: u32, stream: u32, op: u16, flags: u8, n_fds: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(len.to_le_bytes());

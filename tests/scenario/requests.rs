@@ -1,4 +1,4 @@
-//! Requests that ask for what cannot be: typed errors with the numbers, on a connection that goes on.
+//! Requests that cannot be served: typed errors with the numbers, on a connection that stays open.
 
 use rocmforge_client::wire::{
     self, ChatMessage, CheckState, DetokenizeRequest, ErrorCode, GenerateRequest, Op, Prompt,
@@ -110,9 +110,9 @@ fn large_requests_leave_no_memory_behind() {
             }
         });
     }
-    // Some heaps of threads, none of them with what a text took to be cut up: that is 15 MB a text.
+    // Allows for several heaps of threads, but not for memory of split texts: that is 15 MB a text.
     let limit = before + (48 << 20);
-    rig.eventually("the memory is back", |status| status.rss_anon_bytes < limit);
+    rig.eventually("the memory is freed", |status| status.rss_anon_bytes < limit);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_seed_repeats_an_answer() {
         sampling: SamplingOptions { seed: Some(seed), ..request.sampling.clone() },
         ..request
     };
-    assert_eq!(answer(&client, &again).unwrap(), random, "the seed that was told gives the same answer");
+    assert_eq!(answer(&client, &again).unwrap(), random, "the reported seed gave another answer");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn unknown_ops_and_payloads_fail_their_stream_alone() {
     assert_eq!((stream, error.code), (3, ErrorCode::BadPayload as u16));
     let critical = wire::PingRequest { payload: vec![], ext: vec![(1, vec![])] };
     raw.send(5, Op::Ping, &critical);
-    assert_eq!(raw.receive().0.known_op(), Some(Op::Reply), "an extension that may be ignored is");
+    assert_eq!(raw.receive().0.known_op(), Some(Op::Reply), "an optional extension was not ignored");
     rig.assert_serves();
 }
 
@@ -169,7 +169,7 @@ fn unknown_ops_and_payloads_fail_their_stream_alone() {
 fn a_deadline_ends_a_request_that_waits_and_a_request_that_runs() {
     let mut rig = Rig::start();
     let connection = Connection::connect(&rig.options()).unwrap();
-    // Not reading stalls it: what it waits for then is credit.
+    // A client that does not read stalls its request: it waits for credit then.
     let mut generation = connection.generate(&GenerateRequest { timeout_ms: 300, ..story(500) }).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(400));
     assert_eq!(code(collect(&mut generation)), ErrorCode::DeadlineExceeded as u16);
@@ -184,8 +184,8 @@ fn repeated_loads_with_one_number_are_one_load() {
     let load = wire::LoadRequest { name: TINY.into(), by_descriptor: false, request_id: 77, ext: vec![] };
     let first = connection.call(&load).unwrap();
     assert!(first.mapped_now);
-    assert_eq!(first.summary.sequences, 0, "the load itself does not count");
-    assert_eq!(connection.call(&load).unwrap(), first, "the first answer again");
+    assert_eq!(first.summary.sequences, 0, "the load counts itself as a sequence");
+    assert_eq!(connection.call(&load).unwrap(), first, "a repeated request got another answer");
     assert!(!connection.call(&wire::LoadRequest { request_id: 78, ..load.clone() }).unwrap().mapped_now);
     let other = wire::LoadRequest { name: "other".into(), ..load };
     assert_eq!(code(connection.call(&other)), ErrorCode::InvalidArgument as u16);
@@ -202,7 +202,7 @@ fn an_unload_whose_client_hung_up_is_answered_to_who_asks_again() {
         let mut raw = Raw::connect(&rig);
         raw.send(1, Op::Unload, &unload);
         drop(raw);
-        assert!(connection.call(&unload).unwrap().was_mapped, "the first answer, or the first one's work");
+        assert!(connection.call(&unload).unwrap().was_mapped, "a repeated unload got another answer");
     }
 }
 
@@ -227,10 +227,10 @@ fn a_chat_is_put_through_the_models_own_template() {
         client.detokenize(&shown).unwrap().text,
         "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
     );
-    // What the answer costs beside the file: the keys and values of its pages, and room to compute in.
+    // Memory of the answer besides the file: the keys and values of its pages, and working memory.
     let status = client.status().unwrap();
     let limit = status.devices[0].kv_bytes + (64 << 20);
-    assert!(status.rss_anon_bytes <= limit, "{} of {limit} bytes", status.rss_anon_bytes);
+    assert!(status.rss_anon_bytes <= limit, "{} bytes of memory, limit {limit}", status.rss_anon_bytes);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn what_can_never_fit_is_refused_with_its_numbers() {
         entry.value.parse().unwrap()
     };
     let (tokens, need, budget) = (detail("context_tokens"), detail("need_bytes"), detail("budget_bytes"));
-    // Keys and values of 256 elements of two bytes in each of two layers, for the request's tokens and its prompt's.
+    // Keys and values of 256 elements of two bytes in each of two layers, for the tokens of request and prompt.
     assert!(tokens > 4000 && need >= tokens * 2 * 2 * 256 * 2 && budget == 1 << 20, "{error}");
     assert_eq!(
         error.message,
@@ -271,6 +271,6 @@ fn what_can_never_fit_is_refused_with_its_numbers() {
              raise kv.budget_mib"
         )
     );
-    assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter one fits");
+    assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter request got no tokens");
     rig.assert_serves();
 }

@@ -1,4 +1,4 @@
-//! A daemon of a test: its own process, socket, directory of models and log.
+//! A test's daemon: its process, socket, model directory and log.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common;
 
-/// Nothing here takes this long; a test that waits longer has failed.
+/// Upper limit of every wait; a test that waits longer has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Name of the kept model in a [`Rig`].
@@ -24,7 +24,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A directory with the kept model and no daemon yet.
+    /// A directory with the kept model, without a daemon.
     pub fn idle() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("models")).unwrap();
@@ -38,7 +38,7 @@ impl Rig {
         Self::start_with("")
     }
 
-    /// As [`Rig::start`], with a configuration file of this text.
+    /// Like [`Rig::start`], with a configuration file of this text.
     pub fn start_with(config: &str) -> Self {
         let mut rig = Self::idle();
         rig.configure(config);
@@ -46,7 +46,7 @@ impl Rig {
         rig
     }
 
-    /// A daemon that serves the kept model and may have 48 descriptors.
+    /// A daemon that serves the kept model, with a limit of 48 descriptors.
     pub fn start_with_few_descriptors() -> Self {
         let mut rig = Self::idle();
         let mut command = Command::new("/bin/sh");
@@ -58,13 +58,13 @@ impl Rig {
         rig
     }
 
-    /// Connections that leave such a daemon without a descriptor, until they drop.
+    /// Connections that use up such a daemon's descriptors until they drop.
     pub fn take_all_descriptors(&self) -> Vec<UnixStream> {
-        // The kernel completes these connections; the daemon has no descriptors to take them all.
+        // The kernel completes these connections; the daemon has too few descriptors to accept them all.
         let held = (0..64).map(|_| UnixStream::connect(self.socket()).unwrap()).collect();
         let until = Instant::now() + PATIENCE;
         while !self.log_text().contains("cannot be accepted") {
-            assert!(Instant::now() < until, "the log never says so");
+            assert!(Instant::now() < until, "the log never reported the failed accept");
             std::thread::sleep(Duration::from_millis(10));
         }
         held
@@ -74,7 +74,7 @@ impl Rig {
         std::fs::write(self.config(), config).unwrap();
     }
 
-    /// Has the daemon take a configuration file of this text in.
+    /// Has the daemon reload a configuration file of this text.
     pub fn reload(&self, config: &str) {
         let told = || self.log_text().matches("configuration read again").count();
         let before = told();
@@ -82,7 +82,7 @@ impl Rig {
         self.signal(Signal::HUP);
         let until = Instant::now() + PATIENCE;
         while told() == before {
-            assert!(Instant::now() < until, "it is not read again: {}", self.log_text());
+            assert!(Instant::now() < until, "the configuration was not reloaded: {}", self.log_text());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -90,7 +90,7 @@ impl Rig {
     /// Starts the daemon and waits until it answers.
     pub fn run(&mut self) {
         self.spawn(&mut self.command());
-        self.client().ping(b"").expect("the daemon answers");
+        self.client().ping(b"").expect("the daemon does not answer");
     }
 
     /// The daemon's command line, for tests that change it.
@@ -100,7 +100,7 @@ impl Rig {
         if self.config().exists() {
             command.arg("--config").arg(self.config());
         }
-        // Other programs' use of memory is no part of a test.
+        // A test must not depend on other programs' use of memory.
         command.env("MEMORY_PRESSURE_WATCH", "/dev/null");
         command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").env_remove("WATCHDOG_USEC");
         command
@@ -115,7 +115,7 @@ impl Rig {
         self.dir.path().join("api.sock")
     }
 
-    /// Path of the model of that name.
+    /// Path of the model `name`.
     pub fn model(&self, name: &str) -> PathBuf {
         self.dir.path().join("models").join(format!("{name}.gguf"))
     }
@@ -141,13 +141,13 @@ impl Rig {
         }
     }
 
-    /// A client with a connection of its own.
+    /// A client with its own connection.
     pub fn client(&self) -> Client {
         Client::new(self.options())
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("the daemon runs").id()
+        self.child.as_ref().expect("the daemon is not started").id()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -156,13 +156,13 @@ impl Rig {
 
     /// Waits for the daemon's end.
     pub fn ended(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("the daemon runs");
+        let mut child = self.child.take().expect("the daemon is not started");
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < until, "the daemon does not end");
+            assert!(Instant::now() < until, "the daemon did not end");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -171,30 +171,30 @@ impl Rig {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 
-    /// Open descriptors of the daemon.
+    /// Number of open descriptors of the daemon.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Waits until the daemon has no more descriptors open than this: connections that a client left are closed a moment later.
+    /// Waits until the daemon has at most this many descriptors open: it closes abandoned connections a moment later.
     #[track_caller]
     pub fn assert_descriptors(&self, most: usize) {
         let until = Instant::now() + PATIENCE;
         while self.descriptors() > most {
-            assert!(Instant::now() < until, "{} descriptors are open, not {most}", self.descriptors());
+            assert!(Instant::now() < until, "{} descriptors are open, limit {most}", self.descriptors());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// A good request that must succeed, whatever happened before.
+    /// Checks that a good request succeeds, whatever happened before.
     #[track_caller]
     pub fn assert_serves(&mut self) {
         assert!(self.is_running(), "the daemon died:\n{}", self.log_text());
         let answer = answer(&self.client(), &story(8)).unwrap();
-        assert_eq!(answer.text, ", there was a little girl", "the daemon answers as ever");
+        assert_eq!(answer.text, ", there was a little girl", "the daemon's answer changed");
     }
 
-    /// Waits until the daemon's status is as wanted.
+    /// Waits until the daemon's status is as wanted. `what` names the wanted condition.
     #[track_caller]
     pub fn eventually(&self, what: &str, wanted: impl Fn(&StatusReply) -> bool) -> StatusReply {
         let client = self.client();
@@ -204,15 +204,15 @@ impl Rig {
             if wanted(&status) {
                 return status;
             }
-            assert!(Instant::now() < until, "never: {what}; {status:?}");
+            assert!(Instant::now() < until, "timed out waiting until {what}; {status:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Waits until nothing runs and all pages are back.
+    /// Waits until nothing runs and all pages are free.
     #[track_caller]
     pub fn assert_idle(&self) {
-        self.eventually("idle, all pages back", |status| {
+        self.eventually("the daemon is idle and all pages are free", |status| {
             let device = &status.devices[0];
             (device.sequences_running, device.sequences_queued, device.kv_pages_used, device.kv_bytes)
                 == (0, 0, 0, 0)
@@ -232,7 +232,7 @@ impl Drop for Rig {
     }
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub ids: Vec<u32>,
@@ -240,7 +240,7 @@ pub struct Answer {
     pub prompt_ids: Vec<u32>,
 }
 
-/// A story of exactly so many tokens.
+/// A story of exactly this many tokens.
 pub fn story(max_tokens: u32) -> GenerateRequest {
     let prompt = Prompt::Text("Once upon a time".to_owned());
     GenerateRequest { max_tokens, ignore_eog: true, ..GenerateRequest::new(TINY, prompt) }
@@ -250,7 +250,7 @@ pub fn answer(client: &Client, request: &GenerateRequest) -> Result<Answer, Clie
     collect(&mut client.generate(request)?)
 }
 
-/// The rest of an answer.
+/// Reads the rest of an answer.
 pub fn collect(generation: &mut Generation) -> Result<Answer, ClientError> {
     let mut answer = Answer { ids: Vec::new(), text: String::new(), prompt_ids: Vec::new() };
     while let Some(item) = generation.next_item()? {
@@ -258,34 +258,34 @@ pub fn collect(generation: &mut Generation) -> Result<Answer, ClientError> {
         answer.text.push_str(&item.text);
         answer.prompt_ids.extend(item.prompt_ids);
     }
-    answer.text.push_str(&generation.end().expect("an answer without error has an end").text);
+    answer.text.push_str(&generation.end().expect("an answer without error has no end").text);
     Ok(answer)
 }
 
-/// The code that the daemon answered with.
+/// The daemon's error code.
 #[track_caller]
 pub fn code<T: std::fmt::Debug>(result: Result<T, ClientError>) -> u16 {
-    let error = result.expect_err("an error");
-    error.code().unwrap_or_else(|| panic!("not the daemon's answer: {error}"))
+    let error = result.expect_err("the request succeeded");
+    error.code().unwrap_or_else(|| panic!("the error is not the daemon's: {error}"))
 }
 
-/// The error that the daemon answered with.
+/// The daemon's error.
 #[track_caller]
 pub fn refusal<T: std::fmt::Debug>(result: Result<T, ClientError>) -> rocmforge_client::wire::WireError {
     match result {
         Err(ClientError::Server(error)) => error,
-        other => panic!("not an error of the daemon: {other:?}"),
+        other => panic!("not an error from the daemon: {other:?}"),
     }
 }
 
-/// Bytes of the daemon's memory that no file stands behind.
+/// The daemon's resident anonymous memory, in bytes.
 pub fn anonymous(rig: &Rig) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", rig.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// True when a process has a mapping of that file.
+/// The entries of /proc/PID/smaps for that file; empty if the process has no mapping of it.
 pub fn maps(pid: u32, path: &Path) -> String {
     let path = path.to_str().unwrap();
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();

@@ -1,4 +1,4 @@
-//! Many processes of several users on one GPU, or on what plays one: one copy of the weights.
+//! Many processes of several users on one GPU or the look-alike share one copy of the weights.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -11,17 +11,17 @@ use crate::common;
 use crate::gpu;
 use crate::rig::{Rig, TINY, answer};
 
-/// Client processes.
+/// Number of client processes.
 const CLIENTS: usize = 16;
 
-/// Under which users they run, one after the other.
+/// Users of the client processes, in turn.
 const UIDS: [u32; 3] = [0, 54_321, 54_322];
 
-/// `Once upon a time`, and how another engine goes on.
+/// `Once upon a time`, and another engine's continuation.
 const PROMPT: [u32; 5] = [1, 403, 407, 261, 378];
 const STORY: [u32; 12] = [432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338];
 
-/// A request of this client's own; that of client 0 has a known answer.
+/// A request specific to this client; client 0's has a known answer.
 fn request(client: usize) -> GenerateRequest {
     let more = (0..client as u32 * 3).map(|i| 3 + (i * 37 + client as u32 * 11) % 500);
     GenerateRequest {
@@ -31,7 +31,7 @@ fn request(client: usize) -> GenerateRequest {
     }
 }
 
-/// The client process of [`sixteen_processes_of_three_users_share_one_copy`]; alone it does nothing.
+/// The client process of [`sixteen_processes_of_three_users_share_one_copy`]; does nothing as a test.
 #[test]
 fn process_of_a_user() {
     let Some((socket, argument)) = child::inside() else { return };
@@ -41,7 +41,7 @@ fn process_of_a_user() {
     println!("\nTOOK {}", ids_text(&answer(&client, &request(number)).unwrap().ids));
 }
 
-/// What a status says was uploaded.
+/// The status note on uploads.
 fn uploads(device: &DeviceStatus) -> String {
     let note = device.notes().into_iter().find(|(name, _)| *name == "uploads");
     note.map(|(_, text)| text.to_owned()).unwrap_or_default()
@@ -50,7 +50,7 @@ fn uploads(device: &DeviceStatus) -> String {
 #[test]
 fn sixteen_processes_of_three_users_share_one_copy() {
     if !rustix::process::geteuid().is_root() {
-        common::skip("only root can be three users");
+        common::skip("only root can act as three users");
         return;
     }
     let Some(library) = gpu::library() else { return };
@@ -67,8 +67,12 @@ fn sixteen_processes_of_three_users_share_one_copy() {
     mode(rig.dir.path(), 0o755);
     mode(&rig.socket(), 0o666);
     let device = || client.status().unwrap().devices.remove(0);
-    assert_eq!(device().kind, "hip", "a GPU was asked for");
-    assert_eq!((device().device_bytes, uploads(&device())), (0, String::new()), "registering brings nothing");
+    assert_eq!(device().kind, "hip", "the device is not a GPU");
+    assert_eq!(
+        (device().device_bytes, uploads(&device())),
+        (0, String::new()),
+        "registering a model loaded weights"
+    );
 
     let first = answer(&client, &request(0)).unwrap().ids;
     assert_eq!(first, STORY);
@@ -88,8 +92,8 @@ fn sixteen_processes_of_three_users_share_one_copy() {
     rig.assert_idle();
     let all = device();
     assert_eq!(all.kind, "hip");
-    assert_eq!(all.device_bytes, one.device_bytes, "one copy of the weights");
-    assert_eq!(uploads(&all), uploads(&one), "none was brought again");
+    assert_eq!(all.device_bytes, one.device_bytes, "there is more than one copy of the weights");
+    assert_eq!(uploads(&all), uploads(&one), "a tensor was uploaded again");
     assert_eq!(all.sequences_done - one.sequences_done, CLIENTS as u64);
     for (n, together) in together.iter().enumerate() {
         assert_eq!(*together, ids_text(&answer(&client, &request(n)).unwrap().ids), "client {n}");

@@ -1,5 +1,5 @@
-//! The daemon stays up, says what is missing, and goes on once it is there: no descriptors, no memory, a full disk.
-//! tests/README.md says where the other troubles of a daemon's life are tried.
+//! Shortages of descriptors, memory and disk: the daemon stays up, reports the shortage, and recovers after it.
+//! tests/README.md says which tests cover other failures.
 
 use std::fs::File;
 use std::os::unix::net::UnixDatagram;
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use crate::rig::{PATIENCE, Rig, TINY, answer, refusal, story};
 
-/// CPU time of a process in clock ticks, its threads' all together.
+/// CPU time of a process in clock ticks, summed over its threads.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name, which may have spaces: state is field 3, utime 14, stime 15.
+    // After the name, which may contain spaces: state is field 3, utime 14, stime 15.
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
@@ -24,7 +24,7 @@ fn without_descriptors_nothing_spins() {
     let held = rig.take_all_descriptors();
     let (before, begun) = (cpu_ticks(rig.pid()), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
-    // CPU time and not time: a busy machine gives less of it, never more.
+    // CPU time, not wall time: a busy machine gives less of it, never more.
     let (used, waited) = (cpu_ticks(rig.pid()) - before, begun.elapsed());
     let ticks = waited.as_millis() as u64 * rustix::param::clock_ticks_per_second() / 1000;
     assert!(used * 100 <= ticks * 5, "{used} of {ticks} ticks while no connection could be accepted");
@@ -36,14 +36,14 @@ fn without_descriptors_nothing_spins() {
 fn a_model_for_which_there_is_no_memory_can_be_had_later() {
     let mut rig = Rig::start();
     rig.assert_serves();
-    // The kept model with 256 MiB behind its last tensor that nobody reads.
+    // The kept model with 256 MiB after its last tensor, which the daemon does not read.
     std::fs::copy(rig.model(TINY), rig.model("large")).unwrap();
     File::options().write(true).open(rig.model("large")).unwrap().set_len(256 << 20).unwrap();
     let pid = Pid::from_raw(rig.pid() as i32).unwrap();
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", rig.pid())).unwrap();
     let pages: u64 = statm.split_whitespace().next().unwrap().parse().unwrap();
     let now = pages * rustix::param::page_size() as u64;
-    // Room for some threads and their work, and not for the mapping.
+    // Enough for some threads and their work, not for the mapping.
     let limit = |current| Rlimit { current, maximum: None };
     prlimit(Some(pid), Resource::As, limit(Some(now + (128 << 20)))).unwrap();
     let client = rig.client();
@@ -69,7 +69,7 @@ fn a_full_disk_takes_the_log_and_nothing_else() {
     assert_eq!(answer(&client, &story(8)).unwrap().text, ", there was a little girl");
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    // And with a log that can be written.
+    // And with a writable log.
     rig.run();
     rig.assert_serves();
 }

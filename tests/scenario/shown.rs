@@ -1,4 +1,4 @@
-//! What the daemon shows of a model and of itself, to the last type, level and byte.
+//! What the daemon shows of a model and of itself, with exact types, levels and bytes.
 
 use rocmforge_client::wire::{DetokenizeRequest, ErrorCode, TokenizeRequest, limits};
 
@@ -61,7 +61,7 @@ fn what_no_reply_could_hold_is_refused_with_numbers() {
     let client = rig.client();
     let request = TokenizeRequest {
         model: TINY.into(),
-        // Each character is no token of a story: three bytes, and as many tokens.
+        // No character is a token of the story model: each has three bytes and gives three tokens.
         text: "\u{4e00}".repeat(limits::IDS_MAX / 3 + 1),
         add_special: false,
         parse_special: false,
@@ -69,7 +69,7 @@ fn what_no_reply_could_hold_is_refused_with_numbers() {
     };
     let error = refusal(client.tokenize(&request));
     assert_eq!(error.code, ErrorCode::LimitExceeded as u16, "{error}");
-    assert!(error.message.contains("a reply holds 261120: send the text in parts"), "{error}");
+    assert!(error.message.contains("a reply holds at most 261120: send it in parts"), "{error}");
 
     let once = TokenizeRequest { text: " there".into(), ..request };
     let longest = *client.tokenize(&once).unwrap().ids.last().unwrap();

@@ -1,4 +1,4 @@
-//! Models cut into parts: one name, one model, and what befalls a part befalls the model.
+//! Models split into parts: one name and one model; a fault of one part is a fault of the model.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ fn part(number: usize) -> String {
     format!("cut-{number:05}-of-{PARTS:05}")
 }
 
-/// The model in parts as `cut`, beside the same whole as `whole`.
+/// A rig with the model in parts as `cut`, and whole as `whole`. Also returns the whole.
 fn rig() -> (Rig, Forge) {
     let rig = Rig::start();
     let whole = tiny_llama(11).filled();
@@ -59,11 +59,11 @@ fn parts_are_one_model_that_answers_as_the_whole_does() {
         reply.tensors.iter().map(|t| t.name.clone()).collect()
     };
     assert_eq!(names(&cut), names(&joined));
-    // Mapped once, whoever asks; gone as a whole.
+    // Mapped once for all clients, and unmapped as a whole.
     assert!(!rig.client().load("cut").unwrap().mapped_now);
     assert!((1..=PARTS).all(|n| !maps(rig.pid(), &rig.model(&part(n))).is_empty()));
     assert!(rig.client().unload("cut").unwrap().was_mapped);
-    rig.eventually("only the whole is mapped", |status| status.models_mapped == 1);
+    rig.eventually("only the whole model is mapped", |status| status.models_mapped == 1);
     rig.assert_serves();
 }
 
@@ -123,7 +123,7 @@ fn a_part_by_itself_is_refused_and_told_what_to_do() {
     assert_eq!(error.code, ErrorCode::NotAModelFile as u16);
     assert!(error.message.contains("part 2 of 3 of a split model"), "{}", error.message);
     assert!(error.message.contains("NAME-00001-of-00003.gguf"), "{}", error.message);
-    // The same under a name that says nothing of parts.
+    // The same under a name without a part number.
     fs::copy(rig.model(&part(1)), rig.model("renamed")).unwrap();
     let error = refusal(rig.client().load("renamed"));
     assert!(error.message.contains("part 1 of 3 of a split model"), "{}", error.message);
@@ -134,16 +134,16 @@ fn a_part_by_itself_is_refused_and_told_what_to_do() {
 fn a_part_that_changes_or_shrinks_is_the_end_of_the_mapping() {
     let (mut rig, whole) = rig();
     let before = ask(&rig, "cut");
-    // Another model's last part, by rename: a new model of the same name.
+    // Another model's last part, put there by rename: a new model of the same name.
     let other = forge::split(&tiny_llama(12).filled(), PARTS as u16);
     let new = rig.dir.path().join("new");
     fs::write(&new, other[2].build().bytes).unwrap();
     fs::rename(&new, rig.model(&part(3))).unwrap();
     assert_ne!(ask(&rig, "cut"), before);
-    rig.eventually("the old mappings are gone", |status| status.models_mapped == 1);
+    rig.eventually("the old files are unmapped", |status| status.models_mapped == 1);
     write_parts(&rig, &whole);
     assert_eq!(ask(&rig, "cut"), before);
-    // Cut short in place: the mapping has lost bytes.
+    // Truncated in place: the mapping loses bytes.
     let file = OpenOptions::new().write(true).open(rig.model(&part(3))).unwrap();
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();
     let error = refusal(answer(&rig.client(), &request("cut")));

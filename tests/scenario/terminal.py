@@ -1,8 +1,8 @@
-"""Runs a program on a terminal of its own, does something to it, and says what became of the terminal.
+"""Runs a program on its own terminal, sends it a key or a signal, and checks the terminal afterwards.
 
 usage: terminal.py WAIT_FOR ACT PROGRAM...
-WAIT_FOR is a text the program has to show first; ACT is key:TEXT, signal:NUMBER or none. Prints the exit status, then what came
-after the program left the alternate screen. Fails where the terminal's settings are not those of before.
+WAIT_FOR is a text that the program must show first; ACT is key:TEXT, signal:NUMBER or none. Prints the exit status, then the
+output after the program left the alternate screen. Fails if the terminal's settings are not restored.
 """
 
 import fcntl, os, pty, select, struct, subprocess, sys, termios, time
@@ -26,7 +26,7 @@ def main(wait_for, act, command):
         if not acted and wait_for.encode() in shown:
             acted = True
             raw = termios.tcgetattr(slave)[3] & (termios.ICANON | termios.ECHO)
-            assert act == "none" or raw == 0, "it is shown on a terminal that echoes"
+            assert act == "none" or raw == 0, "the program shows it on a terminal that echoes"
             kind, _, what = act.partition(":")
             if kind == "key":
                 os.write(master, what.encode())
@@ -37,11 +37,11 @@ def main(wait_for, act, command):
     status = child.poll()
     if status is None:
         child.kill()
-        sys.exit(f"it does not end; it showed {shown!r}")
+        sys.exit(f"the program did not end; it showed {shown!r}")
     assert acted, f"{wait_for} was never shown: {shown!r}"
-    assert termios.tcgetattr(slave) == before, "the terminal's settings are not those of before"
-    assert LEAVE in shown, f"the alternate screen is not left: {shown!r}"
-    assert b"\x1b[?25h" in shown, f"the cursor stays hidden: {shown!r}"
+    assert termios.tcgetattr(slave) == before, "the terminal's settings are not restored"
+    assert LEAVE in shown, f"the program did not leave the alternate screen: {shown!r}"
+    assert b"\x1b[?25h" in shown, f"the cursor is still hidden: {shown!r}"
     print(status)
     print(shown.split(LEAVE, 1)[1].decode())
 

@@ -1,4 +1,4 @@
-//! `rocmforge-top` on a real daemon: a frame, lines of JSON, a daemon that goes and comes, a terminal that is given back.
+//! `rocmforge-top` on a real daemon: one frame, lines of JSON, a daemon that stops and starts, and a restored terminal.
 
 use std::io::{self, Write};
 use std::process::Command;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::device::on_gpu;
 use crate::rig::{PATIENCE, Rig, TINY, answer, story};
 
-/// Socket for the program in a process of its own; see [`as_a_program`].
+/// Names the socket for the program in its own process; see [`as_a_program`].
 const SOCKET: &str = "ROCMFORGE_SCENARIO_TOP";
 
 fn arguments(rig: &Rig, more: &[&str]) -> Arguments {
@@ -31,7 +31,7 @@ fn frame(rig: &Rig) -> String {
 fn json(rig: &Rig) -> Value {
     let mut out = Vec::new();
     rocmforge_top::json_of(&arguments(rig, &["--once", "--json"]), &mut out).unwrap();
-    serde_json::from_slice(&out).expect("one line, one object")
+    serde_json::from_slice(&out).expect("the output is not one JSON object")
 }
 
 #[test]
@@ -46,11 +46,14 @@ fn a_frame_and_a_line_of_json_tell_what_the_daemon_has() {
     let after = frame(&rig);
     assert!(after.starts_with("rocmforged "), "{after}");
     assert!(after.contains("weights are read in place"), "{after}");
-    let model = after.lines().find(|line| line.contains(TINY)).expect("the model's line");
+    let model = after.lines().find(|line| line.contains(TINY)).expect("there is no line of the model");
     assert!(model.contains("#######"), "{after}");
     let value = json(&rig);
     assert_eq!((&value["devices"][0]["kind"], &value["models"][0]["model"]), (&"cpu".into(), &TINY.into()));
-    assert_eq!(value["devices"][0]["rates"]["tokens_per_second"], 0.0, "nothing ran between two looks");
+    assert_eq!(
+        value["devices"][0]["rates"]["tokens_per_second"], 0.0,
+        "the rate is not 0 although nothing ran"
+    );
     assert_eq!(value["status"]["models_mapped"], 1);
 }
 
@@ -67,12 +70,12 @@ fn what_is_on_a_device_is_in_its_bar() {
         (&"#######".into(), &Value::Null)
     );
     let text = frame(&rig);
-    let bar = text.lines().find(|line| line.starts_with('[')).expect("a bar");
+    let bar = text.lines().find(|line| line.starts_with('[')).expect("there is no bar");
     assert!(bar.contains('A') && bar.contains('.'), "{text}");
     assert!(text.contains(&format!("A {TINY} ")), "{text}");
 }
 
-/// Passes lines on until nobody wants them.
+/// Sends lines on until the receiver is dropped.
 struct Lines(Sender<Value>, Vec<u8>);
 
 impl Write for Lines {
@@ -87,10 +90,10 @@ impl Write for Lines {
     }
 }
 
-/// The next line that is as wanted.
+/// The next line that satisfies `wanted`.
 fn line(lines: &Receiver<Value>, wanted: impl Fn(&Value) -> bool) -> Value {
     loop {
-        let line = lines.recv_timeout(PATIENCE).expect("lines go on");
+        let line = lines.recv_timeout(PATIENCE).expect("the program wrote no more lines");
         if wanted(&line) {
             return line;
         }
@@ -104,7 +107,7 @@ fn a_daemon_that_goes_is_waited_for_and_watched_again() {
     let watched = arguments(&rig, &["--json"]);
     let watcher = std::thread::spawn(move || rocmforge_top::json_of(&watched, &mut Lines(sender, vec![])));
     let first = line(&lines, |_| true);
-    assert_eq!(first["devices"][0]["rates"], Value::Null, "one look makes no rate");
+    assert_eq!(first["devices"][0]["rates"], Value::Null, "a single sample gave a rate");
     answer(&rig.client(), &story(8)).unwrap();
     let mapped = |line: &Value| line["events"][0]["kind"] == "model_mapped";
     assert_eq!(line(&lines, mapped)["events"][0]["model"], TINY, "{:?}", EventKind::ModelMapped);
@@ -129,8 +132,8 @@ fn a_daemon_that_was_never_there_is_an_error() {
     assert!(out.is_empty());
 }
 
-/// Not a test of its own: the program, where a test starts this binary with [`SOCKET`] set. With no socket in it, a panic on a
-/// terminal that was taken over.
+/// Does nothing as a test: with [`SOCKET`] set, it runs the program. With an empty socket, it panics on a terminal in
+/// raw mode.
 #[test]
 fn as_a_program() {
     match std::env::var(SOCKET).as_deref() {
@@ -146,7 +149,7 @@ fn as_a_program() {
     }
 }
 
-/// Exit status of the program on a terminal, and what was shown after it.
+/// Exit status of the program on a terminal, and its output after it left the alternate screen.
 fn on_terminal(socket: &str, wait_for: &str, act: &str) -> (i32, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenario/terminal.py");
     let program = std::env::current_exe().unwrap();
@@ -156,7 +159,7 @@ fn on_terminal(socket: &str, wait_for: &str, act: &str) -> (i32, String) {
         .args(["--exact", "top::as_a_program", "--nocapture", "--test-threads=1"])
         .env(SOCKET, socket)
         .output()
-        .expect("python3 can be run");
+        .expect("python3 cannot be run");
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{act}: {errors}");
     let (status, rest) = text.split_once('\n').unwrap();
@@ -174,5 +177,5 @@ fn the_terminal_is_given_back_after_keys_signals_and_panics() {
         assert_eq!(on_terminal(socket, "Models: 0", act).0, status, "{act}");
     }
     let (status, rest) = on_terminal("", "planted", "none");
-    assert!(status != 0 && rest.contains("planted"), "the panic is told where it can be read: {rest}");
+    assert!(status != 0 && rest.contains("planted"), "the panic is not shown on the normal screen: {rest}");
 }

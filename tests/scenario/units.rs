@@ -1,4 +1,4 @@
-//! The units as systemd reads them, and the choice of drop-ins that fit its version.
+//! The units as systemd reads them, and the choice of drop-ins for its version.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ fn units() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd")
 }
 
-/// Version of the installed systemd; `None` after saying that the test is skipped.
+/// Version of the installed systemd; `None` after reporting that the test is skipped.
 fn systemd() -> Option<u32> {
     let Ok(output) = Command::new("systemd-analyze").arg("--version").output() else {
         common::skip("systemd-analyze is not installed, so the units are not verified");
@@ -24,8 +24,7 @@ fn systemd() -> Option<u32> {
 
 const UNITS: [&str; 3] = ["rocmforged.socket", "rocmforged.service", "rocmforge-metrics.service"];
 
-/// The units as installed into a directory, but for the programs: ours are where the units look once installed only, and one that
-/// is there stands for them.
+/// The units, written to a directory with /bin/true in place of the programs: the real ones exist only once installed.
 fn install() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in UNITS {
@@ -37,7 +36,7 @@ fn install() -> tempfile::TempDir {
     dir
 }
 
-/// What `systemd-analyze verify` makes of them: nothing, or what it complains of.
+/// The complaints of `systemd-analyze verify`; `None` without complaints.
 fn verify(dir: &Path) -> Option<String> {
     let output = Command::new("systemd-analyze")
         .args(["verify", "--recursive-errors=yes", "--man=no"])
@@ -48,7 +47,7 @@ fn verify(dir: &Path) -> Option<String> {
     (!output.status.success() || says.contains("rocmforge")).then_some(says)
 }
 
-/// Runs the script of the package; what it chose.
+/// Runs the package's script; returns the names of the chosen drop-ins.
 fn choose(dir: &Path, version: &str) -> Vec<String> {
     let output = Command::new(units().join("choose-drop-ins"))
         .arg(units().join("drop-ins/version"))
@@ -76,11 +75,14 @@ fn systemd_accepts_the_units_with_the_drop_ins_of_its_version() {
     assert_eq!(verify(dir.path()), None);
     choose(dir.path(), &version.to_string());
     assert_eq!(verify(dir.path()), None, "with the drop-ins of version {version}");
-    // The check can fail: an unknown key does.
+    // Checks the check: an unknown key must fail.
     let path = dir.path().join("rocmforged.service");
     let whole = fs::read_to_string(&path).unwrap();
     fs::write(&path, whole.replace("[Service]", "[Service]\nWatchdogSecs=20s")).unwrap();
-    assert!(verify(dir.path()).is_some_and(|says| says.contains("WatchdogSecs")), "an unknown key passes");
+    assert!(
+        verify(dir.path()).is_some_and(|says| says.contains("WatchdogSecs")),
+        "an unknown key was accepted"
+    );
 }
 
 #[test]
@@ -102,16 +104,24 @@ fn drop_ins_are_chosen_by_version_and_taken_away_again() {
     let dir = tempfile::tempdir().unwrap();
     let all = ["50-systemd-253.conf", "50-systemd-254.conf", "50-systemd-258.conf"];
     assert_eq!(choose(dir.path(), "252"), [""; 0]);
-    assert!(!dir.path().join("rocmforged.service.d").exists(), "an empty directory is no choice");
+    assert!(!dir.path().join("rocmforged.service.d").exists(), "an empty directory of drop-ins was left");
     assert_eq!(choose(dir.path(), "253"), all[..1]);
     assert_eq!(choose(dir.path(), "261"), all);
     let others = dir.path().join("rocmforged.service.d/other.conf");
     fs::write(&others, "").unwrap();
-    assert_eq!(choose(dir.path(), "257"), [all[0], all[1], "other.conf"], "an older systemd came back");
-    assert_eq!(choose(dir.path(), "no number"), [all[0], all[1], "other.conf"], "nothing is touched");
+    assert_eq!(
+        choose(dir.path(), "257"),
+        [all[0], all[1], "other.conf"],
+        "the choice for an older systemd is wrong"
+    );
+    assert_eq!(
+        choose(dir.path(), "no number"),
+        [all[0], all[1], "other.conf"],
+        "an invalid version changed the drop-ins"
+    );
     for name in &all[..2] {
         let text = fs::read_to_string(dir.path().join("rocmforged.service.d").join(name)).unwrap();
-        assert!(text.contains("[Service]"), "{name} leads somewhere");
+        assert!(text.contains("[Service]"), "{name} does not link to a drop-in");
     }
 }
 
@@ -127,7 +137,7 @@ fn every_setting_has_its_reason() {
         for line in text.lines() {
             match line.chars().next() {
                 Some('#') => reason = true,
-                // A reason holds for what follows it without a blank line between.
+                // A reason covers the lines after it up to a blank line.
                 None => reason = false,
                 Some('[') => reason = false,
                 Some(_) if reason || explains_itself(line) => {}
@@ -138,7 +148,7 @@ fn every_setting_has_its_reason() {
     assert!(without.is_empty(), "{}", without.join("\n"));
 }
 
-/// What is to be said of these is in their own line.
+/// Keys whose value is explanation enough.
 fn explains_itself(line: &str) -> bool {
     ["Description=", "Wants=", "After=", "Also=", "WantedBy=", "ListenStream=", "FileDescriptorName="]
         .iter()

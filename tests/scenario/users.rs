@@ -17,27 +17,31 @@ const STRANGER: u32 = 54_321;
 #[test]
 fn another_user() {
     let Some((socket, _)) = child::inside() else { return };
-    // The daemon of the test is root's or our own before we changed: the test itself trusts it.
+    // The test's daemon runs as root, or as the user before the change: the test trusts it without a check.
     let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
     let names: Vec<String> = client.list().unwrap().models.into_iter().map(|model| model.name).collect();
-    assert_eq!(names, [TINY], "a name that another uid passed is not shown");
+    assert_eq!(names, [TINY], "a name that another uid passed is shown");
     let private = GenerateRequest { model: "private".into(), ..story(4) };
     assert_eq!(code(answer(&client, &private)), ErrorCode::ModelNotFound as u16);
     let sequences = client.ps().unwrap().sequences;
-    assert_eq!(sequences.len(), 1, "that someone runs something is no secret");
-    assert_eq!((sequences[0].uid, sequences[0].model.as_str()), (0, ""), "what he runs is");
+    assert_eq!(sequences.len(), 1, "another user's sequence is not listed");
+    assert_eq!(
+        (sequences[0].uid, sequences[0].model.as_str()),
+        (0, ""),
+        "the model of another user's sequence is shown"
+    );
     answer(&client, &story(4)).unwrap();
-    assert_eq!(code(client.unload(TINY)), ErrorCode::Forbidden as u16, "root loaded it");
-    // An own name for the same file: one mapping.
+    assert_eq!(code(client.unload(TINY)), ErrorCode::Forbidden as u16, "a user could unload root's model");
+    // A private name for the same content: another file, so another mapping.
     let before = client.status().unwrap().models_mapped;
     let kept = client.load_file(&common::tinystories(), Some("private")).unwrap();
-    assert!(kept.mapped_now, "the repository's file is not the rig's copy");
+    assert!(kept.mapped_now, "the repository's file shares the mapping of the rig's copy");
     assert_eq!(client.status().unwrap().models_mapped, before + 1);
     assert!(client.unload("private").unwrap().was_mapped);
     println!("\nDONE well");
 }
 
-/// A process of [`each_user_may_what_the_policy_says`]: what it may, by the daemon's own words and by trying.
+/// A process of [`each_user_may_what_the_policy_says`]: reports its rights by the daemon's words and by trying.
 #[test]
 fn a_user_of_a_policy() {
     let Some((socket, model)) = child::inside() else { return };
@@ -88,7 +92,7 @@ fn a_user_of_a_policy() {
 #[test]
 fn each_user_may_what_the_policy_says() {
     if !rustix::process::geteuid().is_root() {
-        common::skip("only root can be several users");
+        common::skip("only root can act as several users");
         return;
     }
     const GROUP: u32 = 54_400;
@@ -133,7 +137,7 @@ fn each_user_may_what_the_policy_says() {
         asked_by(54_330, STRANGER),
         "everything (administrator) | run=ok load=ok pass=ok preload=ok unload=ok clear=ok ask=ok pin=ok ps=ok"
     );
-    // A connection that is open obeys a new policy too.
+    // An open connection follows a new policy too.
     let mut process =
         child::Process::start_as("users::refused_after_a_reload", &rig.socket(), "", |command| {
             command.uid(STRANGER).gid(GROUP);
@@ -143,14 +147,16 @@ fn each_user_may_what_the_policy_says() {
     rig.configure(&policy("54331"));
     rig.signal(rustix::process::Signal::HUP);
     assert_eq!(process.line("THEN "), "policy.load");
-    // Nobody who is not there is named, and the one in force stays.
+    // A policy with an unknown name is refused, and the current one stays.
     rig.configure(&policy("'@no such group'"));
     rig.signal(rustix::process::Signal::HUP);
-    rig.eventually("the log says so", |_| rig.log_text().contains("the one in force stays"));
+    rig.eventually("the log reports the refused policy", |_| {
+        rig.log_text().contains("the one in force stays")
+    });
     assert!(rig.log_text().contains("policy.load names"), "{}", rig.log_text());
 }
 
-/// A process of [`each_user_may_what_the_policy_says`], on one connection for all it asks.
+/// A process of [`each_user_may_what_the_policy_says`], with one connection for all requests.
 #[test]
 fn refused_after_a_reload() {
     let Some((socket, _)) = child::inside() else { return };
@@ -179,7 +185,7 @@ fn refused_after_a_reload() {
 #[test]
 fn what_one_user_loads_is_not_anothers() {
     if !rustix::process::geteuid().is_root() {
-        common::skip("only root can be two users");
+        common::skip("only root can act as two users");
         return;
     }
     let mut rig = Rig::start();
@@ -195,7 +201,7 @@ fn what_one_user_loads_is_not_anothers() {
     client.load_file(&mine, Some("private")).unwrap();
     let mut raw = Raw::connect(&rig);
     raw.send(1, Op::Generate, &GenerateRequest { model: "private".into(), ..story(400) });
-    rig.eventually("it runs", |status| status.devices[0].sequences_running == 1);
+    rig.eventually("the sequence runs", |status| status.devices[0].sequences_running == 1);
 
     let mut other = child::Process::start_as("users::another_user", &rig.socket(), "", |command| {
         command.uid(STRANGER).gid(STRANGER);

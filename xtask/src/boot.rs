@@ -1,6 +1,6 @@
-//! `cargo xtask boot`: the Debian package under a real systemd, in a container that is thrown away.
+//! `cargo xtask boot`: tests the Debian package under a real systemd, in a temporary container.
 //!
-//! `tests/boot/container` boots a small Debian, `tests/boot/inside.py` installs the package there and goes through what
+//! `tests/boot/container` boots a small Debian. There, `tests/boot/inside.py` installs the package and does what
 //! administrators do: socket activation, reload, kills, restarts under load, a hung daemon, drain, upgrade, purge.
 
 use std::path::{Path, PathBuf};
@@ -10,28 +10,28 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Variant};
 use crate::{docs, host};
 
-/// The version the package was written against.
+/// The version of cargo-deb that the package is made for.
 const CARGO_DEB: &str = "3.8.0";
 const MODEL: &str = "tinystories-260k-f32.gguf";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// How often the daemon is killed while eight clients ask
+    /// How often to kill the daemon while eight clients send requests
     #[arg(long, default_value_t = 10)]
     kills: u32,
-    /// How often it is restarted while eight clients ask
+    /// How often to restart it while eight clients send requests
     #[arg(long, default_value_t = 20)]
     restarts: u32,
-    /// Only these scenarios, after the installation
+    /// Run only these scenarios, after the installation
     #[arg(long, num_args = 1..)]
     only: Vec<String>,
-    /// The Debian to boot, instead of this machine's own: another version of systemd
+    /// Debian release to boot instead of this machine's own, to test another version of systemd
     #[arg(long)]
     suite: Option<String>,
-    /// Most seconds that a client may wait for an answer meanwhile; the bar of a quiet machine is 1
+    /// Most seconds that a client may wait for an answer meanwhile; use 1 on an idle machine
     #[arg(long, default_value_t = 5.0)]
     gap: f64,
-    /// Seconds for boot and scenarios together
+    /// Time limit in seconds for boot and scenarios together
     #[arg(long, default_value_t = 600)]
     timeout: u32,
 }
@@ -45,10 +45,10 @@ impl Default for Args {
 /// Builds the package and runs the scenarios.
 ///
 /// # Errors
-/// What could not be built; [`Error::Command`] when a scenario failed.
+/// An error of the build; [`Error::Command`] if a scenario failed.
 pub fn run(args: &Args) -> Result<()> {
     if !host::is_root() {
-        return Err(Error::Root { what: "a container with a systemd of its own" });
+        return Err(Error::Root { what: "a container with its own systemd" });
     }
     let files = stage()?;
     let mut command = std::process::Command::new(host::root().join("tests/boot/container"));
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     host::run(&mut command)
 }
 
-/// What lies over the container's root: the package, the scenarios, a model.
+/// Prepares the files that are laid over the container's root: the package, the scenarios, a model.
 fn stage() -> Result<PathBuf> {
     let files = host::target_dir().join("boot");
     let folder = files.join("opt/boot");
@@ -79,21 +79,21 @@ fn stage() -> Result<PathBuf> {
     ] {
         fs::copy(&from, folder.join(to)).map_err(Error::io(from.display().to_string()))?;
     }
-    // Without a compiler for it that scenario says so.
+    // If no compiler for the look-alike exists, its scenario reports that.
     let lookalike = folder.join("libamdhip64.so");
     match kernels::build_lookalike(Variant::Wave32) {
         Ok(library) => {
             fs::copy(&library, &lookalike).map_err(Error::io(library.display().to_string()))?;
         }
         Err(Error::ToolMissing { .. }) => {
-            let _ = fs::remove_file(&lookalike); // there may be none
+            let _ = fs::remove_file(&lookalike); // it may not exist
         }
         Err(error) => return Err(error),
     }
     Ok(files)
 }
 
-/// The Debian package, out of release binaries.
+/// Builds the Debian package from release binaries.
 fn package(to: &Path) -> Result<()> {
     if !host::works(host::cargo().args(["deb", "--version"])) {
         host::install_crate(&format!("cargo-deb@{CARGO_DEB}"))?;

@@ -1,8 +1,8 @@
-//! `cargo xtask coverage`: which lines of the project its tests run, by part, as a table.
+//! `cargo xtask coverage`: a table of how many of the project's lines its tests run, by part.
 //!
-//! The compiler's own instrumentation, through cargo-llvm-cov. Not a part of the check: everything is built once more. Counts
-//! lie in files that all processes of a program map, so that a daemon which a test kills is counted too. Not counted is the
-//! process that renders templates: it has no environment and may open no file.
+//! Uses the compiler's own instrumentation through cargo-llvm-cov. Not part of the check, because it builds
+//! everything again. Counts are in files that all processes of a program map, so a daemon that a test kills is
+//! counted too. The process that renders templates is not counted: it has no environment and may open no file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,26 +14,26 @@ use crate::error::{Error, Result};
 use crate::host;
 use crate::kernels::{self, Variant};
 
-/// The version that the command was written against.
+/// The version that the command was written for.
 const TOOL: &str = "cargo-llvm-cov@0.8.7";
 
-/// Where counts lie: `%c` counts in the mapped file itself, `%4m` is one of four files of each program.
+/// Files of counts: `%c` counts in the mapped file itself, `%4m` is one of four files per program.
 const COUNTS: &str = "rocmforge-%4m%c.profraw";
 
-/// What `%c` needs on Linux: counters are found through an address that may change as a program starts.
+/// `%c` needs this on Linux: programs find the counters through an address that may change at start.
 const RELOCATED: &str = "-C llvm-args=-runtime-counter-relocation";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Further arguments of `cargo test`, to run a part: `-- --test adversarial`
+    /// More arguments of `cargo test`, to run only some tests: `-- --test adversarial`
     #[arg(last = true)]
     rest: Vec<String>,
-    /// Name the lines that no test runs, of files whose path holds this
+    /// List the lines that no test runs, in files whose path contains this text
     #[arg(long, value_name = "TEXT")]
     missing: Option<String>,
 }
 
-/// A part of the project, where it lies, and the share of its lines that tests should run.
+/// A part of the project, its folders, and the percentage of its lines that tests should run.
 struct Part {
     name: &'static str,
     folders: &'static [&'static str],
@@ -51,7 +51,7 @@ const PARTS: [Part; 4] = [
     Part { name: "all", folders: &["src/", "client/src/"], least: 80.0 },
 ];
 
-/// What `cargo llvm-cov --json` says, as far as it is read.
+/// The fields of `cargo llvm-cov --json` that are used.
 #[derive(Deserialize)]
 struct Report {
     data: Vec<Data>,
@@ -68,11 +68,11 @@ struct FileCoverage {
     segments: Vec<Segment>,
 }
 
-/// From a place in a file on: line, column, how often it ran, whether that was counted, whether a region begins here, and
-/// whether it is what lies between two.
+/// From a place in a file on: line, column, how often it ran, whether that was counted, whether a region begins here,
+/// and whether it is a gap between regions.
 type Segment = (usize, u64, u64, bool, bool, bool);
 
-/// Lines of one file that can run: their numbers, and whether one did.
+/// Executable lines of one file: their numbers, and whether each ran.
 type Lines = Vec<(usize, bool)>;
 
 /// Runs the command.
@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !host::works(host::cargo().args(["llvm-cov", "--version"])) {
         host::install_crate(TOOL)?;
     }
-    // Part of the toolchain, like rustfmt; there already where this says nothing.
+    // Part of the toolchain, like rustfmt; the command succeeds silently if it is already installed.
     if !host::works(Command::new("rustup").args(["component", "add", "llvm-tools"])) {
         return Err(Error::ToolMissing {
             program: "llvm-tools".into(),
@@ -92,10 +92,10 @@ pub fn run(args: &Args) -> Result<()> {
     command.args(["llvm-cov", "test", "--profile", "coverage", "--workspace"]);
     command.args(["--ignore-run-fail", "--json", "--output-path"]).arg(&out).args(&args.rest);
     command.env("RUSTFLAGS", RELOCATED).env("LLVM_PROFILE_FILE_NAME", COUNTS);
-    // Tests would build it with everything instrumented.
+    // Built here, because tests would build it with instrumentation.
     match kernels::build_lookalike(Variant::Wave32) {
         Ok(library) => drop(command.env("ROCMFORGE_LOOKALIKE", library)),
-        Err(error) => println!("no tests on a GPU: {error}"),
+        Err(error) => println!("the GPU tests will not run: {error}"),
     }
     host::run(&mut command)?;
     let text = std::fs::read(&out).map_err(Error::at(&out))?;
@@ -121,7 +121,7 @@ fn below_root(path: &str) -> Option<String> {
     Some(Path::new(path).strip_prefix(host::root()).ok()?.to_str()?.to_owned())
 }
 
-/// The line on which a file's own tests begin, which are no lines of the project: they are at its end.
+/// The line where a file's own tests begin. They are at its end and do not count as lines of the project.
 fn tests_begin(source: &str) -> usize {
     let lines: Vec<&str> = source.lines().collect();
     let begins = |pair: &[&str]| {
@@ -133,7 +133,7 @@ fn tests_begin(source: &str) -> usize {
     lines.windows(2).position(begins).map_or(usize::MAX, |index| index + 1)
 }
 
-/// As llvm-cov counts: a line ran as often as the region that reaches into it, or one that begins on it.
+/// Counts like llvm-cov: a line ran as often as the region that reaches into it, or a region that begins on it.
 fn lines(segments: &[Segment], end: usize) -> Lines {
     let last = segments.last().map_or(0, |segment| segment.0).min(end.saturating_sub(1));
     let mut found = Lines::new();
@@ -170,9 +170,9 @@ fn print(files: &BTreeMap<String, Lines>) {
             }
         }
         let all = share(ran, count);
-        let verdict = if all >= part.least { "enough" } else { "LESS THAN ASKED" };
+        let verdict = if all >= part.least { "enough" } else { "TOO LOW" };
         println!(
-            "{:50} {ran:6} of {count:6} lines, {all:5.1} %, asked {:.0} %: {verdict}",
+            "{:50} {ran:6} of {count:6} lines, {all:5.1} %, goal {:.0} %: {verdict}",
             part.name, part.least
         );
     }
@@ -182,7 +182,7 @@ fn share(ran: usize, count: usize) -> f64 {
     100.0 * ran as f64 / count.max(1) as f64
 }
 
-/// Prints runs of lines that no test runs.
+/// Prints the runs of lines that no test runs.
 fn missing(path: &str, lines: &Lines) {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (line, _) in lines.iter().filter(|(_, ran)| !ran) {
@@ -203,7 +203,7 @@ fn missing(path: &str, lines: &Lines) {
 mod tests {
     use super::*;
 
-    /// A function whose second line ends with `if x {`, which is never so, and another that is never called.
+    /// A function whose second line ends with `if x {`, where x is never true, and a function that is never called.
     #[test]
     fn a_line_runs_as_the_region_that_reaches_it() {
         let segments = [
@@ -214,7 +214,7 @@ mod tests {
             (8, 1, 0, true, true, false),
             (9, 2, 0, false, false, false),
         ];
-        // The line of a closing brace belongs to what ends on it.
+        // The line of a closing brace belongs to the region that ends on it.
         let wanted =
             [(1, true), (2, true), (3, false), (4, false), (5, true), (6, true), (8, false), (9, false)];
         assert_eq!(lines(&segments, usize::MAX), wanted);

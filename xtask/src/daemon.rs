@@ -1,4 +1,4 @@
-//! A `rocmforged` of our own on a private socket, and the client that talks to it.
+//! Starts a `rocmforged` on a private socket, and the client that talks to it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,40 +14,40 @@ use tempfile::TempDir;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// How long the daemon may take to answer after its start.
+/// Most time from the daemon's start to its first answer.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// How long it may take to end after SIGTERM: its own limit for running answers, and a margin.
+/// Most time to end after SIGTERM: the daemon's own limit for running answers, and a margin.
 const STOP_MAX: Duration = Duration::from_secs(15);
 
-/// A running daemon. It is stopped, and its directory removed, when this is dropped.
+/// A running daemon. Dropping it stops the daemon and removes its directory.
 pub struct Daemon {
     child: Child,
     dir: TempDir,
     client: PathBuf,
-    /// It was seen to end.
+    /// Set once the process was seen to have ended.
     ended: bool,
-    /// From its start to its first answer.
+    /// Time from its start to its first answer.
     pub ready_after: Duration,
 }
 
-/// Builds the release binaries, where they are not up to date; returns their directory.
+/// Builds the release binaries that are out of date; returns their directory.
 pub fn build() -> Result<PathBuf> {
     host::build_release()?;
     Ok(host::target_dir().join("release"))
 }
 
 impl Daemon {
-    /// Starts the daemon in `binaries` on the models in `models`, with `config` (TOML) as its configuration, and waits until
-    /// it answers.
+    /// Starts the daemon in `binaries` on the models in `models`, with `config` (TOML) as its configuration, and
+    /// waits for its first answer.
     ///
     /// # Errors
-    /// [`Error::DaemonEnded`], [`Error::DaemonSilent`], both with its log; [`Error::Interrupted`].
+    /// [`Error::DaemonEnded`] and [`Error::DaemonSilent`], both with its log; [`Error::Interrupted`].
     pub fn start(binaries: &Path, models: &Path, config: &str) -> Result<Self> {
         Self::start_with(binaries, models, config, &[])
     }
 
-    /// As [`Daemon::start`], with more of an environment.
+    /// As [`Daemon::start`], with extra environment variables.
     ///
     /// # Errors
     /// As [`Daemon::start`].
@@ -70,7 +70,8 @@ impl Daemon {
         command.arg("--socket").arg(dir.path().join("api.sock"));
         command.arg("--models").arg(models).arg("--config").arg(config_path);
         command.envs(environment.iter().copied());
-        // A group of its own: Ctrl-C on the terminal goes to us and to the client, and we stop the daemon in order.
+        // Its own process group: Ctrl-C on the terminal reaches this program and the client, and this program stops
+        // the daemon in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let started = Instant::now();
         let child = command.spawn().map_err(Error::at(&program))?;
@@ -98,27 +99,27 @@ impl Daemon {
         }
     }
 
-    /// Its socket.
+    /// Path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("api.sock")
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The program that asks it.
+    /// Path of the client program.
     pub fn client_program(&self) -> &Path {
         &self.client
     }
 
-    /// What the daemon wrote so far.
+    /// The daemon's log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// The client, told where the daemon is; arguments are for the caller to add.
+    /// A command for the client with the daemon's socket; the caller adds arguments.
     pub fn client(&self) -> Command {
         let mut command = Command::new(&self.client);
         command.arg("--socket").arg(self.socket());
@@ -134,10 +135,10 @@ impl Daemon {
         serde_json::from_str(&text).map_err(|_| Error::Unexpected { what: "the client", text })
     }
 
-    /// Stops the daemon by SIGTERM and waits for its end; kills it when it takes too long.
+    /// Stops the daemon with SIGTERM and waits for its end; kills it after the time limit.
     ///
     /// # Errors
-    /// [`Error::DaemonEnded`] when it does not end with success.
+    /// [`Error::DaemonEnded`] if it ends without success.
     pub fn stop(mut self) -> Result<()> {
         match self.end() {
             Some(status) if !status.success() => Err(Error::DaemonEnded { status, log: self.log() }),
@@ -145,20 +146,20 @@ impl Daemon {
         }
     }
 
-    /// `None` when it had ended before, which is then said, with its log.
+    /// Returns `None` if the daemon had already ended; then prints its log.
     fn end(&mut self) -> Option<ExitStatus> {
         match self.child.try_wait() {
             Ok(None) => {}
             Err(_) => return None,
             Ok(Some(status)) => {
                 if !std::mem::replace(&mut self.ended, true) {
-                    eprintln!("the daemon ended by itself with {status}; its log:\n{}", self.log());
+                    eprintln!("the daemon ended on its own with {status}; its log:\n{}", self.log());
                 }
                 return None;
             }
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
-            // It may have ended since; the wait below sees that.
+            // The process may have ended already; the wait below sees that.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let asked = Instant::now();
@@ -169,8 +170,8 @@ impl Daemon {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        eprintln!("the daemon did not end within {} s of SIGTERM; killing it", STOP_MAX.as_secs());
-        // Nothing gentler is left.
+        eprintln!("the daemon did not end within {} s after SIGTERM; killing it", STOP_MAX.as_secs());
+        // SIGKILL is the last resort.
         let _ = self.child.kill();
         self.ended = true;
         self.child.wait().ok()

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: from nothing to a streamed answer of a real model, in one command.
+//! `cargo xtask demo`: from an empty machine to a real model's streamed answer, in one command.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ pub struct Args {
     /// A GGUF file instead of SmolLM2
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What to ask
+    /// The question
     #[arg(long, default_value = "Why is the sky blue?")]
     prompt: String,
-    /// Most tokens of the answer
+    /// Most tokens in the answer
     #[arg(long, default_value_t = 160)]
     max_tokens: u32,
-    /// Print one JSON object at the end; the answer is not streamed
+    /// Print one JSON object at the end instead of streaming the answer
     #[arg(long)]
     json: bool,
 }
@@ -30,7 +30,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     heading("== building the daemon and the client");
     let binaries = daemon::build()?;
-    heading("== getting a model");
+    heading("== fetching a model");
     let model = match &args.model {
         Some(path) => path.canonicalize().map_err(Error::at(path))?,
         None => models::ensure(models::SMOLLM2)?,
@@ -61,7 +61,7 @@ fn ask(args: &Args, daemon: &Daemon, name: &str) -> Result<()> {
     host::run(daemon.client().arg("status"))
 }
 
-/// What comes next: bold on a terminal.
+/// Prints a heading, bold on a terminal.
 fn heading(text: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("\x1b[1m{text}\x1b[0m");

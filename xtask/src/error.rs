@@ -1,9 +1,9 @@
-//! Why a project command failed.
+//! Errors of the project commands.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-/// Why a project command failed. The text says what to do.
+/// Error of a project command. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what}: {source}")]
@@ -16,15 +16,15 @@ pub enum Error {
     Command { command: String, status: ExitStatus },
     #[error("{program} is missing; install it (Debian package {package}) and run this again")]
     ToolMissing { program: String, package: &'static str },
-    #[error("{file}: sha256 {found} where {want} was expected; nothing was kept")]
+    #[error("{file}: sha256 is {found}, expected {want}; the file was discarded")]
     Hash { file: String, found: String, want: String },
-    #[error("{file} holds no {member}")]
+    #[error("{file} does not contain {member}")]
     Member { file: String, member: String },
-    #[error("no item is called {name:?}; `cargo xtask models --list` shows them")]
+    #[error("there is no item {name:?}; `cargo xtask models --list` shows all items")]
     UnknownItem { name: String },
-    #[error("less than {need_mib} MiB are free on the disk of {}", dir.display())]
+    #[error("the disk of {} has less than {need_mib} MiB free", dir.display())]
     DiskFull { dir: PathBuf, need_mib: u64 },
-    #[error("{what} said something that was not expected: {text}")]
+    #[error("{what} is not as expected: {text}")]
     Unexpected { what: &'static str, text: String },
     #[error("the daemon did not answer within {seconds} s; its log:\n{log}")]
     DaemonSilent { seconds: u64, log: String },
@@ -32,38 +32,38 @@ pub enum Error {
     DaemonEnded { status: ExitStatus, log: String },
     #[error("{failed} of {all} stages failed: {names}")]
     Stages { failed: usize, all: usize, names: String },
-    #[error("no stage is called {name:?}; `cargo xtask check --list` shows them")]
+    #[error("there is no stage {name:?}; `cargo xtask check --list` shows all stages")]
     UnknownStage { name: String },
     #[error("{what} needs root")]
     Root { what: &'static str },
-    #[error("may not be skipped here: {what}")]
+    #[error("skipped, but ROCMFORGE_STRICT=1 forbids it: {what}")]
     Skipped { what: String },
-    #[error("{} has {bytes} bytes, at most {max} are allowed", file.display())]
+    #[error("{} has {bytes} bytes; at most {max} are allowed", file.display())]
     TooLarge { file: PathBuf, bytes: u64, max: u64 },
-    #[error("{what} cannot be had: {why}")]
+    #[error("{what} is not available: {why}")]
     Unavailable { what: &'static str, why: String },
-    #[error("no target is called {name:?}; there are {known}")]
+    #[error("there is no target {name:?}; known targets: {known}")]
     UnknownTarget { name: String, known: String },
-    #[error("kernels that may not be shipped:\n  {faults}")]
+    #[error("these kernels must not be shipped:\n  {faults}")]
     Gates { faults: String },
-    #[error("{} is stale: {what}; run `cargo xtask kernels` and keep the result", file.display())]
+    #[error("{} is stale: {what}; run `cargo xtask kernels` and commit the result", file.display())]
     Stale { file: PathBuf, what: String },
-    #[error("changes that no test notices:\n  {changes}")]
+    #[error("no test notices these changes:\n  {changes}")]
     Survived { changes: String },
     #[error("no test launches {kernels}")]
     Untested { kernels: String },
     #[error("no GPU that works was found")]
     NoGpu,
-    #[error("{failed} parts failed; {} says what they printed", report.display())]
+    #[error("{failed} parts failed; {} has their output", report.display())]
     Parts { failed: usize, report: PathBuf },
-    #[error("the daemon is not as it was (seed {seed}):\n  {faults}")]
+    #[error("the daemon changed during the soak (seed {seed}):\n  {faults}")]
     Soaked { seed: u64, faults: String },
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// What the process ends with: 130 after an interrupt as shells have it, 3 where there is no GPU, else 1.
+    /// Exit code: 130 after an interrupt, as in shells; 3 if there is no GPU; else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted => 130,
@@ -72,17 +72,17 @@ impl Error {
         }
     }
 
-    /// For `map_err`: an I/O error of doing `what`.
+    /// For `map_err`: makes an I/O error of the action `what`.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
     }
 
-    /// For `map_err`: an I/O error on `path`.
+    /// For `map_err`: makes an I/O error of `path`.
     pub fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         Self::io(path.display().to_string())
     }
 }
 
-/// What every project command returns.
+/// Result of project commands.
 pub type Result<T> = std::result::Result<T, Error>;

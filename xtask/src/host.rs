@@ -1,4 +1,4 @@
-//! The machine the commands run on: where things lie, which programs are there, how to get those that are not.
+//! The machine on which the commands run: paths, installed programs, and how to install missing ones.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use std::{env, thread};
 
 use crate::error::{Error, Result};
 
-/// Set by Ctrl-C and SIGTERM. Waits look at it, so that temporary files and daemons are cleaned up on the way out.
+/// Set by Ctrl-C and SIGTERM. Waits check it, so that temporary files and daemons are cleaned up before exit.
 static INTERRUPTED: OnceLock<std::sync::Arc<AtomicBool>> = OnceLock::new();
 
-/// Turns Ctrl-C and SIGTERM into [`Error::Interrupted`] at the next wait. A second one ends the process at once.
+/// Turns Ctrl-C and SIGTERM into [`Error::Interrupted`] at the next wait. A second signal ends the process at once.
 pub fn watch_interrupts() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Default::default);
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -24,7 +24,7 @@ pub fn watch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Fails once the user asked to stop.
+/// Fails once the user has asked to stop.
 pub fn check_interrupted() -> Result<()> {
     match INTERRUPTED.get() {
         Some(flag) if flag.load(Ordering::Relaxed) => Err(Error::Interrupted),
@@ -34,7 +34,7 @@ pub fn check_interrupted() -> Result<()> {
 
 /// The workspace's root.
 pub fn root() -> &'static Path {
-    // The manifest's directory is <root>/xtask; a root of "/" has no better answer than itself.
+    // The manifest's directory is <root>/xtask; if it has no parent, return it as is.
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest)
 }
@@ -44,8 +44,8 @@ pub fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// Where models are kept: `$ROCMFORGE_MODELS_CACHE`, else `$XDG_CACHE_HOME/rocmforge/models`, else
-/// `~/.cache/rocmforge/models`. The tests look there too.
+/// Directory of models: `$ROCMFORGE_MODELS_CACHE`, else `$XDG_CACHE_HOME/rocmforge/models`, else
+/// `~/.cache/rocmforge/models`. The tests use it too.
 pub fn models_dir() -> PathBuf {
     if let Some(dir) = env::var_os("ROCMFORGE_MODELS_CACHE") {
         return dir.into();
@@ -53,7 +53,7 @@ pub fn models_dir() -> PathBuf {
     cache_dir().join("models")
 }
 
-/// Where compilers and the like are kept that are fetched by version.
+/// Directory of compilers and other tools that are fetched by version.
 pub fn tools_dir() -> PathBuf {
     cache_dir().join("tools")
 }
@@ -65,12 +65,12 @@ fn cache_dir() -> PathBuf {
     cache.join("rocmforge")
 }
 
-/// True with `ROCMFORGE_STRICT=1`: what would be skipped fails.
+/// True with `ROCMFORGE_STRICT=1`: skipped checks then count as failed.
 pub fn strict() -> bool {
     env::var_os("ROCMFORGE_STRICT").is_some_and(|v| v == "1")
 }
 
-/// The `cargo` that runs us, in the workspace's root.
+/// The `cargo` that runs this program, in the workspace's root.
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
@@ -88,7 +88,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Makes sure that `program` is there: installs Debian's `package` when we are root and `apt-get` is there.
+/// Makes sure that `program` exists: installs Debian's `package` if run by root and `apt-get` exists.
 ///
 /// # Errors
 /// [`Error::ToolMissing`], which names the package.
@@ -100,7 +100,7 @@ pub fn ensure(program: &str, package: &'static str) -> Result<()> {
     if have(program) { Ok(()) } else { Err(Error::ToolMissing { program: program.into(), package }) }
 }
 
-/// Installs Debian's `package` when we are root and `apt-get` is there.
+/// Installs Debian's `package` if run by root and `apt-get` exists.
 ///
 /// # Errors
 /// [`Error::ToolMissing`], [`Error::Command`].
@@ -125,8 +125,8 @@ pub fn install(package: &'static str) -> Result<()> {
     apt(&["install", "--no-install-recommends", package])
 }
 
-/// Builds the release programs. Always the same packages together: others would choose other features of what they depend on, and
-/// all of that would be built once more.
+/// Builds the release programs. Always builds the same set of packages: another set could enable other features of
+/// their dependencies and cause a second build of them.
 ///
 /// # Errors
 /// [`Error::Command`], [`Error::Interrupted`].
@@ -134,8 +134,8 @@ pub fn build_release() -> Result<()> {
     run(cargo().args(["build", "--release", "--workspace", "--exclude", "xtask"]))
 }
 
-/// Installs a program that comes as a package of Rust, `NAME@VERSION`. Built soon instead of for speed: the release profile of some
-/// optimises all of their packages as one, which takes most of ten minutes on two processors and saves seconds.
+/// Installs a Rust program, `NAME@VERSION`. Built with little optimisation: some release profiles optimise all their
+/// packages as one, which takes almost ten minutes on two processors and saves seconds.
 ///
 /// # Errors
 /// [`Error::Command`], [`Error::Interrupted`].
@@ -146,10 +146,10 @@ pub fn install_crate(package: &str) -> Result<()> {
     run(cargo().args(["install", "--locked", "--quiet"]).args(profile).arg(package))
 }
 
-/// Runs `command` to its end, its output going where ours goes.
+/// Runs `command` to its end; its output goes where ours goes.
 ///
 /// # Errors
-/// [`Error::Command`] when it does not end with success, [`Error::Interrupted`] when the user stopped us.
+/// [`Error::Command`] if it does not end with success, [`Error::Interrupted`] if the user stopped it.
 pub fn run(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command.status().map_err(Error::io(shown.clone()))?;
@@ -157,7 +157,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     succeeded(shown, status)
 }
 
-/// Runs `command` to its end and returns what it printed; its messages go where ours go.
+/// Runs `command` to its end and returns its standard output; its error output goes where ours goes.
 ///
 /// # Errors
 /// As [`run`].
@@ -170,13 +170,13 @@ pub fn read(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// True when `command` runs and ends with success; its output is dropped.
+/// True if `command` runs and ends with success; its output is dropped.
 pub fn works(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// Waits for `child`, calling `tick` every `every`; ends it when the user stops us.
+/// Waits for `child` and calls `tick` at the interval `every`; kills it if the user asks to stop.
 ///
 /// # Errors
 /// [`Error::Interrupted`], [`Error::Io`].
@@ -186,7 +186,7 @@ pub fn wait(child: &mut Child, every: Duration, mut tick: impl FnMut()) -> Resul
             return Ok(status);
         }
         if let Err(stop) = check_interrupted() {
-            // It is gone already, or goes now; either way it is reaped by the wait.
+            // The child may have ended already; the wait reaps it in any case.
             let _ = child.kill();
             let _ = child.wait();
             return Err(stop);
@@ -196,7 +196,7 @@ pub fn wait(child: &mut Child, every: Duration, mut tick: impl FnMut()) -> Resul
     }
 }
 
-/// A command as one would type it.
+/// The command as typed in a shell.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")

@@ -1,6 +1,7 @@
-//! `cargo xtask install` and `uninstall`: the files of the Debian package on systems without dpkg.
+//! `cargo xtask install` and `uninstall`: installs the files of the Debian package on systems without dpkg.
 //!
-//! There is one list of files: the package's, in Cargo.toml. What a package's scripts would do is said, not done.
+//! The list of files is the package's, in Cargo.toml. The commands print what the package's scripts would do, but do
+//! not do it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,13 +14,13 @@ use crate::{docs, host};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where programs, pages and units belong; with /usr or /usr/local the configuration is in /etc, else in PREFIX/etc
+    /// Where programs, pages and units go; with /usr or /usr/local the configuration is in /etc, else in PREFIX/etc
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// Put all of it below this directory, from where something else moves it into place
+    /// Install below this directory, to be moved into place by another tool
     #[arg(long, value_name = "DIR")]
     destdir: Option<PathBuf>,
-    /// Take what `cargo build --release --workspace` and `cargo xtask docs` left
+    /// Use the existing output of `cargo build --release --workspace` and `cargo xtask docs`
     #[arg(long)]
     no_build: bool,
 }
@@ -27,14 +28,14 @@ pub struct Args {
 /// A file of the package.
 #[derive(Debug, PartialEq)]
 struct File {
-    /// Below the project's root; `target/release/` is where release builds are.
+    /// Path below the project's root; `target/release/` is where release builds are.
     source: String,
-    /// From the root of a system, without the first `/`.
+    /// Path from the root of a system, without the first `/`.
     dest: String,
     mode: u32,
 }
 
-/// Where files come from and go to.
+/// Sources and destinations of the files.
 struct Place {
     root: PathBuf,
     target: PathBuf,
@@ -58,10 +59,10 @@ impl Args {
     }
 }
 
-/// Builds what is missing and puts every file into its place.
+/// Builds outdated files and installs every file.
 ///
 /// # Errors
-/// What could not be built, read or written.
+/// Errors of building, reading or writing.
 pub fn install(args: &Args) -> Result<()> {
     let place = args.place()?;
     if !args.no_build {
@@ -73,12 +74,12 @@ pub fn install(args: &Args) -> Result<()> {
         if place.put(file)? {
             println!("{}", place.of(file).display());
         } else {
-            println!("{} is kept: it is another than the default", place.of(file).display());
+            println!("{} is kept: it was changed", place.of(file).display());
         }
     }
     if args.destdir.is_none() {
         println!(
-            "\n{} files. As a service: systemd-sysusers, systemd-tmpfiles --create, systemctl daemon-reload, then\n\
+            "\n{} files installed. To run it as a service: systemd-sysusers, systemd-tmpfiles --create, systemctl daemon-reload, then\n\
              systemctl enable --now rocmforged.socket",
             files.len()
         );
@@ -86,10 +87,10 @@ pub fn install(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Takes away what [`install`] with the same arguments put there.
+/// Removes what [`install`] with the same arguments installed.
 ///
 /// # Errors
-/// What could not be removed.
+/// Errors of removing files.
 pub fn uninstall(args: &Args) -> Result<()> {
     let place = args.place()?;
     for file in files(&place)? {
@@ -111,7 +112,7 @@ fn files(place: &Place) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// The package's list: sources may end in a pattern with one `*`, destinations in `/`.
+/// The package's list. Sources may end in a pattern with one `*`; destinations may end in `/`.
 fn listed(manifest: &str) -> Result<Vec<File>> {
     let wrong = |text: String| Error::Unexpected { what: "the package's assets in Cargo.toml", text };
     let manifest: toml::Table =
@@ -123,7 +124,7 @@ fn listed(manifest: &str) -> Result<Vec<File>> {
         let (source, dest) = (text(0)?.to_owned(), text(1)?.to_owned());
         Some(File { source, dest, mode: u32::from_str_radix(text(2)?, 8).ok()? })
     };
-    let assets = assets.ok_or_else(|| wrong("there are none".into()))?;
+    let assets = assets.ok_or_else(|| wrong("there are no assets".into()))?;
     assets.iter().map(|asset| file(asset).ok_or_else(|| wrong(asset.to_string()))).collect()
 }
 
@@ -135,7 +136,7 @@ impl Place {
         }
     }
 
-    /// The files that a pattern means.
+    /// The files that match a pattern.
     fn expand(&self, file: File) -> Result<Vec<File>> {
         let (folder, pattern) = file.source.rsplit_once('/').unwrap_or(("", &file.source));
         let Some((begin, end)) = pattern.split_once('*') else {
@@ -153,20 +154,20 @@ impl Place {
             }
         }
         if found.is_empty() {
-            let text = format!("nothing in {} is as {pattern}: `cargo xtask docs` writes it", dir.display());
+            let text = format!("no file in {} matches {pattern}: run `cargo xtask docs`", dir.display());
             return Err(Error::Unexpected { what: "the documentation", text });
         }
         found.sort_by(|a, b| a.source.cmp(&b.source));
         Ok(found)
     }
 
-    /// Where configurations are.
+    /// Directory of configurations.
     fn etc(&self) -> PathBuf {
         let system = ["/usr", "/usr/local"].iter().any(|prefix| self.prefix == Path::new(prefix));
         if system { PathBuf::from("/etc") } else { self.prefix.join("etc") }
     }
 
-    /// Where a file goes, in the installed system.
+    /// Path of a file in the installed system.
     fn installed(&self, file: &File) -> PathBuf {
         match (file.dest.strip_prefix("usr/"), file.dest.strip_prefix("etc/")) {
             (Some(rest), _) => self.prefix.join(rest),
@@ -175,13 +176,13 @@ impl Place {
         }
     }
 
-    /// Where it goes now.
+    /// Path of a file now, below `destdir`.
     fn of(&self, file: &File) -> PathBuf {
         let installed = self.installed(file);
         self.destdir.join(installed.strip_prefix("/").unwrap_or(&installed))
     }
 
-    /// What is to be in the file: units name programs and configuration where these are.
+    /// Content of an installed file: units get the real paths of programs and configuration.
     fn content(&self, file: &File) -> Result<Vec<u8>> {
         let source = self.source(file);
         let content = fs::read(&source).map_err(Error::at(&source))?;
@@ -199,7 +200,7 @@ impl Place {
         Ok(text.into_bytes())
     }
 
-    /// An administrator's own configuration.
+    /// Whether the administrator changed a configuration file.
     fn is_changed(&self, file: &File) -> Result<bool> {
         let to = self.of(file);
         if !file.dest.starts_with("etc/") {
@@ -212,7 +213,8 @@ impl Place {
         }
     }
 
-    /// False where a configuration of the administrator's own stays. A program that runs is replaced, not written over.
+    /// Installs a file. Returns false if it keeps an administrator's changed configuration. A running program is
+    /// replaced, not overwritten.
     fn put(&self, file: &File) -> Result<bool> {
         if self.is_changed(file)? {
             return Ok(false);
@@ -224,7 +226,7 @@ impl Place {
         name.push(".new");
         let beside = to.with_file_name(name);
         fs::write(&beside, self.content(file)?).map_err(Error::at(&beside))?;
-        // As the package's; where there is no strip, the file is larger and nothing else.
+        // Stripped like the package's files; without strip, the file is only larger.
         if file.source.starts_with("target/") && file.mode & 0o111 != 0 {
             let _ = host::works(Command::new("strip").arg(&beside));
         }
@@ -233,7 +235,8 @@ impl Place {
         Ok(true)
     }
 
-    /// False where there was none, or an administrator's own. Folders that are ours alone go with their last file.
+    /// Removes a file. Returns false if there is none, or if an administrator changed it. Our own folders are removed
+    /// with their last file.
     fn take_away(&self, file: &File) -> Result<bool> {
         if self.is_changed(file)? {
             return Ok(false);
@@ -247,7 +250,7 @@ impl Place {
             |folder: &&Path| folder.file_name().is_some_and(|n| n.to_string_lossy().starts_with("rocmforge"));
         for folder in to.ancestors().skip(1).take_while(ours) {
             if fs::remove_dir(folder).is_err() {
-                break; // there is more in it
+                break; // the folder is not empty
             }
         }
         Ok(true)
@@ -256,13 +259,13 @@ impl Place {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use std::collections::BTreeSet;
 
     use super::*;
 
-    /// The real list with made-up files in a project of its own.
+    /// The real list, with made-up files in a project of its own.
     fn project(prefix: &str) -> (tempfile::TempDir, Place) {
         let dir = tempfile::tempdir().expect("a folder");
         let root = dir.path().join("project");

@@ -1,7 +1,7 @@
-//! `cargo xtask interleavings`: tests in every order of their threads, by a model checker.
+//! `cargo xtask interleavings`: runs tests in every order of their threads, with a model checker.
 //!
-//! The library is built with the checker's locks and atomics (`src/lock/bare.rs`), and the tests in files and modules called
-//! `interleavings` are run: the poison flag, uploads, the engine against its clients.
+//! Builds the library with the checker's locks and atomics (`src/lock/bare.rs`), and runs the tests in files and
+//! modules called `interleavings`: the poison flag, uploads, the engine against its clients.
 
 use std::process::Stdio;
 
@@ -10,23 +10,23 @@ use crate::host;
 
 #[derive(clap::Args, Default)]
 pub struct Args {
-    /// Threads stopped where they could go on, in one order at most; each test has its own number, of some seconds. One more
-    /// takes about twenty times as long
+    /// Most preemptions per order: threads stopped where they could go on; by default each test has its own number,
+    /// for some seconds. One more takes about twenty times as long
     #[arg(long, value_name = "N")]
     switches: Option<u32>,
-    /// Just tests whose name begins so
+    /// Only tests whose name begins with this
     #[arg(default_value = "")]
     name: String,
 }
 
-/// Runs the command; returns what the tests printed.
+/// Runs the command; returns a summary of what the tests printed.
 ///
 /// # Errors
-/// [`Error::Command`] when an order fails: the test's output says which assertion, or which threads wait for ever.
+/// [`Error::Command`] if an order fails: the tests' output has the failed assertion, or the deadlocked threads.
 pub fn run(args: &Args) -> Result<String> {
     let mut command = host::cargo();
     command.args(["test", "--quiet", "--workspace", "--lib", "--features", "loom"]);
-    // Not optimised: the compiler would take longer than the tests.
+    // Not optimised, because the compiler would take longer than the tests.
     command.args(["--config", "profile.dev.package.rocmforge.opt-level=0", "--", "--nocapture"]);
     command.arg(format!("interleavings::{}", args.name)).stderr(Stdio::inherit());
     if let Some(switches) = args.switches {
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<String> {
     }
 }
 
-/// Sum of what the tests say they tried.
+/// Adds up the orders that the tests report.
 fn orders(text: &str) -> u64 {
     let counts = text.lines().filter_map(|line| line.trim_start_matches('.').strip_suffix(" orders tried"));
     counts.filter_map(|count| count.parse::<u64>().ok()).sum()

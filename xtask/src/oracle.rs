@@ -1,7 +1,7 @@
-//! `cargo xtask oracle`: the expected answers of tests/reference, made again by another engine.
+//! `cargo xtask oracle`: makes the expected answers of tests/reference again, with another engine.
 //!
-//! A Python environment of its own below the target directory takes the engine (llama.cpp, prebuilt) and the independent
-//! GGUF reader at fixed versions; tests/reference/oracle.py does the work and uses none of our code.
+//! A separate Python environment below the target directory holds the engine (llama.cpp, prebuilt) and the
+//! independent GGUF reader, at fixed versions. tests/reference/oracle.py does the work and uses none of our code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use std::process::Command;
 use crate::error::{Error, Result};
 use crate::{forge, host, models, python};
 
-/// What the environment holds. The expected files name the first two.
+/// Packages of the environment. The expected files name the first two.
 const PACKAGES: [&str; 3] = [python::LLAMA_CPP, python::GGUF, "numpy"];
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Write here instead of tests/reference/expected, to compare
+    /// Write here instead of to tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model, or only the small random decoders or the newer of them; Qwen, which takes long, only when named
+    /// Only this model, or only the small random decoders, or the newer ones. Qwen takes long and runs only if named
     #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", models::QWEN])]
     only: Option<String>,
 }
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Files of small random decoders, the same bytes that the tests make.
+/// Writes the files of small random decoders, byte for byte as the tests make them.
 fn write_decoders(work: &Path, made: Vec<(&str, forge::Forge)>) -> Result<Vec<String>> {
     let mut inputs = Vec::new();
     for (name, forge) in made {
@@ -71,7 +71,7 @@ fn work_dir() -> PathBuf {
     host::target_dir().join("oracle")
 }
 
-/// The Python of the other engine's environment.
+/// Path of Python in the other engine's environment.
 ///
 /// # Errors
 /// As [`python::environment`].

@@ -1,12 +1,12 @@
-//! How far a long transfer of bytes is: a line that is rewritten on a terminal, a line every few seconds elsewhere.
+//! Shows the progress of a long transfer: one line that is rewritten on a terminal, else a line every 10 s.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// Between lines where there is no terminal.
+/// Interval between lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Progress of one, on stderr.
+/// Progress of one transfer, on stderr.
 pub struct Progress<'a> {
     name: &'a str,
     bytes: u64,
@@ -16,16 +16,16 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Starts showing one of about `bytes`.
+    /// Starts showing a transfer of about `bytes`.
     pub fn new(name: &'a str, bytes: u64) -> Self {
         let now = Instant::now();
         if !stderr().is_terminal() {
-            eprintln!("  {name}: {:.1} MB to come", bytes as f64 / 1e6);
+            eprintln!("  {name}: {:.1} MB to transfer", bytes as f64 / 1e6);
         }
         Self { name, bytes, seen: 0, started: now, last_line: now }
     }
 
-    /// `bytes` are here by now.
+    /// Reports that `bytes` have arrived.
     pub fn at(&mut self, bytes: u64) {
         self.seen = self.seen.max(bytes);
         let terminal = stderr().is_terminal();
@@ -41,20 +41,20 @@ impl<'a> Progress<'a> {
             self.name,
             self.bytes as f64 / 1e6
         );
-        // A progress line that cannot be shown is no reason to stop.
+        // A failure to show progress is no reason to stop.
         let _ = stderr().flush();
     }
 
-    /// All is here.
+    /// Reports the end of the transfer.
     pub fn done(self) {
         let seconds = self.started.elapsed().as_secs_f64();
         let start = if stderr().is_terminal() { "\r\x1b[K" } else { "" };
-        eprintln!("{start}  {}: here after {seconds:.1} s", self.name);
+        eprintln!("{start}  {}: done after {seconds:.1} s", self.name);
     }
 
-    /// It did not come.
+    /// Reports that the transfer failed.
     pub fn fail(self) {
         let start = if stderr().is_terminal() { "\r\x1b[K" } else { "" };
-        eprintln!("{start}  {}: did not come", self.name);
+        eprintln!("{start}  {}: failed", self.name);
     }
 }

@@ -1,4 +1,4 @@
-//! Environments of Python with packages at fixed versions, below the target directory.
+//! Python environments with packages at fixed versions, below the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use crate::host;
 /// The independent writer and reader of GGUF files.
 pub const GGUF: &str = "gguf==0.19.0";
 
-/// llama.cpp, prebuilt, in this process.
+/// llama.cpp, prebuilt as a Python module.
 pub const LLAMA_CPP: &str = "xllamacpp==2026.10.11549";
 
-/// The Python of the environment at `venv`; made when it is not there or holds other packages.
+/// Path of Python in the environment at `venv`, which is made if it is missing or holds other packages.
 ///
 /// # Errors
 /// [`Error::ToolMissing`], [`Error::Command`].

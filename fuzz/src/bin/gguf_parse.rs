@@ -1,4 +1,4 @@
 #![no_main]
-//! The target as it is.
+//! The target without a planted fault.
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| rocmforge_fuzz::gguf_parse(data, false));

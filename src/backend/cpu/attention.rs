@@ -1,12 +1,12 @@
-//! Causal attention of a step's rows over the pages of their sequences: softmax in one pass, f32 throughout.
+//! Causal attention of a step's rows over the KV pages of their sequences: one-pass softmax, f32 throughout.
 //!
-//! A row's tokens are cut into splits whose length depends on how many tokens it attends to and on nothing else. Each
-//! split gives (greatest score, sum, weighted values); they are merged in rising order. Whether one worker walks all
-//! splits of a tile of rows or each split is a chunk of its own is decided by how many workers there are, and changes no
-//! bit: both ways do the same operations on a row in the same order.
+//! A row's tokens are cut into splits. Their length depends only on how many tokens the row attends to. Each split
+//! gives a greatest score, a sum and weighted values; these are merged in rising order. With few workers, one worker
+//! takes all splits of a tile of rows; with many, each split is a chunk of its own. Both ways do the same operations
+//! on a row in the same order, so the bits are equal.
 //!
-//! All query heads of a KV head are taken together, and so are up to [`ROWS_TILE_MAX`] queries of neighbouring rows, so
-//! that keys and values are read (and widened) once for them.
+//! All query heads of a KV head are computed together, and so are up to [`ROWS_TILE_MAX`] queries of neighbouring
+//! rows: keys and values are read (and widened) once for all of them.
 
 use std::ops::Range;
 
@@ -20,14 +20,14 @@ use super::simd::{LANES, Level, Simd, vectorize};
 use super::step::Step;
 use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
 
-/// Most queries (rows times heads of a group) of a tile, where a group is not larger: enough that widening a key costs
-/// little beside its products, and their sums still lie in the first-level cache.
+/// Most queries (rows times heads of a group) in a tile, unless one group is larger. Widening a key then costs little
+/// beside its products, and the sums still fit in the first-level cache.
 pub const ROWS_TILE_MAX: usize = 16;
 
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Tokens in a split of a row that attends to `len` tokens: enough splits to share a long row among workers, few enough
-/// that merging is nothing. Whole pages.
+/// Tokens in a split of a row that attends to `len` tokens: enough splits to share a long row among workers, few
+/// enough that merging costs almost nothing. Always whole pages.
 pub fn split_len(len: usize) -> usize {
     match len {
         0..=1024 => 64,
@@ -36,26 +36,26 @@ pub fn split_len(len: usize) -> usize {
     }
 }
 
-/// What attention over one state reads.
+/// Inputs of attention over one state.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
     /// Rows, page tables, splits.
     pub step: &'a Step,
-    /// Runs of rows that are taken together.
+    /// Runs of rows that are computed together.
     pub tiles: &'a [Range<usize>],
     /// Keys and values.
     pub kv: &'a KvPool,
-    /// Where the state lies in each page.
+    /// Where the state lies in each KV page.
     pub layout: KvLayout,
-    /// Rotated queries: row r at `r * stride`, its heads one after the other.
+    /// Rotated queries: row r starts at `r * stride`, its heads one after the other.
     pub queries: &'a [f32],
-    /// Distance of query rows.
+    /// Distance between query rows, in values.
     pub stride: usize,
-    /// Query heads of a head of the state.
+    /// Query heads per KV head.
     pub group: usize,
-    /// Factor of queries.
+    /// Factor applied to queries.
     pub scale: f32,
-    /// Positions that a row sees, its own among them: at least 1.
+    /// Positions that a row sees, including its own: at least 1.
     pub window: usize,
 }
 
@@ -67,7 +67,7 @@ impl Problem<'_> {
     }
 }
 
-/// What a worker keeps of the queries of a tile. Sized for the tile at hand; grows to the largest.
+/// A worker's buffers for the queries of a tile. They grow to the largest tile.
 #[derive(Default)]
 pub struct AttentionScratch {
     queries: Vec<f32>,
@@ -76,14 +76,14 @@ pub struct AttentionScratch {
     total: State,
 }
 
-/// Online softmax of some queries.
+/// Online softmax state of some queries.
 #[derive(Default)]
 struct State {
     /// Greatest score so far.
     max: Vec<f32>,
     /// Sum of e^(score - max).
     sum: Vec<f32>,
-    /// Sum of e^(score - max) times value, `head_stride` for each query.
+    /// Sum of e^(score - max) times value, `head_stride` values per query.
     values: Vec<f32>,
 }
 
@@ -98,17 +98,17 @@ impl State {
     }
 }
 
-/// Results of splits that were chunks of their own: for each query `head_stride` values, then greatest score and sum.
+/// Results of splits that ran as chunks: for each query `head_stride` values, then greatest score and sum.
 #[derive(Default)]
 pub struct Partials {
     values: Vec<f32>,
 }
 
 impl Partials {
-    /// Room for `items` results of `item_len` values; they are unspecified.
+    /// Makes room for `items` results of `item_len` values; contents are unspecified.
     fn resize(&mut self, items: usize, item_len: usize) -> Result<&mut [f32], BackendError> {
         let refused = |len: usize| BackendError::OutOfMemory {
-            what: "attention's results by split",
+            what: "the attention results of splits",
             need_bytes: (len as u64).saturating_mul(size_of::<f32>() as u64),
         };
         let len = items.checked_mul(item_len).ok_or_else(|| refused(usize::MAX))?;
@@ -133,10 +133,10 @@ struct Item {
     kv_head: usize,
 }
 
-/// Attention of all rows: `out` gets `[rows][n_kv_heads * group * head_dim]` at `out_stride`.
+/// Attention of all rows. Writes `[rows][n_kv_heads * group * head_dim]` to `out`.
 ///
 /// # Errors
-/// [`BackendError::OutOfMemory`] for the results of splits; nothing is computed then.
+/// [`BackendError::OutOfMemory`] for the results of splits; then nothing was computed.
 pub fn attend(
     level: Level,
     p: &Problem<'_>,
@@ -147,7 +147,7 @@ pub fn attend(
 ) -> Result<(), BackendError> {
     let tiles = p.tiles.len() * p.layout.heads;
     let many_splits = p.step.splits.len() > p.step.rows();
-    // Fewer tiles than this leave workers idle at the end; more items make partial results large.
+    // Fewer tiles would leave workers idle at the end; more items would make the partial results large.
     if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
         return attend_by_split(level, p, pool, workers, partials, out);
     }
@@ -181,7 +181,7 @@ fn attend_by_split(
         let scratch = &mut worker.attention;
         let (row, split) = p.step.splits[chunk / p.layout.heads];
         let item = Item { row: row as usize, split: split as usize, kv_head: chunk % p.layout.heads };
-        // SAFETY: each chunk takes the part of its own number.
+        // SAFETY: each chunk takes only the part with its own number.
         let part = unsafe { parts.take(chunk * item_len..(chunk + 1) * item_len) };
         match p.kv.kv() {
             KvType::F16 => partial_f16(level, p, item, scratch, part),
@@ -198,7 +198,7 @@ fn attend_by_split(
     Ok(())
 }
 
-/// All splits of the queries of `rows` with one KV head (told by the block's columns).
+/// All splits of the queries of `rows` with the KV head that the block's columns belong to.
 #[inline(always)]
 fn tile<E: KvElement, S: Simd>(
     s: S,
@@ -220,7 +220,7 @@ fn tile<E: KvElement, S: Simd>(
         scratch.split.reset(queries, stride);
         split_state::<E, S>(s, p, rows.clone(), kv_head, start..(start + split).min(longest), scratch);
         for q in 0..queries {
-            // A row that sees no token of this split has no part in it.
+            // A row that sees no token of this split takes no part in it.
             let visible = p.visible(rows.start + q / p.group);
             if visible.end > start && visible.start < start + split {
                 let part = &scratch.split.values[q * stride..][..stride];
@@ -275,7 +275,7 @@ fn merge_row_lanes<S: Simd>(
     let (head_dim, stride) = (layout.head_dim, layout.head_stride);
     let heads = p.layout.heads * p.group;
     scratch.total.reset(heads, stride);
-    // Splits that end before the row's window have no part in it.
+    // Splits that end before the row's window take no part.
     let unseen = p.visible(row).start / split_len(p.step.len(row));
     for split in splits.skip(unseen) {
         let all = &partials[split * heads * (stride + 2)..][..heads * (stride + 2)];
@@ -288,7 +288,7 @@ fn merge_row_lanes<S: Simd>(
     }
 }
 
-/// Copies the tile's queries together, scaled, and makes room for their weights.
+/// Copies the tile's queries into one scaled buffer, and makes room for their weights.
 #[inline(always)]
 fn load_queries(p: &Problem<'_>, rows: Range<usize>, kv_head: usize, scratch: &mut AttentionScratch) {
     let head_dim = p.layout.head_dim;
@@ -300,7 +300,7 @@ fn load_queries(p: &Problem<'_>, rows: Range<usize>, kv_head: usize, scratch: &m
     }
 }
 
-/// Online softmax over tokens `tokens` (from a page's start), page by page. `scratch.split` holds the result.
+/// Online softmax over `tokens`, which start at a page, page by page. The result is in `scratch.split`.
 #[inline(always)]
 fn split_state<E: KvElement, S: Simd>(
     s: S,
@@ -326,8 +326,8 @@ fn split_state<E: KvElement, S: Simd>(
         const WHOLE: Range<usize> = 0..KV_PAGE_TOKENS;
         let mut first = rows.start;
         while first < rows.end {
-            // Rows that see the whole page go together, others one by one: no value that a row may not see takes part
-            // in its sums, not even with weight 0.
+            // Rows that see the whole page go together, other rows one by one: a value that a row may not see must
+            // not enter its sums, not even with weight 0.
             let mut end = first + 1;
             while end < rows.end && visible(first) == WHOLE && visible(end) == WHOLE {
                 end += 1;
@@ -342,11 +342,11 @@ fn split_state<E: KvElement, S: Simd>(
     }
 }
 
-/// Takes the tokens `tokens` of a page into the state of `queries`. `next` are the keys of the page to come.
+/// Adds `tokens` of a page to the state of `queries`. `next` holds the keys of the next page.
 ///
-/// A step reads more weights than caches hold, so keys and values come from memory each time, in runs that end with each
-/// 4 KiB where the processor's own prefetching starts anew: values are asked for ahead of the scores, and the next keys
-/// ahead of the values' sum.
+/// A step reads more weights than caches hold, so keys and values come from memory each time. The processor's own
+/// prefetch restarts at every 4 KiB. So values are prefetched before the scores, and the next keys before the
+/// weighted sum.
 #[inline(always)]
 fn page<E: KvElement, S: Simd>(
     s: S,
@@ -384,7 +384,7 @@ fn page<E: KvElement, S: Simd>(
     }
 }
 
-/// Asks for all cache lines of `elements`.
+/// Prefetches all cache lines of `elements`.
 #[inline(always)]
 fn fetch<E: KvElement, S: Simd>(s: S, elements: &[E]) {
     for line in elements.chunks(CACHE_LINE_BYTES / size_of::<E>()) {
@@ -392,7 +392,7 @@ fn fetch<E: KvElement, S: Simd>(s: S, elements: &[E]) {
     }
 }
 
-/// Scores of all 32 tokens of a page with `Q` queries from `first`; those of tokens past the end mean nothing.
+/// Scores of all 32 tokens of a page with `Q` queries from `first`; scores of tokens past the end are meaningless.
 #[inline(always)]
 fn scores<E: KvElement, S: Simd, const Q: usize>(
     s: S,
@@ -419,7 +419,8 @@ fn scores<E: KvElement, S: Simd, const Q: usize>(
     }
 }
 
-/// Turns the scores of query `q` into weights `e^(score - max)`, 0 outside `tokens`; brings its state to the new maximum.
+/// Turns the scores of query `q` into weights `e^(score - max)`, 0 outside `tokens`, and rescales its state to the
+/// new maximum.
 #[inline(always)]
 fn softmax<S: Simd>(s: S, q: usize, tokens: &Range<usize>, scratch: &mut AttentionScratch) {
     let state = &mut scratch.split;
@@ -448,7 +449,7 @@ fn softmax<S: Simd>(s: S, q: usize, tokens: &Range<usize>, scratch: &mut Attenti
     state.sum[q] += s.reduce_add(s.add(s.load(&halves[0]), s.load(&halves[1])));
 }
 
-/// Adds the values of the tokens `tokens`, weighted, to the state of `Q` queries from `first`.
+/// Adds the weighted values of `tokens` to the state of `Q` queries from `first`.
 #[inline(always)]
 fn weigh<E: KvElement, S: Simd, const Q: usize>(
     s: S,
@@ -470,7 +471,7 @@ fn weigh<E: KvElement, S: Simd, const Q: usize>(
     }
 }
 
-/// As [`weigh`], for `C` vectors of each row of values from vector `column`.
+/// As [`weigh`], for `C` vectors of each value row from vector `column`.
 #[inline(always)]
 fn weigh_columns<E: KvElement, S: Simd, const Q: usize, const C: usize>(
     s: S,
@@ -524,7 +525,7 @@ fn merge<S: Simd>(s: S, total: &mut State, q: usize, max: f32, sum: f32, values:
     }
 }
 
-/// The attention result of query `q`.
+/// Writes the attention result of query `q`.
 #[inline(always)]
 fn finish(total: &State, q: usize, stride: usize, head: &mut [f32]) {
     let sum = total.sum[q];

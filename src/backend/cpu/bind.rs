@@ -1,8 +1,8 @@
-//! Binding a program: which stretches of operations are one unit, and which plane each value has.
+//! Binds a program: decides which stretches of operations form one unit, and which plane holds each value.
 //!
-//! A unit of several operations computes the same bits as these one by one: it saves planes and phases of the pool. Units are
-//! found by four patterns: projections of one input side by side, a norm (and the choice of rows before it) that only they read,
-//! a gate over two projections, and runs of operations that take each row by itself.
+//! A unit of several operations computes the same bits as the operations one by one, with fewer planes and fewer
+//! phases of the pool. Four patterns form units: projections of one input side by side; a norm (and the choice of
+//! rows before it) that only they read; a gate over two projections; and runs of operations that work row by row.
 
 use std::collections::HashMap;
 
@@ -11,64 +11,64 @@ use crate::program::{
     Activation, ExpertRange, NormKind, Op, Program, RopeId, Rows, StateId, TensorId, ValueId,
 };
 
-/// Where a value lies: columns of a plane.
+/// The columns of a plane that hold a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Number of the plane.
+    /// Plane number.
     pub plane: usize,
     /// First column.
     pub first: usize,
-    /// Columns.
+    /// Number of columns.
     pub width: usize,
 }
 
-/// A plane to be made.
+/// A plane to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlaneSpec {
-    /// Columns.
+    /// Number of columns.
     pub cols: usize,
-    /// For which rows of a step.
+    /// The rows of a step that it has.
     pub rows: Rows,
 }
 
-/// A norm of whole rows or of groups of neighbouring values.
+/// A norm of whole rows, or of groups of neighbouring values.
 #[derive(Clone, Copy, Debug)]
 pub struct NormSpec {
-    /// How.
+    /// Kind of norm.
     pub kind: NormKind,
-    /// Added before the root.
+    /// Added under the square root.
     pub eps: f32,
-    /// `[group]`.
+    /// Shape `[group]`.
     pub weight: TensorId,
-    /// `[group]`.
+    /// Shape `[group]`.
     pub bias: Option<TensorId>,
 }
 
-/// Rows of activations for products.
+/// Activation rows that are the input of products.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
-    /// What is read.
+    /// Place of the value that is read.
     pub from: Place,
-    /// Rows whose logits are wanted are taken of all rows.
+    /// Whether only the rows that ask for logits are taken, out of all rows.
     pub take: bool,
-    /// They are normed on the way.
+    /// Norm applied while reading.
     pub norm: Option<NormSpec>,
-    /// For which rows.
+    /// The rows of a step.
     pub rows: Rows,
-    /// From which magnitude on groups have fine codes: see [`FINE_ABOVE`].
+    /// Threshold above which groups have fine codes: see [`FINE_ABOVE`].
     pub fine_above: f32,
 }
 
 /// A matrix and its bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
-    /// `[outputs, inputs]`.
+    /// Shape `[outputs, inputs]`.
     pub weight: TensorId,
-    /// `[outputs]`.
+    /// Shape `[outputs]`.
     pub bias: Option<TensorId>,
 }
 
-/// An operation on each row by itself.
+/// An operation that works row by row.
 #[derive(Clone, Copy, Debug)]
 pub enum RowOp {
     /// See [`Op::Norm`].
@@ -87,33 +87,33 @@ pub enum RowOp {
     Scale { by: f32, value: Place },
 }
 
-/// What runs as one.
+/// A stretch of operations that runs as one.
 #[derive(Clone, Debug)]
 pub enum Unit {
     /// See [`Op::Embed`].
     Embed { table: TensorId, scale: f32, out: Place },
     /// See [`Op::Take`].
     Take { from: Place, out: Place },
-    /// Projections of one input, their outputs side by side in a plane of their own, or one that is added.
+    /// Projections of one input. Their outputs lie side by side in a plane of their own, or a single output is added.
     Product { input: Input, parts: Vec<Matrix>, out: Place, add: bool },
     /// `activation(gate) * up` of two projections of one input.
     Gated { input: Input, gate: Matrix, up: Matrix, activation: Activation, out: Place },
-    /// Operations on each row by itself, one after the other.
+    /// Row-by-row operations, one after the other.
     RowOps { ops: Vec<RowOp>, rows: Rows },
     /// See [`Op::Store`].
     Store { state: StateId, keys: Place, values: Place },
     /// See [`Op::Attend`].
     Attend { state: StateId, group: usize, queries: Place, scale: f32, window: usize, out: Place },
-    /// See [`Op::Route`]; the choice is number `choice`.
+    /// See [`Op::Route`]; `choice` is the number of the choice.
     Route { logits: Place, choice: usize },
     /// See [`Op::Experts`].
     Experts { experts: ExpertRange, choice: usize, activation: Activation, from: Place, out: Place },
 }
 
-/// A choice of experts, and the widths of what works on it.
+/// A choice of experts, and the widths of the experts it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChoiceSpec {
-    /// Experts of a row.
+    /// Experts per row.
     pub used: usize,
     /// See [`Op::Route`].
     pub normalise: bool,
@@ -128,27 +128,27 @@ pub struct ChoiceSpec {
 /// A program as units over planes.
 #[derive(Debug, Default)]
 pub struct Bound {
-    /// By part.
+    /// Units by part.
     pub parts: Vec<Vec<Unit>>,
-    /// By number.
+    /// Planes by number.
     pub planes: Vec<PlaneSpec>,
-    /// By number.
+    /// Choices by number.
     pub choices: Vec<ChoiceSpec>,
-    /// Numbers of query heads that share a head, each once.
+    /// Distinct numbers of query heads that share a KV head.
     pub groups: Vec<usize>,
-    /// By value: where it is, unless it passes within a unit.
+    /// Place by value; `None` for a value that exists only within a unit.
     places: Vec<Option<Place>>,
-    /// Where the logits are.
+    /// Place of the logits.
     pub logits: Option<Place>,
 }
 
-/// A stretch of operations that is one unit.
+/// Operations that form one unit.
 enum Stretch {
-    /// Projections, the first so many operations before them folded in.
+    /// `count` projections, with `folded` operations before them folded in.
     Product { folded: usize, count: usize },
     /// Two projections and their gate.
     Gated { folded: usize },
-    /// Operations on rows.
+    /// Row-by-row operations.
     RowOps { count: usize },
     /// One operation.
     Single,
@@ -165,16 +165,16 @@ impl Stretch {
     }
 }
 
-/// What is known of the values before units are made.
+/// Facts about the values, collected before units are made.
 struct Outline<'a> {
     program: &'a Program,
     /// Operations that read each value.
     readers: Vec<u32>,
     /// Operations that write each value.
     writers: Vec<u32>,
-    /// Values that a projection writes before anything else does: they may lie side by side.
+    /// Values that a projection writes before any other operation: they may lie side by side.
     projected: Vec<bool>,
-    /// Values that decide which experts or tokens are taken: small errors show.
+    /// Values that decide which experts or tokens are chosen: small errors matter.
     precise: Vec<bool>,
     /// Whether stretches of several operations become one unit.
     fused: bool,
@@ -209,7 +209,7 @@ impl<'a> Outline<'a> {
         self.program.values()[value.0 as usize].rows
     }
 
-    /// Whether a value has just these readers and one writer, so that it need not be kept.
+    /// Whether a value has exactly this many readers and one writer, so that no plane need keep it.
     fn passes(&self, value: ValueId, readers: usize) -> bool {
         self.readers[value.0 as usize] as usize == readers && self.writers[value.0 as usize] == 1
     }
@@ -238,8 +238,8 @@ impl<'a> Outline<'a> {
         }
     }
 
-    /// How many operations can be folded into the projections that follow them: a norm that only they read, and the choice of
-    /// rows that only it reads.
+    /// How many operations can be folded into the projections that follow: a norm that only they read, and a choice
+    /// of rows that only the norm reads.
     fn folded(&self, ops: &[Op]) -> usize {
         let taken = usize::from(matches!(ops[0], Op::Take { out, .. } if self.passes(out, 1)));
         let Some(&Op::Norm { weight, from, out, add: false, .. }) = ops.get(taken) else { return 0 };
@@ -251,7 +251,7 @@ impl<'a> Outline<'a> {
         if of_taken && whole && self.passes(out, count) { taken + 1 } else { 0 }
     }
 
-    /// How many projections stand together that have one input and may lie side by side.
+    /// How many adjacent projections have the same input and may write side by side.
     fn projections(&self, ops: &[Op], input: ValueId, add: bool) -> usize {
         let together = |op: &&Op| {
             matches!(op, Op::Project { from, out, add: false, .. }
@@ -269,7 +269,7 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// The value that tells an operation's rows, where it takes each row by itself.
+/// The value that determines the rows of a row-by-row operation; `None` for other operations.
 fn row_value(op: &Op) -> Option<ValueId> {
     match op {
         Op::Norm { out, .. } | Op::Gate { out, .. } | Op::Activate { out, .. } | Op::Add { out, .. } => {
@@ -280,19 +280,19 @@ fn row_value(op: &Op) -> Option<ValueId> {
     }
 }
 
-/// Values that lie side by side in one plane, and the stretches between which they are needed.
+/// Values that lie side by side in one plane, and the first and last stretch that uses them.
 struct Bundle {
     spec: PlaneSpec,
     first: usize,
     last: usize,
 }
 
-/// Gives each value that is kept a place. Planes of one size are used again once their values are read for the last time.
+/// Gives each kept value a place. A plane is reused for values of the same size after the last read of its values.
 struct Places {
     bundles: Vec<Bundle>,
-    /// By value: number of the bundle, first column.
+    /// By value: bundle number and first column.
     of: Vec<Option<(usize, usize)>>,
-    /// By bundle.
+    /// Plane number by bundle.
     planes: Vec<usize>,
 }
 
@@ -301,7 +301,7 @@ impl Places {
         Self { bundles: Vec::new(), of: vec![None; values], planes: Vec::new() }
     }
 
-    /// Notes that stretch number `at` uses these values, side by side where they are new.
+    /// Records that stretch `at` uses these values. New ones are placed side by side.
     fn used(&mut self, outline: &Outline<'_>, values: &[ValueId], at: usize) {
         let mut fresh = None;
         for value in values {
@@ -323,7 +323,7 @@ impl Places {
     fn planes(&mut self) -> Vec<PlaneSpec> {
         let mut planes: Vec<(PlaneSpec, usize)> = Vec::new();
         for bundle in &self.bundles {
-            // Bundles stand in the order of their first use.
+            // Bundles are in order of first use.
             let free = planes.iter().position(|(spec, last)| *spec == bundle.spec && *last < bundle.first);
             let plane = free.unwrap_or_else(|| {
                 planes.push((bundle.spec, 0));
@@ -337,8 +337,8 @@ impl Places {
 }
 
 impl Bound {
-    /// Binds a program. With `fused` off each operation is a unit of its own: the plainest way, and what fused units are
-    /// compared with.
+    /// Binds a program. Without `fused`, each operation is its own unit: the plainest way, and the reference for
+    /// fused units.
     pub fn of(program: &Program, fused: bool) -> Self {
         let outline = Outline::of(program, fused);
         let mut stretches: Vec<(usize, &[Op], Stretch)> = Vec::new();
@@ -370,13 +370,13 @@ impl Bound {
         bound
     }
 
-    /// Where a value is, unless it passes within a unit.
+    /// Place of a value; `None` if it exists only within a unit.
     pub fn place(&self, value: ValueId) -> Option<Place> {
         self.places.get(value.0 as usize).copied().flatten()
     }
 }
 
-/// Notes the values that a stretch keeps: not those that pass within it, and no choices.
+/// Records the values that a stretch keeps. Values within the stretch and choices have no place.
 fn note_values(places: &mut Places, outline: &Outline<'_>, ops: &[Op], stretch: &Stretch, at: usize) {
     let (folded, kept) = match stretch {
         Stretch::Product { folded, .. } => (*folded, &ops[*folded..]),
@@ -395,7 +395,7 @@ fn note_values(places: &mut Places, outline: &Outline<'_>, ops: &[Op], stretch: 
     match stretch {
         Stretch::Product { folded: 0, .. } => places.used(outline, &values(kept, true), at),
         Stretch::Gated { folded: 0 } => places.used(outline, &values(&ops[..1], true), at),
-        // What is added to.
+        // The values that a product is added to.
         Stretch::Product { .. } => {
             let input = kept.first().and_then(|op| op.values().next()).map(|(value, _)| value);
             let others: Vec<_> =
@@ -541,7 +541,8 @@ impl Maker<'_, '_> {
         })
     }
 
-    /// Gives each choice a number. Those of different parts that are alike share one: a choice is used in its own part.
+    /// Numbers the choices. Equal choices of different parts share a number, because a choice is used only within its
+    /// part.
     fn number_choices(&mut self) {
         for part in self.outline.program.parts() {
             let mut taken = Vec::new();
@@ -564,7 +565,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// Widths of the hidden layer and of the result of the experts that a choice is for.
+    /// Widths of the hidden layer and of the result of the experts that `choice` belongs to.
     fn expert_widths(&self, op: &Op, choice: ValueId) -> Option<(usize, usize)> {
         let Op::Experts { experts, out, .. } = op else { return None };
         let [gate, ..] = experts.tensors(0);
@@ -582,7 +583,7 @@ impl Maker<'_, '_> {
     }
 }
 
-/// What a norm is, its input, its output, and whether it is added.
+/// A norm's spec, its input, its output, and whether its result is added.
 fn norm_of(op: &Op) -> Option<(NormSpec, ValueId, ValueId, bool)> {
     let &Op::Norm { kind, eps, weight, bias, from, out, add } = op else { return None };
     Some((NormSpec { kind, eps, weight, bias }, from, out, add))

@@ -1,4 +1,4 @@
-//! What the units share: kernels, threads, and the phases that are made of them.
+//! Parts that all units share: kernels, threads, and the phases built on them.
 
 use std::ops::Range;
 
@@ -16,19 +16,19 @@ use crate::backend::{Activations, BackendError, DeviceTensor};
 use crate::program::Activation;
 use crate::tensor::{DType, LazyTensor};
 
-/// Values of serial work below which a phase is not worth opening (1 us of vector code).
+/// Phases over fewer values run serially: the work (1 us of vector code) is not worth a phase.
 const SERIAL_VALUES_MAX: usize = 8192;
 
-/// Chunks per worker of a product: what the slowest is late by stays below an eighth of its share.
+/// Chunks per worker of a product: the slowest worker is late by less than an eighth of its share.
 const CHUNKS_PER_WORKER: usize = 8;
 
-/// Products of a chunk, in f32: half of a second-level cache of 512 KiB.
+/// Values of a chunk's products, in f32: half of a 512 KiB second-level cache.
 const TILE_VALUES_MAX: usize = 64 * 1024;
 
-/// What one worker thread keeps for itself.
+/// State of one worker thread.
 #[derive(Default)]
 pub struct Worker {
-    /// Attention's sums.
+    /// Sums of attention.
     pub attention: AttentionScratch,
     matmul: MatmulScratch,
     tile: Vec<f32>,
@@ -38,58 +38,58 @@ pub struct Worker {
 /// A matrix and its bias: `out = W x + b`.
 #[derive(Clone, Copy)]
 pub struct Projection<'a> {
-    /// `[outputs, inputs]`.
+    /// Shape `[outputs, inputs]`.
     pub weight: &'a DeviceTensor,
-    /// `[outputs]`.
+    /// Shape `[outputs]`.
     pub bias: Option<&'a DeviceTensor>,
 }
 
-/// A run of activation rows and the weights that they alone meet.
+/// A run of activation rows, and the weights that only these rows meet.
 pub struct Run<'a, const N: usize> {
-    /// The rows. Not empty.
+    /// The rows; not empty.
     pub rows: Range<usize>,
-    /// Their weights.
+    /// Weights of these rows.
     pub weights: [MatrixView<'a>; N],
 }
 
-/// Kernels and threads of a backend.
+/// Kernels and threads of the backend.
 pub struct Compute {
     /// Matmul kernels.
     pub kernels: Kernels,
-    /// Instruction set of everything else.
+    /// Instruction set of all other code.
     pub level: Level,
-    /// What quantised weights meet.
+    /// Form of the activations that quantised weights meet.
     pub mode: Activations,
-    /// Threads.
+    /// Worker threads.
     pub pool: Pool,
-    /// One for each thread.
+    /// State of each worker.
     pub workers: Vec<Worker>,
-    /// Sampling's memory.
+    /// Biases of the current product, as f32.
     pub bias: Vec<f32>,
 }
 
-/// What is done with a product.
+/// How a product is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Store {
-    /// It replaces what was there.
+    /// Overwrites the old values.
     Replace,
-    /// It is added to what was there.
+    /// Adds to the old values.
     Add,
 }
 
 impl Compute {
-    /// Whether phases over this many values go to the pool.
+    /// Whether a phase over this many values uses the pool.
     pub fn is_parallel(&self, values: usize) -> bool {
         self.pool.threads() > 1 && values > SERIAL_VALUES_MAX
     }
 
-    /// Whether a matrix of `dtype` takes activations in 8 bits.
+    /// Whether a matrix of `dtype` takes 8-bit activations.
     fn takes_codes(&self, dtype: DType) -> bool {
         self.mode == Activations::Int8 && GroupKind::of(dtype).is_some()
     }
 
-    /// Makes `rows` rows of `cols` activations by `fill(row, values)`, in all forms that `weights` take; `fine_above` is
-    /// [`ActivationRow::quantize`](super::activations::ActivationRow::quantize)'s.
+    /// Fills `rows` rows of `cols` activations by `fill(row, values)`, in each form that `weights` take. `fine_above`
+    /// is passed to [`ActivationRow::quantize`](super::activations::ActivationRow::quantize).
     pub fn activate(
         &mut self,
         acts: &mut ActivationBuffer,
@@ -122,10 +122,10 @@ impl Compute {
 
     /// `out[m][..] (+)= [W0 x + b0, W1 x + b1, ...]` for each activation row m, the products side by side.
     ///
-    /// Shapes were checked by the caller.
+    /// The caller has checked the shapes.
     ///
     /// # Errors
-    /// [`BackendError::Internal`] when they were not.
+    /// [`BackendError::Internal`] if they do not match.
     pub fn project(
         &mut self,
         parts: &[Projection<'_>],
@@ -216,15 +216,16 @@ impl Compute {
         self.check_workers()
     }
 
-    /// Columns of a block of a product with `m` rows: whole vectors, enough blocks to share evenly, and a tile that
-    /// stays in cache. No bit of a result depends on it.
+    /// Columns per block of a product with `m` rows: whole vectors, enough blocks to share evenly, and a tile that
+    /// stays in cache. Results do not depend on it.
     fn block_cols(&self, m: usize, cols: usize) -> usize {
         let even = cols.div_ceil(self.pool.threads() * CHUNKS_PER_WORKER);
         let cached = (TILE_VALUES_MAX / m.max(1)).max(16);
         even.min(cached).next_multiple_of(16)
     }
 
-    /// The biases of `parts` side by side, zeros for a part that has none; untouched when no part has one.
+    /// Reads the biases of `parts` side by side, with zeros for a part that has none. Does nothing if no part has
+    /// one.
     fn read_biases(&mut self, parts: &[Projection<'_>]) -> Result<(), BackendError> {
         if parts.iter().all(|p| p.bias.is_none()) {
             return Ok(());
@@ -240,9 +241,9 @@ impl Compute {
         Ok(())
     }
 
-    /// Multiplies runs of activation rows with weights of their own, in one phase: row m of `runs[i].rows` with those of
-    /// `runs[i]`, and has `finish(run, products, row)` make row m of `out` of its products with them. All weights of one
-    /// place in `weights` have `cols` rows.
+    /// Multiplies runs of activation rows with their own weights, in one phase. Row m of `runs[i].rows` meets the
+    /// weights of `runs[i]`; `finish(run, products, row)` then computes row m of `out` from the products. All weights
+    /// at one index of `weights` have `cols` rows.
     ///
     /// # Errors
     /// As [`project`](Self::project).
@@ -283,7 +284,7 @@ impl Compute {
         self.check_workers()
     }
 
-    /// The first error of a product, taken out. All are: one left behind would fail the next product.
+    /// Returns the first error of a product and clears all of them, so that none fails the next product.
     fn check_workers(&mut self) -> Result<(), BackendError> {
         match self.workers.iter_mut().fold(None, |first, worker| first.or(worker.error.take())) {
             None => Ok(()),
@@ -292,7 +293,7 @@ impl Compute {
     }
 }
 
-/// Makes `tile` at least `len` long. Contents are unspecified.
+/// Makes `tile` at least `len` long; contents are unspecified.
 fn grow(tile: &mut Vec<f32>, len: usize) {
     if tile.len() < len {
         tile.resize(len, 0.0);
@@ -306,14 +307,14 @@ pub fn matrix(tensor: &DeviceTensor) -> Result<MatrixView<'_>, BackendError> {
         .map_err(|error| BackendError::Internal(error.to_string()))
 }
 
-/// All values of a small tensor, appended as f32.
+/// Appends all values of a small tensor as f32.
 ///
 /// # Errors
-/// [`BackendError::Internal`] for a type that has no arithmetic; `load_tensor` refuses those.
+/// [`BackendError::Internal`] for an unsupported type, which `load_tensor` refuses.
 pub fn append_values(tensor: &LazyTensor, out: &mut Vec<f32>) -> Result<(), BackendError> {
     let bytes = tensor.bytes();
     if tensor.dtype() == DType::F32 {
-        // The usual case, and one that compiles to a copy.
+        // The usual case; it compiles to a copy.
         out.extend(bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)));
         return Ok(());
     }

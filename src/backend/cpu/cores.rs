@@ -1,18 +1,19 @@
-//! How many threads may compute, and on what.
+//! Number of compute threads and name of the processor.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-/// Physical cores this process may use: its affinity mask with hyper-threads counted once, within its cgroup's quota.
+/// Physical cores that this process may use: its affinity mask, with hyper-threads counted once, limited by its
+/// cgroup's quota.
 ///
-/// Two compute threads on one core share its execution units and gain nothing on these loops.
+/// Two compute threads on one core share its execution units and gain nothing in these loops.
 pub fn available() -> usize {
-    // Affinity and cgroup quota (v1 and v2) of logical processors.
+    // Counts logical processors, by affinity and cgroup quota (v1 and v2).
     let logical = std::thread::available_parallelism().map_or(1, usize::from);
     physical().map_or(logical, |cores| cores.min(logical)).max(1)
 }
 
-/// Different cores among the processors of the affinity mask; `None` where sysfs does not tell.
+/// Number of distinct cores in the affinity mask; `None` if sysfs does not give the topology.
 fn physical() -> Option<usize> {
     let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut cores = HashSet::new();
@@ -23,7 +24,7 @@ fn physical() -> Option<usize> {
     (!cores.is_empty()).then_some(cores.len())
 }
 
-/// The processor's name as the kernel gives it, or the architecture's where it gives none.
+/// The processor's name from the kernel, or the architecture's name.
 pub fn model_name() -> String {
     std::fs::read_to_string("/proc/cpuinfo")
         .ok()

@@ -1,7 +1,7 @@
-//! Feed-forward layers of experts: which of them each row uses, and their weighted sum.
+//! Feed-forward layers of experts: the choice of experts for each row, and the weighted sum of their results.
 //!
-//! Rows are taken expert by expert, so that weights are read once for all rows that use them; each row's results are
-//! then added in the order of its own choice, so that no bit depends on what else is in the step.
+//! Rows are computed expert by expert, so weights are read once for all rows that use them. Each row's results are
+//! then added in the order of its own choice, so no bit depends on other rows of the step.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use super::scratch::Plane;
 use crate::backend::{BackendError, Progress, Weights};
 use crate::program::{Activation, ExpertRange, TensorId};
 
-/// The experts that rows chose, and what these work on. A use is a row at one of its chosen experts.
+/// The experts that rows chose, and their intermediate values. A use is one row at one of its chosen experts.
 pub struct ChoiceRows {
     spec: ChoiceSpec,
-    /// Each row's experts, best first: `[rows][used]`; empty before they are chosen.
+    /// Each row's experts, best first: `[rows][used]`; empty before the choice.
     chosen: Vec<u32>,
-    /// Their weights.
+    /// Weights of the chosen experts, parallel to `chosen`.
     weights: Vec<f32>,
-    /// Indices of `chosen` by expert, then by row: the order in which uses are computed.
+    /// Indices into `chosen`, sorted by expert, then by row: the order of computation.
     order: Vec<u32>,
-    /// Where each of `chosen` stands in `order`.
+    /// Position in `order` of each entry of `chosen`.
     places: Vec<u32>,
     /// `activation(gate) * up` in computing order, `[rows_max * used][ffn]`.
     gated: Plane,
@@ -33,7 +33,7 @@ pub struct ChoiceRows {
 }
 
 impl ChoiceRows {
-    /// Room for `rows` rows.
+    /// Allocates for `rows` rows.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -50,13 +50,13 @@ impl ChoiceRows {
         })
     }
 
-    /// Forgets the choice.
+    /// Clears the choice.
     pub fn clear(&mut self) {
         self.chosen.clear();
         self.order.clear();
     }
 
-    /// As the planes of a step: what is read before it is written shows as NaN.
+    /// Fills the planes with NaN, so that a read before the first write shows.
     pub fn poison(&mut self, rows: usize) {
         let uses = rows * self.spec.used;
         for plane in [&mut self.gated, &mut self.results] {
@@ -65,7 +65,7 @@ impl ChoiceRows {
         }
     }
 
-    /// Chooses from the logits of `rows` rows.
+    /// Chooses experts from the logits of `rows` rows.
     pub fn choose<'a>(&mut self, rows: usize, logits: impl Fn(usize) -> &'a [f32]) {
         self.chosen.clear();
         self.weights.clear();
@@ -81,7 +81,7 @@ impl ChoiceRows {
         }
     }
 
-    /// Runs of `order` with one expert each.
+    /// Ranges of `order` that use the same expert.
     fn runs(&self) -> Vec<(u32, Range<usize>)> {
         let mut start = 0;
         let same = |a: &u32, b: &u32| self.chosen[*a as usize] == self.chosen[*b as usize];
@@ -95,10 +95,9 @@ impl ChoiceRows {
     }
 }
 
-/// Appends the `used` experts with the largest logits, the lower number of equals first, and their weights.
+/// Appends the `used` experts with the largest logits, lower number first among equals, and their weights.
 ///
-/// A logit that is no number is the largest there is: its row's weights are then no numbers either, and the broken
-/// weights show in the logits.
+/// A NaN logit counts as the largest. Its row's weights then become NaN too, so broken weights show in the logits.
 fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mut Vec<f32>) {
     let size = |expert: u32| Some(logits[expert as usize]).filter(|l| !l.is_nan()).unwrap_or(f32::INFINITY);
     let better = |a: &u32, b: &u32| match size(*b).partial_cmp(&size(*a)) {
@@ -122,7 +121,7 @@ fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mu
     chosen.extend(all);
 }
 
-/// Gate, up and down of each row's experts; `out += ` their weighted sum. Experts that are not there are asked for.
+/// Runs gate, up and down of each row's experts; `out +=` their weighted sum. Asks for experts that are not resident.
 ///
 /// # Errors
 /// [`BackendError`] of a product.
@@ -182,7 +181,7 @@ pub fn run(
     Ok(Progress::Done)
 }
 
-/// Rows of `out` += the weighted sums of their results.
+/// Adds the weighted sums of the results to the rows of `out`.
 fn add(compute: &mut Compute, choice: &ChoiceRows, plane: &mut Plane, out: Place, rows: usize) {
     let (used, cols) = (choice.spec.used, plane.cols());
     let sum = |row: usize, values: &mut [f32]| {

@@ -1,11 +1,11 @@
-//! A row-major matrix cut into blocks, so that the chunks of a phase write it without overlap.
+//! A row-major matrix cut into blocks, so that the chunks of a phase write without overlap.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::pool::Pool;
 
-/// A block of a matrix: some rows, some columns of each.
+/// Some rows of a matrix, and some columns of each.
 pub struct Block<'a> {
     base: *mut f32,
     stride: usize,
@@ -15,12 +15,12 @@ pub struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Rows of the matrix that the block has.
+    /// The matrix rows of this block.
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// Columns of the matrix that the block has.
+    /// The matrix columns of this block.
     pub fn cols(&self) -> Range<usize> {
         self.cols.clone()
     }
@@ -29,8 +29,8 @@ impl Block<'_> {
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(self.rows.contains(&row), "row outside the block");
         let start = row * self.stride + self.cols.start;
-        // SAFETY: `run` checked that rows and columns lie in the matrix that the block borrows from, and gives no two
-        // blocks with a common element; `&mut self` keeps the block's own rows apart.
+        // SAFETY: `run` checked that rows and columns lie in the matrix that the block borrows, and no two blocks
+        // share an element; `&mut self` keeps the block's own rows apart.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.cols.len()) }
     }
 }
@@ -39,11 +39,11 @@ impl Block<'_> {
 pub struct Grid<'a> {
     /// Values per row of the matrix.
     pub stride: usize,
-    /// Row ranges, rising and apart.
+    /// Row ranges, rising and disjoint.
     pub rows: &'a [Range<usize>],
-    /// Columns that are written: a prefix of each row.
+    /// Columns to write: a prefix of each row.
     pub cols: usize,
-    /// Columns of a block; the last one may be narrower.
+    /// Columns per block; the last block of a row may be narrower.
     pub block_cols: usize,
 }
 
@@ -52,13 +52,13 @@ impl Grid<'_> {
         self.cols.div_ceil(self.block_cols.max(1))
     }
 
-    /// Calls `work` once for each block of `matrix`, on all workers of `pool`; each worker has its local.
+    /// Calls `work` once for each block of `matrix`, on all workers of `pool`, with the worker's own local.
     ///
-    /// Blocks next to each other in a row of blocks are claimed one after the other.
+    /// Blocks that are neighbours in a row of blocks are claimed one after the other.
     ///
     /// # Panics
-    /// When the row ranges overlap or the grid is larger than the matrix (a broken invariant of this backend), and when
-    /// `work` panics.
+    /// If row ranges overlap or the grid exceeds the matrix (a broken invariant of this backend), or if `work`
+    /// panics.
     pub fn run<L: Send>(
         &self,
         pool: &mut Pool,
@@ -97,7 +97,8 @@ impl Base {
     }
 }
 
-// SAFETY: it stands for the `&mut [f32]` that `Grid::run` holds; every chunk gets another block of it, and f32 is Send.
+// SAFETY: it stands for the `&mut [f32]` that `Grid::run` holds; each chunk gets a different block of it, and f32 is
+// Send.
 unsafe impl Sync for Base {}
 
 #[cfg(test)]

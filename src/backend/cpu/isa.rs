@@ -1,11 +1,11 @@
-//! Which instructions the kernels may use: detected once, carried as a value.
+//! The instruction set of the kernels: detected once, passed on as a value.
 
 use std::str::FromStr;
 
-/// Instruction set of a kernel family. Results do not depend on it: every family sums in the same order.
+/// Instruction set of a kernel family. Results do not depend on it, because every family sums in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Plain Rust, any processor.
+    /// Plain Rust, for any processor.
     Portable,
     /// AVX2 with FMA and F16C: x86-64 processors since 2013.
     Avx2,
@@ -13,18 +13,18 @@ pub enum Isa {
     Avx512Vnni,
 }
 
-/// Why kernels of an instruction set cannot be had.
+/// Errors of choosing an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
-    /// The processor lacks it.
-    #[error("this processor has no {wanted}; the best it has is {best}")]
+    /// The processor lacks the instruction set.
+    #[error("this processor has no {wanted}; its best instruction set is {best}")]
     Missing {
-        /// What was asked for.
+        /// The requested set.
         wanted: &'static str,
-        /// What there is.
+        /// The best available set.
         best: &'static str,
     },
-    /// No such instruction set.
+    /// The name is unknown.
     #[error("unknown instruction set {0:?}: give portable, avx2 or avx512vnni")]
     Unknown(String),
 }
@@ -42,7 +42,7 @@ impl Isa {
         }
     }
 
-    /// Whether this processor (and operating system) has it.
+    /// Whether the processor and the operating system support it.
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -66,7 +66,7 @@ impl Isa {
         }
     }
 
-    /// The best this processor has.
+    /// The best instruction set of this processor.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
@@ -86,15 +86,15 @@ impl std::fmt::Display for Isa {
     }
 }
 
-/// The kernels of one instruction set. Its existence proves that the processor has that set: the one private field is
-/// set only after detection, and every SIMD call relies on it.
+/// The kernels of one instruction set. A value proves that the processor has that set: the only field is private and
+/// set after detection. Every SIMD call relies on this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     isa: Isa,
 }
 
 impl Kernels {
-    /// Kernels of the best instruction set there is.
+    /// Kernels of the best available instruction set.
     pub fn detect() -> Self {
         Self { isa: Isa::detect() }
     }

@@ -1,9 +1,10 @@
-//! The KV cache of one model: pages of 32 tokens, each one anonymous mapping that exists only while it is used.
+//! The KV cache of one model: pages of 32 tokens. Each page is an anonymous mapping that exists only while the page
+//! is in use.
 //!
 //! Layout of a page: `[state][head] { K [head_dim][32 tokens], V [32 tokens][head_stride] }`, where `head_stride` is
-//! head_dim rounded up to 16. K lies transposed, so that scores of 16 tokens come out of one vector with no sum across
-//! lanes, and V by token, so that a weighted sum of it is a vector too. A key is written once and read by every later
-//! token, which pays for its scattered write.
+//! head_dim rounded up to 16. K is transposed, so that one vector yields the scores of 16 tokens without a sum across
+//! lanes. V is stored by token, so that its weighted sum is a vector too. A key is written once and read by every
+//! later token, which pays for the scattered write.
 
 use half::f16;
 
@@ -15,16 +16,16 @@ use crate::program::{State, StateId};
 
 /// An element of the cache.
 pub trait KvElement: Copy + Send + Sync + 'static {
-    /// All-zero bytes are this.
+    /// Value of all-zero bytes.
     const ZERO: Self;
 
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::V;
     fn store<S: Simd>(simd: S, v: S::V, to: &mut [Self; LANES]);
-    /// Writes one token's key and value of a head into a page's part of that head.
+    /// Writes one token's key and value of a head into that head's part of a page.
     fn write(level: Level, rows: HeadRows<'_>, k: &mut [Self], v: &mut [Self]);
 }
 
-/// Key and value of one token and head, and where in the page they go.
+/// Key and value of one token and head, and the token's index in the page.
 #[derive(Clone, Copy)]
 pub struct HeadRows<'a> {
     key: &'a [f32],
@@ -82,7 +83,7 @@ fn write_lanes<S: Simd, E: KvElement>(s: S, rows: HeadRows<'_>, k: &mut [E], v: 
     }
 }
 
-/// Up to sixteen values as elements; the rest of the sixteen are zeros.
+/// Converts up to sixteen values; the rest of the sixteen are zero.
 #[inline(always)]
 fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
     let mut wide = [0.0; LANES];
@@ -92,21 +93,21 @@ fn narrow<S: Simd, E: KvElement>(s: S, values: &[f32]) -> [E; LANES] {
     narrow
 }
 
-/// Bytes of memory that one page takes; `u64::MAX` when it would not fit in the address space.
+/// Bytes of memory per page; `u64::MAX` if it exceeds the address space.
 pub fn page_bytes(states: &[State], kv: KvType) -> u64 {
     let (_, mapped_bytes) = place(states, kv, |_| {}).unwrap_or((0, usize::MAX));
     mapped_bytes as u64
 }
 
-/// Where the keys and values of one state lie in a page. Sizes are in elements.
+/// Position of one state's keys and values in a page, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     start: usize,
-    /// Heads of keys, and of values.
+    /// Number of KV heads.
     pub heads: usize,
-    /// Values of a head.
+    /// Values per head.
     pub head_dim: usize,
-    /// Distance of a head's V rows: head_dim rounded up to whole vectors.
+    /// Distance between V rows of a head: head_dim rounded up to whole vectors.
     pub head_stride: usize,
 }
 
@@ -125,8 +126,8 @@ impl KvLayout {
     }
 }
 
-/// Gives every state its place: elements of a page, and bytes of its mapping, in whole pages of the kernel, since it gives
-/// memory in no other measure. `None` when a page would not fit in the address space.
+/// Places every state. Returns the elements of a page and the bytes of its mapping, rounded to whole kernel pages,
+/// the unit in which the kernel gives memory. `None` if a page exceeds the address space.
 fn place(states: &[State], kv: KvType, mut take: impl FnMut(KvLayout)) -> Option<(usize, usize)> {
     let mut end = 0usize;
     for &State::Kv { heads, head_dim } in states {
@@ -150,43 +151,43 @@ fn element_bytes(kv: KvType) -> usize {
 
 /// Keys and values of one head in one page.
 pub struct KvHead<'a, E> {
-    /// `[head_dim][32 tokens]`.
+    /// Shape `[head_dim][32 tokens]`.
     pub k: &'a [E],
-    /// `[32 tokens][head_stride]`.
+    /// Shape `[32 tokens][head_stride]`.
     pub v: &'a [E],
 }
 
-/// The pages of one model.
+/// The KV pages of one model.
 pub struct KvPool {
-    /// By number of the state.
+    /// Layout by state number.
     layouts: Vec<KvLayout>,
-    /// Elements of a page.
+    /// Elements per page.
     page_len: usize,
     /// Bytes of a page's mapping.
     mapped_bytes: usize,
     kv: KvType,
     /// Page numbers are below this.
     size: u32,
-    /// By page number, as far as pages were used; a page that is not used has no memory.
+    /// Memory by page number; `None` for a page that is not in use. As long as the highest page used.
     pages: Vec<Option<Memory>>,
     used: u64,
 }
 
-/// Where a row's key and value go.
+/// Destination of a row's key and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvPlace {
     /// Page number.
     pub page: u32,
-    /// Token in the page.
+    /// Token index in the page.
     pub token: u32,
 }
 
 impl KvPool {
-    /// A pool of `size` pages, none of which takes memory yet: a budget of some GiB has millions of small pages, so
-    /// their table too grows with use.
+    /// A pool of `size` pages without memory. A budget of some GiB has millions of small pages, so the page table
+    /// also grows with use.
     ///
     /// # Errors
-    /// [`BackendError::OutOfMemory`] for pages that exceed the address space.
+    /// [`BackendError::OutOfMemory`] if a page exceeds the address space.
     pub fn new(states: &[State], kv: KvType, size: u32) -> Result<Self, BackendError> {
         let mut layouts = Vec::new();
         let placed = place(states, kv, |layout| layouts.push(layout));
@@ -195,10 +196,10 @@ impl KvPool {
         Ok(Self { layouts, page_len, mapped_bytes, kv, size, pages: Vec::new(), used: 0 })
     }
 
-    /// Where a state lies in each page.
+    /// Position of a state in each page.
     ///
     /// # Panics
-    /// For a state that the program does not have (a broken invariant: programs are checked).
+    /// If the program lacks the state (a broken invariant: programs are checked).
     pub fn layout(&self, state: StateId) -> KvLayout {
         self.layouts[state.0 as usize]
     }
@@ -213,24 +214,24 @@ impl KvPool {
         self.pages.get(page as usize).is_some_and(Option::is_some)
     }
 
-    /// Bytes of memory that one page takes.
+    /// Bytes of memory per page.
     pub fn page_bytes(&self) -> u64 {
         self.mapped_bytes as u64
     }
 
-    /// Bytes that pages take now.
+    /// Bytes that all pages take now.
     pub fn bytes(&self) -> u64 {
         self.used * self.page_bytes()
     }
 
-    /// Gives memory to a page, touched: the kernel does that for a whole page at once in a tenth of the time that faults
-    /// one by one take. A page that has memory keeps it and its contents.
+    /// Gives memory to a page and populates it at once, in a tenth of the time of single page faults. A page that has
+    /// memory keeps it and its contents.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`]; [`BackendError::Batch`] for a page outside the pool.
     pub fn materialise(&mut self, page: u32) -> Result<(), BackendError> {
         if page >= self.size {
-            return Err(BackendError::Batch("a KV page outside the pool"));
+            return Err(BackendError::Batch("a KV page is outside the pool"));
         }
         if self.is_used(page) {
             return Ok(());
@@ -240,7 +241,7 @@ impl KvPool {
         let refused = BackendError::OutOfMemory { what: "a KV page", need_bytes: bytes as u64 };
         let mut memory = Memory::zeroed(bytes, true).ok_or(refused)?;
         if cfg!(debug_assertions) {
-            memory.bytes_mut().fill(0xff); // NaN in both types: what was never written may not take part
+            memory.bytes_mut().fill(0xff); // NaN in both types, so that a read of unwritten values shows
         }
         self.pages[page as usize] = Some(memory);
         self.used += 1;
@@ -258,7 +259,7 @@ impl KvPool {
         Ok(())
     }
 
-    /// Takes the memory of a page back; one that has none, or that the pool does not have, is ignored.
+    /// Frees the memory of a page. Ignores a page without memory or outside the pool.
     pub fn release(&mut self, page: u32) {
         if let Some(slot) = self.pages.get_mut(page as usize)
             && slot.take().is_some()
@@ -267,7 +268,8 @@ impl KvPool {
         }
     }
 
-    /// Start of a page as elements. Fails (a broken invariant: `begin_step` checks all pages) without memory.
+    /// Start of a page as elements. Panics if the page has no memory (a broken invariant: `begin_step` checks all
+    /// pages).
     fn base<E: KvElement>(&self, page: u32) -> *mut E {
         assert_eq!(size_of::<E>(), element_bytes(self.kv), "element type of another pool");
         let memory = self.pages.get(page as usize).and_then(Option::as_ref);
@@ -275,7 +277,7 @@ impl KvPool {
         memory.map_or(std::ptr::null_mut(), |m| m.base().cast())
     }
 
-    /// Start of a head in a page, checked to lie in it as a whole.
+    /// Start of a head in a page; panics unless the whole head lies in it.
     fn head_start(&self, layout: &KvLayout, head: usize) -> usize {
         let start = layout.head_start(head);
         assert!(start + layout.head_len() <= self.page_len, "a head outside the page");
@@ -285,7 +287,7 @@ impl KvPool {
     /// Keys and values of one head.
     ///
     /// # Panics
-    /// When the page has no memory, or `E` is not the pool's element (broken invariants of this backend).
+    /// If the page has no memory, or `E` is not the pool's element type (broken invariants of this backend).
     pub fn head<E: KvElement>(&self, page: u32, layout: &KvLayout, head: usize) -> KvHead<'_, E> {
         let start = self.head_start(layout, head);
         let base = self.base::<E>(page);
@@ -297,8 +299,8 @@ impl KvPool {
         KvHead { k, v }
     }
 
-    /// Writes key and value of each row to its place, all heads of a state. `rows(row, head)` gives both, `head_dim`
-    /// values each. Heads are shared among the workers of `pool` when `parallel`.
+    /// Writes key and value of each row to its place, for all heads of a state. `rows(row, head)` returns both,
+    /// `head_dim` values each. With `parallel`, the workers of `pool` share the heads.
     pub fn write<'r>(
         &mut self,
         pool: &mut Pool,
@@ -310,7 +312,7 @@ impl KvPool {
     ) {
         let this: &Self = self;
         let head = |kv_head: usize| match this.kv {
-            // SAFETY: see `write_head`: this is the only one with `kv_head`, and `&mut self` keeps readers away.
+            // SAFETY: see `write_head`: only this call has `kv_head`, and `&mut self` keeps readers away.
             KvType::F16 => unsafe { this.write_head::<f16>(level, &layout, kv_head, places, &rows) },
             // SAFETY: as above.
             KvType::F32 => unsafe { this.write_head::<f32>(level, &layout, kv_head, places, &rows) },
@@ -323,7 +325,7 @@ impl KvPool {
     }
 
     /// # Safety
-    /// Nobody else reads or writes this head of this state at the same time.
+    /// No other code reads or writes this head of this state at the same time.
     unsafe fn write_head<'r, E: KvElement>(
         &self,
         level: Level,
@@ -335,8 +337,9 @@ impl KvPool {
         let start = self.head_start(layout, kv_head);
         for (row, place) in places.iter().enumerate() {
             let base = self.base::<E>(place.page);
-            // SAFETY: in bounds and aligned as in `head`; `base` is the mapping's own pointer, made of no reference, so it
-            // may be written through, and the caller has the head to itself: heads do not overlap.
+            // SAFETY: in bounds and aligned as in `head`. `base` is the mapping's own pointer, made from no
+            // reference, so it may be written through. The caller has exclusive use of the head: heads do not
+            // overlap.
             let head = unsafe { std::slice::from_raw_parts_mut(base.add(start), layout.head_len()) };
             let (k, v) = head.split_at_mut(layout.k_len());
             let [key, value] = rows(row, kv_head);
@@ -359,7 +362,7 @@ mod tests {
         pages.materialise(1).unwrap();
         pages.materialise(2).unwrap();
         let places = [KvPlace { page: 2, token: 31 }, KvPlace { page: 1, token: 0 }];
-        // Halves: exact in f16. Each row holds keys of two heads, then values of two heads.
+        // Halves are exact in f16. Each row holds keys of two heads, then values of two heads.
         let data: Vec<f32> = (0..160).map(|i| i as f32 * 0.5).collect();
         let rows = |row: usize, head: usize| {
             [&data[row * 80 + head * 20..][..20], &data[row * 80 + 40 + head * 20..][..20]]
@@ -373,7 +376,7 @@ mod tests {
                     assert_eq!(head.k[d * 32 + token].into(), key[d]);
                     assert_eq!(head.v[token * 32 + d].into(), value[d]);
                 }
-                // Pages begin as NaN in tests.
+                // Pages start as NaN in tests.
                 let written = |x: &&E| !(**x).into().is_nan();
                 assert_eq!(head.k.iter().chain(head.v).filter(written).count(), 40);
                 assert!(pages.head::<E>(place.page, &first, kv_head).k.iter().all(|&x| x.into().is_nan()));
@@ -392,7 +395,7 @@ mod tests {
     #[test]
     fn pages_take_memory_from_first_use_until_release() {
         let mut pages = KvPool::new(&STATES, KvType::F16, 2).unwrap();
-        // 2 states, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, in whole pages of the kernel.
+        // 2 states, 2 heads, 32 tokens, 20 + 32 values of 2 bytes, rounded to whole kernel pages.
         let values = 2 * 2 * 32 * 52 * 2_u64;
         let whole = values.next_multiple_of(rustix::param::page_size() as u64);
         assert_eq!((pages.bytes(), pages.page_bytes()), (0, whole));
@@ -410,7 +413,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_is_what_the_kernel_gives() {
-        // Heads of 2 values: V rows of 16, and a page of 2304 bytes that takes a whole page of the kernel.
+        // Heads of 2 values: V rows of 16, and 2304 bytes per page, which takes a whole kernel page.
         let tiny = [State::Kv { heads: 2, head_dim: 2 }];
         for kv in [KvType::F16, KvType::F32] {
             let mut pool = KvPool::new(&tiny, kv, u32::MAX).unwrap();

@@ -1,10 +1,11 @@
-//! The CPU backend: computes in place from the mapping.
+//! The CPU backend: computes directly from the mapped file.
 //!
-//! `bind` makes units of a program's operations, `run` runs them by the phases of `compute` (products, activations), `model`
-//! is what an open model keeps. Kernels are single-threaded functions; `pool` and `grid` share them out.
+//! `bind` turns a program's operations into units, `run` runs them with the phases of `compute` (products,
+//! activations), and `model` holds the state of an open model. Kernels are single-threaded functions; `pool` and
+//! `grid` distribute them.
 //!
-//! **No bit of a row's result depends on** the other rows, their number, how a prompt was cut into steps, the number of
-//! threads, or the instruction set: every sum has one order, fixed by its own length.
+//! **No bit of a row's result depends on** the other rows, their number, how a prompt was cut into steps, the number
+//! of threads, or the instruction set: every sum has one order, fixed by its own length.
 
 pub mod activations;
 #[allow(unsafe_code)]
@@ -55,32 +56,32 @@ use super::{
 use crate::program::{Program, ValueId};
 use crate::tensor::LazyTensor;
 
-/// Weights are read once for as many; more only adds scratch.
+/// Weights are read once for this many rows; more rows only add scratch.
 const STEP_ROWS: usize = 256;
 
-/// How the CPU computes.
+/// Options of the CPU backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads that compute, the engine's own among them; `None` and more than [`cores::available`] take that.
+    /// Compute threads, including the engine's own. `None`, or more than [`cores::available`], means that number.
     pub threads: Option<usize>,
-    /// Instruction set; `None` takes the best there is.
+    /// Instruction set; `None` means the best available.
     pub isa: Option<Isa>,
-    /// What quantised weights meet.
+    /// Form of the activations that quantised weights meet.
     pub activations: Activations,
     /// Element type of the KV cache.
     pub kv: KvType,
-    /// Each operation of a program is run by itself, in the plainest way: a checking mode, of the same bits.
+    /// Runs each operation of a program by itself, in the plainest way. For checking; gives the same bits.
     pub unfused: bool,
 }
 
-/// The CPU as a [`Backend`]. Weights are read where the file is mapped; nothing is copied or repacked.
+/// The CPU as a [`Backend`]. Weights are read from the mapped file; nothing is copied or repacked.
 pub struct CpuBackend {
     compute: Compute,
     kv: KvType,
     unfused: bool,
     device: String,
     models: HashMap<ModelSlot, Model>,
-    /// Whose step is under way.
+    /// The model whose step is running.
     current: Option<ModelSlot>,
     next_slot: u32,
     sample: SampleScratch,
@@ -88,17 +89,17 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Starts the threads.
+    /// Starts the compute threads.
     ///
     /// # Errors
-    /// [`BackendError::Start`] when the processor lacks the instruction set asked for, or a thread cannot be started.
+    /// [`BackendError::Start`] if the processor lacks the requested instruction set, or a thread cannot be started.
     pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
         let available = cores::available();
         Self::with_exact_threads(options, options.threads.unwrap_or(available).min(available))
     }
 
-    /// As [`new`](Self::new) with just so many threads, at least one, also where there are fewer cores: they then wait
-    /// for each other's turns. For checks that no result depends on their number.
+    /// As [`new`](Self::new) with exactly this many threads, at least one, even beyond the number of cores: threads
+    /// then share cores. For checks that results do not depend on the number of threads.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -124,22 +125,22 @@ impl CpuBackend {
         })
     }
 
-    /// A row of a value as the last unit left it. For checks of single parts; `None` outside a step, past its rows, and for a
-    /// value that no unit keeps.
+    /// A row of a value as the last unit left it, for checks of single parts. `None` outside a step, past its rows,
+    /// and for a value that no unit keeps.
     pub fn value(&self, value: ValueId, row: usize) -> Option<Vec<f32>> {
         let model = self.models.get(&self.current?)?;
         let place = model.bound.place(value)?;
         (row < model.step.rows()).then(|| model.values.row(place, row).to_vec())
     }
 
-    /// Adds what `info` shall say beside the rest, as why it is the CPU that computes.
+    /// Adds an entry to the notes of `info`, such as why the CPU computes.
     #[must_use]
     pub fn with_note(mut self, name: &'static str, text: String) -> Self {
         self.notes.push((name, text));
         self
     }
 
-    /// The model whose step is under way, beside what computes.
+    /// The model whose step is running, and the compute state.
     fn step(&mut self) -> Result<(&mut Compute, &mut Model), BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         model.map(|m| (&mut self.compute, m)).ok_or(BackendError::Batch("no step was begun"))
@@ -195,7 +196,7 @@ impl Backend for CpuBackend {
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Some(model) = self.models.get_mut(&slot) {
             pages.iter().for_each(|&page| model.kv.release(page));
-            // Its rows may attend to a page that is gone now.
+            // Rows of the step may attend to a released page.
             model.step.clear();
         }
     }
@@ -213,7 +214,7 @@ impl Backend for CpuBackend {
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("the model is not open"))?;
         model.begin(batch)?;
         self.current = Some(slot);
         Ok(())
@@ -239,7 +240,7 @@ impl Backend for CpuBackend {
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let (_, model) = self.step()?;
         if !model.has_logits || index >= model.step.logits_rows.len() {
-            return Err(BackendError::Batch("a row without logits"));
+            return Err(BackendError::Batch("the row has no logits"));
         }
         Ok(model.logits(index).to_vec())
     }

@@ -13,43 +13,43 @@ use super::step::Step;
 use crate::backend::{BackendError, KvType, StepBatch, StepLimits};
 use crate::program::{Program, Rows};
 
-/// A model's room on this backend.
+/// An open model's state on this backend.
 pub struct Model {
-    /// What it computes.
+    /// The program that it runs.
     pub program: Arc<Program>,
-    /// As units over `values.planes`.
+    /// The program as units over `values.planes`.
     pub bound: Arc<Bound>,
     limits: StepLimits,
     /// KV pages.
     pub kv: KvPool,
-    /// The batch at hand.
+    /// The current step.
     pub step: Step,
-    /// Rotary angles of the step's rows, by number; none before they are first used in a step.
+    /// Rotary angles of the step's rows, by number; `None` until a step first uses them.
     pub ropes: Vec<Option<RopeTable>>,
     /// Values between units.
     pub values: Values,
     /// Choices of experts, by number.
     pub choices: Vec<ChoiceRows>,
-    /// Where the step is: the part at hand and how many of its units are done.
+    /// Progress of the step: the current part and how many of its units are done.
     pub at: (u32, usize),
-    /// Whether the logits are those of the step at hand.
+    /// Whether the logits belong to the current step.
     pub has_logits: bool,
-    /// Attention's results by split.
+    /// Attention results of splits.
     pub partials: Partials,
 }
 
-/// What units read and write.
+/// Buffers that units read and write.
 pub struct Values {
     /// Input of the next product.
     pub acts: ActivationBuffer,
-    /// By number: `[rows][cols]`.
+    /// By plane number: `[rows][cols]`.
     pub planes: Vec<Plane>,
-    /// Small weights of the unit at hand as f32.
+    /// Small weights of the current unit, as f32.
     pub vectors: Vec<f32>,
 }
 
 impl Model {
-    /// Room for a program's steps, with an empty pool of `pages` KV pages.
+    /// Allocates for a program's steps, with an empty pool of `pages` KV pages.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -84,10 +84,10 @@ impl Model {
         })
     }
 
-    /// Takes over a batch after checking it.
+    /// Checks a batch and starts its step.
     ///
     /// # Errors
-    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; there is no step then.
+    /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; then no step is active.
     pub fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.has_logits = false;
         self.at = (0, 0);
@@ -100,7 +100,7 @@ impl Model {
         Ok(())
     }
 
-    /// Fills what the step at hand will write with NaN, so that a unit that reads what none has written shows.
+    /// Fills everything that the step will write with NaN, so that a read before the first write shows.
     fn poison(&mut self) {
         for (plane, spec) in self.values.planes.iter_mut().zip(&self.bound.planes) {
             plane.values_mut()[..self.step.rows_of(spec.rows) * spec.cols].fill(f32::NAN);
@@ -116,12 +116,12 @@ impl Model {
 }
 
 impl Values {
-    /// A value's row.
+    /// One row of a value.
     pub fn row(&self, place: Place, row: usize) -> &[f32] {
         &self.planes[place.plane].row(row)[place.first..][..place.width]
     }
 
-    /// A value's row, to be written.
+    /// One row of a value, mutable.
     pub fn row_mut(&mut self, place: Place, row: usize) -> &mut [f32] {
         &mut self.planes[place.plane].row_mut(row)[place.first..][..place.width]
     }

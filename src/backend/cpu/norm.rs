@@ -1,10 +1,10 @@
-//! Norms, activations of the feed-forward layer and the softmax sum, on rows of f32.
+//! Norms, feed-forward activations and the softmax sum, on rows of f32.
 
 use super::simd::{LANES, Simd, vectorize};
 
 vectorize! {
-    /// `out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps)`. All three have one length. Sums in f32: 16 lanes, then a
-    /// tree, so a row's bits depend on the row alone.
+    /// `out[i] = x[i] * weight[i] / sqrt(mean(x^2) + eps)`. All three have one length. Sums are f32: 16 lanes, then a
+    /// tree, so a row's bits depend only on the row.
     pub fn rms_norm = rms_norm_lanes, (x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
 }
 
@@ -14,7 +14,7 @@ vectorize! {
 }
 
 vectorize! {
-    /// `out[i] = gelu(gate[i]) * up[i]`, by the approximation with tanh. All three have one length.
+    /// `out[i] = gelu(gate[i]) * up[i]`, by the tanh approximation. All three have one length.
     pub fn geglu = geglu_lanes, (gate: &[f32], up: &[f32], out: &mut [f32])
 }
 
@@ -24,11 +24,12 @@ vectorize! {
 }
 
 vectorize! {
-    /// Sum of `e^((x[i] - max) * scale)`: 16 lanes in f64. `max` is at least every x; terms below e^-87 count as e^-87.
+    /// Sum of `e^((x[i] - max) * scale)`: 16 lanes in f64. `max` must be at least every x; terms below e^-87 count as
+    /// e^-87.
     pub fn sum_exp = sum_exp_lanes, (x: &[f32], max: f32, scale: f32) -> f64
 }
 
-/// The first lanes of `from`, the rest 0.
+/// `from` in the first lanes, 0 in the rest.
 fn pad(from: &[f32]) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     lanes[..from.len()].copy_from_slice(from);
@@ -96,7 +97,7 @@ fn swiglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
     });
 }
 
-/// `x / 2 * (1 + tanh(z))` is `x / (1 + e^-2z)`.
+/// Uses that `x / 2 * (1 + tanh(z))` equals `x / (1 + e^-2z)`.
 #[inline(always)]
 fn geglu_lanes<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
@@ -158,8 +159,8 @@ mod tests {
                 let factor = 1.0 / (mean + 1e-5).sqrt();
                 for i in 0..n {
                     let want = f64::from(x[i]) * factor * f64::from(w[i]);
-                    // n/32 additions per lane and five in the tree, half of each error survives the root, then three
-                    // roundings: below 24 units of 2^-24 for these lengths.
+                    // n/32 additions per lane and five in the tree; half of each error survives the root; then three
+                    // roundings. Below 24 units of 2^-24 for these lengths.
                     assert!(
                         (f64::from(out[i]) - want).abs() <= want.abs() * 24.0 * 2f64.powi(-24),
                         "{name} {n}"
@@ -173,7 +174,7 @@ mod tests {
     fn layer_norm_is_that_of_f64() {
         for (name, level) in levels() {
             for n in [1, 8, 15, 16, 17, 64, 576, 1000] {
-                // A mean a hundred times as large as the spread: a variance by sums of squares would be off by far.
+                // A mean a hundred times the spread: a variance by sums of squares would have a large error.
                 let (x, w) = (values(n, 0.3).iter().map(|x| x + 300.0).collect::<Vec<_>>(), values(n, 1.7));
                 let mut out = vec![f32::NAN; n];
                 layer_norm(level, &x, &w, 1e-5, &mut out);
@@ -181,7 +182,7 @@ mod tests {
                 let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n as f64;
                 for i in 0..n {
                     let want = (f64::from(x[i]) - mean) / (variance + 1e-5).sqrt() * f64::from(w[i]);
-                    // The mean is off by up to n/32 + 7 roundings of 300, a part of the spread of 2.
+                    // The mean has an error of up to n/32 + 7 roundings of 300, relative to the spread of 2.
                     let bound = 300.0 * (n as f64 / 32.0 + 8.0) * 2f64.powi(-24) / variance.sqrt().max(3e-3);
                     assert!(
                         (f64::from(out[i]) - want).abs() <= bound * 4.0,
@@ -204,7 +205,7 @@ mod tests {
                     let x = f64::from(g[i]);
                     let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                     let want = x / (1.0 + (-2.0 * z).exp()) * f64::from(u[i]);
-                    // The exponent is off by three roundings of up to 58, so the power by as much of itself.
+                    // The exponent has an error of three roundings of up to 58, so the power has this relative error.
                     let bound = want.abs() * (3.0 * 2.0 * z.abs() + 8.0) * 2f64.powi(-24) + 1e-30;
                     assert!((f64::from(out[i]) - want).abs() <= bound, "{name} {n} {x}: {} {want}", out[i]);
                 }
@@ -225,7 +226,7 @@ mod tests {
                 for i in 0..n {
                     let gate = f64::from(g[i]);
                     let want = gate / (1.0 + (-gate).exp()) * f64::from(u[i]);
-                    // exp within 2^-22, the sum, quotient and product each 2^-24.
+                    // exp has an error of 2^-22; the sum, quotient and product of 2^-24 each.
                     assert!(
                         (f64::from(out[i]) - want).abs() <= want.abs() * 2f64.powi(-21),
                         "{name} {n} {gate}"

@@ -1,12 +1,12 @@
-//! Worker threads that share the chunks of a phase, with the caller as worker 0.
+//! Worker threads that share the chunks of a phase; the caller is worker 0.
 //!
-//! A phase is one call of [`Pool::run`]: chunks are claimed from a counter by whoever is free, and the call returns when
-//! all are done. Helpers join an open phase and leave it; the caller waits only for those inside, so a helper that the
-//! system has put to sleep costs nothing but its help. Helpers look for work for [`SPIN`], then sleep on a futex.
+//! A phase is one call of [`Pool::run`]: free workers claim chunks from a counter, and the call returns when all are
+//! done. Helpers join an open phase and leave it. The caller waits only for helpers inside, so a helper that the
+//! kernel has descheduled costs only its help. Idle helpers spin for [`SPIN`], then sleep on a futex.
 //!
-//! `state`: `epoch << 16 | OPEN | WAITING | helpers inside`. A phase opens with a new epoch, closes when its chunks are
-//! claimed, and is over when nobody is inside. An epoch that repeats after 65,536 phases can at worst make one helper
-//! sit out one phase.
+//! `state`: `epoch << 16 | OPEN | WAITING | helpers inside`. A phase opens with a new epoch, closes when its chunks
+//! are claimed, and ends when no helper is inside. Epochs repeat after 65,536 phases; at worst one helper then misses
+//! one phase.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -20,8 +20,8 @@ use rustix::thread::futex;
 
 use crate::lock::{Mutex, Rank};
 
-/// How long a helper looks for the next phase before it sleeps: longer than the serial parts between the phases of a
-/// layer (1-5 us), short enough that an idle daemon uses no processor.
+/// How long a helper spins before it sleeps: longer than the serial parts between the phases of a layer (1-5 us),
+/// short enough that an idle daemon uses no processor.
 const SPIN: Duration = Duration::from_micros(50);
 
 const OPEN: u32 = 1 << 15;
@@ -30,10 +30,10 @@ const WAITING: u32 = 1 << 14;
 const INSIDE: u32 = WAITING - 1;
 const EPOCH: u32 = 1 << 16;
 
-/// Most threads of a pool: far below what the count in `state` holds.
+/// Most threads of a pool, far below the limit of the count in `state`.
 const THREADS_MAX: usize = 1024;
 
-/// A counter on a cache line of its own, so that claiming chunks does not slow those who watch `state`.
+/// A counter on its own cache line, so that claiming chunks does not slow threads that watch `state`.
 #[repr(align(128))]
 struct Apart<T>(T);
 
@@ -55,8 +55,9 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `task` is written only by the pool's owner while no phase is open and nobody is inside (`Pool::run` takes
-// `&mut self`), and read only by helpers that are inside; `state` orders the two. The closure behind it is `Sync`.
+// SAFETY: `task` is written only by the pool's owner while no phase is open and no helper is inside (`Pool::run`
+// takes `&mut self`), and read only by helpers that are inside; `state` orders the two. The closure behind it is
+// `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer in `task` is never dropped or written through.
 unsafe impl Send for Shared {}
@@ -68,10 +69,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` workers, of which the caller is one: `threads - 1` threads are started.
+    /// A pool of `threads` workers including the caller: starts `threads - 1` threads.
     ///
     /// # Errors
-    /// What the system says when a thread cannot be started.
+    /// The system's error if a thread cannot be started.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             state: Apart(AtomicU32::new(0)),
@@ -92,7 +93,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Workers, the caller included.
+    /// Number of workers, including the caller.
     pub fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
@@ -100,18 +101,18 @@ impl Pool {
     /// Calls `work(worker, chunk)` once for each chunk below `chunks`, on all workers, and returns when all are done.
     ///
     /// No two calls with the same `worker` overlap. Costs 0.2-1 us while helpers are awake, one futex call when they
-    /// sleep. With one chunk or one thread nothing is shared.
+    /// sleep. With one chunk or one thread, the caller does all the work.
     ///
     /// # Panics
-    /// When `work` panics: with the payload of the first panic, after all workers left. The pool stays usable.
+    /// If `work` panics: with the payload of the first panic, after all workers left. The pool stays usable.
     pub fn run(&mut self, chunks: usize, work: impl Fn(usize, usize) + Sync) {
         if chunks <= 1 || self.helpers.is_empty() {
             (0..chunks).for_each(|chunk| work(0, chunk));
             return;
         }
         let work: &(dyn Fn(usize, usize) + Sync) = &work;
-        // SAFETY: only the lifetime changes. Helpers use the pointer while they are inside the phase, and this function
-        // does not return (nor unwind) before `close` has seen the last of them leave.
+        // SAFETY: only the lifetime changes. Helpers use the pointer only while inside the phase, and this function
+        // neither returns nor unwinds before `close` has seen the last helper leave.
         let work = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync), *const Work>(work) };
         let task = Task { work, chunks };
         self.open(task);
@@ -126,10 +127,10 @@ impl Pool {
         }
     }
 
-    /// As [`run`](Self::run), where each worker has one of `locals` for itself.
+    /// As [`run`](Self::run), with one of `locals` for each worker.
     ///
     /// # Panics
-    /// When there are fewer locals than workers, and as `run`.
+    /// If there are fewer locals than workers, and as `run`.
     pub fn run_with<L: Send>(
         &mut self,
         locals: &mut [L],
@@ -139,7 +140,7 @@ impl Pool {
         assert!(locals.len() >= self.threads(), "one local for each worker");
         let locals = Parts::new(locals);
         self.run(chunks, |worker, chunk| {
-            // SAFETY: calls with the same worker never overlap (`run`), and no other local is taken by this worker.
+            // SAFETY: calls with the same worker never overlap (`run`), and this worker takes no other local.
             let local = unsafe { locals.take(worker..worker + 1) };
             work(&mut local[0], chunk);
         });
@@ -153,14 +154,15 @@ impl Pool {
         let count = items.len();
         let items = Parts::new(items);
         self.run(count, |_, index| {
-            // SAFETY: each index is one chunk, and chunks are run once.
+            // SAFETY: each index is one chunk, and each chunk runs once.
             let item = unsafe { items.take(index..index + 1) };
             work(index, &mut item[0]);
         });
     }
 
     fn open(&mut self, task: Task) {
-        // SAFETY: no phase is open and nobody is inside: `close` ended the last one, and `&mut self` excludes another.
+        // SAFETY: no phase is open and no helper is inside: `close` ended the last phase, and `&mut self` excludes
+        // another.
         unsafe { *self.shared.task.get() = Some(task) };
         self.shared.next.0.store(0, Ordering::Relaxed);
         let epoch = (self.shared.state.0.load(Ordering::Relaxed) & !(EPOCH - 1)).wrapping_add(EPOCH);
@@ -170,7 +172,7 @@ impl Pool {
         }
     }
 
-    /// Ends the phase: lets nobody in, and waits for those inside.
+    /// Ends the phase: admits no more helpers, and waits for those inside.
     fn close(&mut self) {
         let state = &self.shared.state.0;
         let mut seen = state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
@@ -182,7 +184,7 @@ impl Pool {
             }
             seen = state.fetch_or(WAITING, Ordering::AcqRel) | WAITING;
             if seen & INSIDE > 0 {
-                // Woken early, interrupted or too late: the loop looks again.
+                // Woken early, interrupted or too late: the loop checks again.
                 let _ = futex::wait(state, futex::Flags::PRIVATE, seen, None);
                 seen = state.load(Ordering::Acquire);
             }
@@ -196,19 +198,19 @@ impl Drop for Pool {
         self.shared.state.0.fetch_add(EPOCH, Ordering::SeqCst);
         self.shared.wake();
         for helper in self.helpers.drain(..) {
-            // A helper's panics are caught in `help`; there is nothing to learn from the result.
+            // `help` catches a helper's panics, so the result says nothing.
             let _ = helper.join();
         }
     }
 }
 
 impl Shared {
-    /// Life of a helper.
+    /// Main loop of a helper.
     fn help(&self, worker: usize) {
         let mut done = None;
         while let Some(epoch) = self.enter(done) {
             done = Some(epoch);
-            // SAFETY: this helper is inside (`enter`), so the task was written before and stays as it is.
+            // SAFETY: this helper is inside (`enter`), so the task was written before and does not change.
             let task = unsafe { *self.task.get() };
             if let Some(task) = task
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.claim(worker, task)))
@@ -223,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an open phase other than `done` and counts this helper in; `None` when the pool ends.
+    /// Waits for an open phase other than `done` and registers this helper as inside; `None` when the pool ends.
     fn enter(&self, done: Option<u32>) -> Option<u32> {
         let mut spin = Spin::default();
         loop {
@@ -246,24 +248,24 @@ impl Shared {
         }
     }
 
-    /// Sleeps unless there is news. `open` and this function each write, then read what the other wrote, all SeqCst:
-    /// one of them sees the other.
+    /// Sleeps unless a new phase is open. `open` and this function each write, then read what the other wrote, all
+    /// SeqCst: at least one of them sees the other's write.
     fn sleep(&self, done: Option<u32>) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let seen = self.state.0.load(Ordering::SeqCst);
         if !is_news(seen, done) && !self.stop.load(Ordering::SeqCst) {
-            // Fails when `state` is no longer `seen`: then the caller looks again.
+            // Fails if `state` has changed from `seen`; the caller then checks again.
             let _ = futex::wait(&self.state.0, futex::Flags::PRIVATE, seen, None);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn wake(&self) {
-        // The only failure is an address outside the process.
+        // Can fail only for an address outside the process.
         let _ = futex::wake(&self.state.0, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Works off chunks until none is left.
+    /// Runs chunks until none is left.
     fn claim(&self, worker: usize, task: Task) {
         // SAFETY: the caller is inside the phase, or is `run` itself, which keeps the closure alive.
         let work = unsafe { &*task.work };
@@ -277,12 +279,12 @@ impl Shared {
     }
 }
 
-/// An open phase that is not the one this helper worked on last.
+/// Whether an open phase is not the one this helper worked on last.
 fn is_news(state: u32, done: Option<u32>) -> bool {
     state & OPEN != 0 && done != Some(state / EPOCH)
 }
 
-/// Waiting without sleeping, for [`SPIN`].
+/// Spinning for at most [`SPIN`].
 #[derive(Default)]
 struct Spin {
     turns: u32,
@@ -290,7 +292,7 @@ struct Spin {
 }
 
 impl Spin {
-    /// One short pause; false when the time is over.
+    /// One short pause; false once the time is over.
     fn go_on(&mut self) -> bool {
         std::hint::spin_loop();
         self.turns = self.turns.wrapping_add(1);
@@ -302,33 +304,33 @@ impl Spin {
     }
 }
 
-/// A slice of which concurrent workers take parts that do not overlap.
+/// A slice from which concurrent workers take disjoint parts.
 pub struct Parts<'a, T> {
     base: *mut T,
     len: usize,
     slice: std::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for a `&mut [T]`; parts of it go to other threads, which `T: Send` allows.
+// SAFETY: it stands for a `&mut [T]`; its parts go to other threads, which `T: Send` allows.
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    /// Takes `slice` for the time of a phase.
+    /// Borrows `slice` for a phase.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self { base: slice.as_mut_ptr(), len: slice.len(), slice: std::marker::PhantomData }
     }
 
-    /// The part `range`.
+    /// Returns the part `range`.
     ///
     /// # Safety
-    /// No other part that overlaps `range` lives at the same time.
+    /// No overlapping part may live at the same time.
     ///
     /// # Panics
-    /// When `range` does not lie in the slice.
-    #[allow(clippy::mut_from_ref)] // that is the point; the safety clause is what makes it sound
+    /// If `range` does not lie in the slice.
+    #[allow(clippy::mut_from_ref)] // intended; the safety clause makes it sound
     pub unsafe fn take(&self, range: std::ops::Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "part outside the slice");
-        // SAFETY: the range lies in the slice that `self` borrows mutably; the caller keeps parts apart.
+        // SAFETY: the range lies in the slice that `self` borrows mutably; the caller keeps parts disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
     }
 }
@@ -356,11 +358,11 @@ mod tests {
     fn phases_follow_each_other_and_see_what_the_last_one_wrote() {
         let mut pool = Pool::new(3).unwrap();
         let mut values = vec![0u64; 97];
-        // More than the 65,536 epochs, so that the counter wraps.
+        // More phases than the 65,536 epochs, so that the counter wraps.
         for round in 0..70_000u64 {
             let parts = Parts::new(&mut values);
             pool.run(97, |_, chunk| {
-                // SAFETY: chunks are different elements.
+                // SAFETY: chunks are disjoint elements.
                 let part = unsafe { parts.take(chunk..chunk + 1) };
                 part[0] += round ^ chunk as u64;
             });
@@ -377,7 +379,7 @@ mod tests {
             std::thread::sleep(SPIN * 20);
             let helped = AtomicBool::new(false);
             let begin = Instant::now();
-            // Chunk 0 ends only when another worker has taken chunk 1: without a wake-up this would never end.
+            // Chunk 0 ends only after another worker takes chunk 1: without a wake-up the test would hang.
             pool.run(2, |_, chunk| {
                 if chunk == 1 {
                     helped.store(true, Ordering::Release);

@@ -11,7 +11,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Computes the table for rows at `positions`; once per step.
+    /// Computes the table for rows at `positions`. Called once per step.
     pub fn fill(&mut self, spec: &RopeSpec, factors: Option<&[f32]>, positions: &[u32]) {
         let angles = RopeAngles::new(spec, factors);
         self.pairs = angles.pairs();
@@ -19,7 +19,7 @@ impl RopeTable {
         positions.iter().for_each(|&position| angles.append(position, &mut self.values));
     }
 
-    /// Rotates the first `dims` values of each of a row's heads, in place. `heads` holds whole heads of `head_dim`.
+    /// Rotates the first `dims` values of each of a row's heads in place. `heads` holds whole heads of `head_dim`.
     pub fn rotate(&self, layout: RopeLayout, row: usize, heads: &mut [f32], head_dim: usize) {
         let angles = &self.values[row * self.pairs..][..self.pairs];
         for head in heads.chunks_exact_mut(head_dim) {
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn pairs_turn_by_position_and_the_rest_passes() {
-        // Frequencies 1 and 1/10; with the factor 2 the second is 1/20; positions are halved.
+        // Frequencies are 1 and 1/10; with the factor 2 the second is 1/20; positions are halved.
         let check = |layout, factors: Option<&[f32]>, pair: usize, partner: usize, angle: f64| {
             let mut table = RopeTable::default();
             table.fill(&spec(layout), factors, &[0, 7]);

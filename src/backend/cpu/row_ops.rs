@@ -1,4 +1,4 @@
-//! Operations that take each row by itself, one after the other over a row while it is in the cache.
+//! Row-by-row operations: all run over a row, one after the other, while it is in the cache.
 
 use super::bind::{Place, RowOp};
 use super::compute::Compute;
@@ -10,23 +10,23 @@ use super::simd::Level;
 use crate::backend::{BackendError, Weights};
 use crate::program::{Activation, RopeLayout, Rows};
 
-/// A row of each plane that the operations use, and the numbers of these planes.
+/// One row of each plane that the operations use, and the planes' numbers.
 struct Row<'a, 'b> {
     slices: &'b mut [&'a mut [f32]],
     planes: &'b [usize],
 }
 
-/// What an operation reads beside its row.
+/// Inputs of an operation besides its row.
 enum Beside<'a> {
     Norm(NormWeights),
     Rope(&'a RopeTable, RopeLayout),
     Nothing,
 }
 
-/// Runs `ops` over all rows of the step, or those whose logits are wanted.
+/// Runs `ops` over all rows of the step, or over the rows that ask for logits.
 ///
 /// # Errors
-/// [`BackendError::Internal`] for a weight that is not there.
+/// [`BackendError::Internal`] if a weight is absent.
 pub fn run(
     compute: &mut Compute,
     model: &mut Model,
@@ -48,7 +48,7 @@ pub fn run(
             RowOp::Norm { norm, .. } => Beside::Norm(NormWeights::append(norm, weights, vectors)?),
             RowOp::Rope { rope, .. } => match &ropes[rope.0 as usize] {
                 Some(table) => Beside::Rope(table, program.ropes()[rope.0 as usize].spec.layout),
-                None => return Err(BackendError::Internal("angles that were not made".into())),
+                None => return Err(BackendError::Internal("the rotary angles were not computed".into())),
             },
             _ => Beside::Nothing,
         });
@@ -86,7 +86,7 @@ pub fn run(
     Ok(())
 }
 
-/// Where an operation reads and writes.
+/// Places that an operation reads and writes.
 fn places(op: &RowOp) -> impl Iterator<Item = Place> + use<> {
     let all = match *op {
         RowOp::Norm { from, out, .. } | RowOp::Activate { from, out, .. } | RowOp::Add { from, out, .. } => {
@@ -107,7 +107,7 @@ impl Row<'_, '_> {
     }
 }
 
-/// Runs one operation over row `number`. `copy` holds what it reads, so that it may be written over.
+/// Runs one operation over row `number`. `copy` holds its input, so that the input may be overwritten.
 fn run_op(
     level: Level,
     op: &RowOp,

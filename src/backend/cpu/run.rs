@@ -1,7 +1,7 @@
-//! Running the units of a part.
+//! Runs the units of a part.
 //!
-//! Norms, rotation and quantising are done by the caller's thread for a few rows and by all for many; products and attention
-//! are phases of the pool: four phases a usual layer at one row, five when attention is split.
+//! The caller's thread does norms, rotation and quantisation for few rows; all threads share them for many. Products
+//! and attention are phases of the pool: four phases per typical layer at one row, five if attention is split.
 
 use super::attention::{self, Problem};
 use super::bind::{Input, Matrix, NormSpec, Place, Unit};
@@ -14,10 +14,10 @@ use super::row_ops;
 use crate::backend::{BackendError, DeviceTensor, Progress, Weights};
 use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
 
-/// Runs what is left of a part.
+/// Runs the remaining units of a part.
 ///
 /// # Errors
-/// [`BackendError`] of a unit, and for a part that does not follow the last one.
+/// [`BackendError`] of a unit, and of a part that does not follow the last one.
 pub fn run(
     compute: &mut Compute,
     model: &mut Model,
@@ -29,7 +29,7 @@ pub fn run(
     let first = match part {
         _ if part == at && first < done => first,
         _ if part == at + 1 && first == done => 0,
-        _ => return Err(BackendError::Batch("a part that does not follow the last one")),
+        _ => return Err(BackendError::Batch("the part does not follow the last one")),
     };
     let bound = std::sync::Arc::clone(&model.bound);
     let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);
@@ -100,9 +100,9 @@ fn run_unit(
     Ok(Progress::Done)
 }
 
-/// A tensor that the host reads where the file is mapped.
+/// A tensor that the host reads from the mapped file.
 fn host(program: &Program, id: TensorId) -> Result<crate::tensor::LazyTensor, BackendError> {
-    let missing = || BackendError::Internal(format!("no tensor {}", id.0));
+    let missing = || BackendError::Internal(format!("the program has no tensor {}", id.0));
     Ok(program.tensor(id).ok_or_else(missing)?.lazy.clone())
 }
 
@@ -133,13 +133,13 @@ fn take(model: &mut Model, from: Place, out: Place) {
     }
 }
 
-/// A matrix and its bias as they were loaded.
+/// A loaded matrix and its bias.
 pub fn projection<'a>(weights: &Weights<'a>, matrix: &Matrix) -> Result<Projection<'a>, BackendError> {
     let bias = matrix.bias.map(|bias| weights.tensor(bias)).transpose()?;
     Ok(Projection { weight: weights.tensor(matrix.weight)?, bias })
 }
 
-/// Makes the activations of a unit's input, in the forms that its matrices take.
+/// Computes the activations of a unit's input, in the forms that its matrices take.
 fn activate(
     compute: &mut Compute,
     model: &mut Model,
@@ -164,7 +164,7 @@ fn activate(
     Ok(())
 }
 
-/// Where a norm's weights stand among a unit's small weights.
+/// Position of a norm's weights among a unit's small weights.
 #[derive(Clone, Copy)]
 pub struct NormWeights {
     kind: NormKind,
@@ -175,7 +175,7 @@ pub struct NormWeights {
 }
 
 impl NormWeights {
-    /// Reads a norm's weights to the end of `vectors`, which is emptied first.
+    /// Clears `vectors` and reads a norm's weights into it.
     fn read(norm: &NormSpec, weights: &Weights<'_>, vectors: &mut Vec<f32>) -> Result<Self, BackendError> {
         vectors.clear();
         Self::append(norm, weights, vectors)
@@ -196,12 +196,12 @@ impl NormWeights {
         Ok(Self { kind: norm.kind, eps: norm.eps, first, len, biased: norm.bias.is_some() })
     }
 
-    /// Values that are normed together.
+    /// Number of values normed together.
     pub fn group(&self) -> usize {
         self.len
     }
 
-    /// Norms `from`, one group, into `out`.
+    /// Norms one group, `from`, into `out`.
     pub fn apply(&self, level: super::simd::Level, vectors: &[f32], from: &[f32], out: &mut [f32]) {
         let weight = &vectors[self.first..][..self.len];
         match self.kind {
@@ -247,7 +247,7 @@ fn store(compute: &mut Compute, model: &mut Model, state: StateId, keys: Place, 
     });
 }
 
-/// The step's angles, made where they are first used.
+/// Computes the step's angles at their first use.
 pub fn angles(model: &mut Model, rope: RopeId) -> Result<(), BackendError> {
     let number = rope.0 as usize;
     if model.ropes[number].is_some() {
@@ -264,7 +264,7 @@ pub fn angles(model: &mut Model, rope: RopeId) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// What this backend cannot run of a program.
+/// The first tensor of a program whose type this backend cannot compute, as an error.
 pub fn refuses(program: &Program) -> Option<BackendError> {
     let unsupported = program.dtypes().into_iter().find(|(dtype, _)| !quant::is_supported(*dtype));
     let (dtype, tensor) = unsupported?;

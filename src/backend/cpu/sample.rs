@@ -1,14 +1,14 @@
-//! Drawing tokens from logits.
+//! Draws tokens from logits.
 //!
-//! The order is that of llama.cpp's default chain, which users' settings are made for: top-k, then top-p and min-p on
-//! the probabilities of what is left at temperature 1, then temperature, then the draw. Equal logits rank by id, lowest
-//! first. A draw is a function of logits, settings, seed and position alone.
+//! The order is that of llama.cpp's default chain, for which users tune their settings: top-k, then top-p and min-p
+//! on the remaining probabilities at temperature 1, then temperature, then the draw. Equal logits rank by id, lowest
+//! first. A draw depends only on logits, settings, seed and position.
 
 use super::norm;
 use super::simd::Level;
 use crate::backend::{BackendError, SampleRow, Sampled};
 
-/// Memory that drawing works in, kept between rows.
+/// Scratch memory for draws, kept between rows.
 #[derive(Default)]
 pub struct SampleScratch {
     candidates: Vec<Candidate>,
@@ -29,10 +29,10 @@ impl Candidate {
     }
 }
 
-/// Draws one token from `logits`, one value for each token of the vocabulary.
+/// Draws one token from `logits`, which holds one value per token of the vocabulary.
 ///
 /// # Errors
-/// [`BackendError::NotFinite`] when a logit is infinite or NaN, or there is none.
+/// [`BackendError::NotFinite`] if a logit is infinite or NaN, or there are no logits.
 pub fn sample(
     level: Level,
     logits: &[f32],
@@ -40,7 +40,7 @@ pub fn sample(
     scratch: &mut SampleScratch,
 ) -> Result<Sampled, BackendError> {
     let best = argmax(logits).ok_or(BackendError::NotFinite)?;
-    // NaN is no temperature: it draws as 0 does.
+    // A NaN temperature draws like 0.
     let greedy = row.temperature.is_nan() || row.temperature <= 0.0;
     let id = if greedy { best.id } else { draw(level, logits, best, row, scratch) };
     if row.top_logprobs == 0 {
@@ -53,9 +53,9 @@ pub fn sample(
     Ok(Sampled { id, logprob: logits.get(id as usize).map_or(0.0, |&l| logprob(l)), top })
 }
 
-/// The most likely token; `None` when a logit is not finite, or there is none.
+/// The most likely token; `None` if a logit is not finite, or there are no logits.
 fn argmax(logits: &[f32]) -> Option<Candidate> {
-    // In two passes, both of which compile to vector code: one pass with an index does not.
+    // Two passes, because both compile to vector code; one pass with an index does not.
     let exponent = f32::INFINITY.to_bits();
     if logits.iter().fold(false, |bad, l| bad | (l.to_bits() & exponent == exponent)) {
         return None;
@@ -73,7 +73,7 @@ fn argmax(logits: &[f32]) -> Option<Candidate> {
     Some(Candidate { logit, id: u32::try_from(start + offset).ok()? })
 }
 
-/// Logits looked through at a time.
+/// Logits scanned at a time.
 const CHUNK: usize = 1024;
 
 fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch: &mut SampleScratch) -> u32 {
@@ -106,13 +106,13 @@ fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch:
     candidates.get(chosen).map_or(best.id, |c| c.id)
 }
 
-/// Least logit that min-p keeps; the most likely token stays, whatever is asked for.
+/// Lowest logit that min-p keeps; the most likely token always stays.
 fn min_p_floor(best: Candidate, min_p: f32) -> f32 {
     (best.logit + min_p.ln()).min(best.logit)
 }
 
-/// Draws from the whole vocabulary: first a chunk of it by the chunks' sums, then a token of that chunk, so that most of
-/// the work is [`norm::sum_exp`]'s.
+/// Draws from the whole vocabulary: first a chunk by the chunks' sums, then a token of that chunk. Most of the work
+/// is then in [`norm::sum_exp`].
 fn draw_of_all(
     level: Level,
     logits: &[f32],
@@ -120,7 +120,7 @@ fn draw_of_all(
     row: &SampleRow,
     weights: &mut Vec<f64>,
 ) -> u32 {
-    // A temperature below 1e-38 scales by at most this: finite, so that 0 times it is 0.
+    // Limits the scale for temperatures below 1e-38: it stays finite, so that 0 times it is 0.
     let scale = (1.0 / row.temperature).min(f32::MAX);
     let sums = logits.chunks(CHUNK).map(|chunk| norm::sum_exp(level, chunk, best.logit, scale));
     let (chunk, rest) = pick(uniform(row.seed, row.position), sums, weights);
@@ -131,7 +131,7 @@ fn draw_of_all(
     u32::try_from(chosen).unwrap_or(best.id)
 }
 
-/// The entry of `shares` in which the fraction `u` of their sum falls, and the fraction of that entry. `sums` is room.
+/// The entry of `shares` at the fraction `u` of their sum, and the fraction within that entry. `sums` is scratch.
 fn pick(u: f64, shares: impl Iterator<Item = f64>, sums: &mut Vec<f64>) -> (usize, f64) {
     sums.clear();
     let mut total = 0.0;
@@ -151,7 +151,7 @@ fn share(logit: f32, best: f32) -> f64 {
     (f64::from(logit) - f64::from(best)).exp()
 }
 
-/// How many of `ranked` it takes to reach `target`; `None` when all together do not.
+/// How many of `ranked` are needed to reach `target`; `None` if all together do not.
 fn nucleus(ranked: &[Candidate], best: f32, target: f64) -> Option<usize> {
     let mut sum = 0.0;
     let last = ranked.iter().position(|c| {
@@ -161,8 +161,8 @@ fn nucleus(ranked: &[Candidate], best: f32, target: f64) -> Option<usize> {
     last.map(|last| last + 1)
 }
 
-/// The most likely tokens that together reach `target`, ranked: looks at the best 64, then at four times as many, so
-/// that a whole vocabulary is sorted only for a distribution that is nearly flat.
+/// The most likely tokens that together reach `target`, ranked. Tries the best 64, then four times as many, and so
+/// on: only a nearly flat distribution sorts the whole vocabulary.
 fn select_nucleus(logits: &[f32], best: f32, target: f64, out: &mut Vec<Candidate>) {
     let mut k = 64;
     loop {
@@ -178,7 +178,7 @@ fn select_nucleus(logits: &[f32], best: f32, target: f64, out: &mut Vec<Candidat
     }
 }
 
-/// The `k` most likely tokens, ranked. One pass over the logits with a buffer of at most 2k + 64 candidates.
+/// The `k` most likely tokens, ranked. One pass over the logits, with a buffer of at most 2k + 64 candidates.
 fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.clear();
     let k = k.min(logits.len());
@@ -188,7 +188,7 @@ fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     let room = k.saturating_mul(2).saturating_add(64);
     let mut floor = f32::NEG_INFINITY;
     for (&logit, id) in logits.iter().zip(0u32..) {
-        // A later token that equals the floor ranks behind the k that are already there.
+        // A later token that equals the floor ranks behind the k already kept.
         if logit <= floor {
             continue;
         }
@@ -201,7 +201,8 @@ fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.sort_unstable_by(Candidate::rank);
 }
 
-/// Keeps the `k` first by rank, in any order; returns the least likely of them, or minus infinity when there are fewer.
+/// Keeps the first `k` by rank, in any order. Returns the lowest kept logit, or minus infinity if there are fewer
+/// than `k`.
 fn keep(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
     if candidates.len() < k {
         return f32::NEG_INFINITY;
@@ -213,7 +214,7 @@ fn keep(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
 }
 
 /// A number in [0, 1), a function of seed and position: 53 bits of two rounds of SplitMix64's finaliser (Steele, Lea,
-/// Flood 2014), the first over the seed, the second over that and the position.
+/// Flood 2014). The first round takes the seed, the second its result and the position.
 fn uniform(seed: u64, position: u32) -> f64 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let key = mix(seed.wrapping_add(GOLDEN));

@@ -1,5 +1,5 @@
-//! Room for a step's intermediate rows: zeroed by the kernel, taking memory page by page as it is touched, so that a
-//! model opened for 256 rows and decoding one takes the memory of one.
+//! Memory for a step's intermediate rows. The kernel zeroes it and backs each page when it is touched. So a model
+//! opened for 256 rows that decodes one row takes the memory of one.
 
 use super::memory::Memory;
 use crate::backend::BackendError;
@@ -27,7 +27,7 @@ impl Plane {
         Ok(Self { memory, rows, cols })
     }
 
-    /// No rows of no values.
+    /// A plane without rows or columns.
     pub fn empty() -> Self {
         Self { memory: None, rows: 0, cols: 0 }
     }
@@ -44,16 +44,17 @@ impl Plane {
     /// All values, row after row.
     pub fn values(&self) -> &[f32] {
         let base = self.base();
-        // SAFETY: the mapping is `rows * cols` f32 long (`new`), page-aligned, readable, and any bytes are an f32; an
-        // empty plane has no element. It lives as long as `&self`, and is written through `&mut self` only.
+        // SAFETY: the mapping is `rows * cols` f32 long (`new`), page-aligned and readable, and any bytes are a valid
+        // f32. An empty plane has no element. The mapping lives as long as `&self`, and is written through `&mut
+        // self` only.
         unsafe { std::slice::from_raw_parts(base, self.rows * self.cols) }
     }
 
-    /// All values, to be written.
+    /// All values, row after row, mutable.
     pub fn values_mut(&mut self) -> &mut [f32] {
         let base = self.base();
-        // SAFETY: as in `values`; the pointer is the mapping's own, made of no reference, so it may be written through, and
-        // `&mut self` is the only way to it.
+        // SAFETY: as in `values`. The pointer is the mapping's own, made from no reference, so it may be written
+        // through, and `&mut self` is the only access to it.
         unsafe { std::slice::from_raw_parts_mut(base, self.rows * self.cols) }
     }
 
@@ -62,7 +63,7 @@ impl Plane {
         &self.values()[row * self.cols..][..self.cols]
     }
 
-    /// Row `row`, to be written.
+    /// Row `row`, mutable.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         let cols = self.cols;
         &mut self.values_mut()[row * cols..][..cols]

@@ -1,28 +1,28 @@
-//! Sixteen f32 lanes on three instruction sets, with one order of operations.
+//! Sixteen f32 lanes on three instruction sets, with the same order of operations.
 //!
-//! A kernel is written once over [`Simd`] and called through [`vectorize!`], which compiles it for each level.
-//! All levels fuse multiply-adds and reduce by the same tree, so they give the same bits. On the portable level a fused
-//! operation is a library call: it is there for processors that have nothing else, and as the other levels' reference.
+//! A kernel is written once over [`Simd`] and called through [`vectorize!`], which compiles it for each level. All
+//! levels fuse multiply-adds and reduce by the same tree, so they give the same bits. On the portable level a fused
+//! operation is a library call: that level is for processors without AVX2, and the reference for the other levels.
 
 use half::f16;
 
 use super::isa::{Isa, Kernels};
 
-/// Sixteen lanes.
+/// Lanes of a vector.
 pub const LANES: usize = 16;
 
-/// An instruction set this processor has: holding a value of an implementing type is the proof.
+/// An instruction set of this processor. A value of an implementing type proves that the processor has it.
 pub trait Simd: Copy + Send + Sync {
     /// Sixteen f32.
     type V: Copy;
-    /// Vectors that a loop can keep as sums without running out of registers.
+    /// Vectors that a loop can keep as sums in registers.
     const SUMS: usize;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
     fn load_f16(self, from: &[f16; LANES]) -> Self::V;
-    /// Rounds to the nearest, ties to even, as `half` does.
+    /// Rounds to nearest, ties to even, as `half` does.
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
@@ -30,31 +30,31 @@ pub trait Simd: Copy + Send + Sync {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// Where a lane of either is NaN: the lane of `b`.
+    /// If either lane is NaN, the result is the lane of `b`.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Where a lane of either is NaN: the lane of `b`.
+    /// If either lane is NaN, the result is the lane of `b`.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Asks for the cache line of `at` ahead of its use. Changes nothing.
+    /// Prefetches the cache line of `at`; has no other effect.
     fn prefetch<T>(self, at: &T);
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integers `n` in -126..=127.
     fn scale2(self, a: Self::V, n: Self::V) -> Self::V;
-    /// Lanes i and i + 8, then i and i + 4, and so on.
+    /// Adds lanes i and i + 8, then i and i + 4, and so on.
     fn reduce_add(self, v: Self::V) -> f32;
     /// The greatest lane.
     fn reduce_max(self, v: Self::V) -> f32;
 
-    /// `e^x` within 2 units in the last place for x in -87..=88; below and above as at those ends.
+    /// `e^x` within 2 units in the last place for x in -87..=88; other x are clamped to these ends.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        // Cody-Waite: x = n ln 2 + r with |r| <= ln 2 / 2, then the Taylor polynomial to r^7 / 7!, whose remainder is
-        // below 2^-28 there.
+        // Cody-Waite: x = n ln 2 + r with |r| <= ln 2 / 2, then the Taylor polynomial to r^7 / 7!. Its remainder is
+        // below 2^-28 in this range.
         let s = self;
         let x = s.min(s.splat(88.0), s.max(s.splat(-87.0), x));
         let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
         let minus_n = s.sub(s.splat(0.0), n);
-        let r = s.mul_add(minus_n, s.splat(0.693_359_4), x); // ln 2 to 10 bits: n times it is exact
+        let r = s.mul_add(minus_n, s.splat(0.693_359_4), x); // ln 2 to 10 bits, so that n times it is exact
         let r = s.mul_add(minus_n, s.splat(-2.121_944_4e-4), r);
         let mut p = s.splat(1.0 / 5040.0);
         for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
@@ -159,7 +159,7 @@ mod x86 {
 
     use super::{LANES, Simd, f16};
 
-    /// Rounding of vectors: to the nearest, ties to even, no exceptions.
+    /// Rounding mode of vectors: nearest, ties to even, no exceptions.
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
     /// AVX2 with FMA and F16C: two vectors of eight.
@@ -167,7 +167,7 @@ mod x86 {
     pub struct Avx2(());
 
     impl Avx2 {
-        /// `None` where the processor lacks a part of it.
+        /// `None` if the processor lacks AVX2, FMA or F16C.
         pub fn detect() -> Option<Self> {
             let all = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
@@ -181,16 +181,16 @@ mod x86 {
     pub struct Avx512(Avx2);
 
     impl Avx512 {
-        /// `None` where the processor lacks it.
+        /// `None` if the processor lacks AVX-512 F or [`Avx2`].
         pub fn detect() -> Option<Self> {
             if is_x86_feature_detected!("avx512f") { Avx2::detect().map(Self) } else { None }
         }
     }
 
-    /// One operation on both halves.
+    /// Applies one operation to both halves.
     macro_rules! halves {
         ($f:ident, $($v:expr),+) => {
-            // SAFETY: an `Avx2` exists only where `detect` found AVX2, FMA and F16C; no memory is touched.
+            // SAFETY: an `Avx2` exists only where `detect` found AVX2, FMA and F16C; the operation touches no memory.
             unsafe { [$f($($v[0]),+), $f($($v[1]),+)] }
         };
     }
@@ -262,7 +262,7 @@ mod x86 {
         }
         #[inline(always)]
         fn prefetch<T>(self, at: &T) {
-            // SAFETY: a prefetch of any address is allowed, and SSE is part of x86-64.
+            // SAFETY: any address may be prefetched, and SSE is part of x86-64.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
         }
         #[inline(always)]
@@ -303,10 +303,10 @@ mod x86 {
         }
     }
 
-    /// One operation on the vector.
+    /// Applies one operation to the vector.
     macro_rules! whole {
         ($f:ident, $($v:expr),+) => {
-            // SAFETY: an `Avx512` exists only where `detect` found AVX-512 F; no memory is touched.
+            // SAFETY: an `Avx512` exists only where `detect` found AVX-512 F; the operation touches no memory.
             unsafe { $f($($v),+) }
         };
     }
@@ -322,7 +322,7 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn _mm512_shuffle_f32x4(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the caller has AVX-512 F; no memory is touched. Lanes 8..16 come to the front.
+        // SAFETY: the caller has AVX-512 F; no memory is touched. Moves lanes 8..16 to the front.
         unsafe { std::arch::x86_64::_mm512_shuffle_f32x4::<0b01_00_11_10>(a, b) }
     }
 
@@ -336,22 +336,22 @@ mod x86 {
         }
         #[inline(always)]
         fn load(self, from: &[f32; LANES]) -> Self::V {
-            // SAFETY: AVX-512 F was detected; the load is the array.
+            // SAFETY: AVX-512 F was detected; the load is exactly the array.
             unsafe { _mm512_loadu_ps(from.as_ptr()) }
         }
         #[inline(always)]
         fn store(self, v: Self::V, to: &mut [f32; LANES]) {
-            // SAFETY: AVX-512 F was detected; the store is the array.
+            // SAFETY: AVX-512 F was detected; the store is exactly the array.
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
         }
         #[inline(always)]
         fn load_f16(self, from: &[f16; LANES]) -> Self::V {
-            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the load is the array.
+            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the load is exactly the array.
             unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
         }
         #[inline(always)]
         fn store_f16(self, v: Self::V, to: &mut [f16; LANES]) {
-            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the store is the array.
+            // SAFETY: AVX-512 F was detected; f16 is 16 bits, so the store is exactly the array.
             unsafe {
                 let bits = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v);
                 _mm256_storeu_si256(to.as_mut_ptr().cast(), bits);
@@ -387,12 +387,12 @@ mod x86 {
         }
         #[inline(always)]
         fn prefetch<T>(self, at: &T) {
-            // SAFETY: a prefetch of any address is allowed, and SSE is part of x86-64.
+            // SAFETY: any address may be prefetched, and SSE is part of x86-64.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) }
         }
         #[inline(always)]
         fn round(self, a: Self::V) -> Self::V {
-            // SAFETY: AVX-512 F was detected; no memory is touched. Immediate 0: to the nearest integer, ties to even.
+            // SAFETY: AVX-512 F was detected; no memory is touched. Immediate 0: nearest integer, ties to even.
             unsafe { _mm512_roundscale_ps::<0>(a) }
         }
         #[inline(always)]
@@ -444,13 +444,13 @@ impl Level {
     }
 }
 
-/// Defines `$name(level, args)`, which runs the generic `$body(simd, args)` compiled for the level.
+/// Defines `$name(level, args)`, which calls the generic `$body(simd, args)` compiled for the level.
 ///
-/// `$body` must be `#[inline(always)]`: only then is it compiled with the instructions of its caller.
+/// `$body` must be `#[inline(always)]`, or it is not compiled with the instructions of its caller.
 macro_rules! vectorize {
     ($(#[$meta:meta])* $vis:vis fn $name:ident = $body:path, ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {
         $(#[$meta])*
-        #[allow(unsafe_code)] // the two calls below, whose proof stands there
+        #[allow(unsafe_code)] // for the two calls below; each has its proof
         $vis fn $name(level: $crate::backend::cpu::simd::Level, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -464,10 +464,10 @@ macro_rules! vectorize {
             }
             match level {
                 $crate::backend::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
-                // SAFETY: the token is made only where these features were detected.
+                // SAFETY: the token exists only where these features were detected.
                 #[cfg(target_arch = "x86_64")]
                 $crate::backend::cpu::simd::Level::Avx2(simd) => unsafe { avx2(simd, $($arg),*) },
-                // SAFETY: the token is made only where these features were detected.
+                // SAFETY: the token exists only where these features were detected.
                 #[cfg(target_arch = "x86_64")]
                 $crate::backend::cpu::simd::Level::Avx512(simd) => unsafe { avx512(simd, $($arg),*) },
             }
@@ -480,7 +480,7 @@ pub(crate) use vectorize;
 pub(crate) mod tests {
     use super::*;
 
-    /// Every level this processor has.
+    /// Every level of this processor.
     pub(crate) fn levels() -> Vec<(&'static str, Level)> {
         let mut levels = vec![("portable", Level::Portable(Portable))];
         #[cfg(target_arch = "x86_64")]
@@ -522,7 +522,7 @@ pub(crate) mod tests {
                 let mut lanes = [x; LANES];
                 exp16(level, &mut lanes);
                 let want = f64::from(x).exp();
-                // Half a unit is 2^-24 of the value at most at the low end of a binade; two units are 2^-22.
+                // Half a unit is at most 2^-24 of the value, at the low end of a binade; two units are 2^-22.
                 assert!((f64::from(lanes[3]) - want).abs() <= want * 2f64.powi(-22), "{name} exp({x})");
             }
             let mut ends = [f32::NEG_INFINITY; LANES];

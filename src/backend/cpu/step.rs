@@ -1,4 +1,4 @@
-//! One step's batch, checked, and what all its layers share: places in the KV cache, rotary angles, attention tiles.
+//! One step's checked batch, and the data that all its layers share: places in the KV cache and attention tiles.
 
 use std::ops::Range;
 
@@ -7,34 +7,34 @@ use super::kv::{KvPlace, KvPool};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits};
 use crate::program::Rows;
 
-/// A checked batch. Kept between steps, so that its vectors are allocated once.
+/// A checked batch. Kept between steps to reuse its allocations.
 #[derive(Debug, Default)]
 pub struct Step {
     /// Token of each row.
     pub token_ids: Vec<u32>,
     /// Position of each row.
     pub positions: Vec<u32>,
-    /// Which page table each row has.
+    /// Index of each row's page table.
     sequences: Vec<u32>,
     page_tables: Vec<u32>,
     page_table_stride: usize,
-    /// Rows whose logits are wanted.
+    /// Rows that ask for logits.
     pub logits_rows: Vec<u32>,
-    /// Where each row's key and value go.
+    /// Destination of each row's key and value.
     pub places: Vec<KvPlace>,
-    /// Runs of rows of one sequence that attention takes together, for each number of query heads that share a head.
+    /// Runs of rows of one sequence that attention computes together, for each number of query heads per KV head.
     tiles: Vec<(usize, Vec<Range<usize>>)>,
-    /// Every row's splits, rising: (row, split).
+    /// All rows' splits, rising: (row, split).
     pub splits: Vec<(u32, u32)>,
 }
 
 impl Step {
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.token_ids.len()
     }
 
-    /// Rows that a value has.
+    /// Number of rows that a value has.
     pub fn rows_of(&self, rows: Rows) -> usize {
         match rows {
             Rows::All => self.rows(),
@@ -48,18 +48,18 @@ impl Step {
         &self.page_tables[start..start + self.page_table_stride]
     }
 
-    /// Tokens that a row attends to: its own position and all before.
+    /// Tokens that a row attends to: its own position and all before it.
     pub fn len(&self, row: usize) -> usize {
         self.positions[row] as usize + 1
     }
 
-    /// Runs of rows that attention takes together where `group` query heads share a head.
+    /// Runs of rows that attention computes together when `group` query heads share a KV head.
     pub fn tiles(&self, group: usize) -> &[Range<usize>] {
         self.tiles.iter().find(|(of, _)| *of == group).map_or(&[], |(_, tiles)| tiles)
     }
 
-    /// Takes over `batch` after checking it, and gives memory to the pages that its rows write. `groups` are the numbers of
-    /// query heads that share a head, each once.
+    /// Checks and copies `batch`, and gives memory to the KV pages that its rows write. `groups` lists the distinct
+    /// numbers of query heads per KV head.
     ///
     /// # Errors
     /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; the step is then empty.
@@ -90,7 +90,7 @@ impl Step {
         Ok(())
     }
 
-    /// Makes the step empty.
+    /// Empties the step.
     pub fn clear(&mut self) {
         self.token_ids.clear();
         self.positions.clear();
@@ -102,7 +102,7 @@ impl Step {
         self.splits.clear();
     }
 
-    /// Finds each row's place, checks all pages that it reads, gives memory to those that are written.
+    /// Finds each row's place, gives memory to the pages that rows write, and checks all pages that they read.
     fn place_rows(&mut self, kv: &mut KvPool) -> Result<(), BackendError> {
         for row in 0..self.rows() {
             let position = self.positions[row] as usize;
@@ -110,12 +110,12 @@ impl Step {
             let page = *self
                 .pages(row)
                 .get(index)
-                .ok_or(BackendError::Batch("a position past the end of its page table"))?;
+                .ok_or(BackendError::Batch("a position is past the end of its page table"))?;
             let place = KvPlace { page, token: token as u32 };
             kv.materialise(page)?;
             self.places.push(place);
         }
-        // A sequence's last row in the step reads the most; its earlier rows read a part of that.
+        // A sequence's last row in the step reads the most pages; earlier rows read some of the same pages.
         for row in 0..self.rows() {
             let last = self.sequences.get(row + 1) != Some(&self.sequences[row]);
             let pages = self.len(row).div_ceil(KV_PAGE_TOKENS);
@@ -133,7 +133,7 @@ impl Step {
         }
     }
 
-    /// Tiles hold rows that stand together, of one sequence and one split length, at most as many as fill a tile.
+    /// Tiles hold adjacent rows of one sequence and one split length, at most as many as fill a tile.
     fn cut_tiles(&mut self, index: usize) {
         let rows_max = (ROWS_TILE_MAX / self.tiles[index].0).max(1);
         let mut tiles = Vec::new();

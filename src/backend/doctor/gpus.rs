@@ -1,4 +1,4 @@
-//! The HIP runtime and what it sees.
+//! Examines the HIP runtime and the devices it reports.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use super::super::hip::{
 };
 use super::{Check, Gpu, State};
 
-/// More are not looked at.
+/// Most devices examined; the rest are ignored.
 const GPUS_MAX: u32 = 64;
 
 /// Launches of the counting kernel.
 const LAUNCHES: u32 = 3;
 
-/// Checks of the runtime and of each device, and the devices. Without an AMD GPU in the machine a missing runtime is none
-/// to be missed.
+/// Checks of the runtime and of each device, and the devices. A missing runtime is only a note on a machine without
+/// an AMD GPU.
 pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
     let runtime = match Runtime::find() {
         Ok(runtime) => runtime,
@@ -47,7 +47,7 @@ pub(super) fn examine(has_amd: bool) -> (Vec<Check>, Vec<Gpu>) {
     (checks, gpus)
 }
 
-/// Why no device can be had, and from which runtime.
+/// Why there is no device, and which runtime said so.
 fn without_device(error: &HipError) -> String {
     match (error, Library::find()) {
         (HipError::NoDevice, Ok(library)) => format!("{}: {error}", named(library.path(), library.version())),
@@ -86,7 +86,7 @@ fn examine_one(runtime: &Runtime, index: u32) -> Result<(Gpu, Check), HipError> 
     Ok((gpu, check))
 }
 
-/// What the kernel counts of a device's memory beside what the runtime says; none where it counts nothing.
+/// Compares the kernel's count of a device's memory with the runtime's. `None` if the kernel does not count it.
 fn memory(root: &Path, gpu: &Gpu) -> Option<Check> {
     let card = CardMemory::find(root, &gpu.pci).filter(|_| gpu.works)?;
     let (used, mib) = (card.used()?, |bytes: u64| bytes >> 20);
@@ -97,16 +97,16 @@ fn memory(root: &Path, gpu: &Gpu) -> Option<Check> {
         Some(text) => (
             State::Note,
             format!("; {text}"),
-            "budgets go by the runtime's count: device.memory_mib sets one",
+            "budgets use the runtime's count; set device.memory_mib to fix one",
         ),
     };
     let found = format!("the kernel counts {} of {} MiB in use{found}", mib(used), mib(card.total()));
     Some(Check::new(format!("device {} memory", gpu.index), state, found, advice))
 }
 
-/// Launches a kernel that counts, and reads the count back. Bytes that were free.
+/// Launches a counting kernel and reads the count back. Returns the device's free bytes.
 fn run_kernel(runtime: &Runtime, index: u32) -> Result<u64, HipError> {
-    // Little memory: the device may be full of models, of this daemon or of another program.
+    // Takes little memory: models of this daemon or another program may fill the device.
     let arena = ArenaOptions { chunk_bytes: 0, ..ArenaOptions::default() };
     let device = Device::open(runtime, &DeviceOptions { index, arena, ..DeviceOptions::default() })?;
     let (free, _) = device.memory()?;
@@ -127,7 +127,7 @@ fn run_kernel(runtime: &Runtime, index: u32) -> Result<u64, HipError> {
     Ok(free)
 }
 
-/// As AMD writes it: 60443484 is 6.4.43484.
+/// AMD's notation: 60443484 is 6.4.43484.
 fn version(number: u32) -> String {
     format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000)
 }

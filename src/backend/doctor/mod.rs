@@ -1,8 +1,8 @@
-//! What of GPUs was found here, what is missing, and what to do about it.
+//! Reports which GPUs work, what is missing, and what to do about it.
 //!
-//! A GPU's runtime may hang or end its process where something is broken, and it keeps what it opened. So it is looked at in a
-//! process of its own: this program, started again with [`SUBCOMMAND`]. It has the daemon's user, groups and confinement, so
-//! what it finds is what the daemon would.
+//! A broken GPU runtime may hang or end its process, and a runtime keeps what it opened. So a separate process
+//! examines it: this program, started again with [`SUBCOMMAND`]. It has the daemon's user, groups and confinement,
+//! and therefore finds what the daemon would find.
 
 mod gpus;
 mod nodes;
@@ -12,61 +12,61 @@ use serde::{Deserialize, Serialize};
 
 pub use process::{Doctor, SUBCOMMAND, child_main};
 
-/// How a thing is.
+/// Result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// As it should be.
+    /// Works as required.
     Good,
-    /// Worth knowing, nothing to mend.
+    /// Worth knowing; needs no repair.
     Note,
-    /// Keeps a GPU from being used.
+    /// Prevents the use of a GPU.
     Problem,
 }
 
-/// One thing that was looked at.
+/// One examined item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What.
+    /// Name of the item.
     pub name: String,
-    /// How it is.
+    /// Result.
     pub state: State,
-    /// What was found.
+    /// The observation.
     pub found: String,
-    /// What to do; empty where nothing is to be done.
+    /// What to do; empty if nothing needs to be done.
     pub advice: String,
 }
 
-/// A GPU that the runtime sees.
+/// A GPU that the runtime reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Its number.
+    /// The runtime's device number.
     pub index: u32,
-    /// As sold.
+    /// Product name.
     pub name: String,
     /// Architecture with its features, as `gfx90a:sramecc+:xnack-`.
     pub arch: String,
-    /// Where it is plugged in.
+    /// PCI address.
     pub pci: String,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Free ones.
+    /// Free memory in bytes.
     pub memory_free_bytes: u64,
     /// Compute units.
     pub units: u32,
-    /// Lanes of a wave.
+    /// Lanes per wave.
     pub wave: u32,
-    /// Code that runs on it; empty without any.
+    /// Code object that runs on it; empty if there is none.
     pub code: String,
-    /// A kernel ran on it and gave the right result.
+    /// True if a kernel ran on it and returned the right result.
     pub works: bool,
 }
 
-/// All that was looked at.
+/// All checks and GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// One by one.
+    /// Checks, in the order they were made.
     pub checks: Vec<Check>,
-    /// What the runtime sees.
+    /// GPUs that the runtime reports.
     pub gpus: Vec<Gpu>,
 }
 
@@ -81,7 +81,7 @@ impl Check {
     }
 }
 
-/// Looks at everything, in this process.
+/// Runs all checks in this process.
 fn examine() -> Report {
     let nodes = nodes::Nodes::read(std::path::Path::new("/"));
     let (runtime, gpus) = gpus::examine(nodes.has_amd());

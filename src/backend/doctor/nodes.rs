@@ -1,4 +1,4 @@
-//! What the kernel has: AMD GPUs on the bus, and the nodes through which programs reach them.
+//! Finds AMD GPUs on the PCI bus and checks the kernel nodes through which programs reach them.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -7,37 +7,37 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, State};
 
-/// Of AMD, on the PCI bus.
+/// AMD's PCI vendor id.
 const VENDOR: &str = "0x1002";
 
 /// Display controllers (0x03) and accelerators (0x12) by the first byte of their class.
 const CLASSES: [&str; 2] = ["0x03", "0x12"];
 
-/// Folders listed here hold some dozens of entries; more are not looked at.
+/// Most entries read of a folder; the folders read here hold some dozens.
 const ENTRIES_MAX: usize = 4096;
 
-/// What was found under `/sys` and `/dev`.
+/// Findings under `/sys` and `/dev`.
 #[derive(Debug)]
 pub(super) struct Nodes {
     /// AMD GPUs on the bus.
     amd: Vec<String>,
     kfd: Node,
     render: Vec<Node>,
-    /// `group` as text: name, and number after the second colon.
+    /// Text of `/etc/group`: each line has the name first and the number after the second colon.
     groups: String,
 }
 
 #[derive(Debug)]
 struct Node {
     path: PathBuf,
-    /// The group that owns it; `None` when there is no such node.
+    /// Group that owns the node; `None` if the node does not exist.
     group: Option<u32>,
     /// Why it could not be opened for reading and writing.
     refused: Option<ErrorKind>,
 }
 
 impl Nodes {
-    /// Looks below `root`.
+    /// Reads the nodes below `root`.
     pub fn read(root: &Path) -> Self {
         let dri = root.join("dev/dri");
         let mut render: Vec<PathBuf> =
@@ -56,11 +56,11 @@ impl Nodes {
         !self.amd.is_empty()
     }
 
-    /// With `works`, a GPU was reached: what is missing here was not needed.
+    /// `works` says that a GPU was reached: missing nodes are then notes, because nothing needed them.
     pub fn checks(&self, works: bool) -> Vec<Check> {
         let fault = if works || !self.has_amd() { State::Note } else { State::Problem };
         let mut checks = vec![self.bus(), self.kfd(fault), self.render(fault)];
-        // Nothing has to be done about a note.
+        // A note needs no action.
         checks.iter_mut().filter(|check| check.state == State::Note).for_each(|check| check.advice.clear());
         checks
     }
@@ -79,7 +79,7 @@ impl Nodes {
             (None, _) => Check::new(
                 name,
                 fault,
-                "not there",
+                "does not exist",
                 "load the amdgpu driver (modprobe amdgpu; its messages: dmesg | grep amdgpu); in a container, pass \
                  --device=/dev/kfd --device=/dev/dri",
             ),
@@ -107,7 +107,7 @@ impl Nodes {
         }
     }
 
-    /// What to do about a node of this group that was refused.
+    /// Advice for a node that is owned by `group` and could not be opened.
     fn join_group(&self, why: ErrorKind, group: u32) -> String {
         if why != ErrorKind::PermissionDenied {
             return "see the kernel's messages: dmesg | grep amdgpu".into();
@@ -118,7 +118,7 @@ impl Nodes {
         let group = self.group_name(group);
         if mine {
             return format!(
-                "the daemon is in group {group}, so its confinement forbids it: DeviceAllow= of its systemd unit, or the \
+                "the daemon is in group {group}, so its confinement forbids it: check DeviceAllow= of its systemd unit, or the \
                  container's devices"
             );
         }
@@ -147,7 +147,7 @@ fn cannot(why: ErrorKind) -> String {
     format!("cannot be opened: {why}")
 }
 
-/// AMD's GPUs on the bus, by address and device number.
+/// AMD GPUs on the bus, as PCI address and device number.
 fn amd_gpus(devices: &Path) -> Vec<String> {
     let text =
         |path: &Path, file: &str| fs::read_to_string(path.join(file)).unwrap_or_default().trim().to_owned();
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(checks[0].found, "0000:03:00.0 (device 0x744c)");
         assert_eq!((checks[1].state, checks[2].state), (State::Problem, State::Problem));
         assert!(checks[1].advice.contains("modprobe amdgpu"));
-        // What was not needed is no problem.
+        // Missing nodes that nothing needed are no problem.
         assert!(Nodes::read(root.path()).checks(true).iter().all(|check| check.state != State::Problem));
     }
 
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_refused_node_names_its_group() {
-        // By hand: root opens everything, so a real refusal could not be made.
+        // Built by hand: root opens everything, so the test cannot cause a real refusal.
         let node = |group| Node {
             path: "/dev/kfd".into(),
             group: Some(group),

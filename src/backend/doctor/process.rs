@@ -1,4 +1,4 @@
-//! The process that looks, and what comes of it when it does not answer.
+//! Runs the examination in another process, and reports when that process dies or hangs.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{Check, Report, State, examine};
 use crate::lock::{Mutex, Rank};
 
-/// First argument of the program that makes it look at GPUs and end.
+/// First argument that makes the program examine the GPUs and exit.
 pub const SUBCOMMAND: &str = "examine-gpus";
 
 /// Starting a GPU's runtime takes 0.02 to 3 s.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// For so long an answer is given again: a process for each who asks would be too much.
+/// An answer is reused for this long, so that many callers do not start a process each.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Stands before the report on a line of its own: a runtime may print lines as well.
+/// Precedes the report on its own line, because a runtime may print lines as well.
 const MARK: &str = "rocmforge-gpus ";
 
-/// Asks another process to look.
+/// Examines the GPUs through another process.
 #[derive(Debug)]
 pub struct Doctor {
     program: PathBuf,
@@ -37,7 +37,7 @@ impl Doctor {
         Self { program: program.into(), limit: LIMIT, last: Mutex::new(Rank::Doctor, None) }
     }
 
-    /// Looks, or says what was seen a moment ago. Blocks for as long as it takes, at most half a minute.
+    /// Returns a new report, or the last one if it is younger than 2 s. Blocks for at most 30 s.
     pub fn report(&self) -> Report {
         let mut last = self.last.lock();
         if let Some((when, report)) = &*last
@@ -64,7 +64,7 @@ impl Doctor {
         };
         match wait(child, self.limit) {
             Some(Ok(output)) => parse(&output),
-            Some(Err(error)) => failed(format!("the process that looks at GPUs: {error}")),
+            Some(Err(error)) => failed(format!("the process that examines the GPUs failed: {error}")),
             None => failed(format!(
                 "the GPU's runtime did not answer within {} s; see the kernel's messages: dmesg | grep amdgpu",
                 self.limit.as_secs()
@@ -73,11 +73,11 @@ impl Doctor {
     }
 }
 
-/// What it printed and how it ended; `None` after `limit`, with the process told to end.
+/// The process's output and exit status. `None` after `limit`; the process is then killed.
 fn wait(child: Child, limit: Duration) -> Option<std::io::Result<Output>> {
     let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
     let (sender, receiver) = mpsc::channel();
-    // It waits for the end even of a process that a broken driver does not let go.
+    // This thread waits for the process, even where a broken driver keeps it from ending.
     std::thread::spawn(move || sender.send(child.wait_with_output()));
     let answer = receiver.recv_timeout(limit).ok();
     if let (None, Ok(process)) = (&answer, process) {
@@ -91,8 +91,8 @@ fn parse(output: &Output) -> Report {
     let report = text.lines().rev().find_map(|line| serde_json::from_str(line.strip_prefix(MARK)?).ok());
     report.unwrap_or_else(|| {
         let errors = String::from_utf8_lossy(&output.stderr);
-        let last = errors.lines().next_back().unwrap_or("it said nothing").to_owned();
-        failed(format!("the GPU's runtime ended the process that looked ({}): {last}", output.status))
+        let last = errors.lines().next_back().unwrap_or("it printed nothing").to_owned();
+        failed(format!("the GPU's runtime ended the process that examines GPUs ({}): {last}", output.status))
     })
 }
 
@@ -100,11 +100,11 @@ fn failed(found: String) -> Report {
     Report { checks: vec![Check::new("HIP runtime", State::Problem, found, "")], gpus: vec![] }
 }
 
-/// The process that looks: prints the report.
+/// Main function of the examining process: prints the report.
 pub fn child_main() -> ExitCode {
     let report = examine();
     let Ok(text) = serde_json::to_string(&report) else { return ExitCode::FAILURE };
-    // From the beginning of a line, whatever a runtime printed.
+    // The report starts a new line, after any unfinished line of a runtime.
     let line = format!("\n{MARK}{text}\n");
     match std::io::stdout().write_all(line.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// A doctor whose process is this script.
+    /// A doctor that runs this script as its process.
     fn doctor(script: &str, limit: Duration) -> (tempfile::TempDir, Doctor) {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
@@ -153,7 +153,7 @@ mod tests {
         let first = doctor.report();
         assert_eq!(doctor.report(), first);
         let runs = std::fs::read_to_string(folder.path().join("runs")).expect("it ran");
-        // Twice only where the machine stood still for longer than the answer is kept.
+        // It ran twice only if the machine paused for longer than an answer is reused.
         assert!(runs.lines().count() < 3);
     }
 }

@@ -1,8 +1,8 @@
-//! A step's numbers on the device: written into host words that both sides see, and sent by one small copy.
+//! A step's arrays on the device: written into host words that host and device share, and sent by one small copy.
 //!
-//! One after the other, each at a multiple of 16 bytes: positions and sequences of the rows, rows with logits, page
-//! tables, tiles of attention, then the file's bytes of each row's embedding. Where they start depends on their sizes alone, so a recorded step
-//! finds them again.
+//! They lie one after the other, each at a multiple of 16 bytes: positions and sequences of the rows, rows with logits,
+//! page tables, attention tiles, then the embedding bytes of each row as in the file. Their offsets depend only on
+//! their sizes, so a recorded step finds them again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,22 +10,22 @@ use std::sync::atomic::Ordering;
 use super::{Buffer, Device, DevicePtr, HipError, HostWords, Owner, Stream};
 use crate::backend::BackendError;
 
-/// Words that there is room for at first.
+/// Words allocated at first.
 const WORDS_MIN: usize = 1 << 14;
 
-/// As `row_seq`: a row that only fills a step up (`NO_SEQUENCE` of kernels/common/pages.h).
+/// Value in `row_seq` of a padding row (`NO_SEQUENCE` of kernels/common/pages.h).
 pub const NO_SEQUENCE: u32 = u32::MAX;
 
 /// Sizes of a step's arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Rows, those that fill up among them.
+    /// Rows, padding rows included.
     pub rows: usize,
     /// Rows with logits.
     pub logits: usize,
-    /// Page numbers of all tables.
+    /// Page numbers of all tables together.
     pub tables: usize,
-    /// Page numbers of one table.
+    /// Page numbers per table.
     pub stride: usize,
     /// Tiles of prefill attention.
     pub tiles: usize,
@@ -33,7 +33,7 @@ pub struct Layout {
     pub embedding_bytes: usize,
 }
 
-/// Words that `count` take with what keeps the next at 16 bytes.
+/// Words for `count` values, rounded up so that the next array starts at a multiple of 16 bytes.
 fn room(count: usize) -> usize {
     count.next_multiple_of(4)
 }
@@ -64,24 +64,24 @@ impl Layout {
     }
 }
 
-/// Where a step's arrays lie on the device.
+/// Addresses of a step's arrays on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     /// Position of each row.
     pub positions: DevicePtr<u32>,
-    /// Table of each row.
+    /// Page table of each row.
     pub sequences: DevicePtr<u32>,
     /// Rows with logits.
     pub logits_rows: DevicePtr<u32>,
-    /// Page numbers.
+    /// Page numbers of all tables.
     pub tables: DevicePtr<u32>,
-    /// First row and number of rows of each tile.
+    /// First row and row count of each tile.
     pub tiles: DevicePtr<u32>,
-    /// The file's bytes of each row's embedding.
+    /// Embedding bytes of each row, as in the file.
     pub embeddings: DevicePtr<u8>,
 }
 
-/// The arrays of the step at hand.
+/// The arrays of the current step.
 #[derive(Debug)]
 pub struct Arrays {
     words: Arc<HostWords>,
@@ -90,7 +90,7 @@ pub struct Arrays {
 }
 
 impl Arrays {
-    /// What empty arrays take of the device.
+    /// Device bytes of empty arrays.
     pub const BYTES: u64 = (WORDS_MIN * 4) as u64;
 
     /// Empty arrays with room for small steps.
@@ -106,10 +106,10 @@ impl Arrays {
         })
     }
 
-    /// Lays the arrays out anew. The last step's copy is done.
+    /// Computes a new layout. The last step's copy must be done.
     ///
     /// # Errors
-    /// [`HipError`] when they grow and there is no memory.
+    /// [`HipError`] when the arrays must grow and memory is short.
     pub fn lay_out(&mut self, device: &Device, layout: Layout) -> Result<(), HipError> {
         let need = layout.words();
         if need > self.words.words().len() {
@@ -121,7 +121,7 @@ impl Arrays {
         Ok(())
     }
 
-    /// Their sizes.
+    /// Sizes of the arrays.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -141,23 +141,23 @@ impl Arrays {
         self.set(self.layout.logits_at(), values);
     }
 
-    /// Writes table number `sequence`, at most as many entries as the stride.
+    /// Writes table number `sequence`. Entries past the stride are dropped.
     pub fn set_table(&self, sequence: usize, pages: &[u32]) {
         let at = self.layout.tables_at() + sequence * self.layout.stride;
         self.set(at, pages.iter().copied().take(self.layout.stride));
     }
 
-    /// Writes tiles: first row and number of rows of each.
+    /// Writes tiles: first row and row count of each.
     pub fn set_tiles(&self, tiles: impl Iterator<Item = [u32; 2]>) {
         self.set(self.layout.tiles_at(), tiles.flatten());
     }
 
-    /// Which words these are: another number when they were replaced, as long as somebody keeps the old ones.
+    /// Identity of the host words. It changes when they are replaced, as long as some owner keeps the old ones.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.words).addr()
     }
 
-    /// Writes a row's embedding as the file has it.
+    /// Writes the embedding bytes of a row, as in the file.
     pub fn set_embedding(&self, row: usize, bytes: &[u8]) {
         let at = self.layout.embedding_at() + row * self.layout.embedding_bytes / 4;
         let (words, rest) = bytes.as_chunks::<4>();
@@ -172,7 +172,7 @@ impl Arrays {
         words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     }
 
-    /// Starts their copy. May be recorded: it is made anew at every replay then.
+    /// Starts the copy to the device. When captured into a graph, each replay copies again.
     ///
     /// # Errors
     /// [`HipError`].
@@ -180,10 +180,10 @@ impl Arrays {
         stream.upload_words(self.buffer.range(0, self.layout.words() * 4)?, &self.words, 0)
     }
 
-    /// Where they lie on the device.
+    /// Addresses on the device.
     ///
     /// # Errors
-    /// [`BackendError`] when the layout is past the buffer: a bug.
+    /// [`BackendError`] when the layout exceeds the buffer: a bug.
     pub fn places(&self) -> Result<Places, BackendError> {
         let layout = &self.layout;
         let at = |word: usize| self.buffer.ptr_at::<u32>(word * 4);

@@ -1,7 +1,7 @@
-//! How far an upload is: told by who brings it, asked and waited for by who needs it.
+//! Progress of one upload: the uploader sets it, steps query it and wait for it.
 //!
-//! `Loading -> Resident`, or `Loading -> Failed`. Between asked-for and resident lies a moment of its own: all copies are
-//! submitted to the upload stream and an event stands behind them. From then on the device waits, not the host.
+//! `Loading -> Resident`, or `Loading -> Failed`. Between queued and resident an upload is submitted: all its copies
+//! are in the upload stream, followed by an event. From then on the device waits, not the host.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,16 +12,16 @@ use crate::backend::{BackendError, LoadState};
 use crate::lock::atomic::AtomicBool;
 use crate::lock::{Condvar, Mutex, Rank};
 
-/// How often who waits looks whether loads still arrive.
+/// How often a waiter checks whether loads still make progress.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Called when a load is decided.
+/// Runs when a load is resident or has failed.
 type Done = Box<dyn FnOnce() + Send>;
 
 enum Phase<E> {
-    /// Its bytes are read, or wait to be.
+    /// The bytes are being read, or wait in the queue.
     Queued,
-    /// All its copies are under way; the event stands behind the last.
+    /// All copies are submitted; the event follows the last one.
     Submitted(Arc<E>),
     Resident,
     Failed(BackendError),
@@ -32,16 +32,16 @@ struct State<E> {
     waiting: Vec<Done>,
 }
 
-/// An upload behind whose last copy stands an `E`.
+/// Progress of one upload. `E` is the event recorded after its last copy.
 pub struct Arrival<E> {
-    /// The compute stream is ordered behind the upload: steps need not look further.
+    /// The compute stream is ordered behind the upload, so steps skip all other checks.
     ordered: AtomicBool,
     state: Mutex<State<E>>,
     changed: Condvar,
 }
 
 impl<E> Arrival<E> {
-    /// One of which nothing is submitted.
+    /// An upload with nothing submitted.
     pub fn new() -> Self {
         Self {
             ordered: AtomicBool::new(false),
@@ -50,21 +50,21 @@ impl<E> Arrival<E> {
         }
     }
 
-    /// True when the compute stream runs behind the upload. One load.
+    /// Whether the compute stream is ordered behind the upload. Costs one atomic load.
     pub fn is_ordered(&self) -> bool {
         self.ordered.load(Ordering::Acquire)
     }
 
-    /// Said by who made the compute stream wait.
+    /// Records that the compute stream is ordered behind the upload. The thread that made the stream wait calls this.
     pub fn set_ordered(&self) {
         self.ordered.store(true, Ordering::Release);
     }
 
-    /// Waits until all copies are submitted, at most `limit` after the last time that `arrived`, the bytes of all loads, grew. The
-    /// event that stands behind them, or `None` where they are done already.
+    /// Waits until all copies are submitted. Returns the event after the last copy, or `None` when the tensor is
+    /// already resident. Times out once `arrived` (bytes of all loads) has not grown for `limit`.
     ///
     /// # Errors
-    /// Of the load; `late` when the time is over.
+    /// The load's own error; `late` on timeout.
     pub fn submitted(
         &self,
         limit: Duration,
@@ -79,10 +79,10 @@ impl<E> Arrival<E> {
         })?
     }
 
-    /// Waits until the load is decided, whichever way, as long as [`Arrival::submitted`].
+    /// Waits until the load is resident or has failed. Times out like [`Arrival::submitted`].
     ///
     /// # Errors
-    /// `late` when the time is over.
+    /// `late` on timeout.
     pub fn decided(
         &self,
         limit: Duration,
@@ -94,7 +94,7 @@ impl<E> Arrival<E> {
         })
     }
 
-    /// Waits until `reached` says something.
+    /// Waits until `reached` returns a value.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -119,7 +119,7 @@ impl<E> Arrival<E> {
         }
     }
 
-    /// All copies are submitted.
+    /// Records that all copies are submitted.
     pub fn set_submitted(&self, event: Arc<E>) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Queued) {
@@ -128,7 +128,7 @@ impl<E> Arrival<E> {
         }
     }
 
-    /// The load is over. Only the first word counts.
+    /// Ends the load. Only the first result counts.
     pub fn decide(&self, result: Result<(), BackendError>) {
         let waiting = {
             let mut state = self.state.lock();
@@ -145,7 +145,7 @@ impl<E> Arrival<E> {
         waiting.into_iter().for_each(|done| done());
     }
 
-    /// What [`DeviceMemory::state`](crate::backend::DeviceMemory::state) says.
+    /// The load's [`DeviceMemory::state`](crate::backend::DeviceMemory::state).
     pub fn state(&self) -> LoadState {
         match &self.state.lock().phase {
             Phase::Queued | Phase::Submitted(_) => LoadState::Loading,
@@ -154,7 +154,7 @@ impl<E> Arrival<E> {
         }
     }
 
-    /// Calls `done` once, with no lock held: when the load is decided, or now where it is.
+    /// Calls `done` once, with no lock held: when the load ends, or now if it has ended.
     pub fn when_decided(&self, done: Done) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Queued | Phase::Submitted(_)) {
@@ -181,7 +181,7 @@ mod interleavings {
         arrival.submitted(Duration::from_secs(1), || 0, || panic!("nothing is ever late here"))
     }
 
-    /// An uploader that submits and decides, a closing device that fails what is left, and two who wait.
+    /// An uploader submits and decides, a closing device fails the rest, and two waiters wait.
     #[test]
     fn nobody_waits_for_ever_and_only_the_first_word_counts() {
         explore(3, || {
@@ -207,11 +207,11 @@ mod interleavings {
             });
             [uploads, closes, waits].into_iter().for_each(|thread| thread.join().unwrap());
             assert!(!matches!(arrival.state(), LoadState::Loading), "decided");
-            assert_eq!(told.load(Ordering::Relaxed), 1, "told once");
+            assert_eq!(told.load(Ordering::Relaxed), 1, "called once");
         });
     }
 
-    /// A step that finds the tensor ordered reads the device without another look: the event was there by then.
+    /// A step that finds the tensor ordered uses the device without another check: the event was recorded before.
     #[test]
     fn what_is_ordered_was_submitted() {
         explore(3, || {

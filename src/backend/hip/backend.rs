@@ -28,36 +28,37 @@ use crate::backend::{
 use crate::program::Program;
 use crate::tensor::LazyTensor;
 
-/// Up to here four times as many rows take far less than four times as long (products of an 8B model on an H200: 30 ms for 256 rows,
-/// 53 for 1024), and answers that decode beside such a step wait for a tenth of a second.
+/// Rows of the largest step. Up to here, four times the rows take far less than four times as long: products of an 8B
+/// model on an H200 take 30 ms for 256 rows, 53 ms for 1024. Answers that decode beside such a step wait a tenth of a
+/// second.
 const STEP_ROWS: usize = 1024;
 
-/// How a GPU computes.
+/// Options of a GPU backend.
 #[derive(Clone, Debug)]
 pub struct HipOptions {
-    /// Which device.
+    /// Device number.
     pub index: u32,
-    /// What quantised weights meet.
+    /// Element type of activations in products with quantised weights.
     pub activations: Activations,
     /// Element type of KV pages.
     pub kv: KvType,
-    /// How bytes get from files to the device.
+    /// Path of the bytes from files to the device.
     pub upload: UploadPath,
-    /// How they are read.
+    /// Whether reads go through the page cache.
     pub reads: FileReads,
-    /// Threads that read files for it; 0 for three quarters of the processor's cores and at most 12.
+    /// Threads that read files; 0 for three quarters of the processor's cores, at most 12.
     pub upload_threads: usize,
-    /// Most bytes of device memory to take; 0 for all there are.
+    /// Most bytes of device memory to take; 0 for no limit.
     pub memory_bytes: u64,
-    /// Bytes asked of the driver at once; 0 for each buffer by itself.
+    /// Bytes requested from the driver at once; 0 gives each buffer its own allocation.
     pub chunk_bytes: usize,
     /// Whether steps may be replayed from recorded graphs.
     pub graphs: bool,
-    /// A device that does not answer for this long counts as lost.
+    /// The device counts as lost after this long without an answer.
     pub patience: Duration,
-    /// Where the kernel's files about devices lie: `/`.
+    /// Root of the kernel's device files: `/`.
     pub root: PathBuf,
-    /// Set when the device is lost: whoever would open it again asks here first.
+    /// Set when the device is lost. Check it before opening the device again.
     pub lost: Arc<OnceLock<BackendError>>,
 }
 
@@ -80,27 +81,27 @@ impl Default for HipOptions {
     }
 }
 
-/// A GPU. Weights arrive when they are first asked for; see `upload`.
+/// A GPU. Weights load on first use; see `upload`.
 pub struct HipBackend {
     runtime: Runtime,
     device: Device,
     options: HipOptions,
     modes: Modes,
-    // Before `device` in the order of dropping are those whose work may be under way.
+    // Dropped before `device`: their work may be in flight.
     uploader: Uploader,
     models: HashMap<ModelSlot, Model>,
     stream: Stream,
     waiter: Waiter,
     standstill: Standstill,
     replays: Replays,
-    /// Stands in the compute stream behind all that may still read memory of weights that left. What is written there next
-    /// is written behind it.
+    /// Recorded in the compute stream after all work that may still read evicted weights. The next writes to that
+    /// memory wait for it.
     retired: Option<Arc<Event>>,
     counts: memory::Counts,
-    /// A weight of the step at hand was not there yet.
+    /// Some weight of the current step was not resident yet.
     waited: Cell<bool>,
     load_waits: RefCell<LoadWaits>,
-    /// Whose step is under way.
+    /// The model whose step is in progress.
     current: Option<ModelSlot>,
     next_slot: u32,
 }
@@ -114,7 +115,7 @@ impl HipBackend {
         Self::with_runtime(Runtime::find()?, options)
     }
 
-    /// Opens a device of this runtime.
+    /// Opens a device of the given runtime.
     ///
     /// # Errors
     /// As [`HipBackend::open`].
@@ -144,22 +145,22 @@ impl HipBackend {
         })
     }
 
-    /// The device underneath.
+    /// The open device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The model whose step is under way.
+    /// The model whose step is in progress.
     fn step(&mut self) -> Result<&mut Model, BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        model.ok_or(BackendError::Batch("no step was begun"))
+        model.ok_or(BackendError::Batch("no step has begun"))
     }
 
-    /// Runs what is left of the part at hand.
+    /// Runs the remaining units of the current part.
     fn go_on(&mut self, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let Self { device, stream, options, uploader, waiter, waited, load_waits, .. } = self;
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
         while model.unit().is_some() {
             let patience = options.patience;
             let loads = Loads { device, stream, uploader, waiter, patience, waited, waits: load_waits };
@@ -178,7 +179,7 @@ impl HipBackend {
         Ok(Progress::Done)
     }
 
-    /// What waits for loads.
+    /// The context in which units wait for loads.
     fn loads(&self) -> Loads<'_> {
         Loads {
             device: &self.device,
@@ -191,7 +192,7 @@ impl HipBackend {
         }
     }
 
-    /// Replays the step, where it was put off until all of it is known.
+    /// Launches or replays a step that was deferred until all of it is known.
     fn flush(&mut self) -> Result<(), BackendError> {
         let (device, stream) = (&self.device, &self.stream);
         match self.current.and_then(|slot| self.models.get_mut(&slot)) {
@@ -202,13 +203,13 @@ impl HipBackend {
         }
     }
 
-    /// Waits until all that was launched is done.
+    /// Waits until all launched work is done.
     fn settle(&mut self) -> Result<(), BackendError> {
         self.waiter.settle(&self.device, &self.stream)
     }
 }
 
-/// What an open model takes of a device that computes with f32 activations or f32 KV pages, or with neither.
+/// Device bytes of an open model, by element type of activations and KV pages.
 fn scratch_bytes<const ACTIVATIONS_F32: bool, const KV_F32: bool>(
     program: &Program,
     limits: StepLimits,
@@ -262,7 +263,7 @@ impl Backend for HipBackend {
     fn retire(&mut self) -> Result<(), BackendError> {
         let (device, stream) = (&self.device, &self.stream);
         if let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) {
-            // A step that was to be replayed at its end is launched as it goes from here on.
+            // A deferred step is launched directly from here on.
             model.launch_deferred(device, stream)?;
         }
         let event = device.event(false)?;
@@ -346,21 +347,21 @@ impl Backend for HipBackend {
 
     fn close_model(&mut self, slot: ModelSlot) {
         if let Err(error) = self.settle() {
-            tracing::warn!(%error, "a model is closed over work that did not end well");
+            tracing::warn!(%error, "the device failed before this model was closed");
         }
         self.models.remove(&slot);
         if self.current.is_some() {
-            self.waiter.set_busy(); // a step is under way, and goes on
+            self.waiter.set_busy(); // a step is in progress and continues
         }
     }
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Err(error) = self.settle() {
-            tracing::warn!(%error, "pages are given back over work that did not end well");
+            tracing::warn!(%error, "the device failed before these KV pages were freed");
         }
         if let Some(model) = self.models.get_mut(&slot) {
             pages.iter().for_each(|&page| model.kv.release(page));
-            // Its rows may attend to a page that is gone now.
+            // Its rows may attend to a page that is freed now.
             model.step.clear();
         }
     }
@@ -382,8 +383,8 @@ impl Backend for HipBackend {
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
-        self.settle()?; // the last step's arrays are written over
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("a model that is not open"))?;
+        self.settle()?; // the new step overwrites the last step's arrays
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("the model is not open"))?;
         model.begin(&self.device, &self.stream, batch, self.replays.allowed)?;
         self.waited.set(false);
         self.load_waits.get_mut().begin();
@@ -395,7 +396,7 @@ impl Backend for HipBackend {
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let (device, stream) = (&self.device, &self.stream);
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
         model.enter(device, stream, part, weights)?;
         if let Progress::Needs(missing) = self.go_on(weights)? {
             return Ok(Progress::Needs(missing));
@@ -414,12 +415,14 @@ impl Backend for HipBackend {
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot)).filter(|m| m.step.has_logits);
-        let model = model.ok_or(BackendError::Batch("no logits to draw from"))?;
+        let model = model.ok_or(BackendError::Batch("there are no logits to sample from"))?;
         if rows.len() != model.step.logits_rows {
-            return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
+            return Err(BackendError::Batch(
+                "the number of rows to sample differs from the number of rows with logits",
+            ));
         }
         let logits = model.logits()?.ptr();
-        self.waiter.set_busy(); // the step itself may have been waited for already
+        self.waiter.set_busy(); // `settle` may have run for the step already
         model.sampler.launch(&self.device, &self.stream, logits, rows)?;
         self.waiter.settle(&self.device, &self.stream)?;
         Ok(self.step()?.sampler.read(rows))
@@ -435,12 +438,12 @@ impl Backend for HipBackend {
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let model = self.step()?;
         if !model.step.has_logits || index >= model.step.logits_rows {
-            return Err(BackendError::Batch("a row without logits"));
+            return Err(BackendError::Batch("the row has no logits"));
         }
         self.settle()?;
         let (device_stream, slot) = (&self.stream, self.current);
         let model = slot.and_then(|slot| self.models.get(&slot));
-        let model = model.ok_or(BackendError::Batch("no step was begun"))?;
+        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
         let vocab = model.program.vocab();
         let mut logits = vec![0f32; vocab];
         let range = model.logits()?.range(index * vocab * 4, vocab * 4)?;
@@ -451,12 +454,12 @@ impl Backend for HipBackend {
 
 impl Drop for HipBackend {
     fn drop(&mut self) {
-        // Memory that submitted work uses goes back to the driver after this.
+        // After this, memory that submitted work uses returns to the driver.
         if let Err(error) = self.settle() {
-            tracing::debug!(%error, "the device is closed over work that did not end well");
+            tracing::debug!(%error, "the device failed before it was closed");
         }
         if let Err(error) = self.device.alive() {
-            let _ = self.options.lost.set(error.into()); // the first reason holds
+            let _ = self.options.lost.set(error.into()); // only the first reason is kept
         }
     }
 }

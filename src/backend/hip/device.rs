@@ -1,4 +1,4 @@
-//! A device with its memory and its code.
+//! An open device with its memory and its code.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use super::kernels;
 use super::objects::{CodeObject, CodeSource, ObjectError};
 use crate::tensor::MappedFile;
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// Which.
+    /// Device number.
     pub index: u32,
-    /// How its memory is asked for.
+    /// How the arena requests memory.
     pub arena: ArenaOptions,
-    /// Where its code comes from.
+    /// Source of the code objects.
     pub code: CodeSource,
 }
 
-/// An open device. Cheap to clone; all clones are the same device, and what they make keeps it open.
+/// An open device. Cheap to clone; all clones share it, and everything they create keeps it open.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -35,12 +35,12 @@ struct Inner {
     context: Arc<Context>,
     arena: Arc<Arena>,
     module: Module,
-    /// Which code object was chosen.
+    /// Name of the chosen code object.
     code: String,
 }
 
 impl Device {
-    /// Opens a device and loads the code made for it.
+    /// Opens a device and loads the code built for it.
     ///
     /// # Errors
     /// [`HipError`].
@@ -62,17 +62,17 @@ impl Device {
         Ok(self.inner.module.function(name).ok_or_else(missing)?)
     }
 
-    /// What it is.
+    /// The device's properties.
     pub fn description(&self) -> &DeviceDescription {
         self.inner.context.description()
     }
 
-    /// Which code object runs on it: where from, and for what.
+    /// The code object in use: its source and target.
     pub fn code(&self) -> &str {
         &self.inner.code
     }
 
-    /// An error, at once, when the device was lost.
+    /// Fails when the device is lost. Makes no driver call.
     ///
     /// # Errors
     /// [`HipError::Lost`].
@@ -80,22 +80,22 @@ impl Device {
         self.inner.context.alive()
     }
 
-    /// Counts it as lost although the driver has not said so: `call` got no answer.
+    /// Marks the device as lost when the driver did not report it: `call` got no answer.
     pub fn lose(&self, call: &'static str, why: &str) -> HipError {
         self.inner.context.lose(call, why)
     }
 
-    /// Its memory.
+    /// The device's memory.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.inner.arena
     }
 
-    /// Who has how much of its memory.
+    /// Bytes of device memory per owner.
     pub fn ledger(&self) -> Ledger {
         self.inner.arena.ledger()
     }
 
-    /// `bytes` bytes of its memory.
+    /// Allocates `bytes` bytes of device memory.
     ///
     /// # Errors
     /// As [`Arena::take`].
@@ -103,7 +103,7 @@ impl Device {
         self.inner.arena.take(bytes, owner)
     }
 
-    /// Pinned host memory for transfers.
+    /// Allocates pinned host memory for transfers.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -111,24 +111,24 @@ impl Device {
         PinnedBuffer::new(&self.inner.context, bytes)
     }
 
-    /// Whole pages of a mapped file, pinned for transfers where they lie.
+    /// Pins whole pages of a mapped file in place, for transfers.
     ///
     /// # Errors
-    /// [`HipError::Refused`] for what are not whole pages of it, [`HipError::Call`] where the driver does not pin such pages or
-    /// the file has lost them, [`HipError::Lost`].
+    /// [`HipError::Refused`] when the range is not whole pages of the file. [`HipError::Call`] when the driver refuses
+    /// to pin such pages or the file no longer has them. [`HipError::Lost`].
     pub fn register(&self, file: &Arc<MappedFile>, pages: Range<u64>) -> Result<RegisteredPages, HipError> {
         RegisteredPages::new(&self.inner.context, file, pages)
     }
 
-    /// Host words that the device sees.
+    /// Allocates host words that the device can access.
     ///
     /// # Errors
-    /// [`HipError::Refused`] for none, [`HipError::Call`], [`HipError::Lost`].
+    /// [`HipError::Refused`] for 0 words, [`HipError::Call`], [`HipError::Lost`].
     pub fn host_words(&self, words: usize) -> Result<Arc<HostWords>, HipError> {
         HostWords::new(&self.inner.context, words).map(Arc::new)
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -136,7 +136,7 @@ impl Device {
         Stream::new(&self.inner.context, priority)
     }
 
-    /// An event; only one made for `timing` tells times.
+    /// Creates an event; only events made for `timing` measure time.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -144,7 +144,7 @@ impl Device {
         Event::new(&self.inner.context, timing)
     }
 
-    /// Free and total bytes of the device's memory, as the driver counts, all programs together.
+    /// Free and total bytes of device memory. The driver counts all programs together.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -152,7 +152,7 @@ impl Device {
         self.inner.context.memory()
     }
 
-    /// Waits for all its work.
+    /// Waits for all work on the device.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -160,7 +160,7 @@ impl Device {
         self.inner.context.synchronize()
     }
 
-    /// Its kernels and how often each was launched or captured.
+    /// The device's kernels and how often each was launched or captured.
     pub fn launches(&self) -> Vec<(&'static str, u64)> {
         let mut all: Vec<_> = self.inner.module.launches().collect();
         all.sort_unstable();

@@ -1,4 +1,4 @@
-//! What goes wrong with a device, each with device, call, code and name.
+//! Errors of a device. Each failed driver call carries device, call, code and name.
 
 use super::super::BackendError;
 use super::arena::Owner;
@@ -12,56 +12,56 @@ pub enum HipError {
     /// There is no usable runtime.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// A call failed; the device goes on.
+    /// A call failed; the device still works.
     #[error("{failure}{}", advice(failure.code))]
     Call {
-        /// Which and how.
+        /// The failed call.
         failure: CallFailure,
     },
-    /// The device stopped working: nothing on it can be used any more.
-    #[error("the device is lost: {failure}; its models are gone with it. {LOST_ADVICE}")]
+    /// The device stopped working; everything on it is unusable.
+    #[error("the device is lost: {failure}; its models are lost too. {LOST_ADVICE}")]
     Lost {
-        /// The call that showed it.
+        /// The call that reported the loss.
         failure: CallFailure,
     },
     /// Device memory is short.
     #[error(
-        "device {device}: {need_bytes} bytes for {owner} could not be had, {free_bytes} are free; unload a model, lower the \
-         memory limits in the configuration, or end other programs on this GPU"
+        "device {device} is out of memory: {need_bytes} bytes are needed for {owner}, {free_bytes} are free; unload a model, \
+         lower the memory limits in the configuration, or end other programs on this GPU"
     )]
     OutOfMemory {
-        /// Its number.
+        /// Device number.
         device: u32,
-        /// What for.
+        /// Purpose of the allocation.
         owner: Owner,
-        /// How much.
+        /// Requested bytes.
         need_bytes: u64,
-        /// What the driver has left.
+        /// Bytes still available from the driver within the limit.
         free_bytes: u64,
     },
-    /// The runtime works and sees no device.
+    /// The runtime works but finds no device.
     #[error(
-        "the HIP runtime sees no device: is there a GPU that ROCm knows, is the amdgpu driver loaded, may this user open \
+        "the HIP runtime sees no device: is there a GPU that ROCm supports, is the amdgpu driver loaded, may this user open \
          /dev/kfd and /dev/dri/render* (groups render and video)?"
     )]
     NoDevice,
-    /// No such device.
+    /// The device number does not exist.
     #[error("there is no device {device}: the HIP runtime sees {count}")]
     NoSuchDevice {
-        /// Asked for.
+        /// Requested device number.
         device: u32,
-        /// There are.
+        /// Number of devices.
         count: u32,
     },
     /// No code for this device.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// A launch or a copy that cannot be right: a bug of ours, refused before the driver sees it.
+    /// An invalid launch or copy: a bug in this program, refused before the driver sees it.
     #[error("refused: {what}: {why}")]
     Refused {
         /// Kernel or operation.
         what: &'static str,
-        /// Which rule it breaks, with the numbers.
+        /// The broken rule, with the numbers.
         why: String,
     },
 }
@@ -79,19 +79,18 @@ impl From<HipError> for BackendError {
     }
 }
 
-/// What a user can do about a lost device.
-const LOST_ADVICE: &str =
-    "if it happens again, see the kernel's log (dmesg, lines of amdgpu) and reset the GPU";
+/// Advice for a lost device.
+const LOST_ADVICE: &str = "if it happens again, read the kernel log (dmesg, amdgpu lines) and reset the GPU";
 
 /// A driver call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{call} failed with code {code} ({name})", Device(*device))]
 pub struct CallFailure {
-    /// Device number; `None` for calls of the runtime itself.
+    /// Device number; `None` for calls that belong to no device.
     pub device: Option<u32>,
     /// The driver's function.
     pub call: &'static str,
-    /// What it returned.
+    /// Result code.
     pub code: u32,
     /// The driver's name of the code.
     pub name: String,
@@ -109,12 +108,12 @@ impl std::fmt::Display for Device {
 }
 
 impl HipError {
-    /// Whether the device cannot be used any more.
+    /// Whether the device is lost for good.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
 
-    /// Whether memory was short.
+    /// Whether device memory was short.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::OutOfMemory { .. } => true,
@@ -123,7 +122,7 @@ impl HipError {
         }
     }
 
-    /// The failed driver call, if it was one.
+    /// The failed driver call, if there was one.
     pub fn failure(&self) -> Option<&CallFailure> {
         match self {
             Self::Call { failure } | Self::Lost { failure } => Some(failure),
@@ -136,7 +135,7 @@ impl HipError {
     }
 }
 
-/// Codes after which a device answers nothing but errors: its context has to be made again, which takes a new process.
+/// Whether a device answers only errors after this code. It needs a new context, which needs a new process.
 pub(super) fn means_lost(code: Raw) -> bool {
     const LOST: [Code; 12] = [
         Code::hipErrorDeinitialized,
@@ -155,7 +154,7 @@ pub(super) fn means_lost(code: Raw) -> bool {
     LOST.iter().any(|lost| *lost as Raw == code)
 }
 
-/// What a user can do about a code that has one usual cause.
+/// Advice for codes with one usual cause; else empty.
 fn advice(code: Raw) -> &'static str {
     const IMAGE: [Code; 3] =
         [Code::hipErrorInvalidImage, Code::hipErrorNoBinaryForGpu, Code::hipErrorInvalidKernelFile];
@@ -164,7 +163,7 @@ fn advice(code: Raw) -> &'static str {
     } else if code == Code::hipErrorInsufficientDriver as Raw {
         "; the kernel driver is older than the HIP runtime: update amdgpu"
     } else if IMAGE.iter().any(|image| *image as Raw == code) {
-        "; the runtime does not take the code built for this GPU: update ROCm (6.4.1 or newer for generic targets)"
+        "; the runtime rejects the code built for this GPU: update ROCm (6.4.1 or newer for generic targets)"
     } else {
         ""
     }

@@ -1,4 +1,4 @@
-//! Tables of addresses by which kernels find a layer's experts.
+//! Address tables through which kernels find a layer's experts.
 
 use super::run::ExpertTable;
 use super::step::bind::ExpertSet;
@@ -6,11 +6,12 @@ use super::weights::Form;
 use super::{Buffer, Device, Owner, Stream};
 use crate::backend::{BackendError, DeviceTensor, Weights};
 
-/// Parts of an expert: gate, up, down.
+/// Matrices of an expert: gate, up, down.
 const PARTS: usize = 3;
 
-/// Makes the tables of a set of experts as far as they are there, and the memory that keeps them. `weight` gives where a loaded
-/// tensor lies, once the compute stream may use it. Waits until nothing uses older tables any more.
+/// Builds the address tables of a set of experts, with 0 for experts that are not resident. Returns them with the
+/// buffer that holds them. `weight` returns the address of a loaded tensor once the compute stream may use it. Waits
+/// until no work uses the older tables.
 ///
 /// # Errors
 /// [`BackendError`] of `weight` and of the device.
@@ -36,7 +37,7 @@ pub fn tables(
         }
     }
     let buffer = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
-    stream.upload(buffer.all(), addresses.as_slice())?; // waits: nothing uses the old tables any more
+    stream.upload(buffer.all(), addresses.as_slice())?; // waits, so no work uses the old tables any more
     let table = |part: usize, Form { dtype, rows, cols }| {
         let table = buffer.ptr_at(part * count * size_of::<u64>())?;
         Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })
@@ -46,7 +47,7 @@ pub fn tables(
     Ok((tables, buffer))
 }
 
-/// Whether all of an expert is there.
+/// Whether all tensors of an expert are resident.
 pub fn is_there(set: &ExpertSet, weights: &Weights<'_>, expert: u32) -> bool {
     set.range.tensors(expert).into_iter().all(|id| weights.has(id))
 }

@@ -1,11 +1,11 @@
 //! Steps recorded once and replayed: one submission instead of hundreds.
 //!
-//! A recorded step is good for every later one over arrays of the same sizes in the same places: what differs is in the
-//! arrays, which each replay sends anew. A weight that was evicted and came back elsewhere gives its part another generation,
-//! so what was recorded before does not run again.
+//! A recorded step serves every later step whose arrays have the same sizes and places. Only the arrays' content
+//! differs, and each replay sends it again. A weight that was evicted and loaded elsewhere changes its part's
+//! generation, so older recordings do not run again.
 //!
-//! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a bit
-//! differs, or recording fails, nothing is replayed on this device any more, and that is told.
+//! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a
+//! bit differs, or recording fails, this device replays nothing any more and logs the reason.
 
 use super::arrays::{Layout, Places};
 use super::model::Model;
@@ -16,10 +16,10 @@ use super::wait::Waiter;
 use super::{Device, DevicePtr, GraphExec, Stream};
 use crate::backend::{BackendError, StepBatch};
 
-/// Recorded steps of a model: the oldest goes when there are more.
+/// Recorded steps per model. One more drops the oldest.
 const RECORDED_MAX: usize = 32;
 
-/// Where a step's numbers are, and how many.
+/// Addresses and sizes of a step's arrays.
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
     layout: Layout,
@@ -33,36 +33,36 @@ struct Key {
 #[derive(Debug)]
 struct Recorded {
     key: Key,
-    /// Those of the weights, by number of the part.
+    /// Generation of each part's weights, by part number.
     generations: Vec<Option<u64>>,
     exec: GraphExec,
-    /// Device memory that it takes: an estimate.
+    /// Estimated device memory of the graph.
     bytes: u64,
 }
 
-/// What a model has recorded.
+/// Recorded steps of a model.
 #[derive(Debug, Default)]
 pub struct Graphs {
     recorded: Vec<Recorded>,
 }
 
 impl Graphs {
-    /// Device memory that they take.
+    /// Estimated device memory of all recorded steps.
     pub fn bytes(&self) -> u64 {
         self.recorded.iter().map(|recorded| recorded.bytes).sum()
     }
 }
 
-/// How replaying goes on a device.
+/// State of graph replay on a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Replays {
     /// Whether steps may be replayed.
     pub allowed: bool,
-    /// Why not, after it was tried.
+    /// Why replay was disabled; `None` while it works or was never allowed.
     pub refused: Option<&'static str>,
-    /// Steps recorded.
+    /// Number of steps recorded.
     pub graphs: u64,
-    /// Steps replayed.
+    /// Number of steps replayed.
     pub replays: u64,
 }
 
@@ -70,21 +70,22 @@ impl Replays {
     fn refuse(&mut self, why: &'static str) {
         self.allowed = false;
         self.refused = Some(why);
-        tracing::warn!(why, "steps are not replayed from graphs on this device any more");
+        tracing::warn!(why, "graph replay is disabled on this device");
     }
 }
 
-/// Rows of a recorded step that has room for `rows`.
+/// Rows of the recorded step that fits `rows` rows: the next power of two. `None` for more than [`GRAPH_ROWS`].
 pub fn bucket(rows: usize) -> Option<usize> {
     (1..=GRAPH_ROWS).contains(&rows).then(|| rows.next_power_of_two())
 }
 
-/// Whether a step can be recorded: few rows, and logits of all of them.
+/// Whether a step can be recorded: it has few rows, and all of them have logits.
 pub fn suits(batch: &StepBatch<'_>) -> bool {
     bucket(batch.token_ids.len()).is_some() && batch.logits_rows.len() == batch.token_ids.len()
 }
 
-/// Runs a step of which all parts were entered: replayed where that was recorded, else launched and then recorded.
+/// Runs a step after all its parts were entered. Replays a recording if there is one; else launches the step and
+/// records it.
 ///
 /// # Errors
 /// [`BackendError`].
@@ -139,11 +140,12 @@ pub fn run(
         return Ok(());
     }
     replays.graphs += 1;
-    // Other programs come and go as well: an estimate. Only a runtime knows what its graphs take, and none tells.
+    // An estimate, because other programs allocate and free too. Only the runtime knows a graph's size, and none
+    // reports it.
     let bytes = not_ours(device)?.saturating_sub(before);
     let generations = generations().collect();
     let recorded = &mut model.graphs.recorded;
-    recorded.retain(|old| old.key != key); // its weights are elsewhere now
+    recorded.retain(|old| old.key != key); // its weights moved
     if recorded.len() >= RECORDED_MAX {
         recorded.remove(0);
     }
@@ -151,7 +153,7 @@ pub fn run(
     Ok(())
 }
 
-/// Bytes of the device in use beside what the arena has: by the driver itself, and by other programs.
+/// Bytes in use on the device outside the arena: by the driver itself and by other programs.
 fn not_ours(device: &Device) -> Result<u64, BackendError> {
     let (free, total) = device.memory()?;
     Ok(total.saturating_sub(free).saturating_sub(device.ledger().driver_bytes))
@@ -162,7 +164,7 @@ fn launch_all(model: &Model, run: &Run<'_>, stream: &Stream) -> Result<(), Backe
     model.launch_all(run)
 }
 
-/// Bits of the logits of the step's own rows, not of those that fill it up.
+/// Bits of the logits of the step's own rows, without padding rows.
 fn logits(model: &Model, stream: &Stream) -> Result<Vec<u32>, BackendError> {
     let mut bits = vec![0u32; model.step.logits_rows * model.program.vocab()];
     let range = model.logits()?.range(0, bits.len() * 4)?;

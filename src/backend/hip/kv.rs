@@ -1,26 +1,26 @@
-//! Keys and values of one model: pages in device memory, and the table of their addresses that kernels read.
+//! Keys and values of one model: pages in device memory, and the table of their addresses for kernels.
 //!
-//! A page holds 32 tokens of one sequence for all states of the program, one after the other, each
-//! `[k | v][head][32][head_dim]`. It takes memory from its first write to its release.
+//! A page holds 32 tokens of one sequence for all states of the program, one after the other. Each state is
+//! `[k | v][head][32][head_dim]`. A page has memory from its first write to its release.
 
 use super::{ALIGN, Buffer, Device, HipError, Owner, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
 use crate::program::{Program, State};
 
-/// Addresses that the table has room for at first.
+/// Entries of the first address table.
 const TABLE_MIN: usize = 64;
 
-/// Where a page has what.
+/// Layout of a KV page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Bytes from a page's start to each state, by number of the state.
+    /// Bytes from a page's start to each state, by state number.
     pub offsets: Vec<u64>,
-    /// Bytes of a page.
+    /// Bytes per page.
     pub page_bytes: usize,
 }
 
 impl KvLayout {
-    /// That of a program's states; `None` past the address space.
+    /// Layout for a program's states; `None` when a page would exceed the address space.
     pub fn of(program: &Program, kv: KvType) -> Option<Self> {
         let element = match kv {
             KvType::F16 => 2,
@@ -30,7 +30,7 @@ impl KvLayout {
         for State::Kv { heads, head_dim } in program.states() {
             let values = (*heads as usize).checked_mul(*head_dim as usize)?;
             offsets.push(end as u64);
-            // A multiple of 16 bytes, to which kernels read.
+            // A multiple of 16 bytes, because kernels read 16 bytes at a time.
             end = end.checked_add(values.checked_mul(2 * KV_PAGE_TOKENS * element)?)?;
         }
         let page_bytes = end.checked_next_multiple_of(ALIGN)?;
@@ -38,7 +38,7 @@ impl KvLayout {
     }
 }
 
-/// What one page takes of the device; `u64::MAX` when there can be no such page.
+/// Device bytes per page; `u64::MAX` when a page would exceed the address space.
 pub fn page_bytes(program: &Program, kv: KvType) -> u64 {
     KvLayout::of(program, kv).map_or(u64::MAX, |layout| layout.page_bytes as u64)
 }
@@ -49,22 +49,22 @@ pub struct KvPool {
     page_bytes: usize,
     size: u32,
     pages: Vec<Option<Buffer>>,
-    /// As on the device, but for those in `changed`.
+    /// Page addresses. The device has the same, except for the entries in `changed`.
     addresses: Vec<u64>,
     table: Buffer,
     room: usize,
-    /// The first and the last entry that the device does not have yet.
+    /// First and last entry that the device lacks.
     changed: Option<(usize, usize)>,
 }
 
 impl KvPool {
-    /// What an empty pool takes of the device.
+    /// Device bytes of an empty pool.
     pub const TABLE_BYTES: u64 = (TABLE_MIN * size_of::<u64>()).next_multiple_of(ALIGN) as u64;
 
-    /// An empty pool of `size` numbers of pages of so many bytes.
+    /// An empty pool of `size` page numbers, with `page_bytes` bytes per page.
     ///
     /// # Errors
-    /// [`HipError`] for the table.
+    /// [`HipError`] when the table cannot be allocated.
     pub fn new(device: &Device, page_bytes: usize, size: u32) -> Result<Self, HipError> {
         Ok(Self {
             page_bytes,
@@ -77,12 +77,12 @@ impl KvPool {
         })
     }
 
-    /// Addresses by page number, on the device.
+    /// Page addresses by page number, on the device.
     pub fn table(&self) -> &Buffer {
         &self.table
     }
 
-    /// Bytes that pages take now.
+    /// Device bytes of all pages with memory.
     pub fn bytes(&self) -> u64 {
         self.pages.iter().flatten().map(Buffer::taken_bytes).sum()
     }
@@ -92,13 +92,13 @@ impl KvPool {
         self.pages.get(page as usize).is_some_and(Option::is_some)
     }
 
-    /// Gives a page memory, if it has none.
+    /// Gives a page memory, unless it has some.
     ///
     /// # Errors
-    /// [`BackendError::Batch`] for a number outside the pool, [`HipError`].
+    /// [`BackendError::Batch`] for a page outside the pool, [`HipError`].
     pub fn materialise(&mut self, device: &Device, stream: &Stream, page: u32) -> Result<(), BackendError> {
         if page >= self.size {
-            return Err(BackendError::Batch("a KV page outside the pool"));
+            return Err(BackendError::Batch("a KV page is outside the pool"));
         }
         let index = page as usize;
         if self.pages.len() <= index {
@@ -106,14 +106,14 @@ impl KvPool {
             self.addresses.resize(index + 1, 0);
         }
         let (Some(slot), Some(address)) = (self.pages.get_mut(index), self.addresses.get_mut(index)) else {
-            return Err(BackendError::Batch("a KV page outside the pool"));
+            return Err(BackendError::Batch("a KV page is outside the pool"));
         };
         if slot.is_some() {
             return Ok(());
         }
         let buffer = device.take(self.page_bytes, Owner::Kv)?;
         if cfg!(debug_assertions) {
-            stream.fill(buffer.all(), 0xff)?; // NaN: a row that reads what none wrote shows
+            stream.fill(buffer.all(), 0xff)?; // NaN: makes reads of unwritten rows visible
         }
         *address = buffer.ptr::<u8>().address();
         *slot = Some(buffer);
@@ -122,14 +122,14 @@ impl KvPool {
         Ok(())
     }
 
-    /// Gives a page's memory back. No work that uses it may be under way.
+    /// Frees a page's memory. No work in flight may use it.
     pub fn release(&mut self, page: u32) {
         if let Some(slot) = self.pages.get_mut(page as usize) {
             *slot = None;
         }
     }
 
-    /// Brings the device's table up to date. True when the table moved: what holds its address is stale.
+    /// Sends changed entries to the device's table. True when the table moved, so that its old address is stale.
     ///
     /// # Errors
     /// [`HipError`].

@@ -1,4 +1,4 @@
-//! Starting kernels: the launch shape checked, the arguments in slots.
+//! Kernel launches: checks the shape and puts the arguments into slots.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use super::driver::{Shape, Stream};
 use super::error::HipError;
 use super::kernels::{Arguments, Kernel};
 
-/// Most arguments of a kernel.
+/// Most arguments per kernel.
 pub const MAX_ARGUMENTS: usize = 48;
 
-/// Threads of a block where nothing else is said.
+/// Threads per workgroup by default.
 pub const BLOCK: u32 = 256;
 
-/// Arguments on their way to a kernel: 8 bytes each, however short.
+/// Arguments of a launch: 8 bytes each, however short.
 #[derive(Debug)]
 pub struct Slots {
     slots: [u64; MAX_ARGUMENTS],
@@ -27,7 +27,7 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// The next argument. The declaration of a kernel with too many does not compile.
+    /// Appends an argument. The declaration of a kernel with too many arguments does not compile.
     pub fn push(&mut self, bits: u64) {
         if let Some(slot) = self.slots.get_mut(self.used) {
             *slot = bits;
@@ -45,71 +45,71 @@ impl AsMut<[u64]> for Slots {
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks: x, y, z.
+    /// Workgroups: x, y, z.
     pub blocks: [u32; 3],
-    /// Threads of a block, a multiple of the wave.
+    /// Threads per workgroup, a multiple of the wave size.
     pub threads: u32,
-    /// Bytes of dynamic LDS.
+    /// Bytes of dynamic LDS per workgroup.
     pub lds_bytes: u32,
 }
 
 impl Grid {
-    /// `blocks` blocks of [`BLOCK`] threads.
+    /// `blocks` workgroups of [`BLOCK`] threads.
     pub const fn x(blocks: u32) -> Self {
         Self::xyz(blocks, 1, 1)
     }
 
-    /// Blocks in two dimensions.
+    /// Workgroups in two dimensions.
     pub const fn xy(x: u32, y: u32) -> Self {
         Self::xyz(x, y, 1)
     }
 
-    /// Blocks in three dimensions.
+    /// Workgroups in three dimensions.
     pub const fn xyz(x: u32, y: u32, z: u32) -> Self {
         Self { blocks: [x, y, z], threads: BLOCK, lds_bytes: 0 }
     }
 
-    /// With so many threads in a block.
+    /// Sets the threads per workgroup.
     #[must_use]
     pub const fn threads(self, threads: u32) -> Self {
         Self { threads, ..self }
     }
 
-    /// With so many bytes of dynamic LDS.
+    /// Sets the bytes of dynamic LDS.
     #[must_use]
     pub const fn lds(self, lds_bytes: u32) -> Self {
         Self { lds_bytes, ..self }
     }
 
-    /// Why no device of these limits takes it; `None` when it may.
+    /// Why a device with these limits cannot launch this grid; `None` when it can.
     fn fault(&self, wave: u32, threads_max: u32, lds_max: u32) -> Option<String> {
-        // What all runtimes take: y and z of CUDA, and x such that x * threads fits HIP's 32 bits.
+        // Limits of all runtimes: y and z as in CUDA, and x * threads within HIP's 32 bits.
         const YZ_MAX: u32 = 65535;
         let Self { blocks: [x, y, z], threads, lds_bytes } = *self;
         if x == 0 || y == 0 || z == 0 || threads == 0 {
-            return Some(format!("nothing to run: {x} x {y} x {z} blocks of {threads} threads"));
+            return Some(format!("nothing to run: {x} x {y} x {z} workgroups of {threads} threads"));
         }
         if y > YZ_MAX
             || z > YZ_MAX
             || x > i32::MAX as u32
             || u64::from(x) * u64::from(threads) > u32::MAX.into()
         {
-            return Some(format!("too many blocks: {x} x {y} x {z} of {threads} threads"));
+            return Some(format!("too many workgroups: {x} x {y} x {z} of {threads} threads"));
         }
         if threads > threads_max || wave == 0 || !threads.is_multiple_of(wave) {
             return Some(format!(
-                "{threads} threads a block, waves of {wave}, at most {threads_max} threads"
+                "{threads} threads per workgroup must be a multiple of {wave} and at most {threads_max}"
             ));
         }
-        (lds_bytes > lds_max).then(|| format!("{lds_bytes} bytes of LDS, the device has {lds_max}"))
+        (lds_bytes > lds_max).then(|| format!("{lds_bytes} bytes of LDS requested, the device has {lds_max}"))
     }
 }
 
 impl Device {
-    /// Starts `kernel` on `stream`.
+    /// Launches `kernel` on `stream`.
     ///
     /// # Errors
-    /// [`HipError::Refused`] when the shape cannot be launched, [`HipError::Object`] when the code lacks the kernel,
+    /// [`HipError::Refused`] for an invalid shape, [`HipError::Object`] when the code object lacks the kernel,
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn launch<A: Arguments>(
         &self,
@@ -123,7 +123,7 @@ impl Device {
             return Err(HipError::refused(kernel.name(), why));
         }
         if !Arc::ptr_eq(stream.context(), self.context()) {
-            return Err(HipError::refused(kernel.name(), "the stream is another device's"));
+            return Err(HipError::refused(kernel.name(), "the stream belongs to another device"));
         }
         let function = self.function(kernel.name())?;
         let mut slots = Slots::default();

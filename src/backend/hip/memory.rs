@@ -1,4 +1,4 @@
-//! What a device's memory is used for, and what things take of it.
+//! Use of a device's memory, and the size of what goes there.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -10,17 +10,17 @@ use super::{ALIGN, Device, Owner};
 use crate::backend::DeviceMemoryUse;
 use crate::tensor::LazyTensor;
 
-/// Bytes that a tensor's copy takes; 0 for a type that has none.
+/// Device bytes of a tensor; 0 for types without kernels.
 pub fn weight_bytes(tensor: &LazyTensor) -> u64 {
     let shape = tensor.shape();
     let planes = planes(tensor.dtype(), shape.rows(), shape.cols());
     planes.map_or(0, |planes| planes.bytes.next_multiple_of(ALIGN as u64))
 }
 
-/// How old an answer of the driver may be: a snapshot is made twenty times a second.
+/// How long the driver's answer is reused: snapshots are taken twenty times a second.
 const AGE: Duration = Duration::from_millis(250);
 
-/// What the driver last said is free, and the kernel in use.
+/// Last values reported: free bytes of the driver, bytes in use of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     free: u64,
@@ -28,7 +28,7 @@ struct Seen {
     asked: Option<Instant>,
 }
 
-/// Who else counts a device's memory.
+/// Second opinions on a device's memory: the kernel's and the driver's.
 #[derive(Debug)]
 pub struct Counts {
     card: Option<CardMemory>,
@@ -36,7 +36,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Those of a device whose kernel's files lie below `root`.
+    /// Counts of a device; the kernel's files are below `root`.
     pub fn of(device: &Device, root: &Path) -> Self {
         Self { card: CardMemory::find(root, &device.description().pci), seen: Cell::default() }
     }
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-/// Who has how much of a device of which at most `limit` bytes may be taken, 0 for all; `graphs` bytes have recorded steps.
+/// Memory use of a device. `limit` caps the bytes to take, 0 for no cap; recorded steps use `graphs` bytes.
 pub fn in_use(device: &Device, limit: u64, counts: &Counts, graphs: u64) -> DeviceMemoryUse {
     let seen = counts.look(device);
     let ledger = device.ledger();

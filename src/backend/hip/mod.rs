@@ -1,18 +1,18 @@
-//! GPUs through the HIP runtime: whatever libamdhip64 is there, with kernels built ahead for each architecture.
+//! GPUs through the HIP runtime: any installed libamdhip64, with kernels built in advance for each architecture.
 //!
-//! `binding` finds the runtime, `driver` owns its objects, `arena` hands out memory, [`objects`] chooses the code,
-//! [`kernels`] declares what is in it, `launch` starts it. A [`Device`] is all of that together. Unsafe code is in `binding`
-//! and `driver` alone.
+//! `binding` finds the runtime, `driver` owns its objects, `arena` allocates memory, [`objects`] chooses the code,
+//! [`kernels`] declares the kernels in it, `launch` starts them. A [`Device`] combines them. Only `binding` and
+//! `driver` contain unsafe code.
 //!
-//! [`HipBackend`] computes with it: `upload` brings weights, `weights` says how far they are, `model` is what an open model
-//! keeps, `run` makes launches of units, `sampling` draws, `wait` waits for the device, `waits` tells how long the device
-//! waited for weights.
+//! [`HipBackend`] computes with it. `upload` loads weights, `weights` tracks them, and `model` holds an open model's
+//! state. `run` launches units and `sampling` samples tokens. `wait` waits for the device; `waits` measures how long
+//! the device waited for weights.
 
 mod arena;
 mod arrays;
 mod arrival;
 mod backend;
-#[allow(unsafe_code)] // functions of another language; layers.rs names this room
+#[allow(unsafe_code)] // foreign functions; layers.rs lists this module
 mod binding;
 mod device;
 #[allow(unsafe_code)] // as above

@@ -1,4 +1,4 @@
-//! One open model: its bound program, KV pages, room between kernels, and the step at hand.
+//! One open model: its bound program, KV pages, scratch memory and current step.
 
 use std::sync::Arc;
 
@@ -16,61 +16,61 @@ use super::{Buffer, Device, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
 use crate::program::{FIRST_PART, Program, TensorId};
 
-/// Entries of a page table in a step that may be recorded, at least.
+/// Fewest entries per page table in a step that may be recorded.
 const TABLE_MIN: usize = 8;
 
-/// A model's room on the device.
+/// An open model's state on the device.
 pub struct Model {
-    /// What is computed.
+    /// The program to compute.
     pub program: Arc<Program>,
-    /// How.
+    /// The program, bound to units and memory.
     pub bound: Bound,
-    /// KV pages.
+    /// The model's KV pages.
     pub kv: KvPool,
-    /// Room between kernels.
+    /// Memory between kernels.
     pub scratch: Scratch,
-    /// The step's numbers.
+    /// The step's arrays.
     pub arrays: Arrays,
-    /// Cosines and sines.
+    /// Rotary tables.
     pub ropes: RopeTables,
-    /// Where weights are, by number of the part.
+    /// Addresses of weights, by part number.
     pub addresses: Vec<Addresses>,
-    /// Room for drawing tokens.
+    /// Memory for sampling.
     pub sampler: Sampler,
-    /// Steps recorded for replays.
+    /// Recorded steps.
     pub graphs: Graphs,
-    /// The last step found all its weights there.
+    /// The last step found all its weights resident.
     pub warm: bool,
-    /// The step at hand.
+    /// The current step.
     pub step: Step,
 }
 
-/// What is known of the step at hand on the host.
+/// Host-side state of the current step.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// There is one.
+    /// A step has begun.
     pub begun: bool,
     /// Token of each row.
     pub token_ids: Vec<u32>,
-    /// Rows with logits.
+    /// Number of rows with logits.
     pub logits_rows: usize,
-    /// Positions that its rows attend to, at most.
+    /// Highest position of its rows, plus one.
     pub positions: u32,
-    /// Splits to launch for, by number of the window.
+    /// Attention splits to launch, by window number.
     pub splits: Vec<u32>,
-    /// Number of the part that runs next, or goes on.
+    /// Number of the current part.
     pub part: u32,
-    /// Number of the unit of that part that runs next.
+    /// Number of the next unit in that part.
     pub unit: usize,
-    /// The step's arrays were sent.
+    /// The step's arrays were sent to the device.
     pub sent: bool,
-    /// The logits are those of this step.
+    /// The logits belong to this step.
     pub has_logits: bool,
-    /// All parts are launched at the end, or replayed.
+    /// All parts are launched, or replayed, at the end.
     pub deferred: bool,
 }
 
-/// What [`Model::open`] takes of the device; `u64::MAX` when there can be no such room.
+/// Device bytes that [`Model::open`] takes; `u64::MAX` when that is impossible.
 pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64 {
     let Ok(bound) = bind::bind(program, limits, modes) else { return u64::MAX };
     let sampler = Sampler::bytes(program.vocab(), limits.wanted_rows);
@@ -79,10 +79,10 @@ pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64
 }
 
 impl Model {
-    /// Room for a program, with an empty pool of `pages` KV pages.
+    /// Allocates memory for a program, with an empty pool of `pages` KV pages.
     ///
     /// # Errors
-    /// What [`bind::bind`] says; [`BackendError::Device`].
+    /// Those of [`bind::bind`]; [`BackendError::Device`].
     pub fn open(
         device: &Device,
         stream: &Stream,
@@ -106,11 +106,11 @@ impl Model {
         })
     }
 
-    /// Takes over a batch after checking it, and gives memory to the pages that its rows write. With `replay` the step may
-    /// be one for a recorded graph.
+    /// Checks a batch, takes it over, and gives memory to the pages that its rows write. With `replay` the step may use
+    /// a recorded graph.
     ///
     /// # Errors
-    /// [`BackendError::Batch`], [`BackendError::Device`]; there is no step then.
+    /// [`BackendError::Batch`], [`BackendError::Device`]. No step has begun then.
     pub fn begin(
         &mut self,
         device: &Device,
@@ -135,7 +135,7 @@ impl Model {
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
         if let Some(bucket) = graphs::bucket(rows).filter(|_| self.step.deferred) {
-            // So few different sizes that a recorded step is found again.
+            // Few distinct sizes, so that a recorded step is found again.
             layout.rows = bucket;
             layout.logits = bucket;
             layout.stride = batch.page_table_stride.next_power_of_two().max(TABLE_MIN);
@@ -152,8 +152,8 @@ impl Model {
         Ok(())
     }
 
-    /// Splits to launch for: those of the row that has the most, which need not be the last; of few different numbers where a
-    /// step may be recorded.
+    /// Computes the attention splits to launch: the most of any row, which need not be the last. A step that may be
+    /// recorded uses few distinct numbers.
     fn split(&mut self, batch: &StepBatch<'_>) {
         let Step { splits, deferred, .. } = &mut self.step;
         splits.extend(self.bound.windows.iter().map(|window| {
@@ -170,14 +170,14 @@ impl Model {
         self.arrays.set_sequences(batch.row_sequences.iter().copied().chain(fill(NO_SEQUENCE)));
         let filled = (batch.logits_rows.len() as u32)..layout.logits as u32;
         self.arrays.set_logits_rows(batch.logits_rows.iter().copied().chain(filled));
-        // More tables than rows are not read by any.
+        // Page tables past the number of rows are never read.
         let tables = batch.page_tables.chunks(batch.page_table_stride).take(layout.tables / layout.stride);
         for (sequence, table) in tables.enumerate() {
             self.arrays.set_table(sequence, table);
         }
     }
 
-    /// Gives memory to the pages that are written, and checks all that are read.
+    /// Gives memory to pages that rows write, and checks all pages that rows read.
     fn place_rows(
         &mut self,
         device: &Device,
@@ -191,10 +191,10 @@ impl Model {
         };
         for (row, &position) in batch.positions.iter().enumerate() {
             let page = table(row).get(position as usize / KV_PAGE_TOKENS);
-            let page = *page.ok_or(BackendError::Batch("a position past the end of its page table"))?;
+            let page = *page.ok_or(BackendError::Batch("a position is past the end of its page table"))?;
             self.kv.materialise(device, stream, page)?;
         }
-        // A sequence's last row in the step reads the most; its earlier rows read a part of that.
+        // A sequence's last row in the step reads the most; its earlier rows read a prefix of that.
         for (row, &position) in batch.positions.iter().enumerate() {
             if batch.row_sequences.get(row + 1) == batch.row_sequences.get(row) {
                 continue;
@@ -209,10 +209,10 @@ impl Model {
 }
 
 impl Model {
-    /// Enters a part that is not the one at hand, or goes on with it.
+    /// Enters a part, or continues the current one.
     ///
     /// # Errors
-    /// [`BackendError::Batch`] for a part whose turn it is not; [`BackendError`] of tables and launches.
+    /// [`BackendError::Batch`] for a part out of order; [`BackendError`] of tables and launches.
     pub fn enter(
         &mut self,
         device: &Device,
@@ -221,13 +221,13 @@ impl Model {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         if !self.step.begun {
-            return Err(BackendError::Batch("no step was begun"));
+            return Err(BackendError::Batch("no step has begun"));
         }
         let generation = weights.generations.get(part as usize).copied();
         let bound = self.bound.parts.get(part as usize).filter(|_| part == self.step.part);
         let addresses = self.addresses.get_mut(part as usize);
         let (Some(bound), Some(addresses), Some(generation)) = (bound, addresses, generation) else {
-            return Err(BackendError::Batch("a part out of its turn"));
+            return Err(BackendError::Batch("a part was run out of order"));
         };
         addresses.enter(bound, weights, generation);
         let lacks = addresses.lacks_any();
@@ -236,13 +236,13 @@ impl Model {
             self.take_embeddings();
         }
         if lacks {
-            // What follows depends on the choice of experts: the step is launched as it goes from here on.
+            // The remaining units depend on the choice of experts, so the step is launched directly from here on.
             self.launch_deferred(device, stream)?;
         }
         Ok(())
     }
 
-    /// Copies the file's rows of the step's tokens.
+    /// Copies the embedding rows of the step's tokens from the file.
     fn take_embeddings(&self) {
         let Some((table, row_bytes)) = self.bound.table else { return };
         let bytes = self.program.tensor(table).map_or(&[][..], |table| table.lazy.bytes());
@@ -252,13 +252,13 @@ impl Model {
         }
     }
 
-    /// The unit of the part at hand that runs next; none at the part's end.
+    /// The next unit of the current part; `None` at the part's end.
     pub fn unit(&self) -> Option<&Unit> {
         self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit)
     }
 
     /// Looks up what that unit uses.
-    ///
+    /// Resolves the weights that this unit uses.
     /// # Errors
     /// As [`Addresses::look_up`].
     pub fn look_up(&mut self, loads: &Loads<'_>, weights: &Weights<'_>) -> Result<(), BackendError> {
@@ -271,7 +271,7 @@ impl Model {
         addresses.look_up(loads, &self.program, part, unit, weights)
     }
 
-    /// Launches that unit, unless all are launched at the end, and goes on to the next.
+    /// Launches this unit, unless the step is deferred, and moves to the next.
     ///
     /// # Errors
     /// [`BackendError`] of a launch.
@@ -285,7 +285,7 @@ impl Model {
         Ok(())
     }
 
-    /// Launches what was put off: all of the step so far.
+    /// Launches all deferred units of the step.
     ///
     /// # Errors
     /// [`BackendError`] of a launch.
@@ -297,7 +297,7 @@ impl Model {
         self.launch_all(&self.run(device, stream)?)
     }
 
-    /// Launches all of the step so far.
+    /// Launches all units of the step so far.
     ///
     /// # Errors
     /// [`BackendError`] of a launch.
@@ -321,10 +321,10 @@ impl Model {
         Ok(())
     }
 
-    /// What the units of the step at hand have in common.
+    /// What the units of the current step share.
     ///
     /// # Errors
-    /// [`BackendError`] for arrays past their buffer: a bug.
+    /// [`BackendError`] when arrays exceed their buffer: a bug.
     pub fn run<'a>(&'a self, device: &'a Device, stream: &'a Stream) -> Result<Run<'a>, BackendError> {
         Ok(Run {
             device,
@@ -339,7 +339,7 @@ impl Model {
         })
     }
 
-    /// Where logits of the rows that want them are, one after the other.
+    /// The logits of all rows that want them, one row after the other.
     ///
     /// # Errors
     /// [`BackendError::Internal`]: a bug.
@@ -347,7 +347,7 @@ impl Model {
         self.scratch.buffer(&self.bound, self.bound.logits.plane)
     }
 
-    /// Whether the unit that ran last chose among experts of which some are not there.
+    /// Whether the unit that just ran chooses among experts of which some are not resident.
     pub fn lacks_chosen(&self) -> bool {
         let addresses = self.addresses.get(self.step.part as usize);
         let lacks = |set: &usize| addresses.is_some_and(|addresses| addresses.lacks(*set));
@@ -358,7 +358,7 @@ impl Model {
         self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit.checked_sub(1)?)
     }
 
-    /// Tensors of the experts that rows chose in the unit that ran last and that are not there. The device is done.
+    /// Tensors of the experts that rows chose in the last unit and that are not resident. The device must be idle.
     ///
     /// # Errors
     /// [`BackendError`] of copies.
@@ -371,7 +371,7 @@ impl Model {
         let range = buffer.range(0, chosen.len() * 4)?;
         stream.download(range, chosen.as_mut_slice())?;
         if rows > own {
-            // Rows that only fill the step up hold anything: they go where the first row goes, whose experts are loaded.
+            // Padding rows hold undefined choices. They copy the first row's choice, whose experts are loaded.
             let (tokens, filling) = chosen.split_at_mut(own * used);
             filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
             stream.upload(range, chosen.as_slice())?;
@@ -387,7 +387,7 @@ impl Model {
 }
 
 impl Step {
-    /// Makes it no step.
+    /// Resets to no step, keeping the allocations.
     pub fn clear(&mut self) {
         self.token_ids.clear();
         self.splits.clear();

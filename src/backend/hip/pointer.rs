@@ -1,22 +1,22 @@
-//! Addresses on a device, typed by what lies there.
+//! Typed device addresses.
 
 use std::marker::PhantomData;
 
-/// Where `T`s lie on a device: what kernels take. Made by buffers only, within their bounds; never followed on the host.
+/// Device address of `T`s, as kernels take it. Only buffers create it, within their bounds; the host never follows it.
 pub struct DevicePtr<T> {
     address: u64,
     of: PhantomData<fn() -> T>,
 }
 
 impl<T> DevicePtr<T> {
-    /// No memory: for arguments that a kernel leaves alone.
+    /// Null, for arguments that a kernel ignores.
     pub const NULL: Self = Self { address: 0, of: PhantomData };
 
     pub(super) const fn at(address: u64) -> Self {
         Self { address, of: PhantomData }
     }
 
-    /// As a number: for tables of pointers that kernels read.
+    /// The address as a number, for tables of pointers that kernels read.
     pub fn address(self) -> u64 {
         self.address
     }
@@ -26,13 +26,13 @@ impl<T> DevicePtr<T> {
         self.address == 0
     }
 
-    /// The same place, taken for something else.
+    /// The same address with another type.
     pub fn cast<U>(self) -> DevicePtr<U> {
         DevicePtr { address: self.address, of: PhantomData }
     }
 }
 
-// By hand: derived ones would ask the same of `T`.
+// By hand: the derived ones would require the same of `T`.
 impl<T> Clone for DevicePtr<T> {
     fn clone(&self) -> Self {
         *self

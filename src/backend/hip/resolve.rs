@@ -1,7 +1,7 @@
-//! Where a part's weights are to kernels: addresses, once their uploads stand before the work in the stream.
+//! Addresses of a part's weights, once their uploads precede the work in the stream.
 //!
-//! They are looked up anew when the part's [generation](Weights::generations) is another, unit by unit, so that a unit waits for
-//! no tensor but its own.
+//! A change of the part's [generation](Weights::generations) makes the addresses stale. They are looked up again unit
+//! by unit, so that a unit waits only for its own tensors.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -18,35 +18,36 @@ use super::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage, Weights};
 use crate::program::Program;
 
-/// A load of this backend.
+/// The weight behind a load; `None` for another backend's load.
 fn own(memory: &Arc<dyn DeviceMemory>) -> Option<Arc<Weight>> {
     let any: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(memory) as _;
     any.downcast().ok()
 }
 
-/// Loads on their way to the device.
+/// Pending loads, and what is needed to wait for them.
 #[derive(Clone, Copy)]
 pub struct Loads<'a> {
-    /// Where they go.
+    /// Target of the loads.
     pub device: &'a Device,
-    /// What waits for them.
+    /// The stream that waits for them.
     pub stream: &'a Stream,
-    /// What brings them.
+    /// The uploader that carries them out.
     pub uploader: &'a Uploader,
-    /// Knows for how long to wait.
+    /// Moves the heartbeat and reports a lost device.
     pub waiter: &'a Waiter,
-    /// Nothing may arrive for this long.
+    /// Longest time without any arriving bytes.
     pub patience: Duration,
-    /// A weight of the step at hand was not there yet.
+    /// Set when a weight of the current step was not resident.
     pub waited: &'a Cell<bool>,
-    /// How long the stream waits.
+    /// Measures how long the stream waits.
     pub waits: &'a RefCell<LoadWaits>,
 }
 
 impl Loads<'_> {
-    /// A tensor on this device whose upload the compute stream is ordered behind.
+    /// The tensor's weight, after ordering the compute stream behind its upload.
     fn weight(&self, tensor: &DeviceTensor) -> Result<Arc<Weight>, BackendError> {
-        let foreign = || BackendError::Internal(format!("{} is not on this device", tensor.tensor.name()));
+        let foreign =
+            || BackendError::Internal(format!("tensor {} is not on this device", tensor.tensor.name()));
         let Storage::Device(memory) = &tensor.storage else { return Err(foreign()) };
         let weight = own(memory).ok_or_else(foreign)?;
         if !weight.arrival().is_ordered() {
@@ -63,34 +64,34 @@ impl Loads<'_> {
         Ok(weight)
     }
 
-    /// Where a tensor that kernels take for `form` lies.
+    /// Device address of a tensor that must have the form `form`.
     fn address(&self, tensor: &DeviceTensor, form: Form) -> Result<DevicePtr<u8>, BackendError> {
         let weight = self.weight(tensor)?;
         if weight.form() != form {
             let name = tensor.tensor.name();
-            return Err(BackendError::Internal(format!("{name} is another tensor than the program's")));
+            return Err(BackendError::Internal(format!("tensor {name} differs from the program's tensor")));
         }
         Ok(weight.buffer().ptr())
     }
 
-    /// Waits until an upload is decided.
+    /// Waits until an upload is resident or has failed.
     ///
     /// # Errors
-    /// [`BackendError::DeviceLost`] when nothing arrives any more.
+    /// [`BackendError::DeviceLost`] when no load makes progress.
     pub fn decided(&self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
-        let foreign = || BackendError::Internal("a load of another device".to_owned());
+        let foreign = || BackendError::Internal("the load belongs to another device".to_owned());
         let (arrived, late) = (|| self.arrived_bytes(), || self.late());
         own(load).ok_or_else(foreign)?.arrival().decided(self.patience, arrived, late)
     }
 
-    /// Bytes of all uploads, for who waits for one: a slow disk, or many tensors before it, and the device is not late while others
-    /// arrive.
+    /// Bytes of all uploads, for a thread that waits for one. A slow disk or a long queue does not count as a lost
+    /// device while other tensors arrive.
     fn arrived_bytes(&self) -> u64 {
         self.waiter.beat();
         self.uploader.counts().read().1
     }
 
-    /// Nothing arrives any more: the device counts as lost.
+    /// Marks the device as lost because no load makes progress.
     pub fn late(&self) -> BackendError {
         self.waiter.late(self.device, "an upload")
     }
@@ -99,20 +100,20 @@ impl Loads<'_> {
 /// Addresses of a part's weights.
 #[derive(Debug, Default)]
 pub struct Addresses {
-    /// Of which generation they are.
+    /// Generation of the weights.
     generation: Option<u64>,
-    /// Those that are known, by number of the operand.
+    /// Known addresses, by operand number.
     operands: Vec<DevicePtr<u8>>,
-    /// By number of the set of experts.
+    /// Expert tables, by number of the expert set.
     experts: Vec<Option<[ExpertTable; 3]>>,
-    /// Memory of tables: older ones are kept until newer ones are there.
+    /// Memory of the tables; an old table is kept until its replacement exists.
     tables: Vec<Option<Buffer>>,
-    /// Sets of experts of which some are not there.
+    /// Whether each set of experts has experts that are not resident.
     lacks: Vec<bool>,
 }
 
 impl Addresses {
-    /// Forgets addresses of another generation of the part.
+    /// Drops the addresses when the part has a new generation.
     pub fn enter(&mut self, part: &BoundPart, weights: &Weights<'_>, generation: u64) {
         if self.generation == Some(generation) {
             return;
@@ -128,30 +129,30 @@ impl Addresses {
         }
     }
 
-    /// Of which generation they are.
+    /// Generation of the known addresses.
     pub fn generation(&self) -> Option<u64> {
         self.generation
     }
 
-    /// Whether some experts of a set are not there.
+    /// Whether some experts of a set are not resident.
     pub fn lacks(&self, set: usize) -> bool {
         self.lacks.get(set).copied().unwrap_or(false)
     }
 
-    /// Whether some experts of the part are not there.
+    /// Whether some experts of the part are not resident.
     pub fn lacks_any(&self) -> bool {
         self.lacks.contains(&true)
     }
 
-    /// As kernels are told.
+    /// The addresses in the form that launches take.
     pub fn weights(&self) -> run::Weights<'_> {
         run::Weights { operands: &self.operands, experts: &self.experts }
     }
 
-    /// Looks up what a unit of the part uses, as far as it is not known.
+    /// Looks up the missing addresses that a unit of the part uses.
     ///
     /// # Errors
-    /// [`BackendError`] of a load, [`BackendError::Internal`] for a tensor that is not there.
+    /// [`BackendError`] of a load, [`BackendError::Internal`] for an unknown tensor.
     pub fn look_up(
         &mut self,
         loads: &Loads<'_>,
@@ -163,9 +164,10 @@ impl Addresses {
         let (known, needed) = (self.operands.len(), unit.operands as usize);
         for id in part.operands.get(known..needed).unwrap_or_default() {
             let tensor = program.tensor(*id).map(|tensor| &tensor.lazy);
-            let tensor = tensor.ok_or_else(|| BackendError::Internal(format!("no tensor {}", id.0)))?;
+            let tensor =
+                tensor.ok_or_else(|| BackendError::Internal(format!("there is no tensor {}", id.0)))?;
             let shape = tensor.shape();
-            // Sizes of a bound program fit.
+            // Binding has checked that these sizes fit.
             let form = Form { dtype: tensor.dtype(), rows: shape.rows() as u32, cols: shape.cols() as u32 };
             self.operands.push(loads.address(weights.tensor(*id)?, form)?);
         }

@@ -1,14 +1,14 @@
-//! Cosines and sines of all positions so far, on the device.
+//! Rotary tables on the device: cosines and sines of all positions so far.
 
 use super::{Buffer, Device, DevicePtr, Owner, Stream};
 use crate::backend::BackendError;
 use crate::program::{Program, Rope, RopeAngles};
 use crate::tensor::{DType, LazyTensor};
 
-/// Positions made at first: some 5 ms of the host's time for heads of 128.
+/// Positions of the first table: about 5 ms of host time for heads of 128.
 const POSITIONS_MIN: u32 = 2048;
 
-/// The rotary tables of one model by number of the embedding, `f32[positions][dims / 2][2]` each.
+/// The rotary tables of one model, by number of the rotary embedding; each is `f32[positions][dims / 2][2]`.
 #[derive(Debug, Default)]
 pub struct RopeTables {
     made: Vec<Made>,
@@ -22,10 +22,10 @@ struct Made {
 }
 
 impl RopeTables {
-    /// Makes those anew that end before `positions`. Waits until nothing uses the old ones any more.
+    /// Rebuilds tables that end before `positions`. Waits until no work uses the old ones.
     ///
     /// # Errors
-    /// [`BackendError`] of the device, and of factors that are no numbers.
+    /// [`BackendError`] of the device, and of rotary factors that are not F32.
     pub fn cover(
         &mut self,
         device: &Device,
@@ -49,7 +49,7 @@ impl RopeTables {
         Ok(())
     }
 
-    /// Where they lie.
+    /// Device addresses of the tables.
     pub fn addresses(&self) -> &[DevicePtr<f32>] {
         &self.addresses
     }
@@ -63,7 +63,7 @@ fn make(
     positions: u32,
 ) -> Result<(Made, DevicePtr<f32>), BackendError> {
     let room = positions.max(POSITIONS_MIN).checked_next_power_of_two();
-    let room = room.ok_or(BackendError::Batch("a position past 2^31"))?;
+    let room = room.ok_or(BackendError::Batch("a position is past 2^31"))?;
     let factors = rope.factors.and_then(|id| program.tensor(id));
     let factors = factors.map(|tensor| floats(&tensor.lazy)).transpose()?;
     let angles = RopeAngles::new(&rope.spec, factors.as_deref());
@@ -72,17 +72,17 @@ fn make(
     let bytes = table.len() * size_of::<[f32; 2]>();
     let buffer = device.take(bytes, Owner::Scratch)?;
     if bytes > 0 {
-        stream.upload(buffer.all(), table.as_slice())?; // waits, so nothing uses the old one any more
+        stream.upload(buffer.all(), table.as_slice())?; // waits, so no work uses the old table any more
     }
     let address = buffer.ptr();
     Ok((Made { positions: room, _buffer: buffer }, address))
 }
 
-/// The values of an F32 vector of the file.
+/// The values of an F32 tensor in the file.
 fn floats(tensor: &LazyTensor) -> Result<Vec<f32>, BackendError> {
     let (words, rest) = tensor.bytes().as_chunks::<4>();
     if !rest.is_empty() || tensor.dtype() != DType::F32 {
-        let why = "rotary factors have to be F32".to_owned();
+        let why = "the rotary factors are not F32".to_owned();
         return Err(BackendError::Upload { tensor: tensor.name().to_owned(), why });
     }
     Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())

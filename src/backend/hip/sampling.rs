@@ -1,4 +1,4 @@
-//! Drawing tokens on the device. Settings go there and tokens come back in host words that both sides see.
+//! Sampling on the device. Settings and sampled tokens travel in host words that host and device share.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,29 +7,29 @@ use super::kernels::ops::{SampleDraw, SampleGreedy};
 use super::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
 use crate::backend::{BackendError, SampleRow, Sampled};
 
-/// Tokens that a block of `sample_greedy` looks through.
+/// Tokens per workgroup of `sample_greedy`.
 const GREEDY_TOKENS: usize = 2048;
 
-/// Threads of a block of `sample_draw`.
+/// Threads per workgroup of `sample_draw`.
 const DRAW_THREADS: u32 = 1024;
 
-/// Words of a row's settings, and of its report (`REPORT_WORDS` of kernels/sampling/report.h).
+/// Words of a row's settings, and words of its report (`REPORT_WORDS` of kernels/sampling/report.h).
 const ROW_WORDS: usize = 8;
 
-/// Words of an entry of a row's list: id and bits of the logit.
+/// Words per entry of a row's list: token id and bits of the logit.
 const TOP_WORDS: usize = 2;
 
-/// Most tokens of a row's list: what a block of `sample_draw` holds.
+/// Most tokens in a row's list: the capacity of a `sample_draw` workgroup.
 const TOP_MAX: u32 = 1024;
 
-/// A whole of the sums that a report holds.
+/// The value 1.0 in a report's fixed-point sums.
 const SHARE: f64 = (1u64 << 40) as f64;
 
-/// Room for drawing tokens of a model's rows.
+/// Memory for sampling a model's rows.
 #[derive(Debug)]
 pub struct Sampler {
     vocab: usize,
-    /// Settings of all rows, their reports, then their lists.
+    /// Settings of all rows, then their reports, then their lists.
     words: Arc<HostWords>,
     rows: usize,
     top_stride: usize,
@@ -38,12 +38,12 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Bytes of the counters, and of the parts of rows that draw greedily.
+    /// Bytes of the counters, and of the partial results of greedy sampling.
     fn sizes(vocab: usize, rows: usize) -> [usize; 2] {
         [rows.saturating_mul(4), rows.saturating_mul(vocab.div_ceil(GREEDY_TOKENS)).saturating_mul(8)]
     }
 
-    /// What it takes of the device for `rows` rows of `vocab` logits.
+    /// Device bytes for `rows` rows of `vocab` logits.
     pub fn bytes(vocab: usize, rows: usize) -> u64 {
         let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
         Self::sizes(vocab, rows)
@@ -52,10 +52,10 @@ impl Sampler {
             .unwrap_or(u64::MAX)
     }
 
-    /// Room for `rows` rows of `vocab` logits.
+    /// Allocates memory for `rows` rows of `vocab` logits.
     ///
     /// # Errors
-    /// [`BackendError`] when the device has no memory for it.
+    /// [`BackendError`] when device memory is short.
     pub fn new(device: &Device, stream: &Stream, vocab: usize, rows: usize) -> Result<Self, BackendError> {
         let [counters, parts] = Self::sizes(vocab, rows);
         let counters = device.take(counters, Owner::Scratch)?;
@@ -70,7 +70,7 @@ impl Sampler {
         })
     }
 
-    /// Starts drawing from `logits`. The result of the last time has been read.
+    /// Starts sampling from `logits`. The last result must have been read.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -85,7 +85,7 @@ impl Sampler {
             return Ok(());
         }
         if rows.len() > self.rows {
-            return Err(BackendError::Batch("more rows to draw than the model was opened for"));
+            return Err(BackendError::Batch("there are more rows to sample than the model was opened for"));
         }
         let (count, vocab) = (rows.len() as u32, self.vocab as u32); // both checked when the model was opened
         let most =
@@ -117,7 +117,7 @@ impl Sampler {
         Ok(device.launch(stream, SampleDraw::sample_draw, grid, &draw)?)
     }
 
-    /// What was drawn. The device is done.
+    /// The sampled tokens. The device must be done.
     pub fn read(&self, rows: &[SampleRow]) -> Vec<Result<Sampled, BackendError>> {
         rows.iter().enumerate().map(|(index, row)| self.read_row(index, row)).collect()
     }
@@ -151,7 +151,7 @@ impl Sampler {
         2 * self.rows * ROW_WORDS
     }
 
-    /// Room for lists of `most` tokens.
+    /// Ensures room for lists of `most` tokens.
     fn make_lists(&mut self, device: &Device, most: usize) -> Result<(), HipError> {
         if most > self.top_stride {
             let stride = most.next_power_of_two();
@@ -182,7 +182,7 @@ impl Sampler {
     }
 }
 
-/// NaN is no temperature: it draws as 0 does.
+/// NaN counts as temperature 0.
 fn is_greedy(row: &SampleRow) -> bool {
     row.temperature.is_nan() || row.temperature <= 0.0
 }

@@ -1,59 +1,60 @@
-//! Room of one model for the rows of a step between kernels: the slots that planes share, and what attention and products of
-//! many rows need beside them.
+//! Memory of one model for a step's rows between kernels: the slots that planes share, and extra buffers for attention
+//! and for products of many rows.
 
 use super::step::bind::{Bound, PlaneId};
 use super::{ALIGN, Buffer, Device, DevicePtr, Owner, Stream};
 use crate::backend::{Activations, BackendError};
 use crate::program::Rows;
 
-/// Rows whose splits of decode attention are worked on at a time: bounds what partial results take.
+/// Rows per decode attention launch: bounds the size of partial results.
 pub const ATTENTION_ROWS: usize = 8;
 
 /// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
 
-/// Rows from which on weights are expanded for a matrix product: below, reading them once for every eight rows is faster.
+/// From this many rows on, weights are expanded for a matrix product. Below, reading them once per eight rows is
+/// faster.
 pub const MATRIX_ROWS: usize = 64;
 
-/// Bytes of weights that are expanded at a time for many rows: they stay in the last level of cache until they are multiplied.
+/// Bytes of weights expanded at a time for many rows. They stay in the last-level cache until they are multiplied.
 pub const SLAB_BYTES: usize = 32 << 20;
 
-/// The same for fewer than [`WIDE_ROWS`] rows, where a matrix cut into slabs would leave most of a device idle.
+/// The same for fewer than [`WIDE_ROWS`] rows, where small slabs would leave most of a device idle.
 const SLAB_BYTES_MAX: usize = 128 << 20;
 
-/// Rows from which on a slab's product fills a large device.
+/// From this many rows on, one slab's product fills a large device.
 pub const WIDE_ROWS: u32 = 512;
 
-/// Rows that a step recorded for replays may have. Room for as many there always is.
+/// Most rows of a step recorded for replay. Scratch always has room for them.
 pub const GRAPH_ROWS: usize = 8;
 
-/// Values of a row in whole groups: what quantised weights' rows always are.
+/// `cols` rounded up to whole groups of 32. Rows of quantised weights are always whole groups.
 pub fn padded(cols: usize) -> usize {
     cols.next_multiple_of(32)
 }
 
-/// A model's room.
+/// A model's scratch memory.
 #[derive(Debug)]
 pub struct Scratch {
     slots: Vec<Buffer>,
-    /// Where each plane starts.
+    /// Address of each plane.
     planes: Vec<DevicePtr<u8>>,
     /// Partial results of decode attention.
     pub part_values: Buffer,
-    /// Their greatest scores and sums.
+    /// Maximum score and sum of each partial result.
     pub part_stats: Buffer,
-    /// How many splits have arrived; 0 between launches.
+    /// Number of finished splits; 0 between launches.
     pub counters: Buffer,
-    /// 0, 1, 2, ...
+    /// The row numbers 0, 1, 2, ...
     pub row_numbers: Buffer,
-    /// Expanded weights, f16.
+    /// Expanded weights in f16.
     pub slab: Buffer,
 }
 
-/// Bytes of the buffers of [`Scratch`]; `usize::MAX` for one that no address space holds.
+/// Bytes of the buffers of [`Scratch`]; `usize::MAX` for a buffer that exceeds the address space.
 struct Sizes {
     slots: Vec<usize>,
-    /// Those after the slots, in their order.
+    /// The buffers after the slots, in field order.
     others: [usize; 5],
 }
 
@@ -78,9 +79,9 @@ impl Sizes {
     }
 }
 
-/// What [`Scratch::new`] takes of the device; `u64::MAX` when there can be no such room.
+/// Device bytes of [`Scratch::new`]; `u64::MAX` when a buffer exceeds the address space.
 pub fn bytes(bound: &Bound) -> u64 {
-    // An empty buffer takes a unit too: it has an address.
+    // An empty buffer takes one unit too, because it has an address.
     let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
     let sizes = Sizes::of(bound);
     let mut all = sizes.slots.into_iter().chain(sizes.others);
@@ -88,10 +89,10 @@ pub fn bytes(bound: &Bound) -> u64 {
 }
 
 impl Scratch {
-    /// Room for steps of a program.
+    /// Allocates scratch memory for steps of a program.
     ///
     /// # Errors
-    /// [`BackendError`] when the device has not as much.
+    /// [`BackendError`] when device memory is short.
     pub fn new(device: &Device, stream: &Stream, bound: &Bound) -> Result<Self, BackendError> {
         let sizes = Sizes::of(bound);
         let slots = sizes.slots.into_iter().map(|bytes| take(device, bytes));
@@ -113,19 +114,19 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Where a plane starts.
+    /// Address of a plane.
     pub fn plane(&self, plane: PlaneId) -> DevicePtr<u8> {
-        // Planes are those of the program that the room was made for.
+        // Planes belong to the program this scratch was made for.
         self.planes.get(plane.0 as usize).copied().unwrap_or(DevicePtr::NULL)
     }
 
-    /// The memory that a plane has while it lives.
+    /// The buffer that holds a plane while the plane is live.
     ///
     /// # Errors
     /// [`BackendError::Internal`] for a plane of another program.
     pub fn buffer(&self, bound: &Bound, plane: PlaneId) -> Result<&Buffer, BackendError> {
         let slot = bound.places.get(plane.0 as usize).and_then(|slot| self.slots.get(*slot as usize));
-        slot.ok_or_else(|| BackendError::Internal("no such plane".to_owned()))
+        slot.ok_or_else(|| BackendError::Internal("there is no such plane".to_owned()))
     }
 }
 

@@ -1,16 +1,17 @@
-//! A GPU's memory as the kernel's driver counts it, for a second opinion on the runtime's and on ours.
+//! A GPU's memory as the kernel's driver counts it: a second opinion beside the runtime's count and ours.
 //!
-//! `/sys/class/drm/cardN/device` is the device of a card; its `uevent` names its place on the PCI bus, and with amdgpu
-//! `mem_info_vram_used` and `mem_info_vram_total` are bytes of its memory, all programs together. Nothing else has them.
+//! `/sys/class/drm/cardN/device` is the device of a card. Its `uevent` names the PCI address. With amdgpu,
+//! `mem_info_vram_used` and `mem_info_vram_total` are bytes of its memory over all programs. Other drivers lack these
+//! files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// More cards are not looked at.
+/// Most cards to look at.
 const CARDS_MAX: usize = 1024;
 
-/// The files of one card.
+/// The sysfs files of one card.
 #[derive(Debug)]
 pub struct CardMemory {
     used: File,
@@ -18,13 +19,14 @@ pub struct CardMemory {
 }
 
 impl CardMemory {
-    /// Those of the card at `pci`, as `0000:03:00.0`; none where the kernel's driver tells nothing. `root` is `/`.
+    /// Finds the card at `pci`, such as `0000:03:00.0`. `None` when the kernel's driver has no memory files. `root` is
+    /// `/`.
     pub fn find(root: &Path, pci: &str) -> Option<Self> {
         let cards = fs::read_dir(root.join("sys/class/drm")).into_iter().flatten().take(CARDS_MAX);
         let devices = cards.filter_map(|card| Some(card.ok()?.path().join("device")));
         let device = devices.into_iter().find(|device| !pci.is_empty() && is_at(device, pci))?;
         let total = parse(&fs::read_to_string(device.join("mem_info_vram_total")).ok()?)?;
-        // Kept open: where there is no descriptor left it is still read.
+        // Kept open, so that it can be read when the process has no file descriptor left.
         Some(Self { used: File::open(device.join("mem_info_vram_used")).ok()?, total })
     }
 
@@ -35,13 +37,13 @@ impl CardMemory {
         parse(std::str::from_utf8(text.get(..bytes)?).ok()?)
     }
 
-    /// Bytes there are.
+    /// Bytes of memory in total.
     pub fn total(&self) -> u64 {
         self.total
     }
 }
 
-/// Connectors (`card0-DP-1`) lie beside cards; their `device` is the card.
+/// Whether the device is at `pci`. Connectors (`card0-DP-1`) lie beside cards; their `device` is the card.
 fn is_at(device: &Path, pci: &str) -> bool {
     let Ok(uevent) = fs::read_to_string(device.join("uevent")) else { return false };
     let slot = uevent.lines().find_map(|line| line.strip_prefix("PCI_SLOT_NAME="));

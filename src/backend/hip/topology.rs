@@ -1,15 +1,17 @@
-//! Architectures as the kernel's driver knows them, for runtimes that give none.
+//! Architectures as the kernel's driver reports them, for runtimes that report none.
 //!
-//! `/sys/class/kfd/kfd/topology/nodes/N/properties` has lines of a name and a number. `gfx_target_version` is 0 for a CPU, else
-//! `major * 10000 + minor * 100 + stepping`; `location_id` is bus, device and function as PCI packs them, `domain` the rest.
+//! `/sys/class/kfd/kfd/topology/nodes/N/properties` has lines of a name and a number. `gfx_target_version` is 0 for a
+//! CPU, else
+//! `major * 10000 + minor * 100 + stepping`. `location_id` packs bus, device and function as PCI does; `domain` is the
+//! PCI domain.
 
 use std::fs;
 use std::path::Path;
 
-/// More nodes are not looked at: a machine has one for each socket and each GPU, or part of one.
+/// Most nodes to look at. A machine has one per socket and one per GPU or GPU partition.
 const NODES_MAX: usize = 1024;
 
-/// A GPU.
+/// A GPU node.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     version: u32,
@@ -17,7 +19,8 @@ struct Node {
     location: u32,
 }
 
-/// The architecture of the GPU at `pci`, as `0000:03:00.0`; where that is empty, the one that all GPUs have. `root` is `/`.
+/// The architecture of the GPU at `pci`, such as `0000:03:00.0`. For an empty `pci`, the architecture that all GPUs
+/// share. `root` is `/`.
 pub(super) fn arch_at(root: &Path, pci: &str) -> Option<String> {
     let nodes = gpus(&root.join("sys/class/kfd/kfd/topology/nodes"));
     let version = if pci.is_empty() {
@@ -25,7 +28,7 @@ pub(super) fn arch_at(root: &Path, pci: &str) -> Option<String> {
         nodes.iter().all(|node| node.version == first).then_some(first)?
     } else {
         let (domain, location) = parse_pci(pci)?;
-        // A part of a GPU has its own number in the place of the function.
+        // GPU partitions differ in the function number.
         let is_same = |node: &&Node, mask| node.domain == domain && node.location & mask == location & mask;
         let find = |mask| nodes.iter().find(|node| is_same(node, mask));
         find(u32::MAX).or_else(|| find(!7))?.version
@@ -33,12 +36,12 @@ pub(super) fn arch_at(root: &Path, pci: &str) -> Option<String> {
     Some(name(version))
 }
 
-/// 90010 is `gfx90a`.
+/// Name of a version: 90010 is `gfx90a`.
 fn name(version: u32) -> String {
     format!("gfx{}{:x}{:x}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// Domain, and the rest in 16 bits, of `domain:bus:device.function`.
+/// Parses `domain:bus:device.function` into the domain and the packed 16-bit rest.
 fn parse_pci(text: &str) -> Option<(u32, u32)> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -54,14 +57,14 @@ fn gpus(nodes: &Path) -> Vec<Node> {
     texts.filter_map(|text| parse_node(&text)).collect()
 }
 
-/// `None` for a CPU, and for what cannot be read.
+/// `None` for a CPU and for unreadable text.
 fn parse_node(text: &str) -> Option<Node> {
     let number = |name: &str| {
         let mut values = text.lines().filter_map(|line| line.split_once(' '));
         values.find(|(key, _)| *key == name).and_then(|(_, value)| value.trim().parse::<u32>().ok())
     };
     let version = number("gfx_target_version").filter(|version| *version != 0)?;
-    // Kernels before 5.3 have no domain: there it is 0.
+    // Kernels before 5.3 have no domain; it is 0 there.
     Some(Node { version, domain: number("domain").unwrap_or(0), location: number("location_id")? })
 }
 
@@ -81,10 +84,10 @@ mod tests {
     }
 
     const CPU: &str = "cpu_cores_count 16\nsimd_count 0\ngfx_target_version 0\nlocation_id 0\ndomain 0\n";
-    /// At 0000:03:00.0.
+    /// A GPU at 0000:03:00.0.
     const CARD: &str = "cpu_cores_count 0\nsimd_count 192\nmem_banks_count 1\ngfx_target_version 110000\nvendor_id 4098\n\
                         device_id 29772\nlocation_id 768\ndomain 0\n";
-    /// At 0001:c4:00.0, the third part of it.
+    /// A GPU at 0001:c4:00.0, its third partition.
     const PART: &str = "gfx_target_version 90402\nlocation_id 50178\ndomain 1\n";
 
     #[test]

@@ -1,4 +1,4 @@
-//! Waiting for the device, with an end to it.
+//! Waiting for the device, with a timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use super::{Device, Event, HipError, Stream};
 use crate::backend::BackendError;
 
-/// The device is asked without a pause for this long: a decode step of a large model takes a few milliseconds, and a thread
-/// that sleeps wakes up late.
+/// How long the device is polled without a pause. A decode step of a large model takes a few milliseconds, and a
+/// sleeping thread wakes up late.
 const SPIN: Duration = Duration::from_millis(5);
 
-/// Then as often as this.
+/// Pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Notices when nothing arrives any more.
+/// Measures how long nothing has arrived.
 #[derive(Debug, Default)]
 pub struct Standstill {
-    /// Bytes that had arrived, and since when no more did; none before the first look.
+    /// Bytes that had arrived, and when their number last grew; `None` before the first look.
     seen: Option<(u64, Instant)>,
 }
 
 impl Standstill {
-    /// For how long `bytes` have been all that arrived.
+    /// How long the number of arrived bytes has been `bytes`.
     pub fn since(&mut self, bytes: u64, now: Instant) -> Duration {
         let seen = self.seen.filter(|(seen, _)| *seen == bytes);
         let (_, since) = *self.seen.insert(seen.unwrap_or((bytes, now)));
@@ -30,17 +30,17 @@ impl Standstill {
     }
 }
 
-/// Knows whether work is under way, and how long to wait for it.
+/// Tracks whether work is in flight, and waits for it with a timeout.
 pub struct Waiter {
     done: Event,
     busy: bool,
     patience: Duration,
-    /// Moves while it waits.
+    /// Incremented while it waits.
     heartbeat: Arc<AtomicU64>,
 }
 
 impl Waiter {
-    /// A waiter that gives the device up after `patience`.
+    /// A waiter that gives up on the device after `patience`.
     ///
     /// # Errors
     /// [`HipError`].
@@ -48,17 +48,17 @@ impl Waiter {
         Ok(Self { done: device.event(false)?, busy: false, patience, heartbeat: Arc::default() })
     }
 
-    /// A count to move from now on.
+    /// Sets the counter to increment while waiting.
     pub fn set_heartbeat(&mut self, heartbeat: Arc<AtomicU64>) {
         self.heartbeat = heartbeat;
     }
 
-    /// A wait goes on.
+    /// Increments the heartbeat.
     pub fn beat(&self) {
         self.heartbeat.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Work is under way from now on.
+    /// Records that work is in flight.
     pub fn set_busy(&mut self) {
         self.busy = true;
     }
@@ -66,12 +66,12 @@ impl Waiter {
     /// Waits until all work on `stream` is done.
     ///
     /// # Errors
-    /// [`BackendError::DeviceLost`] also when the device does not answer in time; [`BackendError::Device`].
+    /// [`BackendError::DeviceLost`], also on a timeout; [`BackendError::Device`].
     pub fn settle(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
         if !self.busy {
             return Ok(());
         }
-        self.busy = false; // whatever comes of it, nothing more is waited for
+        self.busy = false; // also after a failure, nothing more is waited for
         stream.record(&self.done)?;
         let started = Instant::now();
         while !self.done.is_done()? {
@@ -89,7 +89,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// The device did not finish `what` in time, and counts as lost.
+    /// Marks the device as lost because it did not finish `what` in time.
     pub fn late(&self, device: &Device, what: &'static str) -> BackendError {
         device.lose(what, &format!("no answer for {} s", self.patience.as_secs_f32())).into()
     }

@@ -1,32 +1,32 @@
 //! How long the compute stream stood still for weights.
 //!
-//! The host cannot tell: while it reads files the device may still compute, and when it has submitted a tensor's copies the
-//! device may still wait for them. So two events stand in the stream around each wait, from the first load or missing weight
-//! of a unit to the moment its weights are there, and the device says what lay between.
+//! The host cannot measure this. While it reads files the device may still compute, and after it has submitted a
+//! tensor's copies the device may still wait for them. So two events in the stream enclose each wait, from the first
+//! load or missing weight of a unit until its weights are resident. The device reports the time between them.
 
 use std::time::Duration;
 
 use super::{Device, Event, HipError, Stream};
 
-/// The waits of the step at hand.
+/// The waits of the current step.
 #[derive(Debug, Default)]
 pub struct LoadWaits {
-    /// Before and after each wait; reused from step to step.
+    /// Events before and after each wait, reused from step to step.
     pairs: Vec<[Event; 2]>,
-    /// Pairs of the step at hand.
+    /// Number of pairs used in the current step.
     used: usize,
-    /// The pair after those is begun.
+    /// The next pair's first event is recorded.
     open: bool,
     in_step: bool,
 }
 
 impl LoadWaits {
-    /// A step begins.
+    /// Starts a step.
     pub fn begin(&mut self) {
         *self = Self { pairs: std::mem::take(&mut self.pairs), in_step: true, ..Self::default() };
     }
 
-    /// Something is loaded or not there yet: what the stream does from here on is wait. Outside of steps nothing waits.
+    /// Starts a wait, because a weight is loading or not resident. Does nothing outside of a step.
     ///
     /// # Errors
     /// [`HipError`].
@@ -44,7 +44,7 @@ impl LoadWaits {
         Ok(())
     }
 
-    /// The stream was told to wait for all that the next unit needs: what comes after is work.
+    /// Ends the wait: the stream now waits for all that the next unit needs, and work follows.
     ///
     /// # Errors
     /// [`HipError`].
@@ -58,12 +58,12 @@ impl LoadWaits {
         Ok(())
     }
 
-    /// Whether the step waited at all.
+    /// Whether the step waited.
     pub fn any(&self) -> bool {
         self.used > 0
     }
 
-    /// The step is over, and so is its work on the device: how long it waited.
+    /// Ends the step and returns how long it waited. The step's work on the device must be done.
     ///
     /// # Errors
     /// [`HipError`].

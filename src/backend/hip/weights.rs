@@ -1,4 +1,4 @@
-//! One tensor's copy on the device: where it lies, and how far its upload is.
+//! One tensor's copy on the device: its memory and the progress of its upload.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use super::{Buffer, Event};
 use crate::backend::{DeviceMemory, LoadState};
 use crate::tensor::DType;
 
-/// What a tensor's kernels need to know of it.
+/// The properties of a tensor that its kernels need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Element type: which kernels take it.
+    /// Element type; it selects the kernels.
     pub dtype: DType,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: u32,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: u32,
 }
 
-/// A tensor's copy.
+/// A tensor's copy on the device.
 pub struct Weight {
     name: String,
     form: Form,
     buffer: Buffer,
-    /// Apart from the memory: who brings it lets go of that before he says that it is there.
+    /// Separate from the memory: the uploader drops its buffer reference before it marks the tensor resident.
     arrival: Arc<Arrival<Event>>,
 }
 
@@ -34,22 +34,22 @@ impl std::fmt::Debug for Weight {
 }
 
 impl Weight {
-    /// A copy that is to be, in `buffer`.
+    /// A copy in `buffer` that is still to be loaded.
     pub fn new(name: &str, form: Form, buffer: Buffer) -> Self {
         Self { name: name.to_owned(), form, buffer, arrival: Arc::new(Arrival::new()) }
     }
 
-    /// What it is.
+    /// Type and shape.
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// Where it lies.
+    /// The copy's memory.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// How far its upload is.
+    /// Progress of the upload.
     pub fn arrival(&self) -> &Arc<Arrival<Event>> {
         &self.arrival
     }

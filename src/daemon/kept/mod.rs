@@ -1,13 +1,14 @@
-//! What outlives a restart: in systemd's file descriptor store (`FileDescriptorStoreMax=`, sd_notify(3)).
+//! State that outlives a restart, kept in systemd's file descriptor store (`FileDescriptorStoreMax=`, sd_notify(3)).
 //!
-//! Stored are the files of models that clients passed by descriptor, as `model-N`, and a sealed memfd with a `State`, as `state-N`:
-//! whose the files are and what they are called, rules of residency, and which models are locked in memory. What lies in a
-//! directory is opened again by its name; the listening socket is the socket unit's. So a restart is a pause: the next process gets
-//! all of it back at its start ([`restore`]). Without a service manager there is no store, and nothing is kept.
+//! The store holds the files of models that clients passed by descriptor, as `model-N`, and a sealed memfd with a
+//! `State`, as `state-N`. The state lists the owners and names of the files, rules of residency, and models locked in
+//! memory. Models in directories are opened again by name; the listening socket belongs to the socket unit. So a
+//! restart is a pause: the next process gets all of it back at its start ([`restore`]). Without a service manager
+//! nothing is kept.
 //!
-//! The state is computed anew from the tables after each change and stored only where it differs. A new state is stored before the
-//! old one is removed, files before the state that names them and removed after it: whenever the process is killed, the highest
-//! state is whole and its files are there.
+//! After each change the state is computed again from the tables, and stored only if it differs. A new state is stored
+//! before the old one is removed. Files are stored before the state that names them and removed after it. So whenever
+//! the process is killed, the highest state is complete and its files exist.
 
 mod restore;
 mod state;
@@ -27,20 +28,20 @@ use crate::scheduler::{EngineHandle, ResidencyRules};
 use crate::session::OutlivesRestart;
 use crate::tensor::FileIdentity;
 
-/// `FileDescriptorStoreMax=` of the unit; systemd tells its own number from version 254 on (`$FDSTORE`).
+/// `FileDescriptorStoreMax=` of the unit; systemd passes its own number from version 254 on (`$FDSTORE`).
 const STORE_MAX: usize = 512;
 
-/// Of these for states: the one in force and the next.
+/// Places reserved for states: the one in force and the next.
 const STATES_MAX: usize = 2;
 
-/// How names in the store begin.
+/// Prefixes of names in the store.
 const MODEL: &str = "model-";
 const STATE: &str = "state-";
 
-/// Descriptors that the service manager had stored, by their names.
+/// Descriptors that the service manager had stored, with their names.
 pub type Handed = Vec<(String, OwnedFd)>;
 
-/// True for the names of what this program stores.
+/// True for names that this program gives to stored descriptors.
 pub fn is_kept_name(name: &str) -> bool {
     number_of(name, MODEL).or_else(|| number_of(name, STATE)).is_some()
 }
@@ -49,7 +50,7 @@ fn number_of(name: &str, prefix: &str) -> Option<u64> {
     name.strip_prefix(prefix)?.parse().ok()
 }
 
-/// The service manager's store, and what of ours is in it.
+/// The service manager's store, and the daemon's entries in it.
 #[derive(Debug)]
 pub struct Kept {
     store: Arc<Store>,
@@ -60,23 +61,23 @@ pub struct Kept {
 
 #[derive(Debug, Default)]
 struct Stored {
-    /// Files by uid and name: what they are called in the store, and what they are.
+    /// Files by uid and name: their name in the store, and their identity.
     files: BTreeMap<(u32, String), (String, FileIdentity)>,
     state: State,
     /// Name of the stored state.
     state_name: Option<String>,
-    /// Numbers below it were used.
+    /// Last number used for a name.
     next: u64,
-    /// The stored state is what counts, and the tables are being brought to it.
+    /// The stored state is authoritative; the tables are being restored from it.
     restoring: bool,
-    /// Files for which there was no place.
+    /// Number of files without a place.
     left_out: usize,
-    /// Why the store does not have all, when it was last told.
+    /// Why the last update of the store failed.
     failure: Option<String>,
 }
 
 impl Kept {
-    /// A store with nothing of ours in it. `None` without a service manager, or with one that says that it has no place.
+    /// An empty store. `None` without a service manager, or if it has no place.
     pub fn new(store: Arc<Store>, engine: EngineHandle) -> Option<Self> {
         std::env::var_os("NOTIFY_SOCKET")?;
         let told = std::env::var("FDSTORE").ok().and_then(|number| number.parse().ok());
@@ -85,7 +86,7 @@ impl Kept {
         Some(Self { store, engine, files_max, stored: Mutex::new(Rank::Kept, Stored::default()) })
     }
 
-    /// What the tables say now.
+    /// The state according to the tables.
     fn wanted(&self, files: &BTreeMap<(u32, String), (String, FileIdentity)>) -> State {
         let snapshot = self.engine.snapshot();
         let rules_of = |id| snapshot.models.iter().find(|model| model.model == id).map(|model| model.rules);
@@ -115,7 +116,7 @@ impl Stored {
         format!("{prefix}{}", self.next)
     }
 
-    /// Stores the files that are not there yet, as many as there is room for.
+    /// Stores the files that are not stored yet, as far as there are places.
     fn add_files(&mut self, passed: &[Passed], files_max: usize) -> std::io::Result<()> {
         self.left_out = 0;
         for Passed { uid, name, model } in passed {
@@ -135,7 +136,7 @@ impl Stored {
         Ok(())
     }
 
-    /// Forgets files that nobody asks for any more, and those under whose name another file was passed. Their names in the store.
+    /// Forgets files whose names are gone or name another file now. Returns their names in the store.
     fn forget_files(&mut self, passed: &[Passed]) -> Vec<String> {
         let mut now: BTreeMap<(u32, &str), FileIdentity> = BTreeMap::new();
         for passed in passed {
@@ -177,11 +178,11 @@ impl OutlivesRestart for Kept {
             let wanted = self.wanted(&stored.files);
             if wanted != stored.state { stored.store_state(wanted) } else { Ok(()) }
         });
-        // Also where the rest failed: a name that stays in the store is never asked for again.
+        // Even if the update failed: a name left in the store would never be used again.
         let told = gone.iter().fold(told, |told, name| told.and(remove(name)));
         stored.failure = told.err().map(|error| error.to_string());
         if let Some(error) = &stored.failure {
-            tracing::warn!(error, "the service manager could not be told what outlives a restart");
+            tracing::warn!(error, "storing state for the next restart in the service manager failed");
         }
     }
 
@@ -199,14 +200,14 @@ impl OutlivesRestart for Kept {
             text.push_str(&format!("; no room for {} more files", stored.left_out));
         }
         if let Some(failure) = &stored.failure {
-            text.push_str(&format!("; not all of it: {failure}"));
+            text.push_str(&format!("; incomplete: {failure}"));
         }
         text
     }
 }
 
 fn store_descriptor(name: &str, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-    // FDPOLL=0: it is kept until it is removed, whatever becomes of the file.
+    // FDPOLL=0: systemd keeps it until it is removed, even if the file reports an error or hang-up.
     let message = [NotifyState::FdStore, NotifyState::FdName(name), NotifyState::Custom("FDPOLL=0")];
     sd_notify::notify_with_fds(&message, &[fd])
 }
@@ -215,12 +216,12 @@ fn remove(name: &str) -> std::io::Result<()> {
     sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])
 }
 
-/// Has the service manager drop what nobody here knows.
+/// Makes the service manager drop descriptors that this version does not know.
 pub fn drop_unknown(names: &[String]) {
     for name in names {
-        tracing::warn!(name, "a stored descriptor that this version does not know is dropped");
+        tracing::warn!(name, "dropping a stored descriptor that this version does not know");
         if let Err(error) = remove(name) {
-            tracing::warn!(name, %error, "it stays in the store");
+            tracing::warn!(name, %error, "removing it from the store failed");
         }
     }
 }

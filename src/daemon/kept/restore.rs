@@ -1,4 +1,4 @@
-//! The next process takes over what was stored.
+//! Restores the stored state in the next process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,15 +12,16 @@ use crate::scheduler::EngineHandle;
 use crate::session::OutlivesRestart;
 use crate::tensor::{FileIdentity, MappedFile};
 
-/// What is left to do once clients are answered: it maps models.
+/// Work left to do once clients are answered: it maps models.
 #[derive(Debug, Default)]
 pub struct Rest {
     rules: Vec<KeptRules>,
     locked: Vec<(Option<u32>, String)>,
 }
 
-/// Maps the files again that clients had passed, under their names. What cannot be had any more is dropped from the store and named
-/// in the log: a file that changed meanwhile, one that nobody listed, a state of another version. Blocks, some milliseconds a model.
+/// Maps the files again that clients had passed, under their names. Drops from the store, and logs, what cannot be
+/// restored: a file that changed meanwhile, an unlisted file, a state of another version. Blocks for some milliseconds
+/// per model.
 pub fn restore(kept: &Kept, handed: Handed) -> Rest {
     let (state_name, state, mut files, useless) = sort(handed);
     let mut stored = kept.stored.lock();
@@ -30,15 +31,11 @@ pub fn restore(kept: &Kept, handed: Handed) -> Rest {
     let State { files: listed, rules, locked, .. } = state.clone();
     stored.state = state;
     stored.state_name = state_name;
-    // Until the rules are set again the tables would say that there are none.
+    // Until the rules are set again, the tables would say that there are none.
     stored.restoring = true;
     for file in listed {
         let Some(fd) = files.remove(&file.fd) else {
-            tracing::warn!(
-                uid = file.uid,
-                model = file.name,
-                "a passed file was not stored: it is to be loaded again"
-            );
+            tracing::warn!(uid = file.uid, model = file.name, "a passed file was not stored: load it again");
             continue;
         };
         if useless.contains(&file.fd) {
@@ -53,7 +50,7 @@ pub fn restore(kept: &Kept, handed: Handed) -> Rest {
         }
     }
     if !stored.files.is_empty() {
-        tracing::info!(files = stored.files.len(), "passed files outlived the restart");
+        tracing::info!(files = stored.files.len(), "restored passed files after the restart");
     }
     drop(stored);
     let unknown: Vec<String> = useless.into_iter().chain(files.into_keys()).collect();
@@ -61,13 +58,14 @@ pub fn restore(kept: &Kept, handed: Handed) -> Rest {
     Rest { rules, locked }
 }
 
-/// The newest state that can be read, its name, the files by theirs, and names of what is neither.
+/// Separates the newest readable state, its name, the files by name, and the names of all other descriptors.
 fn sort(handed: Handed) -> (Option<String>, State, BTreeMap<String, OwnedFd>, Vec<String>) {
     let (mut states, mut files) = (BTreeMap::new(), BTreeMap::new());
     let mut useless = Vec::new();
     for (name, fd) in handed {
         match (number_of(&name, STATE), number_of(&name, MODEL)) {
-            // Of two with one name the first counts. They go together; the file is stored again under a name of its own.
+            // Of two descriptors with one name, the first counts. Removing the name drops both; the file is stored again
+            // under a new name.
             (Some(number), _) => drop(states.entry(number).or_insert((name, fd))),
             (_, Some(_)) if files.contains_key(&name) => useless.push(name),
             (_, Some(_)) => drop(files.insert(name, fd)),
@@ -77,13 +75,13 @@ fn sort(handed: Handed) -> (Option<String>, State, BTreeMap<String, OwnedFd>, Ve
     let mut found = None;
     for (name, fd) in states.into_values().rev() {
         if found.is_some() {
-            useless.push(name); // killed before it was removed
+            useless.push(name); // the process was killed before it removed this state
             continue;
         }
         match state::read(fd) {
             Ok(state) => found = Some((name, state)),
             Err(error) => {
-                tracing::warn!(name, %error, "a stored list of models is not taken");
+                tracing::warn!(name, %error, "a stored list of models cannot be used");
                 useless.push(name);
             }
         }
@@ -92,10 +90,10 @@ fn sort(handed: Handed) -> (Option<String>, State, BTreeMap<String, OwnedFd>, Ve
     (name, state, files, useless)
 }
 
-/// What the log says of files.
-const LOST: &str = "a passed file did not outlive the restart";
+/// Log message for a lost file.
+const LOST: &str = "a passed file was lost at the restart";
 
-/// Gives a file its name again.
+/// Passes a file to the model store under its name and records it.
 fn take(stored: &mut Stored, store: &Arc<Store>, kept: &KeptFile, fd: OwnedFd) -> Result<(), String> {
     let identity = pass(store, kept, fd)?;
     stored.files.insert((kept.uid, kept.name.clone()), (kept.fd.clone(), identity));
@@ -106,7 +104,7 @@ fn pass(store: &Arc<Store>, kept: &KeptFile, fd: OwnedFd) -> Result<FileIdentity
     let file = File::from(fd);
     let identity = MappedFile::inspect(&file).map_err(|error| error.to_string())?;
     if state::identity_text(&identity) != kept.identity {
-        return Err("it was changed since it was passed: load it again".to_owned());
+        return Err("the file changed after it was passed: load it again".to_owned());
     }
     let passed = store.pass(kept.uid, &kept.name, file);
     passed.map(|_| identity).map_err(|error| error.to_string())
@@ -114,18 +112,17 @@ fn pass(store: &Arc<Store>, kept: &KeptFile, fd: OwnedFd) -> Result<FileIdentity
 
 fn drop_one(name: &str) {
     if let Err(error) = super::remove(name) {
-        tracing::warn!(name, %error, "it stays in the store");
+        tracing::warn!(name, %error, "removing it from the store failed");
     }
 }
 
 impl Rest {
-    /// Models of directories whose rules are among it.
+    /// Names of directory models that have rules to restore.
     pub fn ruled(&self) -> BTreeSet<String> {
         self.rules.iter().filter(|rules| rules.uid.is_none()).map(|rules| rules.name.clone()).collect()
     }
 
-    /// Sets the rules again that models had, and locks again what was locked. Models are mapped for that; one that cannot be is
-    /// named in the log.
+    /// Sets rules and locks again, mapping models as needed. Logs each model for which that fails.
     pub async fn bring(self, kept: Arc<Kept>, engine: EngineHandle) {
         let own = rustix::process::geteuid().as_raw();
         for rules in self.rules {
@@ -135,16 +132,16 @@ impl Rest {
                 Ok(Err(error)) => {
                     tracing::warn!(
                         model = rules.name,
-                        "rules that it had before the restart are dropped: {error}"
+                        "the model's rules from before the restart are lost: {error}"
                     );
                     continue;
                 }
-                Err(_) => return, // the daemon ends
+                Err(_) => return, // the daemon stops
             };
             if let Err(error) = engine.set_rules(lease.model(), rules.change()).await {
                 tracing::warn!(
                     model = rules.name,
-                    "rules that it had before the restart are dropped: {error}"
+                    "the model's rules from before the restart are lost: {error}"
                 );
             }
         }
@@ -153,11 +150,11 @@ impl Rest {
                 if let Err(error) = kept.store.pin(uid.unwrap_or(own), true, &name) {
                     tracing::warn!(
                         model = name,
-                        "it was locked before the restart and is not any more: {error}"
+                        "the model was locked before the restart; locking it again failed: {error}"
                     );
                 }
             }
-            // From now on the tables have all of it.
+            // From here on the tables are complete.
             kept.stored.lock().restoring = false;
             kept.settle();
         };

@@ -1,4 +1,4 @@
-//! The list of what outlives a restart, as JSON in a sealed memfd.
+//! The state that outlives a restart, as JSON in a sealed memfd.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,39 +12,39 @@ use serde::{Deserialize, Serialize};
 use crate::scheduler::{ResidencyRules, RulesChange};
 use crate::tensor::FileIdentity;
 
-/// Of the form below. A state of another version is not read: its files are dropped.
+/// Version of the format below. A state of another version is not read; its files are dropped.
 pub(super) const VERSION: u32 = 1;
 
-/// Longest list that is read: rules and locks of 4,096 names each, with 255 bytes each.
+/// Longest state that is read: rules and locks of 4,096 names each, with 255 bytes each.
 const BYTES_MAX: u64 = 8 << 20;
 
-/// Nobody changes it, not by accident either.
+/// No process can change the state after these seals.
 const SEALS: SealFlags =
     SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// What outlives a restart.
+/// State that outlives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct State {
     pub version: u32,
     pub files: Vec<KeptFile>,
     pub rules: Vec<KeptRules>,
-    /// Names of models that are locked in memory: a uid's own, or a directory's.
+    /// Names of locked models, with the uid that owns the name; `None` for a directory's.
     pub locked: Vec<(Option<u32>, String)>,
 }
 
 /// A file that a client passed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptFile {
-    /// What the store calls it.
+    /// Name in the descriptor store.
     pub fd: String,
-    /// Who passed it, and as what.
+    /// The uid that passed it, and the model name it gave.
     pub uid: u32,
     pub name: String,
-    /// What it was then.
+    /// Identity of the file at that time.
     pub identity: String,
 }
 
-/// Rules of a model, by a uid's own name or a directory's.
+/// Rules of a model, by the uid that owns the name; `None` for a directory's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptRules {
     pub uid: Option<u32>,
@@ -62,7 +62,7 @@ impl KeptRules {
         Self { uid, name, pinned, priority, parts_min, idle_ms }
     }
 
-    /// What brings a model to these rules.
+    /// The change that sets these rules.
     pub fn change(&self) -> RulesChange {
         RulesChange {
             pinned: Some(self.pinned),
@@ -73,14 +73,14 @@ impl KeptRules {
     }
 }
 
-/// Why a stored list is not taken.
+/// Why a stored state is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateError {
-    #[error("it is not sealed: somebody else made it")]
+    #[error("it is not sealed, so this program did not make it")]
     NotSealed,
-    #[error("it has {0} bytes, at most {BYTES_MAX} are read")]
+    #[error("it has {0} bytes, the limit is {BYTES_MAX}")]
     TooLong(u64),
-    #[error("it is of version {0}, this program reads {VERSION}")]
+    #[error("it has version {0}, this program reads version {VERSION}")]
     Version(u32),
     #[error(transparent)]
     Os(#[from] std::io::Error),
@@ -88,14 +88,14 @@ pub(super) enum StateError {
     Form(#[from] serde_json::Error),
 }
 
-/// An identity as text: compared as a whole, never taken apart.
+/// An identity as text: only ever compared as a whole.
 pub(super) fn identity_text(identity: &FileIdentity) -> String {
-    // Not the time of the inode's change: a new name, a lost one and other permissions move it too.
+    // Without ctime: renaming, unlinking and new permissions change it too.
     let FileIdentity { dev, ino, size, mtime_ns, .. } = identity;
     format!("{dev}:{ino}:{size}:{mtime_ns}")
 }
 
-/// The list in memory of its own.
+/// Writes the state to a sealed memfd.
 pub(super) fn to_memfd(state: &State) -> std::io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("rocmforge-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(fd);
@@ -104,9 +104,9 @@ pub(super) fn to_memfd(state: &State) -> std::io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// A list that was stored.
+/// Reads a stored state.
 pub(super) fn read(fd: OwnedFd) -> Result<State, StateError> {
-    // Only a memfd has seals: whatever else this is, nothing of it is read.
+    // Only a memfd has seals: nothing is read from any other kind of file.
     let seals = rustix::fs::fcntl_get_seals(fd.as_fd()).unwrap_or(SealFlags::empty());
     if !seals.contains(SEALS) {
         return Err(StateError::NotSealed);
@@ -175,7 +175,7 @@ mod tests {
         for text in ["", "{}", "[1]", "{\"version\":1}", "\u{0}"] {
             assert!(matches!(sealed(text.as_bytes()), Err(StateError::Form(_))), "{text}");
         }
-        // What a later version may add does no harm.
+        // Fields that a later version adds are ignored.
         let mut more = serde_json::to_value(state()).unwrap();
         more["more"] = 1.into();
         assert_eq!(sealed(more.to_string().as_bytes()).unwrap(), state());

@@ -1,4 +1,4 @@
-//! Layers of experts: their numbers, and each expert as tensors of its own.
+//! Expert layers: their sizes, and the split into one tensor per expert and role.
 
 use std::ops::RangeInclusive;
 
@@ -8,27 +8,28 @@ use super::tensors::{Tensors, Want};
 use crate::model::plan::PlanError;
 use crate::tensor::LazyTensor;
 
-/// What a model's layers of experts look like. All are alike.
+/// Sizes of a model's expert layers. All layers are alike.
 pub(super) struct Experts {
-    /// Experts of a layer.
+    /// Experts per layer.
     pub count: usize,
-    /// Experts that a row uses: 1 to `count`.
+    /// Experts per row: 1 to `count`.
     pub used: usize,
     /// Width of one expert's hidden layer.
     pub ffn: usize,
-    /// The weights of a row's experts are made to add up to 1.
+    /// Normalises the weights of a row's experts to a sum of 1.
     pub normalise: bool,
-    /// Then they are multiplied by this.
+    /// Factor of the weights, after normalisation.
     pub scale: f32,
 }
 
-/// Experts of a layer: four times what published models of these architectures have, and what GPU kernels route among.
+/// Most experts per layer: four times what published models of these architectures have, and the limit of the GPU
+/// kernels.
 const EXPERTS_MAX: u64 = 512;
 
-/// `expert_gating_func`: the router's logits become shares of 1.
+/// Value of `expert_gating_func` for a softmax over the router's logits.
 const SOFTMAX: usize = 1;
 
-/// What the metadata say of experts; `None` for a model without.
+/// Reads the sizes of expert layers; `None` for a dense model.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError> {
     let number = |name: &str, range: RangeInclusive<u64>| metadata.count_if_there(name, range);
     let count = number("expert_count", 0..=EXPERTS_MAX)?.unwrap_or(0);
@@ -43,18 +44,18 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Option<Experts>, PlanError
     if gating != 0 && gating != SOFTMAX {
         return Err(metadata.unsupported(&format!("gating function {gating} (expert_gating_func)")));
     }
-    // Files without the width of an expert (Mixtral) have it as the layer's.
+    // Files without an expert width (Mixtral) use the layer's width for each expert.
     let ffn = match number("expert_feed_forward_length", 0..=FFN_MAX)? {
         None | Some(0) => metadata.count("feed_forward_length", 1..=FFN_MAX)?,
         Some(ffn) => ffn,
     };
-    // All models of these architectures were trained with weights that add up to 1, whatever `expert_weights_norm` says:
-    // converters leave that key out or at its default. 0 as a scale is none.
+    // All models of these architectures were trained with weights that sum to 1, whatever `expert_weights_norm` says:
+    // converters omit that key or write its default. A scale of 0 means no scale.
     let scale = metadata.float_if_there("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
     Ok(Some(Experts { count, used, ffn, normalise: true, scale }))
 }
 
-/// Refuses a file whose model has experts, for an architecture that has none.
+/// Refuses a file with experts, for an architecture that has none.
 pub(super) fn none(metadata: &Metadata<'_>) -> Result<(), PlanError> {
     match metadata.count_if_there("expert_count", 0..=EXPERTS_MAX)?.unwrap_or(0) {
         0 => Ok(()),
@@ -63,18 +64,18 @@ pub(super) fn none(metadata: &Metadata<'_>) -> Result<(), PlanError> {
 }
 
 impl Experts {
-    /// Gate, up and down of each expert, from tensors that hold all of one role.
+    /// Gate, up and down of each expert, cut from the tensors that hold a whole role.
     pub fn find(&self, tensors: &mut Tensors<'_>, prefix: &str, hidden: usize) -> Option<Vec<LazyTensor>> {
         let mut all = |role, part: &str, rows: usize, cols: usize| {
             let want = Want::Matrices { count: self.count, rows, cols };
             tensors.required(role, &format!("{prefix}{part}.weight"), want)
         };
-        let gate = all("gates of the experts", "ffn_gate_exps", self.ffn, hidden);
-        let up = all("ups of the experts", "ffn_up_exps", self.ffn, hidden);
-        let down = all("downs of the experts", "ffn_down_exps", hidden, self.ffn);
+        let gate = all("expert gates", "ffn_gate_exps", self.ffn, hidden);
+        let up = all("expert up projections", "ffn_up_exps", self.ffn, hidden);
+        let down = all("expert down projections", "ffn_down_exps", hidden, self.ffn);
         let roles = [(gate?, self.ffn), (up?, self.ffn), (down?, hidden)];
         let experts = 0..self.count as u64;
-        // A tensor of another shape has no such parts: `Tensors::finish` reports it.
+        // A misshapen tensor has no such parts; `Tensors::finish` reports it.
         experts.flat_map(|number| roles.each_ref().map(|(all, rows)| expert(all, number, *rows))).collect()
     }
 }

@@ -1,5 +1,5 @@
-//! `gemma3`: Gemma 3, its text. Norms before and after each half of a layer, GELU, scaled embeddings, and windows in most layers,
-//! which turn by a base of their own.
+//! `gemma3`: the text part of Gemma 3. Norms before and after each half of a layer, GELU, scaled embeddings. Most
+//! layers have windows and a RoPE base of their own.
 
 use super::Written;
 use super::sizes::{Sizes, norm};
@@ -9,17 +9,17 @@ use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
 
-/// One layer in so many sees everything, where the file does not say which.
+/// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 6;
 
-/// Layers of the 27B model, whose scores are scaled by another width than that of its heads. No key says so.
+/// Layers of the 27B model. It scales scores by a width other than that of its heads; no key states this.
 const LAYERS_27B: usize = 62;
 
 pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
     let sizes = Sizes::read(&w.metadata, vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     experts::none(&w.metadata)?;
-    // 0 stands for none.
+    // 0 means no cap.
     let cap = w.metadata.float_if_there("final_logit_softcapping")?.filter(|cap| *cap != 0.0);
     if let Some(value) = cap.filter(|cap| *cap < 0.0) {
         let key = w.metadata.key("final_logit_softcapping");

@@ -1,4 +1,5 @@
-//! `glm4`: GLM 4 (0414) and Z1. Norms before and after each half of a layer; part of each head turns; gate and up are one tensor.
+//! `glm4`: GLM 4 (0414) and Z1. Norms before and after each half of a layer. RoPE rotates part of each head. Gate and
+//! up are one tensor.
 
 use super::Written;
 use super::sizes::{Sizes, norm};
@@ -12,7 +13,7 @@ pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanErr
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;
-    w.metadata.refuse_any("rope.dimension_sections", "positions of several dimensions", |n| n > 0)?;
+    w.metadata.refuse_any("rope.dimension_sections", "multi-dimensional positions", |n| n > 0)?;
 
     let x = w.embedding(sizes.hidden, 1.0);
     let rope = w.plain_rope(&angles);

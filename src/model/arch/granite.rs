@@ -1,4 +1,4 @@
-//! `granite`: Granite 3 and later, dense. Embeddings, scores, both halves of a layer and logits have factors of their own.
+//! `granite`: Granite 3 and later, dense. Embeddings, scores, layer halves and logits have their own factors.
 
 use super::Written;
 use super::sizes::{Sizes, norm};
@@ -12,10 +12,10 @@ pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanErr
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;
-    w.metadata.refuse_any("deepstack_mapping", "embeddings of images in deeper layers", |n| n >= 0)?;
-    // Without positions: no pair of a head turns.
+    w.metadata.refuse_any("deepstack_mapping", "image embeddings in deeper layers", |n| n >= 0)?;
+    // False means no positions: no pair of a head is rotated.
     let turns = w.metadata.flag_if_there("rope.scaling.finetuned")?.unwrap_or(true);
-    // 0 stands for no factor.
+    // 0 means no factor.
     let factor = |name: &str| Ok::<_, PlanError>(w.metadata.float_if_there(name)?.filter(|by| *by != 0.0));
     let key = w.metadata.key("logit_scale");
     let divisor = factor("logit_scale")?.ok_or(PlanError::Key { key, want: "a real number" })?;

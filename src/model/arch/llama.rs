@@ -1,6 +1,6 @@
-//! `llama`: Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama and all that is converted under that name.
+//! `llama`: Llama 1 to 3, Mistral, Mixtral, SmolLM2, TinyLlama and every model converted under that name.
 //!
-//! q and k rows are permuted by the converter so that rotary pairs are neighbours. Layers may have experts.
+//! The converter permutes q and k rows so that rotary pairs are neighbours. Layers may have experts.
 
 use super::Written;
 use super::sizes::{Sizes, norm};
@@ -26,7 +26,7 @@ pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanErr
         w.add_projection("attention output", "attn_output", attended, x, Presence::Optional);
         let normed = w.norm("feed-forward norm", "ffn_norm", rms, x);
         match &experts {
-            // Models may mix both.
+            // A model may mix dense and expert layers.
             Some(experts) if !w.has("ffn_gate.weight") => w.experts(experts, normed, x),
             _ => {
                 dense = true;

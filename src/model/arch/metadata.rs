@@ -1,4 +1,4 @@
-//! Reading an architecture's numbers, each within limits that keep later arithmetic from overflowing.
+//! Reads an architecture's numbers, each within limits that keep later arithmetic from overflowing.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use crate::model::gguf::{Array, Gguf, Value};
 use crate::model::plan::PlanError;
 
-/// The keys `PREFIX.*` of a file, and which of them were read.
+/// The keys `PREFIX.*` of a file, with a record of those that were read.
 pub(super) struct Metadata<'a> {
     gguf: &'a Gguf,
     prefix: &'static str,
@@ -23,14 +23,14 @@ impl<'a> Metadata<'a> {
         format!("{}.{name}", self.prefix)
     }
 
-    /// The value of a key, which counts as read from now on.
+    /// The value of a key. Marks the key as read.
     fn get(&self, key: &str) -> Option<&'a Value> {
         let value = self.gguf.get(key)?;
         self.read.borrow_mut().insert(key.to_owned());
         Some(value)
     }
 
-    /// Keys that nobody has read, without their prefix, and their values.
+    /// Keys not read yet, without their prefix, and their values.
     pub fn unread(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         self.gguf.metadata().filter_map(|(key, value)| {
             let name = key.strip_prefix(self.prefix)?.strip_prefix('.')?;
@@ -44,7 +44,7 @@ impl<'a> Metadata<'a> {
             .ok_or_else(|| PlanError::Key { key: self.key(name), want: "an unsigned integer" })
     }
 
-    /// A count within `range`, where the file has it. An array with one value for all layers counts as that value.
+    /// An optional count within `range`. An array with one value for all layers counts as that value.
     pub fn count_if_there(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<usize>, PlanError> {
         let key = self.key(name);
         let value = match self.get(&key) {
@@ -62,7 +62,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Counts a real number as read where it says what is so anyway.
+    /// Marks a real number as read where `is_so` accepts its value.
     pub fn ignore_if(&self, name: &str, is_so: impl Fn(f32) -> bool) {
         let key = self.key(name);
         if self.gguf.float(&key).is_some_and(is_so) {
@@ -70,7 +70,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A finite real number, where the file has it.
+    /// An optional finite real number.
     pub fn float_if_there(&self, name: &str) -> Result<Option<f32>, PlanError> {
         let key = self.key(name);
         if self.get(&key).is_none() {
@@ -83,7 +83,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A real number above 0, where the file has it.
+    /// An optional real number above 0.
     pub fn above_0(&self, name: &str) -> Result<Option<f32>, PlanError> {
         match self.float_if_there(name)? {
             Some(value) if value <= 0.0 => {
@@ -93,7 +93,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A truth value, where the file has it.
+    /// An optional bool.
     pub fn flag_if_there(&self, name: &str) -> Result<Option<bool>, PlanError> {
         let key = self.key(name);
         if self.get(&key).is_none() {
@@ -102,7 +102,7 @@ impl<'a> Metadata<'a> {
         self.gguf.boolean(&key).map(Some).ok_or(PlanError::Key { key, want: "a bool" })
     }
 
-    /// An array of truth values or whole numbers, those other than 0 being true; `None` where the file has no array.
+    /// An array of bools, or of integers where every nonzero value is true; `None` where the file has no array.
     pub fn flags_if_there(&self, name: &str) -> Result<Option<Vec<bool>>, PlanError> {
         let key = self.key(name);
         match self.get(&key) {
@@ -115,7 +115,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Refuses a file where a number, or any of an array, is `other`: it asks for `feature`.
+    /// Refuses a file where a number, or any of an array, satisfies `other`: it asks for `feature`.
     pub fn refuse_any(
         &self,
         name: &str,
@@ -128,19 +128,19 @@ impl<'a> Metadata<'a> {
             Some(Value::Array(array)) => integers(array),
             Some(_) => self.gguf.unsigned(&key).map(|n| vec![n.into()]),
         };
-        let found = found.ok_or(PlanError::Key { key, want: "whole numbers" })?;
+        let found = found.ok_or(PlanError::Key { key, want: "an integer or an array of integers" })?;
         match found.into_iter().find(|n| other(*n)) {
             None => Ok(()),
             Some(n) => Err(self.unsupported(&format!("{feature} ({name} has {n})"))),
         }
     }
 
-    /// The error for a model that shares the architecture's name and needs other arithmetic.
+    /// The error for a model of this architecture that needs another computation.
     pub fn unsupported(&self, feature: &str) -> PlanError {
         PlanError::Feature { architecture: self.prefix.to_owned(), feature: feature.to_owned() }
     }
 
-    /// A text, where the file has it.
+    /// An optional string.
     pub fn string_if_there(&self, name: &str) -> Result<Option<&'a str>, PlanError> {
         let key = self.key(name);
         if self.get(&key).is_none() {

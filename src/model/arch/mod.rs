@@ -1,7 +1,7 @@
-//! One file per architecture: what its files hold and how its layers compute.
+//! One file per architecture: its keys, its tensors and the program of its layers.
 //!
-//! To add one: a file here that writes its program, and a row in `ARCHITECTURES`. What several have in common are functions of
-//! `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
+//! To add an architecture, add a file here that writes its program, and a row in `ARCHITECTURES`. Shared steps are
+//! functions of `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
 
 mod experts;
 mod gemma3;
@@ -27,23 +27,23 @@ use super::files::ModelFiles;
 use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
 use crate::program::ValueId;
 
-/// What an architecture wrote: the rest of a plan.
+/// An architecture's output: the rest of a plan.
 struct Written {
-    /// The value that tokens are drawn from.
+    /// The logits.
     logits: ValueId,
-    /// Sizes for people.
+    /// Sizes for display.
     shape: Shape,
-    /// Context length that the file states, in tokens.
+    /// Context length in tokens, as stated in the file.
     context: u32,
 }
 
-/// An architecture: `general.architecture` of its files, which is the prefix of their keys, and what writes its program.
+/// An architecture: its `general.architecture`, which is also the prefix of its keys, and the writer of its program.
 struct Architecture {
     name: &'static str,
     write: fn(&mut Writer<'_>, usize) -> Result<Written, PlanError>,
 }
 
-/// All that can be run.
+/// All supported architectures.
 const ARCHITECTURES: [Architecture; 10] = [
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },

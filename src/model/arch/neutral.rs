@@ -1,48 +1,49 @@
-//! Keys that an architecture does not read: which of them change nothing, and with which values.
+//! Keys that an architecture does not read, with the values that change nothing.
 //!
-//! A key of an architecture that is neither read nor here may ask for another computation, so the file is refused by its name.
-//! Names: llama.cpp `src/llama-arch.cpp`; those below `vision.` and `mm.` are of other converters and of images.
+//! A key that is neither read nor listed here may ask for another computation. The file is then refused by that key's
+//! name. Names: llama.cpp `src/llama-arch.cpp`. Keys below `vision.` and `mm.` belong to other converters and to
+//! images.
 
 use super::metadata::{Metadata, integers};
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::{PlanError, excerpt};
 
-/// Values of a key that change nothing.
+/// Values of a key that do not change the computation.
 enum Neutral {
-    /// All.
+    /// Any value.
     Any,
-    /// These numbers, and arrays of them.
+    /// These numbers, or arrays of them.
     Numbers(&'static [f64]),
-    /// This truth value.
+    /// This bool.
     Flag(bool),
-    /// 0, and as many positions as the context has or more.
+    /// 0, or at least the context length.
     WholeContext,
-    /// 0, and the width of the residual stream.
+    /// 0, or the width of the residual stream.
     Hidden,
 }
 
-/// Begins of names that say nothing of the text's model.
+/// Prefixes of keys that do not concern the text model.
 const OTHER_MODELS: [&str; 2] = ["vision.", "mm."];
 
-/// By name, without the architecture's prefix.
+/// Keys without the architecture's prefix.
 const NEUTRAL: [(&str, Neutral); 47] = [
-    // The tokens themselves are counted, and the embedding is held to their number.
+    // The token array gives the count, and the embedding is checked against it.
     ("vocab_size", Neutral::Any),
-    // The layout that all files have.
+    // All files have the same layout.
     ("tensor_data_layout", Neutral::Any),
-    // How a scaling was trained.
+    // Describes training only.
     ("rope.scaling.finetuned", Neutral::Any),
-    // Weights of the chosen experts are normalised as these models were trained, whatever converters wrote.
+    // Expert weights are normalised as in training, whatever converters wrote.
     ("expert_weights_norm", Neutral::Any),
-    // Means something with another type of scaling only.
+    // Only used by another scaling type.
     ("rope.scaling.yarn_ext_factor", Neutral::Any),
     ("rope.scaling.yarn_beta_fast", Neutral::Any),
     ("rope.scaling.yarn_beta_slow", Neutral::Any),
     ("rope.scaling.yarn_log_multiplier", Neutral::Any),
     ("rope.scaling.original_context_length", Neutral::Any),
-    // The old name of a key that is there.
+    // Old name of a key that the file also has under its new name.
     ("rope.scale_linear", Neutral::Any),
-    // Mean something with a window only.
+    // Only used with a window.
     ("attention.sliding_window_pattern", Neutral::Any),
     ("attention.key_length_swa", Neutral::Any),
     ("attention.value_length_swa", Neutral::Any),
@@ -82,7 +83,7 @@ const NEUTRAL: [(&str, Neutral); 47] = [
     ("attention.layer_norm_rms_epsilon", Neutral::Any),
 ];
 
-/// Refuses the first key of the architecture that was not read and may change what is computed.
+/// Refuses the first unread key that may change the computation.
 pub(super) fn check(metadata: &Metadata<'_>, hidden: usize, context: u32) -> Result<(), PlanError> {
     for (name, value) in metadata.unread() {
         if OTHER_MODELS.iter().any(|prefix| name.starts_with(prefix)) {
@@ -112,7 +113,7 @@ impl Neutral {
     }
 }
 
-/// A number, or those of an array.
+/// The number, or the numbers of an array; `None` for other types.
 fn numbers(value: &Value) -> Option<Vec<f64>> {
     Some(match value {
         Value::F32(number) => vec![f64::from(*number)],

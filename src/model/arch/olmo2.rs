@@ -8,7 +8,7 @@ use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
 
-/// One layer in so many sees everything, where the file does not say which.
+/// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 4;
 
 pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
@@ -18,7 +18,9 @@ pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanErr
     experts::none(&w.metadata)?;
     let windows = window(&w.metadata, &sizes, angles.dims, PATTERN)?;
     if let Some(base) = w.metadata.above_0("rope.freq_base_swa")?.filter(|base| *base != angles.theta) {
-        return Err(w.metadata.unsupported(&format!("a base of {base} within windows (rope.freq_base_swa)")));
+        return Err(w
+            .metadata
+            .unsupported(&format!("a RoPE base of {base} in windowed layers (rope.freq_base_swa)")));
     }
 
     let x = w.embedding(sizes.hidden, 1.0);

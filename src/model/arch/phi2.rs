@@ -1,4 +1,4 @@
-//! `phi2`: Phi 1.5 and 2. Attention and feed-forward halves read the same LayerNorm; part of each head turns.
+//! `phi2`: Phi 1.5 and 2. Attention and feed-forward read the same LayerNorm. RoPE rotates part of each head.
 
 use super::Written;
 use super::sizes::{Sizes, norm};
@@ -13,7 +13,7 @@ pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanErr
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;
     if w.metadata.flag_if_there("use_parallel_residual")? == Some(false) {
-        return Err(w.metadata.unsupported("halves one after the other (use_parallel_residual)"));
+        return Err(w.metadata.unsupported("sequential attention and feed-forward (use_parallel_residual)"));
     }
 
     let x = w.embedding(sizes.hidden, 1.0);

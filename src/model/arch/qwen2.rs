@@ -1,4 +1,4 @@
-//! `qwen2`: Qwen 2 and 2.5, QwQ, and what was distilled into them. q, k and v have biases.
+//! `qwen2`: Qwen 2 and 2.5, QwQ, and models distilled into them. q, k and v have biases.
 
 use super::Written;
 use super::sizes::{Sizes, norm};

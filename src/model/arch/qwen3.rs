@@ -1,4 +1,4 @@
-//! `qwen3`: Qwen 3, dense; `qwen3moe`: with experts, as 30B-A3B and 235B-A22B. Heads of q and k are normed before they turn.
+//! `qwen3`: Qwen 3, dense; `qwen3moe`: with experts, as 30B-A3B and 235B-A22B. Heads of q and k are normed before RoPE.
 
 use super::Written;
 use super::experts::{self, Experts};

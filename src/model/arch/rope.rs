@@ -1,4 +1,4 @@
-//! Rotary embedding as the metadata have it.
+//! Reads the rotary embedding from the metadata.
 
 use super::metadata::Metadata;
 use super::sizes::HEAD_DIM_MAX;
@@ -7,11 +7,11 @@ use crate::model::plan::{PlanError, excerpt};
 use crate::program::{RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::tensor::LazyTensor;
 
-/// What the metadata say of a model's rotary embedding.
+/// A model's rotary embedding, as stated in the metadata.
 pub(super) struct Rope {
     pub spec: RopeSpec,
-    /// `longrope`: whether the context that the file states goes past what was trained. Its factors are then those for long
-    /// contexts; they are the file's, not a request's, so that a cache of keys stays right as a sequence grows.
+    /// `longrope`: true when the stated context exceeds the trained one; the factors are then those for long contexts.
+    /// The choice depends on the file and not on the request, so cached keys stay valid while a sequence grows.
     longrope: Option<bool>,
 }
 
@@ -26,7 +26,7 @@ pub(super) fn rope(
         return Err(PlanError::RopeDims { dims, head_dim });
     }
     let theta = metadata.above_0("rope.freq_base")?.unwrap_or(10_000.0);
-    // A file without a type but with a factor means linear, as llama.cpp reads it.
+    // A factor without a type means linear, as in llama.cpp.
     let kind = metadata.string_if_there("rope.scaling.type")?.unwrap_or("linear");
     let factor = factor(metadata)?;
     let original = match metadata.count_if_there("rope.scaling.original_context_length", 0..=1 << 30)? {
@@ -49,7 +49,7 @@ pub(super) fn rope(
     Ok(Rope { spec: RopeSpec { layout, dims, theta, scaling, magnitude }, longrope })
 }
 
-/// As [`rope`] for an architecture whose files have no divisors of frequencies.
+/// As [`rope`], for an architecture whose files have no frequency factors.
 pub(super) fn without_factors(
     metadata: &Metadata<'_>,
     layout: RopeLayout,
@@ -63,11 +63,11 @@ pub(super) fn without_factors(
     }
 }
 
-/// The divisor of positions; 0 means none.
+/// The divisor of positions; 0 in the file means none.
 fn factor(metadata: &Metadata<'_>) -> Result<Option<f32>, PlanError> {
     let name = match metadata.float_if_there("rope.scaling.factor")? {
         Some(_) => "rope.scaling.factor",
-        None => "rope.scale_linear", // the key's name before 2023-09
+        None => "rope.scale_linear", // the key's name until 2023-09
     };
     match metadata.float_if_there(name)? {
         Some(value) if value < 0.0 => {
@@ -90,7 +90,7 @@ fn yarn(metadata: &Metadata<'_>, factor: f32, original_context: u32) -> Result<R
 }
 
 impl Rope {
-    /// The divisors of frequencies, where the file has any.
+    /// The frequency divisors, if the file has any.
     pub fn factors(&self, tensors: &mut Tensors<'_>) -> Option<LazyTensor> {
         let want = Want::Vector(self.spec.dims / 2);
         let Some(long) = self.longrope else {

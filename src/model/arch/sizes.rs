@@ -1,4 +1,4 @@
-//! Sizes that all decoders have, each read within limits that keep later arithmetic from overflowing.
+//! Sizes common to all decoders, each read within limits that keep later arithmetic from overflowing.
 
 use super::experts::Experts;
 use super::metadata::Metadata;
@@ -6,8 +6,8 @@ use super::writer::{Heads, Norm};
 use crate::model::plan::{ExpertShape, PlanError, Shape};
 use crate::program::NormKind;
 
-// Limits: each a few times what any published model has. Their products stay far below 2^63: the largest, a KV page's
-// values (layers * kv heads * head_dim * 64), below 2^37.
+// Each limit is a few times the largest published model. Their products stay far below 2^63. The largest product, a KV
+// page's values (layers * kv heads * head_dim * 64), stays below 2^37.
 const LAYERS_MAX: u64 = 512;
 const WIDTH_MAX: u64 = 1 << 17; // Llama 3 405B: 16,384
 pub(super) const FFN_MAX: u64 = 1 << 19; // Llama 3 405B: 53,248
@@ -18,7 +18,7 @@ const CONTEXT_MAX: u64 = 1 << 30; // positions are u32
 
 /// Sizes of a decoder.
 pub(super) struct Sizes {
-    /// Context length that the file states, in tokens.
+    /// Context length in tokens, as stated in the file.
     pub context: u32,
     /// Layers that run.
     pub layers: usize,
@@ -33,7 +33,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// What the metadata say.
+    /// Reads the sizes from the metadata.
     pub fn read(metadata: &Metadata<'_>, vocab: usize) -> Result<Self, PlanError> {
         let context = metadata.count("context_length", 1..=CONTEXT_MAX)? as u32;
         let blocks = metadata.count("block_count", 1..=LAYERS_MAX)?;
@@ -46,7 +46,7 @@ impl Sizes {
             return Err(PlanError::HeadGroups { heads: queries, kv_heads: keys });
         }
         if metadata.flag_if_there("attention.causal")? == Some(false) {
-            return Err(metadata.unsupported("attention to later tokens (attention.causal)"));
+            return Err(metadata.unsupported("non-causal attention (attention.causal)"));
         }
         let dim = head_dim(metadata, hidden, queries)?;
         metadata.ignore_if("attention.scale", |scale| (scale * (dim as f32).sqrt() - 1.0).abs() < 1e-6);
@@ -59,7 +59,7 @@ impl Sizes {
     }
 }
 
-/// Width of a head: stated, or the hidden width split among the heads.
+/// Head width: stated, or the hidden width divided by the number of heads.
 fn head_dim(metadata: &Metadata<'_>, hidden: usize, heads: usize) -> Result<usize, PlanError> {
     let stated = metadata.count_if_there("attention.key_length", 1..=HEAD_DIM_MAX)?;
     let value = metadata.count_if_there("attention.value_length", 1..=HEAD_DIM_MAX)?;
@@ -70,14 +70,14 @@ fn head_dim(metadata: &Metadata<'_>, hidden: usize, heads: usize) -> Result<usiz
     };
     match value {
         Some(width) if width != head_dim => {
-            let feature = format!("keys of {head_dim} and values of {width} (attention.value_length)");
+            let feature = format!("key width {head_dim} and value width {width} (attention.value_length)");
             Err(metadata.unsupported(&feature))
         }
         _ => Ok(head_dim),
     }
 }
 
-/// The norm of an architecture: its eps is required.
+/// The architecture's norm. Its eps is required.
 pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, PlanError> {
     let name = match kind {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
@@ -92,7 +92,7 @@ pub(super) fn norm(metadata: &Metadata<'_>, kind: NormKind) -> Result<Norm, Plan
 }
 
 impl Shape {
-    /// Of a decoder with dense feed-forward layers of `ffn`, or 0 where it has none, and perhaps with layers of experts.
+    /// The shape of a decoder. `ffn` is the width of dense feed-forward layers, or 0 where it has none.
     pub(super) fn new(sizes: &Sizes, ffn: usize, experts: Option<&Experts>) -> Self {
         Self {
             hidden: sizes.hidden,

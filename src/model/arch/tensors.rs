@@ -1,4 +1,4 @@
-//! Finding an architecture's tensors: collects what is missing, checks shapes, notices what has no place.
+//! Finds an architecture's tensors: collects missing ones, checks shapes, and reports unknown tensors.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use crate::model::files::ModelFiles;
 use crate::model::plan::{MissingTensor, PlanError};
 use crate::tensor::{DType, LazyTensor};
 
-/// Shape that a role's tensor has to have.
+/// Required shape of a role's tensor.
 #[derive(Clone, Copy)]
 pub(super) enum Want {
     /// `[len]`, F32.
@@ -18,7 +18,7 @@ pub(super) enum Want {
     Matrices { count: usize, rows: usize, cols: usize },
 }
 
-/// Looks tensors up by role. A missing one is remembered, so that all are reported at once by [`Tensors::finish`].
+/// Looks up tensors by role. Records missing tensors, so that [`Tensors::finish`] reports them all at once.
 pub(super) struct Tensors<'a> {
     files: &'a ModelFiles,
     used: HashSet<String>,
@@ -32,22 +32,22 @@ impl<'a> Tensors<'a> {
         Self { files, used: HashSet::new(), unused_prefixes: Vec::new(), missing: Vec::new(), fault: None }
     }
 
-    /// Whether any file has that tensor.
+    /// True when any file has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.files.lazy(name).is_some()
     }
 
-    /// The tensor may be there and is never read.
+    /// Allows a tensor that is never read.
     pub fn unused(&mut self, name: &str) {
         self.used.insert(name.to_owned());
     }
 
-    /// Tensors whose names begin so may be there and are never read.
+    /// Allows tensors with this name prefix that are never read.
     pub fn unused_prefix(&mut self, prefix: &str) {
         self.unused_prefixes.push(prefix.to_owned());
     }
 
-    /// The tensor of `role` under `name`, where the file has it.
+    /// The tensor of `role` under `name`, if the file has it.
     pub fn optional(&mut self, role: &'static str, name: &str, want: Want) -> Option<LazyTensor> {
         let tensor = self.files.lazy(name)?;
         self.used.insert(name.to_owned());
@@ -57,7 +57,7 @@ impl<'a> Tensors<'a> {
         Some(tensor)
     }
 
-    /// The tensor of `role` under `name`; `None` is remembered as missing.
+    /// The tensor of `role` under `name`. A missing tensor gives `None` and is recorded.
     pub fn required(&mut self, role: &'static str, name: &str, want: Want) -> Option<LazyTensor> {
         let found = self.optional(role, name, want);
         if found.is_none() {
@@ -66,7 +66,7 @@ impl<'a> Tensors<'a> {
         found
     }
 
-    /// The tensor of `role` as far as the architecture has one.
+    /// The tensor of `role`, as `presence` demands.
     pub fn present(
         &mut self,
         role: &'static str,
@@ -81,7 +81,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// What was found wrong: first all that is missing, then the first misshapen, then what has no place.
+    /// Reports the first kind of fault: all missing tensors, then the first misshapen one, then unknown ones.
     pub fn finish(self, architecture: &str) -> Result<(), PlanError> {
         if !self.missing.is_empty() {
             return Err(PlanError::MissingTensors { missing: self.missing });
@@ -103,7 +103,7 @@ impl<'a> Tensors<'a> {
 }
 
 impl Want {
-    /// Dimensions as a file has them.
+    /// Dimensions in file order, fastest first.
     fn dims(self) -> Vec<u64> {
         match self {
             Self::Vector(len) => vec![len as u64],
@@ -115,7 +115,7 @@ impl Want {
 
 fn check(role: &'static str, tensor: &LazyTensor, want: Want) -> Result<(), PlanError> {
     let (found, wanted) = (tensor.shape(), want.dims());
-    // A file may leave out trailing dimensions of 1, or write them out.
+    // A file may omit trailing dimensions of 1 or write them out.
     let plain = |dims: &[u64]| dims.iter().rposition(|&d| d != 1).map_or(0, |last| last + 1);
     if found.dims()[..plain(found.dims())] != wanted[..plain(&wanted)] {
         let texts: Vec<String> = wanted.iter().map(u64::to_string).collect();

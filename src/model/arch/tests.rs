@@ -1,4 +1,4 @@
-//! Plans of forged headers: a sound one, and one lie at a time.
+//! Plans of forged headers: a sound header, and headers with one fault each.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::model::plan::{ExecutionPlan, ExpertShape, PlanError};
 use crate::program::{NormKind, Op, RopeLayout, RopeScaling, RopeSpec, Yarn};
 use crate::tensor::DType;
 
-/// A metadata value as the writer below knows it.
+/// A metadata value that the writer below can write.
 #[derive(Clone)]
 enum Meta {
     Number(u32),
@@ -18,7 +18,7 @@ enum Meta {
     Numbers(Vec<i32>),
 }
 
-/// A header to be written; format: ggml `docs/gguf.md`. The data section is zeros.
+/// A header to write. Format: ggml `docs/gguf.md`. The data section is zeros.
 #[derive(Clone)]
 struct Forge {
     keys: Vec<(String, Meta)>,
@@ -145,7 +145,7 @@ impl Forge {
     }
 }
 
-/// All tensors by name, in the order in which a step needs them.
+/// Names of all tensors, in the order in which a step needs them.
 fn names(plan: &ExecutionPlan) -> Vec<&str> {
     plan.program.tensors().iter().map(|tensor| tensor.lazy.name()).collect()
 }
@@ -430,7 +430,7 @@ fn numbers_of_experts_that_contradict_each_other_are_refused() {
     let short = with_experts("llama", 4, 2).tensor("blk.0.ffn_up_exps.weight", &[64, 32, 3], DType::Q4_0);
     let PlanError::Shape { tensor, want, .. } = short.plan().unwrap_err() else { panic!("a shape") };
     assert_eq!((tensor.as_str(), want.as_str()), ("blk.0.ffn_up_exps.weight", "[64, 32, 4]"));
-    // As many values in another form.
+    // The same number of values in another shape.
     let crossed = with_experts("llama", 4, 2).tensor("blk.0.ffn_up_exps.weight", &[64, 4, 32], DType::Q4_0);
     assert!(matches!(crossed.plan(), Err(PlanError::Shape { .. })));
     let error = with_experts("llama", 4, 2).without("blk.0.ffn_gate_inp.weight").plan().unwrap_err();
@@ -471,7 +471,7 @@ fn layers_that_only_predict_are_left_alone() {
     let plan = forge.clone().tensor("blk.2.nextn.eh_proj.weight", &[128, 64], DType::Q4_0).plan().unwrap();
     assert_eq!(plan.program.layer_count(), 2);
     assert!(names(&plan).iter().all(|name| !name.starts_with("blk.2.")));
-    // A layer past those that the header counts has no place.
+    // A layer past the header's count is unknown.
     let error = forge.tensor("blk.3.attn_norm.weight", &[64], DType::F32).plan().unwrap_err();
     assert!(matches!(error, PlanError::UnknownTensors { count: 1, .. }), "{error}");
     let key = "llama.nextn_predict_layers".to_owned();

@@ -1,4 +1,4 @@
-//! Which layers see only the last positions, and how many.
+//! Attention windows: which layers have one, and its size.
 
 use super::metadata::Metadata;
 use super::sizes::Sizes;
@@ -6,19 +6,19 @@ use crate::model::plan::PlanError;
 
 /// Windows of a model's layers.
 pub(super) enum Window {
-    /// All layers see everything.
+    /// No layer has a window.
     None,
-    /// Some see only so many positions, their own among them.
+    /// Some layers see only the last positions.
     Of {
-        /// Positions.
+        /// Size of the window in positions, the row's own included.
         positions: u32,
-        /// By number of the layer.
+        /// By layer number: true for a layer with a window.
         layers: Vec<bool>,
     },
 }
 
 impl Window {
-    /// Positions that a layer sees, where it does not see all.
+    /// Window of a layer in positions; `None` for a layer without.
     pub fn of(&self, layer: usize) -> Option<u32> {
         match self {
             Self::None => None,
@@ -27,7 +27,8 @@ impl Window {
     }
 }
 
-/// What the metadata say, where `rotated` values of a head turn. Where they name no layers, one in `period` sees everything: the last of each run.
+/// Reads the windows. `rotated` is the number of rotated values of a head. Where the metadata name no layers, the last
+/// layer of each run of `period` has no window.
 pub(super) fn window(
     metadata: &Metadata<'_>,
     sizes: &Sizes,
@@ -38,7 +39,7 @@ pub(super) fn window(
         None | Some(0) => return Ok(Window::None),
         Some(positions) => positions as u32,
     };
-    // Layers with a window and those without have one shape here.
+    // Only equal head widths in layers with and without a window are supported.
     let widths = [
         ("attention.key_length_swa", sizes.heads.dim),
         ("attention.value_length_swa", sizes.heads.dim),
@@ -46,12 +47,12 @@ pub(super) fn window(
     ];
     for (name, width) in widths {
         if let Some(other) = metadata.count_if_there(name, 0..=1 << 30)?.filter(|other| *other != width) {
-            return Err(metadata.unsupported(&format!("heads of {other} within windows ({name})")));
+            return Err(metadata.unsupported(&format!("head width {other} in windowed layers ({name})")));
         }
     }
     let name = "attention.sliding_window_pattern";
     let layers = match metadata.flags_if_there(name)? {
-        // Shorter ones leave the rest without a window.
+        // Layers past the end of a short array have no window.
         Some(mut flags) => {
             flags.resize(sizes.blocks, false);
             flags

@@ -1,7 +1,7 @@
-//! Writing a decoder as a program: finds tensors by role and appends the operations that architectures share.
+//! Writes a decoder as a program: finds tensors by role and appends the operations that architectures share.
 //!
-//! A tensor that the file lacks does not end the writing, so that all are reported at once by [`Writer::finish`]; what was
-//! written until then is thrown away.
+//! A missing tensor does not stop the writing, so that [`Writer::finish`] reports all of them at once. The partial
+//! program is then dropped.
 
 use std::sync::Arc;
 
@@ -15,40 +15,40 @@ use crate::program::{
 };
 use crate::tensor::LazyTensor;
 
-/// Whether files of an architecture have a tensor.
+/// How many of an architecture's files have a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// One that has it is of another kind, and refused.
+    /// None; a file that has the tensor is refused.
     Never,
-    /// Some.
+    /// Some files have it.
     Optional,
-    /// All.
+    /// All files have it.
     Required,
 }
 
-/// Sizes of heads.
+/// Counts and width of attention heads.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     /// Query heads.
     pub queries: usize,
-    /// Key and value heads; divides `queries`.
+    /// Key and value heads; a divisor of `queries`.
     pub keys: usize,
     /// Values of a head.
     pub dim: usize,
 }
 
 impl Heads {
-    /// Width of all queries of a row.
+    /// Values of all query heads in a row.
     pub fn query_width(&self) -> usize {
         self.queries * self.dim
     }
 
-    /// Width of all keys, or values, of a row.
+    /// Values of all key heads, or all value heads, in a row.
     pub fn key_width(&self) -> usize {
         self.keys * self.dim
     }
 
-    /// Factor of scores that keeps their spread whatever the width of a head.
+    /// Factor of the scores, `1 / sqrt(dim)`: keeps their spread independent of the head width.
     pub fn scale(&self) -> f32 {
         1.0 / (self.dim as f32).sqrt()
     }
@@ -57,9 +57,9 @@ impl Heads {
 /// A norm of an architecture.
 #[derive(Clone, Copy)]
 pub(super) struct Norm {
-    /// How.
+    /// RMSNorm or LayerNorm.
     pub kind: NormKind,
-    /// Added before the root.
+    /// Added before the square root.
     pub eps: f32,
 }
 
@@ -74,23 +74,23 @@ pub(super) struct Qkv {
     pub v: ValueId,
 }
 
-/// A program that is being written from a file's header.
+/// A program under construction, written from a file's header.
 pub(super) struct Writer<'a> {
-    /// Keys of the architecture.
+    /// Metadata keys of the architecture.
     pub metadata: Metadata<'a>,
     tensors: Tensors<'a>,
     program: Builder,
-    /// Prefix of the names of the part's tensors.
+    /// Name prefix of the current part's tensors.
     prefix: String,
     vocab: usize,
     embedding: Option<LazyTensor>,
 }
 
-/// Stands for a tensor that the file lacks.
+/// Placeholder for a tensor that the file lacks.
 const MISSING: TensorId = TensorId(u32::MAX);
 
 impl<'a> Writer<'a> {
-    /// For an architecture called `name`, over `vocab` tokens.
+    /// A writer for architecture `name` and a vocabulary of `vocab` tokens.
     pub fn new(files: &'a ModelFiles, name: &'static str, vocab: usize) -> Self {
         Self {
             metadata: Metadata::new(files.header(), name),
@@ -102,7 +102,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The first part: embeddings of the tokens, times `scale`. The residual stream.
+    /// Writes the first part: the token embeddings, times `scale`. Returns the residual stream.
     pub fn embedding(&mut self, hidden: usize, scale: f32) -> ValueId {
         self.program.part(PartKind::Embedding);
         let want = Want::Matrix { rows: self.vocab, cols: hidden };
@@ -113,30 +113,31 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// Angles that heads turn by; belongs to the first part. `factors` name the tensor of the frequencies' divisors.
+    /// The angles of a rotary embedding. Belongs to the first part. `factors` names the tensor of the frequency
+    /// divisors.
     pub fn rope(&mut self, rope: &super::rope::Rope) -> RopeId {
         let factors = rope.factors(&mut self.tensors);
         let factors = factors.map(|tensor| self.put(Some(tensor), Residence::Host));
         self.program.rope(rope.spec.clone(), factors)
     }
 
-    /// Angles of an architecture whose files have no divisors.
+    /// The angles for an architecture without frequency divisors.
     pub fn plain_rope(&mut self, spec: &RopeSpec) -> RopeId {
         self.program.rope(spec.clone(), None)
     }
 
-    /// Begins a layer: names of tensors are those of block `index` from now on.
+    /// Begins a layer. Tensor names are those of block `index` from here on.
     pub fn layer(&mut self, index: usize) {
         self.program.part(PartKind::Layer(index as u32)); // at most LAYERS_MAX
         self.prefix = format!("blk.{index}.");
     }
 
-    /// Tensors of block `index` may be there and are never read.
+    /// Allows tensors of block `index` that are never read.
     pub fn unused_layer(&mut self, index: usize) {
         self.tensors.unused_prefix(&format!("blk.{index}."));
     }
 
-    /// Whether the part has a tensor.
+    /// True when the part has the tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.has(&self.name(name))
     }
@@ -206,7 +207,7 @@ impl<'a> Writer<'a> {
         self.program.push(op);
     }
 
-    /// The matrix `STEM.weight` of `rows` outputs, and the bias `STEM.bias` as far as the architecture has one.
+    /// Projects by the matrix `STEM.weight` of `rows` outputs and the bias `STEM.bias`, as `bias` demands.
     pub fn project(
         &mut self,
         role: &'static str,
@@ -220,7 +221,7 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// As [`Writer::project`], added to `out`.
+    /// As [`Writer::project`], and adds the result to `out`.
     pub fn add_projection(
         &mut self,
         role: &'static str,
@@ -247,7 +248,7 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Project { weight, bias, from, out, add });
     }
 
-    /// Projections of the matrix `STEM.weight` cut into pieces of so many outputs, and of the bias `STEM.bias` alike.
+    /// Cuts the matrix `STEM.weight` and the bias `STEM.bias` into pieces of `rows[i]` outputs, one projection each.
     pub fn project_pieces<const N: usize>(
         &mut self,
         role: &'static str,
@@ -265,7 +266,7 @@ impl<'a> Writer<'a> {
             let range = first..first + rows as u64;
             first = range.end;
             let name = |tensor: &LazyTensor| format!("{}[{}..{}]", tensor.name(), range.start, range.end);
-            // A tensor of another shape has no such pieces: `finish` reports it.
+            // A misshapen tensor has no such pieces; `finish` reports it.
             let weight = weight.as_ref().and_then(|all| all.part(&name(all), range.clone()).ok());
             let bias = bias.as_ref().and_then(|all| all.columns(&name(all), range.clone()).ok());
             let weight = self.put(weight, Residence::Device);
@@ -276,7 +277,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// The three projections of attention, in one tensor or in three.
+    /// The three projections of attention, from one tensor or three.
     pub fn qkv(&mut self, heads: Heads, from: ValueId, bias: Presence) -> Qkv {
         if self.has("attn_qkv.weight") {
             let rows = [heads.query_width(), heads.key_width(), heads.key_width()];
@@ -297,7 +298,7 @@ impl<'a> Writer<'a> {
         self.norm_groups("key norm", "attn_k_norm", norm, heads.dim, qkv.k);
     }
 
-    /// Turns queries and keys, keeps keys and values, and attends. What attention gives for each query head.
+    /// Rotates queries and keys, stores keys and values, and attends. Returns the attention output of each query head.
     pub fn attend(
         &mut self,
         heads: Heads,
@@ -331,7 +332,7 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// Gate and up projections and their gate: what the down projection takes.
+    /// Gate and up projections, combined. Returns the input of the down projection.
     pub fn gated(&mut self, from: ValueId, ffn: usize, activation: Activation, bias: Presence) -> ValueId {
         let gate = self.project("feed-forward gate", "ffn_gate", from, ffn, bias);
         let up = self.project("feed-forward up", "ffn_up", from, ffn, bias);
@@ -343,7 +344,7 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Add { from, scale, out });
     }
 
-    /// The experts of a layer, each as tensors of its own, from tensors that hold all of a role; their sum is added to `out`.
+    /// Adds the weighted sum of a layer's experts to `out`. Cuts the tensors of each role into one per expert.
     pub fn experts(&mut self, experts: &super::experts::Experts, from: ValueId, out: ValueId) {
         let logits = self.project("router", "ffn_gate_inp", from, experts.count, Presence::Never);
         let choice = self.program.choice(experts.used);
@@ -363,12 +364,13 @@ impl<'a> Writer<'a> {
         self.program.push(Op::Experts { experts, choice, activation: Activation::Silu, from, out });
     }
 
-    /// The last part: the norm of the wanted rows and the logits, by the embedding where the file has no other matrix.
+    /// Writes the last part: the norm of the wanted rows and the logits. Uses the embedding where the file has no
+    /// output matrix.
     pub fn head(&mut self, norm: Norm, x: ValueId) -> ValueId {
         self.head_with(norm, x, Presence::Optional, Presence::Never)
     }
 
-    /// As [`Writer::head`], with a matrix and a bias as far as the architecture has them.
+    /// As [`Writer::head`]; `output` and `bias` say whether files have the matrix and the bias.
     pub fn head_with(&mut self, norm: Norm, x: ValueId, output: Presence, bias: Presence) -> ValueId {
         self.program.part(PartKind::Head);
         self.prefix.clear();
@@ -399,11 +401,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The plan, once all that is written was found.
+    /// Checks everything written so far and returns the plan.
     ///
     /// # Errors
-    /// [`PlanError`]: all that is missing, the first misshapen tensor, tensors without a place, or a key that nobody read and
-    /// that may change the computation.
+    /// [`PlanError`]: all missing tensors, the first misshapen tensor, unknown tensors, or an unread key that may
+    /// change the computation.
     pub fn finish(
         self,
         name: &'static str,

@@ -1,7 +1,7 @@
-//! Arrays that another header has: found equal in the file without building them again.
+//! Arrays that another header already holds: compared with the file, and shared instead of built again.
 //!
-//! A vocabulary of 152,000 tokens and as many merges takes 9 ms to build and check; fine-tunes and other quantisations of a model
-//! have the same. What was checked once needs no second check where its bytes are the same.
+//! A vocabulary of 152,000 tokens and as many merges takes 9 ms to build and check. Fine-tunes and other quantisations
+//! of a model have the same vocabulary. Equal bytes need no second check.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::metadata::TYPE_STRING;
 use super::source::{CHUNK_BYTES_MAX, Cursor, ReadAt};
 use super::value::{Array, Strings, Value};
 
-/// More known values of a key are not looked at: one that is equal but for its end costs as much as one that is equal.
+/// Most candidates compared for a key. A candidate that differs only at its end costs as much as an equal one.
 const CANDIDATES_MAX: usize = 8;
 
 impl<S: ReadAt + ?Sized> Cursor<'_, S> {
-    /// The one of `candidates` that the array at the cursor equals, which is read then; else nothing is.
+    /// The candidate that equals the array at the cursor. The array is consumed then; without a match the cursor stays.
     pub fn known_array(&mut self, candidates: &[Arc<Value>]) -> Option<Arc<Value>> {
         let begin = self.offset();
         for value in candidates.iter().take(CANDIDATES_MAX) {
             let Value::Array(array) = &**value else { continue };
-            // What cannot be read is told by who reads it next.
+            // The next reader reports a read error.
             if self.is_array(array).unwrap_or(false) {
                 return Some(Arc::clone(value));
             }
@@ -42,7 +42,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
         match array {
             Array::U32(numbers) => self.are_words(numbers, |number| number.to_le_bytes()),
             Array::I32(numbers) => self.are_words(numbers, |number| number.to_le_bytes()),
-            // By their bits: what is no number equals itself here, and 0.0 is not -0.0.
+            // Compared by bits: NaN equals itself here, and 0.0 is not -0.0.
             Array::F32(numbers) => self.are_words(numbers, |number| number.to_le_bytes()),
             Array::String(strings) => self.are_strings(strings),
             _ => Ok(false),

@@ -1,7 +1,7 @@
-//! What a header may ask for. A file outside these is refused by name, whatever its bytes would say.
+//! Limits of a header. A file outside these limits is refused, and the error names the limit.
 //!
-//! The widest real files known stay far inside: 262,144-token vocabularies with merges have headers of about 20 MB, the
-//! largest mixture models about 2,000 tensors and 100 metadata keys.
+//! Real files stay far inside: a 262,144-token vocabulary with merges has a header of about 20 MB. The largest mixture
+//! models have about 2,000 tensors and 100 metadata keys.
 
 /// Bytes from the start of the file to the end of the tensor table.
 pub const HEADER_BYTES_MAX: u64 = 256 << 20;
@@ -17,9 +17,9 @@ pub const STRING_BYTES_MAX: u64 = 16 << 20;
 pub const TENSOR_NAME_BYTES_MAX: u64 = 64;
 /// Dimensions of a tensor.
 pub const DIMS_MAX: u32 = 4;
-/// `general.alignment` where the file does not say: the format's default.
+/// Default of `general.alignment`, from the format.
 pub const ALIGNMENT_DEFAULT: u32 = 32;
-/// Smallest `general.alignment`: the format wants a multiple of 8.
+/// Smallest `general.alignment`: the format requires a multiple of 8.
 pub const ALIGNMENT_MIN: u32 = 8;
 /// Largest `general.alignment`: the largest page size in use.
 pub const ALIGNMENT_MAX: u32 = 65_536;

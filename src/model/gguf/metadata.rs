@@ -8,7 +8,7 @@ use super::limits::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 use super::source::{Cursor, ReadAt};
 use super::value::{Array, Strings, Value};
 
-/// Bytes of array read at a time: a whole number of elements of any size.
+/// Bytes of an array read at a time: a whole number of elements of any size.
 const ARRAY_STEP_BYTES: u64 = 64 << 10;
 
 pub(super) const TYPE_STRING: u32 = 8;
@@ -125,7 +125,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
             let place = self.place.clone();
             return Err(GgufError::Count { place, what: "array elements", offset, found, limit });
         }
-        // `found` elements are in the file and a header has 2^28 bytes, so it fits in usize.
+        // The file holds `found` elements and a header has at most 2^28 bytes, so this fits in usize.
         let count = found as usize;
         Ok(match number {
             0 => Array::U8(self.numbers(count, u8::from_le_bytes)?),
@@ -170,8 +170,8 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
         Ok(out)
     }
 
-    /// `count` strings, validated together: one pass over the joined text takes 12 ms for the
-    /// 408,000 strings of a 128,000-token vocabulary, one per string takes 20.
+    /// `count` strings, validated together. One pass over the joined text takes 12 ms for the 408,000 strings of a
+    /// 128,000-token vocabulary; one pass per string takes 20 ms.
     fn strings(&mut self, count: usize) -> Result<Strings, GgufError> {
         let first = self.offset();
         let mut bytes: Vec<u8> = Vec::new();
@@ -184,7 +184,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
         }
         bytes.shrink_to_fit();
         let bad = match String::from_utf8(bytes) {
-            // A character over two strings makes valid text, but two broken strings.
+            // A character that spans two strings is valid in the joined text, but breaks both strings.
             Ok(text) => match ends.iter().position(|end| !text.is_char_boundary(*end as usize)) {
                 None => return Ok(Strings::new(text, ends)),
                 split => split,
@@ -194,7 +194,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
                 ends.iter().position(|end| *end as usize > valid_to)
             }
         };
-        // Before the text of string `index` stand its length and those of all before it, 8 bytes each.
+        // 8-byte lengths precede the texts: those of all earlier strings and that of string `index`.
         let index = bad.unwrap_or(0);
         let start = index.checked_sub(1).and_then(|i| ends.get(i)).copied().unwrap_or(0);
         let lengths = (index as u64).saturating_add(1).saturating_mul(8);

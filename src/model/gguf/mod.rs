@@ -1,8 +1,8 @@
-//! GGUF: bytes to a checked header. Format: ggml `docs/gguf.md`, versions 2 and 3, little endian.
+//! GGUF parser: bytes to a checked header. Format: ggml `docs/gguf.md`, versions 2 and 3, little endian.
 //!
-//! A file is read front to back by `pread` in growing chunks, never through a mapping. Nothing in it is believed: every
-//! count is compared with what the rest of the file can hold before anything is allocated, so memory is bounded by the
-//! bytes that are there; all arithmetic on outside numbers is checked. What a header may ask for stands in [`limits`].
+//! The parser reads a file front to back by `pread` in growing chunks, never through a mapping. It trusts nothing in
+//! the file. Before it allocates, it compares every count with what the rest of the file can hold, so the file's real
+//! bytes bound the memory. All arithmetic on outside numbers is checked. The limits of a header are in [`limits`].
 //! After [`Gguf::open`], no later code needs to check an offset, a size or a string again.
 
 #![forbid(unsafe_code)]
@@ -45,10 +45,11 @@ pub struct Gguf {
     tensor_index: HashMap<Box<str>, usize>,
 }
 
-/// A key and its value, which several headers may hold.
+/// A key and its value. Several headers may share the value.
 pub type Entry = (Box<str>, Arc<Value>);
 
-/// Values that other headers have under a key: an equal one is taken from there and not built again.
+/// Returns the values that other headers hold under a key. The parser shares an equal value instead of building it
+/// again.
 pub type Known<'k> = &'k dyn Fn(&str) -> Vec<Arc<Value>>;
 
 #[derive(Clone, Debug, Default)]
@@ -58,17 +59,18 @@ struct Metadata {
 }
 
 impl Gguf {
-    /// Reads and checks the header by pread, then maps the file; no byte of the mapping is touched.
+    /// Reads and checks the header by pread, then maps the file. Touches no byte of the mapping.
     ///
-    /// Cost: 9 ms for a vocabulary of 152,000 tokens and as many merges in the page cache (measured, Zen 5).
+    /// Cost: 9 ms for a vocabulary of 152,000 tokens and as many merges, in the page cache (measured, Zen 5).
     ///
     /// # Errors
-    /// [`GgufError`], naming the field, its offset and the limit; [`MapError::Changed`] when the file changes meanwhile.
+    /// [`GgufError`] names the field, its offset and the limit; [`MapError::Changed`] when the file changes meanwhile.
     pub fn open(file: File) -> Result<(Self, Arc<MappedFile>), GgufError> {
         Self::open_beside(file, &|_| Vec::new())
     }
 
-    /// As [`Gguf::open`]; arrays that are `known` are compared with the file, byte by byte, and shared: 2 ms where all are.
+    /// As [`Gguf::open`]; `known` arrays are compared with the file byte by byte and shared. 2 ms where all arrays are
+    /// known.
     ///
     /// # Errors
     /// As [`Gguf::open`].
@@ -90,7 +92,7 @@ impl Gguf {
         Self::parse_beside(source, &|_| Vec::new())
     }
 
-    /// As [`Gguf::parse`], as [`Gguf::open_beside`].
+    /// As [`Gguf::parse`], with shared arrays as in [`Gguf::open_beside`].
     ///
     /// # Errors
     /// As [`Gguf::parse`].
@@ -102,7 +104,7 @@ impl Gguf {
         let metadata = metadata(&mut cursor, entry_count, known)?;
         let alignment = alignment(&metadata)?;
 
-        // Grown as rows come: in a sparse file, rows that the length has room for need not be there.
+        // Grows row by row: a sparse file's length can promise rows that do not exist.
         let mut rows = Vec::new();
         for index in 0..tensor_count {
             rows.push(cursor.tensor_row(index)?);
@@ -136,12 +138,12 @@ impl Gguf {
         self.metadata.entries.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// Those metadata entries that `wanted` says of their keys, in file order; they are shared, not copied.
+    /// The metadata entries whose keys `wanted` accepts, in file order. Shared, not copied.
     pub fn entries(&self, wanted: impl Fn(&str) -> bool) -> Vec<Entry> {
         self.metadata.entries.iter().filter(|(key, _)| wanted(key)).cloned().collect()
     }
 
-    /// Holds these values in place of its own of the same keys, which have to be equal.
+    /// Replaces its own values of these keys with the given ones, to share memory. The values must be equal.
     pub fn share(&mut self, entries: &[Entry]) {
         for (key, value) in entries {
             let place = self.metadata.index.get(key).copied();
@@ -157,7 +159,7 @@ impl Gguf {
         self.metadata.get(key)
     }
 
-    /// A value that must be there.
+    /// A required value.
     ///
     /// # Errors
     /// [`GgufError::MissingKey`], [`GgufError::KeyType`].
@@ -165,7 +167,7 @@ impl Gguf {
         self.optional(key)?.ok_or_else(|| GgufError::MissingKey { key: key.into(), expected: T::EXPECTED })
     }
 
-    /// A value that may be absent, but not of another type.
+    /// An optional value; fails when it has another type.
     ///
     /// # Errors
     /// [`GgufError::KeyType`].
@@ -187,7 +189,7 @@ impl Gguf {
         self.as_type(key)
     }
 
-    /// Any non-negative integer type as u64; `None` when absent, negative or of another type.
+    /// A value of any integer type as u64; `None` when absent, negative or of another type.
     pub fn unsigned(&self, key: &str) -> Option<u64> {
         self.as_type(key)
     }
@@ -222,7 +224,8 @@ impl Gguf {
         self.tensors.get(*self.tensor_index.get(name)?)
     }
 
-    /// A lazy handle on a tensor of `file`, or `None` when the table has no such name or `file` is not this header's.
+    /// A lazy handle on a tensor of `file`. `None` when the table lacks the name or `file` does not belong to this
+    /// header.
     pub fn lazy(&self, name: &str, file: &Arc<MappedFile>) -> Option<LazyTensor> {
         let info = self.tensor(name)?;
         LazyTensor::new(&info.name, info.dtype, info.shape, info.range.clone(), Arc::clone(file)).ok()
@@ -235,7 +238,7 @@ impl Metadata {
     }
 }
 
-/// Magic and version.
+/// Checks the magic and returns the version.
 fn version<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>) -> Result<u32, GgufError> {
     let found = cursor.array()?;
     if found != *b"GGUF" {
@@ -250,7 +253,7 @@ fn version<S: ReadAt + ?Sized>(cursor: &mut Cursor<'_, S>) -> Result<u32, GgufEr
     }
 }
 
-/// A count of records of at least `record_bytes_min`, all of which must lie in the rest of the file.
+/// Reads a count of records of at least `record_bytes_min` bytes. All of them must fit in the rest of the file.
 fn count<S: ReadAt + ?Sized>(
     cursor: &mut Cursor<'_, S>,
     what: &'static str,

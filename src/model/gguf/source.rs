@@ -1,4 +1,4 @@
-//! Where header bytes come from, and the cursor that reads them in growing chunks.
+//! Sources of header bytes, and the cursor that reads them in growing chunks.
 
 use std::fs::File;
 use std::io;
@@ -7,19 +7,19 @@ use std::os::unix::fs::FileExt;
 use super::error::{GgufError, Place};
 use super::limits::HEADER_BYTES_MAX;
 
-/// Bytes at positions: a file, or memory in tests and fuzzers.
+/// Random access to bytes: a file, or memory in tests and fuzzers.
 pub trait ReadAt {
-    /// Bytes in all.
+    /// Total length in bytes.
     fn byte_len(&self) -> u64;
 
-    /// Reads up to `buf.len()` bytes from `offset`; 0 at the end.
+    /// Reads up to `buf.len()` bytes from `offset`. Returns 0 at the end.
     ///
     /// # Errors
     /// As `pread`.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 }
 
-/// A file and the length it had when it was opened.
+/// A file and its length when it was opened.
 #[derive(Debug)]
 pub(super) struct FileSource<'f> {
     pub file: &'f File,
@@ -52,24 +52,25 @@ impl ReadAt for [u8] {
 
 /// First read: holds the whole header of a model without a vocabulary.
 const CHUNK_BYTES_FIRST: usize = 64 << 10;
-/// Largest read and largest piece handed out by [`Cursor::take`]; reads double up to it.
+/// Largest read, and largest piece returned by [`Cursor::take`]. Read sizes double up to it.
 pub(super) const CHUNK_BYTES_MAX: usize = 1 << 20;
 
-/// Reads a source from front to back. Holds at most one chunk; never allocates what the source has not shown to have.
+/// Reads a source from front to back. Holds at most one chunk, and never allocates more than the source has shown to
+/// hold.
 pub(super) struct Cursor<'s, S: ReadAt + ?Sized> {
     source: &'s S,
     file_bytes: u64,
-    /// Bytes read and not yet taken start at `taken` in `buf`; `buf` starts at file offset `start`.
+    /// Read but unconsumed bytes start at `taken`. `buf[0]` is the byte at file offset `start`.
     buf: Vec<u8>,
     start: u64,
     taken: usize,
     chunk: usize,
-    /// What is being read, for errors.
+    /// The place being read, for errors.
     pub place: Place,
 }
 
-/// A vocabulary's strings are read by a few of these calls each. A million of one byte take 10 ms with them inlined and what is rare
-/// kept out of them, and 20 without.
+/// A vocabulary string takes a few of these calls. A million one-byte strings take 10 ms with the calls inlined and the
+/// rare paths out of line, and 20 ms without.
 impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     pub fn new(source: &'s S) -> Self {
         Self {
@@ -88,10 +89,10 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         self.start.saturating_add(self.taken as u64)
     }
 
-    /// Reads on from there, which it has read before.
+    /// Moves back to `offset`, which must still lie in the buffer.
     pub fn back_to(&mut self, offset: u64) {
         if (self.start..=self.offset()).contains(&offset) {
-            // Within what lies in the buffer, so it fits.
+            // Lies within the buffer, so it fits.
             self.taken = offset.saturating_sub(self.start) as usize;
         } else {
             self.buf.clear();
@@ -99,7 +100,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         }
     }
 
-    /// Bytes that may still be read: to the end of the file or of what a header may have.
+    /// Bytes that may still be read, up to the end of the file or the header limit.
     pub fn left(&self) -> u64 {
         self.file_bytes.min(HEADER_BYTES_MAX).saturating_sub(self.offset())
     }
@@ -118,7 +119,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         Err(self.too_short(need))
     }
 
-    /// Why `need` bytes may not be read.
+    /// The error for `need` bytes that may not be read.
     #[cold]
     fn too_short(&self, need: u64) -> GgufError {
         let (place, offset) = (self.place.clone(), self.offset());
@@ -138,7 +139,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         }
         let (start, end) = (self.taken, self.taken.saturating_add(count));
         self.taken = end;
-        // `fill` read `count` bytes or failed.
+        // `fill` has read `count` bytes, or it failed.
         self.buf.get(start..end).ok_or_else(|| GgufError::Truncated {
             place: self.place.clone(),
             offset: self.start,
@@ -166,7 +167,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Appends the next `count` bytes to `out`, piece by piece.
+    /// Appends the next `count` bytes to `out`, in chunks.
     #[inline(always)]
     pub fn append(&mut self, count: u64, out: &mut Vec<u8>) -> Result<(), GgufError> {
         self.expect_left(count)?;
@@ -180,7 +181,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         Ok(())
     }
 
-    /// Reads on until `count` bytes lie ready. The caller has asked `expect_left`.
+    /// Reads until the buffer holds `count` bytes. The caller has called `expect_left`.
     #[cold]
     fn fill(&mut self, count: usize) -> Result<(), GgufError> {
         self.start = self.offset();
@@ -195,7 +196,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
             let offset = self.start.saturating_add(have as u64);
             let room = self.buf.get_mut(have..).unwrap_or_default();
             match self.source.read_at(room, offset) {
-                // The file is shorter than it was when it was opened.
+                // The file shrank after it was opened.
                 Ok(0) => {
                     let (place, need) = (self.place.clone(), count as u64);
                     return Err(GgufError::Truncated { place, offset: self.start, need, file_bytes: offset });

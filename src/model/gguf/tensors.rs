@@ -1,4 +1,4 @@
-//! The tensor table: rows as the file has them, then ranges that are checked against the file.
+//! The tensor table: rows as stored, then byte ranges checked against the file.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub struct TensorInfo {
     pub range: Range<u64>,
 }
 
-/// A row before the start of the data section is known.
+/// A row, read before the start of the data section is known.
 pub(super) struct Row {
     info: TensorInfo,
     /// File offset of the row's `offset` field.
@@ -78,7 +78,7 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
     }
 }
 
-/// Gives each row its range in a file of `file_bytes` whose data section starts at `data_start`.
+/// Computes each row's range in a file of `file_bytes` whose data section starts at `data_start`.
 pub(super) fn place_in_file(
     rows: Vec<Row>,
     data_start: u64,
@@ -121,7 +121,7 @@ pub(super) fn check_overlap(infos: &[TensorInfo]) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// Index of each name, or the error that names the second row of a name.
+/// Maps each name to its row's index. Fails at the second row of a name.
 pub(super) fn index_names(rows: &[Row]) -> Result<HashMap<Box<str>, usize>, GgufError> {
     let mut index = HashMap::with_capacity(rows.len());
     for (number, row) in rows.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The parser against another reader's account of a real file. Broken files: `tests/adversarial/gguf.rs`.
+//! Compares the parser with another reader's description of a real file. Broken files: `tests/adversarial/gguf.rs`.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
@@ -88,8 +88,8 @@ fn keys_are_asked_for_by_type_and_the_error_says_what_is_there() {
     );
 }
 
-/// Every array of the kept model, changed at its beginning, its end and in between: what is known and equal is taken, what is
-/// not is read as if nothing were known.
+/// Changes every array of the sample model at its beginning, its end and in between. Equal known arrays are shared;
+/// others are read as if nothing were known.
 #[test]
 fn known_arrays_are_taken_where_they_are_equal_and_only_there() {
     let bytes = std::fs::read(MODEL).unwrap();

@@ -1,4 +1,4 @@
-//! Metadata values, and how code asks for one of a type.
+//! Metadata values, and their typed lookup.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -40,20 +40,20 @@ pub enum Array {
     String(Strings),
 }
 
-/// Many strings in one buffer: a vocabulary of 150,000 tokens is few allocations, and costs 4 bytes a token above its
-/// text instead of 24 and an allocation each. A clone is the same memory.
+/// Many strings in one buffer. A vocabulary of 150,000 tokens takes few allocations and 4 bytes a token above its text,
+/// instead of 24 bytes and an allocation each. Clones share the memory.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Strings(Arc<Joined>);
 
 #[derive(Default, PartialEq, Eq, Hash)]
 struct Joined {
     text: String,
-    /// End of each string in `text`; a header has at most 2^28 bytes.
+    /// End of each string in `text`. Fits in u32: a header has at most 2^28 bytes.
     ends: Vec<u32>,
 }
 
 impl Strings {
-    /// `ends` are the ends of the strings in `text`, ascending, each on a character boundary.
+    /// `ends` holds the end of each string in `text`: ascending, each on a character boundary.
     pub(super) fn new(text: String, ends: Vec<u32>) -> Self {
         Self(Arc::new(Joined { text, ends }))
     }
@@ -63,7 +63,7 @@ impl Strings {
         self.0.ends.len()
     }
 
-    /// True when there is none.
+    /// True when it holds no string.
     pub fn is_empty(&self) -> bool {
         self.0.ends.is_empty()
     }
@@ -81,7 +81,7 @@ impl Strings {
 
     /// The strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
-        // `new` was given boundaries of `text`, so no string is ever missing.
+        // `new` received character boundaries of `text`, so no string is missing.
         (0..self.len()).map(|index| self.get(index).unwrap_or_default())
     }
 
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Strings {
 
 impl<'a> FromIterator<&'a str> for Strings {
     /// # Panics
-    /// Above 4 GiB of text, which no header holds.
+    /// Above 4 GiB of text; no header holds that much.
     fn from_iter<I: IntoIterator<Item = &'a str>>(strings: I) -> Self {
         let mut all = Joined::default();
         for text in strings {
@@ -114,7 +114,7 @@ impl<'a> FromIterator<&'a str> for Strings {
 }
 
 impl Array {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::U8(v) => v.len(),
@@ -132,12 +132,12 @@ impl Array {
         }
     }
 
-    /// True for an array of none.
+    /// True when it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The format's name of the element type, as `u32`.
+    /// The format's name of the element type, such as `u32`.
     pub fn element_type(&self) -> &'static str {
         match self {
             Self::U8(_) => "u8",
@@ -157,7 +157,7 @@ impl Array {
 }
 
 impl Value {
-    /// Any non-negative integer.
+    /// The value of any integer type as u64; `None` when negative or of another type.
     pub fn unsigned(&self) -> Option<u64> {
         match *self {
             Self::U8(v) => Some(v.into()),
@@ -172,20 +172,20 @@ impl Value {
         }
     }
 
-    /// Equal values do the same to `state`; of the arrays that vocabularies have, every element counts but those of scores.
+    /// Hashes equal values equally. Every element of a vocabulary's arrays counts, except scores.
     pub fn hash_to(&self, state: &mut impl Hasher) {
         match self {
             Self::String(text) => text.hash(state),
             Self::Array(Array::String(strings)) => strings.hash(state),
             Self::Array(Array::I32(numbers)) => numbers.hash(state),
             Self::Array(other) => (other.element_type(), other.len()).hash(state),
-            // 0.0 and -0.0 are equal and not written alike.
+            // 0.0 and -0.0 are equal but have different bits.
             Self::F32(_) | Self::F64(_) => "a floating-point number".hash(state),
             number => number.describe().hash(state),
         }
     }
 
-    /// What it is, short, for error texts: type and, for numbers, the value.
+    /// A short description for error texts: type and, for numbers, the value.
     pub fn describe(&self) -> String {
         match self {
             Self::U8(v) => format!("u8 {v}"),
@@ -205,9 +205,9 @@ impl Value {
     }
 }
 
-/// Types that [`Gguf::required`](super::Gguf::required) and [`Gguf::optional`](super::Gguf::optional) give.
+/// Types that [`Gguf::required`](super::Gguf::required) and [`Gguf::optional`](super::Gguf::optional) return.
 pub trait FromValue<'g>: Sized {
-    /// What a value must be, for error texts.
+    /// Description of a valid value, for error texts.
     const EXPECTED: &'static str;
     /// The value as this type, or `None` when it is of another type or range.
     fn from_value(value: &'g Value) -> Option<Self>;

@@ -1,4 +1,4 @@
-//! The files of the model directories.
+//! Scans the model directories for model files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -10,56 +10,56 @@ use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 use super::parts::{Part, Parts};
 use super::{NAME_BYTES_MAX, NAMES_MAX};
 
-/// A model of a directory: a `.gguf` file, or the parts of one.
+/// A model in a directory: a `.gguf` file, or the parts of a split one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its files that are there, in order.
+    /// The files present, in part order.
     pub paths: Vec<PathBuf>,
-    /// Size of them all.
+    /// Total size of the files.
     pub bytes: u64,
-    /// Why it cannot be a model, where that shows without opening it.
+    /// The reason why it cannot be a model, if that shows without opening it.
     pub unusable: Option<String>,
-    /// Parts are missing; `unusable` says which.
+    /// True when parts are missing; `unusable` names them.
     pub incomplete: bool,
 }
 
 impl Entry {
-    /// Opens all its files.
+    /// Opens all files.
     ///
     /// # Errors
-    /// As `open`, of the first that fails.
+    /// The `open` error of the first file that fails.
     pub fn open(&self) -> std::io::Result<Vec<File>> {
         self.paths.iter().map(|path| open(path)).collect()
     }
 }
 
-/// What the last look into each directory found.
+/// The result of the last scan of each directory.
 ///
-/// A directory that cannot be read keeps the names it had: a daemon that is short of descriptors, or a disk that fails
-/// for a moment, is no reason to let go of models that are mapped. One that is gone has none.
+/// An unreadable directory keeps its names: a daemon short of descriptors or a brief disk fault is no reason to unmap
+/// models. A removed directory has no names.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     directories: HashMap<PathBuf, Look>,
-    /// The directory that had more than there was room for.
+    /// The directory whose names exceeded [`NAMES_MAX`].
     cut_off: Option<PathBuf>,
 }
 
-/// One directory.
+/// The last scan of one directory.
 #[derive(Debug, Default)]
 struct Look {
     entries: BTreeMap<String, Entry>,
-    /// Files whose names nobody can ask for.
+    /// Files with invalid names.
     nameless: usize,
-    /// Why it could not be read.
+    /// The error of the last read.
     fault: Option<ErrorKind>,
 }
 
 impl Looks {
-    /// Looks into `directories`: all their models by name. Of equal names the first directory's is served, in a directory
-    /// a whole file before a split one, and of those the one of fewer parts.
+    /// Scans `directories` and returns all models by name. Of equal names, the first directory's is served. Within a
+    /// directory, a whole file precedes a split one, and fewer parts precede more.
     ///
-    /// No file is opened. What is wrong with a directory is logged when it begins and when it ends: clients make the store
-    /// look as often as they like.
+    /// Opens no file. A fault is logged once when it begins and once when it ends, because clients can trigger scans as
+    /// often as they like.
     pub(super) fn look(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {
         self.directories.retain(|directory, _| directories.contains(directory));
         let mut all: BTreeMap<String, Entry> = BTreeMap::new();
@@ -77,7 +77,7 @@ impl Looks {
         }
         if cut_off != self.cut_off.as_ref() {
             if let Some(directory) = cut_off {
-                tracing::warn!(directory = %directory.display(), limit = NAMES_MAX, "too many models; the rest is left out");
+                tracing::warn!(directory = %directory.display(), limit = NAMES_MAX, "too many models; the rest are ignored");
             }
             self.cut_off = cut_off.cloned();
         }
@@ -92,7 +92,7 @@ impl Look {
                 self.entries = entries;
                 if self.nameless != nameless && nameless > 0 {
                     let directory = directory.display();
-                    tracing::warn!(%directory, nameless, "*.gguf files are left out: a model's name is UTF-8 of 1 to {NAME_BYTES_MAX} bytes without control characters");
+                    tracing::warn!(%directory, nameless, "*.gguf files are ignored: rename them; a model's name is UTF-8 of 1 to {NAME_BYTES_MAX} bytes without control characters");
                 }
                 self.nameless = nameless;
                 None
@@ -116,8 +116,7 @@ impl Look {
     }
 }
 
-/// The models of one directory, one more than [`NAMES_MAX`] at most, and how many files more there are whose names nobody
-/// can ask for.
+/// The models of one directory, at most [`NAMES_MAX`] + 1, and the number of further files with invalid names.
 fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
     let (mut entries, mut parts) = (BTreeMap::new(), Parts::default());
     let mut nameless = 0;
@@ -144,18 +143,18 @@ fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
     Ok((entries, nameless))
 }
 
-/// A model's name: its file's name without `.gguf`. None for other files and for names that cannot be asked for.
+/// A model's name: the file's name without `.gguf`. `None` for other files and invalid names.
 fn name_of(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
     is_name(name).then(|| name.to_owned())
 }
 
-/// True for what can be a model's name.
+/// True for a valid model name.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
 }
 
-/// What can be said of files without opening them; links are followed, directories are the administrator's.
+/// Inspects files without opening them. Follows links: the administrator controls the directories.
 pub(super) fn inspect(paths: Vec<PathBuf>) -> Entry {
     let split = paths.len() > 1;
     let (mut bytes, mut unusable) = (0u64, None);
@@ -169,7 +168,7 @@ pub(super) fn inspect(paths: Vec<PathBuf>) -> Entry {
     Entry { paths, bytes, unusable, incomplete: false }
 }
 
-/// Its size, and why it cannot be a model.
+/// The file's size, and the reason why it cannot be a model.
 fn inspect_file(path: &Path) -> (u64, Option<String>) {
     let stat = match rustix::fs::stat(path) {
         Err(errno) => return (0, Some(errno.to_string())),
@@ -187,7 +186,7 @@ fn inspect_file(path: &Path) -> (u64, Option<String>) {
     (bytes, why)
 }
 
-/// Opens a file for reading without waiting for the other end of a pipe.
+/// Opens a file for reading without waiting for the writer of a pipe.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
@@ -234,7 +233,7 @@ mod tests {
         let mut looks = Looks::default();
         let names = |looks: &mut Looks| looks.look(&directories).into_keys().collect::<Vec<_>>();
         assert_eq!(names(&mut looks), ["a"]);
-        // A link to itself cannot be read, by root neither.
+        // A link to itself is unreadable, even for root.
         std::fs::rename(&directory, dir.path().join("away")).unwrap();
         std::os::unix::fs::symlink(&directory, &directory).unwrap();
         assert_eq!(names(&mut looks), ["a"], "unreadable");

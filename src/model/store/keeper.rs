@@ -1,7 +1,7 @@
-//! Brings and locks models' pages, a piece at a time, on a thread that lives while there is something to do.
+//! Loads and locks models' pages in pieces, on a thread that lives while there is work.
 //!
-//! Models take turns, so that a small one does not wait for a large one. An unmapped model is not held: at most the piece
-//! under way is finished.
+//! Models take turns, so that a small model does not wait for a large one. The queue holds no unmapped model in memory:
+//! at most the piece in flight is finished.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -10,18 +10,18 @@ use super::Model;
 use crate::lock::{Mutex, Rank};
 use crate::model::pages::{LockBudget, Next, PagesState};
 
-/// Models whose pages are to be worked on.
+/// The queue of models whose pages need work.
 #[derive(Debug)]
 pub(super) struct Keeper {
     queue: Mutex<Queue>,
     pub(super) budget: Arc<LockBudget>,
 }
 
-/// As many entries as there are mapped models, or fewer: of each no more than one.
+/// Holds at most one entry per mapped model.
 #[derive(Debug, Default)]
 struct Queue {
     models: VecDeque<Weak<Model>>,
-    /// A thread takes from it.
+    /// True while a thread takes entries.
     running: bool,
 }
 
@@ -39,7 +39,7 @@ impl Keeper {
         Arc::new(Self { queue, budget: LockBudget::new(u64::MAX) })
     }
 
-    /// There is something to do for that model.
+    /// Queues a model and starts the thread if needed.
     pub fn work_on(self: &Arc<Self>, model: &Arc<Model>) {
         let mut queue = self.queue.lock();
         queue.models.retain(|other| other.strong_count() > 0);
@@ -50,7 +50,7 @@ impl Keeper {
             match thread.spawn(move || keeper.run()) {
                 Ok(_) => queue.running = true,
                 Err(error) => {
-                    tracing::warn!(%error, "no thread to read models ahead: the next request tries again")
+                    tracing::warn!(%error, "cannot start a thread to read models ahead; the next request tries again")
                 }
             }
         }
@@ -65,9 +65,11 @@ impl Keeper {
             }
             match model.pages.report().state {
                 PagesState::Refused(refusal) => {
-                    tracing::warn!(model = model.name, "not locked in memory: {refusal}")
+                    tracing::warn!(model = model.name, "model not locked in memory: {refusal}")
                 }
-                PagesState::Failed(reason) => tracing::warn!(model = model.name, "not read ahead: {reason}"),
+                PagesState::Failed(reason) => {
+                    tracing::warn!(model = model.name, "model not read ahead: {reason}")
+                }
                 state => tracing::debug!(model = model.name, ?state, "pages"),
             }
         }

@@ -1,16 +1,16 @@
-//! Which models there are: names, files, and one mapping per file identity.
+//! The model store: names, files, and one mapping per file identity.
 //!
-//! Names come from the model directories, for everyone, and from files that clients passed by descriptor, each for the
-//! uid that passed it alone: whoever can rewrite such a file can only harm himself. A uid's own name goes before a
-//! directory's. Whoever names a file, the same file (device, inode, size, times) is mapped once. Parts of a split model
-//! (`NAME-00001-of-00003.gguf`) that lie in one directory are one model with one name and as many mappings.
+//! Names come from the model directories, for everyone, and from files that clients pass by descriptor. A passed file
+//! belongs to the passing uid alone, so a client that rewrites its file harms only itself. A uid's own name precedes a
+//! directory's. A file is mapped once per identity (device, inode, size, times), whatever its names. Parts of a split
+//! model (`NAME-00001-of-00003.gguf`) in one directory form one model with one name and one mapping per part.
 //!
-//! A mapping's life: `Opening` (one opener, the others wait) -> `Ready` -> `Retired` (unloaded, replaced or poisoned;
-//! its requests finish) -> gone. What no name leads to and no request uses is gone in any state. A failed opening leaves
-//! nothing behind: every waiter gets the error, the next request tries again.
+//! States of a mapping: `Opening` (one opener, the others wait) -> `Ready` -> `Retired` (unloaded, replaced or
+//! poisoned; its requests finish) -> gone. A mapping without a name and without a request is removed in any state. A
+//! failed opening leaves nothing behind: every waiter gets the error, and the next request tries again.
 //!
-//! Calls block (they open and stat files, and wait for an opener): not for runtime threads. One lock, `tables`, held for
-//! look-ups only; nothing is opened or unmapped and no callback runs under it.
+//! Calls block: they open and stat files, and wait for an opener. Do not call them on runtime threads. One lock,
+//! `tables`, guards look-ups only; no file is opened or unmapped and no callback runs under it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -39,55 +39,55 @@ pub use names::Passed;
 use tables::{Gone, InTables, Opened, Slot, SlotState, Tables};
 pub use tables::{Listing, ModelStatus};
 
-/// Most names from directories.
+/// Most names from all directories.
 pub const NAMES_MAX: usize = 4096;
 
-/// Longest name of a model.
+/// Longest name of a model, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Why a model cannot be had.
+/// Why a request for a model failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No such name for this uid.
+    /// This uid has no model of that name.
     #[error("no model is named {name:?}; `list` shows the names")]
     NotFound {
-        /// The name.
+        /// Requested name.
         name: String,
     },
-    /// A name that no file can have.
+    /// The name is not a valid model name.
     #[error("{name:?} cannot be a model's name: 1 to {NAME_BYTES_MAX} bytes, no control characters")]
     BadName {
-        /// The name.
+        /// Requested name.
         name: String,
     },
-    /// The file is there and cannot be a model.
+    /// The file exists but cannot be a model.
     #[error("{name}: {reason}")]
     Unusable {
-        /// The name.
+        /// Requested name.
         name: String,
-        /// Why.
+        /// The reason, as shown to the user.
         reason: String,
     },
-    /// The file is no regular file, or not opened as it has to be.
+    /// The file is not a regular file opened for reading only.
     #[error("{name}: {source}")]
     File {
-        /// The name.
+        /// Requested name.
         name: String,
-        /// What is wrong with it.
+        /// The fault of the file.
         source: Arc<MapError>,
     },
-    /// The file is damaged or of a kind that is not supported.
+    /// The file is damaged or of an unsupported kind.
     #[error("{name}: {source}")]
     Open {
-        /// The name.
+        /// Requested name.
         name: String,
-        /// Why.
+        /// The error of the opening.
         source: Arc<OpenError>,
     },
-    /// A passed file was changed in place since.
+    /// A passed file changed in place after it was passed.
     #[error("{name}: the file changed since it was passed: load it again")]
     Changed {
-        /// The name.
+        /// Requested name.
         name: String,
     },
     /// A passed file lost bytes while it was mapped.
@@ -95,33 +95,33 @@ pub enum StoreError {
         "{name}: the file lost bytes while it was mapped (truncated, or a disk error): load it again once it is whole"
     )]
     Poisoned {
-        /// The name.
+        /// Requested name.
         name: String,
     },
-    /// Only who loaded it, or an administrator, may unload it or change what it has of a device.
+    /// Only the uid that loaded the model, or an administrator, may unload it or change its device memory.
     #[error("{name} was loaded by another user: only that user or an administrator may do that")]
     NotYours {
-        /// The name.
+        /// Requested name.
         name: String,
     },
-    /// Memory is locked for administrators only, and for who the policy names.
+    /// Only administrators, and users that the policy names, may lock memory.
     #[error(
-        "{name} stays unlocked: administrators (root, the daemon's own user), and who policy.lock names, lock models in memory"
+        "{name} stays unlocked: only administrators (root, the daemon's user) and users in policy.lock may lock memory"
     )]
     NotAdministrator {
-        /// The name.
+        /// Requested name.
         name: String,
     },
     /// Too many files passed by one uid.
     #[error("{limit} files passed by descriptor are loaded already: unload one first")]
     Quota {
-        /// The limit.
+        /// Most passed files per uid.
         limit: usize,
     },
 }
 
 impl StoreError {
-    /// True when nothing is wrong with the model: the daemon is short of descriptors or memory.
+    /// True when the daemon is short of descriptors or memory and the model itself may be sound.
     pub fn is_shortage(&self) -> bool {
         match self {
             Self::File { source, .. } => source.is_shortage(),
@@ -134,24 +134,24 @@ impl StoreError {
     }
 }
 
-/// Why a file did not open as a model that can run here.
+/// Why a file did not open as a model that this machine can run.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The file.
+    /// The file is not a valid or supported model.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// No device computes with one of its tensor types.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A bug of ours.
+    /// The opener panicked: a bug in the daemon.
     #[error("internal error while the file was read: {0}")]
     Panicked(String),
 }
 
-/// Makes a model of its files: [`Model::open`], and whether a device can run it.
+/// Builds a model from its files: [`Model::open`], plus a check that a device can run it.
 pub type Opener = dyn Fn(ModelId, &str, Vec<File>) -> Result<Model, OpenError> + Send + Sync;
 
-/// What makes open files the same model: the identity of each, in order.
+/// Identity of a model: the identity of each open file, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Identity(Arc<[FileIdentity]>);
 
@@ -162,21 +162,21 @@ impl Identity {
         Ok(Self(each.map_err(|source| file_error(name, source))?))
     }
 
-    /// Size of all files.
+    /// Total size of all files.
     fn bytes(&self) -> u64 {
         self.0.iter().map(|file| file.size).fold(0, u64::saturating_add)
     }
 }
 
-/// Called, under no lock, when a mapping is gone: devices let go of what they hold for it.
+/// Called without the lock when a mapping is gone: devices free what they hold for it.
 pub type OnGone = dyn Fn(ModelId) + Send + Sync;
 
-/// All models.
+/// All models known to the daemon.
 pub struct Store {
     tables: Mutex<Tables>,
-    /// Told at the end of each opening.
+    /// Notified at the end of each opening.
     opened: Condvar,
-    /// The last finished look into the directories; held while one runs.
+    /// The last finished scan of the directories; locked during a scan.
     scan: Mutex<Scan>,
     scans_started: AtomicU64,
     next_id: AtomicU64,
@@ -186,15 +186,15 @@ pub struct Store {
     keeper: Arc<Keeper>,
 }
 
-/// Looks into the directories.
+/// Scans of the directories.
 #[derive(Default)]
 struct Scan {
-    /// How many have finished.
+    /// Number of finished scans.
     finished: u64,
     looks: Looks,
 }
 
-/// A mapped model in use by one request. The mapping stays until the last one drops.
+/// A mapped model in use by one request. The mapping stays until the last lease drops.
 pub struct Lease {
     store: Arc<Store>,
     model: Arc<Model>,
@@ -226,30 +226,31 @@ impl std::fmt::Debug for Store {
     }
 }
 
-/// What an unload did.
+/// Result of an unload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unloaded {
-    /// It was mapped, or about to be: a request was opening it.
+    /// True when the model was mapped, or a request was opening it.
     pub was_mapped: bool,
-    /// Requests that its end waits for, those that wait for its opening among them; 0 where another name keeps it.
+    /// Requests that the unmapping waits for, including waiters for the opening; 0 where another name keeps the
+    /// mapping.
     pub in_use: u32,
 }
 
-/// Where a name leads.
+/// The file source behind a name.
 enum Source {
     Passed(ModelId),
     Directory(directory::Entry),
 }
 
 impl Source {
-    /// Parts were missing when it was last looked for.
+    /// True when the last scan found missing parts.
     fn is_incomplete(&self) -> bool {
         matches!(self, Self::Directory(entry) if entry.incomplete)
     }
 }
 
 impl Store {
-    /// A store of `directories`; call [`Store::rescan`] to look into them.
+    /// A store of `directories`; call [`Store::rescan`] to scan them.
     pub fn new(
         directories: Vec<PathBuf>,
         passed_per_uid_max: usize,
@@ -269,12 +270,13 @@ impl Store {
         })
     }
 
-    /// Replaces the model directories; models stay as they are.
+    /// Replaces the model directories. The known models stay until the next scan.
     pub fn set_directories(&self, directories: Vec<PathBuf>) {
         self.tables.lock().directories = directories;
     }
 
-    /// Looks into the directories. Callers that come while one looks share the next look: a storm of misses costs two.
+    /// Scans the directories. Callers that arrive during a scan share the next one: any number of misses costs two
+    /// scans.
     pub fn rescan(&self) {
         let wanted = self.scans_started.load(Ordering::SeqCst) + 1;
         let mut scan = self.scan.lock();
@@ -290,9 +292,9 @@ impl Store {
         self.tell(gone);
     }
 
-    /// The model of that name, mapped if it was not; true when this call mapped it.
+    /// Returns the model of that name and maps it if needed; true when this call mapped it.
     ///
-    /// Its file is looked at anew: a replaced file is mapped as a new model, requests that run finish on the old one.
+    /// Checks its file again: a replaced file is mapped as a new model, and running requests finish on the old one.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -310,10 +312,10 @@ impl Store {
         .inspect(|(lease, _)| self.keep_pages(uid, name, lease.model()))
     }
 
-    /// Maps a file that a client passed, and gives it a name for that uid; true when it was not mapped before.
+    /// Maps a file passed by a client and gives it a name for that uid; true when it was not mapped before.
     ///
     /// # Errors
-    /// [`StoreError::File`] when it is no regular file opened for reading only; [`StoreError::Open`].
+    /// [`StoreError::File`] when it is not a regular file opened for reading only; [`StoreError::Open`].
     pub fn pass(self: &Arc<Self>, uid: u32, name: &str, file: File) -> Result<(Lease, bool), StoreError> {
         if !directory::is_name(name) {
             return Err(StoreError::BadName { name: name.into() });
@@ -338,9 +340,9 @@ impl Store {
         Ok((lease, mapped_now))
     }
 
-    /// Lets a model go: a passed one loses its name, the mapping goes when nothing uses it. A directory's name stays, and
-    /// the next request for it maps it again; so do all names that directories have for the same file. A file that was
-    /// passed under another name, or has a directory's name besides the passed one, stays mapped for that.
+    /// Unloads a model. A passed model loses its name; the mapping is removed when nothing uses it. A directory's name
+    /// stays, as do all directory names of the same file; the next request maps the file again. A file that also has
+    /// another passed name, or a directory's name besides the passed one, stays mapped for that name.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::NotYours`].
@@ -354,42 +356,42 @@ impl Store {
         Ok(unloaded)
     }
 
-    /// All names this uid can ask for, in order.
+    /// All names that this uid can request, in order.
     pub fn list(&self, uid: u32) -> Vec<Listing> {
         self.rescan();
         let all = self.tables.lock().list(uid);
         all.into_iter().map(InTables::look_at_file).collect()
     }
 
-    /// One name, as [`Store::list`] has it. Looks into no directory.
+    /// One entry of [`Store::list`]. Scans no directory.
     pub fn status(&self, uid: u32, name: &str) -> Option<Listing> {
         let found = self.tables.lock().listing(uid, name);
         found.map(InTables::look_at_file)
     }
 
-    /// Names that everyone knows.
+    /// Number of public names.
     pub fn names(&self) -> usize {
         self.tables.lock().names()
     }
 
-    /// Mapped models.
+    /// Number of mapped models.
     pub fn mapped(&self) -> usize {
         self.tables.lock().mapped()
     }
 
-    /// For each name whether every uid knows a model by it, in one look-up.
+    /// For each name, true when every uid knows a model by it. Takes one look-up.
     pub fn are_public<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<bool> {
         let tables = self.tables.lock();
         names.map(|name| tables.is_public(name)).collect()
     }
 
-    /// What each of these models is called, as far as that uid may know: its own name for it, else a directory's; for an
-    /// administrator also one that another uid gave it.
+    /// The names of these models, as far as that uid may know them: its own name, else a directory's. An administrator
+    /// also gets names of other uids.
     pub fn names_of(&self, uid: u32, administrator: bool, ids: &[ModelId]) -> HashMap<ModelId, String> {
         self.tables.lock().names_of(uid, administrator, ids)
     }
 
-    /// The mapped model of that name, for who may unload it; `None` while it is not mapped.
+    /// The mapped model of that name, for a caller that may unload it; `None` while it is not mapped.
     ///
     /// # Errors
     /// As [`Store::unload`].
@@ -423,7 +425,7 @@ impl Store {
             Ok(files) => files,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 self.rescan();
-                // Of a split model some may still be there.
+                // Some parts of a split model may still be missing.
                 let found = self.tables.lock().resolve(uid, name);
                 return match found {
                     Some(Source::Directory(entry)) if entry.incomplete => {
@@ -441,7 +443,7 @@ impl Store {
         let gone = self.tables.lock().seen(name, &identity);
         self.tell(gone);
         let result = self.lease(uid, name, files, &identity);
-        // A shortage is ours: the file may be well.
+        // A shortage is the daemon's fault, and the file may be sound.
         let failure = result.as_ref().err();
         if !failure.is_some_and(StoreError::is_shortage) {
             self.tables.lock().note_failure(name, &identity, failure);
@@ -449,7 +451,7 @@ impl Store {
         result
     }
 
-    /// A lease on the mapping of those files: the one there is, or a new one.
+    /// A lease on the mapping of those files, existing or new.
     fn lease(
         self: &Arc<Self>,
         uid: u32,
@@ -465,7 +467,7 @@ impl Store {
                     let gone = tables.retire(id);
                     drop(tables);
                     self.tell(gone);
-                    drop(model); // before the lock: it may be the last to hold the mapping
+                    drop(model); // before the lock: this may be the last reference to the mapping
                     tables = self.tables.lock();
                 }
                 Some((id, SlotState::Ready(model))) => {
@@ -500,7 +502,7 @@ impl Store {
         }
     }
 
-    /// What the opening came to. Who waits is counted as a user already.
+    /// Waits for the result of an opening. The waiter is already counted as a user.
     fn wait(&self, mut tables: Guard<'_, Tables>, flight: &Opened) -> Result<Arc<Model>, Arc<OpenError>> {
         loop {
             if let Some(result) = flight.get() {
@@ -515,7 +517,7 @@ impl Store {
             .unwrap_or_else(|panic| Err(OpenError::Panicked(panic_text(&*panic))))
     }
 
-    /// Called without the lock: dropping `gone` unmaps.
+    /// Reports mappings that are gone. Call without the lock: dropping `gone` unmaps.
     fn tell(&self, gone: Gone) {
         self.let_retired_pages_go();
         for (id, _slot) in &gone {
@@ -528,7 +530,7 @@ fn file_error(name: &str, source: MapError) -> StoreError {
     StoreError::File { name: name.into(), source: Arc::new(source) }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -1,4 +1,4 @@
-//! Parts of split models, by the names that `gguf-split` gives them: `NAME-00001-of-00003.gguf` and so on.
+//! Parts of split models, recognised by the names of `gguf-split`: `NAME-00001-of-00003.gguf` and so on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use super::directory::{Entry, inspect, is_name};
 use crate::model::files::PARTS_MAX;
 
-/// Missing parts that are named; of more only the number is told.
+/// Most missing parts listed by name; further ones are only counted.
 const NAMED_MAX: usize = 4;
 
-/// What a part's name says.
+/// A part's name, parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part<'a> {
-    /// Name of the model.
+    /// The model's name.
     pub model: &'a str,
-    /// From 1.
+    /// Number of the part, from 1.
     pub number: usize,
-    /// Parts of the model.
+    /// Number of parts of the model.
     pub count: usize,
 }
 
 impl<'a> Part<'a> {
-    /// The part of that name, without `.gguf`; `None` for what is a name like any other.
+    /// Parses a name without `.gguf`; `None` when it is not the name of a part.
     pub fn of(name: &'a str) -> Option<Self> {
         let digits = |text: &str| {
             let plain = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -35,7 +35,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Parts of one directory: by number, by model and count. A model has at most [`PARTS_MAX`].
+/// Parts in one directory, by model and count, then by number. A model has at most [`PARTS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Parts(BTreeMap<(String, usize), BTreeMap<usize, PathBuf>>);
 
@@ -44,12 +44,12 @@ impl Parts {
         self.0.entry((part.model.to_owned(), part.count)).or_default().insert(part.number, path);
     }
 
-    /// Models that they are of.
+    /// Number of models.
     pub fn models(&self) -> usize {
         self.0.len()
     }
 
-    /// One entry a model, by name; of equal names the one of fewer parts comes first.
+    /// One entry per model, by name. Of equal names, fewer parts come first.
     pub fn entries(self) -> impl Iterator<Item = (String, Entry)> {
         self.0.into_iter().map(|((model, count), parts)| {
             let entry = entry(&model, count, parts);

@@ -1,4 +1,4 @@
-//! Which models' files are kept in memory: by configuration, by name on request, and what goes when memory is short.
+//! Keeps models' files in memory: by configuration, by name on request, and what is evicted when memory is short.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use super::{Model, NAMES_MAX, Store, StoreError};
 use crate::model::pages::{HostPolicy, LockBudget, PagesReport, PagesState, Refusal, Residency};
 
 impl Store {
-    /// What is wanted from now on, also of models that are mapped. Returns at once; the pages come and go by and by.
+    /// Sets the policy, also for mapped models. Returns at once; pages are loaded and freed in the background.
     pub fn set_host_policy(&self, policy: HostPolicy) {
         self.keeper.budget.set_max(policy.lock_bytes_max);
         self.tables.lock().host = policy;
         let models = self.tables.lock().wanted_pages();
         for (model, wanted) in models {
-            // Also what was refused: more may be allowed now.
+            // Retries refused models too: the new limits may allow more.
             if model.pages.want(wanted) {
                 self.keeper.work_on(&model);
             }
         }
     }
 
-    /// Maps the models that the configuration names to be kept in memory.
+    /// Maps the models that the configuration keeps in memory.
     pub fn map_wanted(self: &Arc<Self>) {
         let models = self.tables.lock().host.models.clone();
         let uid = rustix::process::geteuid().as_raw();
         for (name, _) in models.iter().filter(|(_, residency)| **residency != Residency::None) {
             if let Err(error) = self.acquire(uid, name) {
-                tracing::warn!("{name} is named in host.models and not there: {error}");
+                tracing::warn!("{name} is named in host.models but was not mapped: {error}");
             }
         }
     }
 
-    /// Locks the model of that name in memory, now and whenever it is mapped again, until [`Store::unpin`] or
-    /// [`Store::unload`]; maps it if it was not. Returns before its pages are there: [`Store::pages`] tells how far that is
-    /// or why it is refused. Again, it tries again what was refused.
+    /// Locks a model in memory, now and at each later mapping, until [`Store::unpin`] or [`Store::unload`]. Maps it
+    /// first if needed. Returns before its pages are loaded; [`Store::pages`] reports the progress or the refusal.
+    /// Another call retries a refused lock.
     ///
     /// # Errors
     /// [`StoreError::NotAdministrator`], and as [`Store::acquire`].
@@ -50,7 +50,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes [`Store::pin`] back; what the configuration wants stays. True when it was pinned.
+    /// Reverts [`Store::pin`]; the configured policy stays. Returns true when the model was pinned.
     ///
     /// # Errors
     /// [`StoreError::NotAdministrator`].
@@ -63,12 +63,12 @@ impl Store {
         Ok(was_pinned)
     }
 
-    /// The pages of the model that a name leads to; `None` while it is not mapped. Looks at no file.
+    /// The pages of the named model; `None` while it is not mapped. Reads no file.
     pub fn pages(&self, uid: u32, name: &str) -> Option<PagesReport> {
         Some(self.tables.lock().mapped_by(uid, name)?.pages.report())
     }
 
-    /// How many models are to be locked and are not, and why the first of them is not.
+    /// The number of models whose lock was refused, and the first reason.
     pub fn locks_refused(&self) -> (u32, Option<Refusal>) {
         let models = self.tables.lock().mapped_models();
         let refused = models.into_iter().filter_map(|model| match model.pages.report().state {
@@ -78,13 +78,13 @@ impl Store {
         refused.fold((0, None), |(count, first), refusal| (count + 1, first.or(Some(refusal))))
     }
 
-    /// What is locked for all models, and may be.
+    /// The budget for locked bytes of all models.
     pub fn lock_budget(&self) -> &LockBudget {
         &self.keeper.budget
     }
 
-    /// Memory is short: lets go of the pages of all models that no request uses and that are not to be locked. How many
-    /// models that were. Some milliseconds for each GiB that was in memory.
+    /// Frees the pages of all models that no request uses and that are not locked. Returns the number of these models.
+    /// For memory pressure. Takes some milliseconds for each GiB that was in memory.
     pub fn give_idle_pages_back(&self) -> usize {
         let idle = self.tables.lock().idle();
         let given = |model: &Arc<Model>| {
@@ -94,7 +94,7 @@ impl Store {
         idle.iter().map(given).sum()
     }
 
-    /// A name led to `model`: what is wanted of it begins, if it has not.
+    /// Starts the wanted residency of `model`, found by `name`, if it has not started.
     pub(super) fn keep_pages(&self, uid: u32, name: &str, model: &Arc<Model>) {
         let wanted = self.tables.lock().residency(uid, name);
         if model.pages.want_at_least(wanted) {
@@ -102,7 +102,7 @@ impl Store {
         }
     }
 
-    /// Brings all mapped models to what is wanted of them by now.
+    /// Applies the wanted residency to all mapped models.
     pub(super) fn settle_pages(&self) {
         let models = self.tables.lock().wanted_pages();
         for (model, wanted) in models {
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// What only running requests use is not kept in memory for them.
+    /// Stops keeping pages of retired models, which only running requests still use.
     pub(super) fn let_retired_pages_go(&self) {
         let retired = std::mem::take(&mut self.tables.lock().retired_pages);
         for model in retired {

@@ -1,4 +1,4 @@
-//! Names and mappings: plain tables, changed under the store's one lock. Nothing here opens a file or waits.
+//! Tables of names and mappings, changed under the store's one lock. No code here opens a file or waits.
 
 use std::collections::hash_map::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,21 +10,21 @@ use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Passed, Source, Stor
 use crate::model::pages::{HostPolicy, Residency};
 use crate::tensor::MapError;
 
-/// Where an opening's end is told.
+/// The result of an opening, shared with its waiters.
 pub(super) type Opened = OnceLock<Result<Arc<Model>, Arc<OpenError>>>;
 
-/// Mappings that left the tables. Unmapping gigabytes takes milliseconds: drop it after the lock.
+/// Mappings removed from the tables. Unmapping gigabytes takes milliseconds, so drop this after the lock is released.
 pub(super) type Gone = Vec<(ModelId, Slot)>;
 
-/// A mapping, from the first request for it on.
+/// A mapping, from its first request on.
 pub(super) struct Slot {
     identity: Identity,
     state: SlotState,
-    /// Requests that hold a lease, or wait for the opening to get one.
+    /// Requests that hold a lease or wait for the opening.
     in_use: u32,
-    /// A name no longer keeps it, unless the same file is asked for again.
+    /// No name keeps the mapping. A new request for the same file revives it.
     retired: bool,
-    /// Who asked first.
+    /// Uid of the first request.
     loaded_by: u32,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum SlotState {
 }
 
 impl Slot {
-    /// A slot that its opener uses.
+    /// A slot in the opening state, in use by its opener.
     pub(super) fn opening(identity: Identity, loaded_by: u32, flight: Arc<Opened>) -> Self {
         Self { identity, state: SlotState::Opening(flight), in_use: 1, retired: false, loaded_by }
     }
@@ -51,16 +51,16 @@ impl Slot {
 /// A directory's name.
 struct Listed {
     entry: Entry,
-    /// The file as it was when last asked for.
+    /// Identity of the file at the last request.
     seen: Option<Identity>,
-    /// Why that file did not open.
+    /// The error of that file's opening.
     failure: Option<String>,
 }
 
-/// State of a name.
+/// State of a name's model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelStatus {
-    /// A name and a file, nothing read.
+    /// A name and a file; nothing is read yet.
     Registered,
     /// Ready for requests.
     Mapped,
@@ -68,35 +68,35 @@ pub enum ModelStatus {
     Draining,
     /// Its file lost bytes or changed while it was mapped.
     Poisoned,
-    /// It cannot be a model, or did not open.
+    /// The file cannot be a model, or it failed to open.
     Unusable,
 }
 
-/// A name and what is known of its model.
+/// A name and the state of its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The name.
+    /// The model's name for the asking uid.
     pub name: String,
-    /// Its state.
+    /// State of the model.
     pub status: ModelStatus,
-    /// Size of its files.
+    /// Total size of the files.
     pub file_bytes: u64,
     /// Architecture; empty while not mapped.
     pub architecture: String,
-    /// Requests that use it now, or wait until it is mapped.
+    /// Requests that use the model or wait for its mapping.
     pub in_use: u32,
-    /// Why it is poisoned or unusable, else empty.
+    /// The reason when poisoned or unusable; otherwise empty.
     pub reason: String,
 }
 
-/// What the tables know of a name; what became of its file is asked of the file, under no lock.
+/// A listing from the tables alone. The file itself is checked later, without the lock.
 pub(super) struct InTables {
     listing: Listing,
     model: Option<Arc<Model>>,
 }
 
 impl InTables {
-    /// The listing, with the file as it is now.
+    /// Completes the listing with the file's current state.
     pub(super) fn look_at_file(self) -> Listing {
         let Self { mut listing, model } = self;
         let Some(model) = model else { return listing };
@@ -115,16 +115,16 @@ pub(super) struct Tables {
     listed: BTreeMap<String, Listed>,
     /// Files passed by descriptor, by uid and name.
     passed: BTreeMap<(u32, String), ModelId>,
-    /// Passed names that were unloaded while requests ran, for as long as these do; of a uid, as many as it may pass.
+    /// Passed names unloaded while requests still run. A uid has at most as many as it may pass.
     draining: BTreeMap<(u32, String), ModelId>,
     slots: HashMap<ModelId, Slot>,
     /// The slot that serves new requests for a file.
     current: HashMap<Identity, ModelId>,
-    /// What the configuration wants kept in memory.
+    /// The configured residency policy.
     pub(super) host: HostPolicy,
-    /// Names that are to be locked besides: a directory's, or a uid's own.
+    /// Names locked on request: a directory's (`None`), or a uid's own.
     pinned: BTreeSet<(Option<u32>, String)>,
-    /// Models that were retired since these were last taken, whose pages nobody wants any more.
+    /// Models retired since the last take; their pages need not stay in memory.
     pub(super) retired_pages: Vec<Arc<Model>>,
 }
 
@@ -150,7 +150,7 @@ impl Tables {
         self.listed.get(name).map(|listed| Source::Directory(listed.entry.clone()))
     }
 
-    /// Takes in a new look at the directories. Models whose file went away are retired.
+    /// Replaces the directories' entries by a new scan. Retires models whose file was removed.
     pub(super) fn replace_entries(&mut self, entries: BTreeMap<String, Entry>) -> Gone {
         let mut old = std::mem::take(&mut self.listed);
         for (name, entry) in entries {
@@ -162,7 +162,7 @@ impl Tables {
         lost.into_iter().flat_map(|identity| self.retire_unnamed(&identity)).collect()
     }
 
-    /// A name's file is this one now; the mapping of the one before is retired.
+    /// Records a name's current file and retires the mapping of its previous file.
     pub(super) fn seen(&mut self, name: &str, identity: &Identity) -> Gone {
         let Some(listed) = self.listed.get_mut(name) else { return Vec::new() };
         match listed.seen.replace(identity.clone()) {
@@ -181,7 +181,7 @@ impl Tables {
 
     pub(super) fn current(&self, identity: &Identity) -> Option<(ModelId, SlotState)> {
         let by_identity = self.current.get(identity).copied();
-        // A retired mapping of the very same file serves again rather than a second one being made.
+        // Prefer a retired mapping of the same file over a second mapping.
         let id = by_identity.or_else(|| {
             let whole = |model: &Arc<Model>| model.files.check_poison().is_ok();
             self.slots
@@ -201,7 +201,7 @@ impl Tables {
         self.slots.insert(id, slot);
     }
 
-    /// The opening succeeded.
+    /// Marks a slot as ready.
     pub(super) fn opened(&mut self, id: ModelId, model: &Arc<Model>) {
         let Some(slot) = self.slots.get_mut(&id) else { return };
         slot.state = SlotState::Ready(Arc::clone(model));
@@ -210,7 +210,7 @@ impl Tables {
         }
     }
 
-    /// The opening failed: nobody has a lease, so the slot goes with all who waited.
+    /// Removes a slot whose opening failed. No request holds a lease on it; all waiters get the error.
     pub(super) fn failed(&mut self, id: ModelId) {
         self.remove(id);
     }
@@ -230,7 +230,7 @@ impl Tables {
         }
     }
 
-    /// Counts one more request; a retired slot serves again. False when it is gone.
+    /// Adds a request to the slot and revives a retired one. Returns false when the slot is gone.
     pub(super) fn revive_and_use(&mut self, id: ModelId) -> bool {
         let Some(slot) = self.slots.get_mut(&id) else { return false };
         slot.in_use += 1;
@@ -245,42 +245,42 @@ impl Tables {
         self.sweep(id)
     }
 
-    /// No new requests for a mapping; those that have it, or wait for its opening, finish. Returns what is gone.
+    /// Stops new requests for a mapping. Its users and waiters finish. Returns the mappings that are gone.
     pub(super) fn retire(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get_mut(&id) else { return Vec::new() };
         slot.retired = true;
-        // An opening stays where the next request for the same file finds it, or that would open the file again.
+        // An opening stays current: otherwise the next request for the same file would open it again.
         let model = slot.model().cloned();
         if model.is_some() {
             self.not_current(id);
         }
         let gone = self.sweep(id);
-        // One that is gone takes its pages along.
+        // A mapping that is gone frees its pages itself.
         self.retired_pages.extend(model.filter(|_| gone.is_empty()));
         gone
     }
 
-    /// Drops a slot that nothing uses and no name keeps. The one rule for all ends: whichever way a slot lost its names
-    /// (or never got one: a quota that filled meanwhile, a name that vanished while the file was opened), its last user
-    /// takes it along.
+    /// Removes a slot that no request uses and no name keeps. This one rule covers all ways to lose the names or to
+    /// never get one: a quota that filled meanwhile, or a name that vanished during the opening. The last user removes
+    /// the slot.
     fn sweep(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get(&id) else { return Vec::new() };
         if slot.in_use > 0 || self.passed.values().any(|passed| *passed == id) {
             return Vec::new();
         }
-        // Up to `NAMES_MAX` comparisons, some 10 us, once no request uses the model.
+        // Up to `NAMES_MAX` comparisons, about 10 us, and only when no request uses the model.
         if !slot.retired && self.is_seen(&slot.identity) {
             return Vec::new();
         }
         self.remove(id)
     }
 
-    /// True when a directory's name leads to that file.
+    /// True when a directory's name refers to that file.
     fn is_seen(&self, identity: &Identity) -> bool {
         self.listed.values().any(|listed| listed.seen.as_ref() == Some(identity))
     }
 
-    /// Retires the mapping of a file that no name leads to any more.
+    /// Retires the mapping of a file that no name refers to any more.
     fn retire_unnamed(&mut self, identity: &Identity) -> Gone {
         let Some(id) = self.current.get(identity).copied() else { return Vec::new() };
         let passed = self.passed.values().any(|passed| *passed == id);
@@ -291,7 +291,7 @@ impl Tables {
         self.passed.contains_key(&(uid, name.to_owned())) || of_uid(&self.passed, uid).count() < limit
     }
 
-    /// Names a passed file; what the name led to before is retired.
+    /// Gives a passed file a name and retires the name's previous mapping.
     pub(super) fn set_passed(&mut self, uid: u32, name: &str, id: ModelId) -> Gone {
         self.draining.remove(&(uid, name.to_owned()));
         match self.passed.insert((uid, name.to_owned()), id) {
@@ -300,14 +300,14 @@ impl Tables {
         }
     }
 
-    /// A passed name stopped leading to this mapping.
+    /// Handles a mapping that lost a passed name.
     fn unnamed(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get(&id) else { return Vec::new() };
         let identity = slot.identity.clone();
         if slot.retired { self.sweep(id) } else { self.retire_unnamed(&identity) }
     }
 
-    /// `draining_max` names of a uid are still listed while they drain.
+    /// Unloads a name. At most `draining_max` names of a uid stay listed while they drain.
     pub(super) fn unload(
         &mut self,
         uid: u32,
@@ -340,13 +340,13 @@ impl Tables {
         Ok((Unloaded { was_mapped: true, in_use }, self.retire(id)))
     }
 
-    /// The name as pins have it: the uid's own before the directories'.
+    /// The key of a name in `pinned`: the uid's own name before a directory's.
     fn pin_key(&self, uid: u32, name: &str) -> (Option<u32>, String) {
         let own = self.passed.contains_key(&(uid, name.to_owned()));
         (own.then_some(uid), name.to_owned())
     }
 
-    /// False when there are too many.
+    /// Pins a name; false when too many are pinned.
     pub(super) fn pin(&mut self, uid: u32, name: &str) -> bool {
         let key = self.pin_key(uid, name);
         let room = self.pinned.len() < NAMES_MAX || self.pinned.contains(&key);
@@ -356,10 +356,10 @@ impl Tables {
         room
     }
 
-    /// True when it was pinned.
+    /// Unpins a name; true when it was pinned.
     pub(super) fn unpin(&mut self, uid: u32, name: &str) -> bool {
         let key = self.pin_key(uid, name);
-        // A passed name that was unloaded just now is no own name any more.
+        // A just unloaded passed name is no longer the uid's own, so its key is removed too.
         self.pinned.remove(&key) | self.pinned.remove(&(Some(uid), key.1))
     }
 
@@ -384,7 +384,7 @@ impl Tables {
         own.chain(listed).collect()
     }
 
-    /// What is wanted of the model that a name leads to.
+    /// The wanted residency of the named model.
     pub(super) fn residency(&self, uid: u32, name: &str) -> Residency {
         self.residency_by(&self.pin_key(uid, name))
     }
@@ -399,7 +399,7 @@ impl Tables {
         }
     }
 
-    /// Every mapped model with what all its names together want.
+    /// Every mapped model with the highest residency that its names want.
     pub(super) fn wanted_pages(&self) -> Vec<(Arc<Model>, Residency)> {
         let mut wanted: HashMap<ModelId, Residency> = HashMap::new();
         let mut raise = |id: ModelId, residency: Residency| {
@@ -418,14 +418,14 @@ impl Tables {
         ready.map(|(id, model)| (Arc::clone(model), wanted.get(id).copied().unwrap_or_default())).collect()
     }
 
-    /// The mapped model that a name leads to.
+    /// The mapped model of a name.
     pub(super) fn mapped_by(&self, uid: u32, name: &str) -> Option<&Arc<Model>> {
         let listed = || self.listed.get(name)?.seen.as_ref().and_then(|identity| self.current.get(identity));
         let id = self.passed.get(&(uid, name.to_owned())).or_else(listed)?;
         self.slots.get(id)?.model()
     }
 
-    /// All of them, those that are retired too.
+    /// All mapped models, retired ones included.
     pub(super) fn mapped_models(&self) -> Vec<Arc<Model>> {
         self.slots.values().filter_map(Slot::model).cloned().collect()
     }
@@ -454,7 +454,7 @@ impl Tables {
         }
     }
 
-    /// The mapping that a directory's name leads to.
+    /// The current mapping of a directory's name.
     fn current_of(&self, listed: &Listed) -> Option<ModelId> {
         listed.seen.as_ref().and_then(|identity| self.current.get(identity)).copied()
     }
@@ -521,7 +521,7 @@ impl Tables {
         listed.or_else(|| self.draining_listing(name, *self.draining.get(&own)?))
     }
 
-    /// None where another name keeps the mapping by now.
+    /// `None` where another name keeps the mapping.
     fn draining_listing(&self, name: &str, id: ModelId) -> Option<InTables> {
         self.slots.get(&id).filter(|slot| slot.retired).map(|slot| slot_listing(name, slot))
     }
@@ -548,7 +548,7 @@ impl Tables {
     }
 }
 
-/// A uid's own names.
+/// The uid's own entries of `names`.
 fn of_uid(names: &BTreeMap<(u32, String), ModelId>, uid: u32) -> impl Iterator<Item = (&String, ModelId)> {
     names.range((uid, String::new())..).take_while(move |((u, _), _)| *u == uid).map(|((_, n), id)| (n, *id))
 }

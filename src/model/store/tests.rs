@@ -1,4 +1,4 @@
-//! The store against real files: copies of the small model, in directories of their own.
+//! Tests the store with real files: copies of the small model, in temporary directories.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ struct Fixture {
     gone: Arc<Mutex<Vec<ModelId>>>,
 }
 
-/// A store of one directory with a model `tiny`; `before` runs in each opening.
+/// A store of one directory with a model `tiny`. `before` runs in each opening.
 fn fixture(before: impl Fn(usize) + Send + Sync + 'static) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     copy_model(&dir.path().join("tiny.gguf"));
@@ -156,7 +156,7 @@ fn an_unloaded_model_drains_and_is_mapped_again_when_asked_for() {
     assert!(matches!(f.store.unload(BOB, false, "tiny"), Err(StoreError::NotYours { .. })));
     assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 1 });
     assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Draining));
-    // The same file again: the mapping that drains serves on, no second one is made.
+    // The same file again: the draining mapping serves it, and no second mapping is made.
     let (again, mapped_now) = f.store.acquire(BOB, "tiny").unwrap();
     assert!(!mapped_now && Arc::ptr_eq(again.model(), lease.model()));
     assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
@@ -217,14 +217,14 @@ fn a_passed_model_is_listed_while_it_drains() {
     assert_eq!((listed[0].in_use, f.store.list(BOB).len()), (1, 1));
     assert!(matches!(f.store.acquire(ALICE, "mine"), Err(StoreError::NotFound { .. })));
     assert!(matches!(f.store.unload(ALICE, false, "mine"), Err(StoreError::NotFound { .. })));
-    // Passed again it serves again.
+    // Passing the file again revives the mapping.
     drop(pass());
     assert_eq!(f.status(ALICE, "mine"), Some(ModelStatus::Mapped));
     f.store.unload(ALICE, false, "mine").unwrap();
     drop(running);
     assert_eq!((f.status(ALICE, "mine"), f.store.list(ALICE).len()), (None, 1));
     assert_eq!(f.store.mapped(), 0);
-    // Names that drain are bounded like those that serve.
+    // Draining names have the same bound as serving names.
     let running = pass();
     for name in ["a", "b", "c"] {
         f.store.unload(ALICE, false, "mine").ok();
@@ -304,7 +304,7 @@ fn files_mapped_while_the_quota_filled_are_let_go() {
     assert_eq!(f.store.mapped(), 2, "what has a name stays");
 }
 
-/// A fixture whose first opening waits twice: the other side acts between the two.
+/// A fixture whose first opening waits twice; the test acts between the two waits.
 fn paused_fixture() -> (Fixture, Arc<Barrier>) {
     let pause = Arc::new(Barrier::new(2));
     let inside = Arc::clone(&pause);
@@ -392,11 +392,11 @@ fn a_mapping_is_unmapped_after_the_tables_are_free() {
     *model.lock() = Arc::downgrade(lease.model());
     drop(lease);
     store.unload(ALICE, false, "tiny").unwrap();
-    // `on_gone` runs under no lock: what it still finds was not dropped under one.
+    // `on_gone` runs without the lock, and nothing it still finds was dropped under the lock.
     assert_eq!((alive.load(Ordering::SeqCst), model.lock().strong_count()), (1, 0));
 }
 
-/// Waits until the pages of `name` are as wanted.
+/// Waits until the pages of `name` have the wanted state.
 #[track_caller]
 fn pages(f: &Fixture, name: &str, wanted: impl Fn(&PagesReport) -> bool) -> PagesReport {
     let until = Instant::now() + Duration::from_secs(60);
@@ -425,9 +425,9 @@ fn a_pin_is_a_names_and_outlives_the_file_it_led_to() {
     let report = pages(&f, "tiny", locked);
     assert_eq!((report.wanted, report.read_bytes), (Residency::Lock, bytes));
     assert_eq!(f.store.lock_budget().bytes(), bytes);
-    f.store.pin(ALICE, true, "tiny").unwrap(); // again is nothing new
+    f.store.pin(ALICE, true, "tiny").unwrap(); // a second pin changes nothing
     assert_eq!(f.store.give_idle_pages_back(), 0, "pinned pages stay when memory is short");
-    // A new file under the name, while a request uses the old one: only the new one is locked.
+    // A new file under the name while a request uses the old one: only the new file is locked.
     let (old, _) = f.store.acquire(BOB, "tiny").unwrap();
     copy_model(&f.path("new"));
     std::fs::rename(f.path("new"), f.path("tiny.gguf")).unwrap();
@@ -470,7 +470,7 @@ fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
     assert_eq!(resident(&model), 0);
     assert_eq!(pages(&f, "tiny", |_| true).state, PagesState::GivenBack);
     assert!(resident(busy.model()) >= model.files.bytes());
-    // It comes again as it is read, and all at once only when that is asked for anew.
+    // Reads load its pages again one by one. Only a new request loads them all at once.
     let (_tiny, _) = f.store.acquire(ALICE, "tiny").unwrap();
     assert_eq!(pages(&f, "tiny", |_| true).state, PagesState::GivenBack);
     f.store.set_host_policy(HostPolicy { residency: Residency::Populate, ..HostPolicy::default() });

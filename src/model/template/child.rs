@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use super::environment::{Failure, render};
 use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, TemplateRequest};
 
-/// Exit codes: standard output holds the text with 0, and with the others why there is none.
+/// Exit codes. With 0, standard output holds the text; with the others, the reason why there is none.
 pub(super) mod exit {
     pub const SYNTAX: u8 = 65;
     pub const REFUSED: u8 = 66;
@@ -22,8 +22,8 @@ pub(super) mod exit {
 /// Longest message about a failure, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 10;
 
-/// Renders the request on standard input; for the subcommand [`super::SUBCOMMAND`] only. Nothing else may have run in the
-/// process: it gives up memory, files and time for good.
+/// Renders the request on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
+/// process: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
     let (code, text) = match confine() {
         Ok(()) => answer(),
@@ -33,7 +33,7 @@ pub fn child_main() -> ExitCode {
     ExitCode::from(if written.is_ok() { code } else { exit::REQUEST })
 }
 
-/// Takes away all but memory, a little time and the three open pipes.
+/// Limits the process to some memory, a little time and the three open pipes.
 fn confine() -> rustix::io::Result<()> {
     let limit = |resource, most: u64| {
         rustix::process::setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
@@ -51,7 +51,7 @@ fn confine() -> rustix::io::Result<()> {
 
 fn answer() -> (u8, String) {
     let mut request = Vec::new();
-    // One byte more than may be, to tell a request that is too long from one that is not.
+    // One byte above the limit, to detect a request that is too long.
     let read = io::stdin().lock().take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut request);
     let request = match read {
         Ok(bytes) if bytes > REQUEST_BYTES_MAX => {

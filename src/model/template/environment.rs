@@ -1,6 +1,6 @@
-//! Jinja as transformers sets it up, and one rendering in it.
+//! Jinja as set up by transformers, and one rendering in it.
 //!
-//! This runs in the rendering process only; it bounds what it can (steps, depth, output), the kernel bounds the rest.
+//! This code runs in the rendering process only. It bounds steps, depth and output; the kernel bounds the rest.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use serde_json::json;
 
 use super::{OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
 
-/// Steps of a rendering; real templates take some 100 for each message.
+/// Most steps of a rendering. Real templates take about 100 for each message.
 const FUEL: u64 = 20_000_000;
 
-/// How a rendering ends without a text.
+/// Why a rendering ended without a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     Syntax(String),
@@ -26,7 +26,7 @@ pub(super) enum Failure {
     OutputTooLong,
 }
 
-/// The text of a request.
+/// Renders a request to text.
 pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     let refusal = Arc::new(Mutex::new(None));
     let environment = environment(request.now_unix_s, Arc::clone(&refusal))
@@ -46,11 +46,10 @@ pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
     }
 }
 
-/// Renders in this process, so without the bounds of memory and time that the kernel gives the rendering process: for fuzzing
-/// templates that cannot grow.
+/// Renders in this process, without the kernel's bounds of memory and time. For fuzzing templates that cannot grow.
 ///
 /// # Errors
-/// Why there is no text.
+/// The reason why there is no text.
 pub fn render_unconfined(request: &TemplateRequest) -> Result<String, String> {
     render(request).map_err(|failure| format!("{failure:?}"))
 }
@@ -72,7 +71,7 @@ fn environment(now_unix_s: i64, refusal: Arc<Mutex<Option<String>>>) -> Result<E
     Ok(environment)
 }
 
-/// What the template sees. The request's own variables do not replace the others.
+/// The variables of the template. The request's own variables do not replace the standard ones.
 fn variables(request: &TemplateRequest) -> Value {
     let mut variables = request.variables.clone();
     let mut set = |name: &str, value: serde_json::Value| variables.insert(name.to_owned(), value);
@@ -98,12 +97,12 @@ fn failure(error: &Error, refusal: &Mutex<Option<String>>) -> Failure {
     }
 }
 
-/// `{% generation %}` marks an assistant's text for training; for a prompt it means nothing.
+/// Replaces `{% generation %}`, which marks an assistant's text for training and has no meaning in a prompt.
 fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // Behind the opening: in `{%}` they are not the same percent sign.
+        // Search after the opening: in `{%}` both delimiters would share the percent sign.
         let Some(length) = rest[start + 2..].find("%}") else { break };
         let inside = &rest[start + 2..start + 2 + length];
         let name = inside.trim_matches(['-', '+']).trim();
@@ -120,7 +119,7 @@ fn without_generation_tags(source: &str) -> String {
     text
 }
 
-/// Output that stops at the limit.
+/// Output buffer that fails at the limit.
 struct Bounded {
     text: Vec<u8>,
     full: bool,
@@ -155,7 +154,7 @@ mod tests {
         assert_eq!(render(&request).unwrap(), expected, "{template}");
     }
 
-    /// What templates in use need beyond Jinja proper.
+    /// Features that real templates need beyond standard Jinja.
     #[test]
     fn templates_find_what_transformers_gives_them() {
         check("{{ messages[0].content.strip().split('i')[0] }}", "H");

@@ -1,72 +1,72 @@
-//! Why a conversation was not rendered.
+//! Errors of rendering a chat template.
 
-/// Why a conversation was not rendered. Texts that come from the template are at most 1 KiB.
+/// Why a conversation was not rendered. Texts from the template are at most 1 KiB.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// The template is too long to be looked at.
+    /// The template is longer than the limit and was not parsed.
     #[error("the chat template has {bytes} bytes; the limit is {limit} bytes")]
     SourceTooLong {
-        /// Its bytes.
+        /// Length in bytes.
         bytes: usize,
-        /// The most we take.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The conversation is too long to be looked at.
+    /// The conversation is longer than the limit and was not sent.
     #[error("the conversation has {bytes} bytes as JSON; the limit is {limit} bytes")]
     RequestTooLong {
-        /// Its bytes.
+        /// Length in bytes.
         bytes: usize,
-        /// The most we take.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The template is no Jinja that we know.
+    /// The template is not valid or supported Jinja.
     #[error("the model's chat template cannot be read: {message}")]
     Syntax {
-        /// Why, with the line.
+        /// The reason, with the line.
         message: String,
     },
     /// The template itself refuses the conversation (`raise_exception`).
     #[error("the model's chat template refuses this conversation: {message}")]
     Refused {
-        /// What it says.
+        /// The template's message.
         message: String,
     },
-    /// The template does something that cannot be done.
+    /// The template failed while it ran.
     #[error("the model's chat template failed: {message}")]
     Failed {
-        /// Why, with the line.
+        /// The reason, with the line.
         message: String,
     },
-    /// It ran out of steps, processor time or patience.
+    /// The template exceeded its steps, processor time or deadline.
     #[error("the model's chat template did not end within {limit}")]
     TooSlow {
-        /// The limit it met.
+        /// The limit that was exceeded.
         limit: String,
     },
-    /// It asked for more memory than it may have.
+    /// The template exceeded its memory limit.
     #[error("the model's chat template needs more than {limit_mib} MiB of memory")]
     OutOfMemory {
-        /// The most it may have.
+        /// Limit in MiB.
         limit_mib: u64,
     },
-    /// The text is too long.
+    /// The rendered text exceeds the limit.
     #[error("the model's chat template makes more than {limit} bytes of text")]
     OutputTooLong {
-        /// The most we take.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The rendering process ended in a way of its own: most likely the template nests too deep for its stack.
+    /// The rendering process died unexpectedly; most likely the template nests too deep for its stack.
     #[error("the process that renders the chat template died: {status}")]
     Died {
-        /// How it ended.
+        /// Exit status or signal.
         status: String,
     },
-    /// The rendering process could not be started, or not be talked to.
+    /// The daemon could not start the rendering process or communicate with it.
     #[error("the process that renders chat templates could not be {action}")]
     Process {
-        /// Started, written to, read from or waited for.
+        /// Failed action: started, written to, read from or waited for.
         action: &'static str,
-        /// Why.
+        /// The underlying error.
         #[source]
         source: std::io::Error,
     },

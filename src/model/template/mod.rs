@@ -1,11 +1,11 @@
-//! Chat templates: Jinja of the model file, rendered in a process of its own with hard limits.
+//! Chat templates: Jinja from the model file, rendered in a separate process with hard limits.
 //!
-//! A template is a program from a stranger. Counting its steps bounds neither memory nor time (130 bytes of template can
-//! ask for gigabytes in one step), so it runs where the kernel counts: the daemon starts its own program again as
-//! `rocmforged render-template`, which limits its memory, processor time and files, reads one request from standard
-//! input and writes the text to standard output. Whatever becomes of it, the daemon gets a typed error.
+//! A template is an untrusted program. Counting its steps bounds neither memory nor time: 130 bytes of template can ask
+//! for gigabytes in one step. So it runs where the kernel counts. The daemon starts its own program again as
+//! `rocmforged render-template`. That process limits its memory, processor time and files, reads one request from
+//! standard input and writes the text to standard output. In every case, the daemon gets the text or a typed error.
 //!
-//! What templates may use is what transformers gives them (`utils/chat_template_utils.py`).
+//! Templates have the features that transformers gives them (`utils/chat_template_utils.py`).
 
 mod child;
 mod environment;
@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 /// First argument that makes `rocmforged` call [`child_main`].
 pub const SUBCOMMAND: &str = "render-template";
 
-/// Longest template in bytes; the longest in use have 20 KiB.
+/// Longest template in bytes. The longest in use have 20 KiB.
 pub const SOURCE_BYTES_MAX: usize = 256 << 10;
 
-/// Longest request in bytes, as JSON: a frame of the protocol is 1 MiB, and a byte of it takes up to 6 as JSON.
+/// Longest request in bytes of JSON. A protocol frame is 1 MiB, and each of its bytes takes up to 6 bytes of JSON.
 pub const REQUEST_BYTES_MAX: usize = 8 << 20;
 
 /// Longest rendered text in bytes.
@@ -39,7 +39,7 @@ pub const MEMORY_MIB_MAX: u64 = 256;
 /// Processor time of the rendering process, in seconds.
 pub const CPU_SECONDS_MAX: u64 = 2;
 
-/// What to render.
+/// A request to render a template.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateRequest {
     /// Jinja source, `tokenizer.chat_template` of the file.
@@ -48,7 +48,7 @@ pub struct TemplateRequest {
     pub messages: Vec<Message>,
     /// `tools` of the template, each a JSON schema of a function; `none` when empty.
     pub tools: Vec<serde_json::Value>,
-    /// End with the beginning of an answer.
+    /// True to end the text with the beginning of an answer.
     pub add_generation_prompt: bool,
     /// Text of the beginning-of-sequence token; undefined in the template when there is none.
     pub bos_token: Option<String>,
@@ -56,16 +56,16 @@ pub struct TemplateRequest {
     pub eos_token: Option<String>,
     /// Further variables, such as `enable_thinking`.
     pub variables: serde_json::Map<String, serde_json::Value>,
-    /// What `strftime_now` takes for now: seconds since 1970, UTC.
+    /// Time for `strftime_now`: seconds since 1970, UTC.
     pub now_unix_s: i64,
 }
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`; templates decide which they know.
+    /// `system`, `user`, `assistant` or `tool`; the template decides which it supports.
     pub role: String,
-    /// Its text.
+    /// Text of the message.
     pub content: String,
     /// Further fields, such as `tool_calls`.
     #[serde(flatten)]
@@ -73,7 +73,7 @@ pub struct Message {
 }
 
 impl TemplateRequest {
-    /// A request for the prompt of an answer to `messages`, now.
+    /// A request for a prompt that continues `messages` with an answer, at the current time.
     pub fn new(template: impl Into<String>, messages: Vec<Message>) -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
@@ -88,7 +88,7 @@ impl TemplateRequest {
         }
     }
 
-    /// The same with the special tokens of a vocabulary.
+    /// Adds the special tokens of a vocabulary.
     #[must_use]
     pub fn with_tokens_of(mut self, tokenizer: &super::tokenizer::Tokenizer) -> Self {
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The daemon's side: starts the rendering process, talks to it, and ends it in time.
+//! The daemon's side: starts the rendering process, exchanges data with it, and ends it in time.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,11 +17,11 @@ use super::{
     TemplateError, TemplateRequest,
 };
 
-/// Bytes of standard error that are looked at.
+/// Bytes kept of the process's standard error.
 const STDERR_BYTES_MAX: usize = 4 << 10;
 
-/// Renders templates in processes of `program`. Shared by reference between threads; each that renders has a process of
-/// [`MEMORY_MIB_MAX`], so the caller bounds how many do at once.
+/// Renders templates in processes of `program`. Threads share it by reference. Each rendering has a process of
+/// [`MEMORY_MIB_MAX`], so the caller must bound the number of concurrent renderings.
 #[derive(Debug)]
 pub struct Renderer {
     program: PathBuf,
@@ -29,22 +29,22 @@ pub struct Renderer {
 }
 
 impl Renderer {
-    /// A renderer that starts `program` (a `rocmforged`; `/proc/self/exe` is the running one, also after its file was
-    /// replaced) and gives each rendering 5 s from request to text, which is more
-    /// than twice the processor time it may take.
+    /// A renderer that starts `program`, a `rocmforged`; `/proc/self/exe` is the running one, even after its file was
+    /// replaced. Each rendering has 5 s from request to text, more than twice its processor time.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let deadline = Duration::from_secs(5);
         Self { program: program.into(), deadline }
     }
 
-    /// The same with another deadline.
+    /// Changes the deadline of each rendering.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The text of a conversation. Blocks for about 3 ms, and for the deadline at most: not for runtime threads.
+    /// Renders a conversation to text. Blocks for about 3 ms, and at most for the deadline: do not call on runtime
+    /// threads.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -90,11 +90,11 @@ impl Renderer {
         })
     }
 
-    /// Why it died without a word of its own.
+    /// The error of a process that died without a message.
     fn death(&self, status: ExitStatus, stderr: &[u8]) -> TemplateError {
         const CPU: [Option<i32>; 2] = [Some(Signal::XCPU.as_raw()), Some(Signal::KILL.as_raw())];
         let stderr = String::from_utf8_lossy(stderr);
-        // What Rust says when the allocator has nothing, and when a size is past what it could ever have.
+        // Rust's messages for an exhausted allocator, and for a size above any possible allocation.
         if stderr.contains("memory allocation of") || stderr.contains("capacity overflow") {
             return TemplateError::OutOfMemory { limit_mib: MEMORY_MIB_MAX };
         }
@@ -109,15 +109,15 @@ impl Renderer {
     }
 }
 
-/// How the talk with a process ended.
+/// How the exchange with a process ended.
 enum Ended {
-    /// It exited.
+    /// The process exited.
     Itself,
     OutputTooLong,
     Deadline,
 }
 
-/// A rendering process. It is killed and waited for when dropped.
+/// A rendering process. Dropping it kills the process and waits for it.
 struct Process {
     child: Child,
     exited: OwnedFd,
@@ -140,7 +140,7 @@ impl Process {
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(exited) => Ok(Self { child, exited, stdout: Vec::new(), stderr: Vec::new() }),
             Err(error) => {
-                // Nothing is known of it yet but that it is ours.
+                // Nothing watches this child yet, so kill and reap it here.
                 let _ = child.kill();
                 let _ = child.wait();
                 Err(started(error.into()))
@@ -175,18 +175,18 @@ impl Process {
             if read_some(&mut stdout, &mut self.stdout, OUTPUT_BYTES_MAX).map_err(read)? {
                 return Ok(Ended::OutputTooLong);
             }
-            // More than is looked at is read all the same, lest it wait for us, and forgotten.
+            // Output above the limit is read and dropped, so that the process does not wait for the daemon.
             while read_some(&mut stderr, &mut self.stderr, STDERR_BYTES_MAX).map_err(read)? {
                 self.stderr.truncate(STDERR_BYTES_MAX);
             }
-            // It had exited before the pipes were read, so all it wrote is here.
+            // The process exited before the pipes were read, so all its output is here.
             if exited {
                 return Ok(Ended::Itself);
             }
         }
     }
 
-    /// Waits for a pipe to be ready or the process to exit; true when it has.
+    /// Waits until a pipe is ready or the process exits; true when it has exited.
     fn wait_ready<I: AsFd, O: AsFd, E: AsFd>(
         &self,
         stdin: Option<&I>,
@@ -206,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Ends the process unless it has exited, and takes its status.
+    /// Kills the process unless it has exited, and returns its status.
     fn end(&mut self, talked: bool) -> Result<ExitStatus, TemplateError> {
         let waited = |error| process_error("waited for", error);
         if talked && let Some(status) = self.child.try_wait().map_err(waited)? {
@@ -219,13 +219,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A process that was waited for already is left alone by both.
+        // Both calls leave a process alone that was already waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Writes what fits; true when there is no more to write or nobody to read it.
+/// Writes as much as fits; true when all is written or the reader is gone.
 fn write_some(stdin: &mut Option<ChildStdin>, rest: &mut &[u8]) -> io::Result<bool> {
     let Some(pipe) = stdin else { return Ok(false) };
     loop {
@@ -242,7 +242,7 @@ fn write_some(stdin: &mut Option<ChildStdin>, rest: &mut &[u8]) -> io::Result<bo
     }
 }
 
-/// Reads what is there, and closes the pipe at its end; true when `into` holds more than `limit`.
+/// Reads the available bytes and closes the pipe at its end; true when `into` holds more than `limit`.
 fn read_some<R: Read>(pipe: &mut Option<R>, into: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     let mut buffer = [0; 8 << 10];
     while let Some(reader) = pipe {

@@ -1,6 +1,6 @@
 //! `strftime_now`: the date in the C locale, UTC.
 
-/// `format` with Python's directives for the time `unix_s`; directives we do not know stay as they are written.
+/// Formats the time `unix_s` with Python's directives. Unknown directives stay unchanged.
 pub(super) fn strftime(unix_s: i64, format: &str) -> String {
     let date = Date::new(unix_s);
     let mut text = String::with_capacity(format.len() + 16);
@@ -38,7 +38,7 @@ struct Date {
     day: u8,
     /// 1 to 366.
     day_of_year: u16,
-    /// From Sunday, 0.
+    /// 0 for Sunday.
     weekday: u8,
     hour: u8,
     minute: u8,
@@ -62,7 +62,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 impl Date {
-    /// The date of a time, in the Gregorian calendar. Years are kept to 0 to 9999, as Python's are.
+    /// The Gregorian date of a time. Years are clamped to 0 to 9999, as in Python.
     fn new(unix_s: i64) -> Self {
         const DAY_S: i64 = 86_400;
         // 0000-01-01 to 9999-12-31.
@@ -149,7 +149,7 @@ fn days_of_month(year: i64, month: u8) -> i64 {
 mod tests {
     use super::strftime;
 
-    /// Expected texts are Python's: `datetime.fromtimestamp(t, timezone.utc).strftime(f)`.
+    /// Expected texts come from Python: `datetime.fromtimestamp(t, timezone.utc).strftime(f)`.
     #[test]
     fn dates_are_those_of_python() {
         for (unix_s, format, expected) in [

@@ -3,7 +3,7 @@
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// Deepest nesting written, as Python's recursion limit has it, to the order.
+/// Deepest nesting written; the same order of magnitude as Python's recursion limit.
 const DEPTH_MAX: usize = 200;
 
 /// `value | tojson(indent=2, ensure_ascii=true, sort_keys=true)`.
@@ -43,7 +43,7 @@ impl Writer {
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
-            // Written as Python writes numbers.
+            // Formatted as in Python.
             ValueKind::Number => self.text.push_str(&value.to_string()),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
@@ -87,7 +87,7 @@ impl Writer {
         Ok(())
     }
 
-    /// With an indent, begins a line.
+    /// Begins a new line if an indent is set.
     fn line(&mut self, depth: usize) {
         if let Some(indent) = self.indent {
             self.text.push('\n');
@@ -143,7 +143,7 @@ fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 mod tests {
     use minijinja::Environment;
 
-    /// Expected texts are those of Python's `json.dumps`, `ensure_ascii` false unless given.
+    /// Expected texts come from Python's `json.dumps`, with `ensure_ascii` false unless given.
     #[test]
     fn values_are_written_as_python_writes_them() {
         let mut environment = Environment::new();

@@ -13,7 +13,7 @@ pub fn char_of_byte(byte: u8) -> char {
     }
 }
 
-/// The byte that `character` stands for, or `None` when it is none of the alphabet.
+/// The byte that `character` stands for; `None` for a character outside the alphabet.
 pub fn byte_of_char(character: char) -> Option<u8> {
     let code = u32::from(character);
     let byte = match code {

@@ -1,4 +1,4 @@
-//! Byte-level byte-pair encoding: the bytes of a word become tokens, and neighbours merge, lowest rank first.
+//! Byte-level byte-pair encoding: bytes of a word become tokens, and neighbours merge, lowest rank first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ use super::pretokenizer::PreTokenizer;
 use super::vocab::{TextIndex, Vocab};
 use crate::model::gguf::Strings;
 
-/// No symbol: a byte without a token, or one that a merge took.
+/// No symbol: a byte without a token, or a symbol consumed by a merge.
 const NONE: u32 = u32::MAX;
 
 /// Merging of a byte-level vocabulary.
@@ -21,8 +21,8 @@ const NONE: u32 = u32::MAX;
 pub(super) struct BytePair {
     pre: PreTokenizer,
     merges: Merges,
-    /// The token of each byte, or [`NONE`]: few vocabularies have all 256, and bytes without a token are left out, as
-    /// llama.cpp and the Python tokenizers do.
+    /// The token of each byte, or [`NONE`]. Few vocabularies have all 256. Bytes without a token are skipped, as in
+    /// llama.cpp and the Python tokenizers.
     byte_tokens: [u32; 256],
     /// Kept only for vocabularies that take whole words.
     index: Option<TextIndex>,
@@ -46,7 +46,7 @@ impl BytePair {
         Ok(Self { pre, merges, byte_tokens, index })
     }
 
-    /// Appends the tokens of `text`. Time is `n log n` in the longest word, which is all of a hostile text.
+    /// Appends the tokens of `text`. Time is `n log n` in the longest word; a hostile text can be one word.
     pub fn encode(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
         let mut word = Word::default();
         let mut written = String::new();
@@ -63,7 +63,7 @@ impl BytePair {
     }
 }
 
-/// What merges into what, by rank.
+/// The merges, by rank.
 #[derive(Debug)]
 struct Merges {
     by_rank: Vec<Merge>,
@@ -80,8 +80,8 @@ struct Merge {
 }
 
 impl Merges {
-    /// Every merge must be of two tokens into a token, as those who train vocabularies check too; of repeated pairs the
-    /// first counts.
+    /// Checks that every merge joins two tokens into a token, as vocabulary trainers do. Of repeated pairs the first
+    /// counts.
     fn new(vocab: &Vocab, index: &TextIndex, merges: &Strings) -> Result<Self, TokenizerError> {
         let mut all = Self {
             by_rank: Vec::with_capacity(merges.len()),
@@ -89,12 +89,12 @@ impl Merges {
             hasher: DefaultHashBuilder::default(),
         };
         let mut joined = String::new();
-        // Trainers number tokens in the order of the merges that make them, so the next id is nearly always right, and
-        // costs no look-up.
+        // Trainers number tokens in the order of the merges that make them. The next id is nearly always right, and
+        // needs no look-up.
         let mut next = 0;
         for (rank, text) in merges.iter().enumerate() {
             let syntax = || TokenizerError::MergeSyntax { rank, text: excerpt(text) };
-            // The space that parts them is not the first character: a token may begin with one.
+            // The separating space is not the first character: a token may begin with a space.
             let after_first = text.chars().next().map_or(0, char::len_utf8);
             let space = text[after_first..].find(' ').ok_or_else(syntax)? + after_first;
             let (left, right) = (&text[..space], &text[space + 1..]);
@@ -119,7 +119,7 @@ impl Merges {
     fn push(&mut self, merge: Merge, vocab: &Vocab) {
         let rank = self.by_rank.len() as u32;
         self.by_rank.push(merge);
-        // A merge into a control token stays in the list, for the ranks, but text may not take it.
+        // A merge into a control token keeps its rank, but text may not use it.
         if self.rank(merge.left, merge.right).is_some() || !vocab.is_mergeable(merge.merged) {
             return;
         }
@@ -143,7 +143,7 @@ impl Merges {
 #[derive(Default)]
 struct Word {
     symbols: Vec<Symbol>,
-    /// Merges that could be made: rank, then place of the left symbol; the lowest first.
+    /// Candidate merges, lowest first: rank, then index of the left symbol.
     queue: BinaryHeap<Reverse<(u32, u32)>>,
 }
 

@@ -1,4 +1,4 @@
-//! Why a vocabulary cannot be used.
+//! Errors of building a tokenizer.
 
 use crate::model::gguf::GgufError;
 
@@ -8,33 +8,33 @@ pub enum TokenizerError {
     /// A metadata value is missing or of another type.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// A vocabulary kind we do not know.
+    /// The vocabulary kind is not supported.
     #[error(
         "tokenizer model {0:?} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
     )]
     Kind(String),
-    /// A way to split text before merging that we do not know; guessing would give wrong tokens without a word.
+    /// The pre-tokenizer is not supported. Guessing one would silently give wrong tokens.
     #[error("pre-tokenizer {name:?} is not supported; supported: {supported}")]
     PreTokenizer {
-        /// What the file asks for.
+        /// Name in the file.
         name: String,
-        /// Names we know.
+        /// Supported names.
         supported: String,
     },
-    /// No tokens, or more than we take.
+    /// The vocabulary has no tokens, or more than the limit.
     #[error("the vocabulary has {count} tokens; it must have 1 to {limit}")]
     TokenCount {
         /// Tokens in the file.
         count: usize,
-        /// The most we take.
+        /// Limit.
         limit: usize,
     },
-    /// An array with one element a token has another length.
+    /// An array with one element per token has the wrong length.
     #[error("{key} has {found} elements for {tokens} tokens")]
     ArrayLength {
         /// Metadata key.
         key: &'static str,
-        /// Its elements.
+        /// Elements in the file.
         found: usize,
         /// Tokens in the file.
         tokens: usize,
@@ -42,14 +42,14 @@ pub enum TokenizerError {
     /// A token's text is too long.
     #[error("token {id} has {bytes} bytes of text; the limit is {limit} bytes")]
     TokenTooLong {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its bytes.
+        /// Length of its text in bytes.
         bytes: usize,
-        /// The most we take.
+        /// Limit.
         limit: usize,
     },
-    /// Two tokens have the same text: which one a text means is not defined.
+    /// Two tokens have the same text, so encoding it would be ambiguous.
     #[error("tokens {first} and {second} have the same text {text:?}")]
     DuplicateToken {
         /// The lower id.
@@ -62,26 +62,26 @@ pub enum TokenizerError {
     /// A score that cannot be ordered.
     #[error("the score of token {id} is not a number")]
     ScoreNan {
-        /// The token.
+        /// Id of the token.
         id: u32,
     },
     /// A token type outside the format's list.
     #[error("token {id} has type {found}; types are 0 to 6")]
     TokenType {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its type.
+        /// Type in the file.
         found: i32,
     },
     /// A byte token whose text is not `<0x00>` to `<0xFF>`.
     #[error("token {id} stands for a byte, but its text is {text:?}, not <0x00> to <0xFF>")]
     ByteToken {
-        /// The token.
+        /// Id of the token.
         id: u32,
         /// Its text, at most 64 bytes of it.
         text: String,
     },
-    /// Two tokens stand for one byte.
+    /// Two tokens stand for the same byte.
     #[error("tokens {first} and {second} both stand for byte {byte}")]
     DuplicateByte {
         /// The lower id.
@@ -91,28 +91,28 @@ pub enum TokenizerError {
         /// The byte.
         byte: u8,
     },
-    /// A merge that is not two texts with a space between.
+    /// A merge is not two texts with a space between.
     #[error("merge {rank} is {text:?}, not two token texts with a space between")]
     MergeSyntax {
-        /// Its place in the list.
+        /// Index in the list of merges.
         rank: usize,
         /// Its text, at most 64 bytes of it.
         text: String,
     },
-    /// A merge of or into a text that is no token.
+    /// A merge uses a text that is not a token.
     #[error("merge {rank} needs a token {text:?}, which the vocabulary does not have")]
     MergeToken {
-        /// Its place in the list.
+        /// Index in the list of merges.
         rank: usize,
-        /// The text that is no token, at most 64 bytes of it.
+        /// The text that is not a token, at most 64 bytes of it.
         text: String,
     },
-    /// A special token outside the vocabulary.
+    /// The id of a special token is outside the vocabulary.
     #[error("{key} is {id}, but the vocabulary has {tokens} tokens")]
     SpecialOutOfRange {
         /// Metadata key.
         key: &'static str,
-        /// What the file says.
+        /// Id in the file.
         id: u32,
         /// Tokens in the file.
         tokens: usize,
@@ -125,12 +125,12 @@ pub enum TokenizerError {
         /// The key that should name the token.
         key: &'static str,
     },
-    /// Special tokens are matched by an automaton whose size grows with their texts.
+    /// The special tokens are too long in total: the matching automaton grows with their texts.
     #[error("the special tokens have {bytes} bytes of text in all; the limit is {limit} bytes")]
     SpecialText {
-        /// Bytes in all.
+        /// Total bytes.
         bytes: usize,
-        /// The most we take.
+        /// Limit.
         limit: usize,
     },
 }

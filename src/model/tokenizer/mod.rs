@@ -1,9 +1,9 @@
 //! Text to tokens and back: byte-level BPE and SentencePiece vocabularies of GGUF files.
 //!
-//! Tokens are those of llama.cpp, with one difference on purpose: text never becomes a token that the file calls a control
-//! token by merging (with llama.cpp it can), only through [`EncodeOptions::parse_special`]. Like llama.cpp this reads text
-//! as it is: where a model's own tokenizer brings text to Unicode's NFC first (Qwen), that is left to the caller. Characters
-//! younger than the Unicode tables of another engine may be cut in other places.
+//! Tokens match llama.cpp, with one deliberate difference: merging never turns text into a token that the file calls a
+//! control token (in llama.cpp it can); only [`EncodeOptions::parse_special`] does. Like llama.cpp, this reads text as
+//! it is. Where a model's own tokenizer normalises text to Unicode NFC first (Qwen), the caller must do that.
+//! Characters newer than another engine's Unicode tables may be cut elsewhere.
 
 use super::gguf::Gguf;
 
@@ -31,21 +31,21 @@ use pretokenizer::PreTokenizer;
 use special::{Fragment, SpecialMatcher};
 use vocab::{TextIndex, Vocab};
 
-/// Longest text that is split and merged at once, in bytes; longer ones are cut, which no real text reaches. Three times
-/// this is below 2^32, the places of symbols.
+/// Longest text that is split and merged at once, in bytes. Longer texts are cut; no real text is that long. Three
+/// times this is below 2^32, so symbol positions fit in u32.
 const TEXT_BYTES_MAX: usize = 1 << 30;
 
-/// How to read a text.
+/// Options for encoding a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EncodeOptions {
     /// Add the beginning- and end-of-sequence tokens that the file asks for.
     pub add_special: bool,
     /// Recognise special tokens written out in the text (`<|im_start|>`): for rendered templates, not for prompts. A
-    /// rendered template holds what users wrote, so in a chat their markup counts too, as in llama.cpp.
+    /// rendered template contains users' text, so in a chat their markup counts too, as in llama.cpp.
     pub parse_special: bool,
 }
 
-/// A vocabulary. About 40 bytes a token.
+/// A tokenizer for one vocabulary. Takes about 40 bytes a token.
 #[derive(Debug)]
 pub struct Tokenizer {
     vocab: Vocab,
@@ -56,7 +56,7 @@ pub struct Tokenizer {
     eos: Option<u32>,
     add_bos: bool,
     add_eos: bool,
-    /// SentencePiece: a space is put before a text, and taken off again by [`Self::decode`].
+    /// SentencePiece: encoding prepends a space, and [`Self::decode`] removes it.
     space_prefix: bool,
 }
 
@@ -120,7 +120,7 @@ impl Tokenizer {
         self.vocab.len()
     }
 
-    /// The metadata's name of how this vocabulary makes tokens: `gpt2` or `llama`.
+    /// The metadata's name of the algorithm: `gpt2` or `llama`.
     pub fn kind(&self) -> &'static str {
         match self.merging {
             Merging::BytePair(_) => "gpt2",
@@ -134,7 +134,7 @@ impl Tokenizer {
         if options.add_special && self.add_bos {
             ids.extend(self.bos);
         }
-        // A text after a token begins like the first one.
+        // Text after a special token begins like the first text.
         let mut at_start = true;
         self.special.fragments(text, options.parse_special, |fragment| match fragment {
             Fragment::Token(id) => {
@@ -164,19 +164,19 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token stands for in running text; `None` for an id outside the vocabulary. Control tokens (and
-    /// the unknown token) give no bytes unless `show_special`.
+    /// The bytes that a token stands for in running text; `None` for an id outside the vocabulary. Control tokens and
+    /// the unknown token give no bytes unless `show_special`.
     pub fn token_bytes(&self, id: u32, show_special: bool) -> Option<&[u8]> {
         let piece = self.vocab.piece(id)?;
         let hidden = matches!(self.vocab.kind(id), Some(TokenKind::Control | TokenKind::Unknown));
         Some(if hidden && !show_special { &[] } else { piece })
     }
 
-    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD. The space that SentencePiece put before a text is
-    /// removed, so that `decode(encode(text))` is `text`. `None` when an id is outside the vocabulary.
+    /// The text of `ids`. Invalid UTF-8 becomes U+FFFD. Removes the space that SentencePiece prepends, so that
+    /// `decode(encode(text))` is `text`. `None` when an id is outside the vocabulary.
     ///
-    /// Spaces before punctuation stay, which llama.cpp's detokenize removes for some vocabularies: streamed and decoded
-    /// text are the same here.
+    /// Keeps spaces before punctuation, which llama.cpp's detokenize removes for some vocabularies. Streamed and
+    /// decoded text are therefore the same.
     pub fn decode(&self, ids: &[u32], show_special: bool) -> Option<String> {
         let mut bytes = Vec::with_capacity(ids.len().saturating_mul(4));
         let mut space_due = self.space_prefix;
@@ -196,17 +196,17 @@ impl Tokenizer {
         })
     }
 
-    /// A token's text as the file has it (`Ġhello`, `▁hello`, `<0x0A>`); `None` for an id outside the vocabulary.
+    /// A token's text as in the file (`Ġhello`, `▁hello`, `<0x0A>`); `None` for an id outside the vocabulary.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.vocab.text(id)
     }
 
-    /// What a token is for; `None` for an id outside the vocabulary.
+    /// A token's kind; `None` for an id outside the vocabulary.
     pub fn token_kind(&self, id: u32) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// True when the model says by this token that its answer is over (eos, eot, eom and all the file's names for them).
+    /// True when this token ends the answer (eos, eot, eom and all the file's names for them).
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.end_of_generation.binary_search(&id).is_ok()
     }
@@ -216,18 +216,18 @@ impl Tokenizer {
         &self.end_of_generation
     }
 
-    /// Beginning-of-sequence token.
+    /// Id of the beginning-of-sequence token.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// End-of-sequence token.
+    /// Id of the end-of-sequence token.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 }
 
-/// The ids of the metadata, checked; for SentencePiece, files may leave out the usual ones.
+/// The checked ids of the metadata. SentencePiece files may omit the usual ids, which are filled in.
 fn special_ids(parts: &VocabParts<'_>, tokens: usize) -> Result<SpecialIds, TokenizerError> {
     for (key, id) in parts.special.with_keys() {
         match id {

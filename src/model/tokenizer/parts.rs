@@ -1,11 +1,12 @@
-//! What a file says about its vocabulary, as taken from the metadata; [`super::Tokenizer::new`] checks it.
+//! A file's vocabulary, as taken from the metadata; [`super::Tokenizer::new`] checks it.
 //!
-//! Keys and defaults: ggml `docs/gguf.md`, "Tokenizer", and llama.cpp `src/llama-vocab.cpp`, which fills in what files leave out.
+//! Keys and defaults: ggml `docs/gguf.md`, "Tokenizer", and llama.cpp `src/llama-vocab.cpp`, which defaults missing
+//! keys.
 
 use super::TokenizerError;
 use crate::model::gguf::{Gguf, Strings};
 
-/// How a vocabulary makes tokens of a text.
+/// The algorithm that turns text into tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// Byte-level byte-pair encoding (`gpt2`).
@@ -14,7 +15,7 @@ pub enum Algorithm {
     SentencePiece,
 }
 
-/// Ids that the metadata gives to tokens with a duty.
+/// Ids of the special tokens in the metadata.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialIds {
     /// `bos_token_id`.
@@ -35,14 +36,14 @@ pub struct SpecialIds {
     pub fim_sep: Option<u32>,
 }
 
-/// A vocabulary as the file has it, unchecked.
+/// A vocabulary as stored in the file, unchecked.
 #[derive(Clone, Debug)]
 pub struct VocabParts<'a> {
     /// `tokenizer.ggml.model`.
     pub algorithm: Algorithm,
     /// `tokenizer.ggml.pre`; only byte-pair vocabularies use it.
     pub pre: Option<&'a str>,
-    /// `general.name`: llama.cpp knows by it the files whose special tokens swallow the spaces after them.
+    /// `general.name`: llama.cpp uses it to recognise files whose special tokens swallow the spaces after them.
     pub model_name: Option<&'a str>,
     /// `tokenizer.ggml.tokens`.
     pub tokens: &'a Strings,
@@ -54,7 +55,7 @@ pub struct VocabParts<'a> {
     pub merges: Option<&'a Strings>,
     /// Ids of special tokens.
     pub special: SpecialIds,
-    /// `tokenizer.ggml.add_bos_token`; `None` takes the default of the kind.
+    /// `tokenizer.ggml.add_bos_token`; `None` takes the algorithm's default.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
@@ -63,7 +64,7 @@ pub struct VocabParts<'a> {
 }
 
 impl<'a> VocabParts<'a> {
-    /// Parts with nothing but tokens: everything else as files leave it out.
+    /// Parts with tokens only; everything else is absent.
     pub fn new(algorithm: Algorithm, tokens: &'a Strings) -> Self {
         Self {
             algorithm,
@@ -80,7 +81,7 @@ impl<'a> VocabParts<'a> {
         }
     }
 
-    /// Takes the parts out of a header.
+    /// Reads the parts from a header.
     ///
     /// # Errors
     /// [`TokenizerError::Metadata`] for a missing key or a wrong type, [`TokenizerError::Kind`].
@@ -120,7 +121,7 @@ impl<'a> VocabParts<'a> {
 }
 
 impl SpecialIds {
-    /// Each id with its key.
+    /// The ids with their metadata keys.
     pub(super) fn with_keys(&self) -> [(&'static str, Option<u32>); 8] {
         [
             (BOS, self.bos),

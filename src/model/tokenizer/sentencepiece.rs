@@ -1,4 +1,4 @@
-//! SentencePiece: the characters of a text merge where the result is a token, highest score first.
+//! SentencePiece: characters merge where the result is a token, highest score first.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -14,15 +14,15 @@ const NONE: u32 = u32::MAX;
 pub(super) struct SentencePiece {
     index: TextIndex,
     scores: Vec<f32>,
-    /// Length in bytes of the longest token: nothing longer is looked up.
+    /// Length of the longest token in bytes; longer texts are not looked up.
     token_bytes_max: usize,
-    /// The token of each byte, for characters that are no token.
+    /// The token of each byte, for characters without a token.
     byte_tokens: [Option<u32>; 256],
     unknown: Option<u32>,
 }
 
 impl SentencePiece {
-    /// `scores` has one for each token, none NaN.
+    /// `scores` holds one score per token, none NaN.
     pub fn new(
         vocab: &Vocab,
         index: TextIndex,
@@ -43,7 +43,7 @@ impl SentencePiece {
         Ok(Self { index, scores: scores.to_vec(), token_bytes_max, byte_tokens, unknown })
     }
 
-    /// Appends the tokens of `text`, with a space before it where `space_prefix`. `n log n` in the text.
+    /// Appends the tokens of `text`, with a space before it where `space_prefix`. Time: `n log n` in the text.
     pub fn encode(&self, vocab: &Vocab, text: &str, space_prefix: bool, ids: &mut Vec<u32>) {
         let mut written = String::with_capacity(text.len() + text.len() / 2 + 3);
         let prefix = if space_prefix { " " } else { "" };
@@ -62,7 +62,8 @@ impl SentencePiece {
         }
     }
 
-    /// The token of a symbol; else the tokens of its bytes, each else the unknown token, else nothing.
+    /// Appends the symbol's token. Without one, appends its bytes' tokens; a byte without a token gives the unknown
+    /// token, if any.
     fn push_tokens(&self, vocab: &Vocab, symbol: &str, ids: &mut Vec<u32>) {
         match self.index.get_mergeable(vocab, symbol) {
             Some(id) => ids.push(id),
@@ -77,7 +78,7 @@ impl SentencePiece {
 #[derive(Clone, Copy)]
 struct Symbol {
     start: u32,
-    /// 0 once it is merged into the one before.
+    /// 0 after a merge into the previous symbol.
     bytes: u32,
     previous: u32,
     next: u32,
@@ -92,7 +93,7 @@ impl Symbol {
 struct Merging<'a> {
     vocab: &'a Vocab,
     model: &'a SentencePiece,
-    /// At most three times TEXT_BYTES_MAX, so places fit in u32.
+    /// At most three times TEXT_BYTES_MAX, so positions fit in u32.
     text: &'a str,
     symbols: Vec<Symbol>,
     queue: BinaryHeap<Candidate>,
@@ -116,7 +117,7 @@ impl Merging<'_> {
         }
     }
 
-    /// Queues the merge of two neighbours, if together they are a token.
+    /// Queues the merge of two neighbours if they form a token.
     fn offer(&mut self, left: u32, right: u32) {
         if left == NONE || right == NONE {
             return;
@@ -148,7 +149,7 @@ impl Merging<'_> {
     }
 }
 
-/// A merge that could be made: the highest score first, of equal ones the leftmost.
+/// A candidate merge. Order: highest score first, of equal scores the leftmost.
 struct Candidate {
     score: f32,
     left: u32,
@@ -158,7 +159,7 @@ struct Candidate {
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        // Scores are never NaN; 0.0 and -0.0 are equal, as total_cmp would not have it.
+        // Scores are never NaN. 0.0 and -0.0 must be equal, so total_cmp is not used.
         let by_score = self.score.partial_cmp(&other.score).unwrap_or(Ordering::Equal);
         by_score.then(other.left.cmp(&self.left))
     }

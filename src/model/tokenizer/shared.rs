@@ -1,8 +1,8 @@
 //! One tokenizer for all mapped models of one vocabulary.
 //!
-//! A vocabulary of 128,000 tokens takes 30 MiB in metadata and tables, and many models have the same: fine-tunes, other
-//! quantisations. A tokenizer is found by a hash of the file's `tokenizer.*` metadata and taken only when all of it is equal;
-//! the last model that has it frees it.
+//! A vocabulary of 128,000 tokens takes 30 MiB in metadata and tables. Fine-tunes and other quantisations share it. A
+//! tokenizer is found by a hash of the file's `tokenizer.*` metadata, and shared only when all of it is equal. The last
+//! model that uses it frees it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ use super::{Tokenizer, TokenizerError};
 use crate::lock::{Mutex, Rank};
 use crate::model::gguf::{Entry, Gguf, Value};
 
-/// A [`Tokenizer`] that other models may have too. A clone is the same one.
+/// A [`Tokenizer`] that several models may share. Clones are the same tokenizer.
 #[derive(Clone, Debug)]
 pub struct SharedTokenizer(Arc<Shared>);
 
@@ -26,17 +26,17 @@ struct Shared {
     tokenizer: Tokenizer,
 }
 
-/// All that a tokenizer depends on.
+/// All inputs of a tokenizer.
 #[derive(Debug, PartialEq)]
 struct MadeOf {
     entries: Vec<Entry>,
-    /// What is read out of `general.name`, by which otherwise equal models differ.
+    /// Derived from `general.name`; otherwise equal models may differ in it.
     swallows_spaces: bool,
 }
 
 impl MadeOf {
     fn of(gguf: &Gguf) -> Self {
-        // Chat templates make no tokens, and fine-tunes differ in them.
+        // Chat templates do not affect tokens, and fine-tunes differ in them.
         let wanted = |key: &str| key.starts_with("tokenizer.") && !key.starts_with("tokenizer.chat_template");
         let swallows_spaces = swallows_spaces(gguf.string("general.name"));
         Self { entries: gguf.entries(wanted), swallows_spaces }
@@ -52,7 +52,7 @@ impl MadeOf {
         state.finish()
     }
 
-    /// True when all is equal, arrays by being the same memory; false where that takes more than a look.
+    /// True when all inputs are equal, arrays by sharing memory. May be false for equal arrays elsewhere in memory.
     fn is(&self, other: &Self) -> bool {
         let same = |(one, two): (&Entry, &Entry)| {
             let look = || !matches!(&*one.1, Value::Array(_)) && one.1 == two.1;
@@ -65,12 +65,12 @@ impl MadeOf {
 }
 
 impl SharedTokenizer {
-    /// The metadata that it was made of, for headers that hold the same.
+    /// The metadata it was built from, for headers that share it.
     pub fn entries(&self) -> &[Entry] {
         &self.0.made_of.entries
     }
 
-    /// True when both are one: the same memory.
+    /// True when both are the same tokenizer in memory.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -84,10 +84,10 @@ impl Deref for SharedTokenizer {
     }
 }
 
-/// The tokenizers that models have at this moment.
+/// The tokenizers in use by models.
 #[derive(Debug)]
 pub struct Tokenizers {
-    /// By the hash of what they were made of. As many as live, and those that died since one was last added.
+    /// By the hash of their inputs. Holds the living tokenizers, and those that died since the last insertion.
     known: Mutex<HashMap<u64, Weak<Shared>>>,
     hasher: DefaultHashBuilder,
 }
@@ -99,10 +99,11 @@ impl Default for Tokenizers {
 }
 
 impl Tokenizers {
-    /// The tokenizer of a file: one that lives, else a new one. Two callers at once may both build it, and get one of them.
+    /// The tokenizer of a file: an existing one, else a new one. Two concurrent callers may both build it, and both get
+    /// the same one.
     ///
-    /// Cost: that of [`Tokenizer::new`]; or some 2 ms for 150,000 tokens to see that all is equal; or nothing for a header that
-    /// was read beside what is [known](Tokenizers::known) and has the same.
+    /// Cost: that of [`Tokenizer::new`]; or about 2 ms to compare 150,000 tokens; or nothing for a header that shares
+    /// the [known](Tokenizers::known) values.
     ///
     /// # Errors
     /// [`TokenizerError`].
@@ -126,7 +127,7 @@ impl Tokenizers {
         Ok(SharedTokenizer(new))
     }
 
-    /// The metadata that they are made of at this moment, by key: see [`Gguf::open_beside`].
+    /// The metadata of the current tokenizers, by key: see [`Gguf::open_beside`].
     pub fn known(&self) -> impl Fn(&str) -> Vec<Arc<Value>> + use<> {
         let alive = self.alive();
         move |key| {
@@ -139,13 +140,13 @@ impl Tokenizers {
         self.known.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Tokenizers that some model has.
+    /// Number of tokenizers in use.
     pub fn living(&self) -> usize {
         self.known.lock().values().filter(|known| known.strong_count() > 0).count()
     }
 
     fn find(&self, hash: u64, made_of: &MadeOf) -> Option<SharedTokenizer> {
-        // Megabytes are compared, and may be freed, under no lock.
+        // Compares, and may free, megabytes: both without the lock.
         let found = self.known.lock().get(&hash).and_then(Weak::upgrade)?;
         (found.made_of == *made_of).then_some(SharedTokenizer(found))
     }
@@ -155,7 +156,7 @@ impl Tokenizers {
 mod tests {
     use super::*;
 
-    /// The small model's file with `from`, which is there once, replaced by as many bytes.
+    /// The small model's header with `from`, which occurs once, replaced by `to` of equal length.
     fn header(from: &str, to: &str) -> Gguf {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
         let mut bytes = std::fs::read(path).unwrap();
@@ -214,7 +215,7 @@ mod tests {
     fn what_changes_one_token_is_another_vocabulary() {
         let tokenizers = Tokenizers::default();
         let one = tokenizers.of(&original()).unwrap();
-        // A token's text, a key that nothing here reads, and the name by which spaces are swallowed.
+        // A token's text, an unread key, and the name that makes spaces be swallowed.
         let kinds = [("<0x1F>", "<0x1f>"), ("bos_token_id", "xyz_token_id"), ("tinyllamas", "phi-3-nano")];
         for (from, to) in kinds {
             let other = tokenizers.of(&header(from, to)).unwrap();

@@ -1,7 +1,7 @@
-//! Tokens with a duty: which of them end an answer, and how they are found in a text.
+//! Special tokens: those that end an answer, and their search in a text.
 //!
-//! Files mark these tokens unevenly, so llama.cpp also knows them by name; the names and rules here are those of its
-//! `src/llama-vocab.cpp`.
+//! Files mark these tokens inconsistently, so llama.cpp also recognises them by name. The names and rules here are
+//! those of its `src/llama-vocab.cpp`.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
@@ -9,10 +9,11 @@ use super::TokenizerError;
 use super::parts::{SpecialIds, VocabParts};
 use super::vocab::{TextIndex, TokenKind, Vocab};
 
-/// Longest special token in bytes: a text of `n` bytes costs at most `n` times this to search. Real ones stay below 100.
+/// Longest special token in bytes. Searching a text of `n` bytes costs at most `n` times this. Real ones stay below
+/// 100.
 pub(super) const SPECIAL_TOKEN_BYTES_MAX: usize = 1 << 10;
 
-/// Most bytes of all special tokens: the automaton takes some 30 bytes for each. Gemma 3 has 70,000.
+/// Most bytes of all special tokens; the automaton takes about 30 bytes for each. Gemma 3 has 70,000.
 pub(super) const SPECIAL_BYTES_MAX: usize = 1 << 20;
 
 /// Tokens that end an answer, by name.
@@ -42,7 +43,7 @@ const END_NAMES: [&str; 23] = [
     "<|fim_pad|>",
 ];
 
-/// Padding, repository and file marks of fill-in-the-middle models: they end an answer too.
+/// Padding, repository and file marks of fill-in-the-middle models; they end an answer too.
 const FILL_END_NAMES: [&str; 10] = [
     "<fim-pad>",
     "<fim_pad>",
@@ -56,7 +57,7 @@ const FILL_END_NAMES: [&str; 10] = [
     "<|file_sep|>",
 ];
 
-/// Fill-in-the-middle marks: control tokens, whatever the file says.
+/// Fill-in-the-middle marks: always control tokens, whatever the file says.
 const FILL_NAMES: [&str; 21] = [
     "<|fim_prefix|>",
     "<fim-prefix>",
@@ -81,10 +82,10 @@ const FILL_NAMES: [&str; 21] = [
     "<|code_middle|>",
 ];
 
-/// Marks of the gpt-oss channels, which belong to the text.
+/// Marks of the gpt-oss channels; they belong to the text.
 const CHANNEL_NAMES: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// Gives tokens known by name their kind, and returns the ids that end an answer, ascending.
+/// Sets the kinds of tokens known by name. Returns the ids that end an answer, ascending.
 pub(super) fn settle_kinds(vocab: &mut Vocab, index: &TextIndex, special: &SpecialIds) -> Vec<u32> {
     for name in FILL_NAMES {
         if let Some(id) = index.get(vocab, name) {
@@ -110,7 +111,7 @@ pub(super) fn settle_kinds(vocab: &mut Vocab, index: &TextIndex, special: &Speci
 
     let has = |name: &str, ends: &[u32]| index.get(vocab, name).is_some_and(|id| ends.contains(&id));
     let called = has("<|call|>", &ends) || has("<|calls|>", &ends);
-    // gpt-oss and Solar end a message, not the answer, with <|end|>.
+    // In gpt-oss and Solar, <|end|> ends a message, not the answer.
     let message_end = called && (has("<|return|>", &ends) || has("<|flush|>", &ends));
     // In Gemma 4 and PLaMo </s> is text (HTML's end of strike-through).
     let plain_s = has("<|tool_response>", &ends) || has("<|plamo:eos|>", &ends);
@@ -125,28 +126,28 @@ pub(super) fn settle_kinds(vocab: &mut Vocab, index: &TextIndex, special: &Speci
     ends
 }
 
-/// A text cut at its special tokens.
+/// A fragment of a text, cut at special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fragment<'t> {
     /// Text to split and merge; never empty.
     Text(&'t str),
-    /// A token written out in the text.
+    /// A special token written out in the text.
     Token(u32),
 }
 
 /// Finds special tokens written out in a text.
 #[derive(Debug)]
 pub(super) struct SpecialMatcher {
-    /// All special tokens, for texts that may hold commands.
+    /// Finds all special tokens, for texts that may contain commands.
     all: Option<Finder>,
-    /// User-defined tokens only: these are text.
+    /// Finds user-defined tokens only, which are text.
     user_defined: Option<Finder>,
 }
 
 #[derive(Debug)]
 struct Finder {
     automaton: AhoCorasick,
-    /// The token of each pattern, and whether it swallows the spaces after it.
+    /// Per pattern: its token, and whether it swallows the spaces after it.
     tokens: Vec<(u32, bool)>,
 }
 
@@ -184,7 +185,7 @@ impl SpecialMatcher {
         let mut rest = 0;
         if let Some(finder) = finder {
             for found in finder.automaton.find_iter(text) {
-                // Spaces that a token before swallowed may hold this one.
+                // The previous token may have swallowed spaces that overlap this one.
                 if found.start() < rest {
                     continue;
                 }
@@ -223,7 +224,7 @@ impl Finder {
     }
 }
 
-/// Phi-3's special tokens swallow the spaces after them; no metadata says so but the model's name.
+/// True for Phi-3, whose special tokens swallow the spaces after them. Only the model's name says so.
 pub(super) fn swallows_spaces(model_name: Option<&str>) -> bool {
     model_name.is_some_and(|name| {
         let name = name.to_ascii_lowercase();

@@ -1,47 +1,47 @@
-//! Stop texts: an answer ends before the first of them, wherever tokens cut it.
+//! Stop texts: an answer ends before the first one, however tokens cut it.
 
-/// Finds stop texts in text that comes in pieces.
+/// Finds stop texts in a stream of text pieces.
 ///
-/// The hit is the stop text that is complete first; of several that end at the same place, the one that begins first.
-/// Text that may still be the beginning of a stop text is held back, and nothing else is. Time: one comparison a byte and
-/// stop text, amortised (Knuth, Morris and Pratt's automaton for each).
+/// The hit is the stop text that completes first; of several with the same end, the one that begins first. The matcher
+/// holds back only text that may still begin a stop text. Time: one comparison per byte and stop text, amortised (one
+/// Knuth-Morris-Pratt automaton each).
 #[derive(Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<Stop>,
-    /// Text held back: the longest beginning of a stop text at the end of what was pushed.
+    /// Text held back: the longest end of the pushed text that is a prefix of a stop text.
     held: String,
     hit: Option<usize>,
 }
 
-/// What may be sent after a piece of text.
+/// The text to send after a pushed piece.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopOutput {
-    /// Text that is no part of a stop text; may be empty.
+    /// Text that is not part of a stop text; may be empty.
     pub text: String,
-    /// Index of the stop text that was found; the answer is over, and more text is ignored.
+    /// Index of the stop text found. The answer is over, and further text is ignored.
     pub hit: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Stop {
-    /// Its place in the list it came from.
+    /// Index in the caller's list.
     index: usize,
     text: Box<[u8]>,
-    /// For each length of a beginning, the longest shorter beginning that is also its end.
+    /// For each prefix length: the longest shorter prefix that is also its suffix.
     shorter: Box<[usize]>,
-    /// Bytes of it that the text so far ends with.
+    /// Bytes of the stop text that the text so far ends with.
     matched: usize,
 }
 
 impl StopMatcher {
-    /// A matcher at the start of an answer. Empty stop texts are never found.
+    /// A matcher at the start of an answer. Empty stop texts never match.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
         let stops = stops.iter().enumerate().map(|(index, stop)| (index, stop.as_ref()));
         let stops = stops.filter(|(_, stop)| !stop.is_empty()).map(|(index, stop)| Stop::new(index, stop));
         Self { stops: stops.collect(), held: String::new(), hit: None }
     }
 
-    /// Adds a piece of text; returns what may be sent now.
+    /// Adds a piece of text and returns the text to send now.
     pub fn push(&mut self, piece: &str) -> StopOutput {
         if self.hit.is_some() {
             return StopOutput { text: String::new(), hit: self.hit };
@@ -57,18 +57,18 @@ impl StopMatcher {
             }
             if let Some((bytes, index)) = found {
                 self.hit = Some(index);
-                // All of the stop text is in `held`, because all its beginnings were held back.
+                // `held` contains the whole stop text, because all its prefixes were held back.
                 self.held.truncate(at + 1 - bytes);
                 return StopOutput { text: std::mem::take(&mut self.held), hit: self.hit };
             }
         }
-        // The longest match begins where the text of its stop begins, which is a character's first byte.
+        // The longest match begins at the first byte of its stop text, which is a character boundary.
         let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         let held = self.held.split_off(self.held.len() - keep);
         StopOutput { text: std::mem::replace(&mut self.held, held), hit: None }
     }
 
-    /// The text held back when the answer ends otherwise.
+    /// Returns the text held back, for an answer that ends otherwise.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -89,7 +89,7 @@ impl Stop {
         Self { index, text, shorter: shorter.into(), matched: 0 }
     }
 
-    /// Takes a byte; true when all of the text is matched.
+    /// Consumes a byte; true when the whole stop text matches.
     fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.text.get(self.matched) != Some(&byte) {
             self.matched = self.shorter[self.matched - 1];
@@ -134,12 +134,12 @@ mod tests {
         assert_eq!(matcher.push("bé"), StopOutput { text: "b".into(), hit: Some(1) });
     }
 
-    /// The rule, written down plainly: for each end of the text so far, is there a stop text before it?
+    /// A naive implementation: for each end of the text so far, looks for a stop text before it.
     fn naive(text: &str, stops: &[String]) -> (String, Option<usize>) {
         for (end, _) in text.char_indices().skip(1).chain([(text.len(), ' ')]) {
             let ends = |stop: &String| !stop.is_empty() && text[..end].ends_with(stop.as_str());
             let found = stops.iter().enumerate().filter(|(_, stop)| ends(stop));
-            // The longest; of equal ones the first.
+            // The longest match; of equal ones the first.
             if let Some((index, stop)) = found.rev().max_by_key(|(_, stop)| stop.len()) {
                 return (text[..end - stop.len()].to_owned(), Some(index));
             }
@@ -167,7 +167,7 @@ mod tests {
                 if hit.is_some() {
                     break;
                 }
-                // Held back is exactly the longest end of the text that may become a stop text.
+                // The matcher holds back exactly the longest end of the text that may become a stop text.
                 let due = (sent.len()..=pushed).find(|&from| {
                     text.is_char_boundary(from) && (from == pushed
                         || stops.iter().any(|stop| stop.starts_with(&text[from..pushed])))

@@ -1,12 +1,12 @@
-//! Text of an answer while it is generated.
+//! Decodes an answer's bytes to text during generation.
 
-/// Turns a stream of generated tokens into text that never ends inside a UTF-8 character.
+/// Turns a stream of token bytes into text that never ends inside a UTF-8 character.
 ///
-/// All it gives, put together, is `String::from_utf8_lossy` of all bytes, however they were cut. A space that the first
-/// token begins with stays: the answer continues the prompt, as llama.cpp's server has it.
+/// The joined output equals `String::from_utf8_lossy` of all bytes, however they were cut. A leading space of the first
+/// token stays: the answer continues the prompt, as in llama.cpp's server.
 #[derive(Debug, Default)]
 pub struct StreamDecoder {
-    /// The beginning of a character; at most 3 bytes between calls.
+    /// An incomplete character; at most 3 bytes between calls.
     pending: Vec<u8>,
 }
 
@@ -16,7 +16,7 @@ impl StreamDecoder {
         Self::default()
     }
 
-    /// Adds a token's bytes; returns the text that is complete by now (may be empty).
+    /// Adds a token's bytes and returns the text that is now complete (may be empty).
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
         let mut text = String::with_capacity(self.pending.len());
@@ -42,7 +42,7 @@ impl StreamDecoder {
         text
     }
 
-    /// What is left at the end: an unfinished character becomes U+FFFD.
+    /// Returns the rest: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(decoder.finish(), "");
     }
 
-    /// Bytes that are often UTF-8 or nearly so.
+    /// Bytes that are often UTF-8 or almost UTF-8.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             any::<char>().prop_map(|c| c.to_string().into_bytes()),

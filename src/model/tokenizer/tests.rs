@@ -1,4 +1,4 @@
-//! Small vocabularies: what is refused, and what each kind of token does. Real ones are in tests/reference/tokenizer.rs.
+//! Small vocabularies: refused ones, and the effect of each token kind. Real ones are in tests/reference/tokenizer.rs.
 
 use proptest::prelude::*;
 
@@ -159,7 +159,7 @@ fn texts_must_be_unique_and_of_sane_length() {
     let mut sample = Sample::byte_pair();
     sample.add(&"x".repeat(65_537), 1, 0.0);
     assert_eq!(sample.error(), "token 263 has 65537 bytes of text; the limit is 65536 bytes");
-    // Padding without a text is tolerated, more than once.
+    // Padding tokens without text are accepted, even several.
     let mut sample = Sample::byte_pair();
     sample.add("", 1, 0.0);
     sample.add("", 5, 0.0);
@@ -208,7 +208,7 @@ fn unknown_pre_tokenizers_are_named_with_what_is_supported() {
         "{error}"
     );
     assert!(error.contains("smollm"), "{error}");
-    // Without a name llama.cpp's default is meant: runs of punctuation apart, numbers in threes.
+    // Without a name, llama.cpp's default applies: runs of punctuation apart, numbers in threes.
     let tokenizer = Sample::byte_pair().build_with(|parts| parts.pre = None).unwrap();
     assert_eq!(tokenizer.encode("ab", RAW), [257]);
 }

@@ -1,8 +1,8 @@
-//! Classes of characters that pre-tokenisers ask for: the first letter of the Unicode general category, and white space.
+//! Character classes for pre-tokenisers: the first letter of the Unicode general category, and white space.
 
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory};
 
-/// A set of classes a character is in.
+/// A set of character classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Class(u8);
 
@@ -12,7 +12,7 @@ impl Class {
     pub const MARK: Self = Self(4);
     pub const PUNCTUATION: Self = Self(8);
     pub const SYMBOL: Self = Self(16);
-    /// `\s`: the property White_Space, whatever the category.
+    /// `\s`: the property White_Space, for any category.
     pub const SPACE: Self = Self(32);
 
     /// The classes of `character`. ASCII by table, others by binary search (about 12 steps).
@@ -23,7 +23,7 @@ impl Class {
         }
     }
 
-    /// True when it is in any of `classes`.
+    /// True when the sets share a class.
     pub fn any(self, classes: Self) -> bool {
         self.0 & classes.0 != 0
     }

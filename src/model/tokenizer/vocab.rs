@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary: their texts, kinds and the bytes they stand for, checked.
+//! The checked tokens of a vocabulary: their texts, kinds and bytes.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
@@ -18,20 +18,20 @@ pub(super) const TOKENS_MAX: usize = 1 << 21;
 /// Longest text of a token in bytes. Real ones stay below 300.
 pub(super) const TOKEN_BYTES_MAX: usize = 64 << 10;
 
-/// What a token is for (`tokenizer.ggml.token_type`).
+/// Kind of a token (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// Type 0: never made from text, stands for no text.
+    /// Type 0: never made from text, and stands for no text.
     Undefined,
     /// Text.
     Normal,
-    /// Stands for what the vocabulary cannot write.
+    /// Stands for text that the vocabulary cannot represent.
     Unknown,
     /// Not text: never made from a user's text, shown only on request.
     Control,
-    /// Text that is found before anything is split.
+    /// Text that is matched before anything is split.
     UserDefined,
-    /// Kept free: stands for no text.
+    /// Reserved; stands for no text.
     Unused,
     /// One byte, `<0x00>` to `<0xFF>`.
     Byte,
@@ -42,16 +42,16 @@ pub enum TokenKind {
 pub(super) struct Vocab {
     texts: Strings,
     kinds: Vec<TokenKind>,
-    /// Tokens that text may become, by the kinds that the file gives.
+    /// Per token: true when text may become it, by the file's kinds.
     mergeable: Vec<bool>,
-    /// The bytes of all tokens, one after the other.
+    /// The concatenated bytes of all tokens.
     pieces: Vec<u8>,
-    /// End of each token's bytes in `pieces`; at most 2^28, as a header.
+    /// End of each token's bytes in `pieces`; at most 2^28, the header limit.
     ends: Vec<u32>,
 }
 
 impl Vocab {
-    /// Checks counts, lengths and types. Kinds may still change before [`Self::fill_pieces`].
+    /// Checks counts, lengths and types. Kinds may change until [`Self::fill_pieces`].
     pub fn new(parts: &VocabParts<'_>) -> Result<Self, TokenizerError> {
         let count = parts.tokens.len();
         if count == 0 || count > TOKENS_MAX {
@@ -80,7 +80,7 @@ impl Vocab {
         Ok(Self { texts: parts.tokens.clone(), kinds, mergeable, pieces: Vec::new(), ends: Vec::new() })
     }
 
-    /// Works out the bytes of every token, now that the kinds are final.
+    /// Computes the bytes of every token from its final kind.
     pub fn fill_pieces(&mut self, algorithm: Algorithm) -> Result<(), TokenizerError> {
         self.ends.reserve_exact(self.len());
         for (id, text) in (0..).zip(self.texts.iter()) {
@@ -98,17 +98,17 @@ impl Vocab {
         Ok(())
     }
 
-    /// Tokens.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// A token's text as the file has it.
+    /// A token's text as in the file.
     pub fn text(&self, id: u32) -> Option<&str> {
         self.texts.get(id as usize)
     }
 
-    /// All texts in order of id.
+    /// All texts in id order.
     pub fn texts(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         self.texts.iter()
     }
@@ -118,7 +118,7 @@ impl Vocab {
         self.kinds.get(id as usize).copied()
     }
 
-    /// Gives a token another kind; before [`Self::fill_pieces`].
+    /// Changes a token's kind. Call before [`Self::fill_pieces`].
     pub fn set_kind(&mut self, id: u32, kind: TokenKind) {
         if let Some(slot) = self.kinds.get_mut(id as usize) {
             *slot = kind;
@@ -135,9 +135,9 @@ impl Vocab {
         self.pieces.get(start..end)
     }
 
-    /// True for tokens that text may become by splitting and merging: all that the file does not call control, unknown or
-    /// byte tokens, so that no user's text is read as a command to the model. Tokens that are control tokens by their name
-    /// only stay within reach: `</s>` is HTML to Qwen.
+    /// True for tokens that text may become by splitting and merging: all but the file's control, unknown and byte
+    /// tokens. No user's text is read as a command to the model this way. Tokens that are control tokens by name only
+    /// stay mergeable: `</s>` is HTML to Qwen.
     pub fn is_mergeable(&self, id: u32) -> bool {
         self.mergeable.get(id as usize).copied().unwrap_or(false)
     }
@@ -151,7 +151,7 @@ pub(super) struct TextIndex {
 }
 
 impl TextIndex {
-    /// An index of all tokens with a text. Empty texts are tolerated (padding) and found by nobody.
+    /// An index of all tokens with a text. Empty texts (padding) are accepted but not indexed.
     pub fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
         let mut index =
             Self { table: HashTable::with_capacity(vocab.len()), hasher: DefaultHashBuilder::default() };
@@ -170,12 +170,12 @@ impl TextIndex {
         Ok(index)
     }
 
-    /// The token with this text, of whatever kind.
+    /// The token with this text, of any kind.
     pub fn get(&self, vocab: &Vocab, text: &str) -> Option<u32> {
         self.table.find(self.hasher.hash_one(text), |&id| vocab.text(id) == Some(text)).copied()
     }
 
-    /// The token with this text, if text may become it.
+    /// The token with this text, if it is mergeable.
     pub fn get_mergeable(&self, vocab: &Vocab, text: &str) -> Option<u32> {
         self.get(vocab, text).filter(|&id| vocab.is_mergeable(id))
     }

@@ -1,14 +1,14 @@
-//! The poison flag against its readers, in every order of the threads.
+//! Tests the poison flag against its readers, in every order of the threads.
 //!
-//! A page of the mapping is modelled by a flag: lost, then zeros. Putting pages is a system call that every processor sees
-//! before the reader goes on; a reader that finds zeros has seen it.
+//! A flag models a page of the mapping: lost, then zeros. Putting pages is a system call that every processor sees
+//! before the reader continues. A reader that finds zeros has seen it.
 
 use std::sync::Arc;
 
 use super::*;
 use crate::lock::checker::{explore, spawn};
 
-/// A file's mapping, whose bytes are lost from some page on.
+/// A file's mapping whose bytes are lost from some page on.
 struct Mapping {
     watched: Watched,
     zeros: AtomicBool,
@@ -16,7 +16,7 @@ struct Mapping {
 }
 
 fn watch(range: Range<usize>) -> Watched {
-    // SAFETY: nobody reads these addresses: faults are made up, and the pages that are put too.
+    // SAFETY: no code reads these addresses: both the faults and the zero pages are simulated.
     unsafe { Watched::new(range) }.unwrap()
 }
 
@@ -25,7 +25,7 @@ impl Mapping {
         Arc::new(Self { watched: watch(range), zeros: AtomicBool::new(false), lost })
     }
 
-    /// Reads the lost page: faults as long as it holds no zeros. True when this fault put them.
+    /// Reads the lost page: faults while it holds no zeros. True when this fault put them.
     fn read(&self, end: usize) -> bool {
         if self.zeros.load(Ordering::Acquire) {
             return false;
@@ -67,8 +67,8 @@ fn who_sees_zeros_sees_the_poison() {
 #[test]
 fn a_fault_finds_its_own_mapping_while_others_come_and_go() {
     explore(3, || {
-        // The slot before it, so that the handler looks there first; of the old start and the new end its range would hold
-        // the address.
+        // A slot earlier in the table, so that the handler checks it first. A range of its old start and new end would
+        // hold the address.
         let before = watch(0x10_0000..0x20_0000);
         let mapping = Mapping::new(0x40_0000..0x50_0000, 0x44_0000);
         let changes = spawn(move || {

@@ -1,7 +1,7 @@
-//! Small random decoders of every architecture and scaling of positions: F32, most of two layers of width 64.
+//! Small random decoders of every architecture and position scaling: F32, most with two layers of width 64.
 //!
-//! Weights are spread so that attention looks far back and logits are several nats apart: what is computed wrongly shows.
-//! tests/reference/expected holds another engine's answers; they are of these very bytes.
+//! The spread of the weights makes attention look far back and logits differ by several nats, so a wrong computation
+//! shows. tests/reference/expected holds another engine's answers for these exact bytes.
 
 use super::llama::with_vocabulary;
 use super::{Forge, Random, Tensor, Value, ggml, kind};
@@ -20,15 +20,15 @@ const LAYERS: u32 = 2;
 const HEADS: u64 = 4;
 const KV_HEADS: u64 = 2;
 const FFN: u64 = 96;
-/// Tokens that were trained, by what the files say.
+/// Trained context length that the files state, in tokens.
 const TRAINED: u32 = 64;
 
-/// Those of tests/reference/expected/decoders.json, by name.
+/// The decoders of tests/reference/expected/decoders.json, by name.
 pub fn decoders() -> Vec<(&'static str, Forge)> {
     llama::decoders()
 }
 
-/// Those of tests/reference/expected/newer.json, by name.
+/// The decoders of tests/reference/expected/newer.json, by name.
 pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
     [
         gemma3::decoders(),
@@ -42,7 +42,7 @@ pub fn newer_decoders() -> Vec<(&'static str, Forge)> {
     .concat()
 }
 
-/// Large enough that a norm without it is off by a percent.
+/// Large enough that a norm without it is wrong by a percent.
 const EPSILON: f32 = 1e-2;
 
 /// Widths and counts of a decoder.
@@ -53,7 +53,7 @@ struct Dims {
     heads: u64,
     kv_heads: u64,
     head_dim: u64,
-    /// Values of each head that positions rotate.
+    /// Values of each head that the position embedding rotates.
     rotated: u64,
     ffn: u64,
 }
@@ -68,14 +68,14 @@ const DIMS: Dims = Dims {
     ffn: FFN,
 };
 
-/// How the weights of queries, keys and values lie in the file.
+/// Layout of the query, key and value weights in the file.
 #[derive(Clone, Copy)]
 struct Qkv {
     fused: bool,
     bias: bool,
 }
 
-/// Metadata of the widths, as few as real files have, and a vocabulary; and how many tokens that has.
+/// A file with a vocabulary and as few width keys as real files have. Also returns the number of tokens.
 fn start(seed: u64, architecture: &str, dims: Dims) -> (Forge, u64) {
     let mut forge = Forge::new(seed).set("general.architecture", Value::string(architecture));
     for (name, value) in [
@@ -98,18 +98,18 @@ fn start(seed: u64, architecture: &str, dims: Dims) -> (Forge, u64) {
     with_vocabulary(forge)
 }
 
-/// With a key of the file's architecture.
+/// Sets a key of the file's architecture.
 fn with(forge: Forge, key: &str, value: Value) -> Forge {
     let name = architecture(&forge);
     forge.set(&format!("{name}.{key}"), value)
 }
 
 fn architecture(forge: &Forge) -> String {
-    let (_, Value(_, value)) = &forge.entries[0]; // `general.architecture`: a length of 8 bytes and the text
+    let (_, Value(_, value)) = &forge.entries[0]; // `general.architecture`: 8 bytes of length, then the text
     String::from_utf8(value.bytes[8..].to_vec()).unwrap()
 }
 
-/// With these values of `rope.scaling.*`.
+/// Sets these values of `rope.scaling.*`.
 fn scaled(forge: Forge, values: impl IntoIterator<Item = (&'static str, Value)>) -> Forge {
     let name = architecture(&forge);
     let set = |forge: Forge, (key, value)| forge.set(&format!("{name}.rope.scaling.{key}"), value);
@@ -128,14 +128,14 @@ fn push(forge: &mut Forge, name: &str, dims: &[u64], values: impl Iterator<Item 
     });
 }
 
-/// Random tensors.
+/// Adds random tensors to a forge.
 struct Weights {
     forge: Forge,
     random: Random,
 }
 
 impl Weights {
-    /// Values of `center` +- `spread`.
+    /// Adds a tensor of values in `center` +- `spread`.
     fn add(&mut self, name: &str, dims: &[u64], center: f32, spread: f32) {
         let random = &mut self.random;
         let mut value = || center + spread * ((random.draw() >> 40) as f32 / (1u32 << 23) as f32 - 1.0);
@@ -143,7 +143,7 @@ impl Weights {
         push(&mut self.forge, name, dims, values.into_iter());
     }
 
-    /// A matrix, or several, whose products are about `gain` times as large as their inputs.
+    /// Adds one or more matrices whose products are about `gain` times as large as their inputs.
     fn matrix(&mut self, name: &str, dims: &[u64], gain: f32) {
         self.add(name, dims, 0.0, gain * (3.0 / dims[0] as f32).sqrt());
     }
@@ -152,7 +152,7 @@ impl Weights {
         self.add(name, &[len], 1.0, 0.3);
     }
 
-    /// `STEM.weight` and, where asked for, `STEM.bias`.
+    /// Adds `STEM.weight` and, if `bias`, `STEM.bias`.
     fn linear(&mut self, stem: &str, [cols, rows]: [u64; 2], gain: f32, bias: bool) {
         self.matrix(&format!("{stem}.weight"), &[cols, rows], gain);
         if bias {
@@ -165,20 +165,21 @@ impl Weights {
         self.add(&format!("{stem}.bias"), &[len], 0.0, 0.3);
     }
 
-    /// A norm of what a block adds to the stream; together they outweigh the token that the stream began with.
+    /// Adds a norm of what a block adds to the stream. The blocks together outweigh the token's embedding.
     fn post_norm(&mut self, name: &str, len: u64, layers: u32) {
-        // Many layers must not swell the other engine's rounding; square roots are the same everywhere.
+        // Shrinks with the number of layers, so that rounding of the other engine does not grow. A square root is exact
+        // everywhere.
         let layers = layers as f32;
         let size = 4.0 / (layers * layers.sqrt()).sqrt();
         self.add(name, &[len], size, 0.3 * size);
     }
 
-    /// A norm of queries or keys, such that some positions weigh much more than others.
+    /// Adds a norm of queries or keys that makes some positions weigh much more than others.
     fn head_norm(&mut self, name: &str, len: u64) {
         self.add(name, &[len], 1.6, 0.5);
     }
 
-    /// Queries, keys and values of the layer whose tensors are called `layer.*`.
+    /// Adds queries, keys and values of the layer whose tensors are called `layer.*`.
     fn qkv(&mut self, layer: &str, dims: Dims, how: Qkv) {
         let (q, kv) = (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim);
         if how.fused {

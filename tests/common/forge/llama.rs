@@ -1,4 +1,4 @@
-//! A whole small model of the llama architecture, untrained: for tests that break what its metadata and tensors mean.
+//! A whole small untrained llama model, for tests that break the meaning of its metadata and tensors.
 
 use super::{Forge, Value, ggml};
 
@@ -6,12 +6,12 @@ const HEADS: u32 = 4;
 const KV_HEADS: u32 = 2;
 const LAYERS: u32 = 2;
 
-/// A SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens, and how many that are.
+/// Adds a SentencePiece vocabulary of 3 special, 256 byte and 4 text tokens. Also returns their number.
 pub(super) fn with_vocabulary(forge: Forge) -> (Forge, u64) {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     tokens.extend((0..=255).map(|byte: u8| format!("<0x{byte:02X}>")));
     tokens.extend(["\u{2581}", "a", "b", "ab"].map(str::to_owned));
-    // 1 normal, 2 unknown, 3 control, 6 byte.
+    // Token types: 1 normal, 2 unknown, 3 control, 6 byte.
     let mut types = vec![2, 3, 3];
     types.extend([6; 256]);
     types.extend([1; 4]);
@@ -33,12 +33,12 @@ pub fn tiny_llama(seed: u64) -> Forge {
     shaped_llama(seed, 32, 64)
 }
 
-/// As [`tiny_llama`], with matrices of 1 and 2 MiB.
+/// Like [`tiny_llama`], with matrices of 1 and 2 MiB.
 pub fn wide_llama(seed: u64) -> Forge {
     shaped_llama(seed, 512, 1024)
 }
 
-/// As [`tiny_llama`], of these widths.
+/// Like [`tiny_llama`], of these widths.
 pub fn shaped_llama(seed: u64, hidden: u64, ffn: u64) -> Forge {
     let kv = hidden / u64::from(HEADS) * u64::from(KV_HEADS);
     let forge = Forge::new(seed)

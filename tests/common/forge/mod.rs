@@ -1,8 +1,9 @@
-//! Makes GGUF files, good ones and any broken one: writes what it is told, and knows where each number ended up.
+//! Makes GGUF files, good ones and broken ones. It writes exactly what a test asks for, and records where each number
+//! lies.
 //!
-//! Own code, after ggml's `docs/gguf.md`; it shares nothing with the parser under test.
+//! Written from ggml's `docs/gguf.md`; shares no code with the parser under test.
 
-#![allow(dead_code, unused_imports)] // each binary uses its own part
+#![allow(dead_code, unused_imports)] // each test binary uses a part
 
 use std::ops::Range;
 
@@ -40,16 +41,16 @@ pub mod ggml {
     pub const F64: u32 = 28;
 }
 
-/// A number of the file: where it stands and how wide it is, for tests that replace each.
+/// A number in the file: its offset and width, for tests that replace each number.
 #[derive(Clone, Debug)]
 pub struct Field {
     pub what: String,
     pub at: usize,
-    /// 4 or 8.
+    /// Width: 4 or 8 bytes.
     pub bytes: usize,
 }
 
-/// A part of the file under construction: bytes and the numbers in them.
+/// A part of the file under construction: bytes, and the numbers in them.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
     pub bytes: Vec<u8>,
@@ -72,7 +73,7 @@ impl Part {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Length and bytes.
+    /// Appends the length and the bytes of `text`.
     pub fn text(self, what: &str, text: &[u8]) -> Self {
         self.u64(&format!("{what} length"), text.len() as u64).raw(text)
     }
@@ -121,7 +122,7 @@ impl Value {
         Self(kind::STRING, Part::default().text("string", value.as_bytes()))
     }
 
-    /// `count` elements whose bytes are `payload`.
+    /// An array of `count` elements whose bytes are `payload`.
     pub fn array(element: u32, count: u64, payload: &[u8]) -> Self {
         let head = Part::default().u32("element type", element).u64("array count", count);
         Self(kind::ARRAY, head.raw(payload))
@@ -148,23 +149,23 @@ impl Value {
 pub struct Tensor {
     pub name: Vec<u8>,
     pub dims: Vec<u64>,
-    /// What the file says the number of dimensions is; the count of `dims` where `None`.
+    /// Number of dimensions that the file states; the length of `dims` if `None`.
     pub n_dims: Option<u32>,
     pub ggml: u32,
-    /// Offset in the data section; after the tensor before, aligned, where `None`.
+    /// Offset in the data section; if `None`, the next aligned offset after the tensor before.
     pub offset: Option<u64>,
-    /// Data; `bytes_of` of small random numbers where `None`.
+    /// Data; if `None`, `bytes_of` of small random numbers.
     pub data: Option<Vec<u8>>,
 }
 
-/// A GGUF file to be: change any part of it, then [`Forge::build`].
+/// A GGUF file under construction: change any part, then [`Forge::build`].
 #[derive(Clone, Debug)]
 pub struct Forge {
     pub magic: [u8; 4],
     pub version: u32,
-    /// For laying out the data; `general.alignment` is an entry like any other.
+    /// Alignment of the data layout; the `general.alignment` entry is set separately.
     pub alignment: u64,
-    /// Counts in the header; the true ones where `None`.
+    /// Counts in the header; the true ones if `None`.
     pub n_entries: Option<u64>,
     pub n_tensors: Option<u64>,
     pub entries: Vec<(Vec<u8>, Value)>,
@@ -177,12 +178,12 @@ pub struct Forge {
 pub struct Built {
     pub bytes: Vec<u8>,
     pub fields: Vec<Field>,
-    /// From the start to the end of the tensor table.
+    /// From the start of the file to the end of the tensor table.
     pub header: Range<usize>,
 }
 
 impl Forge {
-    /// A file without metadata and tensors. `seed` decides the numbers in the tensors.
+    /// A file without metadata and tensors. `seed` determines the numbers in the tensors.
     pub fn new(seed: u64) -> Self {
         Self {
             magic: *b"GGUF",
@@ -196,7 +197,7 @@ impl Forge {
         }
     }
 
-    /// Adds an entry, or replaces the one of that key.
+    /// Adds an entry, or replaces the entry of that key.
     pub fn set(mut self, key: &str, value: Value) -> Self {
         match self.entries.iter_mut().find(|(k, _)| k == key.as_bytes()) {
             Some(entry) => entry.1 = value,
@@ -205,7 +206,7 @@ impl Forge {
         self
     }
 
-    /// Adds an entry whatever its key, even a second one.
+    /// Adds an entry with any key, even a duplicate.
     pub fn add(mut self, key: &[u8], value: Value) -> Self {
         self.entries.push((key.into(), value));
         self
@@ -235,7 +236,7 @@ impl Forge {
         self
     }
 
-    /// With the data that [`Forge::build`] would make up written out, so that tensors keep them whatever is beside them.
+    /// Fills in the data that [`Forge::build`] would generate, so that tensors keep it whatever is added beside them.
     pub fn filled(mut self) -> Self {
         let mut random = Random(self.seed);
         for tensor in &mut self.tensors {
@@ -246,7 +247,7 @@ impl Forge {
         self
     }
 
-    /// The bytes of the file.
+    /// Builds the file.
     pub fn build(&self) -> Built {
         let mut random = Random(self.seed);
         let mut all = Part::default()
@@ -281,7 +282,7 @@ impl Forge {
     }
 }
 
-/// Bytes of a tensor as its type and dimensions say; 0 for what has no size.
+/// Bytes of a tensor by its type and dimensions; 0 if it has no valid size.
 pub fn bytes_of(dims: &[u64], ggml: u32) -> u64 {
     let (values, bytes) = match ggml {
         ggml::F32 => (1, 4),
@@ -292,11 +293,11 @@ pub fn bytes_of(dims: &[u64], ggml: u32) -> u64 {
         _ => return 0,
     };
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).unwrap_or(0);
-    // Nobody makes a forged file of more than 16 MiB in memory: such dimensions are lies.
+    // Forged files in memory stay below 16 MiB: larger dimensions are lies, and get no data.
     (elements / values).checked_mul(bytes).filter(|&n| n <= 16 << 20).unwrap_or(0)
 }
 
-/// splitmix64: the same numbers from the same seed, everywhere.
+/// splitmix64: the same seed gives the same numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -308,7 +309,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// F32 tensors get numbers from -0.1 to 0.1, all others zero bytes, which are the number 0 in each type here.
+    /// F32 tensors get numbers from -0.1 to 0.1. All others get zero bytes, which mean the number 0 in each type here.
     fn data(&mut self, tensor: &Tensor) -> Vec<u8> {
         let bytes = bytes_of(&tensor.dims, tensor.ggml) as usize;
         if tensor.ggml != ggml::F32 {
@@ -319,7 +320,7 @@ impl Random {
     }
 }
 
-/// A file that holds every metadata type and three tensors, and means nothing: for tests of the parser.
+/// A file with every metadata type and three tensors, which is no runnable model: for tests of the parser.
 pub fn every_type(seed: u64) -> Forge {
     let scalar = |kind, bytes: &[u8]| Value(kind, Part::default().raw(bytes));
     Forge::new(seed)

@@ -1,8 +1,8 @@
-//! A model cut into parts, as `gguf-split` cuts one.
+//! Cuts a model into parts, as `gguf-split` does.
 
 use super::{Forge, Value};
 
-/// The model in `count` parts of about as many tensors. All tensors get the data that they have in the whole.
+/// The model in `count` parts of about equal numbers of tensors. Each tensor keeps the data that it has in the whole.
 pub fn split(whole: &Forge, count: u16) -> Vec<Forge> {
     let whole = whole.clone().filled();
     let each = whole.tensors.len().div_ceil(count.into());

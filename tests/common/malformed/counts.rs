@@ -1,4 +1,4 @@
-//! Classes 1 and 2: magic, version, cuts, and counts that the file does not hold.
+//! Classes 1 and 2: magic, version, cuts, and counts larger than the file can hold.
 
 use super::{CORRUPT, Cases, NO_MODEL, UNSUPPORTED, good};
 use crate::forge::Forge;
@@ -27,7 +27,7 @@ fn headers(cases: &mut Cases) {
     for cut in 1..=32 {
         cases.bytes(1, format!("the first {cut} bytes"), CORRUPT, whole.bytes[..cut].to_vec());
     }
-    // Further on, a cut in each part of the file.
+    // Beyond the header's start, one cut in each part of the file.
     for cut in [whole.header.end / 2, whole.header.end, whole.header.end + 31, whole.bytes.len() / 2] {
         cases.bytes(1, format!("the first {cut} bytes"), CORRUPT, whole.bytes[..cut].to_vec());
     }

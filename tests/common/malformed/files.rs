@@ -1,4 +1,4 @@
-//! Classes 7 and 8: files that cost their maker nothing, parts that do not fit together, and what is no file.
+//! Classes 7 and 8: sparse files that claim to be huge, parts that do not fit together, and paths that are not files.
 
 use rocmforge_client::wire::ErrorCode;
 
@@ -98,7 +98,7 @@ fn parts(cases: &mut Cases) {
 
     let whole = good().set("split.count", Value::u16(1000)).set("split.no", Value::u16(0));
     let file = (part(1, 1000), built(&whole));
-    // More parts than a model may have: a name like any other, so it is asked for by that.
+    // More parts than a model may have, so the name has no special meaning and the model is requested by it.
     cases.files(7, "one of a thousand parts, by itself", Some(NO_MODEL), vec![(".gguf".into(), file.1)]);
     let many = (1..=256).map(|number| {
         let forge = Forge::new(0).set("split.no", Value::u16(number - 1)).set("split.count", Value::u16(255));

@@ -1,4 +1,4 @@
-//! Class 5: headers that are well-formed and mean nothing that can be run.
+//! Class 5: well-formed headers that describe no model that can run.
 
 use rocmforge_client::wire::ErrorCode;
 
@@ -17,7 +17,7 @@ fn sizes(cases: &mut Cases) {
     let mut set = |key: &str, what: &str, value: Value, code: ErrorCode| {
         cases.forge(5, format!("{key} is {what}"), code, &good().set(&format!("llama.{key}"), value));
     };
-    // Too few and too many of each, and what no arithmetic survives.
+    // Too few and too many of each, and values that overflow.
     for (key, bad) in [
         ("block_count", &[0, 3, 512, 513, 1 << 31, u32::MAX][..]),
         ("embedding_length", &[0, 1, 31, 64, 1 << 17, 1 << 31, u32::MAX]),
@@ -39,7 +39,7 @@ fn sizes(cases: &mut Cases) {
         set(key, "an empty array", Value::i32s(&[]), CORRUPT);
         set(key, "another for each layer", Value::i32s(&[2, 3]), UNSUPPORTED);
     }
-    // One layer less: the last layer's tensors have no place.
+    // One layer fewer: no layer uses the last layer's tensors.
     set("block_count", "1", Value::u32(1), UNSUPPORTED);
     let eps = "attention.layer_norm_rms_epsilon";
     for bad in [-1e-5, 1.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY] {
@@ -78,7 +78,7 @@ fn sizes(cases: &mut Cases) {
 fn tensors(cases: &mut Cases) {
     for name in ["token_embd.weight", "output_norm.weight", "blk.1.attn_k.weight", "blk.0.ffn_norm.weight"] {
         cases.forge(5, format!("no tensor {name}"), CORRUPT, &good().without(name));
-        // As many values, another shape.
+        // As many values in another shape.
         let turned =
             good().filled().with_tensor(name, |t| t.dims = vec![2, t.dims.iter().product::<u64>() / 2]);
         cases.forge(5, format!("{name} of another shape"), CORRUPT, &turned);
@@ -132,7 +132,7 @@ fn sentencepiece(cases: &mut Cases) {
         set("scores", what, Value::f32s(&vec![0.0; count]), CORRUPT);
         set("token_type", what, Value::i32s(&vec![1; count]), CORRUPT);
     }
-    // Declared as bytes and read as floats, others have read past the end.
+    // Other engines declared these as bytes, read them as floats, and read past the end.
     for element in [kind::I8, kind::U8, kind::U32] {
         let width = if element == kind::U32 { 4 } else { 1 };
         let array = Value::array(element, TOKENS as u64, &vec![0; TOKENS * width]);
@@ -180,7 +180,7 @@ fn texts() -> Vec<String> {
     tokens
 }
 
-/// The good file with a byte-pair vocabulary of as many tokens.
+/// The good file with a byte-pair vocabulary of the same size.
 fn paired(merges: &[&str]) -> Forge {
     let mut tokens: Vec<String> = (0..TOKENS - 5).map(|n| format!("token{n}")).collect();
     tokens.extend(["a", "b", "c", "ab", "<|end|>"].map(str::to_owned));

@@ -1,8 +1,9 @@
-//! Model files that are wrong, class by class of what has broken other engines, and the error code that each has to meet.
+//! Malformed model files by class, after what has broken other engines, and the error code that each must cause.
 //!
-//! All start from one good file of a whole small model, so that nothing but the fault decides. The same bytes on each call.
+//! All cases start from one good file of a whole small model, so that only the fault decides. Each call gives the same
+//! bytes.
 
-#![allow(dead_code, unused_imports)] // each binary uses its own part
+#![allow(dead_code, unused_imports)] // each test binary uses a part
 
 mod counts;
 mod files;
@@ -19,52 +20,52 @@ use crate::forge::{Forge, tiny_llama};
 pub use numbers::{Numbers, numbers};
 pub use templates::templates;
 
-/// What lies under a name of a directory.
+/// Content of a directory entry.
 #[derive(Clone, Debug)]
 pub enum Content {
     Bytes(Vec<u8>),
-    /// Bytes in front of a hole that ends at `length`.
+    /// `start`, then a hole up to `length`.
     Sparse {
         start: Vec<u8>,
         length: u64,
     },
-    /// A link to this path.
+    /// A symbolic link to this path.
     Link(PathBuf),
-    /// A link to itself.
+    /// A symbolic link to itself.
     Loop,
     Directory,
     Fifo,
 }
 
-/// A model's files by what follows its name: `.gguf`, or a part's number.
+/// A model's files, by the suffix of their names: `.gguf`, or a part number.
 pub type Files = Vec<(String, Content)>;
 
-/// A model, and what opening it has to say.
+/// A model, and the error code that opening it must give.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// 1 header, 2 counts, 3 metadata, 4 tensors, 5 meaning, 7 sizes and parts, 8 no files.
+    /// 1 header, 2 counts, 3 metadata, 4 tensors, 5 meaning, 7 sizes and parts, 8 not a file.
     pub class: u8,
     pub what: String,
     pub files: Files,
-    /// None where it is good after all: extremes that are allowed.
+    /// `None` for a good model: an extreme that is allowed.
     pub code: Option<ErrorCode>,
 }
 
 impl Case {
-    /// One file that opens; what is wrong with it shows later.
+    /// A case of one file that opens; its fault shows later.
     pub fn whole(class: u8, what: &str, forge: &Forge) -> Self {
         let files = vec![(".gguf".into(), Content::Bytes(forge.build().bytes))];
         Self { class, what: what.to_owned(), files, code: None }
     }
 
-    /// Writes its files below `dir`, as the model `name`.
+    /// Writes the files into `dir`, as the model `name`.
     pub fn write(&self, dir: &Path, name: &str) {
         for (ending, content) in &self.files {
             write(&dir.join(format!("{name}{ending}")), content);
         }
     }
 
-    /// The bytes of a case of one plain file.
+    /// The bytes, if the case is one plain file.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.files[..] {
             [(_, Content::Bytes(bytes))] => Some(bytes),
@@ -94,7 +95,7 @@ fn write(path: &Path, content: &Content) {
     }
 }
 
-/// All cases but those that show only in an answer: [`templates()`], [`numbers()`].
+/// All cases except those that show only in an answer: [`templates()`], [`numbers()`].
 pub fn cases() -> Vec<Case> {
     let mut all = Cases(Vec::new());
     counts::add(&mut all);
@@ -127,7 +128,7 @@ impl Cases {
         self.bytes(class, what, code, forge.build().bytes);
     }
 
-    /// An extreme that is allowed.
+    /// Adds an extreme that is allowed.
     fn good(&mut self, class: u8, what: impl Into<String>, forge: &Forge) {
         self.0.push(Case::whole(class, &what.into(), forge));
     }

@@ -1,21 +1,22 @@
-//! Class 10: weights that are no numbers, in every type that is computed. The file is well-formed; the answer is finite or
-//! refused.
+//! Class 10: weights that are NaN, infinite or too large, in every type that is computed. The file is well-formed; the
+//! answer is finite or refused.
 
 use crate::forge::{Forge, Random, Value, ggml};
 
-/// A model whose matrices are of one type and made of one kind of block.
+/// A model whose matrices all have one type and repeat one kind of block.
 pub struct Numbers {
     pub what: String,
     pub forge: Forge,
-    /// No token of a request's that needs what is no number: the answer is as if it were not there.
+    /// True if no token of a request touches the bad block: the answer is as without it.
     pub answers: bool,
 }
 
 const HIDDEN: u64 = 256;
-/// A token that no text of a test makes.
+/// A token that no test's text contains.
 const UNUSED: u64 = 100;
 
-/// Type, values and bytes of a block, where its half-precision scales stand; MXFP4's is one byte of exponent.
+/// For each type: name, number, values and bytes of a block, and offsets of its half-precision scales. MXFP4's scale is
+/// one byte of exponent.
 const TYPES: [(&str, u32, u64, usize, &[usize]); 12] = [
     ("F32", 0, 1, 4, &[]),
     ("F16", 1, 1, 2, &[0]),
@@ -46,7 +47,7 @@ pub fn numbers() -> Vec<Numbers> {
         all.push(model(kind, "random bits", &|_, block, random| {
             block.fill_with(|| random.draw() as u8);
         }));
-        // Of the embedding: one block of a byte token's row, which the request's text does not have.
+        // One bad block in the embedding, in the row of a byte token that the request's text does not contain.
         let unused = |unused: bool, block: &mut [u8], _: &mut Random| match unused {
             true => scaled(kind, block, NAN),
             false => block.fill(0),
@@ -63,7 +64,8 @@ pub fn numbers() -> Vec<Numbers> {
     all
 }
 
-/// Random values under a scale of these bits; the type's own bits for the same where it has no half-precision scale.
+/// Constant values under a scale of these bits. A type without a half-precision scale gets the same value in its own
+/// format.
 fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mut [u8], bits: u16) {
     block.fill(0x35);
     match name {

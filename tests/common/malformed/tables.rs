@@ -28,7 +28,7 @@ fn keys(cases: &mut Cases) {
         cases.forge(3, what, CORRUPT, &forge.add(key, value()));
     }
     cases.good(3, "a key of 65,535 bytes", &good().add(&[b'k'; 65_535], value()));
-    // A key's length that is a lie: the last entry's, so that no other field is met first.
+    // A false key length, in the last entry so that the parser meets no other field first.
     let built = good().add(b"last", value()).build();
     let at = built.fields.iter().find(|f| f.what == "last key length").unwrap().at;
     for length in [1 << 20, 1 << 31, 1 << 63, u64::MAX] {
@@ -147,7 +147,7 @@ fn names_and_shapes(cases: &mut Cases) {
 }
 
 fn types(cases: &mut Cases) {
-    // Removed by ggml: Q4_2, Q4_3, the interleaved Q4_0 and IQ4_NL; never there: the rest.
+    // Removed by ggml: Q4_2, Q4_3, the interleaved Q4_0 and IQ4_NL; the other numbers never existed.
     for number in [4, 5, 31, 32, 33, 36, 37, 38, 42, 255, 1 << 31, u32::MAX] {
         cases.forge(4, format!("tensor type {number}"), UNSUPPORTED, &changed(|t| t.ggml = number));
     }
@@ -179,7 +179,7 @@ fn offsets(cases: &mut Cases) {
         ("2^63", 1 << 63),
         ("the last that is aligned", u64::MAX - 31),
         ("2^64 - 1", u64::MAX),
-        // Wraps to the start of the file, and to its header.
+        // Wraps to the header at the start of the file.
         ("0 - the header, in 64 bits", 0u64.wrapping_sub(built.header.end.next_multiple_of(32) as u64)),
     ] {
         let forge = good().filled().with_tensor(last, |t| t.offset = Some(offset));

@@ -1,8 +1,8 @@
-//! Class 6: chat templates that attack. The model opens, and answers prompts that are no chats.
+//! Class 6: hostile chat templates. The model opens, and answers prompts that are not chats.
 
 use crate::forge::{Forge, Value};
 
-/// Templates by what they do; each chat with them is refused as a template that failed.
+/// Templates, named by their attack; each chat is refused because its template failed.
 pub fn templates() -> Vec<(&'static str, Forge)> {
     let nested = format!("{{{{ {}1{} }}}}", "[".repeat(30_000), "]".repeat(30_000));
     let sources: [(&str, String); 10] = [

@@ -28,7 +28,7 @@ impl Pair {
     }
 }
 
-/// Where results go: 8-bit planes, or f32.
+/// Destination of results: 8-bit planes or f32.
 struct Out {
     codes: Buffer,
     scales: Buffer,
@@ -110,13 +110,13 @@ fn launch(
     }
 }
 
-/// `act(gate) * up`, with what the errors of both may come to: each sum's own, times the slope or the other factor, and a few
-/// units of the last place for the exponential and the quotient.
+/// Checks `act(gate) * up`. The bound adds each sum's error, times the slope or the other factor, and a few units of
+/// the last place for the exponential and the quotient.
 fn check(activation: u32, gate: Sum, up: Sum, got: f32, what: &dyn Fn() -> String) {
     let open = activated(activation, gate.value);
     let want = open * up.value;
     let slack = 2e-6 * (1.13 * gate.size * up.value.abs() + open.abs() * up.size);
-    // exp2(x * log2 e) in f32: the roundings of x grow with it, but only where the result is small.
+    // exp2(x * log2 e) in f32: its rounding error grows with x, but only where the result is small.
     let share = if activation == SILU { 1.2e-7 } else { 6e-7 };
     let bound = slack + want.abs() * (2e-6 + share * exponent(activation, gate.value).abs()) + 1e-30;
     let off = (f64::from(got) - want).abs();
@@ -139,7 +139,7 @@ fn gate_and_up_meet_in_one_launch() {
         for &kind in kinds(dtype) {
             let rows = Rows::random(rig, kind, 11, cols, &mut random);
             let mut before: Vec<f32> = Vec::new();
-            // The second is looked at in few rows: what comes before it is the same.
+            // GELU is checked with two rows only: the code before the activation is shared.
             for (m, activation) in
                 [(2, GELU), (11, SILU), (5, SILU), (4, SILU), (3, SILU), (2, SILU), (1, SILU)]
             {
@@ -157,14 +157,14 @@ fn gate_and_up_meet_in_one_launch() {
                     continue;
                 }
                 let same = got.iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{dtype} {kind:?}: other bits with {m} rows");
+                assert!(same, "{dtype} {kind:?}: {m} rows give other bits");
                 before = got;
             }
         }
     }
 }
 
-/// The 8-bit form is what quantising the f32 form gives, to the bit.
+/// The 8-bit form is bit-exact to the f32 form, quantised.
 #[test]
 fn results_are_quantised_where_they_are_made() {
     let Some(rig) = rig() else { return };
@@ -183,7 +183,7 @@ fn results_are_quantised_where_they_are_made() {
                 assert_eq!(rig.download::<f32>(&planes.scales), scales, "{dtype} {kind:?} {m} rows");
                 assert_eq!(rig.download::<i16>(&planes.sums), sums, "{dtype} {kind:?} {m} rows");
                 let untouched = rig.download::<u8>(&values.codes);
-                assert!(untouched.iter().all(|&b| b == 0xff), "{dtype}: both forms were written");
+                assert!(untouched.iter().all(|&b| b == 0xff), "{dtype}: the f32 output was written too");
             }
         }
     }

@@ -9,7 +9,7 @@ use super::{Sum, or_null, untouched};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// An f16 matrix with unused values behind each row.
+/// An f16 matrix with unused values after each row.
 struct Half {
     values: Vec<f32>,
     bits: Vec<u16>,
@@ -45,11 +45,14 @@ struct Product {
 }
 
 impl Product {
-    /// The first `rows` rows of the product, which both kernels make of the same bits.
+    /// The first `rows` rows of the product; checks that both kernels give the same bits.
     fn run(&self, rig: &Rig, rows: usize) -> Vec<f32> {
         let got = self.run_with(rig, rows, GemmF16::gemm_f16_64, 64);
         let same = self.run_with(rig, rows, GemmF16::gemm_f16_128, 128);
-        assert!(got.iter().zip(&same).all(|(a, b)| a.to_bits() == b.to_bits()), "tiles differ in bits");
+        assert!(
+            got.iter().zip(&same).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "the two tile sizes give different bits"
+        );
         got
     }
 
@@ -99,8 +102,8 @@ impl Product {
     }
 }
 
-/// Rows, outputs, inputs, and the strides of both matrices: whole tiles, parts of tiles, steps that end early, rows that do not
-/// begin at multiples of 16 bytes.
+/// Rows, outputs, inputs, and the strides of both matrices: whole tiles, partial tiles, steps that end early, rows that
+/// do not begin at multiples of 16 bytes.
 const SIZES: [(usize, usize, usize, usize, usize); 6] = [
     (128, 128, 64, 64, 64),
     (9, 130, 96, 96, 96),
@@ -127,7 +130,7 @@ fn products_are_the_sums_of_their_terms() {
     }
 }
 
-/// A row's bits are its own, whatever stands beside it and in whichever tile.
+/// A row's bits depend neither on the rows beside it nor on its tile.
 #[test]
 fn rows_have_the_same_bits_in_any_number() {
     let Some(rig) = rig() else { return };
@@ -139,9 +142,9 @@ fn rows_have_the_same_bits_in_any_number() {
     let all = product.run(rig, rows);
     for m in [1, 17, 129] {
         let same = product.run(rig, m).iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
-        assert!(same, "other bits with {m} rows");
+        assert!(same, "{m} rows give other bits");
     }
-    // The last row as the first of another launch.
+    // The last row alone, as the first row of another launch.
     let mut alone = product;
     alone.x.bits.drain(..(rows - 1) * k);
     let alone = alone.run(rig, 1);
@@ -150,7 +153,7 @@ fn rows_have_the_same_bits_in_any_number() {
 
 #[test]
 fn few_tiles_are_small_ones() {
-    // A long prompt's products fill any device with the large tiles, a short one's do not.
+    // Products of a long prompt fill any device with large tiles; those of a short prompt do not.
     let (long, grid) = choice::gemm(4096, 1024);
     assert_eq!((long.name(), grid), (GemmF16::gemm_f16_128.name(), Grid::xy(8, 32)));
     let (short, grid) = choice::gemm(4096, 65);

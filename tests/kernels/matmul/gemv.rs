@@ -9,7 +9,7 @@ use super::{Form, Kind, Rows, Sum, or_null, relative_error, untouched};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
-/// Values between the rows of an output.
+/// Unused values between the rows of an output.
 const GAP: usize = 3;
 
 /// Up to three matrices of one type on the device.
@@ -40,7 +40,7 @@ impl<'a> Matrices<'a> {
         self.host.iter().map(|w| w.rows).sum()
     }
 
-    /// The products with a row of activations, one matrix after the other.
+    /// The products with one row of activations, matrix by matrix.
     fn want(&self, x: &[f64]) -> Vec<Sum> {
         let mut want = Vec::new();
         for (i, w) in self.host.iter().enumerate() {
@@ -53,7 +53,8 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// All products with the first `m` of `rows`; with `base`, added to it. Also the rows that a block took at once.
+/// All products with the first `m` of `rows`, added to `base` if given. Also returns the rows that a workgroup takes at
+/// once.
 pub fn multiply(rig: &Rig, w: &Matrices<'_>, rows: &Rows, m: usize, base: Option<&[f32]>) -> (Vec<f32>, u32) {
     let (dtype, outputs) = (w.host[0].dtype, w.outputs());
     let stride = outputs + GAP;
@@ -117,7 +118,7 @@ pub fn multiply(rig: &Rig, w: &Matrices<'_>, rows: &Rows, m: usize, base: Option
                 out_stride: stride as u32,
                 add,
             };
-            // Fewer blocks than tiles: a block takes several.
+            // Fewer workgroups than tiles: each takes several.
             let full = choice::gemv_grid([n(0), n(1), n(2)], m32, chosen.columns);
             let grid = Grid::xy(full.blocks[0].div_ceil(2), full.blocks[1]);
             rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
@@ -136,7 +137,7 @@ fn kinds(dtype: DType) -> &'static [Kind] {
     if dtype.block_len() == 1 { &[Kind::F32] } else { &[Kind::A8, Kind::F32] }
 }
 
-/// One block, odd counts of blocks, ragged ends, and more columns than LDS takes at once.
+/// One quant block, odd counts of quant blocks, ragged ends, and more columns than LDS holds at once.
 fn col_counts(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 15, 172, 4100],
@@ -166,7 +167,7 @@ fn products_are_the_sums_of_their_terms_at_any_number_of_rows() {
                     let (got, columns) = multiply(rig, &matrices, &rows, m, None);
                     seen.push(columns);
                     let same = got.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same, "{dtype} {kind:?} cols {cols}: other bits with {m} rows");
+                    assert!(same, "{dtype} {kind:?} cols {cols}: {m} rows give other bits");
                 }
                 seen.dedup();
                 assert!(seen.starts_with(&[1]) && seen.len() > 1, "{seen:?}");
@@ -175,7 +176,7 @@ fn products_are_the_sums_of_their_terms_at_any_number_of_rows() {
     }
 }
 
-/// Many columns of a narrow matrix: LDS takes them in several parts, also for one row.
+/// Many columns of a narrow matrix: LDS holds them in several parts, even for one row.
 #[test]
 fn long_rows_are_taken_in_parts() {
     let Some(rig) = rig() else { return };
@@ -223,8 +224,8 @@ fn three_matrices_share_a_launch_and_biases_and_residual_are_added() {
     }
 }
 
-/// Tier B: against sums over what the activations were before they were quantised. Where one block of weights is much larger than
-/// all others, the error is that of one sum a row: of two rows it was once 1.3 % instead of the usual 0.6.
+/// Tier B: against sums over the activations before quantisation. Where one quant block of weights is much larger than
+/// all others, a row's error is that of one sum: two such rows once gave 1.3 % instead of the usual 0.6 %.
 #[test]
 fn products_stay_near_those_of_unquantised_rows() {
     let Some(rig) = rig() else { return };
@@ -241,12 +242,12 @@ fn products_stay_near_those_of_unquantised_rows() {
                 exact.chunks_exact(768).flat_map(|x| matrices.want(x)).map(|sum| sum.value).collect();
             let error = relative_error(&got, &want);
             let bound = if kind == Kind::A8 { 1.2e-2 } else { 1e-6 };
-            assert!(error <= bound, "{dtype} {kind:?}: {error:e}");
+            assert!(error <= bound, "{dtype} {kind:?}: relative error {error:e}, limit {bound:e}");
         }
     }
 }
 
-/// Infinities and NaN of an activation row spoil that row alone.
+/// Infinities and NaN in an activation row change only that row's products.
 #[test]
 fn a_row_that_is_no_number_spoils_no_other() {
     let Some(rig) = rig() else { return };
@@ -263,7 +264,7 @@ fn a_row_that_is_no_number_spoils_no_other() {
     }
 }
 
-/// The products of each pair of an activation row and an expert.
+/// The products of each pair of activation row and expert.
 fn multiply_experts(rig: &Rig, experts: &[Weights], chosen: &[u32], slots: u32, rows: &Rows) -> Vec<f32> {
     let (dtype, n) = (experts[0].dtype, experts[0].rows);
     let device: Vec<Buffer> = experts.iter().map(|w| w.lay_out(rig)).collect();

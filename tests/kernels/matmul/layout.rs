@@ -1,4 +1,4 @@
-//! Planes hold the file's values, to the bit.
+//! Planes hold the file's values, bit by bit.
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
@@ -11,7 +11,7 @@ use super::{Kind, Rows};
 use crate::random::Random;
 use crate::rig::rig;
 
-/// One row of activations per column, 1 there and 0 elsewhere: the products are the weights.
+/// One activation row per column, 1 there and 0 elsewhere: the products are the weights.
 #[test]
 fn unit_vectors_give_the_weights_back() {
     let Some(rig) = rig() else { return };
@@ -37,7 +37,7 @@ fn rows_become_f16_by_one_rounding() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
     for dtype in QUANTISED.into_iter().chain([DType::F32, DType::BF16]) {
-        // Few parts for two blocks, and so many that a block goes round again.
+        // First few parts for two workgroups, then so many that a workgroup takes several.
         let long = if dtype.block_len() == 1 { 653 } else { 2560 };
         for (cols, blocks) in [(long % 256 + dtype.block_len().max(5), 2), (long, 1), (long, 2)] {
             let weights = Weights::random(dtype, 11, cols, &mut random);
@@ -77,7 +77,7 @@ fn what_f16_cannot_hold_becomes_its_largest() {
     assert_eq!(got[5..], [0.0, -3.0, 0.5]);
 }
 
-/// The offsets that Rust computes are the kernels': numbers found where they should lie.
+/// The kernels use the offsets that Rust computes: planes hold each number at its offset.
 #[test]
 fn planes_lie_where_rust_says() {
     let Some(rig) = rig() else { return };
@@ -88,7 +88,7 @@ fn planes_lie_where_rust_says() {
         let place = planes(dtype, rows as u64, cols as u64).unwrap();
         let device = rig.download::<u8>(&weights.lay_out(rig));
         assert_eq!(device.len() as u64, place.bytes);
-        // The scale of a block: plane, bytes there, where it stands in the file's block.
+        // The scale of a quant block: its plane, its bytes, and its offset in the file's block.
         let (plane, size, at) = match dtype {
             DType::Q8_0 => (1, 2, 0),
             DType::Q5_1 => (2, 4, 0),

@@ -11,33 +11,33 @@ use rocmforge::backend::hip::{Buffer, DevicePtr};
 use crate::random::Random;
 use crate::rig::Rig;
 
-/// Tier A: same inputs on both sides, f32 sums.
+/// Tier A: the same inputs on both sides, f32 sums.
 const TIER_A: f64 = 2e-6;
 
 /// Rows of activations on the host and on the device.
 pub struct Rows {
-    /// What the kernels see, in f64.
+    /// The values that the kernels see, in f64.
     pub seen: Vec<f64>,
-    /// Before any rounding.
+    /// The values before any rounding.
     pub exact: Vec<f32>,
     pub cols: usize,
     pub device: Form,
 }
 
-/// How they lie on the device.
+/// Layout of the rows on the device.
 pub enum Form {
     A8 { codes: Buffer, scales: Buffer, sums: Buffer },
     F32(Buffer),
 }
 
-/// What quantised weights are multiplied with.
+/// Activation form that quantised weights are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     A8,
     F32,
 }
 
-/// Codes, scales and sums of 16 codes, as kernels/common/activation.h says.
+/// Codes, scales, and sums of 16 codes, as kernels/common/activation.h defines them.
 pub fn quantised(values: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<i16>) {
     let (mut codes, mut scales, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for group in values.chunks_exact(32) {
@@ -88,7 +88,7 @@ impl Sum {
         })
     }
 
-    /// With a number added.
+    /// Adds a number to the sum.
     pub fn plus(self, v: f32) -> Self {
         Self { value: self.value + f64::from(v), size: self.size + f64::from(v).abs() }
     }
@@ -112,12 +112,12 @@ pub fn relative_error(got: &[f32], want: &[f64]) -> f64 {
     (off / want.iter().map(|w| w * w).sum::<f64>()).sqrt()
 }
 
-/// Bits of NaN that outputs are filled with.
+/// True for the NaN bits that outputs are filled with.
 pub fn untouched(v: f32) -> bool {
     v.to_bits() == u32::MAX
 }
 
-/// The buffer's address, or null.
+/// The buffer's address, or null without a buffer.
 pub fn or_null<T>(buffer: Option<&Buffer>) -> DevicePtr<T> {
     buffer.map_or(DevicePtr::NULL, Buffer::ptr)
 }

@@ -1,4 +1,4 @@
-//! Weight matrices put together from blocks that ggml quantised and decoded.
+//! Weight matrices assembled from blocks that ggml quantised and decoded.
 
 use rocmforge::backend::hip::kernels::matmul::{Repack, RepackRows, choice, planes::planes};
 use rocmforge::backend::hip::{Buffer, Grid};
@@ -7,10 +7,10 @@ use rocmforge::tensor::DType;
 use crate::random::Random;
 use crate::rig::Rig;
 
-/// Made by `tests/reference/make_quant_blocks.py`.
+/// Written by `tests/reference/make_quant_blocks.py`.
 const GOLDEN: &[u8] = include_bytes!("../../golden/quant-blocks.bin");
 
-/// Types whose blocks meet 8-bit activations.
+/// Types whose quant blocks are multiplied with 8-bit activations.
 pub const QUANTISED: [DType; 9] = [
     DType::Q8_0,
     DType::Q4_0,
@@ -25,7 +25,7 @@ pub const QUANTISED: [DType; 9] = [
 
 pub const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// A matrix as in a file, and its values as ggml has them.
+/// A matrix as bytes of a file, and its values as ggml decodes them.
 pub struct Weights {
     pub dtype: DType,
     pub rows: usize,
@@ -34,7 +34,7 @@ pub struct Weights {
     pub values: Vec<f32>,
 }
 
-/// Blocks of a type and their values.
+/// Golden quant blocks of a type, and their values.
 fn golden(dtype: DType) -> (&'static [u8], Vec<f32>) {
     let mut rest = GOLDEN;
     while !rest.is_empty() {
@@ -52,7 +52,7 @@ fn golden(dtype: DType) -> (&'static [u8], Vec<f32>) {
 }
 
 impl Weights {
-    /// Blocks of `dtype` in random order.
+    /// Quant blocks of `dtype` in random order.
     pub fn random(dtype: DType, rows: usize, cols: usize, random: &mut Random) -> Self {
         if dtype == DType::F32 {
             let values = random.normals(rows * cols);
@@ -74,7 +74,7 @@ impl Weights {
         &self.values[row * self.cols..][..self.cols]
     }
 
-    /// Lays it out on the device, from an odd address and in two pieces.
+    /// Lays the matrix out on the device, from an odd source address and in two pieces.
     pub fn lay_out(&self, rig: &Rig) -> Buffer {
         let bytes = planes(self.dtype, self.rows as u64, self.cols as u64).unwrap().bytes;
         let out = rig.output::<u8>(bytes as usize);

@@ -1,4 +1,4 @@
-//! llama.cpp's own bench: Debian's build, in a private directory, without touching the system.
+//! llama.cpp's own bench: Debian's build in a private directory, without changes to the system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// The bench and what it links against. From Debian's unstable suite: the stable ones carry no llama.cpp.
+/// The bench and the libraries it links to. From Debian's unstable suite: the stable suites have no llama.cpp.
 const PACKAGES: [&str; 9] = [
     "llama.cpp-tools",
     "libllama0",
@@ -22,21 +22,21 @@ const PACKAGES: [&str; 9] = [
     "libzstd1",
 ];
 
-/// A llama-bench that can be run.
+/// A runnable llama-bench.
 pub struct LlamaBench {
     program: PathBuf,
-    /// Its own dynamic linker and libraries, when it is not the system's.
+    /// Its own dynamic linker and libraries; `None` if it uses the system's.
     root: Option<Root>,
 }
 
 struct Root {
     linker: PathBuf,
     libraries: Vec<PathBuf>,
-    /// Where the kernels for each processor lie; looked for in the working directory.
+    /// Folder of the kernels for each processor; llama-bench looks for them in the working directory.
     backends: PathBuf,
 }
 
-/// One line of its answer.
+/// One line of llama-bench's output.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Measured {
     build_commit: String,
@@ -51,20 +51,20 @@ pub struct Measured {
     tokens_per_s: f64,
 }
 
-/// What to measure.
+/// A measurement.
 #[derive(Clone, Copy)]
 pub enum What {
-    /// Taking in a prompt of this many tokens.
+    /// Prefill of a prompt of this many tokens.
     Prefill(u64),
-    /// Generating this many tokens after an empty context.
+    /// Decode of this many tokens after an empty context.
     Decode(u64),
 }
 
 impl LlamaBench {
-    /// Uses the program given, or Debian's package unpacked below `work`.
+    /// Uses the given program, or Debian's package unpacked below `work`.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where it cannot be had, and why.
+    /// [`Error::Unavailable`] with the reason.
     pub fn get(given: Option<&Path>, work: &Path) -> Result<Self> {
         if let Some(program) = given {
             return Ok(Self { program: program.into(), root: None });
@@ -75,7 +75,7 @@ impl LlamaBench {
             unpack(&root)?;
         }
         let missing =
-            || Error::Unavailable { what: "llama-bench", why: "the packages hold less than expected".into() };
+            || Error::Unavailable { what: "llama-bench", why: "the packages lack an expected file".into() };
         let linker = find_by(&root, &|name| name.starts_with("ld-linux")).ok_or_else(missing)?;
         let library = |name: &str| find(&root, name).and_then(|path| path.parent().map(Path::to_path_buf));
         let libraries = ["libc.so.6", "libllama.so.0", "libllama-bench-impl.so"]
@@ -87,7 +87,7 @@ impl LlamaBench {
         Ok(Self { program, root: Some(Root { linker, libraries, backends }) })
     }
 
-    /// Tokens per second, with the faster of flash attention on and off; also what ran.
+    /// Tokens per second, with the faster of flash attention on and off, and the build that ran.
     ///
     /// # Errors
     /// [`Error::Command`], [`Error::Unexpected`].
@@ -120,7 +120,7 @@ impl LlamaBench {
             "0,1",
         ]);
         command.args(["-p", &prompt.to_string(), "-n", &generated.to_string()]);
-        // It names each directory it does not find; an error shows in its status.
+        // llama-bench names each directory that it does not find; its status shows real errors.
         let shown = host::shown(&command);
         let output = command.stdin(Stdio::null()).output().map_err(Error::io(shown.clone()))?;
         host::check_interrupted()?;
@@ -144,26 +144,26 @@ impl Measured {
         self.tokens_per_s
     }
 
-    /// Its build and the processor it saw.
+    /// The build, and the processor it reports.
     pub fn build(&self) -> String {
         let Self { build_commit, build_number, cpu_info, backends, n_threads, .. } = self;
         format!("build {build_number} ({build_commit}), {backends}, {n_threads} threads, {cpu_info}")
     }
 
-    /// The flags that were fastest.
+    /// The fastest flags.
     pub fn flags(&self) -> String {
         format!("-fa {}", self.flash_attn)
     }
 }
 
-/// Downloads the packages with apt, its lists and cache below `root`, and unpacks them there.
+/// Downloads the packages with apt and unpacks them below `root`. apt's lists and cache stay there too.
 fn unpack(root: &Path) -> Result<()> {
     let unavailable = |why: &str| Error::Unavailable { what: "llama-bench", why: why.into() };
     if !host::have("apt-get") || !host::have("dpkg-deb") {
-        return Err(unavailable("this is no Debian; give a llama-bench of your own by --llama-bench"));
+        return Err(unavailable("this is not Debian; name your own llama-bench with --llama-bench"));
     }
-    let mirror = mirror().ok_or_else(|| unavailable("no Debian mirror among the apt sources"))?;
-    eprintln!("getting Debian's llama.cpp-tools into {}", root.display());
+    let mirror = mirror().ok_or_else(|| unavailable("the apt sources name no Debian mirror"))?;
+    eprintln!("downloading Debian's llama.cpp-tools to {}", root.display());
     let apt = root.with_extension("apt");
     for below in ["lists/partial", "cache/archives/partial", "deb"] {
         let dir = apt.join(below);
@@ -218,7 +218,7 @@ fn find(dir: &Path, name: &str) -> Option<PathBuf> {
     find_by(dir, &|found| found == name)
 }
 
-/// The first file below `dir` whose name is the wanted one; links to files count, links to directories are not followed.
+/// The first file below `dir` whose name matches. Links to files count; links to directories are not followed.
 fn find_by(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
     for entry in fs::read_dir(dir).ok()?.flatten() {
         let path = entry.path();

@@ -1,33 +1,33 @@
-//! How fast this machine reads memory: what decode is bound by, since it reads every weight once a token.
+//! Memory read rate of this machine. It limits decode, which reads every weight once per token.
 
 use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
-/// Bytes each thread reads in a pass: far past any cache.
+/// Bytes that each thread reads per pass: far more than any cache.
 const BYTES_PER_THREAD: usize = 384 << 20;
 
-/// Compared with what is read; small enough to stay in the first cache.
+/// Compared with the memory; fits in the first-level cache.
 const BLOCK: usize = 16 << 10;
 
-/// Memory to read from, written once so that its pages exist.
+/// Memory to read, written once so that its pages exist.
 pub struct Memory {
     parts: Vec<Vec<u8>>,
 }
 
 impl Memory {
-    /// Room for `threads` threads.
+    /// Allocates for `threads` threads.
     pub fn new(threads: usize) -> Self {
         Self { parts: (0..threads).map(|_| vec![1; BYTES_PER_THREAD]).collect() }
     }
 
-    /// Bytes per second that all threads read together, in one pass of some 50 ms.
+    /// Bytes per second that all threads read together, in one pass of about 50 ms.
     pub fn read_rate(&self) -> f64 {
         let block = vec![1u8; BLOCK];
         let started = Instant::now();
         let differing: usize = thread::scope(|scope| {
             let work = |part: &'_ Vec<u8>| {
-                // The C library's comparison is vector code, whatever this program was built with.
+                // The C library's comparison uses vector code, whatever the build flags of this program.
                 part.chunks_exact(BLOCK).filter(|chunk| black_box(*chunk) != block.as_slice()).count()
             };
             let running: Vec<_> = self.parts.iter().map(|part| scope.spawn(move || work(part))).collect();

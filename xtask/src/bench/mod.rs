@@ -1,7 +1,8 @@
-//! `cargo xtask bench`: our prefill and decode beside llama.cpp's own bench, on one model, with the same threads.
+//! `cargo xtask bench`: our prefill and decode beside llama.cpp's own bench, on one model, with the same number of
+//! threads.
 //!
-//! Ours goes the way a user's request goes: daemon, socket, client. Rounds are interleaved, so that what else the machine does
-//! meets both; medians are compared. Before the numbers, the answer is checked: greedy tokens are the same in every round.
+//! Our side takes a user's path: daemon, socket, client. Rounds are interleaved, so that other load on the machine
+//! affects both sides; medians are compared. The greedy tokens must be the same in every round.
 
 mod llama;
 mod memory;
@@ -22,13 +23,13 @@ pub struct Args {
     /// A GGUF file instead of SmolLM2
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Threads of both; default: one per core this process may run on
+    /// Threads of both sides; default: one per core this process may run on
     #[arg(long)]
     threads: Option<usize>,
     /// Interleaved rounds; medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// A llama-bench of your own
+    /// Your own llama-bench program
     #[arg(long, value_name = "PROGRAM")]
     llama_bench: Option<PathBuf>,
     /// Print the result as JSON
@@ -36,14 +37,14 @@ pub struct Args {
     json: bool,
 }
 
-/// What is measured: a name for the table, and the number of tokens.
+/// The measurements: a name for the table, and what to measure.
 const CASES: [(&str, What); 3] = [
     ("prefill 128", What::Prefill(128)),
     ("prefill 512", What::Prefill(512)),
     ("decode 64", What::Decode(64)),
 ];
 
-/// Values of one case over the rounds.
+/// Values of one case in all rounds.
 #[derive(Default)]
 struct Series {
     ours: Vec<f64>,
@@ -62,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     let peer = match LlamaBench::get(args.llama_bench.as_deref(), &work) {
         Ok(peer) => Some(peer),
         Err(Error::Unavailable { what, why }) => {
-            eprintln!("{what}: {why}; only our side is measured");
+            eprintln!("{what} is not available: {why}; measuring only our side");
             None
         }
         Err(error) => return Err(error),
@@ -80,16 +81,17 @@ pub fn run(args: &Args) -> Result<()> {
     bench.daemon.stop()
 }
 
-/// Says when other programs keep the processors busy: engines bear that differently, so the ratios then mean little.
+/// Warns if other programs keep the processors busy. Load affects the two engines differently, so ratios then mean
+/// little.
 fn warn_of_company(threads: usize) {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: Option<f64> = text.split_whitespace().next().and_then(|word| word.parse().ok());
     if let Some(load) = load.filter(|load| *load > 0.3 * threads as f64) {
-        eprintln!("the machine is not quiet (load average {load}): ratios are not to be trusted");
+        eprintln!("other programs are running (load average {load}): do not trust the ratios");
     }
 }
 
-/// A model's name is its file's name without `.gguf`.
+/// A model's name is its file name without `.gguf`.
 pub fn model_name(model: &Path) -> String {
     model.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -114,7 +116,7 @@ impl Bench {
         let mut series: Vec<Series> = CASES.iter().map(|_| Series::default()).collect();
         let mut read_rates = Vec::new();
         let mut answer = None;
-        // A first request maps the model and faults its pages in; llama-bench warms itself up.
+        // The first request maps the model and faults its pages in; llama-bench warms up by itself.
         self.ours(What::Decode(4))?;
         for round in 1..=rounds {
             eprintln!("round {round} of {rounds}");
@@ -127,7 +129,7 @@ impl Bench {
                 {
                     return Err(Error::Unexpected {
                         what: "the daemon",
-                        text: format!("other tokens: {ids}"),
+                        text: format!("a round gave different tokens: {ids}"),
                     });
                 }
                 if let Some(peer) = peer {
@@ -147,9 +149,9 @@ impl Bench {
         })
     }
 
-    /// Tokens per second of one request, and the ids it gave.
+    /// Tokens per second of one request, and the ids it returned.
     fn ours(&self, what: What) -> Result<(f64, Value)> {
-        // Ids of ordinary words; which ones does not matter to the time.
+        // Ids of ordinary words; the choice does not affect the time.
         let (prompt, generated) = match what {
             What::Prefill(n) => (n, 1),
             What::Decode(n) => (1, n + 1),
@@ -166,7 +168,7 @@ impl Bench {
         let seconds = |stage: &str| Ok::<_, Error>(number(&answer, &format!("/timings/{stage}"))? / 1e3);
         let speed = match what {
             What::Prefill(n) => n as f64 / seconds("prefill")?,
-            // From the first token, which prefill gave, to the last.
+            // From the first token, which comes from prefill, to the last.
             What::Decode(n) => n as f64 / seconds("decode")?,
         };
         Ok((speed, answer["ids"].clone()))
@@ -182,7 +184,7 @@ impl Report {
             .map(|((name, what), series)| {
                 let ours = median(&series.ours);
                 let theirs = (!series.theirs.is_empty()).then(|| median(&series.theirs));
-                // Decode reads every weight once a token.
+                // Decode reads every weight once per token.
                 let share = matches!(what, What::Decode(_)).then(|| ours * self.weight_bytes / read_rate);
                 let flags = series.what_ran.as_ref().map(Measured::flags).unwrap_or_default();
                 Row { case: name, ours, theirs, ratio: theirs.map(|t| ours / t), share, flags }
@@ -236,7 +238,7 @@ struct Row {
     ours: f64,
     theirs: Option<f64>,
     ratio: Option<f64>,
-    /// Of the memory read rate.
+    /// Share of the memory read rate.
     share: Option<f64>,
     flags: String,
 }
@@ -251,6 +253,6 @@ fn number(value: &Value, pointer: &str) -> Result<f64> {
     let found = value.pointer(pointer).and_then(Value::as_f64);
     found.ok_or_else(|| Error::Unexpected {
         what: "the client",
-        text: format!("no number {pointer} in {value}"),
+        text: format!("there is no number at {pointer} in {value}"),
     })
 }

@@ -1,4 +1,5 @@
-//! The client is thin: at most 5 MB stripped; the time from its start to its first byte on the socket is shown.
+//! The client must stay small: at most 5 MB stripped. Also shows the time from its start to its first byte on the
+//! socket.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -33,15 +34,15 @@ pub fn run() -> Result<Done> {
     let (median, worst) = (millis(times[RUNS / 2]), millis(times[RUNS - 1]));
     println!("stripped client: {bytes} bytes of at most {STRIPPED_BYTES_MAX}");
     println!(
-        "start to first byte sent: median {median:.2} ms, worst {worst:.2} ms of {RUNS} runs; 5 ms is the aim"
+        "start to first byte sent: median {median:.2} ms, worst {worst:.2} ms of {RUNS} runs; the goal is 5 ms"
     );
     Ok(Done::note(format!("{:.2} MB, first byte after {median:.2} ms", bytes as f64 / 1e6)))
 }
 
-/// From before the client is started to the first byte that arrives on a socket of ours, which answers nothing.
+/// Time from just before the client starts to the first byte on our socket, which never answers.
 fn first_byte(client: &std::path::Path, socket: &std::path::Path) -> Result<Duration> {
     let os = |what: &'static str| move |error: Errno| Error::io(what)(error.into());
-    // The last run's socket, if there was one.
+    // The socket of the last run, if there was one.
     let _ = fs::remove_file(socket);
     let listener =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -59,7 +60,8 @@ fn first_byte(client: &std::path::Path, socket: &std::path::Path) -> Result<Dura
         .stderr(Stdio::null())
         .spawn()
         .map_err(Error::at(client))?;
-    // A client that never connects would leave us in accept: its end closes nothing here, so wait with a limit.
+    // A client that never connects would leave us in accept, because its end closes nothing here; so wait with a
+    // limit.
     let came = wait_readable(&listener).and_then(|()| {
         let stream = rustix::net::accept(&listener).map_err(os("accept"))?;
         wait_readable(&stream)?;
@@ -67,7 +69,7 @@ fn first_byte(client: &std::path::Path, socket: &std::path::Path) -> Result<Dura
         rustix::io::read(&stream, &mut byte).map_err(os("read"))?;
         Ok(started.elapsed())
     });
-    // It was asked nothing useful and may be waiting for an answer; either way it is reaped.
+    // The client may still wait for an answer; kill and reap it in any case.
     let _ = child.kill();
     let _ = child.wait();
     came
@@ -77,7 +79,7 @@ fn wait_readable(fd: impl std::os::fd::AsFd) -> Result<()> {
     let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd.as_fd(), rustix::event::PollFlags::IN)];
     let limit = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
     match rustix::event::poll(&mut fds, Some(&limit)) {
-        Ok(0) => Err(Error::Unexpected { what: "the client", text: "nothing within 5 s".into() }),
+        Ok(0) => Err(Error::Unexpected { what: "the client", text: "it sent nothing within 5 s".into() }),
         Ok(_) => Ok(()),
         Err(error) => Err(Error::io("poll")(error.into())),
     }

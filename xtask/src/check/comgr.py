@@ -1,12 +1,12 @@
 """comgr.py FOLDER: reads FOLDER/<target>.co with AMD's own code object manager and compares with FOLDER/kernels.json.
 
-It is the library through which the HIP runtime reads a code object. Of each object: the architecture that it sees, whether
-it finds the object for a device of that architecture, and every kernel with its arguments as the metadata lists them. The
-first two only for architectures that this version knows; the others are named. Old versions (2.4, of ROCm 5.2) refuse code
-objects of version 5 as a whole: they get them as version 4, in whose headers the same flags mean the same.
-kernels.json holds what Rust launches: {kernel: [[offset, size, is a pointer], ...]}.
+The HIP runtime reads code objects through this library. The script checks for each object: the architecture that the
+library reports, whether it finds the object for a device of that architecture, and the arguments of every kernel in the
+metadata. The first two checks need an architecture that this version knows; the others are listed as unknown. Old versions
+(2.4, of ROCm 5.2) refuse code objects of version 5: they are given version 4, whose header flags mean the same.
+kernels.json holds the kernels that Rust launches: {kernel: [[offset, size, is a pointer], ...]}.
 
-Prints one JSON object: version, whether it takes version 5, number of kernels, targets known and unknown, faults.
+Prints one JSON object: version, whether it reads version 5, number of kernels, targets known and unknown, faults.
 """
 import ctypes
 import json
@@ -16,7 +16,7 @@ import sys
 LIBRARIES = ["libamd_comgr.so.3", "libamd_comgr.so.2", "libamd_comgr.so"]
 # AMD_COMGR_DATA_KIND_EXECUTABLE
 EXECUTABLE = 8
-# Of an ELF header: where it says which version of code objects this is, and what it says.
+# Position of the code object version in the ELF header, and its values.
 VERSION_AT, VERSION_4, VERSION_5 = 8, 2, 3
 TRIPLE = "amdgcn-amd-amdhsa--"
 
@@ -54,14 +54,14 @@ def call(name, *arguments):
 
 
 def out(kind, name, *arguments):
-    """The value that a function writes to its last argument."""
+    """Returns the value that a function writes to its last argument."""
     value = kind()
     call(name, *arguments, ctypes.byref(value))
     return value.value
 
 
 def text(name, *arguments):
-    """The text of a function that tells its length first."""
+    """Returns the text of a function that first reports its length."""
     size = Size()
     call(name, *arguments, ctypes.byref(size), None)
     room = ctypes.create_string_buffer(size.value)
@@ -85,7 +85,7 @@ def items(node):
 
 
 def known():
-    """Architectures that this library knows."""
+    """Returns the architectures that this library knows."""
     count = out(Size, "get_isa_count")
     names = (out(ctypes.c_char_p, "get_isa_name", Size(index)) for index in range(count))
     return {name.decode().removeprefix(TRIPLE) for name in names}
@@ -94,7 +94,7 @@ def known():
 def arguments(kernel):
     for argument in items(entry(kernel, ".args")):
         kind = string(argument, ".value_kind")
-        # What the runtime fills in by itself.
+        # The runtime fills in hidden arguments itself.
         if not kind.startswith("hidden_"):
             yield [int(string(argument, ".offset")), int(string(argument, ".size")), kind == "global_buffer"]
 
@@ -120,7 +120,7 @@ def opened(code):
 
 
 def takes_version_5(code):
-    """Whether this library does; `code` is for an architecture that it knows."""
+    """Returns whether this library reads version 5; `code` must be for an architecture that it knows."""
     def is_read(version):
         data = opened(code[:VERSION_AT] + bytes([version]) + code[VERSION_AT + 1:])
         try:
@@ -133,26 +133,26 @@ def takes_version_5(code):
 
 
 def architecture(target, code):
-    """What is wrong with how the library sees the object as a whole."""
+    """Yields faults in how the library reads the object as a whole."""
     data = opened(code)
     isa = text("get_data_isa_name", data)
     if isa != TRIPLE + target:
         yield f"is for {isa}"
-    # As the runtime does with what it is given: the object for this device, if it holds one.
+    # The runtime makes the same query: the object for this device, if there is one.
     query = (Found * 1)(Found((TRIPLE + target).encode(), 0, 0))
     call("lookup_code_object", data, query, Size(1))
     if (query[0].offset, query[0].size) != (0, len(code)):
-        yield f"{query[0].size} bytes at {query[0].offset} are found for the device, {len(code)} at 0 are there"
+        yield f"{query[0].size} bytes at {query[0].offset} were found for the device, but the object has {len(code)} at 0"
     call("release_data", data)
 
 
 def launches(have, want):
-    """What is wrong with its kernels."""
+    """Yields faults of its kernels."""
     for name in sorted(want.keys() | have.keys()):
         if name not in have:
-            yield f"{name} is launched and not there"
+            yield f"{name} is launched but not in the object"
         elif name not in want:
-            yield f"{name} is there and never launched"
+            yield f"{name} is in the object but never launched"
         elif have[name] != want[name]:
             yield f"{name} takes {have[name]}, Rust packs {want[name]}"
 

@@ -1,7 +1,7 @@
-//! The kept code objects as AMD's own libraries read them, as far as that goes on a machine without a GPU.
+//! Checks that AMD's own libraries can read the kept code objects, as far as possible without a GPU.
 //!
-//! The library that the HIP runtime reads code objects with looks through all of them (comgr.py): another reader than the
-//! gates, and not ours. Debian's comes with Debian's runtime, which tests/gpu opens.
+//! comgr.py reads all of them with the library through which the HIP runtime reads code objects. It is a second
+//! reader beside the gates, and not ours. Debian's version comes with Debian's runtime, which tests/gpu opens.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,11 +16,10 @@ use super::Done;
 use crate::error::{Error, Result};
 use crate::{host, kernels};
 
-/// Debian's packages of the runtime, newest first: which of them there is depends on the release. Each brings the other
-/// libraries.
+/// Debian's packages of the runtime, newest first; each release has one of them. Each depends on the other libraries.
 const PACKAGES: [&str; 3] = ["libamdhip64-7", "libamdhip64-6", "libamdhip64-5"];
 
-/// What comgr.py prints.
+/// Output of comgr.py.
 #[derive(Deserialize)]
 struct Report {
     version: String,
@@ -34,7 +33,7 @@ struct Report {
 /// Reads every object of kernels/code-objects.bin.
 ///
 /// # Errors
-/// [`Error::Gates`] with all faults, those of the tools.
+/// [`Error::Gates`] with all faults; errors of the tools.
 pub fn run() -> Result<Done> {
     host::ensure("python3", "python3")?;
     if let Err(error) = ensure_libraries() {
@@ -51,10 +50,13 @@ pub fn run() -> Result<Done> {
     println!("comgr {version}: {kernels} kernels with their arguments in each of {all} objects");
     println!("comgr {version} knows, and finds the objects for: {}", known.join(", "));
     if !unknown.is_empty() {
-        println!("comgr {version} is older than, so kernels and arguments alone of: {}", unknown.join(", "));
+        println!(
+            "comgr {version} does not know these targets, so it checked only their kernels and arguments: {}",
+            unknown.join(", ")
+        );
     }
     if !report.takes_version_5 {
-        println!("comgr {version} takes no code objects of version 5: it got these as version 4");
+        println!("comgr {version} does not read code objects of version 5: it was given these as version 4");
     }
     Ok(Done::note(format!("comgr {version} reads {all} objects, knows {} of the targets", known.len())))
 }
@@ -72,7 +74,7 @@ fn ensure_libraries() -> Result<()> {
     Err(Error::ToolMissing { program: "libamd_comgr".into(), package: "libamd-comgr2" })
 }
 
-/// Fails where one of the libraries is missing.
+/// Fails if one of the libraries is missing.
 const LOAD: &str = "
 import ctypes
 def one(names):
@@ -84,7 +86,7 @@ one(['libamd_comgr.so.3', 'libamd_comgr.so.2', 'libamd_comgr.so'])
 one(['libamdhip64.so.8', 'libamdhip64.so.7', 'libamdhip64.so.6', 'libamdhip64.so', 'libamdhip64.so.5'])
 ";
 
-/// `<target>.co` for each object, and `kernels.json`: what Rust launches.
+/// Writes `<target>.co` for each object, and `kernels.json` with the kernels that Rust launches.
 fn write_objects(dir: &Path) -> Result<()> {
     let path = kernels::archive_path();
     let bytes = fs::read(&path).map_err(Error::at(&path))?;
@@ -115,12 +117,12 @@ fn read(dir: &Path) -> Result<Report> {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use super::*;
 
-    /// The objects and what Rust launches, and the two after somebody meddled with them. Whether the kept objects are up to
-    /// date is not asked here: of kernels that nobody changes there is nothing to say.
+    /// Reads the objects with the correct list of launches, and with two tampered ones. Does not check that the kept
+    /// objects are up to date.
     #[test]
     fn kernels_that_differ_are_found_and_so_is_a_wrong_target() {
         if !host::works(Command::new("python3").args(["-c", LOAD])) {
@@ -149,8 +151,8 @@ mod unit {
         let bad = read(dir.path()).expect("a report");
         let count = |words: &str| bad.faults.iter().filter(|fault| fault.contains(words)).count();
         assert_eq!(count("probe_copy takes"), targets - 1);
-        assert_eq!(count("probe_read is there and never launched"), targets - 1);
-        assert_eq!(count("probe_nothing is launched and not there"), targets - 1);
+        assert_eq!(count("probe_read is in the object but never launched"), targets - 1);
+        assert_eq!(count("probe_nothing is launched but not in the object"), targets - 1);
         assert_eq!(count("gfx908: is for amdgcn-amd-amdhsa--gfx906"), 1);
     }
 }

@@ -1,4 +1,5 @@
-//! Dependencies against deny.toml. The advisory database lives on the internet: where it cannot be reached, that is said.
+//! Checks dependencies against deny.toml. The advisory database is on the internet: if it cannot be reached, the
+//! result says so.
 
 use std::process::{Output, Stdio};
 
@@ -6,7 +7,7 @@ use super::Done;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// The version the check was written against; its output and configuration change between versions.
+/// The version that the check was written for; output and configuration change between versions.
 const VERSION: &str = "0.20.2";
 
 pub fn run() -> Result<Done> {
@@ -16,7 +17,7 @@ pub fn run() -> Result<Done> {
         host::check_interrupted()?;
         return Ok(Done::skipped(format!("cargo deny: {error}")));
     }
-    // Duplicates are warnings: shown by `cargo deny check bans`, not in every run.
+    // Duplicates are warnings, which only `cargo deny check bans` shows.
     host::run(host::cargo().args([
         "deny",
         "--workspace",
@@ -37,8 +38,8 @@ pub fn run() -> Result<Done> {
         return Ok(Done::note("advisories checked"));
     }
     if said.contains("failed to fetch advisory database") {
-        println!("advisories: NOT CHECKED, the advisory database cannot be reached from here");
-        return Ok(Done::note("advisories not checked: database out of reach"));
+        println!("advisories: NOT CHECKED, the advisory database cannot be reached");
+        return Ok(Done::note("advisories not checked: database cannot be reached"));
     }
     eprint!("{said}");
     Err(Error::Command { command: shown, status })

@@ -1,5 +1,5 @@
-//! A short fuzz of what outsiders send: frames, messages, connections, model files, templates, configurations. Each target also has a
-//! planted fault that must be found.
+//! A short fuzz of untrusted input: frames, messages, connections, model files, templates, configurations. Each
+//! target also has a planted fault that the fuzzer must find.
 
 use std::process::Command;
 
@@ -7,16 +7,18 @@ use super::Done;
 use crate::error::Result;
 use crate::host;
 
-/// Seconds each target is fuzzed, as many at once as there are processors; building them comes before.
+/// Seconds of fuzzing per target, with one target per processor at a time; building takes extra time.
 const SECONDS: &str = "8";
 
-/// The targets whose planted fault is found in seconds; `fuzz/run.sh` has the others too.
+/// Targets whose planted fault is found within seconds; `fuzz/run.sh` also has the others.
 const TARGETS: [&str; 4] = ["gguf_parse", "frame_header", "gguf_semantic", "session"];
 
 pub fn run() -> Result<Done> {
     if !host::have("c++") {
-        return Ok(Done::skipped("fuzzing: no C++ compiler for libFuzzer; install g++ (Debian package g++)"));
+        return Ok(Done::skipped(
+            "fuzzing: there is no C++ compiler for libFuzzer; install g++ (Debian package g++)",
+        ));
     }
     host::run(Command::new("sh").arg(host::root().join("fuzz/run.sh")).arg(SECONDS).args(TARGETS))?;
-    Ok(Done::note(format!("{SECONDS} s each, planted faults found")))
+    Ok(Done::note(format!("{SECONDS} s each, all planted faults found")))
 }

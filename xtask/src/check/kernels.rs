@@ -1,4 +1,5 @@
-//! Kernels: code objects as kept, the NVIDIA body, and the kernel tests on the CPU look-alike in all its variants.
+//! Checks of kernels: the kept code objects, the NVIDIA body, and the kernel tests on all variants of the CPU
+//! look-alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,15 +11,17 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Variant};
 use crate::{gpu_report, host};
 
-/// Of the look-alike; the stage of all tests runs on waves of 32 lanes once more.
+/// Variants of the look-alike. The stage `tests` also runs on waves of 32 lanes.
 const VARIANTS: [Variant; 4] =
     [Variant::Wave32, Variant::Wave64, Variant::Wave32Sanitized, Variant::Wave64NoMatrix];
 
-/// Targets that are compiled anew in each run; all 15 take seven minutes of two cores, and `cargo xtask kernels --check` does it.
+/// Targets compiled again in each run. All 15 take seven minutes on two cores; `cargo xtask kernels --check` compiles
+/// them all.
 const COMPILED: usize = 2;
 
-/// That the archive was made, whole and past the gates, from what lies here, its digest says in a moment. That this is true, some
-/// targets show in each run, compiled anew. Then the NVIDIA body; and AMD's own reader looks through all that is kept.
+/// A digest shows quickly that the archive is complete, passed the gates and was made from these sources. Compiling
+/// some targets again in each run confirms it. Then builds the NVIDIA body, and reads all kept objects with AMD's own
+/// reader.
 pub fn objects() -> Result<Done> {
     kernels::check_made_from()?;
     let kept = kernels::check(&kernels::drawn(COMPILED))?;
@@ -27,7 +30,7 @@ pub fn objects() -> Result<Done> {
     Ok(Done { note: format!("{kept}; {}", read.note), skipped: read.skipped })
 }
 
-/// Runs the kernel tests on each variant, and counts what ran; then the report that owners of GPUs make, on one of them.
+/// Runs the kernel tests on each variant and counts the launches. Then makes the GPU owners' report on one variant.
 pub fn lookalike() -> Result<Done> {
     let report = host::target_dir().join("lookalike/launches");
     if report.exists() {
@@ -57,15 +60,15 @@ fn tests_on(library: &Path, variant: Variant, report: &Path) -> Result<Command> 
         .env("ROCMFORGE_HIP_LIB", library)
         .env("ROCMFORGE_LOOKALIKE_REPORT", report);
     if let Some(runtime) = kernels::sanitizer_runtime(variant)? {
-        // The tests' own program is built without, so the runtime has to be there before it. Rust's runtime keeps some
-        // memory to the end, which is no leak of ours.
+        // The tests' own program is built without the sanitizer, so its runtime must be loaded first. Rust's runtime
+        // keeps some memory until the end, which is not a leak of ours.
         let runner = format!("env LD_PRELOAD={} ASAN_OPTIONS=detect_leaks=0", runtime.display());
         command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner);
     }
     Ok(command)
 }
 
-/// Sums over all processes that appended to the report: a line holds a kernel's name and its launches.
+/// Adds up the reports of all processes: each line holds a kernel's name and its launches.
 fn read_report(path: &Path) -> Result<BTreeMap<String, u64>> {
     let text = fs::read_to_string(path).map_err(Error::at(path))?;
     let mut sums = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! `cargo xtask check`: everything that must hold before a change lands, in stages, with the time of each.
+//! `cargo xtask check`: everything that must hold before a change lands, in timed stages.
 //!
-//! A stage that cannot run says why and is listed at the end; with `ROCMFORGE_STRICT=1` that is a failure. Stages go on
-//! after one failed, so that one run shows all there is to mend.
+//! A stage that cannot run says why and is listed at the end; with `ROCMFORGE_STRICT=1` it counts as failed. Later
+//! stages run even after a failure, so that one run shows all faults.
 
 mod client;
 mod comgr;
@@ -21,20 +21,20 @@ pub use tests::count;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Just these stages
+    /// Run only these stages
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     only: Vec<String>,
-    /// Name the stages and what each does; run nothing
+    /// List the stages and what each does; run nothing
     #[arg(long)]
     list: bool,
 }
 
-/// What a stage that did not fail has to say.
+/// Result of a stage that did not fail.
 #[derive(Debug, Default)]
 struct Done {
-    /// For the table: a count, a size.
+    /// Note for the table: a count or a size.
     note: String,
-    /// What was left out, and why.
+    /// What was skipped, and why.
     skipped: Vec<String>,
 }
 
@@ -54,22 +54,22 @@ struct Stage {
     run: fn() -> Result<Done>,
 }
 
-/// In order: what is quick or fails most often first, the tests last so that their results end the output.
+/// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
 const STAGES: [Stage; 16] = [
-    Stage { name: "tools", about: "programs that later stages need; installed when root", run: tools },
+    Stage { name: "tools", about: "programs that later stages need; installed if run by root", run: tools },
     Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
     Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
     Stage { name: "deny", about: "bans, licences, sources, advisories: cargo deny", run: deny::run },
     Stage {
         name: "clippy",
-        about: "cargo clippy of all targets, benches too, warnings are errors",
+        about: "cargo clippy of all targets with benches; warnings are errors",
         run: clippy,
     },
-    Stage { name: "doc", about: "cargo doc, warnings are errors", run: doc },
+    Stage { name: "doc", about: "cargo doc; warnings are errors", run: doc },
     Stage { name: "build", about: "release binaries", run: build },
     Stage {
         name: "client",
-        about: "size of the stripped client, time from its start to its first byte",
+        about: "size of the stripped client, and time from its start to its first byte",
         run: client::run,
     },
     Stage {
@@ -79,12 +79,12 @@ const STAGES: [Stage; 16] = [
     },
     Stage {
         name: "fuzz",
-        about: "a short fuzz of what outsiders send, and a planted fault that must be found",
+        about: "a short fuzz of untrusted input, with planted faults that must be found",
         run: fuzz::run,
     },
     Stage {
         name: "objects",
-        about: "code objects as kept, two targets anew, AMD's own reader of all, the NVIDIA body",
+        about: "the kept code objects, two targets compiled again, AMD's own reader, the NVIDIA body",
         run: kernels::objects,
     },
     Stage {
@@ -99,7 +99,7 @@ const STAGES: [Stage; 16] = [
     },
     Stage {
         name: "soak",
-        about: "ten seconds of many clients; weights that stay while nobody is there (through the tests): cargo xtask soak",
+        about: "ten seconds of many clients; weights stay while no client is connected (runs beside the tests): cargo xtask soak",
         run: soaked,
     },
     Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
@@ -175,11 +175,11 @@ fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
     Err(Error::Stages { failed: failed.len(), all: rows.len(), names: failed.join(", ") })
 }
 
-/// Programs, and the Debian packages they come in, that stages and tests call.
+/// Programs that stages and tests call, with their Debian packages and purposes.
 const TOOLS: [(&str, &str, &str); 6] = [
     ("python3", "python3", "the independent decoder of golden frames"),
     ("systemd-analyze", "systemd", "verifying the units"),
-    ("kill", "procps", "verifying the units, which name it"),
+    ("kill", "procps", "verifying the units, which call it"),
     ("strip", "binutils", "the size of the client"),
     ("g++", "g++", "libFuzzer"),
     ("groff", "groff-base", "rendering the manual pages"),
@@ -212,10 +212,10 @@ fn under_systemd() -> Result<Done> {
     }
 }
 
-/// Goes on beside the stages after it, most of a minute without work.
+/// Runs beside the later stages, mostly idle for a minute.
 static PAUSE: Mutex<Option<JoinHandle<Result<String>>>> = Mutex::new(None);
 
-/// How long no client is there; idle models give back all but their weights by then.
+/// How long no client is connected; by then idle models have freed everything but their weights.
 const PAUSE_TIME: Duration = Duration::from_secs(62);
 
 const SOAK_TIME: Duration = Duration::from_secs(10);
@@ -228,7 +228,7 @@ fn soaked() -> Result<Done> {
     soak::soak(&binaries, SOAK_TIME, 16, 1).map(Done::note)
 }
 
-/// What came of the pause, where it was begun.
+/// Result of the pause, if it was started.
 fn paused() -> Option<Verdict> {
     let pause = PAUSE.lock().unwrap_or_else(PoisonError::into_inner).take()?;
     let failed = |_| Error::Unexpected { what: "the pause", text: "it panicked".into() };

@@ -1,4 +1,4 @@
-//! All tests, their output passed on as it comes; what they skipped is counted.
+//! Runs all tests and passes on their output; counts skipped tests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use super::Done;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// How a test says that it did not run; see tests/common/mod.rs.
+/// Prefix of the line that a skipped test prints; see tests/common/mod.rs.
 const SKIPPED: &str = "rocmforge-test-skipped: ";
 
 pub fn run() -> Result<Done> {
@@ -19,7 +19,7 @@ pub fn run() -> Result<Done> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::io(shown.clone()))?;
     let stderr = child.stderr.take().map(|pipe| thread::spawn(move || pass_on(pipe, std::io::stderr())));
     let mut lines = child.stdout.take().map(|pipe| pass_on(pipe, std::io::stdout())).unwrap_or_default();
-    // The thread ends with the pipe; a panic in it loses lines that were shown anyway.
+    // The thread ends with the pipe; if it panics, only lines that were already shown are lost.
     lines.extend(stderr.and_then(|thread| thread.join().ok()).unwrap_or_default());
     let status = child.wait().map_err(Error::io(shown.clone()))?;
     host::check_interrupted()?;
@@ -38,13 +38,13 @@ pub fn run() -> Result<Done> {
     Ok(Done { note: format!("{passed} passed, {} skipped", skipped.len()), skipped })
 }
 
-/// Copies lines as they come; returns those worth remembering.
+/// Copies lines as they arrive; returns the lines to remember.
 fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
     let mut kept = Vec::new();
     let mut reader = BufReader::new(from);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-        // Our own output going nowhere must not stall the tests.
+        // Tests must not stall if our own output fails.
         let _ = to.write_all(&line);
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
@@ -56,7 +56,7 @@ fn pass_on(from: impl Read, mut to: impl Write) -> Vec<String> {
     kept
 }
 
-/// Sums of `test result: ok. 3 passed; 0 failed; ...`: passed and failed.
+/// Adds up the lines `test result: ok. 3 passed; 0 failed; ...`: passed and failed.
 pub fn count(lines: &[String]) -> (u64, u64) {
     let number_before = |line: &str, word: &str| -> u64 {
         let before = line.split(word).next().unwrap_or_default();

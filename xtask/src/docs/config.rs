@@ -1,22 +1,22 @@
-//! The page of the configuration, out of the example that shows every key.
+//! Makes the manual page of the configuration from the example file that shows every key.
 
 use std::fmt::Write;
 
 use super::roff::{escaped, marked, title};
 
-/// Keys that stand together, and what is said of them.
+/// Adjacent keys, and their common description.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
-    /// Table; empty for keys outside of tables.
+    /// Table name; empty for keys outside of tables.
     pub table: String,
-    /// Names and values as the example has them.
+    /// Names and values as in the example.
     pub keys: Vec<(String, String)>,
-    /// For people.
+    /// Description.
     pub text: String,
 }
 
-/// What the example says. A line `#key = value` shows a default, `# text` is a comment; one that stands before no key is
-/// about the whole file: an entry without keys.
+/// Parses the example. A line `#key = value` shows a default, and `# text` is a comment. A comment before no key
+/// describes the whole file: an entry without keys.
 pub fn entries(example: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let (mut table, mut comment) = (String::new(), String::new());
@@ -50,7 +50,7 @@ pub fn entries(example: &str) -> Vec<Entry> {
     entries
 }
 
-/// The page.
+/// The manual page, in roff.
 pub fn page(entries: &[Entry]) -> String {
     let mut page = title("rocmforge-config", 5);
     page.push_str(

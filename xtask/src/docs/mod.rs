@@ -1,7 +1,8 @@
-//! `cargo xtask docs`: manual pages and shell completions, from what the programs and documents say already.
+//! `cargo xtask docs`: manual pages and shell completions, made from the programs and documents.
 //!
-//! Pages of programs come out of their command lines, that of the configuration out of `systemd/config.toml`, that of the
-//! protocol out of `PROTOCOL.md`. They lie beside the release binaries, where the package takes them from.
+//! Pages of programs come from their command lines, the page of the configuration from `systemd/config.toml`, the
+//! page of the protocol from `PROTOCOL.md`. They are written beside the release binaries, where the package takes
+//! them from.
 
 mod config;
 mod programs;
@@ -23,9 +24,9 @@ pub struct Args {
     out: Option<PathBuf>,
 }
 
-/// A file of documentation.
+/// A documentation file.
 pub struct File {
-    /// Below the folder: `man/NAME.SECTION`, or `completions/SHELL/NAME`.
+    /// Path below the folder: `man/NAME.SECTION`, or `completions/SHELL/NAME`.
     pub path: String,
     pub text: Vec<u8>,
 }
@@ -33,7 +34,7 @@ pub struct File {
 /// Writes all files.
 ///
 /// # Errors
-/// What could not be read or written.
+/// Errors of reading or writing.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.out.clone().unwrap_or_else(default_dir);
     let count = write(&dir)?;
@@ -41,12 +42,12 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Where the package takes them from.
+/// The folder from which the package takes the files.
 pub fn default_dir() -> PathBuf {
     host::target_dir().join("release/docs")
 }
 
-/// Writes all files into a folder of their own, in which others are removed; how many.
+/// Writes all files into folders of their own, from which it removes other files. Returns the number of files.
 pub fn write(dir: &Path) -> Result<usize> {
     let files = files()?;
     for folder in ["man", "completions"] {
@@ -64,10 +65,10 @@ pub fn write(dir: &Path) -> Result<usize> {
     Ok(files.len())
 }
 
-/// All files.
+/// Makes all files.
 ///
 /// # Errors
-/// A document that cannot be read.
+/// A document cannot be read.
 pub fn files() -> Result<Vec<File>> {
     let document = |name: &str| {
         let path = host::root().join(name);

@@ -1,4 +1,4 @@
-//! Pages and completions out of the programs' command lines.
+//! Makes manual pages and completions from the programs' command lines.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::File;
 const SECTION_USER: &str = "1";
 const SECTION_ADMIN: &str = "8";
 
-/// A program, and the section of its page.
+/// The programs, and the sections of their pages.
 fn programs() -> [(Command, &'static str); 3] {
     [
         (rocmforge::daemon::arguments::command(), SECTION_ADMIN),
@@ -20,10 +20,10 @@ fn programs() -> [(Command, &'static str); 3] {
     ]
 }
 
-/// A page for each program, and one for each of its subcommands.
+/// One page for each program, and one for each of its subcommands.
 ///
 /// # Errors
-/// None that writing to memory does not have.
+/// Only errors of writing to memory.
 pub fn pages() -> io::Result<Vec<File>> {
     let mut pages = Vec::new();
     for (program, section) in programs() {
@@ -48,7 +48,7 @@ fn page(command: &Command, section: &str) -> io::Result<File> {
     Ok(File { path: format!("man/{name}.{section}"), text })
 }
 
-/// Completions of each program for each shell that Debian has, under the names that the shells look for.
+/// Completions of each program for each shell in Debian, under the file names that the shells look for.
 pub fn completions() -> Vec<File> {
     let mut files = Vec::new();
     for (mut program, _) in programs() {

@@ -1,19 +1,19 @@
-//! The page of the protocol: what `PROTOCOL.md` says, without the fields of each message.
+//! Makes the manual page of the protocol from `PROTOCOL.md`, without the fields of each message.
 
 use std::fmt::Write;
 
 use super::roff::{escaped, marked, title};
 
-/// Sections of the document that the page has. The others are layouts, for which the document is the place.
+/// Sections of the document that the page includes. The other sections describe layouts, which only the document has.
 const SECTIONS: [&str; 7] = ["1", "3", "4", "6", "8", "9", "10"];
 
-/// The page.
+/// The manual page, in roff.
 pub fn page(document: &str) -> String {
     let mut page = title("rocmforge-protocol", 7);
     page.push_str(
         ".SH NAME\nrocmforge\\-protocol \\- what goes over the socket of rocmforged\n.SH DESCRIPTION\n\
-         This page has what a program has to keep to. Every byte of every message is described in\n\
-         .IR /usr/share/doc/rocmforge/PROTOCOL.md ,\nto which sections that are named here and missing belong.\n",
+         This page lists the rules for programs. Every byte of every message is described in\n\
+         .IR /usr/share/doc/rocmforge/PROTOCOL.md ,\nwhich also has the sections that this page names and omits.\n",
     );
     for section in document.split("\n## ").skip(1) {
         let (heading, text) = section.split_once('\n').unwrap_or((section, ""));
@@ -54,7 +54,7 @@ fn body(page: &mut String, text: &str) {
     }
 }
 
-/// A row of a table: its first two cells are what it is about. None for heads and what rules them off.
+/// A table row as tag and text: the tag is its first two cells. `None` for head rows and separator rows.
 fn row(line: &str) -> Option<(String, String)> {
     let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
     let head = ["op", "offset", "code", "what", "type"].contains(&cells[0]);

@@ -1,19 +1,19 @@
-//! Text as the typesetter of manual pages takes it.
+//! Converts text to roff, the format of manual pages.
 
-/// A heading line.
+/// The `.TH` line.
 pub fn title(name: &str, section: u8) -> String {
     let name = escaped(name);
     format!(".TH \"{name}\" \"{section}\" \"\" \"ROCmForge\" \"ROCmForge\"\n")
 }
 
-/// Text on lines of its own: nothing in it is a request.
+/// Escapes text so that no part of it is a request.
 pub fn escaped(text: &str) -> String {
     let mut out = String::new();
     for (number, line) in text.split('\n').enumerate() {
         if number > 0 {
             out.push('\n');
         }
-        // A line that begins with one of these would be a request.
+        // A line that starts with one of these would be a request.
         if line.starts_with(['.', '\'']) {
             out.push_str("\\&");
         }
@@ -34,14 +34,14 @@ pub fn escaped(text: &str) -> String {
     out
 }
 
-/// As [`escaped`], with `code` in bold.
+/// As [`escaped`], with text in backquotes in bold.
 pub fn marked(text: &str) -> String {
     let mut out = String::new();
     for (at, piece) in text.split('`').enumerate() {
         let piece = escaped(piece);
         out.push_str(&if at % 2 == 1 { format!("\\fB{piece}\\fR") } else { piece });
     }
-    // The beginning may have been in bold.
+    // The first character may have been in bold.
     out.lines().map(guarded).collect::<Vec<_>>().join("\n")
 }
 

@@ -1,6 +1,6 @@
-//! Pages render without a warning, and say as much as what they are made from.
+//! Tests that pages render without a warning and cover all of their sources.
 
-#![allow(clippy::expect_used)] // a test fails by panicking
+#![allow(clippy::expect_used)] // tests fail by panicking
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -116,7 +116,7 @@ fn completions_are_what_their_shells_take() {
         assert!(of("zsh").join(format!("_{program}")).is_file());
         assert!(of("fish").join(format!("{program}.fish")).is_file());
     }
-    // A word that begins as a subcommand is completed to it.
+    // The beginning of a subcommand is completed to the subcommand.
     let ask = "source \"$1\"; COMP_WORDS=(rocmforge-client resi) COMP_CWORD=1; \
                function=$(complete -p rocmforge-client); function=${function#*-F }; \
                ${function%% *} rocmforge-client resi rocmforge-client; echo \"${COMPREPLY[*]}\"";

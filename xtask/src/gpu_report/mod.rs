@@ -1,7 +1,8 @@
-//! `cargo xtask gpu-report`: everything about a GPU that its owner can tell and nobody else could, in one file to send.
+//! `cargo xtask gpu-report`: collects everything about a GPU that only its owner can measure, in one file to send.
 //!
-//! The doctor's findings, all tests that a GPU can run, and measurements at the shapes of real models. Nothing is fetched:
-//! models are made up here. A part that fails or hangs is ended and told of, and the next one begins.
+//! The report has the doctor's findings, all tests that a GPU can run, and measurements at the shapes of real models.
+//! Nothing is downloaded: the command makes the models. A part that fails or hangs is ended and reported, and the
+//! next part runs.
 
 mod page;
 mod part;
@@ -30,32 +31,32 @@ pub use trial::on_lookalike;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where the report goes; default: gpu-report.md in the build folder
+    /// Report file; default: gpu-report.md in the build folder
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Which GPU, by the doctor's number; default: the first that works
+    /// GPU to use, by the doctor's number; default: the first that works
     #[arg(long, value_name = "NUMBER")]
     device: Option<u32>,
-    /// GGUF files to measure beside the ones made here
+    /// GGUF files to measure, besides the ones made here
     #[arg(long, value_name = "FILE")]
     model: Vec<PathBuf>,
-    /// Just these parts
+    /// Run only these parts
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     only: Vec<Group>,
 }
 
-/// Parts of one kind.
+/// A kind of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Group {
     /// Tests of every kernel against f64 on the host
     Kernels,
-    /// Tests of the engine on the device: weights on request, devices that fail
+    /// Tests of the engine on the device: weights loaded on demand, devices that fail
     Engine,
     /// Tests of whole models against the CPU
     Models,
-    /// Matrix products of an 8B model, by type
+    /// Matrix products of an 8B model, for each type
     Matmul,
-    /// How fast weights reach the device, by path and threads
+    /// Upload speed of weights, by path and threads
     Upload,
     /// Prefill and decode of whole models
     Step,
@@ -64,7 +65,7 @@ pub enum Group {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| host::target_dir().join("gpu-report.md"));
-    // Known to be writable before minutes are spent.
+    // Checks that the file is writable before minutes are spent.
     let parent = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(Error::at(parent))?;
     fs::write(&out, "").map_err(Error::at(&out))?;
@@ -90,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The one that was asked for, else the first that works.
+/// The requested GPU, or the first that works.
 fn chosen(findings: &Findings, index: Option<u32>) -> Option<Gpu> {
     let mut working = findings.gpus.iter().filter(|gpu| gpu.works);
     match index {
@@ -99,7 +100,7 @@ fn chosen(findings: &Findings, index: Option<u32>) -> Option<Gpu> {
     }
 }
 
-/// What the doctor found, for who has no GPU that works.
+/// Prints the doctor's findings if no GPU works.
 fn tell(findings: &Findings) {
     for check in &findings.checks {
         let mark = if check.state == Health::Problem { "PROBLEM" } else { "" };
@@ -118,11 +119,11 @@ fn try_all(args: &Args, gpu: &Gpu, page: &mut Page) -> Result<()> {
     eprintln!("{place}: {}, through {}", gpu.arch, library.path().display());
     let quick = played(gpu) == Played::OnCpu;
     if quick {
-        eprintln!("this is no GPU: the kernels run on the CPU, with small sizes");
+        eprintln!("this is not a GPU: the kernels run on the CPU, with small sizes");
     }
     let dir = host::target_dir().join("gpu-report");
     fs::create_dir_all(&dir).map_err(Error::at(&dir))?;
-    // Files of models go with it, however this ends.
+    // The model files are removed with this folder in any case.
     let dir = tempfile::tempdir_in(&dir).map_err(Error::at(&dir))?;
     let started = Instant::now();
     eprintln!("building tests and measurements");
@@ -137,7 +138,7 @@ fn try_all(args: &Args, gpu: &Gpu, page: &mut Page) -> Result<()> {
     let programs = match Programs::build(&tests, &benches, quick) {
         Ok(programs) => programs,
         Err(Error::Interrupted) => return Err(Error::Interrupted),
-        // What the doctor found is worth a report all the same.
+        // The doctor's findings are still worth a report.
         Err(error) => {
             page.outcomes.push(Outcome::of("build", started, Err(error.to_string())));
             return Ok(());
@@ -163,14 +164,14 @@ fn try_all(args: &Args, gpu: &Gpu, page: &mut Page) -> Result<()> {
     Ok(())
 }
 
-/// Parts being tried, one after the other.
+/// The state of trying parts one after the other.
 struct Trial<'a> {
     programs: Programs,
-    /// The runtime's file: tests fail where it does not answer.
+    /// File of the runtime. Tests fail if it does not answer.
     library: PathBuf,
-    /// For `HIP_VISIBLE_DEVICES`: of several devices, programs see the one that was chosen, as number 0.
+    /// `HIP_VISIBLE_DEVICES` if there are several devices: programs see only the chosen one, as number 0.
     visible: Option<String>,
-    /// Name and place of the device that has to answer.
+    /// Name and address of the device that must answer.
     device: String,
     dir: PathBuf,
     sizes: Sizes,
@@ -196,7 +197,7 @@ impl Trial<'_> {
         for dtype in self.sizes.types.clone() {
             let name = format!("matmul {dtype}");
             let Some(words) = self.sizes.matmul(&dtype) else {
-                self.add(Outcome::left(&name, "too little memory is free on the device"));
+                self.add(Outcome::left(&name, "the device has too little free memory"));
                 continue;
             };
             self.program(&name, Kind::Measurements, "hip_matmul", &words, 120)?;
@@ -208,7 +209,7 @@ impl Trial<'_> {
         let mut made = 0;
         for (shape, mixture) in self.sizes.models.clone() {
             if made > 0 && !wants(Group::Step) {
-                break; // uploads are measured with the first alone
+                break; // uploads are measured with the first model only
             }
             let name = format!("{} {}", shape.name, mixture.name());
             if let Err(why) = self.sizes.has_room(&shape, mixture, &self.dir) {
@@ -232,7 +233,7 @@ impl Trial<'_> {
                 }
                 made += 1;
             }
-            // Room for the next one; what is left goes with the folder.
+            // Makes room for the next model; other files are removed with the folder.
             let _ = fs::remove_file(&path);
         }
         for path in own.iter().filter(|_| wants(Group::Step)) {
@@ -270,7 +271,7 @@ impl Trial<'_> {
         let mut command: Command = self.programs.command(program);
         command.args(words);
         command.env("ROCMFORGE_HIP_LIB", &self.library).env("ROCMFORGE_TEST_DEVICE", &self.device);
-        // A test that lacks a model says so in the report.
+        // A test without its model says so in the report.
         command.env_remove("ROCMFORGE_STRICT");
         if let Some(visible) = &self.visible {
             command.env("HIP_VISIBLE_DEVICES", visible);

@@ -1,4 +1,4 @@
-//! The report as a page to read and to send: Markdown, with everything once more as JSON at its end.
+//! The report as a page to read and to send: Markdown, with all data again as JSON at its end.
 
 use std::fmt::Write;
 
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use super::part::{Outcome, State};
 use super::system::{self, Fact};
 
-/// Of what a failed part printed, the end is shown.
+/// Shows the last bytes of a failed part's output.
 const OUTPUT_MAX: usize = 20_000;
 
-/// What the CPU look-alike of tests/lookalike says it is.
+/// Device name of the CPU look-alike in tests/lookalike.
 const LOOKALIKE: &str = "ROCmForge CPU look-alike";
 
-/// What a device is, beside its name.
+/// The hardware that really runs a device's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Played {
     /// An AMD GPU.
@@ -25,7 +25,7 @@ pub enum Played {
     OnNvidia,
 }
 
-/// Whether `gpu` is one, or something else behind a library of this project.
+/// Whether `gpu` is an AMD GPU, or something else behind a library of this project.
 pub fn played(gpu: &Gpu) -> Played {
     match gpu {
         _ if gpu.name == LOOKALIKE => Played::OnCpu,
@@ -34,24 +34,24 @@ pub fn played(gpu: &Gpu) -> Played {
     }
 }
 
-/// All there is to tell.
+/// All contents of the report.
 #[derive(Debug)]
 pub struct Page {
     pub facts: Vec<Fact>,
     pub findings: Findings,
-    /// The one that was tried.
+    /// The GPU that was tried.
     pub gpu: Option<Gpu>,
     pub outcomes: Vec<Outcome>,
 }
 
 impl Page {
-    /// Parts that failed.
+    /// Names of the failed parts.
     pub fn failed(&self) -> Vec<&str> {
         let failed = self.outcomes.iter().filter(|outcome| outcome.state == State::Failed);
         failed.map(|outcome| outcome.name.as_str()).collect()
     }
 
-    /// One line: what it comes to.
+    /// The result in one line.
     pub fn verdict(&self) -> String {
         let tried = self.outcomes.iter().filter(|outcome| outcome.state != State::Left).count();
         let (failed, left) = (self.failed(), self.outcomes.len() - tried);
@@ -63,7 +63,7 @@ impl Page {
         }
     }
 
-    /// The page's text.
+    /// The text of the page.
     pub fn text(&self) -> String {
         let mut text = String::from("# ROCmForge on a GPU\n\n");
         self.heading(&mut text);
@@ -81,7 +81,7 @@ impl Page {
             Played::No => String::new(),
             Played::OnCpu => {
                 "**This was no GPU.** The project's look-alike ran the kernels on the CPU, with small sizes: \
-                              the tests count, the times say nothing about any GPU.\n\n"
+                              the test results count, but the times say nothing about any GPU.\n\n"
                     .into()
             }
             Played::OnNvidia => {
@@ -95,7 +95,7 @@ impl Page {
         if let Some(gpu) = &self.gpu {
             let _ = writeln!(
                 text,
-                "Device {}: {}, {}, at {}, {} MiB of memory, {} of them free, {} units, waves of {} lanes; kernels built \
+                "Device {}: {}, {}, at {}, {} MiB of memory, {} of them free, {} compute units, waves of {} lanes; kernels built \
                  for {}.\n",
                 gpu.index,
                 gpu.name,
@@ -141,7 +141,8 @@ impl Page {
         text.push('\n');
     }
 
-    /// A table for each kind of measurement, in order of first appearance; columns are what the first of a kind has.
+    /// One table per kind of measurement, in order of first appearance. The first measurement of a kind determines
+    /// the columns.
     fn measurements(&self, text: &mut String) {
         let all = || self.outcomes.iter().flat_map(|o| o.measured.iter().map(move |value| (&o.name, value)));
         let mut kinds: Vec<&str> = Vec::new();
@@ -181,7 +182,7 @@ impl Page {
             if outcome.output.is_empty() {
                 continue;
             }
-            // A line of the output must not end the block it stands in.
+            // A line of the output must not end its code block.
             let output = tail(&outcome.output).replace("````", "'''' ");
             let _ = write!(text, "## What {} printed\n\n````text\n{output}\n````\n\n", outcome.name);
         }
@@ -226,12 +227,12 @@ fn capitalised(text: &str) -> String {
     chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// As it may stand in a table.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
 
-/// Numbers with four digits that count.
+/// Shows numbers with four significant digits.
 fn shown(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -245,7 +246,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The end of a long text, from the beginning of a line.
+/// The end of a long text, from the start of a line.
 fn tail(text: &str) -> &str {
     let text = text.trim_end();
     let Some(excess) = text.len().checked_sub(OUTPUT_MAX) else { return text };
@@ -256,7 +257,7 @@ fn tail(text: &str) -> &str {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use rocmforge::backend::doctor::Check;
 

@@ -1,4 +1,4 @@
-//! One part of the report: a program of ours with a limit on its time, and what came of it.
+//! Runs one part of the report: a program of ours with a time limit, and its result.
 
 use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
@@ -14,50 +14,50 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::{check, host};
 
-/// How a test says that it did not run; see tests/common/mod.rs.
+/// Prefix of the line that a skipped test prints; see tests/common/mod.rs.
 const SKIPPED: &str = "rocmforge-test-skipped: ";
 
-/// How a measurement says what it measured, as JSON; see benches/.
+/// Prefix of a measurement's JSON line; see benches/.
 const MEASURED: &str = "measured ";
 
-/// A process that a broken driver holds may outlive its end: for so long it is waited for.
+/// How long to wait for the end of a killed process, which a broken driver may hold.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// What has to come of a program.
+/// The output that a program needs to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Tests: some pass, none fails.
+    /// Tests: at least one passes, none fails.
     Tests,
-    /// Measurements: some, of the device that was asked for.
+    /// Measurements: at least one, of the requested device.
     Measurements,
 }
 
-/// How a part ended.
+/// Result of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Passed,
     Failed,
-    /// Was not tried: `note` says why.
+    /// Not tried; `note` says why.
     Left,
 }
 
-/// What came of a part.
+/// Outcome of a part.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub name: String,
     pub state: State,
     pub seconds: f64,
-    /// For the table: counts, or why it failed.
+    /// Note for the table: counts, or why the part failed.
     pub note: String,
     pub measured: Vec<Value>,
-    /// Tests that did not run, each with the reason.
+    /// Skipped tests, each with the reason.
     pub skipped: Vec<String>,
-    /// All that it printed.
+    /// The whole output.
     pub output: String,
 }
 
 impl Outcome {
-    /// Of a part that is no program.
+    /// Outcome of a part that is not a program.
     pub fn of(name: &str, started: Instant, done: std::result::Result<String, String>) -> Self {
         let (state, note) = match done {
             Ok(note) => (State::Passed, note),
@@ -67,7 +67,7 @@ impl Outcome {
         Self { seconds, state, note, ..Self::left(name, "") }
     }
 
-    /// Of a part that was not tried.
+    /// Outcome of a part that was not tried.
     pub fn left(name: &str, why: &str) -> Self {
         Self {
             name: name.into(),
@@ -81,16 +81,17 @@ impl Outcome {
     }
 }
 
-/// What a program printed and how it ended.
+/// A program's output and status.
 #[derive(Debug)]
 struct Ran {
-    /// `None` when its time was over.
+    /// `None` if the time limit ended it.
     status: Option<ExitStatus>,
     seconds: f64,
     output: String,
 }
 
-/// Runs a program for at most `limit`, its output into a file `log`. `device` is what measurements have to be of.
+/// Runs a program for at most `limit`, with its output in the file `log`. `device` is the device that measurements
+/// must name.
 ///
 /// # Errors
 /// [`Error::Interrupted`], [`Error::Io`] for the log.
@@ -132,7 +133,7 @@ fn judge(name: &str, kind: Kind, ran: Ran, limit: Duration, device: &str) -> Out
     Outcome { name: name.into(), state, seconds: ran.seconds, note, measured, skipped, output }
 }
 
-/// A measurement that another device answered, or none, is no measurement.
+/// Rejects measurements of another device, and an empty list.
 fn of_device(measured: &[Value], device: &str) -> std::result::Result<String, String> {
     let named = measured.iter().find(|one| one["what"] == "device").map(|one| one["device"].clone());
     match named {
@@ -141,19 +142,19 @@ fn of_device(measured: &[Value], device: &str) -> std::result::Result<String, St
         }
         Some(Value::String(name)) if name == device => Err("it measured nothing".into()),
         Some(other) => Err(format!("it ran on {other}, not on {device}")),
-        None => Err("it did not say what it ran on".into()),
+        None => Err("it did not name its device".into()),
     }
 }
 
-/// The last line that says something.
+/// The last non-empty line.
 fn last_words(lines: &[String]) -> &str {
-    lines.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty()).unwrap_or("it said nothing")
+    lines.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty()).unwrap_or("it printed nothing")
 }
 
 fn run_limited(name: &str, command: &mut Command, limit: Duration, log: &Path) -> Result<Ran> {
     let file = File::create(log).map_err(Error::at(log))?;
     let errors = file.try_clone().map_err(Error::at(log))?;
-    // A group of its own, so that what it starts ends with it.
+    // Its own process group, so that processes it starts end with it.
     command.process_group(0).stdin(Stdio::null()).stdout(file).stderr(errors);
     let started = Instant::now();
     let child = command.spawn().map_err(Error::io(host::shown(command)))?;
@@ -163,7 +164,7 @@ fn run_limited(name: &str, command: &mut Command, limit: Duration, log: &Path) -
     Ok(Ran { status, seconds: started.elapsed().as_secs_f64(), output })
 }
 
-/// `None` when its time was over and it was ended.
+/// `None` if the process reached the time limit and was killed.
 fn wait(name: &str, mut child: Child, started: Instant, limit: Duration) -> Result<Option<ExitStatus>> {
     let shows = std::io::stderr().is_terminal();
     loop {
@@ -177,7 +178,7 @@ fn wait(name: &str, mut child: Child, started: Instant, limit: Duration) -> Resu
         }
         if shows {
             eprint!("\r{name:24} {:4} s of at most {} ", started.elapsed().as_secs(), limit.as_secs());
-            // A terminal that takes nothing more is no reason to stop.
+            // A terminal that accepts no more output is no reason to stop.
             let _ = std::io::stderr().flush();
         }
         thread::sleep(Duration::from_millis(if shows { 200 } else { 20 }));
@@ -186,7 +187,7 @@ fn wait(name: &str, mut child: Child, started: Instant, limit: Duration) -> Resu
 
 fn end(child: &mut Child) {
     if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
-        // It may have ended since; the wait below sees that.
+        // The process may have ended already; the wait below sees that.
         let _ = kill_process_group(group, Signal::KILL);
     }
     let asked = Instant::now();
@@ -200,7 +201,7 @@ fn end(child: &mut Child) {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use super::*;
 
@@ -245,7 +246,7 @@ mod unit {
         for (script, why) in [
             (on("ROCmForge CPU look-alike at ") + value, "it ran on"),
             (on(DEVICE), "it measured nothing"),
-            (value.into(), "it did not say what it ran on"),
+            (value.into(), "it did not name its device"),
         ] {
             let bad = shell(Kind::Measurements, &script, long);
             assert!(bad.state == State::Failed && bad.note.starts_with(why), "{}", bad.note);

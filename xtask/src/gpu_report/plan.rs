@@ -1,4 +1,4 @@
-//! What is measured, and at which sizes: those of real models, as far as the device has room for them.
+//! Measurements and their sizes: those of real models, as far as the device has room.
 
 use std::path::Path;
 
@@ -8,24 +8,24 @@ use rocmforge::tensor::DType;
 use super::system;
 use crate::synthetic::{self, LARGE, Mixture, SMALL, Shape, TINY};
 
-/// Types with kernels, the most used first.
+/// Types that have kernels, the most used first.
 const TYPES: [&str; 12] =
     ["Q4_K", "Q8_0", "Q6_K", "Q5_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "F16", "BF16", "F32"];
 
-/// Layers that are multiplied: together larger than any cache, so that more would measure the same.
+/// Layers to multiply: together larger than any cache, so that more layers would measure the same.
 const LAYERS: u64 = 8;
 
-/// Weights of a layer of `hip_matmul`, and of its head.
+/// Weights per layer of `hip_matmul`, and of its head.
 const LAYER_WEIGHTS: u64 = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14_336);
 const HEAD_WEIGHTS: u64 = 4096 * 128_256;
 
-/// What it needs beside weights.
+/// Bytes that `hip_matmul` needs besides weights.
 const BESIDE_BYTES: u64 = 1 << 30;
 
-/// What has to stay free beside a model: on the disk and in memory.
+/// Bytes that must stay free besides a model, on the disk and in memory.
 const SPARE_BYTES: u64 = 3 << 30;
 
-/// A run of a whole model.
+/// One run of a whole model.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     prompt: u32,
@@ -52,7 +52,7 @@ impl Step {
     }
 }
 
-/// What `HIP_VISIBLE_DEVICES` has to be for the device that is number `index` under its present value.
+/// The value of `HIP_VISIBLE_DEVICES` that selects the device that is number `index` under the present value.
 pub fn visible(index: u32) -> String {
     let present = std::env::var("HIP_VISIBLE_DEVICES").unwrap_or_default();
     nth_visible(&present, index)
@@ -63,28 +63,28 @@ fn nth_visible(present: &str, index: u32) -> String {
     listed.map_or_else(|| index.to_string(), str::to_owned)
 }
 
-/// What is measured on a device.
+/// The measurements on a device.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     pub types: Vec<String>,
     pub uploads: Vec<(&'static str, u32)>,
     pub models: Vec<(Shape, Mixture)>,
     pub steps: Vec<Step>,
-    /// Rows of a prefill, 0 for none; the times a step is replayed.
+    /// Rows of a prefill, 0 for none; and how often a step is replayed.
     prefill: u32,
     replays: u32,
     rows: &'static [u32],
     layers: u64,
-    /// How much memory is read for the device's rate.
+    /// MiB of memory to read for the device's read rate.
     read_mib: u32,
-    /// How many times a part's limit it may take.
+    /// Factor on the time limits of parts.
     pub patience: u32,
-    /// Free on the device.
+    /// Free bytes on the device.
     free_bytes: u64,
 }
 
 impl Sizes {
-    /// With `quick`, what a processor that plays a GPU does in seconds.
+    /// With `quick`, sizes that a CPU look-alike handles in seconds.
     pub fn of(gpu: &Gpu, quick: bool) -> Self {
         let free_bytes = gpu.memory_free_bytes;
         if quick {
@@ -98,7 +98,7 @@ impl Sizes {
                 rows: &[1],
                 layers: 1,
                 read_mib: 16,
-                // Tests have the same sizes everywhere.
+                // Tests have the same sizes on every device.
                 patience: 6,
                 free_bytes,
             };
@@ -138,7 +138,7 @@ impl Sizes {
         }
     }
 
-    /// Arguments of `hip_matmul` for a type; `None` when not one layer of it has room.
+    /// Arguments of `hip_matmul` for a type; `None` if not even one layer fits.
     pub fn matmul(&self, dtype: &str) -> Option<Vec<String>> {
         let known = DType::all().find(|known| known.name() == dtype)?;
         let bytes = |weights: u64| weights / known.block_len() as u64 * known.block_bytes() as u64;
@@ -163,17 +163,17 @@ impl Sizes {
         words.into_iter().chain(step.words()).collect()
     }
 
-    /// As [`Sizes::step`] for `model`'s way to the device: the shortest run that needs all of it.
+    /// As [`Sizes::step`], to measure the upload of `model`: the shortest run that needs all of it.
     pub fn upload(&self, model: &Path, path: &str, threads: u32) -> Vec<String> {
         let mut words = self.step(model, &Step { prompt: 8, tokens: 2, sequences: 1, rounds: 0 });
         words.extend(["--upload", path, "--threads", &threads.to_string()].map(str::to_owned));
         words
     }
 
-    /// Why a model cannot be made in `dir` and read from memory.
+    /// Checks that a model can be made in `dir` and read from memory.
     ///
     /// # Errors
-    /// The reason.
+    /// The reason why not.
     pub fn has_room(&self, shape: &Shape, mixture: Mixture, dir: &Path) -> Result<(), String> {
         let need = synthetic::bytes(shape, mixture) + if shape.name == TINY.name { 0 } else { SPARE_BYTES };
         let disk = rustix::fs::statvfs(dir).map_or(0, |disk| disk.f_bavail * disk.f_frsize);
@@ -186,7 +186,7 @@ impl Sizes {
     }
 }
 
-/// Whether a model, its KV pages and what a step needs have room on a device.
+/// Whether a model, its KV pages and its step memory fit on a device.
 fn fits(shape: &Shape, mixture: Mixture, free_bytes: u64) -> bool {
     let bytes = synthetic::bytes(shape, mixture);
     bytes + bytes / 8 + 2 * BESIDE_BYTES <= free_bytes
@@ -194,7 +194,7 @@ fn fits(shape: &Shape, mixture: Mixture, free_bytes: u64) -> bool {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What is nobody else's business: names of persons, machines and folders, taken out of everything that goes into a report.
+//! Removes private data from the report: names of persons, machines and folders.
 
 use std::env;
 use std::path::Path;
@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::page::Page;
 use crate::host;
 
-/// Shorter names are left: they would be found in other words' places.
+/// Shorter names are not replaced: they would match parts of other words.
 const NAME_MIN: usize = 3;
 
-/// Names that say nothing about anybody.
+/// Names that identify no one.
 const COMMON: [&str; 6] = ["root", "user", "admin", "localhost", "amd", "gpu"];
 
-/// What is replaced, and by what, in this order.
+/// Texts to replace and their replacements, in this order.
 #[derive(Debug)]
 pub struct Private {
     paths: Vec<(String, &'static str)>,
@@ -22,7 +22,7 @@ pub struct Private {
 }
 
 impl Private {
-    /// Of this process' user and machine.
+    /// The private names of this process's user and machine.
     pub fn here() -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let var = |name: &str| env::var(name).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Private {
         }
     }
 
-    /// The page without any of it.
+    /// Replaces all private names in the page.
     pub fn strip(&self, page: &mut Page) {
         page.facts.iter_mut().for_each(|(_, value)| self.strip_text(value));
         for check in &mut page.findings.checks {
@@ -51,7 +51,7 @@ impl Private {
             self.strip_text(&mut check.advice);
         }
         for outcome in &mut page.outcomes {
-            // Of a file that was given: its owner named it.
+            // The name of a given file; its owner chose it.
             self.strip_text(&mut outcome.name);
             self.strip_text(&mut outcome.note);
             self.strip_text(&mut outcome.output);
@@ -79,7 +79,7 @@ impl Private {
     }
 }
 
-/// Replaces `word` where it is no part of a longer one.
+/// Replaces `word` where it is not part of a longer word.
 fn replace_word(text: &str, word: &str, by: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric();
     let mut replaced = String::with_capacity(text.len());
@@ -116,7 +116,7 @@ mod unit {
         let mut value = serde_json::json!({ "a": ["at deb", 1], "anna": { "b": "anna" } });
         private.strip_value(&mut value);
         assert_eq!(value, serde_json::json!({ "a": ["at MACHINE", 1], "anna": { "b": "USER" } }));
-        // A home of "/" and no names leave everything as it is.
+        // With a home of "/" and no names, nothing changes.
         let nobody = Private::of(Path::new("/"), "/", &[], "");
         let mut text = "/dev/kfd".to_owned();
         nobody.strip_text(&mut text);

@@ -1,4 +1,4 @@
-//! The programs that the parts run: tests and measurements, built where they are not up to date.
+//! The programs of the parts: tests and measurements, built if out of date.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -10,18 +10,18 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Built programs by name.
+/// Built programs, by name.
 #[derive(Debug)]
 pub struct Programs {
     files: HashMap<String, PathBuf>,
 }
 
 impl Programs {
-    /// Builds tests, with all checks of arithmetic, and measurements, as the daemon is built for use; with `quick` these too
-    /// as tests are. Without the network where everything is there.
+    /// Builds tests with all arithmetic checks, and measurements like the released daemon; with `quick`, measurements
+    /// are built like tests. Works without the network if all packages are present.
     ///
     /// # Errors
-    /// [`Error::Command`] when they do not compile, [`Error::Unexpected`].
+    /// [`Error::Command`] if they do not compile, [`Error::Unexpected`].
     pub fn build(tests: &[&str], benches: &[&str], quick: bool) -> Result<Self> {
         let mut files = HashMap::new();
         let profile = if quick { &["--profile", "dev"][..] } else { &[] };
@@ -31,20 +31,20 @@ impl Programs {
             let mut words = vec![command];
             words.extend(names.iter().flat_map(|name| [option, *name]));
             words.extend(profile);
-            // Without a name cargo would build all there are.
+            // Without a name, cargo would build all of them.
             if !names.is_empty() {
                 collect(&words, &mut files)?;
             }
         }
         for name in tests.iter().chain(benches) {
             if !files.contains_key(*name) {
-                return Err(Error::Unexpected { what: "cargo", text: format!("it built no {name}") });
+                return Err(Error::Unexpected { what: "cargo", text: format!("it did not build {name}") });
             }
         }
         Ok(Self { files })
     }
 
-    /// One of them, to run in the sources' root as cargo does.
+    /// A command for one program, run in the sources' root as cargo does.
     pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.files.get(name).map_or(Path::new(name), PathBuf::as_path));
         command.current_dir(host::root());
@@ -52,13 +52,13 @@ impl Programs {
     }
 }
 
-/// Builds what `words` of cargo's name, first offline.
+/// Builds the targets that cargo's arguments `words` name, first offline.
 fn collect(words: &[&str], files: &mut HashMap<String, PathBuf>) -> Result<()> {
     if cargo(words, true, files).is_ok() {
         return Ok(());
     }
     host::check_interrupted()?;
-    eprintln!("once more with the network, for packages that may be missing");
+    eprintln!("trying again with the network, in case packages are missing");
     cargo(words, false, files)
 }
 
@@ -85,7 +85,7 @@ fn cargo(words: &[&str], offline: bool, files: &mut HashMap<String, PathBuf>) ->
     if status.success() { Ok(()) } else { Err(Error::Command { command: shown, status }) }
 }
 
-/// The program that this line of cargo's says was built.
+/// The program that a line of cargo's output reports as built.
 fn executable(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
     let is_one = message["reason"] == "compiler-artifact"

@@ -1,4 +1,4 @@
-//! What this machine is, as far as it matters to a GPU. No names of persons or machines, no serial numbers.
+//! Describes this machine as far as a GPU is concerned. No names of persons or machines, no serial numbers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 
 use crate::host;
 
-/// A fact's name and what it is.
+/// Name and value of a fact.
 pub type Fact = (String, String);
 
-/// The vendor number of AMD on the PCI bus.
+/// AMD's PCI vendor id.
 const AMD: &str = "0x1002";
 
-/// Files below an AMD device in `/sys/bus/pci/devices` that say something of its speed.
+/// Files of an AMD device in `/sys/bus/pci/devices` that affect its speed.
 const OF_DEVICE: [&str; 9] = [
     "device",
     "revision",
@@ -28,7 +28,7 @@ const OF_DEVICE: [&str; 9] = [
     "power_dpm_force_performance_level",
 ];
 
-/// Names in a node of the kernel's list of GPUs that say what it is.
+/// Properties of a GPU node in the kernel's list.
 const OF_NODE: [&str; 9] = [
     "gfx_target_version",
     "simd_count",
@@ -41,10 +41,10 @@ const OF_NODE: [&str; 9] = [
     "sdma_fw_version",
 ];
 
-/// Of libraries that a HIP runtime loads.
+/// Libraries that a HIP runtime loads.
 const LIBRARIES: [&str; 4] = ["libamdhip64", "libhsa-runtime64", "libamd_comgr", "libhsakmt"];
 
-/// Everything below `root`, which is `/`.
+/// All facts below `root`, which is normally `/`.
 pub fn facts(root: &Path) -> Vec<Fact> {
     let mut facts = vec![
         fact("distribution", distribution(root)),
@@ -68,13 +68,13 @@ pub fn facts(root: &Path) -> Vec<Fact> {
     facts
 }
 
-/// A list of devices as its owner wrote it; one named by its serial number, as `GPU-` and that, is only said to be.
+/// A device list as its owner wrote it. Devices named by serial number (`GPU-...`) are shown without the number.
 fn without_serials(devices: &str) -> String {
     let shown = |device: &str| if device.trim().starts_with("GPU-") { "GPU-..." } else { device }.to_owned();
     devices.split(',').map(shown).collect::<Vec<_>>().join(",")
 }
 
-/// Files of the runtime that this process has loaded: their names tell their versions.
+/// Runtime files that this process has loaded: their names contain their versions.
 pub fn loaded_libraries() -> Vec<Fact> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths: BTreeSet<&str> = maps
@@ -85,13 +85,13 @@ pub fn loaded_libraries() -> Vec<Fact> {
     paths.into_iter().map(|path| fact("loaded", path)).collect()
 }
 
-/// Bytes of memory that programs may still take; 0 when it is not known.
+/// Bytes of memory available to programs; 0 if unknown.
 pub fn memory_available() -> u64 {
     let text = first_of(Path::new("/proc/meminfo"), "MemAvailable");
     text.split(' ').next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// As one object; facts of one name as a list.
+/// The facts as one object; facts with the same name become a list.
 pub fn to_json(facts: &[Fact]) -> Value {
     let mut map = Map::new();
     for (name, value) in facts {
@@ -114,7 +114,7 @@ fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-/// What follows `name` and a colon, on the first line that starts so.
+/// The text after `name` and a colon, on the first line that starts with `name`.
 fn first_of(path: &Path, name: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(name));
@@ -136,7 +136,7 @@ fn driver(root: &Path) -> String {
     }
 }
 
-/// AMD's devices that are displays or accelerators.
+/// AMD's PCI devices that are displays or accelerators.
 fn devices(root: &Path) -> Vec<Fact> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join("sys/bus/pci/devices")).into_iter().flatten().flatten() {
@@ -172,7 +172,7 @@ fn nodes(root: &Path) -> Vec<Fact> {
     found
 }
 
-/// Which sources these are, and whether they were changed.
+/// The commit of the sources, and whether they were changed.
 fn commit() -> Vec<Fact> {
     let git = |arguments: &[&str]| {
         let output =
@@ -190,7 +190,7 @@ fn commit() -> Vec<Fact> {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use super::*;
 

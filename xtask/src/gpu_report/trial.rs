@@ -1,4 +1,4 @@
-//! A short report on the CPU look-alike, for the checks: what an owner of a GPU runs has to work before they run it.
+//! A short report on the CPU look-alike, for the checks: the command must work before owners of GPUs run it.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,11 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Makes a report on this look-alike, of all parts that others do not run there and the shortest of tests, and looks through it.
+/// Makes a report on this look-alike and checks it. Runs the parts that no other check runs there, and the shortest
+/// tests.
 ///
 /// # Errors
-/// [`Error::Command`] where a part failed, [`Error::Unexpected`] for a report that is not right.
+/// [`Error::Command`] if a part failed, [`Error::Unexpected`] for a faulty report.
 pub fn on_lookalike(library: &Path) -> Result<()> {
     let dir = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
     let out = dir.path().join("report.md");
@@ -24,7 +25,7 @@ pub fn on_lookalike(library: &Path) -> Result<()> {
     faults(&text).map_or(Ok(()), |text| Err(Error::Unexpected { what: "the report", text }))
 }
 
-/// What is wrong with a report on the look-alike.
+/// The first fault of a report on the look-alike.
 fn faults(text: &str) -> Option<String> {
     if !text.contains("**This was no GPU.**") {
         return Some("it does not say that this was no GPU".into());
@@ -43,7 +44,7 @@ fn faults(text: &str) -> Option<String> {
         .into_iter()
         .find(|what| !measured.iter().any(|value| value["what"] == *what));
     match missing {
-        _ if json["is_amd_gpu"] != false => Some("it takes the look-alike for a GPU".into()),
+        _ if json["is_amd_gpu"] != false => Some("it reports the look-alike as a GPU".into()),
         Some(what) => Some(format!("it has no measurement of {what}")),
         None => None,
     }

@@ -1,4 +1,5 @@
-//! Code objects for AMD GPUs: each kernel file to assembly and to an object, all objects of a target to one code object.
+//! Builds code objects for AMD GPUs: each kernel file becomes assembly and an object; all objects of a target become
+//! one code object.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,14 +36,14 @@ pub struct Object {
     pub target: &'static Target,
     pub bytes: Vec<u8>,
     pub kernels: usize,
-    /// What the gates found.
+    /// Faults that the gates found.
     pub faults: Vec<String>,
 }
 
-/// One for each of `targets`.
+/// Builds one code object for each of `targets`.
 ///
 /// # Errors
-/// Those of compiling.
+/// Errors of compiling.
 pub fn build(targets: &[&'static Target]) -> Result<Vec<Object>> {
     let zig = Zig::find()?;
     let names = sources::names()?;
@@ -54,7 +55,7 @@ pub fn build(targets: &[&'static Target]) -> Result<Vec<Object>> {
     targets.iter().map(|target| finish(&zig, target, &names)).collect()
 }
 
-/// What the compiler is told for `target`, but for names of files: to assembly, then to an object.
+/// The compiler's flags for `target` without file names: for assembly, for objects and for linking.
 pub fn flags(target: &Target) -> Vec<String> {
     [assembly_flags(target), object_flags(target), LINK.map(String::from).into()].concat()
 }
@@ -87,7 +88,7 @@ fn units_of(zig: &Zig, target: &Target, names: &[String]) -> Result<Vec<Unit>> {
     names.iter().map(|name| compile(zig, target, name, &dir)).collect()
 }
 
-/// The assembly is kept beside the object: the gates read it, and people.
+/// Compiles one kernel file. The assembly is kept beside the object, for the gates and for people.
 fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
     let source = sources::write_unit(&super::dir().join("units"), name, "hip")?;
     let assembly = dir.join(format!("{name}.s"));
@@ -95,10 +96,10 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
     let mut to_assembly = zig.clang();
     to_assembly
         .args(assembly_flags(target))
-        // A name of its own instead of a hash of the path: the bytes are the same in every directory.
+        // A fixed name instead of a hash of the path, so that the bytes are the same in every directory.
         .arg(format!("-cuid={name}"))
         .args(include_flags(host::root()))
-        // What the driver calls -MF it does not pass on for devices.
+        // The driver does not pass -MF on to device compilations.
         .args(["-Xclang", "-MT", "-Xclang", name, "-Xclang", "-dependency-file", "-Xclang"])
         .arg(unit::list_path(&output))
         .arg(&source)
@@ -109,12 +110,12 @@ fn compile(zig: &Zig, target: &Target, name: &str, dir: &Path) -> Result<Unit> {
     Ok(Unit { output, commands: vec![to_assembly, to_object], salt: Zig::salt(), is_trial: false })
 }
 
-/// Where `prelude/...` and `kernels/x.hip` are found, for the kernels of `root`.
+/// Include paths of `prelude/...` and `kernels/x.hip`, for the kernels of `root`.
 pub fn include_flags(root: &Path) -> [String; 4] {
     ["-I".into(), root.join("kernels").display().to_string(), "-I".into(), root.display().to_string()]
 }
 
-/// Joins the objects and looks through the result.
+/// Joins the objects of a target and checks the result.
 fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object> {
     let dir = dir_of(target);
     check_inputs(&dir, names)?;
@@ -124,7 +125,7 @@ fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object
         let path = dir.join(format!("{name}.o"));
         let object = fs::read(&path).map_err(Error::at(&path))?;
         metadata.push(note::read(&object)?);
-        // A code object has one note; the linker would keep one a file.
+        // A code object has one note; the linker would keep one per file.
         let stripped = dir.join(format!("{name}.no-note.o"));
         fs::write(&stripped, note::exclude(object)?).map_err(Error::at(&stripped))?;
         inputs.push(stripped);
@@ -141,26 +142,27 @@ fn finish(zig: &Zig, target: &'static Target, names: &[String]) -> Result<Object
     Ok(Object { target, bytes, kernels: kernels.len(), faults })
 }
 
-/// Every kernel file and header that was read has to be in the digest by which the archive is seen to be stale.
+/// Checks that every kernel file and header that was read is in the digest, by which a stale archive is noticed.
 fn check_inputs(dir: &Path, names: &[String]) -> Result<()> {
     let known = sources::inputs(&sources::dir())?;
     for name in names {
         let read = unit::files_of(&dir.join(format!("{name}.o"))).unwrap_or_default();
         let is_ours = |path: &&PathBuf| path.starts_with(sources::dir());
-        // `kernels/gemv/../common/x.h` is as clang writes it.
+        // clang writes paths like `kernels/gemv/../common/x.h`.
         let unknown = read
             .iter()
             .filter(is_ours)
             .find(|path| path.canonicalize().map_or(true, |path| !known.contains(&path)));
         if let Some(path) = unknown {
-            let text = format!("{} is in {name} and not in the digest of the archive", path.display());
+            let text =
+                format!("{name} includes {}, which is not in the digest of the archive", path.display());
             return Err(Error::Unexpected { what: "the compiler", text });
         }
     }
     Ok(())
 }
 
-/// An object that holds nothing but the joined note.
+/// Makes an object that holds only the joined note.
 fn assemble_note(zig: &Zig, target: &Target, dir: &Path, metadata: &rmpv::Value) -> Result<PathBuf> {
     let (assembly, output) = (dir.join("note.asm"), dir.join("note.asm.o"));
     fs::write(&assembly, note::assembly(metadata)?).map_err(Error::at(&assembly))?;

@@ -1,4 +1,4 @@
-//! All code objects as the one file that the backend embeds.
+//! Packs all code objects into the one file that the backend embeds.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use super::amd::Object;
 use super::{recipe, sources, targets};
 use crate::error::{Error, Result};
 
-/// A repository is no place for large files.
+/// Size limit: large files do not belong in a repository.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The highest there is: made once, read often.
+/// zstd's highest level: packed once, read often.
 const LEVEL: i32 = 22;
 
-/// 16 MiB: a family is smaller.
+/// 16 MiB: larger than any family.
 const WINDOW_LOG: u32 = 24;
 
-/// Where it is kept.
+/// Path of the archive.
 pub fn path() -> PathBuf {
     sources::dir().join("code-objects.bin")
 }
 
-/// Its bytes; with the digest of what it is made from where that is `good`.
+/// Bytes of the archive. If `good`, they hold the digest of its sources.
 pub fn pack(objects: &[Object], good: bool) -> Result<Vec<u8>> {
     let mut frames = Vec::new();
     let mut rest = objects;
@@ -45,10 +45,10 @@ pub fn pack(objects: &[Object], good: bool) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Compares each of `objects` with what is kept.
+/// Compares each of `objects` with the kept archive.
 ///
 /// # Errors
-/// [`Error::Stale`], which names all that differ.
+/// [`Error::Stale`], which names all differences.
 pub fn compare(objects: &[Object]) -> Result<()> {
     let path = path();
     let bytes = fs::read(&path).map_err(Error::at(&path))?;
@@ -66,11 +66,11 @@ pub fn compare(objects: &[Object]) -> Result<()> {
     }
     let is_target = |name: &str| targets::ALL.iter().any(|target| target.name == name);
     let gone = kept.entries().filter(|entry| !is_target(entry.name));
-    found.extend(gone.map(|entry| format!("{} is no target any more", entry.name)));
+    found.extend(gone.map(|entry| format!("{} is no longer a target", entry.name)));
     if found.is_empty() { Ok(()) } else { Err(Error::Stale { file: path, what: found.join(", ") }) }
 }
 
-/// Whether the archive says of itself that it was made from what lies here, which takes no compiler to see.
+/// Checks, without a compiler, that the archive's own digest matches the present sources.
 ///
 /// # Errors
 /// [`Error::Stale`].
@@ -82,7 +82,7 @@ pub fn check_made_from() -> Result<()> {
     }
     Err(Error::Stale {
         file: path,
-        what: "kernels, compiler or flags were others when it was made, or the gates found faults".into(),
+        what: "kernels, compiler or flags have changed since it was made, or the gates found faults".into(),
     })
 }
 
@@ -92,7 +92,7 @@ fn broken(error: ObjectError) -> Error {
 
 fn compress(body: &[u8]) -> Result<Vec<u8>> {
     let mut compressor = zstd::bulk::Compressor::new(LEVEL).map_err(Error::io("zstd"))?;
-    // Far enough back to find the neighbour's copy of the same kernel.
+    // Reaches far enough back to find a neighbour's copy of the same kernel.
     compressor.set_parameter(CParameter::WindowLog(WINDOW_LOG)).map_err(Error::io("zstd"))?;
     compressor.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(Error::io("zstd"))?;
     compressor.compress(body).map_err(Error::io("zstd"))

@@ -1,5 +1,5 @@
-//! What a code object must not have: spilled registers, scratch memory, too much LDS, arguments that Rust packs in another
-//! way, narrow loads where weights stream.
+//! The gates: rejects code objects with spilled registers, scratch memory, too much LDS, arguments that differ from
+//! Rust's packing, or narrow loads where weights stream.
 
 use std::fs;
 use std::path::Path;
@@ -12,22 +12,23 @@ use super::note;
 use super::targets::Target;
 use crate::error::{Error, Result};
 
-/// The least that every GPU has for a block.
+/// LDS that every GPU has for a workgroup.
 const LDS_MAX: u64 = 64 << 10;
 
-/// Kernels whose loops stream weights: of the bytes that the instructions in these loops load, at least [`WIDE_OF_100`]
-/// percent come 16 at a time. The rest are scales, addresses and the values of rows that are no multiple of 16 bytes; codes
-/// loaded 8 or 4 bytes at a time leave nearly nothing wide.
+/// Kernels whose loops stream weights. Of the bytes that these loops load, at least [`WIDE_OF_100`] percent must be
+/// loaded 16 at a time. The rest are scales, addresses and rows that are no multiple of 16 bytes. With codes loaded 8
+/// or 4 bytes at a time, almost nothing would be wide.
 const STREAMS: [&str; 2] = ["gemv_", "probe_read"];
 const WIDE_OF_100: u32 = 40;
 
-/// What metadata says about one kernel.
+/// Metadata of one kernel.
 #[derive(Debug)]
 pub struct Kernel {
     name: String,
-    /// Spilled vector registers. Scalar ones go into lanes of vector registers, or show as scratch memory.
+    /// Spilled vector registers. Spilled scalar registers go into lanes of vector registers, or show as scratch
+    /// memory.
     spills: u64,
-    /// Bytes of scratch memory a lane.
+    /// Bytes of scratch memory per lane.
     scratch: u64,
     lds: u64,
     arguments: Vec<Argument>,
@@ -53,7 +54,7 @@ fn read(kernel: &Value) -> Option<Kernel> {
     let mut arguments = Vec::new();
     for argument in note::field(kernel, ".args").and_then(Value::as_array).into_iter().flatten() {
         let kind = note::field(argument, ".value_kind")?.as_str()?;
-        // What the runtime fills in by itself.
+        // The runtime fills in hidden arguments itself.
         if kind.starts_with("hidden_") {
             continue;
         }
@@ -72,7 +73,7 @@ fn read(kernel: &Value) -> Option<Kernel> {
     })
 }
 
-/// All faults there are.
+/// All faults of a code object.
 pub fn faults(target: &Target, kernels: &[Kernel], listings: &Path, names: &[String]) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for kernel in kernels {
@@ -93,10 +94,10 @@ fn resources(kernel: &Kernel, faults: &mut Vec<String>) {
         faults.push(format!("{name} spills {} registers", kernel.spills));
     }
     if kernel.scratch != 0 {
-        faults.push(format!("{name} uses {} bytes of scratch memory a lane", kernel.scratch));
+        faults.push(format!("{name} uses {} bytes of scratch memory per lane", kernel.scratch));
     }
     if kernel.lds > LDS_MAX {
-        faults.push(format!("{name} uses {} bytes of LDS, {LDS_MAX} are allowed", kernel.lds));
+        faults.push(format!("{name} uses {} bytes of LDS; at most {LDS_MAX} are allowed", kernel.lds));
     }
 }
 
@@ -104,12 +105,12 @@ fn arguments(kernels: &[Kernel], faults: &mut Vec<String>) {
     let all: Vec<Declaration> = declared().collect();
     for declaration in &all {
         let Some(kernel) = kernels.iter().find(|kernel| kernel.name == declaration.name) else {
-            faults.push(format!("{} is declared in Rust and no kernel", declaration.name));
+            faults.push(format!("{} is declared in Rust, but there is no such kernel", declaration.name));
             continue;
         };
         let packed: Vec<Argument> = declaration.arguments.iter().map(packed).collect();
         if packed != kernel.arguments {
-            faults.push(format!("{} takes {:?}, Rust packs {packed:?}", kernel.name, kernel.arguments));
+            faults.push(format!("{} takes {:?}, but Rust packs {packed:?}", kernel.name, kernel.arguments));
         }
     }
     for kernel in kernels.iter().filter(|kernel| !all.iter().any(|d| d.name == kernel.name)) {
@@ -132,7 +133,7 @@ fn wide_loads(listing: &str, faults: &mut Vec<String>) {
         }
         if loads.wide * 100 < loads.all * WIDE_OF_100 || loads.wide == 0 {
             faults.push(format!(
-                "{} loads {} of {} bytes in its loops 16 at a time",
+                "{} loads only {} of {} bytes in its loops 16 at a time",
                 loads.kernel, loads.wide, loads.all
             ));
         }

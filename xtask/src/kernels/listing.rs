@@ -1,12 +1,12 @@
-//! What an assembly listing says about the loads in a kernel's loops.
+//! Reads the loads in a kernel's loops from an assembly listing.
 
-/// Bytes that the instructions of a kernel's innermost loops fetch from global memory, each counted once.
+/// Bytes that the instructions of a kernel's innermost loops load from global memory. Each instruction counts once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoopLoads {
     pub kernel: String,
-    /// By loads of 16 bytes.
+    /// Bytes in loads of 16.
     pub wide: u32,
-    /// By all.
+    /// Bytes in all loads.
     pub all: u32,
 }
 
@@ -34,12 +34,12 @@ pub fn loop_loads(listing: &str) -> Vec<LoopLoads> {
     found
 }
 
-/// `.LBB0_3:` and `; %bb.4:`; the comment on the line says in which loop the block lies.
+/// Block starts are `.LBB0_3:` and `; %bb.4:`; the line's comment names the loop that the block belongs to.
 fn is_block_start(line: &str) -> bool {
     line.starts_with(".LBB") || line.starts_with("; %bb.")
 }
 
-/// Bytes a lane gets by the instruction of this line, when it is a load from global memory.
+/// Bytes per lane that the instruction of this line loads from global memory; 0 for other instructions.
 fn loaded_bytes(line: &str) -> u32 {
     let mnemonic = line.split_whitespace().next().unwrap_or_default();
     let width = ["global_load_", "flat_load_", "buffer_load_"].iter().find_map(|p| mnemonic.strip_prefix(p));

@@ -1,4 +1,5 @@
-//! The look-alike of libamdhip64 that runs the kernels on the CPU (tests/lookalike/cpu), by the system's clang.
+//! Builds the look-alike of libamdhip64 that runs the kernels on the CPU (tests/lookalike/cpu), with the system's
+//! clang.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +11,16 @@ use super::unit::{self, Unit};
 use crate::error::{Error, Result};
 use crate::host;
 
-/// What the look-alike is built as.
+/// Build variants of the look-alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Variant {
     /// Waves of 32 lanes: a gfx1100
     Wave32,
     /// Waves of 64 lanes: a gfx90a
     Wave64,
-    /// As wave32, stopping at invalid memory accesses and undefined behaviour
+    /// As wave32, and stops at invalid memory accesses and undefined behaviour
     Wave32Sanitized,
-    /// As wave64, likewise
+    /// As wave64, and stops at invalid memory accesses and undefined behaviour
     Wave64Sanitized,
     /// Waves of 64 lanes without a matrix unit: a gfx906
     Wave64NoMatrix,
@@ -44,7 +45,7 @@ impl Variant {
         const SANITIZED: [&str; 6] = [
             "-fsanitize=address,undefined",
             "-fno-sanitize-recover=all",
-            // Entry points are called through a pointer without a type.
+            // Entry points are called through an untyped pointer.
             "-fno-sanitize=function",
             "-fsanitize-address-use-after-return=never",
             "-shared-libasan",
@@ -62,7 +63,7 @@ impl Variant {
     }
 }
 
-/// Any of these: the library holds no code whose bytes matter. The last is in every Debian since 12.
+/// Any of these will do: the exact bytes of the library do not matter. Every Debian since 12 has the last one.
 const COMPILERS: [(&str, &str); 4] = [
     ("clang++-22", "libclang-rt-22-dev"),
     ("clang++-21", "libclang-rt-21-dev"),
@@ -70,19 +71,19 @@ const COMPILERS: [(&str, &str); 4] = [
     ("clang++-19", "libclang-rt-19-dev"),
 ];
 
-/// The library's file, up to date.
+/// Builds the library if it is out of date; returns its path.
 ///
 /// # Errors
-/// [`Error::ToolMissing`], those of compiling.
+/// [`Error::ToolMissing`], errors of compiling.
 pub fn build(variant: Variant) -> Result<PathBuf> {
     let dir = host::target_dir().join("lookalike").join(variant.name());
     build_from(host::root(), &dir, variant, &["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"])
 }
 
-/// Flags for kernels that may be wrong.
+/// Flags for changed kernels: no warnings.
 const TRIAL: [&str; 1] = ["-w"];
 
-/// As [`build`], with the kernels under `root` and into `dir`; nothing that compiles is refused.
+/// As [`build`], with the kernels under `root` and output in `dir`. Warnings are allowed.
 ///
 /// # Errors
 /// As [`build`].
@@ -108,7 +109,7 @@ fn build_from(root: &Path, dir: &Path, variant: Variant, flags: &[&str]) -> Resu
         let mut link = Command::new(&compiler);
         link.args(["-shared", "-Wl,-z,defs", "-pthread"]).args(variant.flags());
         if variant.is_sanitized() {
-            // The sanitizers' names come with the program that loads this.
+            // The program that loads the library provides the sanitizers' symbols.
             link.arg("-Wl,-z,undefs");
         }
         link.args(&objects).arg("-o").arg(&library);
@@ -128,7 +129,7 @@ fn compile(
     let output = dir.join(format!("{stem}.o"));
     let mut command = Command::new(compiler);
     command
-        // Three: fused multiply-add and half precision in hardware, as on everything made since 2015.
+        // Level 3 has fused multiply-add and half precision in hardware, as all processors since 2015.
         .args(["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden", "-pthread"])
         .args(["-ffp-contract=off", "-fno-strict-aliasing", "-DROCMFORGE_HOST"])
         .args(flags)
@@ -144,7 +145,7 @@ fn compile(
     Ok(Unit { output, commands: vec![command], salt, is_trial: flags == TRIAL })
 }
 
-/// What a program has to preload before it opens a sanitized look-alike.
+/// The library that a program must preload before it opens a sanitized look-alike.
 ///
 /// # Errors
 /// [`Error::ToolMissing`].

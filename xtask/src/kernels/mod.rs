@@ -1,8 +1,8 @@
-//! `cargo xtask kernels`: the GPU kernels of `kernels/*.hip`, compiled for what they run on.
+//! `cargo xtask kernels`: compiles the GPU kernels of `kernels/*.hip` for all platforms.
 //!
-//! Without options: code objects for every AMD target, looked through by the gates, in `target/kernels/` one by one and
-//! all together in `kernels/code-objects.bin`, which the backend embeds. One compiler of one version makes them, so that
-//! the same sources give the same bytes everywhere.
+//! Without options: builds code objects for every AMD target and checks them with the gates. They are written to
+//! `target/kernels/` one by one, and together to `kernels/code-objects.bin`, which the backend embeds. One fixed
+//! compiler version builds them, so that the same sources give the same bytes everywhere.
 
 mod amd;
 mod archive;
@@ -32,10 +32,10 @@ pub use nvidia::build as build_nvidia;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Compare with kernels/code-objects.bin, target by target; write nothing there
+    /// Compare with kernels/code-objects.bin, target by target; do not write it
     #[arg(long)]
     check: bool,
-    /// Just these targets, into target/kernels/ only (gfx1100, gfx9-4-generic, ...)
+    /// Only these targets, into target/kernels/ only (gfx1100, gfx9-4-generic, ...)
     #[arg(long, value_delimiter = ',', value_name = "TARGET")]
     target: Vec<String>,
     /// Build libamdhip64 look-alikes that run the kernels on the CPU, into target/lookalike/
@@ -44,16 +44,16 @@ pub struct Args {
     /// Build for NVIDIA GPUs, into target/nvidia/sm_90/
     #[arg(long, conflicts_with_all = ["check", "target", "lookalike"])]
     nvidia: bool,
-    /// Change a number or operator in each kernel file (or those whose path contains FILE) and expect the kernel tests to fail on
-    /// the CPU: some seconds a change, a minute one that no test notices
+    /// Change a number or operator in each kernel file (or those whose path contains FILE) and expect the kernel
+    /// tests on the CPU to fail. Takes some seconds per change, a minute for a change that no test notices
     #[arg(long, value_delimiter = ',', num_args = 0.., value_name = "FILE", conflicts_with_all = ["check", "target", "lookalike", "nvidia"])]
     mutate: Option<Vec<String>>,
-    /// Changes a file that compile to other code
+    /// Changes per file that compile to different code
     #[arg(long, default_value_t = 1, requires = "mutate")]
     rounds: usize,
 }
 
-/// Where built kernels lie.
+/// Folder of built kernels.
 pub fn dir() -> PathBuf {
     host::target_dir().join("kernels")
 }
@@ -87,7 +87,8 @@ pub fn run(args: &Args) -> Result<()> {
     let path = archive::path();
     fs::write(&path, &bytes).map_err(Error::at(&path))?;
     println!("{}: {} bytes, {} targets", path.display(), bytes.len(), objects.len());
-    // Written all the same: a kernel on its way has to be tried. Its digest is nobody's then, so that it cannot be kept.
+    // Written in any case, so that a kernel under development can be tried. A faulty archive has a zero digest, so
+    // the check refuses it.
     pass(&objects)
 }
 
@@ -95,25 +96,25 @@ fn is_good(objects: &[amd::Object]) -> bool {
     objects.iter().all(|object| object.faults.is_empty())
 }
 
-/// Fails with what the gates found.
+/// Fails if the gates found faults.
 fn pass(objects: &[amd::Object]) -> Result<()> {
     let faults: Vec<&str> = objects.iter().flat_map(|object| &object.faults).map(String::as_str).collect();
     if is_good(objects) { Ok(()) } else { Err(Error::Gates { faults: faults.join("\n  ") }) }
 }
 
-/// The names of `count` targets, others from one run to the next.
+/// Names of `count` targets that vary from run to run.
 pub fn drawn(count: usize) -> Vec<String> {
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as usize);
     let all = targets::ALL.len();
     let count = count.min(all);
-    // As far from each other as they can be: neighbours are of one family.
+    // As far apart as possible, because neighbours are of one family.
     (0..count).map(|number| targets::ALL[(now + number * all / count) % all].name.into()).collect()
 }
 
-/// Builds what is named, or everything, and compares it with the archive of the repository; what there is to say about it.
+/// Builds the named targets, or all, and compares them with the repository's archive. Returns a summary.
 ///
 /// # Errors
-/// [`Error::Gates`], [`Error::Stale`], those of building.
+/// [`Error::Gates`], [`Error::Stale`], errors of building.
 pub fn check(names: &[String]) -> Result<String> {
     let objects = amd::build(&targets::named(names)?)?;
     pass(&objects)?;
@@ -124,7 +125,7 @@ pub fn check(names: &[String]) -> Result<String> {
     let kernels: usize = objects.iter().map(|object| object.kernels).sum();
     let made: Vec<&str> = objects.iter().map(|object| object.target.name).collect();
     let made = if names.is_empty() { format!("{} targets", made.len()) } else { made.join(", ") };
-    Ok(format!("{made}: {kernels} kernels, as kept"))
+    Ok(format!("{made}: {kernels} kernels, equal to the archive"))
 }
 
 fn report(object: &amd::Object) -> String {

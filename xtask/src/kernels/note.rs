@@ -1,4 +1,4 @@
-//! The metadata of code objects: a MessagePack map in an ELF note.
+//! Reads and writes the metadata of code objects: a MessagePack map in an ELF note.
 
 use std::fmt::Write;
 
@@ -27,7 +27,8 @@ pub fn read(bytes: &[u8]) -> Result<Value> {
     rmpv::decode::read_value(&mut &*description).map_err(|error| broken(error.to_string()))
 }
 
-/// What the one note of `data` holds: lengths of name and content, type, the name to a multiple of 4, the content.
+/// Content of the one note in `data`: lengths of name and content, type, the name padded to a multiple of 4, the
+/// content.
 fn description(data: &[u8]) -> Option<&[u8]> {
     let number = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?));
     let (name, length, kind) = (number(0)? as usize, number(4)? as usize, number(8)?);
@@ -37,9 +38,9 @@ fn description(data: &[u8]) -> Option<&[u8]> {
     data.get(start..start + length)
 }
 
-/// The object with its note marked for the linker to leave out.
+/// Marks the note so that the linker leaves it out.
 pub fn exclude(mut bytes: Vec<u8>) -> Result<Vec<u8>> {
-    /// Of ELF64: where the file header holds the section headers' place, and a section header its flags.
+    /// ELF64 offsets: the section headers' position in the file header, and the flags in a section header.
     const SECTIONS_AT: usize = 0x28;
     const HEADER: usize = 64;
     const FLAGS_IN_HEADER: usize = 8;
@@ -55,12 +56,12 @@ pub fn exclude(mut bytes: Vec<u8>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// One map with the kernels of all, in order of name; the rest has to be the same in all.
+/// Joins all maps into one with the kernels of all, sorted by name. The other entries must be equal in all maps.
 pub fn join(all: &[Value]) -> Result<Value> {
     let mut kernels = Vec::new();
     let mut rest: Option<Vec<(Value, Value)>> = None;
     for value in all {
-        let map = value.as_map().ok_or_else(|| broken("its metadata is no map"))?;
+        let map = value.as_map().ok_or_else(|| broken("its metadata is not a map"))?;
         let (own, others): (Vec<_>, Vec<_>) =
             map.iter().cloned().partition(|(key, _)| key.as_str() == Some(KERNELS));
         for (_, list) in own {
@@ -88,7 +89,7 @@ pub fn name(kernel: &Value) -> Option<&str> {
     field(kernel, ".name")?.as_str()
 }
 
-/// A kernel's entry called `key`.
+/// The entry `key` of a kernel.
 pub fn field<'a>(map: &'a Value, key: &str) -> Option<&'a Value> {
     map.as_map()?.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)
 }
@@ -98,7 +99,7 @@ pub fn kernels(metadata: &Value) -> Option<&[Value]> {
     field(metadata, KERNELS)?.as_array().map(Vec::as_slice)
 }
 
-/// Assembly that makes a note of `metadata`.
+/// Assembly that emits a note with `metadata`.
 pub fn assembly(metadata: &Value) -> Result<String> {
     let mut bytes = Vec::new();
     rmpv::encode::write_value(&mut bytes, metadata).map_err(|error| broken(error.to_string()))?;
@@ -109,7 +110,7 @@ pub fn assembly(metadata: &Value) -> Result<String> {
     );
     for line in bytes.chunks(32) {
         let numbers: Vec<String> = line.iter().map(u8::to_string).collect();
-        // A String takes whatever is written to it.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, ".byte {}", numbers.join(","));
     }
     text.push_str(".p2align 2\n");

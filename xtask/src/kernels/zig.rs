@@ -1,4 +1,4 @@
-//! The one compiler of code objects: clang and lld as the Python package `ziglang` carries them, the same build on every
+//! The only compiler of code objects: clang and lld from the Python package `ziglang`, the same build on every
 //! system.
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::wheels::{Wheel, unpacked};
 use crate::error::Result;
 
-/// Clang 22.1.8. Another version makes other bytes: change it together with the archive.
+/// Clang 22.1.8. Another version gives other bytes: change it together with the archive.
 const WHEEL: Wheel = Wheel {
     package: "ziglang",
     version: "0.17.0",
@@ -16,7 +16,7 @@ const WHEEL: Wheel = Wheel {
     sha256: "97079827064a7492cce5541ceb438ae8003ce1e54e399676da2d62fb7a5dc08b",
 };
 
-/// The program, fetched when it is missing.
+/// The program, fetched if it is missing.
 #[derive(Clone, Debug)]
 pub struct Zig {
     program: PathBuf,
@@ -24,13 +24,13 @@ pub struct Zig {
 
 impl Zig {
     /// # Errors
-    /// Those of fetching.
+    /// Errors of fetching.
     pub fn find() -> Result<Self> {
         let dir = unpacked("ziglang-0.17.0", &[WHEEL], &["ziglang/zig"])?;
         Ok(Self { program: dir.join("ziglang/zig") })
     }
 
-    /// What its outputs depend on beside its arguments.
+    /// Everything besides the arguments that affects its outputs.
     pub fn salt() -> String {
         WHEEL.sha256.into()
     }

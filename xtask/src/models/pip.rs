@@ -1,4 +1,4 @@
-//! Downloads by the machine's own pip, so that its configured index, certificates and proxies apply.
+//! Downloads with the machine's own pip, so that its configured index, certificates and proxies apply.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use super::manifest::Archive;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Attempts per archive: registries and the way to them have moments.
+/// Attempts per archive, because registries and networks fail now and then.
 const TRIES: u32 = 3;
 
-/// The ways pip is called, best first.
+/// Commands for pip, best first.
 const PIPS: [&[&str]; 3] = [&["python3", "-m", "pip"], &["pip3"], &["pip"]];
 
-/// A pip that works, installed when it is missing and we may.
+/// A working pip; installed if it is missing and permissions allow.
 ///
 /// # Errors
 /// [`Error::ToolMissing`].
@@ -31,7 +31,7 @@ pub fn find() -> Result<&'static [&'static str]> {
     working().ok_or(Error::ToolMissing { program: "pip".into(), package: "python3-pip" })
 }
 
-/// Downloads `archive` into `dir` and checks its hash. Nothing is installed; pip runs code of the package only to ask a
+/// Downloads `archive` into `dir` and checks its hash. Nothing is installed; pip runs package code only to ask a
 /// source archive for its metadata.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ pub fn download(archive: &Archive, dir: &Path) -> Result<PathBuf> {
 }
 
 fn attempt(pip: &[&str], archive: &Archive, dir: &Path) -> Result<PathBuf> {
-    // pip unpacks and downloads in $TMPDIR first: there its progress can be seen, whatever pip can show by itself.
+    // pip downloads and unpacks in $TMPDIR first, so progress is visible there whatever pip itself shows.
     let working = tempfile::tempdir_in(dir).map_err(Error::at(dir))?;
     let log_path = working.path().join("pip.log");
     let log = fs::File::create(&log_path).map_err(Error::at(&log_path))?;
@@ -63,7 +63,7 @@ fn attempt(pip: &[&str], archive: &Archive, dir: &Path) -> Result<PathBuf> {
         .args(&pip[1..])
         .args(["download", "--no-deps", "--no-input", "--disable-pip-version-check", "--no-cache-dir"])
         .args(["--progress-bar", "off"]);
-    // Never `--no-binary :all:`: pip would then build this archive's build tools from source too.
+    // Never `--no-binary :all:`: pip would then also build this archive's build tools from source.
     if archive.is_source() {
         command.args(["--no-binary", &archive.package]);
     } else {
@@ -94,7 +94,7 @@ fn attempt(pip: &[&str], archive: &Archive, dir: &Path) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Size of the largest file below `dir`: the archive, while it comes.
+/// Size of the largest file below `dir`: the archive during its download.
 fn largest_file(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let sizes = entries.map(|entry| match entry.metadata() {

@@ -1,4 +1,4 @@
-//! Good GGUF files of an independent writer, for tests: written here by its package, not fetched.
+//! Writes good GGUF files for tests with an independent writer's package; they are not fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,20 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::{host, python};
 
-/// What describes them, and what writes them; tests/common/good.rs finds the directory by the same two.
+/// The scripts that describe and write the files. tests/common/good.rs derives the directory from the same two.
 const SCRIPTS: [&[u8]; 2] = [
     include_bytes!("../../../tests/models/describe-gguf.py"),
     include_bytes!("../../../tests/models/write-gguf.py"),
 ];
 
-/// Where they are in the directory of models.
+/// Path of the files in the directory of models.
 pub fn path(dir: &Path) -> PathBuf {
     let hash = super::hex(&Sha256::digest(SCRIPTS.concat()));
     dir.join(format!("written-{}", &hash[..12]))
 }
 
-/// Writes them into the directory of models, which is locked, unless they are there: some 10 s, and the packages the first time.
+/// Writes the files into the directory of models, which the caller has locked, if they are missing. Takes about 10 s,
+/// and longer the first time for the packages.
 ///
 /// # Errors
 /// [`Error::ToolMissing`], [`Error::Command`], [`Error::Io`].
@@ -30,7 +31,7 @@ pub fn ensure(dir: &Path) -> Result<PathBuf> {
     if kept.is_dir() {
         return Ok(kept);
     }
-    eprintln!("writing good files with the package gguf");
+    eprintln!("writing good model files with the package gguf");
     let venv = host::target_dir().join("writer");
     let python = python::environment(&venv, &[python::GGUF, "numpy"])?;
     let made = tempfile::Builder::new().prefix(".new-").tempdir_in(dir).map_err(Error::at(dir))?;

@@ -1,15 +1,15 @@
-//! Which parts of the project are changed, and the packages that hold them and their tests alone.
+//! The parts of the project that are changed, and the packages that hold only them and their tests.
 
-/// A part, and its package.
+/// A part and its package.
 pub struct Part {
     pub name: &'static str,
-    /// Files that are changed, a pattern of paths in the package.
+    /// Files that are changed, as a path pattern in the package.
     pub changed: &'static str,
-    /// Files and folders that come along, at the same path.
+    /// Files and folders that are copied to the same path.
     pub copied: &'static [&'static str],
-    /// Files of the package alone. Versions of crates are those of the workspace: its lock file comes along.
+    /// Files that only the package has. Crate versions are the workspace's, because its lock file is copied.
     pub written: &'static [(&'static str, &'static str)],
-    /// Changes, as patterns of what names them, after which the program does the same; and why.
+    /// Changes that do not alter behaviour, as name patterns, with the reason.
     pub same: &'static [(&'static str, &'static str)],
 }
 
@@ -50,11 +50,11 @@ pub const PARTS: [Part; 2] = [
             ("client/src/lib.rs", "//! The protocol.\npub mod wire;\n"),
             ("client/tests/adversarial/main.rs", WIRE_TESTS),
         ],
-        same: &[("replace fuzz_frame with", "what fuzzers call gives nothing back")],
+        same: &[("replace fuzz_frame with", "the function for fuzzers returns nothing")],
     },
 ];
 
-/// The tests of most files first: they take milliseconds, and nothing more runs where one fails.
+/// The tests that cover most files run first: they take milliseconds, and a failure ends the run.
 const PARSER_MANIFEST: &str = r#"[workspace]
 [package]
 name = "rocmforge"
@@ -102,7 +102,7 @@ mod forge;
 mod gguf_fields;
 "#;
 
-/// Tests of single fields hold every limit by themselves: those of all messages take long to build.
+/// Tests of single fields cover every limit by themselves; tests of all messages take long to build.
 const WIRE_MANIFEST: &str = r#"[workspace]
 [package]
 name = "rocmforge-client"

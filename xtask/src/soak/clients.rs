@@ -1,4 +1,4 @@
-//! What the clients do.
+//! The clients of the soak.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -14,15 +14,15 @@ use super::MODELS;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 
-/// Tokens of an answer.
+/// Tokens per answer.
 const TOKENS: u32 = 48;
 
 const PROMPT: &str = "Once upon a time";
 
-/// Errors that are told; a thousand of one kind are one.
+/// Most distinct errors that are reported; equal errors count once.
 const ERRORS_MAX: usize = 8;
 
-/// What was done.
+/// Counts of the clients' actions.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
     pub answers: u64,
@@ -34,7 +34,7 @@ pub struct Done {
     pub errors: Vec<String>,
 }
 
-/// What the daemon still has once nobody asks; our own connection is not counted.
+/// Resources that the daemon still holds when no client is active; our own connection is not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     pub running: u32,
@@ -54,11 +54,11 @@ struct Counts {
     loads: AtomicU64,
 }
 
-/// What all clients share.
+/// State that all clients share.
 pub struct Shared {
     options: Options,
     client: std::path::PathBuf,
-    /// The answer given alone.
+    /// The answer to the same request without other clients.
     alone: Vec<u32>,
     counts: Counts,
     errors: Mutex<BTreeSet<String>>,
@@ -90,9 +90,9 @@ fn whole(client: &Client, model: &str) -> std::result::Result<Vec<u32>, ClientEr
 }
 
 impl Shared {
-    /// Asks for the answer that all others are to be.
+    /// Requests the answer that all others must equal.
     pub fn new(daemon: &Daemon) -> Result<Self> {
-        // Sixteen clients on two cores: a reply may take a while.
+        // With sixteen clients on two cores, a reply may take long.
         let patience = Duration::from_secs(120);
         let options = Options {
             socket: daemon.socket(),
@@ -116,14 +116,14 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Has each model mapped: what the daemon has open depends on it, and the last client may have unloaded any.
+    /// Maps every model: the number of open files depends on it, and the last client may have unloaded any.
     pub fn map_all(&self) -> Result<()> {
         let client = Client::new(self.options.clone());
         for model in MODELS {
             if whole(&client, model).map_err(client_error)? != self.alone {
                 return Err(Error::Unexpected {
                     what: "the daemon",
-                    text: format!("another answer of {model}"),
+                    text: format!("{model} gave a different answer"),
                 });
             }
         }
@@ -134,7 +134,7 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// One client, until it is stopped.
+    /// Runs one client until it is stopped.
     pub fn run(&self, seed: u64) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut client = Client::new(self.options.clone());
@@ -148,7 +148,7 @@ impl Shared {
                 thread::sleep(Duration::from_millis(100));
             }
             if random.below(10) == 0 {
-                client = Client::new(self.options.clone()); // hangs up
+                client = Client::new(self.options.clone()); // closes the old connection
             }
         }
     }
@@ -168,7 +168,7 @@ impl Shared {
                 for _ in 0..random.below(6) {
                     generation.next_item()?;
                 }
-                count(&self.counts.cancelled); // by dropping it
+                count(&self.counts.cancelled); // dropping it cancels the request
             }
             13..16 => {
                 let mut generation = client.generate(&request(model))?;
@@ -190,19 +190,19 @@ impl Shared {
         Ok(())
     }
 
-    /// A client process that goes without a word in the middle of its answer.
+    /// Starts a client process and kills it in the middle of its answer.
     fn kill_one(&self, model: &str, after: Duration) {
         let mut command = std::process::Command::new(&self.client);
         command.arg("--socket").arg(&self.options.socket).args(["run", model, PROMPT, "--max-tokens", "400"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Ok(mut child) = command.spawn() {
             thread::sleep(after);
-            let _ = child.kill(); // it may have ended
+            let _ = child.kill(); // it may have ended already
             let _ = child.wait();
         }
     }
 
-    /// What is left once the daemon has heard of the last hang-up.
+    /// Resources still held once the daemon has noticed the last disconnect.
     pub fn left(&self) -> Result<Left> {
         let client = Client::new(self.options.clone());
         let mut left = Left::default();

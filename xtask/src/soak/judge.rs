@@ -1,35 +1,35 @@
-//! Whether a daemon is after a soak what it was before.
+//! Checks that the daemon after a soak holds no more than before.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::clients::{Done, Left};
 
-/// Growth of the anonymous resident set that is allowed.
+/// Allowed growth of the anonymous resident set.
 const KIB_PER_HOUR: f64 = 1024.0;
 
-/// What it moves by whatever the daemon does, for runs so short that an hour's growth is less than that: the allocator gives
-/// pages back when it likes. An allowance, of the size that a thousand loads moved its arenas by.
+/// Allowance for noise in runs so short that an hour's growth is smaller: the allocator returns pages irregularly. A
+/// thousand loads moved its arenas by about this much.
 const NOISE_KIB: f64 = 3072.0;
 
-/// From here on no noise is allowed for.
+/// Runs at least this long get no allowance for noise.
 const LONG: Duration = Duration::from_secs(3 * 3600);
 
-/// The daemon at one moment.
+/// State of the daemon at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Since the clients began.
+    /// Time since the clients started.
     pub at: Duration,
-    /// Resident memory that is no file's.
+    /// Resident memory without files.
     pub anon_kib: u64,
     pub fds: u64,
     pub threads: u64,
 }
 
-/// All that was seen.
+/// All observations.
 #[derive(Debug)]
 pub struct Verdict {
-    /// At rest, and again after the clients.
+    /// At rest before the clients, and at rest after them.
     pub before: Sample,
     pub after: Sample,
     pub samples: Vec<Sample>,
@@ -38,7 +38,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Samples after the first third of the run, or its first hour: until then caches fill.
+    /// Samples after the first third of the run, or its first hour: caches fill until then.
     fn settled(&self) -> &[Sample] {
         let time = self.samples.last().map_or(Duration::ZERO, |sample| sample.at);
         let from = (time / 3).min(Duration::from_secs(3600));
@@ -46,7 +46,7 @@ impl Verdict {
         self.samples.get(first..).unwrap_or_default()
     }
 
-    /// KiB an hour of the line through the settled samples, and hours that they span.
+    /// Slope of the line through the settled samples in KiB per hour, and the hours that they span.
     fn slope(&self) -> (f64, f64) {
         let settled = self.settled();
         let points = settled.iter().map(|sample| (sample.at.as_secs_f64() / 3600.0, sample.anon_kib as f64));
@@ -63,7 +63,7 @@ impl Verdict {
         (if below > 0.0 { above / below } else { 0.0 }, span)
     }
 
-    /// What is not as it should be.
+    /// All faults.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut fault = |bad: bool, text: String| faults.extend(bad.then_some(text));
@@ -73,7 +73,7 @@ impl Verdict {
         fault(
             grown > allowed,
             format!(
-                "its memory grew by {grown:.0} KiB in {hours:.2} h ({slope:.0} KiB an hour); {allowed:.0} KiB are allowed"
+                "its memory grew by {grown:.0} KiB in {hours:.2} h ({slope:.0} KiB per hour); {allowed:.0} KiB are allowed"
             ),
         );
         let (before, after) = (&self.before, &self.after);
@@ -85,9 +85,9 @@ impl Verdict {
         let left = &self.left;
         fault(*left != Left::default(), format!("left behind: {left:?}"));
         let done = &self.done;
-        fault(done.wrong > 0, format!("{} answers were not the one given alone", done.wrong));
+        fault(done.wrong > 0, format!("{} answers differ from the answer without other clients", done.wrong));
         fault(!done.errors.is_empty(), format!("errors: {}", done.errors.join("; ")));
-        fault(done.answers == 0, "no answer was whole".to_owned());
+        fault(done.answers == 0, "no answer was complete".to_owned());
         faults
     }
 }
@@ -104,10 +104,10 @@ impl fmt::Display for Verdict {
         row("memory, KiB", |sample| sample.anon_kib)?;
         row("descriptors", |sample| sample.fds)?;
         row("threads", |sample| sample.threads)?;
-        writeln!(f, "memory: {slope:+.0} KiB an hour over the last {:.1} minutes", hours * 60.0)?;
+        writeln!(f, "memory: {slope:+.0} KiB per hour over the last {:.1} minutes", hours * 60.0)?;
         write!(
             f,
-            "{} answers whole, {} cancelled, {} read slowly, {} clients killed, {} loads and unloads",
+            "{} complete answers, {} cancelled, {} read slowly, {} clients killed, {} loads and unloads",
             done.answers, done.cancelled, done.slow, done.killed, done.loads
         )
     }
@@ -119,7 +119,7 @@ mod tests {
 
     const REST: Sample = Sample { at: Duration::ZERO, anon_kib: 10_000, fds: 20, threads: 9 };
 
-    /// A run of so many minutes, sampled every second, with this memory at each moment in hours.
+    /// A run of this many minutes, sampled every second; `kib` gives the memory at each moment in hours.
     fn run(minutes: u64, kib: impl Fn(f64) -> f64) -> Verdict {
         let at = |second: u64| Sample {
             at: Duration::from_secs(second),
@@ -139,13 +139,13 @@ mod tests {
     fn growth_counts_once_caches_are_full() {
         // Ten MiB in the first two minutes, nothing after.
         assert_eq!(run(20, |at| 1e4 + (at * 30.0).min(1.0) * 1e4).faults(), [""; 0]);
-        // Noise of a MiB.
+        // 1 MiB of noise.
         assert_eq!(run(20, |at| 2e4 + ((at * 3600.0) as u64 * 7919 % 1024) as f64).faults(), [""; 0]);
         let grows = run(20, |at| 2e4 + at * 30.0 * 1024.0).faults();
         assert!(grows[0].contains("its memory grew by 68") && grows.len() == 1, "{grows:?}");
         assert_eq!(run(24 * 60, |at| 2e4 + at * 1000.0).faults(), [""; 0]);
         let grows = run(24 * 60, |at| 2e4 + at * 1100.0).faults();
-        assert!(grows[0].contains("1100 KiB an hour"), "{grows:?}");
+        assert!(grows[0].contains("1100 KiB per hour"), "{grows:?}");
     }
 
     #[test]
@@ -162,6 +162,6 @@ mod tests {
         assert!(with(|v| v.left.kv_pages = 1).contains("kv_pages: 1"));
         assert!(with(|v| v.done.wrong = 2).contains("2 answers"));
         assert!(with(|v| v.done.errors.push("lost".into())).contains("lost"));
-        assert_eq!(with(|v| v.done.answers = 0), "no answer was whole");
+        assert_eq!(with(|v| v.done.answers = 0), "no answer was complete");
     }
 }

@@ -1,8 +1,9 @@
-//! `cargo xtask soak`: many clients on a private daemon for a while, and whether it is then as it was.
+//! `cargo xtask soak`: runs many clients against a private daemon for a while, and checks that it leaks nothing.
 //!
-//! Sixteen threads generate, cancel, read slowly, load and unload; one in twenty answers goes to a client process that is killed
-//! in the middle of it. Each whole answer is compared with the one given alone. Meanwhile the daemon's memory, descriptors and
-//! threads are sampled; at the end nothing may run, hold a page or be open.
+//! Sixteen threads generate, cancel, read slowly, load and unload. One in twenty answers goes to a client process
+//! that is killed in the middle of it. Each complete answer is compared with the answer without other clients.
+//! Meanwhile the daemon's memory, descriptors and threads are sampled; at the end no request may run, and no page may
+//! be held.
 
 mod clients;
 mod judge;
@@ -23,30 +24,30 @@ use crate::daemon::{self, Daemon};
 use crate::error::{Error, Result};
 use crate::host;
 
-/// Only what the machine's other work cannot change: one device, no budgets of the whole machine.
+/// A configuration that other load on the machine cannot affect: one device, no budgets that depend on the machine.
 const CONFIG: &str = "[device]\nbackend = 'cpu'\n[cpu]\nthreads = 2\n[kv]\nbudget_mib = 64\n";
 
-/// Names that one file is served under.
+/// Names under which one file is served.
 const MODELS: [&str; 3] = ["first", "second", "third"];
 
-/// How long the daemon may take to come to rest: threads for what blocks end after 10 s without work.
+/// Most time for the daemon to come to rest: threads for blocking work end after 10 s without work.
 const REST_MAX: Duration = Duration::from_secs(40);
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// How long
+    /// Duration in minutes
     #[arg(long, default_value_t = 20.0, value_name = "N")]
     minutes: f64,
-    /// How long, in hours
+    /// Duration in hours
     #[arg(long, value_name = "N", conflicts_with = "minutes")]
     hours: Option<f64>,
-    /// Clients at once
+    /// Number of parallel clients
     #[arg(long, default_value_t = 16, value_name = "N")]
     clients: u64,
-    /// Begins another series of random actions
+    /// Seed of the random actions
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Instead: a GPU's weights stay while no client is there for this many seconds
+    /// Instead, check that a GPU's weights stay while no client is connected for this many seconds
     #[arg(long, value_name = "SECONDS")]
     pause: Option<u64>,
 }
@@ -63,10 +64,10 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Soaks a daemon; what was seen, in words.
+/// Soaks a daemon; returns a summary in words.
 ///
 /// # Errors
-/// [`Error::Soaked`] with all that is not as it should be.
+/// [`Error::Soaked`] with all faults.
 pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<String> {
     let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
     let model = host::root().join("tests/models/tinystories-260k-f32.gguf");
@@ -114,7 +115,8 @@ pub fn soak(binaries: &Path, time: Duration, clients: u64, seed: u64) -> Result<
     Err(Error::Soaked { seed, faults: faults.join("\n  ") })
 }
 
-/// Waits until threads for what blocks have ended, and, beside an earlier rest, until it is like that or the time is over.
+/// Waits until threads for blocking work have ended and, given an earlier sample, until the daemon matches it or the
+/// time is over.
 fn rest(process: &Process, like: Option<&Sample>) -> Result<Sample> {
     let until = Instant::now() + REST_MAX;
     loop {

@@ -1,4 +1,5 @@
-//! Weights stay while nobody is there: a client's process asks, all are gone for a while, another process asks.
+//! Checks that weights stay while no client is connected: one client process asks, no client is connected for a
+//! while, another process asks.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,11 +14,11 @@ use crate::{host, kernels};
 
 const MODEL: &str = "tiny";
 
-/// A daemon on the CPU look-alike of a GPU, asked by one process before and by another after the pause, in which it has no
-/// client. What was seen, in words.
+/// Starts a daemon on the CPU look-alike of a GPU. One process asks before the pause and another after it; in between
+/// no client is connected. Returns a summary in words.
 ///
 /// # Errors
-/// [`Error::Unexpected`] where the second answer brought bytes or is another.
+/// [`Error::Unexpected`] if the second answer loaded weights again or differs.
 pub fn across_sessions(binaries: &Path, pause: Duration) -> Result<String> {
     let library = kernels::build_lookalike(kernels::Variant::Wave32)?;
     let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
@@ -31,7 +32,7 @@ pub fn across_sessions(binaries: &Path, pause: Duration) -> Result<String> {
     if before == 0 {
         return Err(Error::Unexpected {
             what: "the daemon",
-            text: "the first answer brought no weights".into(),
+            text: "the first answer loaded no weights".into(),
         });
     }
     let begun = Instant::now();
@@ -46,22 +47,22 @@ pub fn across_sessions(binaries: &Path, pause: Duration) -> Result<String> {
         return Err(Error::Unexpected { what: "the daemon", text: format!("{first:?}, then {second:?}") });
     }
     match after - before {
-        0 => Ok(format!("{} s without a client, then 0 of {before} bytes brought again", pause.as_secs())),
+        0 => Ok(format!("{} s without a client, then 0 of {before} bytes loaded again", pause.as_secs())),
         bytes => Err(Error::Unexpected {
             what: "the daemon",
-            text: format!("{bytes} bytes were brought again after {} s without a client", pause.as_secs()),
+            text: format!("{bytes} bytes were loaded again after {} s without a client", pause.as_secs()),
         }),
     }
 }
 
-/// By a process of its own.
+/// An answer to a separate client process.
 fn answer(daemon: &Daemon) -> Result<String> {
     let mut command = daemon.client();
     command.args(["run", MODEL, "Once upon a time", "--max-tokens", "12", "--temperature", "0"]);
     host::read(command.stdin(Stdio::null()))
 }
 
-/// Bytes brought to the device so far.
+/// Bytes loaded to the device so far.
 fn brought(daemon: &Daemon) -> Result<u64> {
     let reply = daemon.ask(&["residency"])?;
     let bytes = reply.pointer("/devices/0/load_bytes").and_then(Value::as_u64);

@@ -1,4 +1,4 @@
-//! The daemon's process as the kernel counts it.
+//! Reads the kernel's counts for the daemon's process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::judge::Sample;
 use crate::error::{Error, Result};
 
-/// Runtime threads of the daemon; more of that name are for what blocks.
+/// Runtime threads of the daemon; further threads of the same name are for blocking work.
 const RUNTIME_THREADS: usize = 2;
 
 pub struct Process(PathBuf);
@@ -29,7 +29,7 @@ impl Process {
         Ok(Sample { at, anon_kib: number("RssAnon:")?, threads: number("Threads:")?, fds: fds as u64 })
     }
 
-    /// Threads that end by themselves after a while without work.
+    /// Whether there are threads for blocking work, which end after a while without work.
     pub fn has_blocking_threads(&self) -> Result<bool> {
         let tasks = fs::read_dir(self.0.join("task")).map_err(Error::at(&self.0))?;
         let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());

@@ -1,8 +1,10 @@
-//! `cargo xtask synthetic`: model files of real shapes with weights made up here. What a machine takes to run a model depends
-//! on its shape, and a real one's bytes would have to be fetched. What such a model answers means nothing.
+//! `cargo xtask synthetic`: writes model files of real shapes with random weights. The cost of running a model
+//! depends on its shape, and a real model's bytes would have to be downloaded. The answers of such a model are
+//! meaningless.
 //!
-//! The mixture of types is that of files called Q4_K_M, Q8_0 or F16. Weights are random and spread as trained ones are, so that
-//! values in the model stay as large as in a real one. Memory: a few pools of 8 MiB, whatever the file's size.
+//! The mixture of types is that of files called Q4_K_M, Q8_0 or F16. Weights are random and distributed like trained
+//! ones, so that values in the model stay as large as in a real one. Memory: a few pools of 8 MiB, whatever the
+//! file's size.
 
 mod pool;
 mod shape;
@@ -28,13 +30,14 @@ const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.ggu
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Whose shape: Llama's 1B, 8B and 70B, Qwen3's 30B-A3B with 128 experts, or small ones of the same build
+    /// Shape of the model: Llama's 1B, 8B and 70B, Qwen3's 30B-A3B with 128 experts, or small ones of the same
+    /// structure
     #[arg(value_name = "SHAPE", ignore_case = true, value_parser = shapes())]
     shape: Shape,
     /// Types of its tensors
     #[arg(value_name = "TYPE", ignore_case = true)]
     mixture: Mixture,
-    /// Where it goes; a file of that name is replaced once all of the new one is written
+    /// Output file; an existing file is replaced once the new one is complete
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
@@ -42,7 +45,7 @@ pub struct Args {
 fn shapes() -> impl TypedValueParser<Value = Shape> {
     let named = |name: String| SHAPES.into_iter().find(|shape| shape.name.eq_ignore_ascii_case(&name));
     PossibleValuesParser::new(SHAPES.map(|shape| shape.name))
-        .try_map(move |name| named(name).ok_or("no such shape"))
+        .try_map(move |name| named(name).ok_or("unknown shape"))
 }
 
 /// Runs the command.
@@ -66,10 +69,10 @@ pub fn bytes(shape: &Shape, mixture: Mixture) -> u64 {
     shape::tensors(shape, mixture).iter().map(|tensor| tensor.bytes() + tensor.padding()).sum()
 }
 
-/// Writes the file beside its place, then moves it there. `progress` hears how many bytes of tensors are written.
+/// Writes a temporary file, then renames it to `path`. Calls `progress` with the bytes of tensors written so far.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::DiskFull`] before anything is written, [`Error::Interrupted`]; nothing is left then.
+/// [`Error::Io`], [`Error::DiskFull`] before anything is written, [`Error::Interrupted`]; no file is left then.
 pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl FnMut(u64)) -> Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let disk = rustix::fs::statvfs(dir).map_err(|error| Error::at(dir)(error.into()))?;
@@ -80,7 +83,7 @@ pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl Fn
     let mut part = tempfile::Builder::new()
         .prefix(".synthetic-")
         .suffix(".part")
-        .permissions(Permissions::from_mode(0o666)) // less the process' mask
+        .permissions(Permissions::from_mode(0o666)) // reduced by the process's umask
         .tempfile_in(dir)
         .map_err(Error::at(dir))?;
     fill(part.as_file_mut(), shape, mixture, &mut progress).map_err(|error| match error {
@@ -93,7 +96,7 @@ pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl Fn
 
 fn fill(file: &mut File, shape: &Shape, mixture: Mixture, progress: &mut impl FnMut(u64)) -> Result<()> {
     let tensors = shape::tensors(shape, mixture);
-    // For paddings and norms: what is larger passes it by.
+    // Buffers paddings and norms; larger writes bypass the buffer.
     let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&shape::header(shape, &tensors)).map_err(Error::io("header"))?;
     let (mut pools, mut written) = (Pools::default(), 0);
@@ -107,7 +110,7 @@ fn fill(file: &mut File, shape: &Shape, mixture: Mixture, progress: &mut impl Fn
     out.flush().map_err(Error::io("the last bytes"))
 }
 
-/// Writes a tensor, piece by piece of its pool.
+/// Writes a tensor from pieces of its pool.
 fn data(
     out: &mut impl Write,
     tensor: &Tensor,
@@ -117,7 +120,7 @@ fn data(
 ) -> Result<()> {
     let block = tensor.dtype.block_bytes();
     let blocks = pool.bytes.len() / block;
-    // Another place in the pool for each tensor; a prime, so that few begin alike.
+    // Starts each tensor at another place in the pool; 7919 is prime, so that few tensors begin alike.
     let mut at = index * 7919 % blocks * block;
     let mut left = tensor.bytes();
     while left > 0 {
@@ -136,7 +139,7 @@ fn data(
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use rocmforge::backend::cpu::Isa;
     use rocmforge::backend::{Activations, KvType};
@@ -187,7 +190,7 @@ mod unit {
 
     #[test]
     fn large_ones_are_as_large_as_real_files() {
-        // GB of files made by llama.cpp from models of these shapes.
+        // GB of files that llama.cpp made from models of these shapes.
         for (shape, mixture, real) in [
             ("8B", Mixture::Q4KM, 4.92),
             ("8B", Mixture::Q8, 8.54),
@@ -203,14 +206,14 @@ mod unit {
     }
 }
 
-/// Loads a program's weights: the reference tests'.
+/// Loads a program's weights; shared with the reference tests.
 #[cfg(test)]
 #[path = "../../../tests/reference/loaded.rs"]
-#[allow(clippy::expect_used, clippy::unwrap_used)] // it is the tests'
+#[allow(clippy::expect_used, clippy::unwrap_used)] // shared with the tests
 mod loaded;
 
-/// Carries a sequence through a model's parts: the reference tests'.
+/// Runs a sequence through a model's parts; shared with the reference tests.
 #[cfg(test)]
 #[path = "../../../tests/reference/runner.rs"]
-#[allow(clippy::expect_used, dead_code)] // it is the tests'
+#[allow(clippy::expect_used, dead_code)] // shared with the tests
 mod runner;

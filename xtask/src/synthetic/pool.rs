@@ -1,23 +1,23 @@
-//! Random weights of a type, spread as trained ones are: a few MiB that all tensors are cut from.
+//! Random weights of each type, distributed like trained ones: all tensors take pieces of a few MiB.
 
 use rocmforge::tensor::DType;
 
-/// Random blocks of a type, repeated from another place in each tensor.
+/// Bytes of random blocks per type. Each tensor repeats them from a different start.
 const POOL_BYTES: usize = 8 << 20;
 
-/// The bytes that tensors of one kind are cut from.
+/// Bytes from which tensors of one kind are written.
 pub struct Pool {
     dtype: DType,
     is_norm: bool,
     pub bytes: Vec<u8>,
 }
 
-/// All that were needed so far.
+/// All pools needed so far.
 #[derive(Default)]
 pub struct Pools(Vec<Pool>);
 
 impl Pools {
-    /// The one for tensors of this kind.
+    /// The pool for tensors of this kind.
     pub fn of(&mut self, dtype: DType, is_norm: bool) -> &Pool {
         let found = self.0.iter().position(|pool| (pool.dtype, pool.is_norm) == (dtype, is_norm));
         let index = found.unwrap_or_else(|| {
@@ -29,20 +29,20 @@ impl Pools {
     }
 }
 
-/// What norms multiply by.
+/// Weights of norms: all ones.
 fn ones() -> Vec<u8> {
     1f32.to_le_bytes().repeat(POOL_BYTES / 4)
 }
 
-/// Blocks whose weights have a mean near 0 and a deviation near 0.015, one over the root of 4096.
+/// Blocks whose weights have a mean near 0 and a standard deviation near 0.015, one over the root of 4096.
 fn weights(dtype: DType) -> Vec<u8> {
-    /// Half-precision 2.0e-4: codes deviate by 74.
+    /// Half-precision 2.0e-4: codes have a deviation of 74.
     const Q8_0_SCALE: [u8; 2] = 0x0a8e_u16.to_le_bytes();
-    /// Half-precision 1.0e-4: codes deviate by 4.6, scales are 32 on average.
+    /// Half-precision 1.0e-4: codes have a deviation of 4.6, scales a mean of 32.
     const Q4_K_SCALE: [u8; 2] = 0x068e_u16.to_le_bytes();
-    /// 7.5 times that: the mean code.
+    /// 7.5 times [`Q4_K_SCALE`]: 7.5 is the mean code.
     const Q4_K_MIN: [u8; 2] = 0x1225_u16.to_le_bytes();
-    /// Half-precision 1.1e-5: codes deviate by 18, scales by 74.
+    /// Half-precision 1.1e-5: codes have a deviation of 18, scales of 74.
     const Q6_K_SCALE: [u8; 2] = 0x00b8_u16.to_le_bytes();
     let block = dtype.block_bytes();
     let mut bytes = noise(POOL_BYTES / block * block);
@@ -55,11 +55,11 @@ fn weights(dtype: DType) -> Vec<u8> {
             }
             DType::Q6_K => one[208..].copy_from_slice(&Q6_K_SCALE),
             DType::F16 => {
-                // A sign, 1/128 or 1/64, and a fraction: they deviate by 0.018.
+                // A sign, 1/128 or 1/64, and a fraction: the deviation is 0.018.
                 let bits = u16::from_le_bytes([one[0], one[1]]) & 0x87ff | 0x2000;
                 one.copy_from_slice(&bits.to_le_bytes());
             }
-            // As f32: routers.
+            // Routers, as f32.
             _ => {
                 let share = f32::from(i16::from_le_bytes([one[0], one[1]])) / 32_768.0;
                 one.copy_from_slice(&(share * 0.026).to_le_bytes());
@@ -69,7 +69,7 @@ fn weights(dtype: DType) -> Vec<u8> {
     bytes
 }
 
-/// Bytes from xorshift64*.
+/// Bytes of xorshift64*.
 fn noise(count: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut draw = || {

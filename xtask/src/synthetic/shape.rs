@@ -1,4 +1,4 @@
-//! Shapes of real models, and what tensors of which types their files hold.
+//! Shapes of real models, and the tensors and types in their files.
 
 use rocmforge::tensor::DType;
 
@@ -7,7 +7,7 @@ use crate::forge::{Forge, Tensor as Row, Value, kind};
 /// Offsets of tensors are multiples of this.
 const ALIGNMENT: u64 = 32;
 
-/// What a model looks like.
+/// Dimensions of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub name: &'static str,
@@ -16,17 +16,17 @@ pub struct Shape {
     layers: u64,
     heads: u64,
     kv_heads: u64,
-    /// Values of a head.
+    /// Values per head.
     head: u64,
     ffn: u64,
     vocab: u64,
     rope_base: f32,
-    /// q and k of each head are normed.
+    /// Whether q and k of each head are normed.
     has_head_norms: bool,
     experts: Option<Experts>,
 }
 
-/// Layers of experts.
+/// Expert layers.
 #[derive(Clone, Copy, Debug)]
 struct Experts {
     count: u64,
@@ -72,7 +72,7 @@ const EXPERTS: Shape = Shape {
     experts: Some(Experts { count: 128, used: 8, ffn: 768 }),
 };
 
-/// For a processor that plays a GPU.
+/// For a CPU look-alike of a GPU.
 pub const TINY: Shape = Shape {
     name: "tiny",
     hidden: 256,
@@ -94,13 +94,13 @@ const TINY_EXPERTS: Shape = Shape {
     ..TINY
 };
 
-/// All of them.
+/// All shapes.
 pub const SHAPES: [Shape; 6] = [TINY, TINY_EXPERTS, SMALL, LARGE, EXPERTS, LARGEST];
 
-/// Which types a file's tensors have.
+/// Types of a file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mixture {
-    /// Four bits, six where they matter most
+    /// Four bits, and six bits for the matrices that matter most
     #[value(name = "Q4_K_M")]
     Q4KM,
     /// Eight bits
@@ -120,7 +120,7 @@ impl Mixture {
         }
     }
 
-    /// The types of most matrices, and of those that matter most.
+    /// The type of most matrices, and the type of those that matter most.
     fn types(self) -> (DType, DType) {
         match self {
             Self::Q4KM => (DType::Q4_K, DType::Q6_K),
@@ -130,7 +130,7 @@ impl Mixture {
     }
 }
 
-/// A tensor of a file.
+/// A tensor in the file.
 pub struct Tensor {
     name: String,
     dims: Vec<u64>,
@@ -142,18 +142,18 @@ impl Tensor {
         self.dims.iter().product::<u64>() / self.dtype.block_len() as u64 * self.dtype.block_bytes() as u64
     }
 
-    /// Zero bytes after it.
+    /// Zero bytes after the tensor.
     pub fn padding(&self) -> u64 {
         self.bytes().next_multiple_of(ALIGNMENT) - self.bytes()
     }
 
-    /// Norms are vectors, all else are matrices.
+    /// Whether this is a norm: norms are vectors, all other tensors are matrices.
     pub fn is_norm(&self) -> bool {
         self.dims.len() == 1
     }
 }
 
-/// The tensors of a file, in its order.
+/// The tensors of a file, in file order.
 pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
     let Shape { hidden, layers, vocab, .. } = *shape;
     let (most, finer) = mixture.types();
@@ -164,7 +164,7 @@ pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
         tensor("output.weight", &[hidden, vocab], finer),
     ];
     for layer in 0..layers {
-        // As llama.cpp spends its bits: the first eighth, the last, and every third between.
+        // As llama.cpp: finer types in the first eighth, the last eighth, and every third layer between.
         let is_finer = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
         let some = if is_finer { finer } else { most };
         let rows = roles(shape, most, some);
@@ -176,7 +176,7 @@ pub fn tensors(shape: &Shape, mixture: Mixture) -> Vec<Tensor> {
     all
 }
 
-/// The tensors of a layer whose finer ones are of type `some`.
+/// The tensors of a layer; `some` is the type of its finer ones.
 fn roles(shape: &Shape, most: DType, some: DType) -> Vec<(&'static str, Vec<u64>, DType)> {
     let Shape { hidden, ffn, head, .. } = *shape;
     let (q, kv) = (shape.heads * head, shape.kv_heads * head);
@@ -207,7 +207,7 @@ fn roles(shape: &Shape, most: DType, some: DType) -> Vec<(&'static str, Vec<u64>
     rows
 }
 
-/// Everything before the tensors' bytes.
+/// The file's bytes before the tensors' data.
 pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     let mut forge = Forge::new(0)
         .set("general.architecture", Value::string(shape.architecture))
@@ -247,7 +247,7 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
             n_dims: None,
             ggml: tensor.dtype.ggml(),
             offset: Some(offset),
-            data: Some(Vec::new()), // they follow the header
+            data: Some(Vec::new()), // written after the header
         });
         offset += tensor.bytes() + tensor.padding();
     }
@@ -255,7 +255,7 @@ pub fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     forge.build().bytes
 }
 
-/// A SentencePiece vocabulary: 3 special tokens, 256 bytes, and words without meaning.
+/// A SentencePiece vocabulary: 3 special tokens, 256 bytes, and meaningless words.
 fn vocabulary(forge: Forge, vocab: u64) -> Forge {
     const SPECIAL: u64 = 3;
     const BYTES: u64 = 256;

@@ -1,7 +1,7 @@
-//! `cargo xtask verdicts`: what llama.cpp says of every malformed model file of the tests, and of good ones of an independent writer,
-//! beside what we say.
+//! `cargo xtask verdicts`: compares llama.cpp's verdict with ours on every malformed model file of the tests, and on
+//! good files of an independent writer.
 //!
-//! Where the two differ there has to be a reason in [`reasons`]; a difference without one is a failure.
+//! Every difference needs a reason in [`reasons`]; a difference without one is a failure.
 
 mod reasons;
 
@@ -22,28 +22,28 @@ use crate::{host, models, oracle};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Write the whole table here instead of below the target directory
+    /// Write the full table here instead of below the target directory
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Only files of this class: 1 to 8 and 10, 0 for good ones
+    /// Only files of this class: 1 to 8 and 10, or 0 for good ones
     #[arg(long, value_name = "CLASS")]
     class: Option<u8>,
 }
 
-/// Models by class of malformed ones; good ones are of class 0.
+/// One model with both verdicts. `class` is the class of malformed files, or 0 for good ones.
 struct Row {
     class: u8,
     what: String,
-    /// What llama.cpp is given: the first part where there are several.
+    /// File that llama.cpp opens: the first part if there are several.
     path: PathBuf,
     ours: Ours,
     theirs: Theirs,
 }
 
-/// What opening it here says.
+/// Our verdict on opening a model.
 enum Ours {
     Opens,
-    /// The code's name and the message.
+    /// Name of the error code, and the message.
     Refuses(String, String),
 }
 
@@ -62,7 +62,7 @@ impl Row {
 
     fn agrees(&self) -> bool {
         let Theirs { verdict, why } = &self.theirs;
-        // A header that means nothing is read to its end, and then asked for its architecture.
+        // llama.cpp reads a meaningless header to its end, and then rejects its architecture.
         let read = self.class == 0 && why.contains("unknown model architecture: 'test'");
         matches!(self.ours, Ours::Opens) == (read || verdict == "answers")
     }
@@ -77,7 +77,7 @@ impl Row {
     }
 }
 
-/// As a cell of a table: one short line without bars.
+/// Text for a table cell: one short line without bars.
 fn cell(text: &str) -> String {
     let shown: String =
         text.chars().map(|c| if c.is_control() || c == '|' { ' ' } else { c }).take(160).collect();
@@ -97,11 +97,11 @@ pub fn run(args: &Args) -> Result<()> {
     let head = "| class | what | here | llama.cpp |\n|---|---|---|---|\n";
     let table: String = rows.iter().map(|row| row.line() + "\n").collect();
     fs::write(&out, format!("{head}{table}")).map_err(Error::at(&out))?;
-    println!("{} files; the whole table: {}", rows.len(), out.display());
+    println!("{} files; full table: {}", rows.len(), out.display());
     summarise(&rows)
 }
 
-/// Writes all files below `work`, each model into a directory of its own, and asks ourselves.
+/// Writes all files below `work`, each model into its own directory, and records our verdicts.
 fn write(work: &Path, class: Option<u8>) -> Result<Vec<Row>> {
     let wanted = |of: u8| class.is_none_or(|class| class == of);
     let mut all: Vec<Case> = cases();
@@ -120,7 +120,7 @@ fn write(work: &Path, class: Option<u8>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Files of an independent writer: whole models, headers that mean nothing, and what it writes that is refused.
+/// Files of an independent writer: whole models, meaningless headers, and files that we refuse.
 fn good() -> Result<Vec<Row>> {
     let written = models::ensure_written()?;
     let dir = written.join("models");
@@ -146,7 +146,7 @@ fn good() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Models of a directory; parts are one.
+/// Names of the models in a directory; parts count as one model.
 fn names(dir: &Path) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir).map_err(Error::at(dir))? {
@@ -157,7 +157,7 @@ fn names(dir: &Path) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The file of a model, or its first part: `NAME.gguf`, `NAME-00001-of-...`, or the first of the parts that are there.
+/// The file of a model: `NAME.gguf`, its first part `NAME-00001-of-...`, or the first existing part.
 fn first_file(dir: &Path, name: &str) -> Result<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(Error::at(dir))? {
@@ -175,7 +175,7 @@ fn first_file(dir: &Path, name: &str) -> Result<PathBuf> {
         .ok_or_else(|| Error::Unexpected { what: "a model without a file", text: name.into() })
 }
 
-/// What opening a model as the daemon does says.
+/// Our verdict: opens a model like the daemon.
 fn open(dir: &Path, name: &str) -> Ours {
     let open = |id, name: &str, files| Ok(Model::open(id, name, files)?);
     let store = Store::new(vec![dir.to_path_buf()], 16, Box::new(open), Box::new(|_| {}));
@@ -186,7 +186,7 @@ fn open(dir: &Path, name: &str) -> Ours {
     }
 }
 
-/// Has llama.cpp try all.
+/// Asks llama.cpp about all files.
 fn ask(rows: &mut [Row]) -> Result<()> {
     let python = oracle::environment()?;
     let script = host::root().join("tests/reference/verdicts.py");
@@ -208,7 +208,7 @@ fn ask(rows: &mut [Row]) -> Result<()> {
     Ok(())
 }
 
-/// Prints how often who says what, and all differences by their reason.
+/// Prints the counts of each pair of verdicts, and all differences by reason.
 fn summarise(rows: &[Row]) -> Result<()> {
     let mut counts = BTreeMap::<(u8, &str, &str), usize>::new();
     for row in rows {
@@ -234,10 +234,10 @@ fn summarise(rows: &[Row]) -> Result<()> {
     if unexplained.is_empty() {
         return Ok(());
     }
-    println!("\nwithout a reason:");
+    println!("\ndifferences without a reason:");
     unexplained.iter().for_each(|row| println!("  {}", row.line()));
     Err(Error::Unexpected {
         what: "llama.cpp's verdicts",
-        text: format!("{} differ from ours without a reason", unexplained.len()),
+        text: format!("{} of them differ from ours without a reason", unexplained.len()),
     })
 }

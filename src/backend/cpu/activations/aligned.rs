@@ -3,7 +3,7 @@
 /// Bytes of a cache line and of the widest vector register.
 const ALIGN: usize = 64;
 
-/// `len` elements at a 64-byte boundary inside a larger allocation.
+/// A slice of `len` elements at a 64-byte boundary inside a larger allocation.
 #[derive(Debug, Default)]
 pub(super) struct Aligned<T> {
     data: Vec<T>,
@@ -12,12 +12,12 @@ pub(super) struct Aligned<T> {
 }
 
 impl<T: Copy + Default> Aligned<T> {
-    /// Makes it `len` elements long; contents are unspecified (never uninitialised).
+    /// Makes it `len` elements long. Contents are unspecified, but never uninitialised.
     pub(super) fn resize(&mut self, len: usize) {
         let slack = ALIGN / size_of::<T>();
         if self.data.len() < len + slack {
             self.data = vec![T::default(); len + slack];
-            // align_offset may refuse (usize::MAX); unaligned is then only slower.
+            // align_offset may return usize::MAX; the slice is then unaligned, which is only slower.
             self.start = self.data.as_ptr().align_offset(ALIGN).min(slack);
         }
         self.len = len;

@@ -1,23 +1,23 @@
 //! Activation rows in the two forms that matmuls take: f32, and 8-bit codes ("A8").
 //!
-//! A8 of a row of K values, in groups of 32 consecutive ones, has two planes of `codes: i8[K]` in -127..=127 and
-//! `scales: f32[K/32]`: a coarse one, and a fine one for groups that stand out; others have zeros there. A value is
-//! `code * scale + fine code * fine scale`.
+//! The A8 form of a row of K values, in groups of 32 consecutive values, has two planes of `codes: i8[K]` in
+//! -127..=127 and `scales: f32[K/32]`. One plane is coarse; the fine one is for groups with outliers and is zero for
+//! others. A value is `code * scale + fine code * fine scale`.
 //!
-//! One outlier makes the steps of its whole group large: a twentieth of a real model's groups causes two thirds of the
-//! loss in the layers. Mean KL divergence over 30 layers of Q4_1 weights and a Q8_0 head: 3.6e-3 without fine codes,
-//! 1.2e-3 with them; scales per 16 values, which cost every group, leave 1.9e-3.
+//! One outlier makes the quantisation steps of its whole group large: 5 % of a real model's groups cause two thirds
+//! of the loss in the layers. Mean KL divergence over 30 layers of Q4_1 weights and a Q8_0 head: 3.6e-3 without fine
+//! codes, 1.2e-3 with them. Scales per 16 values, which add cost to every group, leave 1.9e-3.
 //!
-//! Further planes spare the kernels work: `offsets: i32[K/16]` beside each plane of codes (-128 times the sum of 16
-//! codes) and `scaled_sums: f32[K/32]` (`scale * sum + fine scale * fine sum` of the group).
-//! K is padded to whole groups with zero codes.
+//! Further planes save the kernels work: `offsets: i32[K/16]` beside each plane of codes (-128 times the sum of 16
+//! codes), and `scaled_sums: f32[K/32]` (`scale * sum + fine scale * fine sum` of the group). K is padded to whole
+//! groups with zero codes.
 //!
-//! Quantising a row, the same bits on every instruction set, all results rounded to f32:
+//! A row is quantised to the same bits on every instruction set, with all results rounded to f32:
 //! - `amax` = largest magnitude of a group. If any value is NaN or infinite, the scale is NaN and the codes are 0, so
 //!   everything computed from the row is NaN. If `amax < 2^-100`, scale and codes are 0.
 //! - else `scale = amax / 127` and `code = t` rounded to the nearest integer, ties to even, with `t = x * (127 / amax)`.
-//! - A group whose `amax` exceeds `above * sum / groups`, `sum` being that of all groups' in rising order, has fine codes:
-//!   `fine scale = scale / 254` and `fine code = (t - code) * 254`, rounded alike.
+//! - A group has fine codes if its `amax` exceeds `above * sum / groups`, where `sum` adds the `amax` of all groups
+//!   in rising order: `fine scale = scale / 254` and `fine code = (t - code) * 254`, rounded in the same way.
 
 mod aligned;
 #[cfg(target_arch = "x86_64")]
@@ -29,25 +29,25 @@ use aligned::Aligned;
 use super::isa::Isa;
 use super::isa::Kernels;
 
-/// Values that share a scale.
+/// Values that share one scale.
 pub const GROUP: usize = 32;
 
-/// How far the largest magnitude of a group stands above the mean of all groups' of its row when the group has fine
-/// codes, in the layers: 5 of 100 groups. At 2, 8 of 100 have them and a quarter of what is lost is saved; at 4, 2 of 100
-/// have them and half more is lost.
+/// In the layers, a group has fine codes if its largest magnitude exceeds the mean of its row's groups by this
+/// factor: 5 of 100 groups. At 2, 8 of 100 groups have them and a quarter of the loss is saved. At 4, 2 of 100 have
+/// them and the loss grows by half.
 pub const FINE_ABOVE: f32 = 2.5;
 
-/// For the head and the choice of experts: fine codes for all groups. Nothing after them evens their errors out, and they
-/// take few rows of activations or of weights.
+/// For the head and the choice of experts: fine codes for all groups. Nothing after them evens their errors out, and
+/// they have few rows of activations or of weights.
 pub const FINE_ALL: f32 = 0.0;
 
-/// Fine steps in a coarse one: what rounding leaves, up to half a coarse step, fits in 127 of them.
+/// Fine steps per coarse step: the rounding error, up to half a coarse step, fits in 127 of them.
 const FINE_STEPS: f32 = 254.0;
 
-/// Groups below this are zeros: 127 / amax stays far from overflow.
+/// Groups below this become zeros, so that 127 / amax stays far from overflow.
 const AMAX_MIN: f32 = f32::from_bits((127 - 100) << 23);
 
-/// Codes of all groups, and what goes with them.
+/// Codes, scales and offsets of all groups.
 #[derive(Debug, Default)]
 struct Plane {
     codes: Aligned<i8>,
@@ -92,8 +92,8 @@ impl ActivationBuffer {
         Self::default()
     }
 
-    /// Makes room for `rows` rows of `cols` values, whose contents are then unspecified, padding zero. Allocates only
-    /// when the buffer was never so large. About 7 bytes per value.
+    /// Makes room for `rows` rows of `cols` values. Contents are unspecified, padding is zero. Allocates only when
+    /// the buffer must grow. About 7 bytes per value.
     pub fn reset(&mut self, rows: usize, cols: usize) {
         let padded = cols.next_multiple_of(GROUP);
         (self.rows, self.cols) = (rows, cols);
@@ -108,7 +108,7 @@ impl ActivationBuffer {
         }
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -122,7 +122,7 @@ impl ActivationBuffer {
         self.cols.next_multiple_of(GROUP)
     }
 
-    /// The rows, to be written. Rows are disjoint, so different threads may take them.
+    /// Mutable rows. They are disjoint, so different threads may take them.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = ActivationRow<'_>> {
         let (cols, stride) = (self.cols, self.stride().max(GROUP));
         let values = self.values.slice_mut().chunks_exact_mut(stride);
@@ -135,12 +135,12 @@ impl ActivationBuffer {
         })
     }
 
-    /// Row `index` to be written, or `None` past the end.
+    /// Mutable row `index`, or `None` past the end.
     pub fn row_mut(&mut self, index: usize) -> Option<ActivationRow<'_>> {
         self.rows_mut().nth(index)
     }
 
-    /// The buffer to be read by matmuls, on any number of threads.
+    /// A read-only view for matmuls, on any number of threads.
     pub fn view(&self) -> ActivationView<'_> {
         ActivationView {
             rows: self.rows,
@@ -154,7 +154,7 @@ impl ActivationBuffer {
     }
 }
 
-/// A row to be written: fill [`ActivationRow::values_mut`], then [`ActivationRow::quantize`] if quantised weights will
+/// A mutable row: fill [`ActivationRow::values_mut`], then call [`ActivationRow::quantize`] if quantised weights will
 /// meet it in 8 bits.
 #[derive(Debug)]
 pub struct ActivationRow<'a> {
@@ -169,8 +169,8 @@ impl ActivationRow<'_> {
         &mut self.values[..self.cols]
     }
 
-    /// Makes the A8 form from the f32 form: about 0.1 ns per value with AVX-512. Groups that stand `fine_above` times
-    /// above the mean have fine codes ([`FINE_ABOVE`], [`FINE_ALL`]).
+    /// Makes the A8 form from the f32 form, at about 0.1 ns per value with AVX-512. Groups that exceed the mean by
+    /// the factor `fine_above` have fine codes ([`FINE_ABOVE`], [`FINE_ALL`]).
     pub fn quantize(&mut self, kernels: Kernels, fine_above: f32) {
         let (values, _) = self.values.as_chunks();
         match kernels.isa() {
@@ -181,7 +181,7 @@ impl ActivationRow<'_> {
     }
 }
 
-/// A plane of codes to be read.
+/// A read-only plane of codes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaneView<'a> {
     pub(super) codes: &'a [i8],
@@ -190,7 +190,7 @@ pub(super) struct PlaneView<'a> {
 }
 
 impl<'a> PlaneView<'a> {
-    /// From value `at` on, the first of a group.
+    /// The plane from value `at` on; `at` starts a group.
     fn from(self, at: usize) -> Self {
         Self { codes: &self.codes[at..], scales: &self.scales[at / 32..], offsets: &self.offsets[at / 16..] }
     }
@@ -201,8 +201,8 @@ impl<'a> PlaneView<'a> {
     }
 }
 
-/// Rows of activations to be read. All planes are row-major: `stride` values, codes; `stride / 32` scales, scaled
-/// sums; `stride / 16` offsets per row.
+/// Read-only rows of activations. All planes are row-major. Per row: `stride` values and codes, `stride / 32` scales
+/// and scaled sums, `stride / 16` offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct ActivationView<'a> {
     pub(super) rows: usize,
@@ -215,7 +215,7 @@ pub struct ActivationView<'a> {
 }
 
 impl<'a> ActivationView<'a> {
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -230,14 +230,14 @@ impl<'a> ActivationView<'a> {
         &self.values[m * self.stride..][..self.cols]
     }
 
-    /// What the A8 form of value `k` of row `m` stands for. Panics past the last.
+    /// Value `k` of row `m`, decoded from the A8 form. Panics past the last.
     pub fn decoded(&self, m: usize, k: usize) -> f64 {
         let at = m * self.stride + k;
         let part = |plane: PlaneView<'_>| f64::from(plane.codes[at]) * f64::from(plane.scales[at / 32]);
         part(self.coarse) + part(self.fine)
     }
 
-    /// Only rows `start..` up to `rows` of them.
+    /// A view of at most `rows` rows from `start` on.
     pub fn rows_from(&self, start: usize, rows: usize) -> Self {
         let start = start.min(self.rows);
         let (at, rest) = (start * self.stride, self.rows - start);
@@ -252,7 +252,7 @@ impl<'a> ActivationView<'a> {
     }
 }
 
-/// A row of a plane of codes, to be written.
+/// A mutable row of a plane of codes.
 #[derive(Debug)]
 struct PlaneMut<'a> {
     codes: &'a mut [i8],
@@ -261,7 +261,7 @@ struct PlaneMut<'a> {
 }
 
 impl PlaneMut<'_> {
-    /// Writes group `g`, whose codes `encode` writes. Returns the code sum times the scale.
+    /// Writes group `g`; `encode` writes its codes. Returns the code sum times the scale.
     #[inline(always)]
     fn put(&mut self, g: usize, scale: f32, encode: impl FnOnce(&mut [i8; GROUP]) -> [i16; 2]) -> f32 {
         let sums = match self.codes.as_chunks_mut().0.get_mut(g) {
@@ -282,7 +282,7 @@ struct A8Mut<'a> {
     scaled_sums: &'a mut [f32],
 }
 
-/// Scale and factor (127 / amax) of a group with this largest magnitude; factor 0 makes all codes 0.
+/// Scale and factor (127 / amax) of a group with this `amax`; factor 0 makes all codes 0.
 fn scale_and_factor(amax: f32) -> (f32, f32) {
     if !amax.is_finite() {
         (f32::NAN, 0.0)
@@ -293,8 +293,8 @@ fn scale_and_factor(amax: f32) -> (f32, f32) {
     }
 }
 
-/// Quantises a row with an instruction set's operations on a group: largest magnitude, NaN above infinity; codes and
-/// fine codes for a factor, with the sums of both halves.
+/// Quantises a row. The caller gives an instruction set's operations on a group: `amax` is the largest magnitude,
+/// with NaN above infinity. `encode` and `encode_fine` write codes for a factor and return the sums of both halves.
 #[inline(always)]
 fn quantize(
     values: &[[f32; GROUP]],
@@ -307,7 +307,7 @@ fn quantize(
     let A8Mut { coarse, fine, scaled_sums } = out;
     let mut sum = 0.0;
     for (scale, x) in coarse.scales.iter_mut().zip(values) {
-        *scale = amax(x); // until the second pass
+        *scale = amax(x); // the second pass replaces it
         sum += *scale;
     }
     let limit = fine_above * sum / values.len() as f32;
@@ -348,7 +348,7 @@ fn encode_fine(x: &[f32; GROUP], factor: f32, codes: &mut [i8; GROUP]) -> [i16; 
     sums(codes)
 }
 
-/// Sums of both halves.
+/// Sums of the first and the last 16 codes.
 fn sums(codes: &[i8; GROUP]) -> [i16; 2] {
     let sum = |half: &[i8]| half.iter().map(|&c| i16::from(c)).sum();
     [sum(&codes[..16]), sum(&codes[16..])]

@@ -10,7 +10,7 @@ fn quantized(isa: Isa, values: &[f32]) -> ActivationBuffer {
     buffer
 }
 
-/// All planes as bits, one after the other; every NaN counts as the same one.
+/// All planes as bits, one after the other; every NaN counts as equal.
 fn bits(buffer: &ActivationBuffer) -> Vec<i64> {
     let view = buffer.view();
     let float = |v: &f32| if v.is_nan() { -1 } else { i64::from(v.to_bits()) };
@@ -164,7 +164,7 @@ proptest! {
         let view = buffer.view();
         for (k, &v) in values.iter().enumerate() {
             let [coarse, fine] = [view.coarse, view.fine].map(|plane| f64::from(plane.scales[k / 32]));
-            // What half a step is, and what rounding to f32 adds to up to 127 steps.
+            // Half a step, and the error of rounding up to 127 steps to f32.
             let step = if fine > 0.0 { 0.501 * fine + 2e-5 * coarse } else { 0.5001 * coarse };
             prop_assert!((f64::from(v) - view.decoded(0, k)).abs() <= step);
         }

@@ -1,4 +1,5 @@
-//! AVX2 quantisation, a group at a time. Also taken at the AVX-512 level: it is under 1 % of any matmul that follows.
+//! AVX2 quantisation, one group at a time. The AVX-512 level uses it too: it takes under 1 % of any matmul that
+//! follows.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -32,7 +33,7 @@ fn load(x: &[f32; GROUP]) -> [__m256; 4] {
     unsafe { [0, 8, 16, 24].map(|at| _mm256_loadu_ps(x.as_ptr().add(at))) }
 }
 
-/// Integer order of the bits without sign.
+/// Compares the bits without sign as integers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn amax(x: &[f32; GROUP]) -> f32 {
@@ -61,8 +62,8 @@ fn encode_fine(x: &[f32; GROUP], factor: f32, codes: &mut [i8; GROUP]) -> [i16; 
     pack(fine, codes)
 }
 
-/// Writes the codes and returns the sums of both halves. What came from cvtps was rounded to nearest even: the mode
-/// that Rust keeps MXCSR in.
+/// Writes the codes and returns the sums of both halves. cvtps rounded the inputs to nearest even, the mode that Rust
+/// keeps MXCSR in.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pack([a, b, c, d]: [__m256i; 4], codes: &mut [i8; GROUP]) -> [i16; 2] {

@@ -1,8 +1,8 @@
-//! Half-precision numbers to f32 and back, many at a time.
+//! Converts half-precision numbers to f32 and back, many at a time.
 //!
-//! Equal to `half` on every input but the payload of NaNs: f16 to f32 makes a signalling NaN quiet and keeps the rest,
-//! bf16 to f32 shifts the bits and changes nothing (`half` makes those quiet), f32 to f16 rounds to nearest, ties to
-//! even, and makes NaNs quiet, keeping the payload's upper bits.
+//! Results equal those of `half`, except for the payload of NaNs. f16 to f32 makes a signalling NaN quiet and keeps
+//! the rest. bf16 to f32 only shifts the bits, where `half` makes NaNs quiet. f32 to f16 rounds to nearest, ties to
+//! even; it makes NaNs quiet and keeps the payload's upper bits.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -33,7 +33,7 @@ impl Kernels {
     /// When the lengths differ.
     pub fn bf16_to_f32(self, src: &[bf16], dst: &mut [f32]) {
         assert_eq!(src.len(), dst.len(), "conversion takes as many values as it gives");
-        // A shift: the compiler makes vector code of it at any level.
+        // A shift: the compiler vectorises it at any level.
         dst.iter_mut().zip(src).for_each(|(d, s)| *d = f32::from_bits(u32::from(s.to_bits()) << 16));
     }
 
@@ -95,7 +95,7 @@ mod tests {
         });
     }
 
-    /// Around every f16 number: its neighbours in f32, the tie to the next number, and the tie's neighbours.
+    /// Tests every f16 number's neighbours in f32, the tie to the next number, and the tie's neighbours.
     #[test]
     fn rounding_to_f16_equals_half_at_every_tie() {
         let mut src = Vec::new();

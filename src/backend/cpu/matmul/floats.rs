@@ -1,4 +1,4 @@
-//! The walk that the vector kernels share for f32 activations: tiles of 4 weight rows by several activation rows.
+//! The loop that the vector kernels share for f32 activations: tiles of 4 weight rows by several activation rows.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -9,22 +9,22 @@ use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::quant::dequantize_row;
 use crate::tensor::DType;
 
-/// Weight rows of a tile.
+/// Weight rows per tile.
 pub(super) const ROWS: usize = 4;
 
-/// Weight rows of a tile (equal pointers where there are fewer), and activation rows from `acts` on.
+/// Weight rows of a tile (pointers repeat if there are fewer), and activation rows from `acts` on.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) weights: [*const u8; ROWS],
     pub(super) cols: usize,
     pub(super) acts: *const f32,
     pub(super) stride: usize,
-    /// How far ahead of what is read weights are fetched, in bytes.
+    /// Prefetch distance of weights, in bytes.
     ahead: usize,
 }
 
 impl Tile {
-    /// Starts fetching what lies `ahead` of byte `at` of each row.
+    /// Prefetches the byte `ahead` bytes after byte `at` of each row.
     #[inline(always)]
     pub(super) fn prefetch(&self, at: usize) {
         for p in self.weights {
@@ -34,8 +34,8 @@ impl Tile {
     }
 }
 
-/// How far ahead to fetch: the same place of a later tile when rows are short, else further on in each row. The
-/// processor's own prefetching loses four short rows at every tile's end.
+/// Prefetch distance: for short rows the same place of a later tile, else further on in each row. The processor's own
+/// prefetch loses four short rows at every tile's end.
 fn ahead(row_bytes: usize) -> usize {
     match row_bytes {
         0..=1024 => 3 * ROWS * row_bytes,
@@ -46,19 +46,19 @@ fn ahead(row_bytes: usize) -> usize {
 
 /// Kernels of one instruction set.
 pub(super) trait FloatKernels {
-    /// Most activation rows of a tile, at most 6.
+    /// Most activation rows per tile, at most 6.
     const TILE: usize;
 
-    /// The products of the tile's rows and `n` activation rows, 1 to [`Self::TILE`].
+    /// Computes the products of the tile's rows and `n` activation rows; `n` is 1 to [`Self::TILE`].
     ///
     /// # Safety
-    /// The processor has the instruction set; each of `tile.weights` points at `cols` values of F32, F16 or BF16,
-    /// `tile.acts` at `n` rows of `stride` floats: `cols` rounded up to 32, zero beyond `cols`.
+    /// The processor has the instruction set. Each of `tile.weights` points at `cols` values of F32, F16 or BF16.
+    /// `tile.acts` points at `n` rows of `stride` floats: `cols` rounded up to 32, zero beyond `cols`.
     unsafe fn multiply(dtype: DType, n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]);
 }
 
-/// Multiplies `rows` with all of `acts`, whose shapes were checked, into `out`. Quantised rows are expanded to
-/// `values` first.
+/// Multiplies `rows` with all of `acts` into `out`. The caller has checked the shapes. Quantised rows are first
+/// expanded to `values`.
 ///
 /// # Safety
 /// The processor has the kernels' instruction set.
@@ -78,8 +78,9 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
             let x = acts.values[m * acts.stride..][..n * acts.stride].as_ptr();
             let tile = Tile { weights, cols: weight.cols(), acts: x, stride: acts.stride, ahead };
             let mut sums = [[0.0; 6]; ROWS];
-            // SAFETY: the caller vouches for the processor; `tile_rows` gives pointers at whole rows; the slice above
-            // holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps zero.
+            // SAFETY: the caller vouches for the processor; `tile_rows` returns pointers to whole rows; the slice
+            // above holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps
+            // zero.
             unsafe { K::multiply(dtype, n, tile, &mut sums) };
             for (i, sums) in sums.iter().enumerate().take(count) {
                 for (j, sum) in sums.iter().enumerate().take(n) {
@@ -90,7 +91,7 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
     }
 }
 
-/// Where `count` rows from `first` on are, and the type they have there. The last is repeated to make four.
+/// Pointers to `count` rows from `first` on, and their type. The last row is repeated to make four.
 fn tile_rows(
     weight: &MatrixView<'_>,
     first: usize,
@@ -104,7 +105,7 @@ fn tile_rows(
     }
     values.resize(ROWS * cols, 0.0);
     for (i, values) in values.chunks_exact_mut(cols).enumerate().take(count) {
-        // The type and the length were checked when the matrix was made.
+        // `MatrixView::new` checked the type and the length.
         if dequantize_row(weight.dtype(), weight.row(first + i), values).is_err() {
             values.fill(f32::NAN);
         }

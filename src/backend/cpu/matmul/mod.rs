@@ -1,14 +1,15 @@
 //! Weight rows times activation rows: `out[m][row] = sum over k of weight[row][k] * activation[m][k]`.
 //!
-//! Single-threaded; pool threads call it for their ranges of weight rows. Weights are read in place, at any alignment.
+//! Single-threaded; pool threads call it for their own ranges of weight rows. Weights are read in place, at any
+//! alignment.
 //!
-//! **One order of summation.** The bits of an output depend on its weight row and its activation row alone: not on
-//! the number of rows, the tile it fell into, the thread, or the instruction set.
-//! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0:
-//!   `acc = fma(f32(dot_g) * act_scale_g, weight_scale_g, acc)`, `dot_g` exact in i32; then the same with the fine codes
-//!   and scale if that is not 0; with a minimum, then `acc = fma(act_scaled_sum_g, min_g, acc)`. Types with a scale per
-//!   16 do each of the first two steps for both halves.
-//! - f32 activations: 16 lanes, lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros), then
+//! **One order of summation.** The bits of an output depend only on its weight row and its activation row: not on the
+//! number of rows, the tile, the thread or the instruction set.
+//! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0: `acc = fma(f32(dot_g) * act_scale_g,
+//!   weight_scale_g, acc)`, with `dot_g` exact in i32. Then the same with the fine codes and their scale, unless that
+//!   scale is 0. Then, for types with a minimum, `acc = fma(act_scaled_sum_g, min_g, acc)`. Types with a scale per 16
+//!   do each of the first two steps for both halves.
+//! - f32 activations: 16 lanes; lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros). Then
 //!   lanes l and l+8, l+4, l+2, l+1 are added.
 
 #[cfg(target_arch = "x86_64")]
@@ -33,13 +34,13 @@ use super::quant::{self, GroupKind};
 use crate::backend::Activations;
 use crate::tensor::DType;
 
-/// Why a product was refused. Nothing was written.
+/// Errors of a refused product; nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MatmulError {
-    /// No arithmetic for the weights' type.
+    /// The CPU has no arithmetic for the weights' type.
     #[error("type {0} has no CPU arithmetic")]
     Unsupported(DType),
-    /// The bytes are not a matrix of this type and shape.
+    /// The bytes do not match this type and shape.
     #[error("{rows} rows of {cols} values of {dtype} do not take {bytes} bytes")]
     Size {
         /// Weight type.
@@ -51,7 +52,7 @@ pub enum MatmulError {
         /// Bytes given.
         bytes: usize,
     },
-    /// Rows of different length.
+    /// Weight rows and activation rows differ in length.
     #[error("weight rows hold {weight} values, activation rows {activation}")]
     Cols {
         /// Values per weight row.
@@ -59,29 +60,29 @@ pub enum MatmulError {
         /// Values per activation row.
         activation: usize,
     },
-    /// A range of rows that the matrix does not have.
-    #[error("weight rows {start}..{end} of a matrix of {rows}")]
+    /// The matrix does not have these rows.
+    #[error("weight rows {start}..{end} are outside a matrix of {rows} rows")]
     Range {
         /// First row.
         start: usize,
         /// One past the last row.
         end: usize,
-        /// Rows there are.
+        /// Rows of the matrix.
         rows: usize,
     },
-    /// No room for the result.
+    /// The output is too small.
     #[error("{need} outputs at stride {stride} do not fit in {len}")]
     Output {
-        /// Values that must fit, gaps between rows included.
+        /// Values that must fit, including gaps between rows.
         need: usize,
-        /// Distance of output rows.
+        /// Distance between output rows.
         stride: usize,
-        /// Room given.
+        /// Length of the output.
         len: usize,
     },
 }
 
-/// A weight matrix in place: `rows` rows of `cols` values, row after row.
+/// A weight matrix read in place: `rows` rows of `cols` values, row after row.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixView<'a> {
     dtype: DType,
@@ -92,7 +93,7 @@ pub struct MatrixView<'a> {
 }
 
 impl<'a> MatrixView<'a> {
-    /// A matrix over `bytes`, which may lie at any address.
+    /// A matrix over `bytes`, at any alignment.
     ///
     /// # Errors
     /// [`MatmulError::Unsupported`], [`MatmulError::Size`].
@@ -114,12 +115,12 @@ impl<'a> MatrixView<'a> {
         self.dtype
     }
 
-    /// Rows: outputs.
+    /// Rows: outputs of a projection.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values per row: inputs.
+    /// Values per row: inputs of a projection.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -140,7 +141,7 @@ impl<'a> MatrixView<'a> {
     }
 }
 
-/// Memory that a call works in: one per thread, kept between calls so that none allocates.
+/// Scratch memory of a call. Each thread keeps one between calls, so that calls do not allocate.
 #[derive(Debug, Default)]
 pub struct MatmulScratch {
     /// Weight rows expanded to f32.
@@ -152,13 +153,13 @@ pub struct MatmulScratch {
 }
 
 impl MatmulScratch {
-    /// Empty; grows at the first calls.
+    /// Empty; the first calls grow it.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
-/// Where a call writes: `out[m * stride + (row - rows.start)]`.
+/// Destination of a call: `out[m * stride + (row - rows.start)]`.
 #[derive(Debug)]
 struct Output<'a> {
     values: &'a mut [f32],
@@ -166,15 +167,15 @@ struct Output<'a> {
 }
 
 impl Kernels {
-    /// Multiplies weight rows `rows` with every row of `acts`: `out[m * out_stride + (row - rows.start)]`. Other
+    /// Multiplies weight rows `rows` with every row of `acts`, into `out[m * out_stride + (row - rows.start)]`. Other
     /// elements of `out` keep their values.
     ///
-    /// Quantised weights take the A8 form of the activations under [`Activations::Int8`], else their f32 form; F32,
-    /// F16 and BF16 weights always take the f32 form. Non-finite weights or activations give non-finite outputs.
-    /// Reads the range's bytes once for every 256 activation rows or so.
+    /// Quantised weights take the A8 form of the activations under [`Activations::Int8`], else the f32 form; F32, F16
+    /// and BF16 weights always take the f32 form. Non-finite weights or activations give non-finite outputs. Reads
+    /// the range's bytes about once per 256 activation rows.
     ///
     /// # Errors
-    /// [`MatmulError`]: shapes that do not match; `out` is then untouched.
+    /// [`MatmulError`] if shapes do not match; `out` is then unchanged.
     #[allow(clippy::too_many_arguments)]
     pub fn matmul_rows(
         self,

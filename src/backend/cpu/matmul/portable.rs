@@ -1,4 +1,4 @@
-//! Plain Rust: the definition that the SIMD kernels must equal to the bit.
+//! Plain Rust: the definition that the SIMD kernels must match bit for bit.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::quant::{Group, GroupKind, dequantize_row, group};
 
-/// Quantised weights, 8-bit activations.
+/// Quantised weights times 8-bit activations.
 pub(super) fn int8(
     weight: &MatrixView<'_>,
     rows: Range<usize>,
@@ -37,7 +37,7 @@ pub(super) fn int8(
     }
 }
 
-/// `acc` plus the products of a group of weights and one of codes.
+/// `acc` plus the products of a group of weights and a group of codes.
 fn add_dots(group: &Group, kind: GroupKind, codes: &[i8], scale: f32, acc: f32) -> f32 {
     let (low, high) = (dot(&group.codes[..16], &codes[..16]), dot(&group.codes[16..], &codes[16..]));
     match kind {
@@ -55,7 +55,7 @@ fn dot(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
 }
 
-/// Any weights, f32 activations.
+/// Any weights times f32 activations.
 pub(super) fn float(
     weight: &MatrixView<'_>,
     rows: Range<usize>,
@@ -65,7 +65,7 @@ pub(super) fn float(
 ) {
     scratch.values.resize(weight.cols(), 0.0);
     for (i, row) in rows.enumerate() {
-        // The type and the length were checked when the matrix was made.
+        // `MatrixView::new` checked the type and the length.
         if dequantize_row(weight.dtype(), weight.row(row), &mut scratch.values).is_err() {
             scratch.values.fill(f32::NAN);
         }

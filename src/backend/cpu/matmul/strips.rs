@@ -1,7 +1,8 @@
-//! The walk that the vector kernels share: weight rows in strips of as many as a vector has lanes.
+//! The loop that the vector kernels share: weight rows in strips of one row per vector lane.
 //!
-//! For many activation rows, strips are decoded once, 768 values at a time, into panels that stay in L1, and multiplied
-//! in tiles with several activation rows. For few, codes go from the file's bytes straight into the sums.
+//! For many activation rows, strips are decoded once, 768 values at a time, into panels that stay in L1. The panels
+//! are multiplied in tiles with several activation rows. For few activation rows, codes go from the file's bytes
+//! directly into the sums.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -10,15 +11,15 @@ use std::ops::Range;
 use super::{MatrixView, Output};
 use crate::backend::cpu::activations::{ActivationView, PlaneView};
 
-/// Groups that a panel holds at most: 768 values, 12 KiB of codes in 16 rows, so that two panels and the activation
-/// rows of a tile stay in a 48 KiB L1. Whole quant blocks of any type.
+/// Most groups per panel: 768 values, 12 KiB of codes in 16 rows. Two panels and the activation rows of a tile then
+/// stay in a 48 KiB L1. Whole quant blocks of any type.
 pub(super) const PANEL_GROUPS: usize = 24;
 
-/// How many pieces ahead weights are fetched: 10 to 25 KB. The processor's own prefetching does not follow 16 rows at
-/// once: without this, decode runs at a quarter of the read rate.
+/// Prefetch distance of weights in pieces: 10 to 25 KB. The processor's own prefetch does not follow 16 rows at once:
+/// without this, decode runs at a quarter of the read rate.
 const PIECES_AHEAD: usize = 2;
 
-/// Where row 0's first byte is, and how far apart rows are.
+/// Address of row 0's first byte, and the distance between rows.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     pub(super) base: *const u8,
@@ -34,8 +35,8 @@ impl Strip {
         self.base.wrapping_add(row * self.stride + at)
     }
 
-    /// Starts fetching, of each of `lanes` rows, the cache lines at every 64th byte within `at .. at + bytes`. Rows may
-    /// end before, or not exist.
+    /// Prefetches, in each of `lanes` rows, the cache lines at every 64th byte within `at .. at + bytes`. Rows may be
+    /// shorter, or not exist.
     #[inline(always)]
     pub(super) fn prefetch(self, lanes: usize, at: usize, bytes: usize) {
         for line in (at.next_multiple_of(64)..at + bytes).step_by(64) {
@@ -47,14 +48,14 @@ impl Strip {
     }
 }
 
-/// What one call of a kernel decodes: `groups` groups from `first` on of a strip's rows, whole blocks both; and what
-/// will be decoded some calls later.
+/// The work of one kernel call: decodes `groups` groups from `first` on of a strip's rows, both whole blocks. `ahead`
+/// names a piece to prefetch for a later call.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) strip: Strip,
     pub(super) first: usize,
     pub(super) groups: usize,
-    /// The later piece's rows, from its first byte on.
+    /// Rows of the later piece, from its first byte on.
     pub(super) ahead: Strip,
 }
 
@@ -92,7 +93,7 @@ impl Plane {
     /// Codes `at .. at + 4` of row `m`.
     ///
     /// # Safety
-    /// They exist.
+    /// The codes are readable.
     #[inline(always)]
     pub(super) unsafe fn quad(self, m: usize, at: usize) -> i32 {
         // SAFETY: the caller vouches for the 4 bytes; the read needs no alignment.
@@ -102,30 +103,30 @@ impl Plane {
     /// Scale of group `g` of row `m`.
     ///
     /// # Safety
-    /// It exists.
+    /// The scale is readable.
     #[inline(always)]
     pub(super) unsafe fn scale(self, m: usize, g: usize) -> f32 {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the scale.
         unsafe { *self.scales.wrapping_add(m * self.stride / 32 + g) }
     }
 
-    /// Whether group `g` of row `m` has codes other than 0.
+    /// Whether group `g` of row `m` has nonzero codes.
     ///
     /// # Safety
-    /// It exists.
+    /// The scale is readable.
     #[inline(always)]
     pub(super) unsafe fn has(self, m: usize, g: usize) -> bool {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the scale.
         unsafe { self.scale(m, g) != 0.0 }
     }
 
     /// -128 times the code sums of both halves of group `g` of row `m`.
     ///
     /// # Safety
-    /// They exist.
+    /// The offsets are readable.
     #[inline(always)]
     pub(super) unsafe fn offsets(self, m: usize, g: usize) -> [i32; 2] {
-        // SAFETY: the caller vouches for them; i32 alignment is the plane's.
+        // SAFETY: the caller vouches for both values; the plane has i32 alignment.
         unsafe { *self.offsets.wrapping_add(m * self.stride / 16 + 2 * g).cast() }
     }
 }
@@ -156,13 +157,13 @@ impl Acts {
     /// Whether any of groups `g .. g + groups` of rows `0 .. rows` has fine codes.
     ///
     /// # Safety
-    /// They exist.
+    /// The scales are readable.
     #[inline(always)]
     pub(super) unsafe fn any_fine(self, rows: usize, g: usize, groups: usize) -> bool {
         let mut any = 0;
         for m in 0..rows {
             for g in g..g + groups {
-                // SAFETY: the caller vouches for them.
+                // SAFETY: the caller vouches for the scales.
                 any |= unsafe { self.fine.scale(m, g) }.to_bits();
             }
         }
@@ -172,31 +173,31 @@ impl Acts {
     /// Scaled sum of group `g` of row `m`.
     ///
     /// # Safety
-    /// It exists.
+    /// The sum is readable.
     #[inline(always)]
     pub(super) unsafe fn scaled_sum(self, m: usize, g: usize) -> f32 {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller vouches for the sum.
         unsafe { *self.scaled_sums.wrapping_add(m * self.coarse.stride / 32 + g) }
     }
 }
 
-/// Where sums are: `at[m * stride + row]`, `rows` of them per activation row.
+/// Location of the sums: `at[m * stride + row]`, `rows` of them per activation row.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     at: *mut f32,
     stride: usize,
     rows: usize,
-    /// Start from zero instead of what is there.
+    /// Start from zero instead of the stored values.
     pub(super) from_zero: bool,
 }
 
 impl Sums {
-    /// Place of activation row `m` and weight row `row`.
+    /// Address of the sum of activation row `m` and weight row `row`.
     pub(super) fn place(self, m: usize, row: usize) -> *mut f32 {
         self.at.wrapping_add(m * self.stride + row)
     }
 
-    /// How many of the `lanes` weight rows from `row` on are wanted.
+    /// How many of the `lanes` weight rows from `row` on are needed.
     pub(super) fn rows_from(self, row: usize, lanes: usize) -> usize {
         self.rows.saturating_sub(row).min(lanes)
     }
@@ -209,19 +210,19 @@ impl Sums {
 
 /// Kernels of one quantised type on one instruction set.
 ///
-/// All functions ask of their caller: the processor has the instruction set; the strips' rows and the activation rows
-/// hold the groups named; the places of `sums` for these activation rows may be read and written.
+/// All functions require of their caller: the processor has the instruction set; the strips' rows and the activation
+/// rows hold the named groups; the places of `sums` for these activation rows are readable and writable.
 pub(super) trait StripKernels {
-    /// Weight rows of a strip.
+    /// Weight rows per strip.
     const LANES: usize;
-    /// Strips of a tile, 1 or 2.
+    /// Strips per tile, 1 or 2.
     const STRIPS: usize;
-    /// Most activation rows of a tile.
+    /// Most activation rows per tile.
     const TILE: usize;
-    /// Most activation rows for which decoding anew for each strip walk beats panels; [`Self::multiply_in_place`]
-    /// takes 1 to this many.
+    /// Up to this many activation rows, decoding again for each strip is faster than panels.
+    /// [`Self::multiply_in_place`] takes 1 to this many.
     const IN_PLACE: usize;
-    /// Decoded weights of a strip, [`PANEL_GROUPS`] groups at most.
+    /// Decoded weights of a strip, at most [`PANEL_GROUPS`] groups.
     type Panel;
 
     /// Decodes a piece.
@@ -243,15 +244,15 @@ pub(super) trait StripKernels {
         sums: Sums,
     );
 
-    /// As `decode` and `multiply` of one strip; `panel` is scratch.
+    /// `decode` and `multiply` of one strip; `panel` is scratch.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn multiply_in_place(n: usize, piece: Piece, panel: &mut Self::Panel, acts: Acts, sums: Sums);
 }
 
-/// Multiplies `rows` with all of `acts`, whose shapes were checked, into `out`. `tail` is scratch for copies of the
-/// last rows when they do not fill a strip.
+/// Multiplies `rows` with all of `acts` into `out`. The caller has checked the shapes. `tail` is scratch for copies
+/// of the last rows, when they do not fill a strip.
 ///
 /// # Safety
 /// The processor has the kernels' instruction set.
@@ -271,7 +272,7 @@ pub(super) unsafe fn multiply<K: StripKernels>(
         let first = rows.start + at;
         let strips = [
             strip(weight, first, count.min(K::LANES), K::LANES, tail),
-            // The first strip is in place then, so that `tail` is free.
+            // The first strip is then in place, so `tail` is free.
             match count.checked_sub(K::LANES) {
                 Some(rest) if rest > 0 => strip(weight, first + K::LANES, rest, K::LANES, tail),
                 _ => Strip::EMPTY,
@@ -280,9 +281,10 @@ pub(super) unsafe fn multiply<K: StripKernels>(
         let places = out.values[at..].as_mut_ptr();
         let sums = Sums { at: places, stride: out.stride, rows: count, from_zero: true };
         let (pieces, planes) = (Pieces::new(weight), Acts::new(acts));
-        // SAFETY: the caller vouches for the processor. `strip` gives whole rows of `cols` values. The planes of
-        // `acts` hold `rows` rows of `stride` values, at least `cols` (compared by `matmul_rows`). `out` holds `count`
-        // values from `at` on at its stride for each activation row (compared there too); kernels keep to `count`.
+        // SAFETY: the caller vouches for the processor. `strip` returns whole rows of `cols` values. The planes of
+        // `acts` hold `rows` rows of `stride` values, at least `cols` (compared by `matmul_rows`). `out` holds
+        // `count` values from `at` on at its stride for each activation row (compared there too); kernels write at
+        // most `count`.
         unsafe {
             if in_place {
                 few::<K>(strips[0], pieces, acts.rows(), planes, &mut panels[0], sums);
@@ -294,7 +296,7 @@ pub(super) unsafe fn multiply<K: StripKernels>(
     }
 }
 
-/// Rows `first .. first + count`, in place when they fill the strip, else copied in front of rows of zeros.
+/// Rows `first .. first + count`: in place if they fill the strip, else copied and followed by rows of zeros.
 fn strip(weight: &MatrixView<'_>, first: usize, count: usize, lanes: usize, tail: &mut Vec<u8>) -> Strip {
     let bytes = weight.rows_bytes(first, count);
     let stride = weight.row_bytes();
@@ -307,7 +309,7 @@ fn strip(weight: &MatrixView<'_>, first: usize, count: usize, lanes: usize, tail
     Strip { base: tail.as_ptr(), stride }
 }
 
-/// The pieces of a row of a matrix: as few as panels allow, of nearly equal size.
+/// The pieces of a matrix row: as few as panels allow, of nearly equal size.
 #[derive(Clone, Copy)]
 struct Pieces {
     block_groups: usize,
@@ -329,7 +331,7 @@ impl Pieces {
         index * self.blocks / self.count
     }
 
-    /// Piece `index` of `strip`, which `step` rows after it the next strip follows.
+    /// Piece `index` of `strip`; the next strip follows `step` rows later.
     fn piece(self, strip: Strip, index: usize, step: usize) -> Piece {
         let (first, end) = (self.block(index), self.block(index + 1));
         let later = index + PIECES_AHEAD;
@@ -344,7 +346,7 @@ impl Pieces {
     }
 }
 
-/// One strip times `n` activation rows, at most [`StripKernels::IN_PLACE`].
+/// Multiplies one strip with `n` activation rows, at most [`StripKernels::IN_PLACE`].
 ///
 /// # Safety
 /// See [`StripKernels`].
@@ -364,7 +366,7 @@ unsafe fn few<K: StripKernels>(
     }
 }
 
-/// Two strips (the second may be empty) times any number of activation rows.
+/// Multiplies two strips (the second may be empty) with any number of activation rows.
 ///
 /// # Safety
 /// See [`StripKernels`].

@@ -4,7 +4,7 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::quant::{SUPPORTED, dequantize_row, group};
 use half::{bf16, f16};
 
-/// xorshift64*: seeds are printed by the assertions that use them.
+/// xorshift64*. Assertions that use a seed print it.
 struct Random(u64);
 
 impl Random {
@@ -15,7 +15,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// In -1..1, four uniform ones added and scaled: near normal with standard deviation 0.58.
+    /// In -1..1: four uniform numbers added and scaled; near normal with standard deviation 0.58.
     fn normal(&mut self) -> f32 {
         (0..4).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32 - 0.5).sum()
     }
@@ -66,7 +66,7 @@ impl Weights {
     }
 }
 
-/// Random rows, most of them with outliers in some groups, so that those have fine codes.
+/// Random rows. Most have outliers in some groups, so that these have fine codes.
 fn activations(kernels: Kernels, rows: usize, cols: usize, random: &mut Random) -> ActivationBuffer {
     let mut buffer = ActivationBuffer::new();
     buffer.reset(rows, cols);
@@ -83,7 +83,7 @@ fn activations(kernels: Kernels, rows: usize, cols: usize, random: &mut Random) 
     buffer
 }
 
-/// All outputs of `rows`, `[m][row]`, from a buffer poisoned with NaN, checked for writes outside.
+/// All outputs of `rows`, `[m][row]`, from a buffer filled with NaN and checked for writes outside.
 fn product(
     kernels: Kernels,
     weights: &Weights,
@@ -108,7 +108,7 @@ fn available() -> impl Iterator<Item = Kernels> {
     Isa::ALL.into_iter().filter_map(|isa| Kernels::new(isa).ok())
 }
 
-/// Column counts that `dtype` can have: one quant block, odd counts of blocks, a ragged end for plain types.
+/// Column counts that `dtype` allows: one quant block, odd counts of blocks, a ragged end for plain types.
 fn col_counts(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 15, 16, 33, 64, 576],
@@ -119,8 +119,8 @@ fn col_counts(dtype: DType) -> &'static [usize] {
 
 const MODES: [Activations; 2] = [Activations::Int8, Activations::F32];
 
-/// Tier A: against f64 sums over the same inputs, `|y - ref| <= 2e-6 * sum |w x| + 1e-30`. A sum of n f32 terms in
-/// one chain is off by about sqrt(n) * 2^-24 of its partial sums, which stay far below sum |w x|.
+/// Tier A: compares with f64 sums over the same inputs, `|y - ref| <= 2e-6 * sum |w x| + 1e-30`. A sum of n f32 terms
+/// in one chain has an error of about sqrt(n) * 2^-24 of its partial sums, which stay far below sum |w x|.
 #[test]
 fn products_equal_f64_sums_over_the_same_inputs() {
     let mut random = Random(0x5eed_0001);
@@ -167,7 +167,7 @@ fn check_tier_a(
     );
 }
 
-/// Tier B: against f64 sums over activations that were not quantised: the error of the format itself.
+/// Tier B: compares with f64 sums over unquantised activations: the error of the format itself.
 #[test]
 fn products_stay_near_unquantised_ones() {
     let mut random = Random(0x5eed_0002);
@@ -200,7 +200,7 @@ fn products_stay_near_unquantised_ones() {
     }
 }
 
-/// The bits of an output depend on its weight row and its activation row alone.
+/// The bits of an output depend only on its weight row and its activation row.
 #[test]
 fn bits_depend_on_neither_batch_nor_tile_nor_instruction_set() {
     let mut random = Random(0x5eed_0003);
@@ -252,7 +252,7 @@ fn check_batch(
     }
 }
 
-/// The largest codes on both sides, all of one sign: sums that would saturate 16 bits or wrap.
+/// The largest codes on both sides, all of one sign: faulty kernels would saturate 16 bits or wrap.
 #[test]
 fn extreme_codes_neither_saturate_nor_wrap() {
     let mut random = Random(0x5eed_0004);
@@ -277,7 +277,7 @@ fn extreme_codes_neither_saturate_nor_wrap() {
                     for (m, mut row) in acts.rows_mut().enumerate() {
                         row.values_mut().fill(sign);
                         if m == 1 {
-                            // Group 2 has outliers: 126 and a half steps, so that codes are 126 and fine codes 127.
+                            // Group 2 has outliers: 126 and a half steps, so codes are 126 and fine codes 127.
                             row.values_mut()[64..96].fill(sign * 126.5);
                             row.values_mut()[70] = sign * 127.0;
                         }
@@ -314,7 +314,7 @@ fn no_numbers_in_give_no_numbers_out() {
             }
         }
         if dtype == DType::MXFP4 {
-            continue; // no bits of it are an infinity
+            continue; // the type has no infinity
         }
         // An infinite scale or value in row 4.
         let row_bytes = weights.view().row_bytes();
@@ -368,7 +368,7 @@ fn shapes_that_do_not_match_are_refused() {
     assert_eq!(call(0..4, &acts, 8, 4), Err(MatmulError::Cols { weight: 32, activation: 64 }));
 }
 
-/// The integer form and the f32 form of a weight are the same number up to the last rounding, so both modes agree.
+/// The integer form and the f32 form of a weight are equal up to the last rounding, so both modes agree.
 #[test]
 fn groups_hold_what_dequantisation_gives() {
     let mut random = Random(0x5eed_0006);

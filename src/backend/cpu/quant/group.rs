@@ -1,9 +1,9 @@
-//! Weights in groups of 32: integer codes under float scales, the form that meets 8-bit activations.
+//! Weights in groups of 32: integer codes with float scales, the form that 8-bit activations meet.
 
 use super::{E2M1_DOUBLED, e8m0_half_bits, f16_at, five_bits, scale_min_k4};
 use crate::tensor::DType;
 
-/// How a type's codes become values, within a group of 32.
+/// How a type's codes become values within a group of 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// `scale * code`, one scale per 32.
@@ -15,7 +15,7 @@ pub enum GroupKind {
 }
 
 impl GroupKind {
-    /// The kind of a quantised type with CPU arithmetic, `None` for others.
+    /// The kind of a quantised type with CPU arithmetic; `None` for others.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::MXFP4 => Some(Self::Symmetric),
@@ -32,13 +32,13 @@ pub struct Group {
     /// Integer codes: -128..=127 (Q8_0), -8..=7 (Q4_0), -16..=15 (Q5_0), -12..=12 (MXFP4: twice the value), 0..=15
     /// (Q4_1, Q4_K), 0..=31 (Q5_1, Q5_K), -32..=31 (Q6_K).
     pub codes: [i8; 32],
-    /// Scale of each 16 codes; both are equal unless the kind is [`GroupKind::SymmetricHalves`]. Exact products.
+    /// Scale of each 16 codes; both are equal unless the kind is [`GroupKind::SymmetricHalves`]. Computed exactly.
     pub scales: [f32; 2],
     /// Added to each value; 0 unless the kind is [`GroupKind::Affine`].
     pub min: f32,
 }
 
-/// Group `index` of a row of quantised `dtype`. Panics when `row` ends before it; other types give zeros.
+/// Group `index` of a row of quantised `dtype`. Panics if `row` ends before it; other types give zeros.
 pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
     let mut codes = [0i8; 32];
     let groups = dtype.block_len() / 32;
@@ -90,7 +90,7 @@ fn nibbles(packed: &[u8], codes: &mut [i8; 32]) {
     }
 }
 
-/// Scale and minimum of group `g` of a Q4_K or Q5_K block, and its nibbles.
+/// Decodes group `g` of a Q4_K or Q5_K block: returns scale and minimum, writes its nibbles.
 fn k4(block: &[u8], nibbles: &[u8], g: usize, codes: &mut [i8; 32]) -> ([f32; 2], f32) {
     let q = &nibbles[g / 2 * 32..][..32];
     codes.iter_mut().zip(q).for_each(|(c, &q)| *c = (q >> (4 * (g % 2)) & 15) as i8);

@@ -1,7 +1,7 @@
-//! Quant blocks of GGUF weights: how their bytes become numbers.
+//! Quant blocks of GGUF weights: converts their bytes to numbers.
 //!
-//! Layouts follow ggml (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c`); results equal ggml's to the bit, which
-//! a golden file made by ggml itself checks. All numbers are little-endian; a block never spans rows.
+//! Layouts follow ggml (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c`). Results equal ggml's bit for bit; a
+//! golden file made by ggml itself checks this. All numbers are little-endian; a block never spans rows.
 //!
 //! | type | values | bytes | layout | value |
 //! |---|---|---|---|---|
@@ -23,16 +23,16 @@ use half::{bf16, f16};
 
 use crate::tensor::DType;
 
-/// Why bytes could not be read as values of a type.
+/// Errors of reading bytes as values of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantError {
-    /// No arithmetic for the type.
+    /// The CPU has no arithmetic for the type.
     #[error("type {0} has no CPU arithmetic")]
     Unsupported(DType),
-    /// Sizes disagree.
+    /// The number of bytes does not match the number of values.
     #[error("{values} values of {dtype} do not take {bytes} bytes")]
     Length {
-        /// The type.
+        /// Element type.
         dtype: DType,
         /// Bytes given.
         bytes: usize,
@@ -57,27 +57,27 @@ pub const SUPPORTED: [DType; 12] = [
     DType::MXFP4,
 ];
 
-/// Twice the values of the 4-bit floats E2M1, by their bits: so all are integers.
+/// Values of the 4-bit floats E2M1 by their bits, doubled so that all are integers.
 pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Bits of the f32 that is half of the 8-bit power of two `e`, which is below 256: 2^(e - 128), subnormal for 0 and 1. 255, a NaN in the
-/// format's definition, is 2^127 as in ggml.
+/// Bits of the f32 that is half of the 8-bit power of two `e`, which is below 256: 2^(e - 128), subnormal for 0 and 1.
+/// The format defines 255 as NaN; it gives 2^127, as in ggml.
 #[inline]
 pub(crate) fn e8m0_half_bits(e: u32) -> u32 {
     if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
 }
 
-/// Whether the CPU computes with weights of this type.
+/// Whether the CPU can compute with weights of this type.
 pub fn is_supported(dtype: DType) -> bool {
     SUPPORTED.contains(&dtype)
 }
 
-/// f16 at byte `at` of a block, exact in f32.
+/// The f16 at byte `at` of a block, exact in f32.
 pub(crate) fn f16_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Scale and minimum number `j` (0..8) of the 12 packed bytes of a Q4_K block, 6 bits each.
+/// Scale and minimum `j` (0..8) of the 12 packed bytes of a Q4_K block, 6 bits each.
 pub(crate) fn scale_min_k4(j: usize, packed: &[u8]) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -86,10 +86,10 @@ pub(crate) fn scale_min_k4(j: usize, packed: &[u8]) -> (u8, u8) {
     }
 }
 
-/// Writes the `out.len()` values that `bytes` hold, whole blocks of `dtype`, as f32. Equal to ggml's to the bit.
+/// Decodes whole blocks of `dtype` into `out.len()` f32 values. Equal to ggml's bit for bit.
 ///
 /// # Errors
-/// [`QuantError`]; `out` is then untouched.
+/// [`QuantError`]; `out` is then unchanged.
 pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     if !is_supported(dtype) {
         return Err(QuantError::Unsupported(dtype));
@@ -152,7 +152,7 @@ fn q5_1(block: &[u8], y: &mut [f32]) {
     y.iter_mut().zip(codes).for_each(|(y, q)| *y = f32::from(q) * d + m);
 }
 
-/// The codes of 4 bytes of high bits and 16 of nibbles.
+/// The codes of 4 bytes of high bits and 16 bytes of nibbles.
 pub(crate) fn five_bits(packed: &[u8]) -> [u8; 32] {
     let high = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
     let fifth = |i: usize| ((high >> i & 1) << 4) as u8;
@@ -175,7 +175,7 @@ fn q5_k(block: &[u8], y: &mut [f32]) {
     k4(block, &block[48..176], |g, i| (block[16 + i] >> g & 1) << 4, y);
 }
 
-/// Q4_K and Q5_K: scales and minima of 8 groups, nibbles, and what `high(group, i)` adds to them.
+/// Decodes Q4_K and Q5_K: scales and minima of 8 groups, and nibbles, to which `high(group, i)` is added.
 fn k4(block: &[u8], nibbles: &[u8], high: impl Fn(usize, usize) -> u8, y: &mut [f32]) {
     let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
     for (g, y) in y.chunks_exact_mut(32).enumerate() {

@@ -1,9 +1,9 @@
 use super::*;
 
-/// Blocks that ggml quantised and decoded; `tests/reference/make_quant_blocks.py` makes the file.
+/// Blocks that ggml quantised and decoded; made by `tests/reference/make_quant_blocks.py`.
 const GOLDEN: &[u8] = include_bytes!("../../../../tests/golden/quant-blocks.bin");
 
-/// Type, values per row, rows of bytes, their values; of the types that the CPU computes.
+/// Type, values per row, rows of bytes, and their values, for the types that the CPU computes.
 fn golden() -> Vec<(DType, usize, Vec<u8>, Vec<f32>)> {
     let mut rest = GOLDEN;
     let mut take = |n: usize| {

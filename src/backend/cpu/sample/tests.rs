@@ -14,7 +14,7 @@ fn one(logits: &[f32], row: &SampleRow) -> Sampled {
     results.remove(0)
 }
 
-/// Logits of a vocabulary larger than a chunk, the interesting ones spread over it, the rest far below.
+/// Logits of a vocabulary larger than a chunk: the interesting ones spread over it, the rest far below.
 fn spread(values: &[f32]) -> Vec<f32> {
     let mut logits = vec![-60.0; 3000];
     for (i, &value) in values.iter().enumerate() {
@@ -23,7 +23,7 @@ fn spread(values: &[f32]) -> Vec<f32> {
     logits
 }
 
-/// The exact distribution after the chain, by sorting everything, in f64.
+/// The exact distribution after the chain, computed in f64 by sorting everything.
 fn expected(logits: &[f32], row: &SampleRow) -> Vec<f64> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -88,7 +88,7 @@ fn frequencies_are_those_of_the_exact_distribution() {
 
 #[test]
 fn a_flat_distribution_is_drawn_whole() {
-    // 20,000 draws of 64 tokens, 312 each.
+    // 20,000 draws of 64 tokens: 312 draws each.
     check_frequencies(&[0.25; 64], &plain());
     check_frequencies(&[0.25; 64], &SampleRow { top_p: 0.5, ..plain() });
     let wide = vec![0.0; 5000];
@@ -128,7 +128,7 @@ fn edge_settings_keep_the_most_likely_token() {
             assert_eq!(one(&logits, &SampleRow { position, ..row.clone() }).id, 11, "{row:?}");
         }
     }
-    // No restriction at all: NaN, more than there is.
+    // Settings that restrict nothing: NaN, or more than all tokens.
     check_frequencies(&[0.0, 1.0], &SampleRow { top_k: u32::MAX, top_p: f32::INFINITY, ..plain() });
     assert!(one(&logits, &SampleRow { temperature: f32::INFINITY, ..plain() }).id < 3000);
     assert_eq!(one(&[3.5], &plain()).id, 0);
@@ -140,7 +140,7 @@ fn seed_and_position_decide_the_draw() {
     let id = |seed, position| one(&logits, &SampleRow { seed, position, ..plain() }).id;
     assert_eq!(id(5, 9), id(5, 9));
     let ids: std::collections::HashSet<u32> = (0..50).flat_map(|i| [id(5, i), id(i.into(), 5)]).collect();
-    // 99 different pairs of 1000 tokens: 94 different ones are expected, 80 or fewer has odds below 1e-8.
+    // 99 pairs of 1000 tokens: 94 distinct ones are expected; 80 or fewer has odds below 1e-8.
     assert!(ids.len() > 80, "{}", ids.len());
 }
 
@@ -153,7 +153,8 @@ fn uniform_numbers_fill_the_unit_interval() {
     }
     let expect = f64::from(n) / 100.0;
     let chi2: f64 = bins.iter().map(|&b| (f64::from(b) - expect).powi(2) / expect).sum();
-    // 99 degrees of freedom: above 160 or below 55 has odds below 1e-4; the numbers are fixed, so this never flickers.
+    // 99 degrees of freedom: above 160 or below 55 has odds below 1e-4. The numbers are fixed, so the test is
+    // deterministic.
     assert!((55.0..160.0).contains(&chi2), "{chi2}");
 }
 
@@ -167,7 +168,7 @@ fn log_probabilities_are_of_the_untouched_distribution() {
     assert_eq!(ids, [11 + 2 * 733, 11, 11 + 733, 11 + 3 * 733], "falling, equals by id");
     for (id, logprob) in drawn.top.iter().copied().chain([(drawn.id, drawn.logprob)]) {
         let want = f64::from(logits[id as usize]) - total;
-        // exp within 2^-22, rounding of the result.
+        // exp has an error of 2^-22; the result is rounded.
         assert!((f64::from(logprob) - want).abs() < 1e-6, "{id}: {logprob} {want}");
     }
     let all = SampleRow { top_logprobs: u32::MAX, ..plain() };

@@ -1,8 +1,8 @@
-//! Which bytes of which chunk are free: best fit, neighbours joined. Plain numbers, no memory.
+//! Free pieces of each chunk: best fit, with neighbours joined. This module counts bytes and touches no memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A taken piece of a chunk.
+/// A piece taken from a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub chunk: u32,
@@ -13,22 +13,23 @@ pub(super) struct Place {
 /// The free pieces of all chunks, by size and by place.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// (bytes, chunk, start): the first that is large enough is the best fit, and of equals the lowest.
+    /// (bytes, chunk, start). The first entry that is large enough is the best fit; among equal sizes the lowest place
+    /// wins.
     by_size: BTreeSet<(usize, u32, usize)>,
-    /// (chunk, start) -> bytes. No two of a chunk touch.
+    /// (chunk, start) -> bytes. No two free pieces of a chunk touch.
     by_place: BTreeMap<(u32, usize), usize>,
     /// Bytes of each chunk.
     chunks: BTreeMap<u32, usize>,
 }
 
 impl Blocks {
-    /// A new chunk, all free.
+    /// Adds a new chunk, all of it free.
     pub fn add(&mut self, chunk: u32, bytes: usize) {
         self.chunks.insert(chunk, bytes);
         self.insert(chunk, 0, bytes);
     }
 
-    /// Forgets an empty chunk; a chunk in use stays.
+    /// Removes an empty chunk; a chunk in use stays.
     pub fn remove(&mut self, chunk: u32) {
         if self.is_empty(chunk)
             && let Some(bytes) = self.chunks.remove(&chunk)
@@ -45,19 +46,19 @@ impl Blocks {
         self.chunks.keys().copied().filter(|chunk| self.is_empty(*chunk))
     }
 
-    /// The smallest free piece of at least `bytes` bytes, cut to that.
+    /// Takes exactly `bytes` bytes from the smallest free piece that holds them.
     pub fn take(&mut self, bytes: usize) -> Option<Place> {
         let (size, chunk, start) = *self.by_size.range((bytes, 0, 0)..).next()?;
         Some(self.cut(chunk, start, size, bytes))
     }
 
-    /// The empty chunk of which [`Blocks::take`] would cut `bytes` bytes, and how large it is.
+    /// The empty chunk that [`Blocks::take`] would cut `bytes` bytes from, and its size.
     pub fn whole(&self, bytes: usize) -> Option<(u32, usize)> {
         let (size, chunk, _) = *self.by_size.range((bytes, 0, 0)..).next()?;
         (self.chunks.get(&chunk) == Some(&size)).then_some((chunk, size))
     }
 
-    /// As [`Blocks::take`], of this chunk.
+    /// Like [`Blocks::take`], but from this chunk.
     pub fn take_in(&mut self, chunk: u32, bytes: usize) -> Option<Place> {
         let of_chunk = self.by_place.range((chunk, 0)..=(chunk, usize::MAX));
         let (start, size) = of_chunk
@@ -141,7 +142,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map of every byte: pieces never overlap, frees join to the whole, best fit finds room where there is.
+        /// Checks against a map of every byte. Pieces never overlap, freed pieces join to whole chunks, and best fit
+        /// finds any room there is.
         #[test]
         fn pieces_never_overlap_and_come_back_whole(
             ops in prop::collection::vec((1usize..40, any::<bool>(), any::<prop::sample::Index>()), 1..120),

@@ -1,4 +1,4 @@
-//! Pieces of device memory, owned.
+//! Owned pieces of device memory.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use super::super::pointer::DevicePtr;
 use super::blocks::Place;
 use super::{Arena, Owner};
 
-/// Device memory that goes back to its arena when dropped. What is submitted and uses it has to be done by then.
+/// Device memory that returns to its arena on drop. Work submitted on it must be done by then.
 #[derive(Debug)]
 pub struct Buffer {
     arena: Arc<Arena>,
@@ -32,22 +32,22 @@ impl Buffer {
         Self { arena: arena.clone(), place, address, bytes, owner }
     }
 
-    /// Bytes asked for.
+    /// Bytes requested, without padding.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether none were asked for.
+    /// Whether no bytes were requested.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Bytes it takes of the device, with its padding: what the ledger counts.
+    /// Bytes taken from the device with padding, as the ledger counts them.
     pub fn taken_bytes(&self) -> u64 {
         self.place.bytes as u64
     }
 
-    /// All of it.
+    /// The whole buffer.
     pub fn all(&self) -> DeviceRange<'_> {
         DeviceRange { address: self.address, bytes: self.bytes, of: PhantomData }
     }
@@ -55,28 +55,33 @@ impl Buffer {
     /// `bytes` bytes from `start`.
     ///
     /// # Errors
-    /// [`HipError::Refused`] when they end past it.
+    /// [`HipError::Refused`] when the range ends past the buffer.
     pub fn range(&self, start: usize, bytes: usize) -> Result<DeviceRange<'_>, HipError> {
         if start.checked_add(bytes).is_none_or(|end| end > self.bytes) {
-            let why = format!("{bytes} bytes at {start} of {}", self.bytes);
+            let why =
+                format!("{bytes} bytes at offset {start} do not fit in a buffer of {} bytes", self.bytes);
             return Err(HipError::refused("a range of device memory", why));
         }
         Ok(DeviceRange { address: self.address + start as u64, bytes, of: PhantomData })
     }
 
-    /// Where its first `T` lies. Kernels are told separately how many there are.
+    /// Address of the first `T`. Kernels receive the number of elements separately.
     pub fn ptr<T>(&self) -> DevicePtr<T> {
         DevicePtr::at(self.address)
     }
 
-    /// Where the `T` lies that starts `offset` bytes in.
+    /// Address of the `T` that starts `offset` bytes in.
     ///
     /// # Errors
-    /// [`HipError::Refused`] when it is not aligned or ends past the buffer.
+    /// [`HipError::Refused`] when it is misaligned or ends past the buffer.
     pub fn ptr_at<T>(&self, offset: usize) -> Result<DevicePtr<T>, HipError> {
         let inside = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.bytes);
         if !inside || !offset.is_multiple_of(align_of::<T>()) {
-            let why = format!("{} bytes at {offset} of {}", size_of::<T>(), self.bytes);
+            let why = format!(
+                "{} bytes at offset {offset} are misaligned or exceed a buffer of {} bytes",
+                size_of::<T>(),
+                self.bytes
+            );
             return Err(HipError::refused("a device pointer", why));
         }
         Ok(DevicePtr::at(self.address + offset as u64))
@@ -90,12 +95,12 @@ impl Drop for Buffer {
 }
 
 impl DeviceRange<'_> {
-    /// Bytes in it.
+    /// Bytes of the range.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it holds none.
+    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

@@ -1,7 +1,9 @@
-//! Device memory: large chunks from the driver, handed out in pieces, with a ledger of who has how much.
+//! Device memory: the arena takes large chunks from the driver, hands out pieces, and keeps a ledger of bytes per
+//! owner.
 //!
-//! A tensor costs no driver call, and giving memory back does not stop the device. Of chunks that became empty
-//! a few are kept for the next who asks; the others, and those at the latest when the device is idle, go back to the driver.
+//! A tensor costs no driver call, and freeing memory does not stop the device. The arena keeps a few empty chunks for
+//! the next allocation. It returns the others to the driver at once, and the kept ones at the latest when the device is
+//! idle.
 
 mod blocks;
 mod buffer;
@@ -17,34 +19,34 @@ use super::error::HipError;
 use crate::lock::{Mutex, Rank};
 use blocks::{Blocks, Place};
 
-/// Every buffer starts at a multiple of this: what the widest loads and the runtimes' own allocators use.
+/// Alignment of every buffer: what the widest loads and the runtimes' own allocators use.
 pub const ALIGN: usize = 256;
 
-/// Bytes asked of the driver at once: some dozens of chunks for a large model, a twentieth of a small card.
+/// Bytes requested from the driver at once: a few dozen chunks for a large model, a twentieth of a small card.
 pub const CHUNK_BYTES: usize = 256 << 20;
 
-/// Empty chunks that are kept for who asks next: weights that leave and weights that come change places all the time on a device
-/// that is full, and a driver stops the device to take a chunk back.
+/// Empty chunks kept for the next allocation. On a full device, loads and evictions alternate all the time, and a
+/// driver stops the device to take a chunk back.
 const KEPT_CHUNKS: usize = 4;
 
-/// Larger wishes are rounded up to this, so that chunks of one size serve tensors of nearly that size.
+/// Larger requests round up to this, so that chunks of one size serve tensors of nearly that size.
 const LARGE_ROUND: usize = 2 << 20;
 
-/// What memory is taken for.
+/// Purpose of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// Tensors of models.
+    /// Weights of models.
     Weights,
-    /// Pages of keys and values.
+    /// KV pages.
     Kv,
     /// Activations and step arrays.
     Scratch,
-    /// Where uploads lie before they are laid out.
+    /// Staging buffers: an upload's bytes before the repack kernels run.
     Staging,
 }
 
 impl Owner {
-    /// All of them.
+    /// Every owner.
     pub const ALL: [Self; 4] = [Self::Weights, Self::Kv, Self::Scratch, Self::Staging];
 }
 
@@ -59,12 +61,13 @@ impl fmt::Display for Owner {
     }
 }
 
-/// How an arena asks the driver.
+/// How an arena requests memory from the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaOptions {
-    /// Bytes of a chunk. 0: every buffer is an allocation of its own, so that a driver which checks lifetimes sees each.
+    /// Bytes of a chunk. With 0 every buffer is its own allocation, so that a driver which checks lifetimes sees each
+    /// one.
     pub chunk_bytes: usize,
-    /// Most bytes taken from the driver.
+    /// Most bytes to take from the driver.
     pub limit_bytes: u64,
 }
 
@@ -74,14 +77,14 @@ impl Default for ArenaOptions {
     }
 }
 
-/// Who has how much.
+/// Bytes per owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// Bytes in buffers, by owner; those with none are absent.
+    /// Bytes in buffers, by owner; owners without buffers are absent.
     pub bytes: BTreeMap<Owner, u64>,
     /// Bytes in buffers now.
     pub used_bytes: u64,
-    /// Most bytes in buffers at any time.
+    /// Peak of `used_bytes`.
     pub peak_bytes: u64,
     /// Bytes taken from the driver.
     pub driver_bytes: u64,
@@ -123,17 +126,19 @@ impl Arena {
         Self { context: context.clone(), options, state: Mutex::new(Rank::Arena, State::default()) }
     }
 
-    /// `bytes` bytes for `owner`, at least one, aligned to [`ALIGN`]. What is in them is undefined.
+    /// Allocates `bytes` bytes (at least one) for `owner`, aligned to [`ALIGN`]. Their content is undefined.
     ///
     /// # Errors
     /// [`HipError::OutOfMemory`], [`HipError::Call`], [`HipError::Lost`].
     pub fn take(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Buffer, HipError> {
         self.context.alive()?;
         let room = bytes.max(1).checked_next_multiple_of(ALIGN);
-        let room = room.ok_or_else(|| HipError::refused("device memory", format!("{bytes} bytes")))?;
+        let room = room.ok_or_else(|| {
+            HipError::refused("device memory", format!("{bytes} bytes exceed the address space"))
+        })?;
         let mut state = self.state.lock();
-        // A chunk made to measure, where memory was short, holds what it was made for again, or nothing: cut for something small that
-        // stays it would be lost for that.
+        // A chunk made to measure when memory was short fits its own size again, or stays empty. A small long-lived
+        // piece cut from it would spoil it.
         while let Some((chunk, _)) = state.blocks.whole(room).filter(|(_, size)| self.is_wasted(room, *size))
         {
             state.give_back(chunk);
@@ -143,7 +148,7 @@ impl Arena {
             None => self.take_from_driver(&mut state, room, owner)?,
         };
         let base = state.chunks.get(&place.chunk).map(|taken| taken.chunk.address());
-        let base = base.ok_or_else(|| HipError::refused("device memory", "a chunk that is not there"))?;
+        let base = base.ok_or_else(|| HipError::refused("device memory", "the ledger has no such chunk"))?;
         let ledger = &mut state.ledger;
         *ledger.bytes.entry(owner).or_default() += room as u64;
         ledger.used_bytes += room as u64;
@@ -152,16 +157,16 @@ impl Arena {
         Ok(Buffer::new(self, place, base + place.start as u64, bytes, owner))
     }
 
-    /// Whether an empty chunk of `size` bytes is too good for `room` bytes.
+    /// Whether an empty chunk of `size` bytes is too valuable for a piece of `room` bytes.
     fn is_wasted(&self, room: usize, size: usize) -> bool {
         size > LARGE_ROUND && size < self.options.chunk_bytes && room <= size / 2
     }
 
-    /// Gets a chunk that holds `room` bytes, and these of it.
+    /// Takes a chunk of at least `room` bytes from the driver, and cuts `room` bytes from it.
     fn take_from_driver(&self, state: &mut State, room: usize, owner: Owner) -> Result<Place, HipError> {
         let chunk_bytes = self.options.chunk_bytes;
         let large = room.checked_next_multiple_of(LARGE_ROUND).unwrap_or(room);
-        // A whole chunk, or, where memory is short, no more than is asked for.
+        // A whole chunk first; when memory is short, only the bytes requested.
         let wishes = match room {
             _ if chunk_bytes == 0 => vec![room],
             _ if room > chunk_bytes => vec![large, room],
@@ -175,7 +180,10 @@ impl Arena {
             tried = bytes;
             if let Some(id) = self.add_chunk(state, bytes)? {
                 return state.blocks.take_in(id, room).ok_or_else(|| {
-                    HipError::refused("device memory", format!("a new chunk of {bytes} bytes had no {room}"))
+                    HipError::refused(
+                        "device memory",
+                        format!("a new chunk of {bytes} bytes holds no piece of {room} bytes"),
+                    )
                 });
             }
         }
@@ -189,7 +197,7 @@ impl Arena {
         })
     }
 
-    /// A new chunk; `None` when memory or the limit is short, after giving back what is empty.
+    /// Adds a chunk. `None` when memory or the limit is short even after returning all empty chunks to the driver.
     fn add_chunk(&self, state: &mut State, bytes: usize) -> Result<Option<u32>, HipError> {
         let over =
             |state: &State| state.ledger.driver_bytes.saturating_add(bytes as u64) > self.options.limit_bytes;
@@ -217,7 +225,7 @@ impl Arena {
         Ok(Some(id))
     }
 
-    /// Called by a buffer's drop.
+    /// Frees a piece; a buffer's drop calls this.
     fn give(&self, place: Place, owner: Owner) {
         let mut state = self.state.lock();
         let bytes = place.bytes as u64;
@@ -232,17 +240,17 @@ impl Arena {
         state.give_back_empty(if self.options.chunk_bytes > 0 { KEPT_CHUNKS } else { 0 });
     }
 
-    /// Gives every empty chunk back to the driver.
+    /// Returns every empty chunk to the driver.
     pub fn trim(&self) {
         self.state.lock().give_back_empty(0);
     }
 
-    /// Who has how much.
+    /// A copy of the ledger.
     pub fn ledger(&self) -> Ledger {
         self.state.lock().ledger.clone()
     }
 
-    /// Bytes that could still be taken: free at the driver within the limit, and free in chunks.
+    /// Bytes still available: free at the driver within the limit, plus free bytes in chunks.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -255,7 +263,7 @@ impl Arena {
 }
 
 impl State {
-    /// Gives empty chunks back until at most `stay` are left; whether any was. Large ones go first.
+    /// Returns empty chunks to the driver until at most `stay` are left, large ones first. True when any was returned.
     fn give_back_empty(&mut self, stay: usize) -> bool {
         let mut empty: Vec<(usize, u32)> = self
             .blocks
@@ -268,7 +276,7 @@ impl State {
         !gone.is_empty()
     }
 
-    /// Gives an empty chunk back.
+    /// Returns an empty chunk to the driver.
     fn give_back(&mut self, id: u32) {
         self.blocks.remove(id);
         if let Some(taken) = self.chunks.remove(&id) {

@@ -1,4 +1,4 @@
-//! The table of functions.
+//! The table of runtime functions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -9,38 +9,38 @@ use super::sys::{
     hipGraphNode_t, hipMemcpyKind, hipModule_t, hipStream_t, hipStreamCaptureMode,
 };
 
-/// A result code. Not hip-sys' enum: newer runtimes have codes that it lacks.
+/// A result code. Not hip-sys' enum: newer runtimes return codes that it lacks.
 pub(in crate::backend::hip) type Raw = u32;
 
-/// The function `name`; the library has to stay loaded as long as it is used.
+/// Looks up the function `name`. The library must stay loaded while the pointer is used.
 ///
 /// # Safety
-/// `F` is a pointer to a function of the type that `name` has.
+/// `F` must be a pointer to a function of the type that `name` has.
 unsafe fn function<F: Copy>(library: &libloading::Library, name: &str) -> Option<F> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the type.
     let symbol: Symbol<'_, F> = unsafe { library.get(name) }.ok()?;
     Some(*symbol)
 }
 
-/// Declares the table once: fields, the comparison of each type with hip-sys, and the loading.
+/// Declares the table once: fields, comparison of each type with hip-sys, and loading.
 macro_rules! api {
     ($( $name:ident ( $($arg:ty),* ) ),* $(,)?) => {
-        /// The functions of one loaded runtime. All are there, else there is no table.
-        #[allow(non_snake_case)] // the names are the runtime's
+        /// The functions of one loaded runtime. A table exists only when all of them were found.
+        #[allow(non_snake_case)] // the runtime's own names
         #[derive(Clone, Copy)]
         pub(in crate::backend::hip) struct Api {
             $( pub $name: unsafe extern "C" fn($($arg),*) -> Raw, )*
-            /// `hipGetErrorName`; a code that it does not know is fine with it, so its argument is a number here.
+            /// `hipGetErrorName`. The argument is a number, because the function accepts codes it does not know.
             pub hipGetErrorName: unsafe extern "C" fn(Raw) -> *const c_char,
         }
 
-        // Same arguments as hip-sys says, or this does not compile. Nothing is referred to at link time.
+        // Fails to compile unless the arguments match hip-sys. Nothing is linked.
         $( const _: unsafe extern "C" fn($($arg),*) -> hipError_t = sys::$name; )*
         const _: unsafe extern "C" fn(hipError_t) -> *const c_char = sys::hipGetErrorName;
         const _: () = assert!(size_of::<hipError_t>() == size_of::<Raw>());
 
         impl Api {
-            /// Finds every function in `library`; else the name of the first that is missing.
+            /// Looks up every function in `library`. On failure returns the name of the first missing one.
             pub(super) fn load(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $( $name: {

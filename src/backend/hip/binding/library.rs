@@ -1,4 +1,4 @@
-//! Finding the runtime's library.
+//! Search for the runtime's library.
 
 use std::ffi::{OsStr, OsString, c_int};
 use std::fmt;
@@ -10,32 +10,32 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 use super::api::Api;
 use super::properties::PropertiesFn;
 
-/// Names the library goes by, best first. `.so.5` is last of all places: beside a newer one it is a leftover.
+/// File names of the library, best first. `.so.5` comes after all other places: beside a newer one it is a leftover.
 const NAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
 const OLD_NAME: &str = "libamdhip64.so.5";
 
-/// Why there is no runtime.
+/// Why no runtime could be loaded.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// It is nowhere.
+    /// No library was found.
     #[error(
-        "no libamdhip64 was found ({}); install the HIP runtime of ROCm (6 or 7, package hip-runtime-amd or libamdhip64), \
+        "libamdhip64 was not found ({}); install the HIP runtime of ROCm (6 or 7, package hip-runtime-amd or libamdhip64), \
          or name the file in ROCMFORGE_HIP_LIB",
         Listed(places)
     )]
     NotFound {
-        /// Where it was looked for.
+        /// Paths that were tried.
         places: Vec<String>,
     },
-    /// A file is there and the system's loader refuses it.
+    /// The system's loader refused the file.
     #[error("{} cannot be loaded: {why}; reinstall the ROCm packages, or name another in ROCMFORGE_HIP_LIB", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// The loader's words.
+        /// The loader's message.
         why: String,
     },
-    /// It lacks a function.
+    /// The library lacks a function.
     #[error(
         "{} has no function {symbol}: it is too old or not a HIP runtime; ROCm 5.2 or newer is needed",
         path.display()
@@ -43,7 +43,7 @@ pub enum LibraryError {
     Symbol {
         /// The file.
         path: PathBuf,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
 }
@@ -56,7 +56,7 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// A loaded HIP runtime. It stays loaded until the process ends: it has threads of its own that nobody could wait for.
+/// A loaded HIP runtime. It stays loaded until the process ends, because its own threads cannot be waited for.
 pub struct Library {
     api: Api,
     properties: Option<PropertiesFn>,
@@ -90,7 +90,7 @@ impl Library {
         Err(refused.unwrap_or_else(|| LibraryError::NotFound { places: places.described() }))
     }
 
-    /// Loads this file; a bare name is looked for where the system's loader looks.
+    /// Loads this file. A bare name is searched in the loader's own path.
     ///
     /// # Errors
     /// [`LibraryError`].
@@ -100,13 +100,13 @@ impl Library {
             return Err(LibraryError::NotFound { places: vec![path.display().to_string()] });
         }
         // SAFETY: loading runs the library's initialisers. It is the HIP runtime that the administrator installed or
-        // named, which is made to be loaded; nothing is known of it that would forbid a second thread meanwhile.
+        // named, which is made to be loaded. Nothing known about it forbids other threads meanwhile.
         let loaded = unsafe { Loaded::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-            // The error itself says only what failed; the loader's words are its source.
+            // The error itself says only which call failed; its source holds the loader's message.
             let why =
                 std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            // The loader says «cannot open shared object file» of the name asked for when there is none of it; of another
-            // name, when something that this file needs is missing.
+            // The loader says «cannot open shared object file» with the requested name when that file is missing. It
+            // says it with another name when a dependency is missing.
             if bare && why.starts_with(&format!("{}: cannot open", path.display())) {
                 LibraryError::NotFound { places: vec![path.display().to_string()] }
             } else {
@@ -119,13 +119,13 @@ impl Library {
         Ok(Self { api, properties: PropertiesFn::load(&loaded), path: path.into() })
     }
 
-    /// The file, as it was named to the system's loader.
+    /// The path as passed to the system's loader.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its version as it says it: `major * 10^7 + minor * 10^5 + patch`; `None` when it does not say. It does on machines
-    /// without a device too.
+    /// The library's version: `major * 10^7 + minor * 10^5 + patch`, or `None` when it reports none. Works without a
+    /// device.
     pub fn version(&self) -> Option<u32> {
         let mut version: c_int = 0;
         // SAFETY: a place for one integer is passed.
@@ -142,9 +142,9 @@ impl Library {
     }
 }
 
-/// Where the library may be.
+/// Places to search.
 struct SearchPath {
-    /// This file and no other.
+    /// Only this file.
     only: Option<PathBuf>,
     folders: Vec<PathBuf>,
 }

@@ -1,9 +1,9 @@
-//! The HIP runtime's functions, found when the program runs: one binary serves every ROCm, and machines with none.
+//! The HIP runtime's functions, loaded at run time. One binary serves every ROCm version and machines without ROCm.
 //!
-//! Types and constants are hip-sys'. Each function's type is compared with hip-sys' declaration by the compiler, but for
-//! two things: results are plain numbers, because a code that hip-sys' enum does not know would be undefined behaviour in it,
-//! and so are the error codes that functions take. hip-sys describes HIP 5.4; argument lists of these functions have been
-//! the same since, properties have not (see [`properties`]).
+//! Types and constants come from hip-sys. The compiler compares each function's type with hip-sys' declaration, with
+//! two exceptions: results and error-code arguments are plain numbers, because a code that hip-sys' enum lacks would be
+//! undefined behaviour. hip-sys describes HIP 5.4. The argument lists of these functions have not changed since; the
+//! properties structure has (see [`properties`]).
 
 mod api;
 mod library;

@@ -1,8 +1,8 @@
-//! What `hipGetDeviceProperties` says, through calls whose layout is stable.
+//! Device names from `hipGetDeviceProperties`, and numbers through calls whose layout is stable.
 //!
-//! Its structure changed with ROCm 6, under a new name of the function (`hipGetDevicePropertiesR0600`); the old name kept
-//! the old structure, which is hip-sys'. Only the two names in it are read here: numbers come from `hipDeviceGetAttribute`,
-//! whose codes have been the same all along.
+//! ROCm 6 changed the structure under a new function name (`hipGetDevicePropertiesR0600`). The old name kept the old
+//! structure, which is hip-sys'. Only the two name fields are read here. Numbers come from `hipDeviceGetAttribute`,
+//! whose codes have not changed.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,16 +11,17 @@ use libloading::Symbol;
 use super::api::Raw;
 use super::sys::hipDeviceProp_t;
 
-/// Larger than any form of the structure so far (792 and 1472 bytes).
+/// Larger than every version of the structure so far (792 and 1472 bytes).
 const ROOM: usize = 4096;
 
-/// Of the R0600 structure, the same from ROCm 6.2 to 7.14: 256 bytes of name at 0, 256 of architecture at 1160.
+/// Offset of the architecture in the R0600 structure, unchanged from ROCm 6.2 to 7.14. The name is 256 bytes at 0, the
+/// architecture 256 bytes at 1160.
 const R0600_ARCH: usize = 1160;
 const TEXT: usize = 256;
 
 type Function = unsafe extern "C" fn(*mut c_void, c_int) -> Raw;
 
-/// The function and where its structure holds the architecture.
+/// The function, and the offset of the architecture in its structure.
 #[derive(Clone, Copy)]
 pub(in crate::backend::hip) struct PropertiesFn {
     function: Function,
@@ -30,9 +31,9 @@ pub(in crate::backend::hip) struct PropertiesFn {
 /// Names of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::backend::hip) struct DeviceNames {
-    /// As sold.
+    /// Product name.
     pub name: String,
-    /// `gcnArchName`, as `gfx90a:sramecc+:xnack-`.
+    /// `gcnArchName`, such as `gfx90a:sramecc+:xnack-`.
     pub arch: String,
 }
 
@@ -50,7 +51,7 @@ impl PropertiesFn {
         })
     }
 
-    /// Names of device `index`, or the code of the failure.
+    /// Names of device `index`, or the code of the failed call.
     pub fn names(self, index: c_int) -> Result<DeviceNames, Raw> {
         let mut room = [0u64; ROOM / 8];
         // SAFETY: `room` is aligned for any field and larger than either form of the structure.

@@ -1,4 +1,4 @@
-//! A device as all its objects share it: which, through what functions, and whether it is still there.
+//! The part of a device that all its objects share: its number, its functions, and whether it is lost.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -10,16 +10,16 @@ use super::super::error::{CallFailure, HipError, means_lost};
 use super::runtime::{DeviceDescription, Runtime, failure};
 
 thread_local! {
-    /// The context whose device is the calling thread's: the driver keeps one per thread.
+    /// The context of the calling thread's current device; the driver keeps one device per thread.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The calling thread's device was set by other means than [`Context::code`].
+/// Forgets the cached device, because other code than [`Context::code`] set it.
 pub(super) fn forget_current() {
     CURRENT.set(0);
 }
 
-/// Numbers contexts, from 1: two of them may be of the same device, or of two runtimes.
+/// Next context number, from 1. Two contexts may belong to one device, or to two runtimes.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Context {
         self.description.index
     }
 
-    /// An error at once when the device was lost before.
+    /// Fails at once when the device is already lost.
     pub fn alive(&self) -> Result<(), HipError> {
         match self.lost.get() {
             Some(failure) => Err(HipError::Lost { failure: failure.clone() }),
@@ -57,13 +57,13 @@ impl Context {
         }
     }
 
-    /// Calls the driver with this device as the thread's own.
+    /// Calls the driver with this device as the thread's current one.
     pub fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Raw) -> Result<(), HipError> {
         let code = self.code(call)?;
         self.check(name, code)
     }
 
-    /// As [`Context::call`] for calls whose codes say more than success and failure.
+    /// Like [`Context::call`], for calls whose code means more than success or failure.
     pub fn code(&self, call: impl FnOnce(&Api) -> Raw) -> Result<Raw, HipError> {
         self.alive()?;
         if CURRENT.get() != self.number {
@@ -88,18 +88,18 @@ impl Context {
         Err(HipError::Call { failure })
     }
 
-    /// Counts the device as lost without the driver having said so: it does not answer. `why` stands where the name of its
-    /// code would.
+    /// Marks the device as lost when it does not answer and the driver has not reported it. `why` replaces the name of
+    /// the code.
     pub fn lose(&self, call: &'static str, why: &str) -> HipError {
         let code = sys::hipError_t::hipErrorLaunchTimeOut as Raw;
         let failure = || CallFailure { device: Some(self.index()), call, code, name: why.to_owned() };
         HipError::Lost { failure: self.lost.get_or_init(failure).clone() }
     }
 
-    /// Gives something back. There is nobody to tell of a failure; a lost device has nothing to give back to.
+    /// Frees a driver object. A failure is only logged, and a lost device is skipped.
     pub fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Raw) {
         if let Err(error) = self.call(name, call) {
-            tracing::debug!(%error, "something was not given back");
+            tracing::debug!(%error, "the driver did not free an object");
         }
     }
 

@@ -7,7 +7,7 @@ use super::super::binding::{Raw, sys};
 use super::super::error::HipError;
 use super::context::Context;
 
-/// A point in a stream's work that others can wait for.
+/// A point in a stream's work that the host and other streams can wait for.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
@@ -29,7 +29,7 @@ impl Event {
         self.handle as *mut c_void as sys::hipEvent_t
     }
 
-    /// Whether what it was recorded after is done. One never recorded is done.
+    /// Whether the work before the event is done. An event that was never recorded is done.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -42,7 +42,7 @@ impl Event {
         self.context.check("hipEventQuery", code).map(|()| true)
     }
 
-    /// Waits until what it was recorded after is done.
+    /// Waits until the work before the event is done.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -51,7 +51,7 @@ impl Event {
         self.context.call("hipEventSynchronize", |api| unsafe { (api.hipEventSynchronize)(self.handle()) })
     }
 
-    /// Milliseconds from `earlier` to this; both made for timing, recorded and done.
+    /// Milliseconds from `earlier` to this event. Both must be made for timing, recorded and done.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -67,7 +67,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle came from the driver and is given back once, here. Work recorded before goes on.
+        // SAFETY: the handle came from the driver and is freed once, here. Work recorded before continues.
         self.context.give_back("hipEventDestroy", |api| unsafe { (api.hipEventDestroy)(self.handle()) });
     }
 }

@@ -9,10 +9,10 @@ use super::super::error::HipError;
 use super::context::Context;
 use super::stream::Stream;
 
-/// What must stay alive as long as a graph can run: buffers, words.
+/// A buffer or host words that must outlive a graph.
 pub(super) type Kept = Arc<dyn Any + Send + Sync>;
 
-/// Captured work: launches and copies with the arguments they had.
+/// Captured launches and copies, with their arguments.
 pub struct Graph {
     pub(super) context: Arc<Context>,
     pub(super) handle: usize,
@@ -30,7 +30,7 @@ impl Graph {
         self.handle as *mut c_void as sys::hipGraph_t
     }
 
-    /// Launches and copies in it.
+    /// Number of launches and copies.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -43,7 +43,7 @@ impl Graph {
         Ok(count)
     }
 
-    /// Makes it runnable.
+    /// Makes the graph runnable.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -60,12 +60,12 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the handle came from the driver and is given back once, here.
+        // SAFETY: the handle came from the driver and is freed once, here.
         self.context.give_back("hipGraphDestroy", |api| unsafe { (api.hipGraphDestroy)(self.raw()) });
     }
 }
 
-/// A graph that can be launched. It keeps alive what its work was given to keep.
+/// A graph that can be launched. It keeps alive the objects that its work uses.
 #[derive(Debug)]
 pub struct GraphExec {
     context: Arc<Context>,
@@ -87,8 +87,8 @@ impl GraphExec {
         self.context.call("hipGraphLaunch", |api| unsafe { (api.hipGraphLaunch)(self.raw(), stream.raw()) })
     }
 
-    /// Takes over the arguments of `graph`, which was captured from the same sequence of launches; `false` when its shape
-    /// differs and a new graph has to be instantiated. No launch of it may be under way.
+    /// Takes over the arguments of `graph`, which must come from the same sequence of launches. Returns `false` when
+    /// the shape differs and a new graph must be instantiated. No launch of this graph may be in flight.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -111,7 +111,7 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        // SAFETY: the handle came from the driver and is given back once, here.
+        // SAFETY: the handle came from the driver and is freed once, here.
         self.context.give_back("hipGraphExecDestroy", |api| unsafe { (api.hipGraphExecDestroy)(self.raw()) });
     }
 }

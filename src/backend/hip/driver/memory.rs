@@ -1,4 +1,4 @@
-//! Memory from the driver: on the device, and pinned on the host.
+//! Memory from the driver: device memory and pinned host memory.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -11,7 +11,7 @@ use super::super::pointer::DevicePtr;
 use super::context::Context;
 use super::transfer::Transfer;
 
-/// Device memory as the driver gives it.
+/// Device memory allocated by the driver.
 #[derive(Debug)]
 pub(in crate::backend::hip) struct Chunk {
     context: Arc<Context>,
@@ -24,7 +24,10 @@ impl Chunk {
         // SAFETY: a place for one pointer is passed.
         context.call("hipMalloc", |api| unsafe { (api.hipMalloc)(&raw mut place, bytes) })?;
         if place.is_null() {
-            return Err(HipError::refused("hipMalloc", format!("no address came for {bytes} bytes")));
+            return Err(HipError::refused(
+                "hipMalloc",
+                format!("the driver returned no address for {bytes} bytes"),
+            ));
         }
         Ok(Self { context: context.clone(), address: place.addr() as u64 })
     }
@@ -37,12 +40,12 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         let place = self.address as *mut c_void;
-        // SAFETY: the address came from hipMalloc and is given back once, here. The driver waits for work that uses it.
+        // SAFETY: the address came from hipMalloc and is freed once, here. The driver waits for work that uses it.
         self.context.give_back("hipFree", |api| unsafe { (api.hipFree)(place) });
     }
 }
 
-/// Pinned host memory as the driver gives it.
+/// Pinned host memory allocated by the driver.
 #[derive(Debug)]
 struct Pinned {
     context: Arc<Context>,
@@ -50,8 +53,8 @@ struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: it is plain memory of the process, given back through a driver that may be called from any thread; who may touch
-// its bytes when is up to the two owners below.
+// SAFETY: this is plain memory of the process, freed through a driver that any thread may call. The two owners below
+// decide which thread may touch its bytes, and when.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -65,10 +68,10 @@ impl Pinned {
         let start = start.ok_or_else(|| {
             HipError::refused(
                 "hipHostMalloc",
-                format!("no address of 64-byte alignment came for {bytes} bytes"),
+                format!("the driver returned no 64-byte aligned address for {bytes} bytes"),
             )
         })?;
-        // SAFETY: the driver gave `bytes` bytes at `start`, and nobody else has them yet.
+        // SAFETY: the driver returned `bytes` bytes at `start`, and nothing else refers to them yet.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self { context: context.clone(), start, bytes })
     }
@@ -77,13 +80,13 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let place = self.start.as_ptr().cast::<c_void>();
-        // SAFETY: the address came from hipHostMalloc and is given back once, here.
+        // SAFETY: the address came from hipHostMalloc and is freed once, here.
         self.context.give_back("hipHostFree", |api| unsafe { (api.hipHostFree)(place) });
     }
 }
 
-/// Pinned host memory for transfers. Its bytes can be touched only while no transfer of it is under way: each records an
-/// event, and the bytes are shown once that has happened.
+/// Pinned host memory for transfers. Its bytes are accessible only while no transfer of it is in flight: each transfer
+/// records an event, and access waits for that event.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     memory: Pinned,
@@ -96,17 +99,17 @@ impl PinnedBuffer {
         Ok(Self { memory, transfer: Transfer::new(context)? })
     }
 
-    /// Bytes it holds.
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.memory.bytes
     }
 
-    /// Whether it holds none.
+    /// Whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.memory.bytes == 0
     }
 
-    /// Whether its last transfer is over: [`PinnedBuffer::bytes_mut`] does not wait then.
+    /// Whether the last transfer is done, so that [`PinnedBuffer::bytes_mut`] does not wait.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -114,17 +117,18 @@ impl PinnedBuffer {
         self.transfer.is_over()
     }
 
-    /// Its bytes, after waiting for its last transfer.
+    /// The bytes, after waiting for the last transfer.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], HipError> {
         self.transfer.wait()?;
-        // SAFETY: `bytes` bytes lie there, written at least once; no transfer is under way, and starting one takes `&mut`.
+        // SAFETY: `bytes` bytes lie there, written at least once. No transfer is in flight, and starting one takes
+        // `&mut`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.bytes) })
     }
 
-    /// Start of its bytes, for a transfer of which the caller tells [`PinnedBuffer::transfer`].
+    /// Address of the bytes, for a transfer that the caller reports to [`PinnedBuffer::transfer`].
     pub(super) fn start(&self) -> *mut u8 {
         self.memory.start.as_ptr()
     }
@@ -136,13 +140,13 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        self.transfer.end(); // the memory goes back right after
+        self.transfer.end(); // the memory is freed right after
     }
 }
 
-/// Pinned host memory that host and device both see all the time, as words: what a step is told and what it answers.
+/// Pinned host memory that host and device access at the same time, as words: a step's inputs and its answers.
 ///
-/// The host reads and writes them as atomics, so a device that writes meanwhile changes values and nothing else.
+/// The host reads and writes the words as atomics, so a concurrent device write changes values and nothing else.
 #[derive(Debug)]
 pub struct HostWords {
     memory: Pinned,
@@ -155,7 +159,7 @@ unsafe impl Sync for HostWords {}
 impl HostWords {
     pub(in crate::backend::hip) fn new(context: &Arc<Context>, words: usize) -> Result<Self, HipError> {
         let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0);
-        let bytes = bytes.ok_or_else(|| HipError::refused("host words", format!("{words} of them")))?;
+        let bytes = bytes.ok_or_else(|| HipError::refused("host words", format!("{words} words")))?;
         let memory = Pinned::new(context, bytes, sys::hipHostMallocMapped)?;
         let mut device: *mut c_void = std::ptr::null_mut();
         let host = memory.start.as_ptr().cast::<c_void>();
@@ -172,18 +176,21 @@ impl HostWords {
         unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().cast(), self.memory.bytes / 4) }
     }
 
-    /// Where a kernel finds word `index`.
+    /// Device address of word `index`.
     ///
     /// # Errors
-    /// [`HipError::Refused`] past the end.
+    /// [`HipError::Refused`] for an index past the end.
     pub fn device_ptr(&self, index: usize) -> Result<DevicePtr<u32>, HipError> {
         if index >= self.words().len() {
-            return Err(HipError::refused("host words", format!("word {index} of {}", self.words().len())));
+            return Err(HipError::refused(
+                "host words",
+                format!("there is no word {index}, only {}", self.words().len()),
+            ));
         }
         Ok(DevicePtr::at(self.device + index as u64 * 4))
     }
 
-    /// Start of the words, for copies within them.
+    /// Host address of the words, for copies.
     pub(super) fn start(&self) -> *mut u8 {
         self.memory.start.as_ptr()
     }
@@ -191,9 +198,9 @@ impl HostWords {
 
 impl Drop for HostWords {
     fn drop(&mut self) {
-        // The memory goes back right after: not before copies and kernels that were given it are over.
+        // The memory is freed right after, so copies and kernels that use it must be done first.
         if let Err(error) = self.memory.context.synchronize() {
-            tracing::debug!(%error, "the end of work on host words was not seen");
+            tracing::debug!(%error, "waiting for work on host words failed");
         }
     }
 }

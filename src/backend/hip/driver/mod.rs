@@ -1,7 +1,7 @@
-//! The driver's objects, each owned: made by one call, given back by another when dropped.
+//! Owning wrappers of the driver's objects: one call creates each, another frees it on drop.
 //!
-//! Handles are kept as numbers. They mean something to the driver alone and are never followed here, so that the types may go
-//! to other threads without a word of unsafe code; the driver's functions may be called from any thread.
+//! Handles are kept as numbers. Only the driver follows them, so the types are `Send` without unsafe code. The driver's
+//! functions may be called from any thread.
 
 mod context;
 mod event;

@@ -9,7 +9,7 @@ use super::super::binding::{Raw, sys};
 use super::super::error::HipError;
 use super::context::Context;
 
-/// Code on a device, of one or several objects, with the kernels that were asked for.
+/// Code loaded on a device, from one or more objects, with the requested kernels.
 #[derive(Debug)]
 pub(in crate::backend::hip) struct Module {
     context: Arc<Context>,
@@ -17,7 +17,7 @@ pub(in crate::backend::hip) struct Module {
     functions: HashMap<&'static str, Function>,
 }
 
-/// A kernel in a loaded module, and how often it was launched (or captured).
+/// A kernel in a loaded module, with its count of launches and captures.
 #[derive(Debug)]
 pub(in crate::backend::hip) struct Function {
     handle: usize,
@@ -25,7 +25,7 @@ pub(in crate::backend::hip) struct Function {
 }
 
 impl Module {
-    /// Loads `images` and finds those of `names` that are in them.
+    /// Loads `images` and looks up each of `names` in them.
     pub fn load(
         context: &Arc<Context>,
         images: &[Vec<u8>],
@@ -48,7 +48,7 @@ impl Module {
 
     fn load_one(context: &Context, image: &[u8]) -> Result<usize, HipError> {
         let mut handle: sys::hipModule_t = std::ptr::null_mut();
-        // Word-aligned, as the driver reads headers in place; its end is known from them.
+        // Word-aligned, because the driver reads headers in place. The headers give the length.
         let words: Vec<u64> = image
             .chunks(8)
             .map(|chunk| {
@@ -66,7 +66,8 @@ impl Module {
     }
 
     fn find(context: &Context, module: usize, name: &str) -> Result<Option<Function>, HipError> {
-        let text = CString::new(name).map_err(|_| HipError::refused("a kernel's name", "it holds a zero"))?;
+        let text = CString::new(name)
+            .map_err(|_| HipError::refused("a kernel's name", "it contains a zero byte"))?;
         let mut handle: sys::hipFunction_t = std::ptr::null_mut();
         let module = module as *mut c_void as sys::hipModule_t;
         // SAFETY: the module is loaded, the name ends with a zero, a place for one handle is passed.
@@ -83,7 +84,7 @@ impl Module {
         self.functions.get(name)
     }
 
-    /// Kernels and how often each was launched.
+    /// Kernels and how often each was launched or captured.
     pub fn launches(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.functions.iter().map(|(name, function)| (*name, function.launches.load(Ordering::Relaxed)))
     }
@@ -103,7 +104,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         for handle in &self.handles {
             let module = *handle as *mut c_void as sys::hipModule_t;
-            // SAFETY: the handle came from the driver and is given back once, here; functions of it go with `self`.
+            // SAFETY: the handle came from the driver and is freed once, here; its functions are dropped with `self`.
             self.context.give_back("hipModuleUnload", |api| unsafe { (api.hipModuleUnload)(module) });
         }
     }

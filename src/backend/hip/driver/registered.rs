@@ -1,4 +1,4 @@
-//! Pages of a mapped file, pinned by the driver where they lie.
+//! Pages of a mapped file, pinned in place by the driver.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -10,14 +10,15 @@ use super::context::Context;
 use super::transfer::Transfer;
 use crate::tensor::MappedFile;
 
-/// Whole pages of a mapped file that the device can read. Pages that the file has lost before cannot be pinned, which the driver
-/// reports as a failed call.
+/// Whole pages of a mapped file that the device can read. Pages that the file has already lost cannot be pinned; the
+/// driver reports that as a failed call.
 ///
-/// Where the driver pins, the pages live as long as this does: a file that is cut short meanwhile loses them only afterwards, and
-/// what was copied is what they held. A driver that follows the page table instead, as AMD's can, loses them with the file, and
-/// a device that reads them then may stop: so this is only for who asked for it by the configuration (see upload/routes.rs).
+/// Where the driver pins, the pages live as long as this value. If the file is truncated meanwhile, it loses them only
+/// afterwards, and copies hold the old content. A driver that follows the page table instead, as AMD's can, loses the
+/// pages with the file. A device that then reads them may stop. So only an explicit configuration setting enables this
+/// (see upload/routes.rs).
 ///
-/// The pages are given back once the last transfer of them is over.
+/// The pages are unregistered after their last transfer.
 #[derive(Debug)]
 pub struct RegisteredPages {
     context: Arc<Context>,
@@ -36,7 +37,7 @@ impl RegisteredPages {
         let bytes = file.bytes(range.clone()).map_err(|error| refused(error.to_string()))?;
         let page = rustix::param::page_size();
         if bytes.is_empty() || bytes.as_ptr().addr() % page != 0 || bytes.len() % page != 0 {
-            return Err(refused(format!("bytes {range:?} are not whole pages")));
+            return Err(refused(format!("bytes {range:?} of the file are not whole pages")));
         }
         let transfer = Transfer::new(context)?;
         let (start, flags) = (bytes.as_ptr().cast_mut().cast::<c_void>(), sys::hipHostRegisterDefault);
@@ -46,12 +47,16 @@ impl RegisteredPages {
         Ok(Self { context: context.clone(), file: Arc::clone(file), range, transfer })
     }
 
-    /// Where its bytes `part` of the file are, for a transfer of which the caller tells
-    /// [`RegisteredPages::transfer`].
+    /// The bytes `part` of the file, for a transfer that the caller reports to [`RegisteredPages::transfer`].
     pub(super) fn part(&self, part: &Range<u64>) -> Result<&[u8], HipError> {
         let inside = self.range.start <= part.start && part.end <= self.range.end;
         let bytes = self.file.bytes(part.clone()).ok().filter(|_| inside);
-        bytes.ok_or_else(|| HipError::refused("an upload", format!("bytes {part:?} of {:?}", self.range)))
+        bytes.ok_or_else(|| {
+            HipError::refused(
+                "an upload",
+                format!("bytes {part:?} are outside the registered {:?}", self.range),
+            )
+        })
     }
 
     pub(super) fn transfer(&mut self) -> &mut Transfer {
@@ -64,7 +69,7 @@ impl Drop for RegisteredPages {
         self.transfer.end();
         let Ok(bytes) = self.file.bytes(self.range.clone()) else { return };
         let start = bytes.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: these pages were registered by `new`, are still mapped, and are given back once, here.
+        // SAFETY: these pages were registered by `new`, are still mapped, and are unregistered once, here.
         self.context.give_back("hipHostUnregister", |api| unsafe { (api.hipHostUnregister)(start) });
     }
 }

@@ -1,4 +1,4 @@
-//! The runtime as a whole: its version and its devices.
+//! The HIP runtime: its version and its devices.
 
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::super::topology;
 use super::context::forget_current;
 use sys::hipDeviceAttribute_t as Attribute;
 
-/// A HIP runtime that was found and initialised. Cheap to clone.
+/// An initialised HIP runtime. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     library: Arc<Library>,
@@ -18,31 +18,31 @@ pub struct Runtime {
     devices: u32,
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDescription {
-    /// Its number.
+    /// Device number.
     pub index: u32,
-    /// As sold.
+    /// Product name.
     pub name: String,
-    /// As the runtime says it, as `gfx90a:sramecc+:xnack-`, else as the kernel's driver does, without features; empty when
-    /// neither says it.
+    /// Architecture. The runtime reports it with features, such as `gfx90a:sramecc+:xnack-`. Otherwise the kernel's
+    /// driver reports it without. Empty when neither does.
     pub arch: String,
-    /// Where it is plugged in, as `0000:03:00.0`; empty when the runtime does not say.
+    /// PCI address, such as `0000:03:00.0`; empty when the runtime reports none.
     pub pci: String,
-    /// Lanes of a wave.
+    /// Lanes per wave.
     pub wave: u32,
     /// Compute units.
     pub units: u32,
-    /// Bytes of memory, all of it.
+    /// Total bytes of memory.
     pub memory_bytes: u64,
-    /// Most LDS bytes of a block.
+    /// Most LDS bytes per workgroup.
     pub lds_max: u32,
-    /// Most threads of a block.
+    /// Most threads per workgroup.
     pub threads_max: u32,
-    /// Bytes of the last level of cache that it tells of.
+    /// Bytes of the last cache level that the runtime reports.
     pub l2_bytes: u64,
-    /// Whether it shares the host's memory.
+    /// Whether the device shares the host's memory.
     pub integrated: bool,
 }
 
@@ -54,7 +54,7 @@ impl DeviceDescription {
 }
 
 impl Runtime {
-    /// Finds the runtime (see [`Library::find`]) and starts it.
+    /// Finds the runtime (see [`Library::find`]) and initialises it.
     ///
     /// # Errors
     /// [`HipError::Library`], [`HipError::NoDevice`], [`HipError::Call`].
@@ -62,7 +62,7 @@ impl Runtime {
         Self::start(Library::find()?)
     }
 
-    /// Starts the runtime in this file.
+    /// Initialises the runtime in this file.
     ///
     /// # Errors
     /// As [`Runtime::find`].
@@ -74,7 +74,7 @@ impl Runtime {
         let api = library.api();
         let mut count: c_int = 0;
         let mut version: c_int = 0;
-        // The count comes first: without a device hipInit of some versions says «invalid device».
+        // Count devices first: without a device, some versions of hipInit return «invalid device».
         // SAFETY: each takes a place for one integer, which is there.
         let counted = unsafe { (api.hipGetDeviceCount)(&raw mut count) };
         if counted == sys::hipError_t::hipErrorNoDevice as Raw || (counted == 0 && count <= 0) {
@@ -89,17 +89,17 @@ impl Runtime {
         Ok(Self { devices: u32::try_from(count).unwrap_or(0), version, library: Arc::new(library) })
     }
 
-    /// The library's file.
+    /// Path of the library.
     pub fn path(&self) -> PathBuf {
         self.library.path().into()
     }
 
-    /// The runtime's version as it says it: `major * 10^7 + minor * 10^5 + patch`.
+    /// The runtime's version: `major * 10^7 + minor * 10^5 + patch`.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Devices there are.
+    /// Number of devices.
     pub fn device_count(&self) -> u32 {
         self.devices
     }
@@ -108,7 +108,7 @@ impl Runtime {
         self.library.api()
     }
 
-    /// What device `index` is, without opening it.
+    /// Properties of device `index`. Does not open it.
     ///
     /// # Errors
     /// [`HipError::NoSuchDevice`], [`HipError::Call`].
@@ -127,7 +127,7 @@ impl Runtime {
             }
         };
         let pci = self.pci(device);
-        // Old runtimes give none for some devices; the driver below them always does.
+        // Old runtimes report no architecture for some devices; the kernel's driver always does.
         let arch = Some(names.arch).filter(|arch| !arch.is_empty());
         let arch = arch.or_else(|| topology::arch_at(Path::new("/"), &pci)).unwrap_or_default();
         let number = |attribute| self.attribute(device, attribute);
@@ -141,7 +141,7 @@ impl Runtime {
             memory_bytes: self.memory(device)?.1,
             lds_max: number(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
             threads_max: number(Attribute::hipDeviceAttributeMaxThreadsPerBlock)?,
-            // Not every runtime knows these two; nothing depends on them.
+            // Optional: not every runtime knows these two.
             l2_bytes: number(Attribute::hipDeviceAttributeL2CacheSize).unwrap_or(0).into(),
             integrated: number(Attribute::hipDeviceAttributeIntegrated).unwrap_or(0) != 0,
         })
@@ -155,7 +155,7 @@ impl Runtime {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Free and total bytes. Makes the device the calling thread's, which contexts have to know.
+    /// Free and total bytes. Makes the device the calling thread's current one, which contexts must be told.
     fn memory(&self, device: c_int) -> Result<(u64, u64), HipError> {
         let (mut free, mut total) = (0usize, 0usize);
         let index = u32::try_from(device).ok();

@@ -18,27 +18,28 @@ use super::registered::RegisteredPages;
 use crate::lock::{Mutex, Rank};
 use sys::hipMemcpyKind as Kind;
 
-/// Which of two streams with work goes first.
+/// Which of two busy streams runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamPriority {
-    /// Steps: somebody waits.
+    /// Compute steps: a client waits for them.
     High,
     /// Uploads.
     Low,
 }
 
-/// Work in order. Calls return once it is submitted; those that wait say so.
+/// Ordered work. Calls return once the work is submitted, unless they say that they wait.
 ///
-/// Device memory that submitted work uses must stay until the work is done: a buffer dropped earlier may be another's by then.
+/// Device memory must outlive the submitted work that uses it: after an early drop, the arena may give it to another
+/// owner.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
     handle: usize,
-    /// What captured work refers to, while capturing.
+    /// Objects that captured work uses; `Some` while capturing.
     captured: Mutex<Option<Vec<Kept>>>,
 }
 
-/// Blocks, threads of a block (both x, y, z) and bytes of dynamic LDS: what the driver is told.
+/// Shape of a launch as the driver takes it: workgroups, threads per workgroup (both x, y, z) and bytes of dynamic LDS.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::hip) struct Shape {
     pub blocks: [u32; 3],
@@ -58,7 +59,7 @@ impl Stream {
         })?;
         let level = if priority == StreamPriority::High { greatest } else { least };
         let mut handle: sys::hipStream_t = std::ptr::null_mut();
-        // Without order against the default stream, which nothing here uses.
+        // No ordering against the default stream, which this backend does not use.
         let flags = sys::hipStreamNonBlocking;
         // SAFETY: a place for one handle is passed.
         context.call("hipStreamCreateWithPriority", |api| unsafe {
@@ -79,7 +80,7 @@ impl Stream {
         &self.context
     }
 
-    /// Copies `from` to the device and waits until it is there.
+    /// Copies `from` to the device and waits until the copy is done.
     ///
     /// # Errors
     /// [`HipError::Refused`] when the lengths differ, [`HipError::Call`], [`HipError::Lost`].
@@ -95,7 +96,7 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Waits for all work so far, then copies from the device.
+    /// Waits for all work submitted so far, then copies from the device.
     ///
     /// # Errors
     /// As [`Stream::upload`].
@@ -114,7 +115,7 @@ impl Stream {
     /// Starts copying bytes of `from`, beginning at `start`, to the device.
     ///
     /// # Errors
-    /// [`HipError::Refused`] when they end past the buffer's, [`HipError::Call`], [`HipError::Lost`].
+    /// [`HipError::Refused`] when the range exceeds the buffer, [`HipError::Call`], [`HipError::Lost`].
     pub fn upload_pinned(
         &self,
         to: DeviceRange<'_>,
@@ -123,16 +124,17 @@ impl Stream {
     ) -> Result<(), HipError> {
         inside("an upload", start, to.len(), from.len())?;
         let source = from.start().wrapping_add(start).cast::<c_void>();
-        // SAFETY: the bytes lie within the buffer (checked), which keeps them untouched and itself alive until the event
-        // that is recorded next has happened.
+        // SAFETY: the bytes lie within the buffer (checked). The buffer stays alive and untouched until the event
+        // recorded next has happened.
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }?;
         from.transfer().begun(self)
     }
 
-    /// Starts copying bytes `part` of a file, of which `from` holds the pages, to the device.
+    /// Starts copying bytes `part` of a file to the device; `from` must hold their pages.
     ///
     /// # Errors
-    /// [`HipError::Refused`] when `from` does not hold them or `to` is not as long, [`HipError::Call`], [`HipError::Lost`].
+    /// [`HipError::Refused`] when `from` does not hold them or `to` has another length, [`HipError::Call`],
+    /// [`HipError::Lost`].
     pub fn upload_registered(
         &self,
         to: DeviceRange<'_>,
@@ -141,7 +143,7 @@ impl Stream {
     ) -> Result<(), HipError> {
         let source = from.part(part)?;
         same_length("an upload", to.len(), source.len())?;
-        // SAFETY: these pages are registered, and mapped for reading until the event that is recorded next has happened.
+        // SAFETY: these pages are registered, and mapped for reading until the event recorded next has happened.
         unsafe { self.copy_raw(to.raw(), source.as_ptr().cast(), to.len(), Kind::hipMemcpyHostToDevice) }?;
         from.transfer().begun(self)
     }
@@ -163,7 +165,7 @@ impl Stream {
         to.transfer().begun(self)
     }
 
-    /// Starts copying words, beginning with number `start`, to the device. May be captured: the graph keeps the words.
+    /// Starts copying words, from word number `start`, to the device. Can be captured: the graph keeps the words alive.
     ///
     /// # Errors
     /// As [`Stream::upload_pinned`].
@@ -174,12 +176,12 @@ impl Stream {
         start: usize,
     ) -> Result<(), HipError> {
         let source = self.words_at("an upload", from, start, to.len())?;
-        // SAFETY: the bytes lie within the words (checked), which wait for the device's work before they go, and which a
-        // graph keeps (`words_at`).
+        // SAFETY: the bytes lie within the words (checked). The words wait for the device's work before they are freed,
+        // and a captured graph keeps them alive (`words_at`).
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }
     }
 
-    /// Starts copying from the device to words, beginning with number `start`. May be captured.
+    /// Starts copying from the device to words, from word number `start`. Can be captured.
     ///
     /// # Errors
     /// As [`Stream::upload_pinned`].
@@ -190,11 +192,11 @@ impl Stream {
         start: usize,
     ) -> Result<(), HipError> {
         let target = self.words_at("a download", to, start, from.len())?;
-        // SAFETY: as in `upload_words`; the host sees these words as atomics only.
+        // SAFETY: as in `upload_words`; the host accesses these words only as atomics.
         unsafe { self.copy_raw(target, from.raw(), from.len(), Kind::hipMemcpyDeviceToHost) }
     }
 
-    /// Address of `bytes` bytes of `words` from number `start`.
+    /// Address of `bytes` bytes in `words` from word number `start`. Keeps the words alive while capturing.
     fn words_at(
         &self,
         what: &'static str,
@@ -235,8 +237,8 @@ impl Stream {
     }
 
     /// # Safety
-    /// `to` and `from` are of the kind that `kind` says and have `bytes` bytes, which host code leaves alone and which stay
-    /// until the copy is done.
+    /// `to` and `from` must be memory of the kind that `kind` names, of `bytes` bytes each. Host code must not touch
+    /// them, and they must stay alive, until the copy is done.
     unsafe fn copy_raw(
         &self,
         to: *mut c_void,
@@ -247,13 +249,13 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the memory, see above.
         self.context
             .call("hipMemcpyAsync", |api| unsafe { (api.hipMemcpyAsync)(to, from, bytes, kind, self.raw()) })
     }
 
-    /// Starts a kernel. `slots` hold its arguments, one each; the driver reads as many bytes of each as the kernel declares,
-    /// at most 8 by the rule that all kernels keep.
+    /// Launches a kernel. `slots` holds one argument each. The driver reads as many bytes of a slot as the kernel
+    /// declares. That is at most 8 by the rule that all kernels keep.
     pub(in crate::backend::hip) fn launch_function(
         &self,
         function: &Function,
@@ -262,7 +264,10 @@ impl Stream {
     ) -> Result<(), HipError> {
         let mut places = [std::ptr::null_mut::<c_void>(); super::super::launch::MAX_ARGUMENTS];
         if slots.len() > places.len() {
-            return Err(HipError::refused("a launch", format!("{} arguments", slots.len())));
+            return Err(HipError::refused(
+                "a launch",
+                format!("a kernel cannot take {} arguments", slots.len()),
+            ));
         }
         for (place, slot) in places.iter_mut().zip(slots) {
             *place = std::ptr::from_mut(slot).cast();
@@ -290,7 +295,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Marks the end of what was submitted so far.
+    /// Records `event` after all work submitted so far.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
@@ -299,27 +304,27 @@ impl Stream {
         self.context.call("hipEventRecord", |api| unsafe { (api.hipEventRecord)(event.handle(), self.raw()) })
     }
 
-    /// What is submitted from now on starts after `event`. The host does not wait.
+    /// Work submitted from now on starts after `event`. The host does not wait.
     ///
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn wait(&self, event: &Event) -> Result<(), HipError> {
-        // SAFETY: both handles are live; a driver keeps what it needs of an event that is dropped later.
+        // SAFETY: both handles are live; the driver keeps what it needs of an event that is dropped later.
         self.context.call("hipStreamWaitEvent", |api| unsafe {
             (api.hipStreamWaitEvent)(self.raw(), event.handle(), 0)
         })
     }
 
-    /// Waits until all that was submitted is done.
+    /// Waits until all submitted work is done.
     ///
     /// # Errors
-    /// [`HipError::Call`], [`HipError::Lost`]: of this or of earlier work.
+    /// [`HipError::Call`], [`HipError::Lost`], also for a failure of earlier work.
     pub fn synchronize(&self) -> Result<(), HipError> {
         // SAFETY: the handle is live.
         self.context.call("hipStreamSynchronize", |api| unsafe { (api.hipStreamSynchronize)(self.raw()) })
     }
 
-    /// Whether all that was submitted is done.
+    /// Whether all submitted work is done.
     ///
     /// # Errors
     /// As [`Stream::synchronize`].
@@ -332,13 +337,13 @@ impl Stream {
         self.context.check("hipStreamQuery", code).map(|()| true)
     }
 
-    /// Records what `work` submits to this stream, instead of doing it. No memory may be asked for and nothing waited for in
-    /// `work`; other streams join by [`Stream::wait`] and are joined again before it ends.
+    /// Captures what `work` submits to this stream instead of running it. `work` may not allocate device memory or
+    /// wait. Other streams join by [`Stream::wait`] and must be joined again before it ends.
     ///
     /// # Errors
-    /// Those of `work`, [`HipError::Call`], [`HipError::Lost`]. The stream is as before then.
+    /// Errors of `work`, [`HipError::Call`], [`HipError::Lost`]. The stream is then as before.
     pub fn capture<E: From<HipError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
-        // Other threads go on as they like: uploads ask for memory meanwhile.
+        // Thread-local mode leaves other threads alone: uploads allocate memory meanwhile.
         let mode = sys::hipStreamCaptureMode::hipStreamCaptureModeThreadLocal;
         self.context.call("hipStreamBeginCapture", |api| {
             // SAFETY: the handle is live.
@@ -352,18 +357,18 @@ impl Stream {
         let ended = self.context.call("hipStreamEndCapture", |api| unsafe {
             (api.hipStreamEndCapture)(self.raw(), &raw mut handle)
         });
-        // Owned at once: a failed `work` may still have left a graph.
+        // Own the graph at once: a failed `work` may still have left one.
         let graph =
             (!handle.is_null()).then(|| Graph { context: self.context.clone(), handle: handle.addr(), kept });
         done?;
         ended?;
-        graph.ok_or_else(|| HipError::refused("a capture", "it ended without a graph").into())
+        graph.ok_or_else(|| HipError::refused("a capture", "the driver returned no graph").into())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the handle came from the driver and is given back once, here; submitted work goes on.
+        // SAFETY: the handle came from the driver and is freed once, here; submitted work continues.
         self.context.give_back("hipStreamDestroy", |api| unsafe { (api.hipStreamDestroy)(self.raw()) });
     }
 }
@@ -372,7 +377,7 @@ fn same_length(what: &'static str, to: usize, from: usize) -> Result<(), HipErro
     if to == from {
         Ok(())
     } else {
-        Err(HipError::refused(what, format!("{from} bytes to a place for {to}")))
+        Err(HipError::refused(what, format!("{from} bytes do not match a target of {to} bytes")))
     }
 }
 
@@ -380,6 +385,6 @@ fn inside(what: &'static str, start: usize, bytes: usize, all: usize) -> Result<
     if start.checked_add(bytes).is_some_and(|end| end <= all) {
         Ok(())
     } else {
-        Err(HipError::refused(what, format!("{bytes} bytes at {start} of {all}")))
+        Err(HipError::refused(what, format!("{bytes} bytes at offset {start} do not fit in {all} bytes")))
     }
 }

@@ -1,4 +1,4 @@
-//! When the last copy from or to some host memory is over.
+//! End of the last copy from or to a piece of host memory.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use super::context::Context;
 use super::event::Event;
 use super::stream::Stream;
 
-/// The last transfer of some host memory: an event recorded behind it, and whether it is still to be waited for. The
-/// memory's owner calls [`Transfer::end`] before it gives the memory back.
+/// The last transfer of some host memory: the event recorded after it, and whether it may still be in flight. The
+/// memory's owner calls [`Transfer::end`] before it frees the memory.
 #[derive(Debug)]
 pub(super) struct Transfer {
     done: Event,
@@ -16,28 +16,28 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// None yet.
+    /// No transfer yet.
     pub fn new(context: &Arc<Context>) -> Result<Self, HipError> {
         Ok(Self { done: Event::new(context, false)?, busy: false })
     }
 
-    /// A copy was submitted to `stream`: it is the last one now.
+    /// Records that a copy was submitted to `stream`; it is now the last one.
     pub fn begun(&mut self, stream: &Stream) -> Result<(), HipError> {
         self.busy = true;
         if let Err(error) = stream.record(&self.done) {
-            // Without the event nobody could tell when the copy ends: it is waited for here.
+            // Without the event nothing marks the end of the copy, so wait for it here.
             stream.synchronize()?;
             return Err(error);
         }
         Ok(())
     }
 
-    /// Whether it is over: [`Transfer::wait`] does not wait then.
+    /// Whether the transfer is done, so that [`Transfer::wait`] does not wait.
     pub fn is_over(&self) -> Result<bool, HipError> {
         if self.busy { self.done.is_done() } else { Ok(true) }
     }
 
-    /// Waits until it is over.
+    /// Waits until the transfer is done.
     pub fn wait(&mut self) -> Result<(), HipError> {
         if self.busy {
             self.done.synchronize()?;
@@ -46,10 +46,10 @@ impl Transfer {
         Ok(())
     }
 
-    /// As [`Transfer::wait`], where nobody can be told of an error. A lost device transfers no more.
+    /// Like [`Transfer::wait`], but only logs an error. A lost device transfers nothing more.
     pub fn end(&mut self) {
         if let Err(error) = self.wait() {
-            tracing::debug!(%error, "a transfer's end was not seen");
+            tracing::debug!(%error, "waiting for a transfer failed");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Kernels that multiply with weights, and those that lay weights out.
+//! Kernels that multiply with weights, and kernels that repack weights.
 //!
-//! Weights are planar on the device ([`planes`]). A quantised type meets 8-bit activations or, as a checking mode, f32 ones;
-//! a float type f32 ones. `kernels/gemv/gemv.h` says what each argument means; here is how launches are shaped: [`choice`].
+//! Weights are planar on the device ([`planes`]). A quantised type is multiplied with 8-bit activations, or with f32
+//! ones in the checking mode. A float type is multiplied with f32 activations. `kernels/gemv/gemv.h` documents the
+//! arguments; [`choice`] shapes the launches.
 
 pub mod choice;
 pub mod planes;
@@ -10,7 +11,7 @@ use super::super::pointer::DevicePtr;
 use super::kernels;
 
 kernels! {
-    /// Groups of 32 values of a quantised tensor from the file's bytes to its planes.
+    /// Repacks groups of 32 values of a quantised tensor from the file's layout into planes.
     Repack [
         repack_q8_0,
         repack_q4_0,
@@ -22,33 +23,33 @@ kernels! {
         repack_q5_k,
         repack_q6_k,
     ] {
-        /// Whole file blocks, at any address.
+        /// Whole quant blocks as in the file, at any address.
         file: DevicePtr<u8>,
-        /// The tensor.
+        /// The tensor on the device.
         planes: DevicePtr<u8>,
         /// Values of the tensor.
         weights: u64,
-        /// First group, the first of a file block.
+        /// First group; it starts a quant block.
         first: u64,
-        /// Groups.
+        /// Number of groups.
         groups: u64,
     }
 
-    /// Rows of a float tensor from the file's bytes to the device, each padded to 16 bytes.
+    /// Copies rows of a float tensor from the file's layout to the device, padding each to 16 bytes.
     RepackRows [repack_rows] {
-        /// Whole rows, at any address.
+        /// Whole rows as in the file, at any address.
         file: DevicePtr<u8>,
-        /// The tensor.
+        /// The tensor on the device.
         planes: DevicePtr<u8>,
         /// First row.
         first: u64,
-        /// Rows.
+        /// Number of rows.
         rows: u64,
         /// Bytes of a row in the file.
         row_bytes: u64,
     }
 
-    /// Rows of a tensor as f16, each padded to 16 bytes.
+    /// Expands rows of a tensor to f16, padding each to 16 bytes.
     Dequant [
         dequant_q8_0,
         dequant_q4_0,
@@ -62,7 +63,7 @@ kernels! {
         dequant_bf16,
         dequant_f32,
     ] {
-        /// The tensor.
+        /// The tensor on the device.
         planes: DevicePtr<u8>,
         /// Values of the tensor.
         weights: u64,
@@ -70,13 +71,13 @@ kernels! {
         cols: u32,
         /// First row.
         first: u32,
-        /// Rows.
+        /// Number of rows.
         rows: u32,
         /// f16 `[rows][cols rounded up to 8]`.
         out: DevicePtr<u16>,
     }
 
-    /// f16 matrix product for many rows: [`choice::gemm`] says which and its grid.
+    /// f16 matrix product for many rows. [`choice::gemm`] gives the kernel and its grid.
     GemmF16 [gemm_f16_64, gemm_f16_128] {
         /// f16 `[n][w_stride]`.
         w: DevicePtr<u16>,
@@ -122,11 +123,11 @@ kernels! {
         w1: DevicePtr<u8>,
         /// Third matrix.
         w2: DevicePtr<u8>,
-        /// Outputs of the first.
+        /// Outputs of the first matrix.
         n0: u32,
-        /// Outputs of the second, 0 for none.
+        /// Outputs of the second matrix, 0 for none.
         n1: u32,
-        /// Outputs of the third, 0 for none.
+        /// Outputs of the third matrix, 0 for none.
         n2: u32,
         /// f32 `[n0]`, or null.
         bias0: DevicePtr<f32>,
@@ -168,7 +169,7 @@ kernels! {
         gate: DevicePtr<u8>,
         /// Up matrix.
         up: DevicePtr<u8>,
-        /// Outputs of each, a multiple of 32 for an A8 result.
+        /// Outputs of each matrix, a multiple of 32 for an A8 result.
         n: u32,
         /// f32 `[n]`, or null.
         gate_bias: DevicePtr<f32>,
@@ -184,7 +185,7 @@ kernels! {
         sums: DevicePtr<i16>,
         /// Activation rows.
         rows: u32,
-        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        /// Activation of the gate: [`super::ops::SILU`] or [`super::ops::GELU`].
         activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
@@ -248,7 +249,7 @@ kernels! {
         up_table: DevicePtr<u64>,
         /// Expert of each pair.
         experts: DevicePtr<u32>,
-        /// Outputs of each, a multiple of 32 for an A8 result.
+        /// Outputs of each matrix, a multiple of 32 for an A8 result.
         n: u32,
         /// Inputs.
         cols: u32,
@@ -260,7 +261,7 @@ kernels! {
         sums: DevicePtr<i16>,
         /// Pairs that share an activation row.
         slots: u32,
-        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        /// Activation of the gate: [`super::ops::SILU`] or [`super::ops::GELU`].
         activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
@@ -293,11 +294,11 @@ kernels! {
         w1: DevicePtr<u8>,
         /// Third matrix.
         w2: DevicePtr<u8>,
-        /// Outputs of the first.
+        /// Outputs of the first matrix.
         n0: u32,
-        /// Outputs of the second, 0 for none.
+        /// Outputs of the second matrix, 0 for none.
         n1: u32,
-        /// Outputs of the third, 0 for none.
+        /// Outputs of the third matrix, 0 for none.
         n2: u32,
         /// f32 `[n0]`, or null.
         bias0: DevicePtr<f32>,
@@ -340,7 +341,7 @@ kernels! {
         gate: DevicePtr<u8>,
         /// Up matrix.
         up: DevicePtr<u8>,
-        /// Outputs of each, a multiple of 32 for an A8 result.
+        /// Outputs of each matrix, a multiple of 32 for an A8 result.
         n: u32,
         /// f32 `[n]`, or null.
         gate_bias: DevicePtr<f32>,
@@ -354,7 +355,7 @@ kernels! {
         x_stride: u32,
         /// Activation rows.
         rows: u32,
-        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        /// Activation of the gate: [`super::ops::SILU`] or [`super::ops::GELU`].
         activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,
@@ -422,7 +423,7 @@ kernels! {
         up_table: DevicePtr<u64>,
         /// Expert of each pair.
         experts: DevicePtr<u32>,
-        /// Outputs of each, a multiple of 32 for an A8 result.
+        /// Outputs of each matrix, a multiple of 32 for an A8 result.
         n: u32,
         /// Inputs.
         cols: u32,
@@ -432,7 +433,7 @@ kernels! {
         x_stride: u32,
         /// Pairs that share an activation row.
         slots: u32,
-        /// What gates go through: [`super::ops::SILU`] or [`super::ops::GELU`].
+        /// Activation of the gate: [`super::ops::SILU`] or [`super::ops::GELU`].
         activation: u32,
         /// A8 result: i8 `[rows][n]`.
         out_codes: DevicePtr<i8>,

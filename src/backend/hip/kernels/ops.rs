@@ -1,15 +1,15 @@
-//! All other kernels. Each file of `kernels/` says what its arguments mean, which shapes it takes and how it is launched.
+//! All other kernels. Each file in `kernels/` documents its arguments, accepted shapes and launch.
 
 use super::super::pointer::DevicePtr;
 use super::kernels;
 
-/// An activation by number: `x / (1 + e^-x)`.
+/// Number of the activation `x / (1 + e^-x)`.
 pub const SILU: u32 = 0;
-/// An activation by number: GELU by tanh.
+/// Number of the activation GELU (tanh form).
 pub const GELU: u32 = 1;
 
 kernels! {
-    /// Embedding rows in the file's bytes as f32. Grid: 256 values a block, rows.
+    /// Embedding rows from the file's layout to f32. Grid: 256 values per workgroup, rows.
     EmbedRows [
         embed_rows_f32,
         embed_rows_f16,
@@ -28,11 +28,11 @@ kernels! {
         bytes: DevicePtr<u8>,
         /// f32 `[M][cols]`.
         x: DevicePtr<f32>,
-        /// From row to row.
+        /// Bytes from row to row.
         row_bytes: u64,
         /// Values of a row.
         cols: u32,
-        /// Values are multiplied with it.
+        /// Factor of all values.
         scale: f32,
     }
 
@@ -44,7 +44,7 @@ kernels! {
         weight: DevicePtr<f32>,
         /// f32 `[cols]`, or null.
         bias: DevicePtr<f32>,
-        /// Which rows, or null for the first ones.
+        /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32>,
         /// i8 `[M][padded]`.
         codes: DevicePtr<i8>,
@@ -52,13 +52,13 @@ kernels! {
         scales: DevicePtr<f32>,
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16>,
-        /// Added to the mean square, or the variance.
+        /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
-        /// With zeros up to a multiple of 32.
+        /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
-        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        /// 1 subtracts the mean first (LayerNorm), 0 does not (RMS norm).
         centre: u32,
     }
 
@@ -70,11 +70,11 @@ kernels! {
         weight: DevicePtr<f32>,
         /// f32 `[cols]`, or null.
         bias: DevicePtr<f32>,
-        /// Which rows, or null for the first ones.
+        /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32>,
         /// f32, row m at `m * out_stride`.
         out: DevicePtr<f32>,
-        /// Added to the mean square, or the variance.
+        /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
@@ -82,7 +82,7 @@ kernels! {
         x_stride: u32,
         /// Values from row to row of `out`.
         out_stride: u32,
-        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        /// 1 subtracts the mean first (LayerNorm), 0 does not (RMS norm).
         centre: u32,
         /// 1 adds to `out`, 0 overwrites it.
         add: u32,
@@ -96,21 +96,21 @@ kernels! {
         weight: DevicePtr<f32>,
         /// f32 `[cols]`, or null.
         bias: DevicePtr<f32>,
-        /// Which rows, or null for the first ones.
+        /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32>,
         /// f16 `[M][cols]`.
         out: DevicePtr<u16>,
         /// f32 `[M]`.
         row_scales: DevicePtr<f32>,
-        /// Added to the mean square, or the variance.
+        /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
         cols: u32,
-        /// 1 takes the mean away first (LayerNorm), 0 does not (RMS norm).
+        /// 1 subtracts the mean first (LayerNorm), 0 does not (RMS norm).
         centre: u32,
     }
 
-    /// f32 rows to 8-bit rows. Grid: 1024 values a block, rows.
+    /// f32 rows to 8-bit rows. Grid: 1024 values per workgroup, rows.
     QuantiseA8 [quantise_a8] {
         /// f32, row m at `m * stride`.
         x: DevicePtr<f32>,
@@ -120,11 +120,11 @@ kernels! {
         scales: DevicePtr<f32>,
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16>,
-        /// From row to row.
+        /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// With zeros up to a multiple of 32.
+        /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
     }
 
@@ -136,13 +136,13 @@ kernels! {
         out: DevicePtr<u16>,
         /// f32 `[M]`.
         row_scales: DevicePtr<f32>,
-        /// From row to row.
+        /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
     }
 
-    /// `act(gate) * up` to 8-bit rows. Grid: 1024 values a block, rows.
+    /// `act(gate) * up` to 8-bit rows. Grid: 1024 values per workgroup, rows.
     GatedA8 [gated_a8] {
         /// f32, row m at `m * stride`.
         gate: DevicePtr<f32>,
@@ -154,17 +154,17 @@ kernels! {
         scales: DevicePtr<f32>,
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16>,
-        /// From row to row.
+        /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// With zeros up to a multiple of 32.
+        /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
-        /// What gates go through: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`] or [`GELU`].
         activation: u32,
     }
 
-    /// `act(gate) * up` to f32 rows. Grid: 1024 values a block, rows.
+    /// `act(gate) * up` to f32 rows. Grid: 1024 values per workgroup, rows.
     GatedF32 [gated_f32] {
         /// f32, row m at `m * stride`.
         gate: DevicePtr<f32>,
@@ -172,11 +172,11 @@ kernels! {
         up: DevicePtr<f32>,
         /// f32 `[M][cols]`.
         out: DevicePtr<f32>,
-        /// From row to row.
+        /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// What gates go through: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`] or [`GELU`].
         activation: u32,
     }
 
@@ -190,15 +190,15 @@ kernels! {
         out: DevicePtr<u16>,
         /// f32 `[M]`.
         row_scales: DevicePtr<f32>,
-        /// From row to row.
+        /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
-        /// What gates go through: [`SILU`] or [`GELU`].
+        /// Activation of the gate: [`SILU`] or [`GELU`].
         activation: u32,
     }
 
-    /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads a block, rows.
+    /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads per workgroup, rows.
     RopeKv [rope_kv_f16, rope_kv_f32] {
         /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`.
         qkv: DevicePtr<f32>,
@@ -218,9 +218,9 @@ kernels! {
         page_base: DevicePtr<u64>,
         /// f32 `[M][n_heads * head_dim]`.
         q: DevicePtr<f32>,
-        /// Bytes from a page's start to the layer.
+        /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
-        /// Of the per-head norm.
+        /// Epsilon of the per-head norm.
         eps: f32,
         /// Query heads.
         n_heads: u32,
@@ -228,15 +228,15 @@ kernels! {
         n_kv_heads: u32,
         /// Values of a head.
         head_dim: u32,
-        /// Of them rotated.
+        /// Values of a head that rotate.
         rope_dims: u32,
-        /// Pairs are halves, not neighbours.
+        /// 1 pairs the two halves of a head, 0 pairs neighbours.
         halves: u32,
         /// Entries of a page table.
         table_stride: u32,
     }
 
-    /// Attention of few rows. Grid: KV heads times blocks of g heads, splits, rows.
+    /// Attention of few rows. Grid: KV heads times groups of g query heads, splits, rows.
     AttnDecode [
         attn_decode_f16_64_1,
         attn_decode_f16_64_2,
@@ -253,7 +253,7 @@ kernels! {
     ] {
         /// f32 `[M][n_heads * head_dim]`.
         q: DevicePtr<f32>,
-        /// Which rows, or null for the first ones.
+        /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32>,
         /// `[M]`.
         positions: DevicePtr<u32>,
@@ -267,7 +267,7 @@ kernels! {
         part_values: DevicePtr<f32>,
         /// f32 `[R][n_heads][splits][2]`.
         part_stats: DevicePtr<f32>,
-        /// `[R][grid x]`, 0.
+        /// `[R][grid x]`, all 0 at launch.
         counters: DevicePtr<u32>,
         /// f32 `[M][n_heads * head_dim]`, or null.
         out: DevicePtr<f32>,
@@ -277,7 +277,7 @@ kernels! {
         scales: DevicePtr<f32>,
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16>,
-        /// Bytes from a page's start to the layer.
+        /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
         scale: f32,
@@ -289,13 +289,13 @@ kernels! {
         head_dim: u32,
         /// Entries of a page table.
         table_stride: u32,
-        /// Values of a row with zeros up to a multiple of 32.
+        /// Values of a row, padded with zeros to a multiple of 32.
         padded: u32,
-        /// Tokens that a row sees at most, its own the last; 0: no limit.
+        /// Most tokens that a row sees, its own last; 0 for no limit.
         window: u32,
     }
 
-    /// Attention of many rows. Grid: KV heads, tiles; 4 waves a block.
+    /// Attention of many rows. Grid: KV heads, tiles; 4 waves per workgroup.
     AttnPrefill [
         attn_prefill_f16_64,
         attn_prefill_f16_80,
@@ -306,7 +306,7 @@ kernels! {
     ] {
         /// f32 `[M][n_heads * head_dim]`.
         q: DevicePtr<f32>,
-        /// `[T][2]`: first row, rows.
+        /// `[T][2]`: first row, row count.
         tiles: DevicePtr<u32>,
         /// `[M]`.
         positions: DevicePtr<u32>,
@@ -322,7 +322,7 @@ kernels! {
         out16: DevicePtr<u16>,
         /// f32 `[M]`, with `out16`.
         row_scales: DevicePtr<f32>,
-        /// Bytes from a page's start to the layer.
+        /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
         scale: f32,
@@ -334,17 +334,17 @@ kernels! {
         head_dim: u32,
         /// Entries of a page table.
         table_stride: u32,
-        /// Tokens that a row sees at most, its own the last; 0: no limit.
+        /// Most tokens that a row sees, its own last; 0 for no limit.
         window: u32,
     }
 
-    /// The most likely token of each row. Grid: 2048 tokens a block, rows.
+    /// The most likely token of each row. Grid: 2048 tokens per workgroup, rows.
     SampleGreedy [sample_greedy] {
         /// f32 `[L][vocab]`.
         logits: DevicePtr<f32>,
         /// `[L][grid x]`.
         parts: DevicePtr<u64>,
-        /// `[L]`, 0.
+        /// `[L]`, all 0 at launch.
         counters: DevicePtr<u32>,
         /// `[L][8]`.
         reports: DevicePtr<u32>,
@@ -352,12 +352,13 @@ kernels! {
         vocab: u32,
     }
 
-    /// A token of each row by its settings, and the likeliest ones. After `sample_greedy`. Grid: rows, 1024 threads a block.
+    /// Samples a token of each row by its settings, and lists the most likely ones. Runs after `sample_greedy`. Grid:
+    /// rows, 1024 threads per workgroup.
     SampleDraw [sample_draw] {
         /// f32 `[L][vocab]`.
         logits: DevicePtr<f32>,
-        /// `[L][8]`: temperature, top_k, top_p, ln(min_p) (minus infinity unless min_p > 0), seed low and high, position,
-        /// how many of the likeliest to list.
+        /// `[L][8]`: temperature, top_k, top_p, ln(min_p) (minus infinity unless min_p > 0), seed low and high,
+        /// position, and how many of the most likely tokens to list.
         settings: DevicePtr<u32>,
         /// `[L][8]`.
         reports: DevicePtr<u32>,
@@ -365,11 +366,11 @@ kernels! {
         tops: DevicePtr<u32>,
         /// Tokens of the vocabulary.
         vocab: u32,
-        /// Room of a row's list.
+        /// Entries of a row's list.
         top_stride: u32,
     }
 
-    /// Which experts each row uses. Grid: 8 rows a block.
+    /// Chooses the experts of each row. Grid: 8 rows per workgroup.
     Route [route] {
         /// f32 `[M][count]`.
         logits: DevicePtr<f32>,
@@ -377,25 +378,25 @@ kernels! {
         experts: DevicePtr<u32>,
         /// f32 `[M][used]`.
         weights: DevicePtr<f32>,
-        /// The weights are multiplied by this.
+        /// Factor of the weights.
         scale: f32,
-        /// M.
+        /// Number of rows, M.
         rows: u32,
-        /// Experts, at most 512.
+        /// Number of experts, at most 512.
         count: u32,
-        /// Of them for each row.
+        /// Experts per row.
         used: u32,
-        /// Weights are shares of the chosen ones, not of all.
+        /// 1 normalises weights over the chosen experts, 0 over all.
         normalise: u32,
     }
 
-    /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values a block, rows.
+    /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values per workgroup, rows.
     AddRows [add_rows] {
         /// f32, row m at `m * x_stride`.
         x: DevicePtr<f32>,
         /// f32, row m at `m * out_stride`.
         out: DevicePtr<f32>,
-        /// `x` is multiplied with it.
+        /// Factor of `x`.
         scale: f32,
         /// 1 adds to `out`, 0 overwrites it.
         keep: u32,
@@ -407,11 +408,11 @@ kernels! {
         cols: u32,
     }
 
-    /// `x = cap * tanh(x / cap)`. Grid: 1024 values a block, rows.
+    /// `x = cap * tanh(x / cap)`. Grid: 1024 values per workgroup, rows.
     CapRows [cap_rows] {
         /// f32, row m at `m * stride`.
         x: DevicePtr<f32>,
-        /// Above 0.
+        /// Must be above 0.
         cap: f32,
         /// Values from row to row.
         stride: u32,
@@ -419,11 +420,11 @@ kernels! {
         cols: u32,
     }
 
-    /// Some rows, one after the other. Grid: 1024 values a block, rows.
+    /// Gathers rows, one after the other. Grid: 1024 values per workgroup, rows.
     TakeRows [take_rows] {
         /// f32, row r at `r * x_stride`.
         x: DevicePtr<f32>,
-        /// `[M]`: which.
+        /// `[M]`: row numbers.
         rows: DevicePtr<u32>,
         /// f32 `[M][cols]`.
         out: DevicePtr<f32>,
@@ -433,7 +434,7 @@ kernels! {
         cols: u32,
     }
 
-    /// Residual += weighted sum of experts' results. Grid: 1024 values a block, rows.
+    /// Residual += weighted sum of the experts' results. Grid: 1024 values per workgroup, rows.
     Combine [combine] {
         /// f32 `[pairs][cols]`.
         results: DevicePtr<f32>,

@@ -1,8 +1,8 @@
-//! The file of all code objects: a table, then zstd frames, each of a family of objects that resemble each other.
+//! The archive of all code objects: a table, then zstd frames, each holding a family of similar objects.
 //!
-//! Little-endian: `RFCODEOB`, digest of what they were made from (32 bytes), number of frames (u32); per frame its length as packed (u64)
-//! and number of objects (u32); per object of it its name (u16 length and UTF-8) and length (u64). Then the frames in that
-//! order; unpacked, a frame is its objects one after the other.
+//! Little-endian: `RFCODEOB`, digest of the inputs (32 bytes), number of frames (u32). Per frame its packed length
+//! (u64) and number of objects (u32). Per object its name (u16 length and UTF-8) and length (u64). Then the frames in
+//! that order; an unpacked frame is its objects one after the other.
 
 use std::io::Read;
 
@@ -10,22 +10,22 @@ use super::ObjectError;
 
 const MAGIC: &[u8; 8] = b"RFCODEOB";
 
-/// Packed or not, no frame of ours is larger.
+/// Largest frame of this program, packed or unpacked.
 const SIZE_MAX: u64 = super::OBJECT_MAX;
 
 /// A frame for [`write_archive`].
 #[derive(Clone, Debug)]
 pub struct PackedFrame {
-    /// Architecture and length of each object in it.
+    /// Architecture and length of each object in the frame.
     pub objects: Vec<(String, u64)>,
     /// The objects one after the other, as a zstd frame.
     pub packed: Vec<u8>,
 }
 
-/// The file's bytes. `digest`: of what the objects were made from.
+/// The archive's bytes. `digest` is that of the objects' inputs.
 ///
 /// # Errors
-/// [`ObjectError::Archive`] for a name of more than 64 KiB or more than 2^32 frames or objects.
+/// [`ObjectError::Archive`] for a name of more than 64 KiB, or more than 2^32 frames or objects.
 pub fn write_archive(digest: &[u8; 32], frames: &[PackedFrame]) -> Result<Vec<u8>, ObjectError> {
     let count = |n: usize| u32::try_from(n).map_err(|_| ObjectError::Archive("too many objects"));
     let mut bytes = MAGIC.to_vec();
@@ -48,34 +48,34 @@ pub fn write_archive(digest: &[u8; 32], frames: &[PackedFrame]) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// A file of code objects, its table checked.
+/// An archive of code objects with a checked table.
 #[derive(Debug)]
 pub struct Archive<'a> {
     digest: [u8; 32],
     entries: Vec<ArchiveEntry<'a>>,
 }
 
-/// One object in it.
+/// One object of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchiveEntry<'a> {
-    /// Architecture.
+    /// Architecture name.
     pub name: &'a str,
-    /// Its bytes.
+    /// Unpacked bytes of the object.
     pub bytes: u64,
-    /// The frame it lies in.
+    /// The frame that holds the object.
     packed: &'a [u8],
-    /// Unpacked bytes of the frame before it, and in all.
+    /// Offset of the object in the unpacked frame, and the frame's unpacked bytes.
     start: u64,
     frame_bytes: u64,
 }
 
 impl<'a> Archive<'a> {
-    /// Reads the table.
+    /// Parses the table.
     ///
     /// # Errors
     /// [`ObjectError::Archive`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ObjectError> {
-        let mut rest = bytes.strip_prefix(MAGIC).ok_or(ObjectError::Archive("it does not start as one"))?;
+        let mut rest = bytes.strip_prefix(MAGIC).ok_or(ObjectError::Archive("it has no archive header"))?;
         let digest = take::<32>(&mut rest)?;
         let mut frames = Vec::new();
         for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
@@ -101,18 +101,18 @@ impl<'a> Archive<'a> {
         Ok(Self { digest, entries })
     }
 
-    /// Digest of what they were made from: sources, compiler, flags.
+    /// Digest of the inputs: sources, compiler, flags.
     pub fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
 
-    /// Its objects.
+    /// The archive's objects.
     pub fn entries(&self) -> impl Iterator<Item = &ArchiveEntry<'a>> {
         self.entries.iter()
     }
 }
 
-/// Names and lengths of a frame's objects, which are no more than [`SIZE_MAX`] bytes together.
+/// Names and lengths of a frame's objects, whose sum is at most [`SIZE_MAX`] bytes.
 fn parse_objects<'a>(rest: &mut &'a [u8]) -> Result<Vec<(&'a str, u64)>, ObjectError> {
     let mut objects = Vec::new();
     let mut sum = 0u64;
@@ -131,32 +131,33 @@ fn parse_objects<'a>(rest: &mut &'a [u8]) -> Result<Vec<(&'a str, u64)>, ObjectE
 }
 
 impl ArchiveEntry<'_> {
-    /// The object.
+    /// Unpacks the object.
     ///
     /// # Errors
     /// [`ObjectError::Archive`].
     pub fn unpack(&self) -> Result<Vec<u8>, ObjectError> {
-        let broken = |_| ObjectError::Archive("an object does not unpack");
+        let broken = |_| ObjectError::Archive("an object cannot be unpacked");
         let frame = ruzstd::decoding::StreamingDecoder::new(self.packed).map_err(broken)?;
         let mut all = Vec::new();
         let read = frame.take(self.frame_bytes + 1).read_to_end(&mut all);
         if read.is_err() || all.len() as u64 != self.frame_bytes {
-            return Err(ObjectError::Archive("a frame unpacks to another length"));
+            return Err(ObjectError::Archive("a frame does not unpack to its stated length"));
         }
-        // Within the frame, whose length was compared above.
+        // Within the frame; its length was compared above.
         Ok(all.get(self.start as usize..(self.start + self.bytes) as usize).unwrap_or_default().to_vec())
     }
 }
 
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ObjectError> {
-    let (head, tail) = rest.split_first_chunk::<N>().ok_or(ObjectError::Archive("it ends in its table"))?;
+    let (head, tail) =
+        rest.split_first_chunk::<N>().ok_or(ObjectError::Archive("it ends inside its table"))?;
     *rest = tail;
     Ok(*head)
 }
 
 fn split<'a>(rest: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], ObjectError> {
     let (head, tail) =
-        rest.split_at_checked(bytes).ok_or(ObjectError::Archive("it ends within an object"))?;
+        rest.split_at_checked(bytes).ok_or(ObjectError::Archive("it ends inside an object"))?;
     *rest = tail;
     Ok(head)
 }

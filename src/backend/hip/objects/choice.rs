@@ -1,13 +1,13 @@
-//! Which code object a device takes.
+//! Choice of the code object for a device.
 
-/// Of `have`, the one for `arch`: of that name, else of its family.
+/// The entry of `have` for `arch`: its exact name first, then its generic family.
 pub(super) fn choose<'a>(arch: &str, have: &'a [String]) -> Option<&'a str> {
     let named = |name: &str| have.iter().find(|have| *have == name).map(String::as_str);
     named(arch).or_else(|| generic_of(arch).and_then(named))
 }
 
-/// The generic target that runs on `arch`, by LLVM's table, but for gfx9-generic, for which nothing is built: it has no product of
-/// four bytes. gfx908 and gfx90a are in no family.
+/// The generic target that runs on `arch`, by LLVM's table. gfx9-generic is left out: it lacks the four-byte product,
+/// and nothing is built for it. gfx908 and gfx90a belong to no family.
 pub fn generic_of(arch: &str) -> Option<&'static str> {
     const FAMILIES: [(&str, &[&str]); 5] = [
         ("gfx9-4-generic", &["gfx940", "gfx941", "gfx942", "gfx950"]),
@@ -34,9 +34,9 @@ mod tests {
         assert_eq!(choose("gfx1102", &have), Some("gfx11-generic"));
         assert_eq!(choose("gfx942", &have), Some("gfx9-4-generic"));
         assert_eq!(choose("gfx90a", &have), Some("gfx90a"));
-        // In the family of neither, by LLVM's table.
+        // In neither family, by LLVM's table.
         assert_eq!(choose("gfx908", &have), None);
-        // Vega 10, for which nothing is built.
+        // Vega 10: nothing is built for it.
         assert_eq!(choose("gfx900", &have), None);
         assert_eq!(choose("gfx1201", &have), None);
         assert_eq!(choose("sm_90", &have), None);

@@ -1,4 +1,4 @@
-//! Code for devices: built ahead, one object per architecture, chosen here by name.
+//! Code for devices: built in advance, one object per architecture, chosen by name.
 
 mod archive;
 mod choice;
@@ -15,25 +15,26 @@ pub use choice::generic_of;
 /// The code objects of this build, made by `cargo xtask kernels`.
 static EMBEDDED: &[u8] = include_bytes!("../../../../kernels/code-objects.bin");
 
-/// Names a folder to take instead: with `<arch>.co` or `<arch>.cubin`, or with folders `<arch>` of several such files.
+/// Environment variable with a folder to use instead. It holds `<arch>.co` or `<arch>.cubin` files, or folders `<arch>`
+/// of several such files.
 pub const FOLDER_VARIABLE: &str = "ROCMFORGE_CODE_OBJECTS";
 
-/// Endings of files in such a folder.
+/// File extensions in such a folder.
 const ENDINGS: [&str; 2] = ["co", "cubin"];
 
-/// More files are not looked at.
+/// Most files to look at.
 const FILES_MAX: usize = 4096;
 
-/// Larger is no code object of ours.
+/// Largest code object to accept, in bytes.
 const OBJECT_MAX: u64 = 256 << 20;
 
-/// Where code comes from.
+/// Source of code objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CodeSource {
-    /// The folder that [`FOLDER_VARIABLE`] names, else what this program carries.
+    /// The folder named by [`FOLDER_VARIABLE`], else the embedded objects.
     #[default]
     Environment,
-    /// What this program carries.
+    /// The objects embedded in this program.
     Embedded,
     /// This folder.
     Folder(PathBuf),
@@ -42,16 +43,16 @@ pub enum CodeSource {
 /// Code for one architecture.
 #[derive(Debug)]
 pub struct CodeObject {
-    /// Its architecture and where it came from.
+    /// The architecture and the source.
     pub name: String,
-    /// The objects, mostly one: what is not linked together compiles to better code with nvcc.
+    /// The objects, usually one. nvcc generates better code for objects that are not linked together.
     pub images: Vec<Vec<u8>>,
 }
 
 /// Why there is no code for a device.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// Nobody built any for it.
+    /// No code was built for the architecture.
     #[error(
         "no kernels for {arch}: {source_name} has {}; build them with `cargo xtask kernels` and name their folder in \
          ROCMFORGE_CODE_OBJECTS",
@@ -60,9 +61,9 @@ pub enum ObjectError {
     NotBuilt {
         /// The device's architecture.
         arch: String,
-        /// Where was looked.
+        /// The source that was searched.
         source_name: String,
-        /// What is there.
+        /// Architectures that the source has.
         have: Vec<String>,
     },
     /// A file cannot be read.
@@ -70,26 +71,26 @@ pub enum ObjectError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's message.
         why: String,
     },
-    /// The archive is broken.
+    /// The archive is invalid.
     #[error("the archive of code objects is broken: {0}")]
     Archive(&'static str),
-    /// It is for this device and lacks a kernel.
+    /// The code object fits the device but lacks a kernel.
     #[error(
         "the code object {object} has no kernel {kernel}; build the kernels again with `cargo xtask kernels`"
     )]
     NoKernel {
-        /// The kernel.
+        /// The missing kernel.
         kernel: &'static str,
-        /// The object.
+        /// The code object.
         object: String,
     },
 }
 
 impl CodeSource {
-    /// The folder, when it is one.
+    /// The folder, if this source is a folder.
     fn folder(&self) -> Option<PathBuf> {
         match self {
             Self::Environment => {
@@ -100,7 +101,7 @@ impl CodeSource {
         }
     }
 
-    /// Architectures there is code for.
+    /// Architectures that the source has code for.
     ///
     /// # Errors
     /// [`ObjectError`].
@@ -125,7 +126,7 @@ impl CodeObject {
         }
     }
 
-    /// Code for `arch`: of that name, else of its family.
+    /// Loads code for `arch`: of its exact name, else of its generic family.
     ///
     /// # Errors
     /// [`ObjectError`].
@@ -199,10 +200,13 @@ fn read(path: &Path) -> Result<Vec<u8>, ObjectError> {
     let file = File::open(path).map_err(fail)?;
     file.take(OBJECT_MAX + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > OBJECT_MAX {
-        return Err(ObjectError::File { path: path.into(), why: format!("larger than {OBJECT_MAX} bytes") });
+        return Err(ObjectError::File {
+            path: path.into(),
+            why: format!("it is larger than {OBJECT_MAX} bytes"),
+        });
     }
     if !bytes.starts_with(b"\x7fELF") {
-        return Err(ObjectError::File { path: path.into(), why: "not an ELF code object".into() });
+        return Err(ObjectError::File { path: path.into(), why: "it is not an ELF code object".into() });
     }
     Ok(bytes)
 }

@@ -1,4 +1,4 @@
-//! Attention of few rows, each split over blocks; and which way rows take.
+//! Decode attention: few rows, each split over workgroups. Also decides which rows take which attention.
 
 use super::super::kernels::Kernel;
 use super::super::kernels::ops::AttnDecode;
@@ -10,11 +10,11 @@ use super::prefill::TILE_QUERIES;
 use super::{Run, offset};
 use crate::backend::{BackendError, KvType};
 
-/// Tokens of the smallest split.
+/// Smallest split, in tokens.
 const SPLIT_MIN: u32 = 64;
 
-/// Splits of a row that is token `len - 1` of its sequence and sees `window` tokens, 0 for all: `split_tokens` of
-/// kernels/attention/splits.h. With a window a row may have fewer.
+/// Splits of a row that is token `len - 1` of its sequence and sees `window` tokens (0 for all). Matches `split_tokens`
+/// of kernels/attention/splits.h; with a window a row may have fewer.
 pub fn splits_of(len: u32, window: u32) -> u32 {
     let mut tokens = match len {
         0..=1024 => SPLIT_MIN,
@@ -28,7 +28,7 @@ pub fn splits_of(len: u32, window: u32) -> u32 {
     if window == 0 { all } else { all.min(window.div_ceil(tokens).saturating_add(1)) }
 }
 
-/// The kernel for these heads, and how many query heads its blocks take.
+/// The kernel for these heads, and the query heads per workgroup.
 fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, u32) {
     let of = |kernels: &[(Kernel<AttnDecode>, u32)]| {
         let fits = kernels.iter().find(|(_, heads)| *heads >= group);
@@ -57,19 +57,19 @@ fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, 
     chosen.unwrap_or((AttnDecode::attn_decode_f16_any_1, 1))
 }
 
-/// Whether blocks of decode attention write 8-bit rows: each writes whole groups of 32 values, or none.
+/// Whether decode attention can write 8-bit rows: every workgroup must write whole groups of 32 values.
 fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
     let (_, heads) = decode_kernel(kv, head_dim, group);
     let whole = |heads: u32| (heads * head_dim).is_multiple_of(32);
     whole(heads) && whole(group)
 }
 
-/// Whether tiles write f16 rows: a mean of f16 values is in f16's range, one of f32 values may not be.
+/// Whether tiles can write f16 rows. A mean of f16 values fits f16; a mean of f32 values may not.
 pub(super) fn tiles_write_halves(kv: KvType) -> bool {
     kv == KvType::F16
 }
 
-/// Whether some kernel leaves f32 rows though others are wanted, in steps of at most `rows` rows.
+/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows.
 pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
     let decode = |form| match form {
         Some(Form::A8) => !writes_a8(kv, head_dim, group),
@@ -87,7 +87,7 @@ pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted
 }
 
 impl Run<'_> {
-    /// Attention, its result in the form that its reader wants.
+    /// Runs attention, with the result in the form that its reader wants.
     pub(super) fn attend(&self, unit: &Attend, rows: u32) -> Result<(), BackendError> {
         let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
         let group = unit.heads / unit.kv.heads.max(1);
@@ -146,7 +146,8 @@ mod tests {
             [1, 1, 2, 16, 9, 32, 17]
         );
         assert_eq!(splits_of(u32::MAX, 0), SPLITS_MAX);
-        // Of 1500 tokens, cut at multiples of 128, the last 200 lie in splits 10 and 11; a window may reach into one more.
+        // 1500 tokens are cut at multiples of 128. The last 200 lie in splits 10 and 11, and a window may reach into
+        // one more.
         assert_eq!(splits_of(1500, 200), 3);
         assert_eq!(splits_of(100, 1 << 30), 2);
         for (len, window) in [(2000u32, 130u32), (700, 1), (5000, 512), (64, 64), (1025, 1024)] {

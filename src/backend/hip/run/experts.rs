@@ -1,4 +1,4 @@
-//! The choice of experts, and the chosen ones' work on pairs of a row and an expert.
+//! Expert choice, and the chosen experts' work on pairs of a row and an expert.
 
 use super::super::kernels::matmul::{ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, choice};
 use super::super::kernels::ops;
@@ -9,19 +9,19 @@ use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::tensor::DType;
 
-/// Rows of a block of `route`.
+/// Rows per workgroup of `route`.
 const ROUTE_ROWS: u32 = 8;
 
-/// One part of a layer's experts: all of one type and size, found through a table of addresses.
+/// One matrix of a layer's experts (gate, up or down): all of one type and size, found through an address table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertTable {
-    /// Address of each expert's matrix; 0 for those not loaded.
+    /// Address of each expert's matrix; 0 for experts that are not resident.
     pub table: DevicePtr<u64>,
     /// Element type.
     pub dtype: DType,
-    /// Outputs.
+    /// Outputs of a matrix.
     pub rows: u32,
-    /// Inputs.
+    /// Inputs of a matrix.
     pub cols: u32,
 }
 
@@ -48,7 +48,7 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let tables = weights.experts.get(unit.set).copied().flatten();
-        let tables = tables.ok_or(BackendError::Batch("a layer of experts of which none is loaded"))?;
+        let tables = tables.ok_or(BackendError::Batch("no expert of a layer is loaded"))?;
         let [gate, up, down] = tables;
         let used = unit.choice.used;
         self.experts_gated(unit, [gate, up], self.pair_form(down.dtype), rows * used)?;

@@ -1,4 +1,4 @@
-//! Activations in the form that the weights they meet ask for.
+//! Conversion of activations into the form that their weights need.
 
 use super::super::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
 use super::super::scratch::padded;
@@ -7,7 +7,7 @@ use super::super::{DevicePtr, Grid};
 use super::{Run, Weights, offset};
 use crate::backend::BackendError;
 
-/// Where rows lie in 8-bit form: `padded` codes a row.
+/// Addresses of 8-bit rows, `padded` codes per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct A8 {
     /// `i8[M][padded]`.
@@ -18,13 +18,13 @@ pub(super) struct A8 {
     pub sums: DevicePtr<i16>,
 }
 
-/// Threads that take a row of `cols` values in fours, all at once if a block has as many: one row is bound by latency. Not by the
-/// number of rows: a row's bits depend on it.
+/// Threads of a norm over `cols` values, four values each. A row is bound by latency, so a workgroup takes all of it at
+/// once if it can. The row count must not matter: a row's bits depend on the thread count.
 fn norm_threads(cols: u32) -> u32 {
     cols.div_ceil(4).next_multiple_of(64).clamp(64, 1024)
 }
 
-/// Rows that a norm takes, and where f32 results go.
+/// Input rows of a norm, and the target of f32 results.
 #[derive(Clone, Copy)]
 struct NormRows {
     x: DevicePtr<f32>,
@@ -35,24 +35,24 @@ struct NormRows {
 }
 
 impl Run<'_> {
-    /// The 8-bit form; nowhere for a value without.
+    /// Addresses of the 8-bit form; null for a value without it.
     pub(super) fn a8(&self, home: &Home) -> A8 {
         let at = |plane: usize| home.a8.map_or(DevicePtr::NULL, |planes| self.plane::<u8>(planes[plane]));
         A8 { codes: at(0).cast(), scales: at(1).cast(), sums: at(2).cast() }
     }
 
-    /// f16 rows, and the scale of each; nowhere for a value without.
+    /// Addresses of the f16 rows and of their scales; null for a value without them.
     pub(super) fn halves(&self, home: &Home) -> (DevicePtr<u16>, DevicePtr<f32>) {
         let at = |plane: usize| home.half.map_or(DevicePtr::NULL, |planes| self.plane::<u8>(planes[plane]));
         (at(0).cast(), at(1).cast())
     }
 
-    /// The f32 form; nowhere for a value without.
+    /// Address of the f32 form; null for a value without it.
     pub(super) fn floats(&self, home: &Home) -> DevicePtr<f32> {
         home.float.map_or(DevicePtr::NULL, |view| self.at(view))
     }
 
-    /// Another form of f32 rows.
+    /// Converts f32 rows to another form.
     pub(super) fn convert(
         &self,
         from: View,
@@ -101,7 +101,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Which rows a norm reads; null for the first ones.
+    /// Numbers of the rows that a norm reads; null for the first rows.
     fn which(&self, norm: &Norm) -> DevicePtr<u32> {
         if norm.takes { self.places.logits_rows } else { DevicePtr::NULL }
     }
@@ -142,7 +142,8 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)
     }
 
-    /// Of groups that follow each other without gaps each is a row to the kernel; else one launch takes one group of all rows.
+    /// Runs an f32 norm. Groups without gaps are rows to the kernel, in one launch. Otherwise each launch takes one
+    /// group of all rows.
     fn norm_floats(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let Norm { from, group, groups, .. } = *norm;
         let Some(out) = norm.out.float else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Gates: over two products in one launch where a kernel does both, else over values that are there.
+//! Gates: two products and their gate in one launch where a kernel exists, else a gate over computed values.
 
 use super::super::Grid;
 use super::super::kernels::matmul::{GemvGatedA8, GemvGatedF32, choice};
@@ -30,7 +30,7 @@ impl Run<'_> {
         self.gate(&gate, rows)
     }
 
-    /// Both products and the gate over them in one launch.
+    /// Launches both products and their gate at once.
     fn fused(
         &self,
         unit: &GatedProducts,

@@ -1,4 +1,4 @@
-//! Heads on their way to attention: norms, rotation, pages.
+//! Heads before attention: norms, rotation, and the store to KV pages.
 
 use super::super::kernels::ops::RopeKv;
 use super::super::step::bind::{Heads, Kv};
@@ -7,7 +7,7 @@ use super::{Run, Weights};
 use crate::backend::{BackendError, KvType};
 use crate::program::RopeLayout;
 
-/// Heads of a block of `rope_kv`.
+/// Heads per workgroup of `rope_kv`.
 const ROPE_HEADS: u32 = 8;
 
 impl Run<'_> {

@@ -1,4 +1,4 @@
-//! The launches that each unit of a bound program is.
+//! Launches of each unit of a bound program.
 
 mod attention;
 mod experts;
@@ -24,52 +24,52 @@ use crate::tensor::DType;
 /// A matrix on the device and its bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
-    /// Its planes.
+    /// Device address of its planes.
     pub at: DevicePtr<u8>,
     /// Element type.
     pub dtype: DType,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: u32,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: u32,
     /// f32 `[rows]`, or null.
     pub bias: DevicePtr<f32>,
 }
 
-/// Where a part's weights are.
+/// Addresses of a part's weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
-    /// By number of the operand.
+    /// Addresses by operand number.
     pub operands: &'a [DevicePtr<u8>],
-    /// Gates, ups and downs by number of the set of experts.
+    /// Gate, up and down tables by number of the expert set.
     pub experts: &'a [Option<[ExpertTable; 3]>],
 }
 
-/// What the units of a step have in common.
+/// What the units of a step share.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Where they run.
+    /// The device to launch on.
     pub device: &'a Device,
-    /// In which order.
+    /// The stream that orders the launches.
     pub stream: &'a Stream,
-    /// Of which program.
+    /// The bound program.
     pub bound: &'a Bound,
-    /// Room between kernels.
+    /// Memory between kernels.
     pub scratch: &'a Scratch,
     /// Sizes of the step's arrays.
     pub layout: Layout,
-    /// Where these are.
+    /// Addresses of the step's arrays.
     pub places: Places,
-    /// Addresses of KV pages by number.
+    /// Addresses of KV pages by page number, on the device.
     pub pages: DevicePtr<u64>,
-    /// Splits that decode attention launches for, by number of its window.
+    /// Splits that decode attention launches, by window number.
     pub splits: &'a [u32],
-    /// Tables of rotary embeddings, by number.
+    /// Addresses of the rotary tables, by number of the rotary embedding.
     pub angles: &'a [DevicePtr<f32>],
 }
 
 impl Run<'_> {
-    /// Launches what `unit` is. The step's arrays are sent, and the unit's operands are where `weights` says.
+    /// Launches `unit`. The step's arrays must be sent, and `weights` must hold the unit's operands.
     ///
     /// # Errors
     /// [`BackendError`] of a launch.
@@ -77,7 +77,7 @@ impl Run<'_> {
         let rows = match unit.rows {
             Rows::All => self.layout.rows,
             Rows::Wanted => self.layout.logits,
-        } as u32; // at most what the model was opened for, which is checked to fit
+        } as u32; // at most the rows the model was opened for, checked to fit
         if rows == 0 {
             return Ok(());
         }
@@ -98,17 +98,17 @@ impl Run<'_> {
         }
     }
 
-    /// Where a plane starts.
+    /// Address of a plane.
     fn plane<T>(&self, plane: PlaneId) -> DevicePtr<T> {
         self.scratch.plane(plane).cast()
     }
 
-    /// Where rows start.
+    /// Address of a view's first row.
     fn at(&self, view: View) -> DevicePtr<f32> {
         offset(self.plane(view.plane), view.column as usize)
     }
 
-    /// What attention launches for rows of a window.
+    /// Attention splits to launch for a window.
     fn splits(&self, window: usize) -> u32 {
         self.splits.get(window).copied().unwrap_or(1)
     }
@@ -116,7 +116,7 @@ impl Run<'_> {
 
 impl Weights<'_> {
     fn vector(&self, operand: Operand) -> DevicePtr<f32> {
-        // Units are launched once their operands are there.
+        // Units are launched only after their operands are resident.
         self.operands.get(operand.0 as usize).copied().unwrap_or(DevicePtr::NULL).cast()
     }
 
@@ -130,7 +130,7 @@ impl Weights<'_> {
     }
 }
 
-/// An activation's number to kernels.
+/// Kernel number of an activation.
 fn activation(activation: Activation) -> u32 {
     use super::kernels::ops::{GELU, SILU};
     match activation {
@@ -139,12 +139,12 @@ fn activation(activation: Activation) -> u32 {
     }
 }
 
-/// A type that was let through without a kernel for it: a bug.
+/// A type passed the checks but has no kernel: a bug.
 fn no_kernel(what: &str, dtype: DType) -> BackendError {
-    BackendError::Internal(format!("no {what} kernel for {dtype}"))
+    BackendError::Internal(format!("there is no {what} kernel for {dtype}"))
 }
 
-/// The place `count` elements on.
+/// The address `count` elements further on.
 fn offset<T>(at: DevicePtr<T>, count: usize) -> DevicePtr<T> {
     if at.is_null() { at } else { DevicePtr::at(at.address() + (count * size_of::<T>()) as u64) }
 }

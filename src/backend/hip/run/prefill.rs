@@ -1,4 +1,4 @@
-//! Attention of many rows, in tiles of neighbouring rows of one sequence.
+//! Prefill attention: many rows, in tiles of neighbouring rows of one sequence.
 
 use super::super::kernels::Kernel;
 use super::super::kernels::ops::AttnPrefill;
@@ -8,14 +8,14 @@ use super::Run;
 use super::attention::tiles_write_halves;
 use crate::backend::{BackendError, KvType, StepBatch};
 
-/// Queries of one KV head that a tile holds.
+/// Queries of one KV head per tile.
 pub const TILE_QUERIES: u32 = 64;
 
-/// Waves of a block.
+/// Waves per workgroup.
 const WAVES: u32 = 4;
 
-/// The tiles of a step, first row and number of rows of each, those that take longest first, where at most `group` query heads
-/// share a KV head; none where no heads are in so small groups.
+/// The tiles of a step: first row and row count of each, slowest first. At most `group` query heads share a KV head.
+/// Empty for group 0 and for groups above [`TILE_QUERIES`].
 pub fn tiles(group: u32, batch: &StepBatch<'_>) -> Vec<[u32; 2]> {
     let rows_max = TILE_QUERIES.checked_div(group).unwrap_or(0);
     let mut tiles: Vec<[u32; 2]> = Vec::new();

@@ -1,4 +1,4 @@
-//! Matrix products: which kernel, over which matrices at once.
+//! Matrix products: choice of the kernel and of the matrices per launch.
 
 use super::super::kernels::matmul::{Dequant, GemmF16, GemvA8, GemvF32, choice};
 use super::super::scratch::{SLAB_BYTES, WIDE_ROWS};
@@ -8,7 +8,7 @@ use super::forms::A8;
 use super::{Matrix, Run, Weights, no_kernel, offset};
 use crate::backend::BackendError;
 
-/// Matrices that one launch takes.
+/// Most matrices per launch.
 const TOGETHER: usize = 3;
 
 impl Run<'_> {
@@ -22,8 +22,8 @@ impl Run<'_> {
         self.products(&matrices, &unit.from, rows, self.at(unit.out), unit.out.stride, unit.add)
     }
 
-    /// `out[row] = [W0 x, W1 x, ...]` (or added to what is there) for matrices that share an input. Neighbours of one type
-    /// are one launch, up to three.
+    /// Computes `out[row] = [W0 x, W1 x, ...]`, or adds it to `out`, for matrices that share an input. Up to three
+    /// neighbours of one type share a launch.
     pub(super) fn products(
         &self,
         matrices: &[Matrix],
@@ -117,7 +117,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A matrix product of many rows: weights are expanded to f16 slab by slab, each multiplied while it is in the cache.
+    /// Matrix product of many rows. Expands weights to f16 one slab at a time and multiplies each slab while it is
+    /// cached.
     fn expand_and_multiply(
         &self,
         matrix: Matrix,
@@ -131,7 +132,7 @@ impl Run<'_> {
         let (x, x_scale) = self.halves(input);
         let slab: DevicePtr<u16> = self.scratch.slab.ptr();
         let expand = choice::dequant(matrix.dtype);
-        // F16 has that form already: one slab is all of it.
+        // F16 weights need no expansion: one slab holds all of them.
         let at_once = match expand {
             None => matrix.rows,
             Some(_) => {
@@ -141,7 +142,7 @@ impl Run<'_> {
             }
         };
         if at_once == 0 {
-            return Err(BackendError::Internal("a row of weights is longer than a slab".to_owned()));
+            return Err(BackendError::Internal("a weight row is longer than a slab".to_owned()));
         }
         for first in (0..matrix.rows).step_by(at_once as usize) {
             let n = at_once.min(matrix.rows - first);

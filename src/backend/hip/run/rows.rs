@@ -1,4 +1,4 @@
-//! Rows that come and go: embeddings, those whose logits are wanted, sums, caps.
+//! Row operations: embeddings, gathering the rows with logits, sums, caps.
 
 use super::super::Grid;
 use super::super::kernels::ops::{AddRows, CapRows, EmbedRows, TakeRows};

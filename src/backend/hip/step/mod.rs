@@ -4,11 +4,11 @@ pub mod bind;
 
 use crate::backend::{Activations, KvType};
 
-/// How a backend computes: the same for all its models.
+/// Element types to compute with: the same for all models of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// What quantised weights meet.
+    /// Form of activations in products with quantised weights.
     pub activations: Activations,
-    /// Element of KV pages.
+    /// Element type of KV pages.
     pub kv: KvType,
 }

@@ -1,4 +1,4 @@
-//! One tensor's way to the device, in pieces.
+//! The upload of one tensor, in pieces.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,51 +17,51 @@ use crate::backend::BackendError;
 use crate::lock::{Mutex, Rank};
 use crate::tensor::{LazyTensor, MappedFile};
 
-/// Values of a group: what layout kernels count in.
+/// Values per group, the unit that repack kernels count in.
 const GROUP: u64 = 32;
 
-/// A tensor's load.
+/// A tensor's upload.
 pub struct Job {
     pub(super) arrival: Arc<Arrival<Event>>,
-    /// Where it goes: not to be written to once the load is decided.
+    /// Target address. Must not be written to after the load has ended.
     planes: DevicePtr<u8>,
-    /// Its memory until then. Whoever sends a weight away that has come finds the room free at once, however long a thread takes
-    /// to drop its part of this.
+    /// Keeps the target memory alive until the load ends. It is dropped first, so that evicting a loaded weight frees
+    /// the memory at once, even if a thread still holds this job.
     memory: Mutex<Option<Arc<Weight>>>,
     pub(super) tensor: LazyTensor,
-    /// Its memory may have been another's: nothing is written there before this.
+    /// The memory may have had another owner, so writes wait for this event.
     behind: Option<Arc<Event>>,
-    /// Bytes of a unit that may not be cut: a block of a quantised type, a row of a float type.
+    /// Bytes of an indivisible unit: a quant block of a quantised type, a row of a float type.
     unit_bytes: u64,
     units: u64,
-    /// Which way it goes, decided when its first piece is taken; and when that was.
+    /// The chosen way and the time of the choice, set when the first piece is taken.
     way: OnceLock<(Way, Instant)>,
     /// Units handed out to staging threads.
     taken: AtomicU64,
-    /// Units that were submitted or given up.
+    /// Units that were submitted or abandoned.
     ended: AtomicU64,
     failed: Mutex<Option<BackendError>>,
-    /// Behind pieces that ended before the last, by pair of streams.
+    /// Events after pieces that ended before the last one, each with its pair of streams.
     marks: Mutex<Vec<(usize, Arc<Event>)>>,
 }
 
-/// What a staging thread takes of a tensor at a time.
+/// The part of a tensor that a staging thread takes at a time.
 pub struct Piece {
     pub job: Arc<Job>,
     units: Range<u64>,
 }
 
-/// As much of a piece as a buffer holds.
+/// The part of a piece that fits one buffer.
 pub struct Part<'a> {
     job: &'a Job,
     units: Range<u64>,
 }
 
 impl Job {
-    /// The load of `tensor` into `weight`, whose memory is written to behind the event.
+    /// The upload of `tensor` into `weight`. Writes to its memory wait for `behind`.
     ///
     /// # Errors
-    /// [`BackendError::Upload`] when a row is longer than a pinned buffer.
+    /// [`BackendError::Upload`] when a row or quant block is longer than a pinned buffer.
     pub fn new(
         tensor: &LazyTensor,
         weight: Arc<Weight>,
@@ -71,7 +71,7 @@ impl Job {
         Self::to(tensor, (planes, arrival), Some(weight), behind)
     }
 
-    /// As [`Job::new`], to a place on the device and who is told.
+    /// Like [`Job::new`], but with an explicit target address and the arrival to notify.
     pub(super) fn to(
         tensor: &LazyTensor,
         (planes, arrival): (DevicePtr<u8>, Arc<Arrival<Event>>),
@@ -83,7 +83,7 @@ impl Job {
         let unit_bytes = dtype.row_bytes(unit_values).filter(|b| (1..=BUFFER_BYTES as u64).contains(b));
         let unit_bytes = unit_bytes.ok_or_else(|| BackendError::Upload {
             tensor: tensor.name().to_owned(),
-            why: format!("a row of it is longer than {BUFFER_BYTES} bytes"),
+            why: format!("one of its rows is longer than {BUFFER_BYTES} bytes"),
         })?;
         Ok(Self {
             arrival,
@@ -101,34 +101,35 @@ impl Job {
         })
     }
 
-    /// Its bytes in the file.
+    /// Bytes of the tensor in the file.
     pub fn bytes(&self) -> u64 {
         self.units * self.unit_bytes
     }
 
-    /// Says how it ended, its memory let go of. All that was submitted for it is done.
+    /// Ends the load: drops the memory, then notifies the waiters. All submitted work for it must be done.
     pub(super) fn decide(&self, result: Result<(), BackendError>) {
         let memory = self.memory.lock().take();
         drop(memory);
         self.arrival.decide(result);
     }
 
-    /// Which way it goes; `decide` says so the first time.
+    /// The way of this upload; the first call runs `decide` to choose it.
     pub fn way(&self, decide: impl FnOnce() -> Way) -> Way {
         self.way.get_or_init(|| (decide(), Instant::now())).0
     }
 
-    /// Which way it went and since when, once it was begun.
+    /// The chosen way and when it was chosen; `None` before the first piece.
     pub fn begun(&self) -> Option<(Way, Instant)> {
         self.way.get().copied()
     }
 
-    /// Bytes that may not be cut.
+    /// Bytes of an indivisible unit.
     pub fn unit_bytes(&self) -> u64 {
         self.unit_bytes
     }
 
-    /// The next piece, of at most `bytes` bytes or one unit, and whether it is the last. Called under the queue's lock.
+    /// The next piece, of at most `bytes` bytes or one unit, and whether it is the last. The caller holds the queue's
+    /// lock.
     pub fn next_piece(self: &Arc<Self>, bytes: u64) -> (Piece, bool) {
         let units = (bytes / self.unit_bytes).max(1);
         let first = self.taken.fetch_add(units, Ordering::Relaxed);
@@ -136,7 +137,7 @@ impl Job {
         (Piece { job: Arc::clone(self), units: first.min(end)..end }, end == self.units)
     }
 
-    /// Gives up what no thread has taken.
+    /// Abandons all units that no thread has taken.
     pub(super) fn give_up(self: &Arc<Self>, shared: &Shared, ended: &Sender<Ended>, why: &str) {
         let first = self.taken.load(Ordering::Relaxed).min(self.units);
         let piece = Piece { job: Arc::clone(self), units: first..self.units };
@@ -150,7 +151,7 @@ impl Job {
         BackendError::Upload { tensor: self.tensor.name().to_owned(), why }
     }
 
-    /// Where units lie in the file.
+    /// Byte range of units in the file.
     fn range(&self, units: &Range<u64>) -> Range<u64> {
         let start = self.tensor.range().start;
         start + units.start * self.unit_bytes..start + units.end * self.unit_bytes
@@ -158,27 +159,28 @@ impl Job {
 }
 
 impl Piece {
-    /// The whole pages within it, and the parts that lie in them; the parts before and after share pages with others.
+    /// The whole pages within the piece, and the units before, in and after them. Units before and after share pages
+    /// with other data.
     pub fn pages(&self, page: u64) -> Option<(Range<u64>, [Range<u64>; 3])> {
         whole_pages(&self.job.range(&self.units), &self.units, self.job.unit_bytes, page)
     }
 
-    /// Of whose bytes it is.
+    /// The file that holds the piece.
     pub fn file(&self) -> &Arc<MappedFile> {
         self.job.tensor.file()
     }
 
-    /// All of it, where a buffer holds it.
+    /// The whole piece as one part, when it fits a buffer.
     pub fn part(&self) -> Part<'_> {
         Part { job: &self.job, units: self.units.clone() }
     }
 
-    /// All of it in parts that a buffer holds.
+    /// The piece in parts that each fit a buffer.
     pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         self.parts_of(self.units.clone())
     }
 
-    /// `units` of it, likewise.
+    /// The units `units` in parts that each fit a buffer.
     pub fn parts_of(&self, units: Range<u64>) -> impl Iterator<Item = Part<'_>> {
         let most = (BUFFER_BYTES as u64 / self.job.unit_bytes).max(1);
         let starts = (units.start..units.end).step_by(usize::try_from(most).unwrap_or(usize::MAX));
@@ -188,17 +190,17 @@ impl Piece {
         })
     }
 
-    /// Whether it is all of its tensor.
+    /// Whether the piece is the whole tensor.
     fn is_whole(&self) -> bool {
         self.units.end - self.units.start == self.job.units
     }
 
-    /// Its bytes.
+    /// Bytes of the piece.
     pub fn bytes(&self) -> u64 {
         (self.units.end - self.units.start) * self.job.unit_bytes
     }
 
-    /// Counts it as submitted, or as given up for the error. True when it was the last of its job.
+    /// Counts the piece as submitted, or as abandoned with an error. True when it was the last of its job.
     fn count(&self, number: usize, mark: &Arc<Event>, result: Result<(), BackendError>) -> bool {
         let (job, units) = (&self.job, self.units.end - self.units.start);
         if let Err(error) = result {
@@ -211,9 +213,9 @@ impl Piece {
     }
 }
 
-/// Counts pieces as submitted, to pair `number` of the streams, or as given up. Behind those that were the last of their
-/// tensors an event is recorded, one for all of these. `mark` stands behind all that was submitted for these pieces; its thread
-/// records it again and again, so that who waits for it may wait for more, and never for less.
+/// Counts pieces as submitted to stream pair `number`, or as abandoned. When some were the last of their tensors, one
+/// event is recorded for all of these. `mark` follows all work submitted for these pieces. Its thread records it again
+/// and again, so a waiter may wait for more work than it needs, never for less.
 pub fn end(
     shared: &Shared,
     (number, streams): (usize, &Streams),
@@ -253,28 +255,28 @@ pub fn end(
             Err(error) => drop(failed.get_or_insert_with(|| error.clone().into())),
         }
     }
-    // Decided there and not here: who waits is called, and that may take any lock.
-    let _ = ended.send(Ended { jobs, event: event.ok() }); // nobody listens when the device closes
+    // The event thread decides the load, not this one: deciding runs callbacks, which may take any lock.
+    let _ = ended.send(Ended { jobs, event: event.ok() }); // no thread receives when the device closes
 }
 
 impl Part<'_> {
-    /// Where its bytes lie in the file.
+    /// Byte range in the file.
     pub fn range(&self) -> Range<u64> {
         self.job.range(&self.units)
     }
 
-    /// Its bytes.
+    /// Bytes of the part.
     pub fn bytes(&self) -> usize {
         let range = self.range();
         (range.end - range.start) as usize // at most BUFFER_BYTES
     }
 
-    /// Says that it is about to be read.
+    /// Advises the kernel that the part will be read soon.
     pub fn will_need(&self) {
         self.job.tensor.file().will_need(&self.range());
     }
 
-    /// Reads it past the page cache. Where in `out` its first byte is; `None` where that was not done.
+    /// Reads the part past the page cache. Returns the offset of its first byte in `out`, or `None` when it could not.
     ///
     /// # Errors
     /// As [`Part::read`].
@@ -286,10 +288,10 @@ impl Part<'_> {
         file.read_past_cache(&range, out).map_err(|error| self.job.failure(error.to_string()))
     }
 
-    /// Reads it into the first of `out`'s bytes.
+    /// Reads the part into the first bytes of `out`.
     ///
     /// # Errors
-    /// [`BackendError::Upload`]: the file ends before, or cannot be read; and of other parts of the tensor.
+    /// [`BackendError::Upload`] when the file is too short or unreadable, or when another part of the tensor failed.
     pub fn read(&self, out: &mut [u8]) -> Result<(), BackendError> {
         if let Some(error) = &*self.job.failed.lock() {
             return Err(error.clone());
@@ -299,7 +301,8 @@ impl Part<'_> {
         read.map_err(|error| self.job.failure(error.to_string()))
     }
 
-    /// Starts the kernel that makes planes of the bytes in `slot` from `start` on, behind what used their memory before.
+    /// Launches the kernel that repacks the bytes in `slot`, from `start` on, into planes. It waits for the memory's
+    /// earlier users.
     ///
     /// # Errors
     /// [`HipError`].
@@ -341,7 +344,8 @@ impl Part<'_> {
     }
 }
 
-/// The whole pages in `bytes`, which are `units` of `unit` bytes each, and the units before, in and after them.
+/// The whole pages in `bytes`, which are `units` of `unit` bytes each. Also returns the units before, in and after
+/// these pages.
 fn whole_pages(
     bytes: &Range<u64>,
     units: &Range<u64>,

@@ -1,10 +1,10 @@
-//! Bytes on their way from files to the device: a queue, threads that read into pinned memory, streams.
+//! Uploads from files to the device: a queue, threads that read into pinned memory, and streams.
 //!
-//! A staging thread takes the next piece of the tensor at the front, or as many small tensors as one of its pinned buffers holds,
-//! reads them into it (or has the driver pin the file's own pages; `routes` says which), and submits: one copy on a copy stream,
-//! then on a layout stream the kernels that make the planes. So the link and the kernels work
-//! at the same time, and a buffer is free again when its copy is done. An event behind a tensor's last piece is what steps
-//! wait for. One more thread waits for these events and says who is resident.
+//! A staging thread takes the next piece of the front tensor, or as many small tensors as fit one pinned buffer. It
+//! reads them into the buffer, or has the driver pin the file's own pages; `routes` decides. Then it submits one copy
+//! on a copy stream and the kernels that make the planes on a layout stream. So the link and the kernels work at the
+//! same time, and a buffer is free when its copy is done. Steps wait for an event after a tensor's last piece. One more
+//! thread waits for these events and marks tensors as resident.
 
 mod job;
 mod routes;
@@ -25,42 +25,43 @@ use super::{Device, Event, HipError, Stream, StreamPriority};
 use crate::backend::{BackendError, UploadRate};
 use crate::lock::{Condvar, Mutex, Rank};
 
-/// Bytes of a pinned buffer: where the link's rate was reached with several threads, and more brought less.
+/// Bytes per pinned buffer. Several threads reached the link's rate with this size; larger buffers were slower.
 pub const BUFFER_BYTES: usize = 4 << 20;
 
-/// Bytes of a file that are registered at once: in pieces of 64 to 256 MiB each copied as soon as it is registered, the link's
-/// rate was reached, and no more than two of them are a thread's.
+/// Bytes of a file that are registered at once. Pieces of 64 to 256 MiB, each copied once registered, reached the
+/// link's rate. A thread holds at most two of them.
 const REGISTERED_BYTES: u64 = 64 << 20;
 
-/// Staging threads where the configuration names no number. Of a PCIe 5 link of 55 GB/s, 8 threads filled 42, 16 filled 47, and
-/// 4 filled 25.
+/// Most staging threads when the configuration sets no number. On a PCIe 5 link of 55 GB/s, 4 threads reached 25, 8
+/// reached 42 and 16 reached 47.
 const THREADS_MAX: usize = 12;
 
-/// Pinned buffers of a staging thread: one is read into while the other crosses the link.
+/// Pinned buffers per staging thread: one is filled while the other is copied.
 const BUFFERS: usize = 2;
 
-/// Pairs of streams: threads that submit small tensors wait for each other's calls. With two, 18 GB of experts of 1 MB came at
-/// 52 GB/s of a link's 55 (one: 51; four, where calls wait within the driver: 50), and the eight of each layer that a first token
-/// needs at 42 (33; 41).
+/// Pairs of streams. Threads that submit small tensors wait for each other's calls, so one pair is too few. Measured on
+/// a link of 55 GB/s with 18 GB of 1 MB experts: 51 GB/s with one pair, 52 with two. With four it was 50, because calls
+/// wait within the driver. The eight experts per layer of a first token loaded at 33 GB/s (one pair), 42 (two) and 41
+/// (four).
 const STREAMS: usize = 2;
 
-/// How bytes get from a file to the device.
+/// Path of bytes from a file to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadPath {
-    /// The ring, or copies where the device takes ordinary memory faster.
+    /// The ring, or copies on a device that copies ordinary memory faster.
     #[default]
     Auto,
-    /// Through pinned buffers, filled by several threads.
+    /// Through pinned buffers that several threads fill.
     Ring,
-    /// Through ordinary memory, which the driver stages by itself.
+    /// Through ordinary memory, which the driver stages itself.
     Copy,
-    /// From the file's own pages, which the driver pins; the ring where it does not.
+    /// From the file's own pages, pinned by the driver; the ring where pinning fails.
     Registered,
 }
 
 impl UploadPath {
-    /// As the configuration calls it.
+    /// The name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -75,14 +76,14 @@ impl UploadPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileReads {
-    /// Through the page cache, where the next load finds what is still there.
+    /// Through the page cache, where the next load finds pages that are still cached.
     #[default]
     Cached,
-    /// Past it where the file's system can: what else is in there stays, and each load comes from the disk.
+    /// Past the page cache where the filesystem supports it. Other cached data stays, and each load reads the disk.
     Direct,
 }
 
-/// Sums since the device was opened.
+/// Totals since the device was opened.
 #[derive(Debug, Default)]
 pub struct Counts {
     uploads: AtomicU64,
@@ -91,20 +92,21 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Tensors brought, bytes read for them, loads that failed.
+    /// Tensors loaded, bytes read, and loads that failed.
     pub fn read(&self) -> (u64, u64, u64) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (read(&self.uploads), read(&self.bytes), read(&self.failures))
     }
 }
 
-/// What staging threads share.
+/// State that the staging threads share.
 struct Shared {
     device: Device,
     queue: Mutex<Queue>,
     work: Condvar,
     routes: Mutex<Routes>,
-    /// Pairs of streams, each some threads'. Locked while what belongs together is submitted.
+    /// Pairs of streams, each used by some threads. A thread holds the lock while it submits work that belongs
+    /// together.
     streams: Vec<Mutex<Streams>>,
     counts: Counts,
     reads: FileReads,
@@ -113,38 +115,38 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Arc<Job>>,
-    /// Of these jobs, those that no thread has taken.
+    /// Bytes of these jobs that no thread has taken.
     bytes: u64,
     stop: bool,
 }
 
-/// Copies, and the kernels that lay out what they brought.
+/// A copy stream, and the stream of the kernels that repack the copied bytes.
 struct Streams {
     copy: Stream,
     layout: Stream,
 }
 
-/// Tensors all of whose pieces were submitted, or given up; each with its failure, if it failed.
+/// Tensors whose pieces were all submitted or abandoned, each with its failure.
 struct Ended {
     jobs: Vec<(Arc<Job>, Option<BackendError>)>,
-    /// Behind their last copies; without one nothing can be waited for, and the loads failed.
+    /// Recorded after their last copies. With `None` nothing can be waited for, and the loads have failed.
     event: Option<Arc<Event>>,
 }
 
-/// Takes loads, and carries them out in the order they came.
+/// Accepts loads and carries them out in order.
 pub struct Uploader {
     shared: Arc<Shared>,
-    /// Until it is dropped.
+    /// `None` only while dropping.
     ended: Option<Sender<Ended>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Uploader {
-    /// Starts `threads` staging threads, at least one, each with pinned buffers of its own; 0 for three quarters of the
-    /// processor's cores and at most 12.
+    /// Starts `threads` staging threads (at least one), each with its own pinned buffers. 0 means three quarters of the
+    /// processor's cores, at most 12.
     ///
     /// # Errors
-    /// [`BackendError`] when streams, pinned memory or threads cannot be had.
+    /// [`BackendError`] when streams, pinned memory or threads cannot be created.
     pub fn start(
         device: &Device,
         path: UploadPath,
@@ -176,7 +178,7 @@ impl Uploader {
         for number in 0..threads {
             let staging = match Staging::new(device, number, path != UploadPath::Copy, reads) {
                 Err(error) if path == UploadPath::Auto && !error.is_lost() => {
-                    tracing::warn!(%error, "no pinned memory is to be had: weights go through ordinary memory");
+                    tracing::warn!(%error, "pinned memory could not be allocated: weights are uploaded through ordinary memory");
                     shared.routes.lock().refuse(UploadPath::Ring);
                     pinned = false;
                     Staging::new(device, number, false, reads)?
@@ -185,7 +187,7 @@ impl Uploader {
             };
             stagings.push(staging);
         }
-        // Only pinned memory is placed so that it can be read into past the page cache.
+        // Only pinned memory is aligned for reads past the page cache.
         if path == UploadPath::Auto
             && pinned
             && reads == FileReads::Cached
@@ -194,7 +196,7 @@ impl Uploader {
             let rates = first.copy_rates(&device.stream(StreamPriority::Low)?)?;
             if let Some(CopyRates { pinned, plain }) = rates {
                 let (pinned, plain) = (pinned / 1e9, plain / 1e9);
-                tracing::debug!(pinned, plain, "GB/s of one buffer to the device");
+                tracing::debug!(pinned, plain, "upload rate of one buffer, in GB/s");
             }
             *shared.routes.lock() = Routes::new(path, threads, rates);
         }
@@ -208,13 +210,16 @@ impl Uploader {
     }
 
     fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), BackendError> {
-        let start = |e: std::io::Error| BackendError::Start { what: "an upload thread", why: e.to_string() };
+        let start = |e: std::io::Error| BackendError::Start {
+            what: "an upload thread cannot start",
+            why: e.to_string(),
+        };
         let thread = std::thread::Builder::new().name(name).spawn(run).map_err(start)?;
         self.threads.push(thread);
         Ok(())
     }
 
-    /// Takes a load. It is carried out after all that came before.
+    /// Queues a load. It starts after all earlier ones.
     pub fn submit(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.bytes += job.bytes();
@@ -223,12 +228,12 @@ impl Uploader {
         self.shared.work.notify_all();
     }
 
-    /// Ways to the device, and what was seen of them.
+    /// The ways to the device, with their measured rates.
     pub fn rates(&self) -> [UploadRate; 4] {
         self.shared.routes.lock().rates()
     }
 
-    /// What was done.
+    /// Totals since the device was opened.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
@@ -243,13 +248,14 @@ impl Drop for Uploader {
         };
         self.shared.work.notify_all();
         if let Err(lost) = self.shared.device.alive() {
-            // A thread may hang in the driver for good, with the streams locked: nothing is recorded behind these any more.
+            // A thread may hang in the driver forever with the streams locked. So nothing is recorded on these streams
+            // any more.
             for job in left {
                 job.arrival.decide(Err(lost.clone().into()));
             }
             return;
         }
-        // The last sender goes here, and with the last staging thread.
+        // Drop this sender; the other senders end with the staging threads.
         let (telling, ended) = (self.threads.pop(), self.ended.take());
         for job in left {
             if let Some(ended) = &ended {
@@ -266,8 +272,8 @@ impl Drop for Uploader {
     }
 }
 
-/// Says of each tensor that it is resident once its event has happened. Holds the weight until then, so that its memory is
-/// nobody else's while a copy is under way. Bytes of a file that changed meanwhile, or that is shorter now, do not count.
+/// Marks each tensor as resident after its event. Holds the weight until then, so that its memory has no other owner
+/// while a copy is in flight. The load fails if the file has changed or shrunk meanwhile.
 fn tell(ends: &Receiver<Ended>, shared: &Shared) {
     let mut last = Instant::now();
     for Ended { jobs, event } in ends {
@@ -289,15 +295,16 @@ fn tell(ends: &Receiver<Ended>, shared: &Shared) {
             }
             let tensor = job.tensor.name();
             match &result {
-                Ok(()) => tracing::debug!(tensor, bytes = job.bytes(), "a tensor is on the device"),
+                Ok(()) => tracing::debug!(tensor, bytes = job.bytes(), "tensor loaded"),
                 Err(error) => {
-                    tracing::debug!(tensor, bytes = job.bytes(), %error, "a tensor did not get to the device");
+                    tracing::debug!(tensor, bytes = job.bytes(), %error, "tensor load failed");
                 }
             }
             job.decide(result);
         }
         if let Some((way, begun)) = way {
-            // They arrive in order: from the last one's arrival on, or from its own beginning, this one was under way.
+            // Tensors arrive in order. So this one was in progress from the last arrival, or from its own start if that
+            // was later.
             let busy = now.saturating_duration_since(begun.max(last));
             shared.routes.lock().arrived(way, bytes, busy);
         }

@@ -1,43 +1,43 @@
-//! Which way bytes take to the device.
+//! Choice of the way that bytes take to the device.
 //!
-//! A way is a path and a number of staging threads. Unless the configuration names one, it is the ring, whose threads read
-//! files themselves, so that a file that was cut short is an error of theirs; but for a device to which ordinary memory is
-//! copied faster than pinned memory, as one that shares the host's may be: that is tried when the device is opened. Trials on
-//! the first loads instead were led astray: ways that overlap look faster than they are (plain copies, of 10 GB/s, were taken
-//! for the ring's 44 on an H200).
+//! A way is a path and a number of staging threads. Unless the configuration names a path, it is the ring. Its threads
+//! read files themselves, so a truncated file is an error in a thread. Some devices, such as those that share the
+//! host's memory, may copy ordinary memory faster than pinned memory. A trial finds that out when the device opens.
+//! Trials on the first loads were misleading, because overlapping ways look faster than they are: on an H200, plain
+//! copies of 10 GB/s were credited with the ring's 44.
 //!
-//! Registered pages are in the driver's hands. It refuses those that the file has lost, and those it has pinned stay as they
-//! are; that holds where it pins. A driver that follows the page table instead, as AMD's can, may stop the device when pages
-//! vanish: so registered pages are taken only where the configuration names them. (On an H200 they were no faster either: 14
-//! to 16 GB/s.)
+//! The driver controls registered pages. It refuses pages that the file has lost, and pinned pages keep their content;
+//! that holds only where it pins. A driver that follows the page table instead, as AMD's can, may stop the device when
+//! pages vanish. So registered pages are used only when the configuration names them. They were no faster on an H200
+//! either: 14 to 16 GB/s.
 //!
-//! What is told of a way is the time in which its tensors were the next to arrive, so that pauses between loads do not count.
+//! A way's reported time counts only while its tensors were the next to arrive, so pauses between loads do not count.
 
 use std::time::Duration;
 
 use super::UploadPath;
 use crate::backend::UploadRate;
 
-/// Ordinary memory has to be copied faster than pinned memory by this much before the ring is passed over.
+/// Copies of ordinary memory must be this much faster than copies of pinned memory to replace the ring.
 const PLAIN_AHEAD: f64 = 1.25;
 
-/// Shorter tensors are all latency: they go through pinned buffers and tell nothing.
+/// Shorter tensors are dominated by latency. They go through pinned buffers and are not counted in the rates.
 pub const LONG_BYTES: u64 = 1 << 20;
 
-/// Ways at most.
+/// Most ways per device.
 const WAYS: usize = 4;
 
-/// A path, and how many threads carry it.
+/// A path and its number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     pub path: UploadPath,
     pub threads: usize,
 }
 
-/// The last resort, which needs nothing of the driver that a copy does not.
+/// The last resort: it needs only plain copies from the driver.
 const LAST: Way = Way { path: UploadPath::Copy, threads: 1 };
 
-/// Bytes a second that copies of one buffer reach, from pinned and from ordinary memory.
+/// Measured rate of copying one buffer, in bytes per second, from pinned and from ordinary memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRates {
     pub pinned: f64,
@@ -47,24 +47,24 @@ pub struct CopyRates {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     way: Way,
-    /// Of its loads, without the short ones.
+    /// Bytes of its loads, without short ones.
     bytes: u64,
     busy: Duration,
     refused: bool,
 }
 
-/// The ways of one device, the one that is taken where nothing stands against it first.
+/// The ways of one device, in order of preference.
 #[derive(Debug)]
 pub struct Routes {
     candidates: Vec<Candidate>,
 }
 
 impl Routes {
-    /// The ways for `path` with at most `threads` threads; `rates` where they were tried.
+    /// The ways for `path` with at most `threads` threads. `rates` holds the trial's result, if there was one.
     pub fn new(path: UploadPath, threads: usize, rates: Option<CopyRates>) -> Self {
         let all = threads.max(1);
         let ring = Way { path: UploadPath::Ring, threads: all };
-        // The driver's own staging takes one processor: more threads only read the next file pages meanwhile.
+        // The driver's own staging occupies one core; more threads only read the next pages of the file.
         let copy = Way { path: UploadPath::Copy, threads: all.min(4) };
         let ways = match path {
             UploadPath::Auto if rates.is_some_and(|rates| rates.plain > PLAIN_AHEAD * rates.pinned) => {
@@ -83,7 +83,7 @@ impl Routes {
         self.candidates.iter().filter(|candidate| !candidate.refused).map(|candidate| candidate.way)
     }
 
-    /// The way to take now.
+    /// The way to use now.
     pub fn current(&self) -> Way {
         self.open().next().unwrap_or(LAST)
     }
@@ -93,7 +93,7 @@ impl Routes {
         self.open().find(|way| way.path == UploadPath::Ring).unwrap_or_else(|| self.current())
     }
 
-    /// A tensor of `bytes` went this way; for `busy` it was the next to arrive.
+    /// Counts a tensor of `bytes` that took this way and was the next to arrive for `busy`.
     pub fn arrived(&mut self, way: Way, bytes: u64, busy: Duration) {
         let candidate = self.candidates.iter_mut().find(|candidate| candidate.way == way);
         if let Some(candidate) = candidate.filter(|_| bytes >= LONG_BYTES) {
@@ -102,7 +102,7 @@ impl Routes {
         }
     }
 
-    /// A path cannot be taken here: nothing goes that way any more.
+    /// Disables a path that does not work on this device.
     pub fn refuse(&mut self, path: UploadPath) {
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.way.path == path) {
             candidate.refused = true;
@@ -112,7 +112,7 @@ impl Routes {
         }
     }
 
-    /// What is known of each way.
+    /// Measurements of each way.
     pub fn rates(&self) -> [UploadRate; WAYS] {
         let (mut rates, current) = ([UploadRate::default(); WAYS], self.current());
         for (rate, candidate) in rates.iter_mut().zip(&self.candidates) {

@@ -1,5 +1,4 @@
-//! A thread that brings pieces of files to the device: through pinned memory that it reads them into, or from pages of the
-//! file that it has the driver pin.
+//! A thread that uploads pieces of files: through pinned memory that it fills, or from file pages that the driver pins.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,57 +16,57 @@ use crate::backend::BackendError;
 use crate::lock::Mutex;
 use crate::tensor::BLOCK_BYTES;
 
-/// Registered pieces whose copies may be under way: one is registered while the other crosses the link.
+/// Registered pieces per thread: one is registered while the other is copied.
 const REGISTERED: usize = 2;
 
-/// Pieces are not cut smaller than this to give every thread a share.
+/// Smallest piece that a share per thread may be cut to.
 const SHARE_MIN: u64 = 512 << 10;
 
-/// A thread that reads less a second reads from the disk: from the page cache it is four to six times as much.
+/// A thread that reads less per second reads from the disk. From the page cache it reads four to six times as much.
 const COLD_BYTES_PER_SECOND: f64 = 1e9;
 
-/// Copies of a trial: the first finds nothing warm.
+/// Copies per trial; the first one runs cold.
 const COPIES: usize = 4;
 
-/// Pieces, and what became of each.
+/// Pieces, each with its result.
 type Carried = Vec<(Piece, Result<(), BackendError>)>;
 
 /// What one staging thread owns.
 pub struct Staging {
     number: usize,
     lanes: Vec<Lane>,
-    /// Lane that is next.
+    /// The lane used last.
     turn: usize,
-    /// Pages that copies may still read, oldest first.
+    /// Pages that copies in flight may read, oldest first.
     registered: VecDeque<RegisteredPages>,
-    /// Files are read past the page cache.
+    /// Whether files are read past the page cache.
     direct: bool,
-    /// Its streams.
+    /// Index of its pair of streams.
     pair: usize,
-    /// Behind its last piece.
+    /// Event after its last piece.
     mark: Arc<Event>,
 }
 
-/// Where a part lies on its way: on the host, then on the device as the file has it.
+/// Buffers of a part: on the host, then on the device in the file's layout.
 struct Lane {
-    /// `None` where the driver has none to give.
+    /// `None` when the driver could not allocate it.
     pinned: Option<PinnedBuffer>,
-    /// Ordinary memory, once it was needed.
+    /// Ordinary memory, allocated on first use.
     plain: Vec<u8>,
     slot: Buffer,
-    /// What was read last came from the disk.
+    /// The last read came from the disk.
     cold: bool,
-    /// The bytes are in `slot`.
+    /// Recorded when the bytes are in `slot`.
     copied: Event,
-    /// They are in their planes.
+    /// Recorded when the bytes are in their planes.
     laid_out: Event,
 }
 
 impl Staging {
-    /// Buffers on both sides. With `pinned` those on the host are pinned.
+    /// Allocates buffers on host and device. With `pinned` the host buffers are pinned.
     ///
     /// # Errors
-    /// [`HipError`] when there is no memory for them.
+    /// [`HipError`] when memory is short.
     pub fn new(device: &Device, number: usize, pinned: bool, reads: FileReads) -> Result<Self, HipError> {
         let direct = pinned && reads == FileReads::Direct;
         let room = BUFFER_BYTES + if direct { 2 * BLOCK_BYTES } else { 0 };
@@ -87,7 +86,7 @@ impl Staging {
         Ok(Self { number, lanes, turn: 0, registered: VecDeque::new(), direct, pair, mark })
     }
 
-    /// How fast one buffer is copied to the device from pinned and from ordinary memory: the best of a few copies each.
+    /// Measures the copy rate of one buffer from pinned and from ordinary memory: the best of a few copies each.
     ///
     /// # Errors
     /// [`HipError`].
@@ -116,7 +115,7 @@ impl Staging {
         Ok(Some(rates))
     }
 
-    /// Takes pieces until there will be no more.
+    /// Takes and uploads pieces until the queue stops.
     pub fn run(mut self, shared: &Shared, ended: &Sender<Ended>) {
         while let Some((pieces, way)) = self.next(shared) {
             let pieces = match way.path {
@@ -129,7 +128,7 @@ impl Staging {
         }
     }
 
-    /// Waits for pieces; `None` at the end. Who waits keeps no pages from the file.
+    /// Waits for pieces; `None` at the end. A waiting thread keeps no pages registered.
     fn next(&mut self, shared: &Shared) -> Option<(Vec<Piece>, Way)> {
         let mut queue = shared.queue.lock();
         loop {
@@ -139,7 +138,7 @@ impl Staging {
             let waiting = queue.jobs.len();
             if let Some(taken) = queue.take(&shared.routes, shared.reads, self.number) {
                 if queue.jobs.len() < waiting {
-                    shared.work.notify_all(); // the next tensor may take more threads
+                    shared.work.notify_all(); // the next tensor may use more threads
                 }
                 return Some(taken);
             }
@@ -153,7 +152,7 @@ impl Staging {
         }
     }
 
-    /// Brings pieces that fit into one buffer of ours.
+    /// Uploads pieces that fit into one host buffer.
     fn carry(&mut self, shared: &Shared, pieces: Vec<Piece>, path: UploadPath) -> Carried {
         let mut results = Vec::new();
         let parts: Vec<Part<'_>> = pieces.iter().map(Piece::part).collect();
@@ -164,8 +163,8 @@ impl Staging {
         pieces.into_iter().zip(results.into_iter().map(brought)).collect()
     }
 
-    /// Reads parts into a buffer, one behind the other, and submits what brings them from there into their planes. What
-    /// cannot be read is left out, and `read` says of each part what became of that.
+    /// Reads parts into a buffer, one after the other, and submits their copy and repacking. Parts that cannot be read
+    /// are left out; `read` receives the result of each part.
     fn bring(
         &mut self,
         shared: &Shared,
@@ -209,8 +208,8 @@ impl Staging {
         Ok(submit(shared, &streams, &placed, (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
     }
 
-    /// Has the driver pin the pages of a piece, and brings it from there; what shares a page with other tensors goes through
-    /// buffers. Where the driver refuses, all of it does, and all that comes after.
+    /// Uploads pieces from file pages that the driver pins. Bytes that share a page with other tensors go through
+    /// buffers. If the driver refuses, this piece and all later ones go through buffers.
     fn carry_registered(&mut self, shared: &Shared, pieces: Vec<Piece>) -> Carried {
         let carry = |piece: Piece| {
             let result = self.bring_registered(shared, &piece);
@@ -230,9 +229,10 @@ impl Staging {
         let mut registered = match shared.device.register(piece.file(), pages) {
             Ok(registered) => registered,
             Err(error) => {
-                // Pages that the file has lost are refused too: then it is the file, and reading it says so.
+                // The driver also refuses pages that the file has lost. Then the file is at fault, and reading it
+                // reports that.
                 if !error.is_lost() && piece.file().check_unchanged().is_ok() {
-                    tracing::warn!(%error, "pages of model files cannot be registered: weights go another way");
+                    tracing::warn!(%error, "pages of model files cannot be registered: weights take another upload path");
                     shared.routes.lock().refuse(UploadPath::Registered);
                 }
                 return self.bring_each(shared, piece.parts());
@@ -246,7 +246,7 @@ impl Staging {
         result
     }
 
-    /// Brings parts through buffers, one each.
+    /// Uploads parts through buffers, one each.
     fn bring_each<'p>(
         &mut self,
         shared: &Shared,
@@ -276,25 +276,25 @@ impl Staging {
         Ok(submit(shared, &streams, &[(part, 0)], (&lane.slot, &lane.copied, &lane.laid_out), copy)?)
     }
 
-    /// Its streams.
+    /// Its pair of streams.
     fn pair<'s>(&self, shared: &'s Shared) -> Result<&'s Mutex<Streams>, BackendError> {
-        let none = || BackendError::Internal("a staging thread without streams".to_owned());
+        let none = || BackendError::Internal("a staging thread has no streams".to_owned());
         shared.streams.get(self.pair).ok_or_else(none)
     }
 
-    /// The lane whose turn it is.
+    /// The next lane.
     fn lane(&mut self) -> Result<&mut Lane, BackendError> {
         let count = self.lanes.len().max(1);
         self.turn = (self.turn + 1) % count;
-        let none = || BackendError::Internal("a staging thread without buffers".to_owned());
+        let none = || BackendError::Internal("a staging thread has no buffers".to_owned());
         self.lanes.get_mut(self.turn).ok_or_else(none)
     }
 }
 
-/// Where parts begin in a buffer.
+/// Parts with their offset in a buffer.
 type Placed<'p> = Vec<(&'p Part<'p>, usize)>;
 
-/// Reads one part past the page cache, if that can be; and where in `bytes` its first byte is then.
+/// Reads one part past the page cache if possible. Returns the part and the offset of its first byte in `bytes`.
 fn read_part_past_cache<'p>(
     part: &'p Part<'p>,
     bytes: &mut [u8],
@@ -313,7 +313,7 @@ fn read_part_past_cache<'p>(
     }
 }
 
-/// Reads parts one behind the other; where those begin that could be read, and of each what became of it.
+/// Reads parts one after the other. Returns the parts that could be read; `read` receives the result of each.
 fn read_parts<'p>(
     parts: &'p [Part<'p>],
     bytes: &mut [u8],
@@ -331,8 +331,8 @@ fn read_parts<'p>(
     placed
 }
 
-/// Submits what brings parts into a slot, each to its place, and from there into their planes. The slot's last parts are out of
-/// it by then.
+/// Submits the copy of parts into a slot and their repacking into planes. The copy waits until the slot's last parts
+/// are repacked.
 fn submit(
     shared: &Shared,
     streams: &Streams,
@@ -351,8 +351,8 @@ fn submit(
 }
 
 impl Queue {
-    /// The next pieces for a thread, if the tensor at the front has use for it: one, or as many as a buffer holds, but no more
-    /// than the thread's share of what there is to do.
+    /// The next pieces for thread `number`, if the front tensor can use it: one piece, or as many as fit a buffer. They
+    /// do not exceed the thread's share of the queue.
     fn take(&mut self, routes: &Mutex<Routes>, reads: FileReads, number: usize) -> Option<(Vec<Piece>, Way)> {
         let way_of = |job: &Job| {
             job.way(|| {
@@ -371,8 +371,8 @@ impl Queue {
         };
         let (mut pieces, mut room) = (Vec::new(), most);
         while let Some(job) = self.jobs.front() {
-            // What is read past the page cache begins in the buffer where it begins in its block: one alone can be copied as it
-            // lies.
+            // A read past the page cache starts in the buffer at its offset in a disk block. Only a single part can be
+            // copied from there.
             let alone = way.path == UploadPath::Registered || reads == FileReads::Direct;
             let fits = pieces.is_empty() || (!alone && job.unit_bytes() <= room);
             if !fits || way_of(job) != way {
@@ -404,7 +404,7 @@ mod tests {
 
     const THREADS: usize = 2;
 
-    /// Loads of vectors of so many bytes each, in this order.
+    /// Loads of vectors with these byte sizes, in this order.
     fn queue(bytes: impl IntoIterator<Item = u64>) -> Queue {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let (mut queue, mut at) = (Queue::default(), 0);
@@ -421,7 +421,7 @@ mod tests {
         queue
     }
 
-    /// Bytes of the pieces that threads take, one after the other.
+    /// Bytes of the pieces that threads take, in order.
     fn taken(queue: &mut Queue, path: UploadPath, reads: FileReads) -> Vec<Vec<u64>> {
         let routes = Mutex::new(Rank::UploadRoutes, Routes::new(path, THREADS, None));
         let take = |_| queue.take(&routes, reads, 0);
@@ -436,7 +436,7 @@ mod tests {
         let small = [16 << 10; 20];
         assert_eq!(taken(&mut queue(small), UploadPath::Ring, FileReads::Cached), [small.to_vec()]);
         assert_eq!(taken(&mut queue(small), UploadPath::Copy, FileReads::Cached), [small.to_vec()]);
-        // Each begins in a buffer where it begins in its block.
+        // Each starts in the buffer at its offset in a disk block.
         let each: Vec<Vec<u64>> = small.iter().map(|bytes| vec![*bytes]).collect();
         assert_eq!(taken(&mut queue(small), UploadPath::Ring, FileReads::Direct), each);
     }
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn a_thread_takes_its_share_and_no_more_than_a_buffer_holds() {
         const MIB: u64 = 1 << 20;
-        // Of two threads: half of what waits, and at least half a mebibyte.
+        // With two threads: half of the queue, and at least half a mebibyte.
         let found = taken(&mut queue([MIB; 2]), UploadPath::Ring, FileReads::Cached);
         assert_eq!(found, [vec![MIB], vec![MIB / 2], vec![MIB / 2]]);
         let found = taken(&mut queue([16 * MIB]), UploadPath::Ring, FileReads::Cached);

@@ -1,8 +1,8 @@
-//! Cutting text into words before byte-pair merging.
+//! Cuts text into words before byte-pair merging.
 //!
-//! Models are trained with regular expressions for this, named by `tokenizer.ggml.pre`. Here each expression is a scanner
-//! written out by hand: one pass, no backtracking, so that no text costs more than a few looks at each character. The
-//! expressions stand above the scanners; which name means which is llama.cpp's table (`src/llama-vocab.cpp`).
+//! Models are trained with regular expressions for this step, named by `tokenizer.ggml.pre`. Here each expression is a
+//! hand-written scanner: one pass without backtracking, so any text costs only a few looks at each character. The
+//! expressions stand above the scanners. The mapping of names is llama.cpp's table (`src/llama-vocab.cpp`).
 
 use super::TokenizerError;
 use super::error::excerpt;
@@ -18,16 +18,16 @@ use scan::Stage::{
 /// How a vocabulary cuts text into words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PreTokenizer {
-    /// Applied one after the other, each to the pieces that the one before made.
+    /// Stages in order; each splits the pieces of the previous one.
     pub stages: &'static [Stage],
-    /// A word that is a token by itself is taken whole, without merging.
+    /// True to take a word that is a token as a whole, without merging.
     pub whole_words: bool,
     /// Default of `add_bos_token`.
     pub add_bos: bool,
 }
 
 impl PreTokenizer {
-    /// The pre-tokeniser of a name. Without a name llama.cpp's default is taken, as it does.
+    /// The pre-tokeniser of a name. Without a name, llama.cpp's default is used.
     pub fn named(name: Option<&str>) -> Result<Self, TokenizerError> {
         let name = name.unwrap_or("default");
         let known = TABLE.iter().find(|(names, _)| names.contains(&name));
@@ -37,7 +37,7 @@ impl PreTokenizer {
         })
     }
 
-    /// Calls `each` with the words of `text` in order; together they are `text`.
+    /// Calls `each` with the words of `text` in order. Joined, the words equal `text`.
     pub fn words<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
         run(self.stages, text, each);
     }
@@ -54,7 +54,7 @@ const fn merging(stages: &'static [Stage]) -> PreTokenizer {
     PreTokenizer { stages, whole_words: false, add_bos: false }
 }
 
-/// Names by what they mean. Only expressions that a published list of texts and tokens proves are here
+/// Names by pre-tokeniser. Only expressions proven by a published list of texts and tokens are here
 /// (`tests/reference/tokenizer.rs`).
 pub(super) const TABLE: &[(&[&str], PreTokenizer)] = &[
     (&["default"], merging(&[PunctuationRuns { backtick: false }, Gpt2, NumberRuns, DigitTriples])),

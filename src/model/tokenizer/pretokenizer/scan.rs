@@ -1,8 +1,8 @@
-//! The scanners.
+//! Hand-written scanners for the regular expressions of pre-tokenisers.
 
 use super::super::unicode::Class;
 
-/// One regular expression: its matches become pieces, and so does what lies between them.
+/// One regular expression. Its matches become pieces, and so does the text between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Stage {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
@@ -26,8 +26,8 @@ pub(in super::super) enum Stage {
     SpacePunctuation,
     /// `\s?[` [`DEEPSEEK_LETTERS`] `]+`
     DeepSeekLetters,
-    /// `\s?[!-/:-~！-／：-～‘-‟　-。]+`. U+3000 is in the list, as the Python tokenizers read it; llama.cpp has replaced it by
-    /// then, like all white space beyond ASCII.
+    /// `\s?[!-/:-~！-／：-～‘-‟　-。]+`. Includes U+3000, as in the Python tokenizers. llama.cpp has already replaced it
+    /// here, like all white space beyond ASCII.
     DeepSeekPunctuation,
     /// `\s+$`
     TrailingSpace,
@@ -143,7 +143,7 @@ fn cl100k(rest: &str, first: char, digits: usize, marks: bool) -> usize {
 
 const SPACE_LETTER_NUMBER: Class = Class::SPACE.or(Class::LETTER).or(Class::NUMBER);
 
-/// `\s+(?!\S)|\s+`: white space, but for its last character where a word follows.
+/// `\s+(?!\S)|\s+`: white space, except its last character where a word follows.
 fn spaces(rest: &str) -> usize {
     let bytes = run(rest, Class::SPACE);
     match rest[..bytes].char_indices().next_back() {
@@ -184,7 +184,7 @@ fn after_space(rest: &str, first: char, member: impl Fn(char) -> bool) -> usize 
     if bytes > 0 {
         return space + bytes;
     }
-    // A white space that is itself a member (U+3000), with none after it.
+    // A white-space character that is itself a member (U+3000), with no member after it.
     if member(first) { first.len_utf8() } else { 0 }
 }
 

@@ -1,15 +1,15 @@
-//! gemma3: windows by layer, two bases of positions, norms before and after each block, scaled embedding, gated GELU.
+//! gemma3: windows by layer, two rope bases, norms before and after each block, scaled embedding, gated GELU.
 
 use super::{DIMS, Dims, EPSILON, Forge, Qkv, Random, Value, Weights, scaled, start, with};
 
 pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
-    // Layer 5 alone sees everything, as where a file names no pattern.
+    // Only layer 5 attends to all positions: the default pattern of a file that names none.
     let whole = decoder(21, Dims { layers: 7, head_dim: 32, rotated: 32, ..DIMS });
     let linear = decoder(22, Dims { layers: 4, kv_heads: 1, ..DIMS });
     let linear = with(linear, "attention.sliding_window_pattern", Value::u32(3));
     let linear = with(linear, "rope.freq_base_swa", Value::f32(5e3));
     let linear = with(linear, "final_logit_softcapping", Value::f32(20.0));
-    // As many layers as the one model has whose scale of attention is of another width.
+    // As many layers as the one real model whose attention scale comes from another width.
     let deep = Dims { layers: 62, hidden: 32, heads: 2, kv_heads: 1, head_dim: 32, rotated: 32, ffn: 32 };
     vec![
         ("gemma3", whole),

@@ -1,4 +1,4 @@
-//! granite: llama with a scale of the embedding, of attention, of what each block adds, and of logits.
+//! granite: llama with scales of the embedding, of attention, of what each block adds, and of logits.
 
 use super::{DIMS, EPSILON, Forge, Qkv, Random, Value, Weights, start, with};
 
@@ -11,7 +11,7 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     vec![("granite", scales), ("granite-unrotated", plain)]
 }
 
-/// `gain` is the output's, before logits are divided by `logits`.
+/// `gain` is that of the output matrix, before logits are divided by `logits`.
 fn decoder(seed: u64, biases: bool, gain: f32, logits: f32) -> Forge {
     let (forge, vocab) = start(seed, "granite", DIMS);
     let forge = with(forge, "attention.layer_norm_rms_epsilon", Value::f32(EPSILON));

@@ -1,4 +1,4 @@
-//! The llama, qwen2, qwen3 and qwen3moe architectures, and llama's scalings of positions.
+//! The llama, qwen2, qwen3 and qwen3moe architectures, and llama's position scalings.
 
 use super::{
     FFN, Forge, HEADS, HIDDEN, KV_HEADS, LAYERS, Random, TRAINED, Value, Weights, push, scaled,
@@ -8,7 +8,7 @@ use super::{
 const EXPERTS: u64 = 8;
 const EXPERT_FFN: u64 = 32;
 
-/// What a decoder has.
+/// Features of a decoder.
 #[derive(Clone, Copy)]
 struct Shape {
     architecture: &'static str,
@@ -66,7 +66,7 @@ pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
     ]
 }
 
-/// With divisors of the frequencies, from 1 for the fastest pair to `last` for the slowest.
+/// Adds divisors of the rope frequencies, from 1 for the fastest pair to `last` for the slowest.
 fn with_factors(mut forge: Forge, name: &str, last: f32) -> Forge {
     let pairs = LLAMA.head_dim / 2;
     let factor = |pair: u64| 1.0 + (last - 1.0) * pair as f32 / (pairs - 1) as f32;
@@ -104,7 +104,7 @@ impl Weights {
 fn decoder(seed: u64, shape: Shape) -> Forge {
     let key = |name: &str| format!("{}.{name}", shape.architecture);
     let mut forge = Forge::new(seed).set("general.architecture", Value::string(shape.architecture));
-    // Mixtral's files have no width of their own for experts.
+    // Mixtral's files have no separate width for experts.
     let ffn = if shape.experts && shape.architecture == "llama" { EXPERT_FFN } else { FFN };
     for (name, value) in [
         ("context_length", 512),
@@ -132,8 +132,8 @@ fn decoder(seed: u64, shape: Shape) -> Forge {
     }
     let (forge, vocab) = with_vocabulary(forge);
     let mut weights = Weights { forge, random: Random(seed) };
-    // Where it is the output too, logits are as far apart as elsewhere: further, and the other engine's single precision
-    // alone would be off by 1e-4.
+    // A tied embedding is also the output, so it gets a smaller spread and logits differ as much as elsewhere. With a
+    // larger spread the other engine's single precision alone would be off by 1e-4.
     weights.add("token_embd.weight", &[HIDDEN, vocab], 0.0, if shape.tied { 0.5 } else { 1.0 });
     (0..LAYERS).for_each(|index| weights.layer(shape, index));
     weights.norm("output_norm.weight", HIDDEN);

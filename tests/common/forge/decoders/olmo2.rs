@@ -1,9 +1,9 @@
-//! olmo2: norms only after each block, and of queries and keys over all heads at once.
+//! olmo2: norms only after each block, and query and key norms over all heads at once.
 
 use super::{DIMS, EPSILON, Forge, Qkv, Random, TRAINED, Value, Weights, kind, scaled, start, with};
 
 pub(super) fn decoders() -> Vec<(&'static str, Forge)> {
-    // The third generation: windows, and positions stretched where there is none.
+    // The third generation: windows, and stretched positions in the layers without a window.
     let yarn = [("type", Value::string("yarn")), ("factor", Value::f32(4.0))];
     let yarn = yarn.into_iter().chain([("original_context_length", Value::u32(TRAINED))]);
     let window = with(decoder(62), "attention.sliding_window", Value::u32(10));

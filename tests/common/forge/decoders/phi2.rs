@@ -1,4 +1,4 @@
-//! phi2: attention and feed-forward beside each other from one norm, positions in a part of each head, a bias of logits.
+//! phi2: attention and feed-forward in parallel from one norm, positions in a part of each head, a logit bias.
 
 use super::{DIMS, Dims, EPSILON, Forge, Qkv, Random, Value, Weights, start, with};
 

@@ -1,4 +1,4 @@
-//! qwen2moe: experts whose weights are not made to sum to 1, and a shared expert behind a gate of its own.
+//! qwen2moe: expert weights that are not normalized to sum to 1, and a shared expert behind its own gate.
 
 use super::{DIMS, EPSILON, Forge, Qkv, Random, Value, Weights, start, with};
 

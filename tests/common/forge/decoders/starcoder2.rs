@@ -1,4 +1,4 @@
-//! starcoder2: norms by mean and variance, a bias everywhere, GELU without a gate.
+//! starcoder2: norms with mean and variance, biases everywhere, ungated GELU.
 
 use super::{DIMS, EPSILON, Forge, Qkv, Random, Value, Weights, start, with};
 

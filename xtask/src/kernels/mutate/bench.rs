@@ -1,4 +1,4 @@
-//! A look-alike of the kernels as they are, from which changed ones are built and to which it comes back.
+//! A look-alike of the unchanged kernels, the starting point for each changed one.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,37 +9,37 @@ use super::super::{Variant, lookalike, sources};
 use super::suite::{Ended, Select, Suite};
 use crate::error::{Error, Result};
 
-/// What else than the tests themselves may take a while: other programs on the machine.
+/// Extra time for other load on the machine.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It does not compile.
     Refused,
-    /// The compiler makes the same code of it.
+    /// It compiles to the same code.
     Same,
-    /// What noticed it.
+    /// The test that noticed it.
     Killed(String),
     Survived,
 }
 
-/// Built objects of one variant, and the unchanged ones beside.
+/// Built objects of one variant, beside the unchanged ones.
 pub struct Bench {
     variant: Variant,
     root: PathBuf,
     built: PathBuf,
     kept: PathBuf,
-    /// What test programs have to load first.
+    /// Library that test programs must preload.
     preload: Option<PathBuf>,
     patience: Duration,
 }
 
 impl Bench {
-    /// Builds the kernels under `root`, which are as in the repository, and has them pass all tests.
+    /// Builds the unchanged kernels under `root` and runs all tests on them.
     ///
     /// # Errors
-    /// [`Error::Unexpected`] when a test fails without any change; those of building.
+    /// [`Error::Unexpected`] if a test fails without any change; errors of building.
     pub fn new(root: &Path, variant: Variant, suite: &Suite) -> Result<Self> {
         let name = variant.name();
         let mut bench = Self {
@@ -50,22 +50,22 @@ impl Bench {
             preload: lookalike::sanitizer_runtime(variant)?,
             patience: Duration::from_secs(600),
         };
-        println!("{name}: the kernels as they are");
+        println!("{name}: the unchanged kernels");
         let library = lookalike::build_changed(root, &bench.built, variant)?;
         copy_new(&bench.built, &bench.kept)?;
         let (ended, longest) = bench.run(suite, &library, Select::AllBut(&[]))?;
         if ended != Ended::Passed {
-            let text = format!("{ended:?} without any change");
+            let text = format!("{ended:?} without a change");
             return Err(Error::Unexpected { what: "the kernel tests", text });
         }
         bench.patience = longest * 4 + SLACK;
         Ok(bench)
     }
 
-    /// What becomes of the change that stands under `root`; `first` are the tests that may know it.
+    /// Tries the change that is under `root`; `first` are the tests most likely to notice it.
     ///
     /// # Errors
-    /// Those of building and of starting tests.
+    /// Errors of building and of starting tests.
     pub fn try_change(&self, first: &[&str], suite: &Suite) -> Result<Fate> {
         copy_new(&self.kept, &self.built)?;
         let library = match lookalike::build_changed(&self.root, &self.built, self.variant) {
@@ -84,7 +84,7 @@ impl Bench {
             match self.run(suite, &library, *select)?.0 {
                 Ended::Passed => (),
                 Ended::Failed(test) => return Ok(Fate::Killed(test)),
-                Ended::Stalled => return Ok(Fate::Killed("no end".into())),
+                Ended::Stalled => return Ok(Fate::Killed("a time limit".into())),
             }
         }
         Ok(Fate::Survived)
@@ -94,7 +94,7 @@ impl Bench {
         suite.run(library, self.preload.as_deref(), select, self.patience)
     }
 
-    /// Whether no object differs from that of the unchanged kernels.
+    /// Whether all objects equal those of the unchanged kernels.
     fn is_same(&self) -> Result<bool> {
         for name in sources::names()? {
             let object = format!("kernel_{name}.o");
@@ -106,7 +106,7 @@ impl Bench {
     }
 }
 
-/// Copies the files of `from` that differ from those of `to`, but for the library, which is linked anew from objects.
+/// Copies the files of `from` that differ from those of `to`, except the library, which is linked again from objects.
 fn copy_new(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).map_err(Error::at(to))?;
     for entry in fs::read_dir(from).map_err(Error::at(from))? {

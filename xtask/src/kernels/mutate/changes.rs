@@ -1,8 +1,8 @@
-//! Every change of a kernel file that is tried: one number or operator of its code.
+//! All changes of a kernel file that are tried: each changes one number or operator of its code.
 
 use sha2::{Digest, Sha256};
 
-/// Operators and what they become.
+/// Operators and their replacements.
 const OPERATORS: [(&str, &str); 26] = [
     (" + ", " - "),
     (" - ", " + "),
@@ -32,7 +32,7 @@ const OPERATORS: [(&str, &str); 26] = [
     ("max_f32(", "min_f32("),
 ];
 
-/// A place in a text and what stands there instead.
+/// A place in a text and its replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     start: usize,
@@ -41,12 +41,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// `text` with it.
+    /// Applies the change to `text`.
     pub fn applied(&self, text: &str) -> String {
         format!("{}{}{}", &text[..self.start], self.becomes, &text[self.end..])
     }
 
-    /// Where in the file `name` and what.
+    /// Describes the change: file, position, old and new text.
     pub fn shown(&self, name: &str, text: &str) -> String {
         let before = &text[..self.start];
         let line = before.matches('\n').count() + 1;
@@ -57,8 +57,8 @@ impl Change {
     }
 }
 
-/// All changes of a file, in an order that is by chance but the same on every machine, and the same for the changes of lines that
-/// stay as they are.
+/// All changes of a file in a pseudo-random order that is the same on every machine. The order of changes of
+/// unmodified lines is stable too.
 pub fn shuffled(name: &str, text: &str) -> Vec<Change> {
     let mut all = changes(text);
     all.sort_by_cached_key(|change| {
@@ -69,8 +69,8 @@ pub fn shuffled(name: &str, text: &str) -> Vec<Change> {
     all
 }
 
-/// All changes there are: of numbers and of operators, in code. Bounds of launches (`KERNEL(256, ...`), sizes of alignments and
-/// lines for the preprocessor are left alone: most of these change nothing that a kernel computes.
+/// All changes of numbers and operators in code. Bounds of launches (`KERNEL(256, ...`), alignments and preprocessor
+/// lines are skipped: most of these changes do not affect what a kernel computes.
 fn changes(text: &str) -> Vec<Change> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -120,7 +120,7 @@ fn numbers(code: &str) -> impl Iterator<Item = Change> + '_ {
         .filter_map(|(start, end)| Some(Change { start, end, becomes: other_number(&code[start..end])? }))
 }
 
-/// Another number of the same type; `None` for what is none.
+/// Another number of the same type; `None` if `word` is not a number.
 fn other_number(word: &str) -> Option<String> {
     if !word.starts_with(|c: char| c.is_ascii_digit()) {
         return None;

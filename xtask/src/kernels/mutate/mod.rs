@@ -1,5 +1,6 @@
-//! `cargo xtask kernels --mutate`: changes one number or operator of a kernel file, runs the kernel tests on look-alikes built from
-//! that until one fails, and lists what no test noticed: a line that none holds, or one that does not matter.
+//! `cargo xtask kernels --mutate`: changes one number or operator of a kernel file and runs the kernel tests on
+//! look-alikes built from it until one fails. Lists the changes that no test noticed: a line that no test covers, or
+//! one that does not matter.
 
 mod bench;
 mod changes;
@@ -17,14 +18,14 @@ use bench::{Bench, Fate};
 use changes::Change;
 use suite::Suite;
 
-/// What the CPU never compiles.
+/// Files that the CPU never compiles.
 const OTHER_MACHINES: [&str; 2] = ["prelude/amd", "prelude/nvidia"];
 
-/// The first two compile every line for the CPU: both wave sizes, with and without a matrix unit. The last sees accesses that leave
-/// an array. Each is for what those before do not notice.
+/// The first two compile every line for the CPU: both wave sizes, with and without a matrix unit. The last detects
+/// accesses outside an array. Each variant tries only changes that the previous ones did not notice.
 const VARIANTS: [Variant; 3] = [Variant::Wave32, Variant::Wave64NoMatrix, Variant::Wave32Sanitized];
 
-/// Tests by the folders and files they are about: these run first, then all others.
+/// Tests by the folders and files that they cover: these run first, then all others.
 const FIRST: [(&str, &[&str]); 15] = [
     ("gemv", &["matmul::"]),
     ("gemm", &["matmul::gemm"]),
@@ -43,7 +44,7 @@ const FIRST: [(&str, &[&str]); 15] = [
     ("_rows", &["rows::"]),
 ];
 
-/// What became of one file's changes.
+/// Results of one file's changes.
 #[derive(Default)]
 struct Tally {
     places: usize,
@@ -53,11 +54,11 @@ struct Tally {
     survived: usize,
 }
 
-/// In each file whose path contains one of `names`, or in every file when there are none, changes that tests are run on until `rounds`
-/// of them have a verdict.
+/// Tries changes in each file whose path contains one of `names`, or in every file if `names` is empty, until
+/// `rounds` changes per file have a verdict.
 ///
 /// # Errors
-/// [`Error::Survived`], those of building.
+/// [`Error::Survived`], errors of building.
 pub fn run(names: &[String], rounds: usize) -> Result<()> {
     let root = host::target_dir().join("mutants");
     copy(&root.join("kernels"))?;
@@ -81,7 +82,7 @@ pub fn run(names: &[String], rounds: usize) -> Result<()> {
     }
 }
 
-/// What changes are tried with, and those that nothing noticed.
+/// The tests and look-alikes, and the changes that no test noticed.
 struct Trial {
     suite: Suite,
     benches: Vec<Bench>,
@@ -120,7 +121,8 @@ impl Trial {
         Ok(tally)
     }
 
-    /// The first variant that notices it decides; where one compiles it to other code and none notices, it survived.
+    /// Tries the change on each variant until one notices it. It survived if a variant compiles it to other code and
+    /// none notices.
     fn fate(
         &mut self,
         root: &Path,
@@ -170,7 +172,7 @@ fn table(tallies: &[(String, Tally)]) {
     row("all", &sum);
 }
 
-/// The kernels as they are, to be changed one file at a time.
+/// Copies the unchanged kernels, to be changed one file at a time.
 fn copy(to: &Path) -> Result<()> {
     let from = sources::dir();
     let mut files = sources::inputs(&from)?;

@@ -1,4 +1,4 @@
-//! The kernel tests' program, run until the first of its tests fails.
+//! Runs the program of the kernel tests until the first test fails.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,20 +14,20 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::host;
 
-/// How often a wait looks whether the user stopped us.
+/// How often a wait checks whether the user asked to stop.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How a run of tests ended.
+/// Result of a run of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     Passed,
-    /// The test that failed first, or how the program ended.
+    /// The first failed test, or the program's exit status.
     Failed(String),
-    /// No test ended for so long that a loop has no end.
+    /// No test ended within the time limit, so a loop is probably endless.
     Stalled,
 }
 
-/// Which tests to run, as the test program selects them.
+/// The tests to run, as the test program selects them.
 #[derive(Clone, Copy, Debug)]
 pub enum Select<'a> {
     Only(&'a [&'a str]),
@@ -40,10 +40,10 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Builds it, and keeps a copy as `to` that stays the same when somebody builds meanwhile.
+    /// Builds the program and keeps a copy at `to`, so that another build meanwhile does not change it.
     ///
     /// # Errors
-    /// Those of cargo and of copying.
+    /// Errors of cargo and of copying.
     pub fn build(to: &Path) -> Result<Self> {
         let mut command = host::cargo();
         command.args(["test", "--quiet", "--workspace", "--test", "kernels", "--no-run"]);
@@ -54,11 +54,11 @@ impl Suite {
         Ok(Self { program: to.into() })
     }
 
-    /// Runs tests on `library`, which may need `preload` before it, until one fails or nothing ended for `patience`; how that ended, and the longest that it took until
-    /// another test ended.
+    /// Runs tests on `library`, with `preload` loaded first if given, until one fails or none ended for `patience`.
+    /// Returns the result and the longest time between the ends of two tests.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], those of starting it.
+    /// [`Error::Interrupted`], errors of starting the program.
     pub fn run(
         &self,
         library: &Path,
@@ -72,7 +72,7 @@ impl Suite {
             Select::AllBut(tests) => command.args(tests.iter().flat_map(|name| ["--skip", name])),
         };
         if let Some(runtime) = preload {
-            // Rust's runtime keeps some memory to the end, which is no leak of ours.
+            // Rust's runtime keeps some memory until the end, which is not a leak of ours.
             command.env("LD_PRELOAD", runtime).env("ASAN_OPTIONS", "detect_leaks=0");
         }
         command
@@ -81,12 +81,12 @@ impl Suite {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // With what it starts, so that all of it can be ended.
+            // Its own process group, so that its children can be killed too.
             .process_group(0);
         let mut child = command.spawn().map_err(Error::io("the kernel tests"))?;
         let (sender, lines) = channel();
         let output = child.stdout.take();
-        // It ends with the pipe.
+        // The thread ends with the pipe.
         std::thread::spawn(move || {
             let lines = output.into_iter().flat_map(|pipe| BufReader::new(pipe).lines());
             lines.map_while(std::result::Result::ok).all(|line| sender.send(line).is_ok())
@@ -102,7 +102,7 @@ impl Suite {
     }
 }
 
-/// Reads up to the first failure; `None` at the end of what was said.
+/// Reads up to the first failure; `None` at the end of the output.
 fn watch(lines: &Receiver<String>, patience: Duration) -> Result<(Option<Ended>, Duration)> {
     let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
     loop {
@@ -127,17 +127,17 @@ fn watch(lines: &Receiver<String>, patience: Duration) -> Result<(Option<Ended>,
 
 fn end(child: &Child) {
     if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
-        // It may have ended by itself; the wait sees that.
+        // The process may have ended already; the wait sees that.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
-/// The test that this line says has failed.
+/// The test that this line reports as failed.
 fn failed(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// The test program that this line of cargo's says was built.
+/// The test program that a line of cargo's output reports as built.
 fn program(line: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(line).ok()?;
     let is_one = message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "test";
@@ -146,7 +146,7 @@ fn program(line: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod unit {
-    #![allow(clippy::expect_used)] // a test fails by panicking
+    #![allow(clippy::expect_used)] // tests fail by panicking
 
     use std::os::unix::fs::PermissionsExt;
 

@@ -1,18 +1,18 @@
-//! f32 activations: 16 columns per step in two vectors, sums of several weight rows and activation rows at once.
+//! f32 activations: 16 columns per step in two vectors, with sums of several weight rows and activation rows at once.
 
 use std::arch::x86_64::*;
 
 use crate::backend::cpu::matmul::floats::{FloatKernels, ROWS, Tile};
 use crate::tensor::DType;
 
-/// The kernels of this instruction set.
+/// The AVX2 kernels.
 pub(super) struct Floats;
 
 impl FloatKernels for Floats {
-    const TILE: usize = 1; // ROWS * TILE pairs of sums leave registers for the operands
+    const TILE: usize = 1; // ROWS * TILE pairs of sums leave registers for operands
 
     unsafe fn multiply(dtype: DType, _: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
-        // SAFETY: the caller's promise is this function's.
+        // SAFETY: the caller keeps this function's contract.
         unsafe {
             match dtype {
                 DType::F16 => multiply::<F16>(tile, sums),
@@ -27,10 +27,10 @@ impl FloatKernels for Floats {
 trait Float {
     const BYTES: usize;
 
-    /// The 8 values at `p`.
+    /// Loads 8 values at `p`.
     ///
     /// # Safety
-    /// The processor has the features; `p` may be read for 8 values.
+    /// The processor has the features; 8 values at `p` are readable.
     unsafe fn load(p: *const u8) -> __m256;
 }
 
@@ -81,7 +81,7 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     for k in (0..full).step_by(16) {
         tile.prefetch(k * T::BYTES);
         let weights = tile.weights.map(|p| p.wrapping_add(k * T::BYTES));
-        // SAFETY: 16 values from `k` on are in each row.
+        // SAFETY: each row has 16 values from `k` on.
         unsafe { step::<T>(weights, tile.acts.wrapping_add(k), &mut acc) };
     }
     if full < tile.cols {
@@ -91,7 +91,7 @@ unsafe fn multiply<T: Float>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
             // SAFETY: fewer than 16 values of at most 4 bytes are left in the row.
             unsafe { std::ptr::copy_nonoverlapping(at, last.as_mut_ptr(), bytes) };
         }
-        // SAFETY: 16 values in each buffer; the activation row is padded.
+        // SAFETY: each buffer has 16 values; the activation row is padded.
         unsafe { step::<T>(last.each_ref().map(|l| l.as_ptr()), tile.acts.wrapping_add(full), &mut acc) };
     }
     for (acc, sums) in acc.iter().zip(sums) {
@@ -112,7 +112,7 @@ unsafe fn step<T: Float>(weights: [*const u8; ROWS], acts: *const f32, acc: &mut
     }
 }
 
-/// Lanes l and l+8, then l+4, l+2, l+1.
+/// Adds lanes l and l+8, then l+4, l+2, l+1.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_lanes(v: [__m256; 2]) -> f32 {

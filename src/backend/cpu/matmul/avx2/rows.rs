@@ -11,16 +11,16 @@ pub(super) struct Rows8(());
 
 impl Rows8 {
     /// # Safety
-    /// The processor has the features.
+    /// The processor has AVX2, FMA and F16C.
     pub(super) unsafe fn new() -> Self {
         Self(())
     }
 }
 
-/// Operations whose vectors are all in registers.
+/// Operations on registers only.
 macro_rules! op {
     ($e:expr) => {
-        // SAFETY: a `Rows8` exists only where the processor has the features; no memory is touched.
+        // SAFETY: a `Rows8` exists only where the processor has the features; the operation touches no memory.
         unsafe { $e }
     };
 }
@@ -29,12 +29,12 @@ impl Rows for Rows8 {
     const ROWS: usize = 8;
     type Words = __m256i;
     type Floats = __m256;
-    // SAFETY: zeros are floats.
+    // SAFETY: all-zero bytes are valid floats.
     const ZEROS: __m256 = unsafe { std::mem::zeroed() };
 
     #[inline(always)]
     unsafe fn words(self, strip: Strip, at: usize) -> [__m256i; 4] {
-        // SAFETY: the features are there; the caller vouches for 16 bytes at `at` of each of the 8 rows.
+        // SAFETY: the processor has the features; the caller vouches for 16 bytes at `at` of each of the 8 rows.
         unsafe {
             let v = [pair(strip, 0, at), pair(strip, 1, at), pair(strip, 2, at), pair(strip, 3, at)];
             let (ab_lo, ab_hi) = (_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
@@ -49,7 +49,7 @@ impl Rows for Rows8 {
     }
     #[inline(always)]
     fn load(self, rows: &[u32; 16]) -> __m256i {
-        // SAFETY: the features are there; the first 32 of 64 bytes, at any alignment.
+        // SAFETY: the processor has the features; reads the first 32 of 64 bytes, at any alignment.
         unsafe { _mm256_loadu_si256(rows.as_ptr().cast()) }
     }
     #[inline(always)]
@@ -82,7 +82,7 @@ impl Rows for Rows8 {
     }
     #[inline(always)]
     fn lookup(self, table: [u8; 16], bytes: __m256i) -> __m256i {
-        // SAFETY: the features are there; the table is 16 bytes.
+        // SAFETY: the processor has the features; the table is 16 bytes.
         unsafe {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bytes)
@@ -92,7 +92,7 @@ impl Rows for Rows8 {
     fn fifth_bits(self, bits: __m256i, quad: usize) -> __m256i {
         let mask =
             op!(_mm256_set1_epi32(if quad.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 }));
-        // Byte quad / 2 of each word four times.
+        // Copies byte quad / 2 of each word four times.
         op!({
             let words = _mm256_setr_epi32(
                 0,
@@ -111,13 +111,13 @@ impl Rows for Rows8 {
     }
     #[inline(always)]
     fn symmetric(self, codes: __m256i, _: u8) -> __m256i {
-        codes // products take codes as they are: unsigned, or signed ones by `Codes::Signed`
+        codes // products take codes unchanged: unsigned, or signed for `Codes::Signed`
     }
     #[inline(always)]
     fn halves(self, a: __m256i) -> __m256 {
         op!({
             let low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
-            // Packing works within 128-bit halves; the permutation brings both together.
+            // Packing works within 128-bit halves; the permutation joins both.
             let packed = _mm256_permute4x64_epi64::<0b00_00_10_00>(_mm256_packus_epi32(low, low));
             _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
         })
@@ -133,7 +133,7 @@ impl Rows for Rows8 {
     }
     #[inline(always)]
     fn signed_byte(self, a: __m256i, j: usize) -> __m256 {
-        // To the top, then down again with its sign.
+        // Shifts the byte to the top, then back down with its sign.
         let up = self.shl32(a, 24 - 8 * j);
         op!(_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(up)))
     }
@@ -150,7 +150,7 @@ impl Rows for Rows8 {
 /// 16 bytes at `at` of rows `i` and `i + 4`, at any alignment.
 ///
 /// # Safety
-/// The processor has the features; the bytes exist.
+/// The processor has the features; the bytes are readable.
 #[inline(always)]
 unsafe fn pair(strip: Strip, i: usize, at: usize) -> __m256i {
     // SAFETY: the caller's promise is this function's.

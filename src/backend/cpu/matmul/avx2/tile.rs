@@ -23,7 +23,7 @@ impl Panel {
     pub(super) const ZERO: Self = Self { codes: [[Quad([0; 32]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
 }
 
-/// Quads whose products 16 bits hold together.
+/// Quads whose products fit in 16-bit sums.
 const fn run<C: Codec>() -> usize {
     match C::CODES {
         Codes::Nibbles { .. } => 8,
@@ -33,7 +33,7 @@ const fn run<C: Codec>() -> usize {
     }
 }
 
-/// What the integer sum over part `part` of group `g` starts with: the correction of codes that are too large.
+/// Start value of the integer sum over part `part` of group `g`: it corrects codes that are too large.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m256i {
@@ -47,7 +47,7 @@ unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m2
     _mm256_set1_epi32(sum / 128 * zero) // exact: the offsets are -128 times code sums
 }
 
-/// Products of one quad, pairs added, in 16 bits.
+/// Products of one quad in 16 bits, with pairs added.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn pairs<C: Codec>(weights: __m256i, x: __m256i) -> __m256i {
@@ -59,7 +59,7 @@ fn pairs<C: Codec>(weights: __m256i, x: __m256i) -> __m256i {
     }
 }
 
-/// `dots` plus the 16-bit sums, pairs added once more.
+/// `dots` plus the 16-bit sums, with pairs added once more.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widen(dots: __m256i, sums: __m256i) -> __m256i {
@@ -83,7 +83,7 @@ unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m256, acc: __m256) -> _
     _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
 }
 
-/// 4 codes of row `m` in every lane.
+/// 4 codes of row `m`, in every lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m256i {
@@ -91,35 +91,36 @@ unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m256i {
     _mm256_set1_epi32(unsafe { acts.quad(m, at) })
 }
 
-/// All bits of the lowest `rows` of 8 lanes.
+/// A mask of the lowest `rows` of 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn mask(rows: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(rows as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
-/// The sums of 8 weight rows and activation row `m`; those that are not wanted are 0.
+/// The sums of 8 weight rows and activation row `m`; unneeded sums are 0.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_at(sums: Sums, m: usize) -> __m256 {
     if sums.from_zero {
         return _mm256_setzero_ps();
     }
-    // SAFETY: the caller vouches for the places that the mask keeps to.
+    // SAFETY: the caller vouches for the places that the mask selects.
     unsafe { _mm256_maskload_ps(sums.place(m, 0), mask(sums.rows_from(0, 8))) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store_sums(sums: Sums, m: usize, acc: __m256) {
-    // SAFETY: the caller vouches for the places that the mask keeps to.
+    // SAFETY: the caller vouches for the places that the mask selects.
     unsafe { _mm256_maskstore_ps(sums.place(m, 0), mask(sums.rows_from(0, 8)), acc) }
 }
 
 /// Decodes a piece.
 ///
 /// # Safety
-/// The processor has the features; the strip's rows hold the piece's groups: whole blocks, at most [`PANEL_GROUPS`] groups.
+/// The processor has the features. The strip's rows hold the piece's groups, which are whole blocks and at most
+/// [`PANEL_GROUPS`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
@@ -156,13 +157,13 @@ unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: 
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
 }
 
-/// A panel times `N` activation rows: adds `groups` groups to the sums.
+/// Multiplies a panel with `N` activation rows: adds `groups` groups to the sums.
 ///
-/// Registers: 3 N sums (16 and 32 bits, float), a weight, an activation. N = 4 fills the 16 there are.
+/// Registers: 3 N sums (16 and 32 bits, float), a weight, an activation. N = 4 fills the 16 registers.
 ///
 /// # Safety
-/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` may be read
-/// and written.
+/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` are readable and
+/// writable.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<C: Codec, const N: usize>(
     panel: &Panel,
@@ -254,7 +255,7 @@ unsafe fn part_dots<C: Codec, const N: usize>(
     dots
 }
 
-/// As [`multiply`], with the codes going from the file's bytes through registers: for so few activation rows that a
+/// As [`multiply`], but codes go from the file's bytes directly through registers: for so few activation rows that a
 /// panel would cost more than it saves. `scales` is scratch.
 ///
 /// # Safety
@@ -303,10 +304,10 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     }
 }
 
-/// 16-bit sums of each run of quads, per group and activation row.
+/// 16-bit sums of each run of quads, by group and activation row.
 type Shorts<const N: usize, const R: usize> = [[[__m256i; 8]; N]; R];
 
-/// `R` groups of `N` activation rows; their fine codes too if `FINE`.
+/// Adds `R` groups of `N` activation rows, and their fine codes if `FINE`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bool>(

@@ -1,15 +1,15 @@
-//! f32 activations: 16 columns per vector, sums of several weight rows and activation rows at once.
+//! f32 activations: 16 columns per vector, with sums of several weight rows and activation rows at once.
 
 use std::arch::x86_64::*;
 
 use crate::backend::cpu::matmul::floats::{FloatKernels, ROWS, Tile};
 use crate::tensor::DType;
 
-/// The kernels of this instruction set.
+/// The AVX-512 kernels.
 pub(super) struct Floats;
 
 impl FloatKernels for Floats {
-    const TILE: usize = 6; // ROWS * TILE sums leave registers for the operands
+    const TILE: usize = 6; // ROWS * TILE sums leave registers for operands
 
     unsafe fn multiply(dtype: DType, n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
         // SAFETY: the caller's promise is this function's.
@@ -27,10 +27,10 @@ impl FloatKernels for Floats {
 trait Float {
     const BYTES: usize;
 
-    /// The values that `mask` names of the 16 at `p`, others 0.
+    /// Loads the values that `mask` selects of the 16 at `p`; others are 0.
     ///
     /// # Safety
-    /// The processor has the features; `p` may be read for the values named by `mask`.
+    /// The processor has the features; the selected values at `p` are readable.
     unsafe fn load(p: *const u8, mask: u16) -> __m512;
 }
 
@@ -44,7 +44,7 @@ impl Float for F32 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn load(p: *const u8, mask: u16) -> __m512 {
-        // SAFETY: the caller vouches for the masked values; masked-out ones are not read.
+        // SAFETY: the caller vouches for the masked values; the load skips the others.
         unsafe { _mm512_maskz_loadu_ps(mask, p.cast()) }
     }
 }
@@ -89,19 +89,19 @@ unsafe fn multiply_n<T: Float>(n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]
 }
 
 /// # Safety
-/// The processor has the features; each of `tile.weights` points at `cols` values of the type, `tile.acts` at `N` rows
-/// of `stride` floats, at least `cols` rounded up to 16 and zero beyond `cols`.
+/// The processor has the features. Each of `tile.weights` points at `cols` values of the type. `tile.acts` points at
+/// `N` rows of `stride` floats, at least `cols` rounded up to 16 and zero beyond `cols`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn multiply<T: Float, const N: usize>(tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
     let mut acc = [[_mm512_setzero_ps(); N]; ROWS];
     let full = tile.cols / 16 * 16;
     for k in (0..full).step_by(16) {
         tile.prefetch(k * T::BYTES);
-        // SAFETY: 16 values from `k` on are in each row.
+        // SAFETY: each row has 16 values from `k` on.
         unsafe { step::<T, N>(tile, k, u16::MAX, &mut acc) };
     }
     if full < tile.cols {
-        // SAFETY: the mask keeps to the values there are; activation rows are padded.
+        // SAFETY: the mask selects existing values only; activation rows are padded.
         unsafe { step::<T, N>(tile, full, (1 << (tile.cols - full)) - 1, &mut acc) };
     }
     for (acc, sums) in acc.iter().zip(sums) {
@@ -128,7 +128,7 @@ unsafe fn step<T: Float, const N: usize>(tile: Tile, k: usize, mask: u16, acc: &
     }
 }
 
-/// Lanes l and l+8, then l+4, l+2, l+1.
+/// Adds lanes l and l+8, then l+4, l+2, l+1.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn add_lanes(v: __m512) -> f32 {

@@ -17,14 +17,14 @@ use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::isa::{Isa, Kernels};
 
-/// What a thread keeps between calls.
+/// A thread's buffers, kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     panels: Option<Box<[Panel; 2]>>,
     tail: Vec<u8>,
 }
 
-/// Quantised weights, 8-bit activations. Shapes were checked.
+/// Quantised weights times 8-bit activations. Shapes were checked.
 pub(super) fn int8(
     kernels: Kernels,
     weight: &MatrixView<'_>,
@@ -42,7 +42,7 @@ pub(super) fn int8(
     }
 }
 
-/// Any weights, f32 activations. Shapes were checked.
+/// Any weights times f32 activations. Shapes were checked.
 pub(super) fn float(
     kernels: Kernels,
     weight: &MatrixView<'_>,
@@ -56,7 +56,7 @@ pub(super) fn float(
     unsafe { floats::multiply::<float::Floats>(weight, rows, acts, &mut scratch.values, out) }
 }
 
-/// The kernels of a type.
+/// The kernels of one weight type.
 struct Of<C>(PhantomData<C>);
 
 impl<C: Codec> StripKernels for Of<C> {
@@ -93,10 +93,10 @@ impl<C: Codec> StripKernels for Of<C> {
     }
 }
 
-/// [`tile::multiply`] of `n` activation rows.
+/// [`tile::multiply`] with `n` activation rows.
 ///
 /// # Safety
-/// As there.
+/// As for [`tile::multiply`].
 unsafe fn multiply_n<C: Codec, const W: usize>(
     n: usize,
     panels: &[Panel; 2],

@@ -11,16 +11,16 @@ pub(super) struct Rows16(());
 
 impl Rows16 {
     /// # Safety
-    /// The processor has the features.
+    /// The processor has AVX-512 F, BW, DQ, VL and VNNI.
     pub(super) unsafe fn new() -> Self {
         Self(())
     }
 }
 
-/// Operations whose vectors are all in registers.
+/// Operations on registers only.
 macro_rules! op {
     ($e:expr) => {
-        // SAFETY: a `Rows16` exists only where the processor has the features; no memory is touched.
+        // SAFETY: a `Rows16` exists only where the processor has the features; the operation touches no memory.
         unsafe { $e }
     };
 }
@@ -29,12 +29,12 @@ impl Rows for Rows16 {
     const ROWS: usize = 16;
     type Words = __m512i;
     type Floats = __m512;
-    // SAFETY: zeros are floats.
+    // SAFETY: all-zero bytes are valid floats.
     const ZEROS: __m512 = unsafe { std::mem::zeroed() };
 
     #[inline(always)]
     unsafe fn words(self, strip: Strip, at: usize) -> [__m512i; 4] {
-        // SAFETY: the features are there; the caller vouches for 16 bytes at `at` of each of the 16 rows.
+        // SAFETY: the processor has the features; the caller vouches for 16 bytes at `at` of each of the 16 rows.
         unsafe {
             let v = [four(strip, 0, at), four(strip, 1, at), four(strip, 2, at), four(strip, 3, at)];
             let (ab_lo, ab_hi) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
@@ -49,7 +49,7 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn load(self, rows: &[u32; 16]) -> __m512i {
-        // SAFETY: the features are there; 64 bytes, at any alignment.
+        // SAFETY: the processor has the features; reads 64 bytes, at any alignment.
         unsafe { _mm512_loadu_si512(rows.as_ptr().cast()) }
     }
     #[inline(always)]
@@ -82,7 +82,7 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn lookup(self, table: [u8; 16], bytes: __m512i) -> __m512i {
-        // SAFETY: the features are there; the table is 16 bytes.
+        // SAFETY: the processor has the features; the table is 16 bytes.
         unsafe {
             let table = _mm_loadu_si128(table.as_ptr().cast());
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bytes)
@@ -91,7 +91,7 @@ impl Rows for Rows16 {
     #[inline(always)]
     fn fifth_bits(self, bits: __m512i, quad: usize) -> __m512i {
         let mask = if quad.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32 as i32 };
-        // Byte quad / 2 of each word four times.
+        // Copies byte quad / 2 of each word four times.
         op!({
             let words = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c));
             let bytes = _mm512_shuffle_epi8(bits, _mm512_add_epi8(words, _mm512_set1_epi8(quad as i8 / 2)));
@@ -100,7 +100,7 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn symmetric(self, codes: __m512i, zero: u8) -> __m512i {
-        // Unsigned, 128 too large: of signed codes this turns the sign.
+        // Makes codes unsigned and 128 too large; for signed codes this flips the sign bit.
         op!(_mm512_add_epi8(codes, _mm512_set1_epi8((128 - zero) as i8)))
     }
     #[inline(always)]
@@ -118,7 +118,7 @@ impl Rows for Rows16 {
     }
     #[inline(always)]
     fn signed_byte(self, a: __m512i, j: usize) -> __m512 {
-        // To the top, then down again with its sign.
+        // Shifts the byte to the top, then back down with its sign.
         let up = self.shl32(a, 24 - 8 * j);
         op!(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up)))
     }
@@ -135,7 +135,7 @@ impl Rows for Rows16 {
 /// 16 bytes at `at` of rows `i`, `i + 4`, `i + 8` and `i + 12`, at any alignment.
 ///
 /// # Safety
-/// The processor has the features; the bytes exist.
+/// The processor has the features; the bytes are readable.
 #[inline(always)]
 unsafe fn four(strip: Strip, i: usize, at: usize) -> __m512i {
     // SAFETY: the caller's promise is this function's.

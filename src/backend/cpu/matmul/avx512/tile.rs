@@ -25,7 +25,7 @@ impl Panel {
     pub(super) const ZERO: Self = Self { codes: [[Quad([0; 64]); 8]; PANEL_GROUPS], scales: Scales::ZERO };
 }
 
-/// What the integer sum over part `part` of group `g` starts with: the correction of codes that are 128 too large.
+/// Start value of the integer sum over part `part` of group `g`: it corrects codes that are 128 too large.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m512i {
@@ -56,7 +56,7 @@ unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m512, acc: __m512) -> _
     _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
 }
 
-/// 4 codes of row `m` in every lane.
+/// 4 codes of row `m`, in every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m512i {
@@ -64,25 +64,25 @@ unsafe fn broadcast(acts: Plane, m: usize, at: usize) -> __m512i {
     _mm512_set1_epi32(unsafe { acts.quad(m, at) })
 }
 
-/// The sums of 16 weight rows from `row` on and activation row `m`; those that are not wanted are 0.
+/// The sums of 16 weight rows from `row` on and activation row `m`; unneeded sums are 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn sums_at(sums: Sums, m: usize, row: usize) -> __m512 {
     if sums.from_zero {
         return _mm512_setzero_ps();
     }
-    // SAFETY: the caller vouches for the places that the mask keeps to.
+    // SAFETY: the caller vouches for the places that the mask selects.
     unsafe { _mm512_maskz_loadu_ps(mask(sums.rows_from(row, 16)), sums.place(m, row)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn store_sums(sums: Sums, m: usize, row: usize, acc: __m512) {
-    // SAFETY: the caller vouches for the places that the mask keeps to.
+    // SAFETY: the caller vouches for the places that the mask selects.
     unsafe { _mm512_mask_storeu_ps(sums.place(m, row), mask(sums.rows_from(row, 16)), acc) }
 }
 
-/// The lowest `rows` of 16 lanes.
+/// A mask of the lowest `rows` of 16 lanes.
 fn mask(rows: usize) -> u16 {
     ((1u32 << rows) - 1) as u16
 }
@@ -90,7 +90,8 @@ fn mask(rows: usize) -> u16 {
 /// Decodes a piece.
 ///
 /// # Safety
-/// The processor has the features; the strip's rows hold the piece's groups: whole blocks, at most [`PANEL_GROUPS`] groups.
+/// The processor has the features. The strip's rows hold the piece's groups, which are whole blocks and at most
+/// [`PANEL_GROUPS`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
     let Piece { strip, first, groups, ahead } = piece;
@@ -127,13 +128,13 @@ unsafe fn decode_step<C: Codec, const R: usize>(strip: Strip, first: usize, at: 
     unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
 }
 
-/// `W` panels times `N` activation rows: adds `groups` groups to the sums.
+/// Multiplies `W` panels with `N` activation rows: adds `groups` groups to the sums.
 ///
-/// Registers: 2 W N sums (integer and float), W weights, 1 activation. W = 2, N = 6 fills the 32 there are.
+/// Registers: 2 W N sums (integer and float), W weights, 1 activation. W = 2, N = 6 fills the 32 registers.
 ///
 /// # Safety
-/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` may be read
-/// and written.
+/// The processor has the features; `acts` holds `N` rows of `groups` groups; the places of `sums` are readable and
+/// writable.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
     panels: &[Panel; 2],
@@ -223,7 +224,7 @@ unsafe fn add_part<C: Codec, const W: usize, const N: usize>(
     acc
 }
 
-/// One activation row's fine codes, if group `g` has any.
+/// Adds one activation row's fine codes, if group `g` has any.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_fine<C: Codec, const W: usize>(
@@ -244,8 +245,8 @@ unsafe fn add_fine<C: Codec, const W: usize>(
     acc.map(|[acc]| acc)
 }
 
-/// As [`multiply`] for one strip, with the codes going from the file's bytes through registers: for so few activation
-/// rows that a panel would cost more than it saves. `scales` is scratch.
+/// As [`multiply`] for one strip, but codes go from the file's bytes directly through registers: for so few
+/// activation rows that a panel would cost more than it saves. `scales` is scratch.
 ///
 /// # Safety
 /// As for [`decode`] and [`multiply`].
@@ -293,7 +294,7 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
     }
 }
 
-/// `R` groups of `N` activation rows; their fine codes too if `FINE`.
+/// Adds `R` groups of `N` activation rows, and their fine codes if `FINE`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bool>(
@@ -346,7 +347,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     acc
 }
 
-/// What the integer sums of `R` groups of `N` rows start with, for both parts.
+/// Start values of the integer sums of `R` groups of `N` rows, for both parts.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn offsets<C: Codec, const N: usize, const R: usize>(

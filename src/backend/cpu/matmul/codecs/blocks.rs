@@ -1,12 +1,12 @@
-//! Types whose quant block is one group of 32.
+//! Codecs of types whose quant block is one group of 32.
 
-#![allow(non_camel_case_types)] // the names are ggml's own
+#![allow(non_camel_case_types)] // ggml's names
 
 use super::{Codec, Codes, Rows, Scales, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
 use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, e8m0_half_bits};
 
-/// Writes the first bytes of the blocks of `groups` groups, f16 or one byte, as the words of `headers`.
+/// Reads the first bytes of the blocks of `groups` groups, an f16 or one byte each, into the words of `headers`.
 ///
 /// # Safety
 /// The rows hold the groups.
@@ -26,7 +26,7 @@ unsafe fn read_headers<V: Rows, T: Into<u32>>(
     }
 }
 
-/// Scales of types whose block starts with f16 d.
+/// Reads the scales of types whose block starts with f16 d.
 ///
 /// # Safety
 /// The rows hold the groups.
@@ -43,7 +43,7 @@ unsafe fn leading_halves<V: Rows>(
     let headers = &mut headers[..groups];
     // SAFETY: the caller's promise is this function's.
     unsafe { read_headers::<V, u16>(headers, strip, block_bytes, first) };
-    // Read back only when all are written, so that no load waits on a store.
+    // Read back only after all are written, so that no load waits on a store.
     for (scales, header) in scales[at..].iter_mut().zip(headers) {
         scales[0] = v.halves(v.load(header));
     }
@@ -123,7 +123,7 @@ impl Codec for Q4_1 {
     const BLOCK_BYTES: usize = 20;
     const STEP_GROUPS: usize = 4;
 
-    /// Four blocks are 20 words, so headers come with the codes at no load of their own.
+    /// Four blocks are 20 words, so headers are loaded with the codes at no extra load.
     #[inline(always)]
     unsafe fn codes<V: Rows, const R: usize>(
         v: V,
@@ -146,8 +146,8 @@ impl Codec for Q4_1 {
     unsafe fn scales<V: Rows>(_: V, _: Strip, _: usize, _: usize, _: ScalesOut<'_, V>) {}
 }
 
-/// Takes words `4 J .. 4 J + 4` of the `5 R` words of `R` Q4_1 blocks; the last four are loaded together, so that no
-/// load goes past them. No loop over `J` and no closure: neither is sure to be compiled into its caller.
+/// Takes words `4 J .. 4 J + 4` of the `5 R` words of `R` Q4_1 blocks. The last four are loaded together, so that no
+/// load passes the end. No loop over `J` and no closure: the compiler may not inline either.
 #[inline(always)]
 unsafe fn q4_1_words<V: Rows, const R: usize, const J: usize>(
     v: V,
@@ -240,9 +240,9 @@ impl Codec for Q5_1 {
 pub(in super::super) struct MXFP4;
 
 impl MXFP4 {
-    /// What is added to codes: the largest is 12.
+    /// Added to codes to make them unsigned: the largest magnitude is 12.
     const ZERO: u8 = 12;
-    /// Codes, so much too large.
+    /// Codes with [`Self::ZERO`] added.
     const TABLE: [u8; 16] = {
         let mut table = [0; 16];
         let mut i = 0;

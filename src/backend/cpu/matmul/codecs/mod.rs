@@ -1,9 +1,9 @@
-//! Weights of a strip's rows, from the file's blocks to codes with one row per 32-bit lane: written once for all vector
-//! instruction sets.
+//! Reads the weights of a strip's rows from the file's blocks into codes, with one row per 32-bit lane. Written once
+//! for all vector instruction sets.
 //!
-//! A vector holds 4 consecutive codes of each row, to be multiplied with 4 broadcast activation codes. Codes of symmetric
-//! types are given as unsigned numbers, `zero` too large, or signed; [`Rows::symmetric`] makes of them what the
-//! instruction set's products take, and the activations' `offsets` take back what was added.
+//! A vector holds 4 consecutive codes of each row, to be multiplied with 4 broadcast activation codes. Codes of
+//! symmetric types are signed, or unsigned and `zero` too large. [`Rows::symmetric`] converts them to the form that
+//! the instruction set's products take. The activations' `offsets` subtract what was added.
 #![allow(unsafe_code)]
 
 mod blocks;
@@ -17,7 +17,8 @@ pub(super) use superblocks::{Q4_K, Q5_K, Q6_K};
 use super::strips::{PANEL_GROUPS, Strip};
 use crate::backend::cpu::quant::GroupKind;
 
-/// What codes are, and so how many of their products 16 bits hold. Activation codes are in -127..=127.
+/// Range of the codes, which determines how many of their products fit in 16 bits. Activation codes are in
+/// -127..=127.
 #[derive(Clone, Copy)]
 pub(super) enum Codes {
     /// 0..=15, `zero` too large. A whole group: 15 * 127 * 2 * 8 = 30,480.
@@ -31,7 +32,7 @@ pub(super) enum Codes {
 }
 
 impl Codes {
-    /// What was added to the codes.
+    /// The number added to the codes.
     pub(super) const fn zero(self) -> i32 {
         match self {
             Self::Nibbles { zero } | Self::FiveBits { zero } | Self::SixBits { zero } => zero,
@@ -40,46 +41,46 @@ impl Codes {
     }
 }
 
-/// Operations on vectors that hold one 32-bit word, or one f32, per weight row of a strip. A value of such a type is
-/// proof that the processor has the instructions.
+/// Operations on vectors that hold one 32-bit word, or one f32, per weight row of a strip. A value proves that the
+/// processor has the instructions.
 pub(super) trait Rows: Copy + Debug {
     /// Rows of a strip, at most 16.
     const ROWS: usize;
-    /// A word per row: 4 codes, or bytes of headers.
+    /// One word per row: 4 codes, or bytes of headers.
     type Words: Copy;
-    /// An f32 per row.
+    /// One f32 per row.
     type Floats: Copy + Debug;
-    /// Zeros.
+    /// All lanes zero.
     const ZEROS: Self::Floats;
 
     /// 16 bytes at `at` of each row, as 4 vectors of one word per row.
     ///
     /// # Safety
-    /// They exist.
+    /// The bytes are readable.
     unsafe fn words(self, strip: Strip, at: usize) -> [Self::Words; 4];
-    /// A word for each row; those past [`Self::ROWS`] are left out.
+    /// One word for each row; ignores those past [`Self::ROWS`].
     fn load(self, rows: &[u32; 16]) -> Self::Words;
-    /// The same byte everywhere.
+    /// `byte` in all bytes.
     fn splat(self, byte: u8) -> Self::Words;
     fn and(self, a: Self::Words, b: Self::Words) -> Self::Words;
     fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
-    /// 16-bit lanes to the left.
+    /// Shifts 16-bit lanes left.
     fn shl16(self, a: Self::Words, n: usize) -> Self::Words;
-    /// 16-bit lanes to the right.
+    /// Shifts 16-bit lanes right.
     fn shr16(self, a: Self::Words, n: usize) -> Self::Words;
-    /// Words to the left.
+    /// Shifts words left.
     fn shl32(self, a: Self::Words, n: usize) -> Self::Words;
-    /// Words to the right.
+    /// Shifts words right.
     fn shr32(self, a: Self::Words, n: usize) -> Self::Words;
-    /// Entry of the table for each byte, which is below 16.
+    /// Looks up each byte, which must be below 16, in the table.
     fn lookup(self, table: [u8; 16], bytes: Self::Words) -> Self::Words;
     /// 16 in byte i of a word where bit `4 * quad + i` of the same word of `bits` is set, else 0.
     fn fifth_bits(self, bits: Self::Words, quad: usize) -> Self::Words;
-    /// Codes of a symmetric type, `zero` too large (128 or less), as products take them.
+    /// Converts codes of a symmetric type, `zero` too large (128 or less), to the form that products take.
     fn symmetric(self, codes: Self::Words, zero: u8) -> Self::Words;
     /// The f16 in the low half of each word.
     fn halves(self, a: Self::Words) -> Self::Floats;
-    /// Words as the bits of floats.
+    /// Reinterprets words as floats.
     fn floats(self, a: Self::Words) -> Self::Floats;
     /// Byte `j` of each word as a number.
     fn byte(self, a: Self::Words, j: usize) -> Self::Floats;
@@ -98,7 +99,7 @@ pub(super) trait Rows: Copy + Debug {
     }
 }
 
-/// A quantised type. Functions must be compiled with the instructions of `V`, which only their callers have: all are
+/// A quantised type. The functions need the instructions of `V`, which only their callers enable. So all are
 /// `#[inline(always)]`, and none has closures of its own.
 pub(super) trait Codec {
     const KIND: GroupKind;
@@ -106,16 +107,16 @@ pub(super) trait Codec {
     const BLOCK_LEN: usize;
     const BLOCK_BYTES: usize;
     const CODES: Codes;
-    /// Most groups that one call of `codes` gives.
+    /// Most groups per call of `codes`.
     const STEP_GROUPS: usize;
-    /// Integer sums that a group takes: one per scale.
+    /// Integer sums per group: one per scale.
     const PARTS: usize = match Self::KIND {
         GroupKind::SymmetricHalves => 2,
         GroupKind::Symmetric | GroupKind::Affine => 1,
     };
 
-    /// Gives `put(g, quad, codes)` for all quads of the `R` groups from `first` on, `g` counting from 0.
-    /// Types of larger blocks take `R = STEP_GROUPS` only. A type that has no use for `scales` writes theirs to `out`.
+    /// Calls `put(g, quad, codes)` for all quads of the `R` groups from `first` on; `g` counts from 0. Types of
+    /// larger blocks take only `R = STEP_GROUPS`. A type whose `scales` does nothing writes its scales to `out` here.
     ///
     /// # Safety
     /// The rows hold these groups.
@@ -127,22 +128,22 @@ pub(super) trait Codec {
         put: impl FnMut(usize, usize, V::Words),
     );
 
-    /// Writes scales and minima of the `groups` groups from `first` on, whole blocks both.
+    /// Writes scales and minima of the `groups` groups from `first` on; both must be whole blocks.
     ///
     /// # Safety
     /// As for `codes`.
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>);
 
-    /// Bytes of `groups` groups, whole blocks.
+    /// Bytes of `groups` groups, which must be whole blocks.
     fn bytes(groups: usize) -> usize {
         groups * 32 * Self::BLOCK_BYTES / Self::BLOCK_LEN
     }
 }
 
-/// Groups whose scales are read before their codes: whole blocks, few, so that fetching ahead hardly pauses.
+/// Groups whose scales are read before their codes: whole blocks, and so few that prefetching hardly pauses.
 pub(super) const SCALE_RUN: usize = 8;
 
-/// `step`, known to the compiler for types that take steps of one size.
+/// `step`, as a constant for types that have one step size.
 pub(super) const fn step_arm<C: Codec>(step: usize) -> usize {
     if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
 }
@@ -150,10 +151,10 @@ pub(super) const fn step_arm<C: Codec>(step: usize) -> usize {
 /// Scales of a panel's groups, one row per lane.
 #[derive(Clone, Debug)]
 pub(super) struct Scales<V: Rows> {
-    /// Per group, per half.
+    /// By group, by half.
     pub(super) scales: [[V::Floats; 2]; PANEL_GROUPS],
     pub(super) mins: [V::Floats; PANEL_GROUPS],
-    /// Block headers on their way.
+    /// Scratch for block headers.
     headers: [[u32; 16]; PANEL_GROUPS],
 }
 
@@ -165,7 +166,7 @@ impl<V: Rows> Scales<V> {
     };
 }
 
-/// Where scales of the groups from `at` on go.
+/// Destination of the scales of groups from `at` on.
 pub(super) struct ScalesOut<'a, V: Rows> {
     pub(super) scales: &'a mut Scales<V>,
     pub(super) at: usize,
@@ -181,7 +182,7 @@ impl<V: Rows> ScalesOut<'_, V> {
     }
 }
 
-/// Does `$do` with `$codec` standing for the codec of a quantised `$dtype`; nothing for other types.
+/// Runs `$do` with `$codec` as the codec of a quantised `$dtype`; does nothing for other types.
 macro_rules! with_codec {
     ($dtype:expr, $codec:ident => $do:expr) => {
         with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 Q4_K Q5_K Q6_K)

@@ -1,12 +1,13 @@
-//! Types whose quant block is eight groups of 32.
+//! Codecs of types whose quant block is eight groups of 32.
 
-#![allow(non_camel_case_types)] // the names are ggml's own
+#![allow(non_camel_case_types)] // ggml's names
 
 use super::{Codec, Codes, Rows, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
 use crate::backend::cpu::quant::GroupKind;
 
-/// Scales and minima of Q4_K and Q5_K, whose blocks start with f16 d, f16 dmin and 12 bytes of both in 6 bits.
+/// Reads scales and minima of Q4_K and Q5_K, whose blocks start with f16 d, f16 dmin and 12 bytes with 6 bits of
+/// each.
 ///
 /// # Safety
 /// The rows hold the groups.
@@ -25,7 +26,7 @@ unsafe fn k4_scales<V: Rows>(
         // SAFETY: the block's first 16 bytes.
         let [d, a, b, c] = unsafe { v.words(strip, (first / 8 + block) * block_bytes) };
         let (d, dmin) = (v.halves(d), v.neg(v.halves(v.shr32(d, 16))));
-        // Bytes of each word: numbers 0..4 in 6 bits of a and b; 4..8 in 4 bits of c and the top bits of a and b.
+        // Bytes of each word: numbers 0..4 are 6 bits of a and b; 4..8 are 4 bits of c and the top bits of a and b.
         let six = v.splat(63);
         let top = v.splat(0x30);
         let sc = [v.and(a, six), v.or(v.low_nibbles(c), v.and(v.shr16(a, 2), top))];
@@ -96,7 +97,7 @@ impl Codec for Q5_K {
                 (v.words(strip, block + 16 + 16 * half), v.words(strip, block + 48 + 16 * g + 16 * half))
             };
             for (i, (high, low)) in high.into_iter().zip(low).enumerate() {
-                // Bit g of a byte is the fifth of that value's code in group g.
+                // Bit g of a byte is the fifth bit of that value's code in group g.
                 let fifth = v.shl16(v.and(v.shr16(high, g), v.splat(1)), 4);
                 put(0, 4 * half + i, v.or(v.low_nibbles(low), fifth));
                 let fifth = v.shl16(v.and(v.shr16(high, g + 1), v.splat(1)), 4);

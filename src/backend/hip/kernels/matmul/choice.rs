@@ -1,4 +1,4 @@
-//! Which kernel multiplies a type for so many rows, and the shape of its launch.
+//! Choice of a kernel by weight type and row count, and the shape of its launch.
 
 use super::super::super::launch::Grid;
 use super::super::Kernel;
@@ -8,26 +8,26 @@ use super::{
 };
 use crate::tensor::DType;
 
-/// Outputs of a tile of `gemv_*` and `gemv_experts_*`.
+/// Outputs per tile of `gemv_*` and `gemv_experts_*`.
 const GEMV_TILE: u32 = 16;
-/// Blocks past which one takes several tiles: more than any device runs at a time, so that none is idle, and so few that the
-/// start of a block, when it waits for its activations, does not count.
+/// Above this many workgroups, each takes several tiles. 1024 is more than any device runs at a time, so none is idle.
+/// It is few enough that a workgroup's start, when it waits for its activations, costs little.
 const GEMV_BLOCKS: u32 = 1024;
-/// Outputs of a block of `gemv_gated_*` and `gemv_experts_gated_*`.
+/// Outputs per workgroup of `gemv_gated_*` and `gemv_experts_gated_*`.
 const GATED_TILE: u32 = 32;
-/// Blocks of `gemm_f16_128` below which a large device is better filled by the smaller tiles of `gemm_f16_64`.
+/// With fewer workgroups of `gemm_f16_128`, the smaller tiles of `gemm_f16_64` fill a large device better.
 const GEMM_BLOCKS: u32 = 128;
 
-/// A kernel and the activation rows that its blocks take at once.
+/// A kernel, and the activation rows that one workgroup takes.
 #[derive(Debug)]
 pub struct Columns<A> {
-    /// The kernel.
+    /// The kernel to launch.
     pub kernel: Kernel<A>,
-    /// Rows of a block.
+    /// Activation rows per workgroup.
     pub columns: u32,
 }
 
-/// The variant with the fewest columns that takes `rows` at once, else the one with the most.
+/// The variant with the fewest columns that still takes all `rows`, else the widest one.
 fn fitting<A: super::super::Arguments, const N: usize>(
     kernels: [(Kernel<A>, u32); N],
     rows: u32,
@@ -36,30 +36,30 @@ fn fitting<A: super::super::Arguments, const N: usize>(
     Some(Columns { kernel: chosen.0, columns: chosen.1 })
 }
 
-/// Blocks of a `gemv_*` launch: outputs of its matrices and activation rows.
+/// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.
 pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
     let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add).max(1);
-    // All blocks take as many tiles as any, but for the last.
+    // All workgroups but the last take the same number of tiles.
     let each = tiles.div_ceil(GEMV_BLOCKS);
     Grid::xy(tiles.div_ceil(each), rows.div_ceil(columns.max(1)).max(1))
 }
 
-/// Blocks of a `gemv_gated_*` launch.
+/// Grid of a `gemv_gated_*` launch.
 pub fn gated_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GATED_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
 }
 
-/// Blocks of a `gemv_experts_*` launch.
+/// Grid of a `gemv_experts_*` launch; `pairs` counts pairs of a row and an expert.
 pub fn experts_grid(outputs: u32, pairs: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GEMV_TILE).max(1), pairs.max(1))
 }
 
-/// Blocks of a `gemv_experts_gated_*` launch.
+/// Grid of a `gemv_experts_gated_*` launch.
 pub fn experts_gated_grid(outputs: u32, pairs: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GATED_TILE).max(1), pairs.max(1))
 }
 
-/// The kernel for so many outputs and activation rows, and its blocks. Both give the same bits.
+/// The f16 product kernel and its grid. Both kernels give the same bits.
 pub fn gemm(outputs: u32, rows: u32) -> (Kernel<GemmF16>, Grid) {
     let tiles = |side: u32| (rows.div_ceil(side).max(1), outputs.div_ceil(side).max(1));
     let ((across, down), kernel) = match tiles(128) {
@@ -69,7 +69,8 @@ pub fn gemm(outputs: u32, rows: u32) -> (Kernel<GemmF16>, Grid) {
     (kernel, Grid::xy(across, down))
 }
 
-/// Lays out a quantised type; `None` for float types, whose rows [`super::RepackRows`] copies, and for types without kernels.
+/// Kernel that repacks a quantised type into planes. `None` for float types, which [`super::RepackRows`] copies, and
+/// for types without kernels.
 pub fn repack(dtype: DType) -> Option<Kernel<Repack>> {
     Some(match dtype {
         DType::Q8_0 => Repack::repack_q8_0,
@@ -85,7 +86,7 @@ pub fn repack(dtype: DType) -> Option<Kernel<Repack>> {
     })
 }
 
-/// Makes f16 rows; `None` for F16, which has that form, and for types without kernels.
+/// Kernel that expands weights to f16 rows. `None` for F16, which needs none, and for types without kernels.
 pub fn dequant(dtype: DType) -> Option<Kernel<Dequant>> {
     Some(match dtype {
         DType::Q8_0 => Dequant::dequant_q8_0,
@@ -103,7 +104,7 @@ pub fn dequant(dtype: DType) -> Option<Kernel<Dequant>> {
     })
 }
 
-/// Multiplies a quantised type with 8-bit rows.
+/// Product of a quantised type with 8-bit rows.
 pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
     match dtype {
         DType::Q8_0 => fitting(
@@ -191,7 +192,7 @@ pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
     }
 }
 
-/// Multiplies with f32 rows.
+/// Product with f32 rows.
 pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
     match dtype {
         DType::Q8_0 => fitting([(GemvF32::gemv_q8_0_f32_1, 1), (GemvF32::gemv_q8_0_f32_4, 4)], rows),
@@ -234,7 +235,7 @@ pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
     }
 }
 
-/// Gate and up of a quantised type with 8-bit rows.
+/// Gate and up products of a quantised type with 8-bit rows.
 pub fn gated_a8(dtype: DType, rows: u32) -> Option<Columns<GemvGatedA8>> {
     match dtype {
         DType::Q8_0 => fitting(
@@ -322,7 +323,7 @@ pub fn gated_a8(dtype: DType, rows: u32) -> Option<Columns<GemvGatedA8>> {
     }
 }
 
-/// Gate and up with f32 rows.
+/// Gate and up products with f32 rows.
 pub fn gated_f32(dtype: DType, rows: u32) -> Option<Columns<GemvGatedF32>> {
     match dtype {
         DType::Q8_0 => fitting(
@@ -392,7 +393,7 @@ pub fn gated_f32(dtype: DType, rows: u32) -> Option<Columns<GemvGatedF32>> {
     }
 }
 
-/// Experts of a quantised type with 8-bit rows.
+/// Expert products of a quantised type with 8-bit rows.
 pub fn experts_a8(dtype: DType) -> Option<Kernel<ExpertsA8>> {
     Some(match dtype {
         DType::Q8_0 => ExpertsA8::gemv_experts_q8_0_a8,
@@ -408,7 +409,7 @@ pub fn experts_a8(dtype: DType) -> Option<Kernel<ExpertsA8>> {
     })
 }
 
-/// Experts with f32 rows.
+/// Expert products with f32 rows.
 pub fn experts_f32(dtype: DType) -> Option<Kernel<ExpertsF32>> {
     Some(match dtype {
         DType::Q8_0 => ExpertsF32::gemv_experts_q8_0_f32,
@@ -427,7 +428,7 @@ pub fn experts_f32(dtype: DType) -> Option<Kernel<ExpertsF32>> {
     })
 }
 
-/// Gate and up of experts of a quantised type with 8-bit rows.
+/// Gate and up products of experts of a quantised type with 8-bit rows.
 pub fn experts_gated_a8(dtype: DType) -> Option<Kernel<ExpertsGatedA8>> {
     Some(match dtype {
         DType::Q8_0 => ExpertsGatedA8::gemv_experts_gated_q8_0_a8,
@@ -443,7 +444,7 @@ pub fn experts_gated_a8(dtype: DType) -> Option<Kernel<ExpertsGatedA8>> {
     })
 }
 
-/// Gate and up of experts with f32 rows.
+/// Gate and up products of experts with f32 rows.
 pub fn experts_gated_f32(dtype: DType) -> Option<Kernel<ExpertsGatedF32>> {
     Some(match dtype {
         DType::Q8_0 => ExpertsGatedF32::gemv_experts_gated_q8_0_f32,

@@ -1,23 +1,23 @@
-//! Where a weight tensor's numbers lie on the device: `kernels/quant/planes.h` in Rust.
+//! Device layout of a weight tensor: `kernels/quant/planes.h` in Rust.
 
 use crate::tensor::DType;
 
-/// A plane starts at a multiple of this.
+/// Alignment of each plane, in bytes.
 pub const PLANE_ALIGN: u64 = 256;
 
-/// Most planes of a type.
+/// Most planes per type.
 pub const PLANES_MAX: usize = 4;
 
-/// The planes of a tensor.
+/// Layout of a tensor's planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
-    /// Bytes from the tensor's start to each plane; the tensor's size for planes that it does not have.
+    /// Bytes from the tensor's start to each plane; the tensor's size for planes that the type lacks.
     pub offsets: [u64; PLANES_MAX],
-    /// Bytes of the tensor.
+    /// Bytes of the tensor on the device.
     pub bytes: u64,
 }
 
-/// Bytes per so many values, for each plane of a quantised type.
+/// For each plane of a quantised type: bytes, and the number of values they hold.
 fn entries(dtype: DType) -> &'static [(u64, u64)] {
     match dtype {
         DType::Q8_0 => &[(32, 32), (2, 32)],
@@ -33,8 +33,8 @@ fn entries(dtype: DType) -> &'static [(u64, u64)] {
     }
 }
 
-/// The planes of `rows` x `cols` values; `None` for types without kernels, rows of broken blocks, and sizes whose groups of 32
-/// (for float types: 16-byte chunks) the kernels could not count in 32 bits.
+/// The planes of `rows` x `cols` values. `None` for types without kernels and for rows that are not whole quant blocks.
+/// Also `None` when kernels could not count groups of 32 (for float types: 16-byte chunks) in 32 bits.
 pub fn planes(dtype: DType, rows: u64, cols: u64) -> Option<Planes> {
     let row_bytes = dtype.row_bytes(cols)?;
     let weights = rows.checked_mul(cols)?;

@@ -1,4 +1,4 @@
-//! In which forms rows of a value meet weights.
+//! Forms that rows of a value take for their weights.
 
 use crate::backend::Activations;
 use crate::backend::hip::scratch::MATRIX_ROWS;
@@ -23,51 +23,51 @@ pub const FORMS: [Form; 3] = [Form::A8, Form::Float, Form::Half];
 pub struct Forms(u8);
 
 impl Forms {
-    /// One form.
+    /// The set with one form.
     pub const fn of(form: Form) -> Self {
         Self(1 << form as u8)
     }
 
-    /// Whether a form is among them.
+    /// Whether the set contains a form.
     pub fn has(self, form: Form) -> bool {
         self.0 & Self::of(form).0 != 0
     }
 
-    /// The form, where it is one.
+    /// The form, if the set has exactly one.
     pub fn only(self) -> Option<Form> {
         FORMS.into_iter().find(|form| self == Self::of(*form))
     }
 
-    /// With those of another set.
+    /// The union with another set.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// All but this one.
+    /// The set without one form.
     pub fn without(self, form: Form) -> Self {
         Self(self.0 & !Self::of(form).0)
     }
 }
 
-/// Forms that the readers of a value want.
+/// Forms that a value's readers want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// In a step of fewer than [`MATRIX_ROWS`] rows.
+    /// Forms in a step of fewer than [`MATRIX_ROWS`] rows.
     pub few: Forms,
-    /// In a step of as many.
+    /// Forms in a step of at least [`MATRIX_ROWS`] rows.
     pub many: Forms,
 }
 
 impl Wanted {
-    /// f32 alone.
+    /// Only f32.
     pub const FLOAT: Self = Self::always(Form::Float);
 
-    /// One form, however many rows there are.
+    /// One form at any row count.
     pub const fn always(form: Form) -> Self {
         Self { few: Forms::of(form), many: Forms::of(form) }
     }
 
-    /// What a product wants with a matrix of a type and so many columns, in steps of at most `rows` rows.
+    /// Forms that a product wants, given the matrix type and columns, in steps of at most `rows` rows.
     pub fn by_product(activations: Activations, dtype: DType, cols: u32, rows: usize) -> Self {
         let few = Forms::of(form(activations, dtype, 1, cols));
         if rows < MATRIX_ROWS {
@@ -76,33 +76,34 @@ impl Wanted {
         Self { few, many: Forms::of(form(activations, dtype, MATRIX_ROWS as u32, cols)) }
     }
 
-    /// Those for so many rows.
+    /// Forms wanted at this row count.
     pub fn at(self, rows: u32) -> Forms {
         if rows as usize >= MATRIX_ROWS { self.many } else { self.few }
     }
 
-    /// With those that others want.
+    /// The union with another reader's forms.
     pub fn and(self, other: Self) -> Self {
         Self { few: self.few.and(other.few), many: self.many.and(other.many) }
     }
 
-    /// All that are wanted at any number of rows.
+    /// Forms wanted at any row count.
     pub fn any(self) -> Forms {
         self.few.and(self.many)
     }
 
-    /// Whether one form is wanted at a time.
+    /// Whether each row count wants exactly one form.
     pub fn is_single(self) -> bool {
         self.few.only().is_some() && self.many.only().is_some()
     }
 }
 
-/// Whether a type holds plain numbers.
+/// Whether a type is unquantised.
 pub fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// In which form `rows` rows of `cols` values meet weights of a type. F32 weights would lose by f16.
+/// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F16 would lose precision of F32
+/// weights.
 pub fn form(activations: Activations, dtype: DType, rows: u32, cols: u32) -> Form {
     let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
     match activations {
@@ -113,7 +114,7 @@ pub fn form(activations: Activations, dtype: DType, rows: u32, cols: u32) -> For
     }
 }
 
-/// In which form pairs of a row and an expert meet weights: few rows for each matrix, so as single rows do.
+/// Form for pairs of a row and an expert. Each matrix has few rows, so pairs use the form of single rows.
 pub fn pair_form(activations: Activations, dtype: DType) -> Form {
     if is_float(dtype) || activations == Activations::F32 { Form::Float } else { Form::A8 }
 }

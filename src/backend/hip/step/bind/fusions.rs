@@ -1,44 +1,44 @@
-//! Which operations one kernel computes together.
+//! Operations that one kernel computes together.
 //!
-//! Heads: norms of query and key heads, their rotation, and the store of keys and values, in the place of the last of them.
-//! Gates: two products of one input, and the gate over them. Rows whose logits are wanted: their copy, and the norm that reads it.
+//! Heads: norms of query and key heads, their rotation, and the store of keys and values, in the place of the last of
+//! these. Gates: two products of one input, and their gate. Rows with logits: their copy, and the norm that reads it.
 
 use super::uses::{Uses, VersionId};
 use crate::program::{NormKind, Op, Program, RopeId, State, StateId, TensorId};
 
-/// Operations that become one unit.
+/// Operations fused into one unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fusion {
-    /// Heads on their way to attention.
+    /// Norm, rotation and store of heads.
     Heads(HeadsFusion),
-    /// Numbers of the operations that make the gate, and what is multiplied with it.
+    /// Operation numbers of the two products: the gate's, and the one multiplied with it.
     Gated([usize; 2]),
 }
 
-/// Heads that are normed, rotated, stored.
+/// Heads that are normed, rotated and stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadsFusion {
     /// Values of a head.
     pub head_dim: u32,
-    /// By which angles they turn.
+    /// Rotary embedding, if the heads rotate.
     pub rope: Option<RopeId>,
-    /// Queries.
+    /// Query heads.
     pub queries: Option<Chain>,
-    /// Where keys and values go, what becomes of keys, and values as they are.
+    /// State that receives keys and values, the keys' chain, and the values' version.
     pub kv: Option<(StateId, Chain, VersionId)>,
 }
 
-/// What becomes of heads: perhaps a norm of each, perhaps a rotation.
+/// Operations on heads: an optional norm, then an optional rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chain {
-    /// As they were.
+    /// Version before the chain.
     pub from: VersionId,
-    /// In the end.
+    /// Version after the chain.
     pub to: VersionId,
-    /// Weights of the norm, and what it adds to the mean square.
+    /// Weights of the norm, and its epsilon.
     pub norm: Option<(TensorId, f32)>,
     rope: Option<RopeId>,
-    /// Numbers of the operations, the first one first.
+    /// Operation numbers of the norm and the rotation.
     ops: [Option<usize>; 2],
 }
 
@@ -52,17 +52,17 @@ impl Chain {
     }
 }
 
-/// What becomes of each operation.
+/// Fusions of a program's operations.
 #[derive(Debug)]
 pub struct Fusions {
-    /// Units in the place of an operation.
+    /// Fused units, by the operation whose place they take.
     at: Vec<Vec<Fusion>>,
-    /// Operations that are part of one.
+    /// Operations that are part of a fused unit.
     absorbed: Vec<bool>,
 }
 
 impl Fusions {
-    /// Finds what can be computed together.
+    /// Finds the operations that can be fused.
     pub fn find(program: &Program, uses: &Uses<'_>) -> Self {
         let count = uses.ops.len();
         let mut fusions = Self { at: vec![Vec::new(); count], absorbed: vec![false; count] };
@@ -86,12 +86,12 @@ impl Fusions {
         fusions
     }
 
-    /// Whether an operation is part of a unit with others.
+    /// Whether an operation is part of a fused unit.
     pub fn is_absorbed(&self, op: usize) -> bool {
         self.absorbed.get(op).copied().unwrap_or(false)
     }
 
-    /// The units in the place of an operation.
+    /// Fused units in the place of an operation.
     pub fn at(&self, op: usize) -> &[Fusion] {
         self.at.get(op).map_or(&[], Vec::as_slice)
     }
@@ -109,7 +109,7 @@ impl Fusions {
         }
     }
 
-    /// Queries on their way to an attention, with the keys and values that were stored for it.
+    /// Fuses the queries of an attention with the keys and values stored for it.
     fn attention(
         &mut self,
         program: &Program,
@@ -143,7 +143,7 @@ impl Fusions {
         }
     }
 
-    /// Puts queries, keys and values into one unit, where all that is known of them allows it.
+    /// Fuses queries, keys and values into one unit if that keeps the results. True when it did.
     fn together(&mut self, uses: &Uses<'_>, store: usize, heads: HeadsFusion) -> bool {
         let (Some(queries), Some((_, keys, values))) = (heads.queries, heads.kv) else { return false };
         let eps = |chain: &Chain| chain.norm.map(|(_, eps)| eps);
@@ -159,7 +159,7 @@ impl Fusions {
         true
     }
 
-    /// The last store for this state in the part of an attention, before it, that no other attention took.
+    /// The last store to this state before an attention, in the same part, unless another attention has taken it.
     fn stored(&self, uses: &Uses<'_>, attend: usize, state: StateId) -> Option<usize> {
         let part = uses.ops.get(attend)?.part;
         let before = uses.ops.iter().enumerate().take(attend).rev();
@@ -169,7 +169,7 @@ impl Fusions {
         found.map(|(number, _)| number).filter(|number| !self.is_absorbed(*number))
     }
 
-    /// Keys and values that are stored apart from any queries.
+    /// Fuses a store of keys and values without any queries.
     fn store_alone(&mut self, program: &Program, uses: &Uses<'_>, store: usize) {
         let Some(&Op::Store { state, keys, values }) = uses.ops.get(store).map(|place| place.op) else {
             return;
@@ -185,7 +185,7 @@ impl Fusions {
         self.put(store, Fusion::Heads(heads), chain.ops().chain([store]));
     }
 
-    /// Whether a chain can be computed in the place of operation `at`: until then nothing else overwrites what it starts from.
+    /// Whether a chain can run in the place of operation `at`: nothing else may overwrite its input before.
     fn holds(&self, uses: &Uses<'_>, chain: &Chain, at: usize) -> bool {
         let Some(from) = uses.versions.get(chain.from) else { return false };
         let part = uses.ops.get(at).map(|place| place.part);
@@ -198,7 +198,7 @@ impl Fusions {
             return;
         };
         let part = uses.ops.get(gate).map(|place| place.part);
-        // The product that makes a value for this gate alone, and what it reads.
+        // The product that makes a value only for this gate, and the version it reads.
         let product = |value| {
             let version = uses.read(gate, value).filter(|version| uses.is_read_by(*version, gate))?;
             let (number, place) = uses.maker(version)?;
@@ -216,7 +216,7 @@ impl Fusions {
         }
     }
 
-    /// A copy of rows that one norm alone reads is never made.
+    /// Omits a copy of rows that only one norm reads.
     fn take(&mut self, uses: &Uses<'_>, take: usize) {
         let Some(place) = uses.ops.get(take) else { return };
         let (Op::Take { from, .. }, Some(wrote)) = (place.op, place.wrote) else { return };
@@ -232,7 +232,7 @@ impl Fusions {
     }
 }
 
-/// What becomes of the keys of a store, and the version of its values.
+/// The chain of a store's keys, and the version of its values.
 fn stored_chain(
     program: &Program,
     uses: &Uses<'_>,
@@ -242,12 +242,12 @@ fn stored_chain(
     let Op::Store { keys, values, .. } = uses.ops.get(store)?.op else { return None };
     let (keys, values) = (uses.read(store, *keys)?, uses.read(store, *values)?);
     let chain = chain(program, uses, keys, head_dim, store);
-    // Keys that somebody else reads are wanted in a plane.
+    // Keys with another reader must stay in a plane.
     let alone = chain.from == chain.to || uses.is_read_by(chain.to, store);
     (alone && keys != values).then_some((chain, values))
 }
 
-/// The norm and the rotation of heads that a version comes from, as far as nobody else reads what lies between.
+/// The norm and rotation that made a version, as long as nothing else reads the versions in between.
 fn chain(program: &Program, uses: &Uses<'_>, version: VersionId, head_dim: u32, reader: usize) -> Chain {
     let mut chain = Chain::none(version);
     let mut reader = reader;

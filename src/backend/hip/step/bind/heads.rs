@@ -1,4 +1,4 @@
-//! Heads on their way to attention: where queries, keys and values lie side by side, and the unit that takes them.
+//! Heads before attention: queries, keys and values side by side in one plane, and the unit that takes them.
 
 use super::fusions::{Chain, Fusion, HeadsFusion};
 use super::limits;
@@ -8,16 +8,16 @@ use super::uses::VersionId;
 use crate::backend::BackendError;
 use crate::program::{Op, RopeId, Rows, State, StateId};
 
-/// A plane of `[queries | keys | values]`.
+/// A plane with rows `[queries | keys | values]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     width: u32,
-    /// Made when something is first written there.
+    /// `None` until a unit first writes to it.
     view: Option<View>,
 }
 
 impl Lower<'_> {
-    /// Gives those that a unit of heads takes their places side by side.
+    /// Assigns the inputs of each heads unit adjacent columns of one plane.
     pub fn plan_heads(&mut self) -> Result<(), BackendError> {
         for op in 0..self.uses.ops.len() {
             for fusion in self.fusions.at(op).to_vec() {
@@ -36,7 +36,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The version that a value was written as, where all that writes it since takes rows with gaps.
+    /// The version in which a value was first written, if all later writers accept rows with gaps.
     fn root(&self, version: VersionId) -> Option<VersionId> {
         let mut version = version;
         loop {
@@ -52,7 +52,7 @@ impl Lower<'_> {
         }
     }
 
-    /// Columns of a plane of heads.
+    /// Columns of a heads plane, from `column` on.
     pub fn beside(&mut self, group: usize, column: u32) -> View {
         let (width, view) = self.groups.get(group).map_or((0, None), |group| (group.width, group.view));
         let view = view.unwrap_or_else(|| self.plane(width, Rows::All));
@@ -62,7 +62,7 @@ impl Lower<'_> {
         View { column, ..view }
     }
 
-    /// The unit that norms, turns and stores heads.
+    /// Emits the unit that norms, rotates and stores heads.
     pub fn heads(&mut self, heads: HeadsFusion) -> Result<(), BackendError> {
         limits::head(heads.head_dim)?;
         let group = self.groups_used;
@@ -91,14 +91,14 @@ impl Lower<'_> {
         heads.queries.map_or(Ok(()), |queries| self.convert(queries.to))
     }
 
-    /// A rotation that stands by itself.
+    /// Emits a rotation that is not fused.
     pub fn rope(&mut self, number: usize, rope: RopeId, head_dim: u32) -> Result<(), BackendError> {
         limits::head(head_dim)?;
         let wrote = self.wrote(number)?;
         let version = self.version(wrote)?;
         let value = self.value(version.value)?;
         if value.rows != Rows::All {
-            return Err(limits::operation("a rotation of the wanted rows alone"));
+            return Err(limits::operation("a rotation of only the rows with logits"));
         }
         let from = self.float(version.before.unwrap_or(wrote))?;
         let from = self.whole(from, value.width, value.rows);
@@ -110,11 +110,11 @@ impl Lower<'_> {
         self.convert(wrote)
     }
 
-    /// Sees to it that a version lies in a plane of heads. How wide it is.
+    /// Copies a version into a heads plane unless it is there. Returns its width.
     fn gather(&mut self, version: VersionId, group: usize, column: u32) -> Result<u32, BackendError> {
         let value = self.value(self.version(version)?.value)?;
         if value.rows != Rows::All {
-            return Err(limits::operation("attention of the wanted rows alone"));
+            return Err(limits::operation("attention of only the rows with logits"));
         }
         let (view, wanted) = (self.float(version)?, self.beside(group, column));
         if view != wanted {
@@ -125,13 +125,14 @@ impl Lower<'_> {
 
     fn turn(&self, rope: RopeId) -> Result<Turn, BackendError> {
         let spec = self.program.ropes().get(rope.0 as usize).map(|rope| &rope.spec);
-        let spec = spec.ok_or_else(|| BackendError::Internal("no such rotary embedding".to_owned()))?;
+        let spec =
+            spec.ok_or_else(|| BackendError::Internal("there is no such rotary embedding".to_owned()))?;
         Ok(Turn { rope, dims: spec.dims as u32, layout: spec.layout })
     }
 
-    /// Keys and values of a state.
+    /// Page offset and heads of a state.
     pub fn kv(&self, state: StateId) -> Result<Kv, BackendError> {
-        let missing = || BackendError::Internal("no such keys and values".to_owned());
+        let missing = || BackendError::Internal("there is no such KV state".to_owned());
         let offset = self.kv.offsets.get(state.0 as usize).copied().ok_or_else(missing)?;
         match self.program.states().get(state.0 as usize) {
             Some(&State::Kv { heads, .. }) => Ok(Kv { offset, heads }),
@@ -140,7 +141,7 @@ impl Lower<'_> {
     }
 }
 
-/// What a unit of heads takes, in the order of its plane.
+/// Inputs of a heads unit, in the order of its plane.
 fn inputs(heads: &HeadsFusion) -> impl Iterator<Item = VersionId> + use<> {
     let queries = heads.queries.map(|queries| queries.from);
     let kv = heads.kv.map(|(_, keys, values)| [keys.from, values]);

@@ -1,4 +1,4 @@
-//! What kernels compute: types, sizes, attributes of operations.
+//! Limits of the kernels: types, sizes, attributes of operations.
 
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::Kernel;
@@ -7,19 +7,19 @@ use crate::backend::hip::kernels::ops::EmbedRows;
 use crate::program::{Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
-/// What kernels count in 32 bits, with room to multiply.
+/// Largest width. Kernels count in 32 bits and need room to multiply.
 const WIDTH_MAX: u32 = 1 << 24;
 
-/// Rows of a launch: what all runtimes take as the second dimension of a grid.
+/// Most rows per launch: what all runtimes accept as the second grid dimension.
 pub const ROWS_MAX: usize = 65_535;
 
-/// Experts that `route` chooses among.
+/// Most experts that `route` chooses among.
 const EXPERTS_MAX: u32 = 512;
 
-/// Values of a head that a block has room for.
+/// Most values per head that a workgroup holds.
 const HEAD_DIM_MAX: u32 = 256;
 
-/// What a backend without arithmetic for it answers.
+/// The error for an operation without a kernel.
 pub fn operation(operation: impl Into<String>) -> BackendError {
     BackendError::Operation { operation: operation.into(), backend: "hip" }
 }
@@ -29,13 +29,13 @@ fn unsupported(tensor: &LazyTensor) -> BackendError {
     BackendError::Unsupported { tensor: name, dtype, backend: "hip" }
 }
 
-/// A tensor of a program.
+/// Looks up a tensor of a program.
 pub fn tensor(program: &Program, id: TensorId) -> Result<&LazyTensor, BackendError> {
     let tensor = program.tensor(id).map(|tensor| &tensor.lazy);
-    tensor.ok_or_else(|| BackendError::Internal(format!("no tensor {}", id.0)))
+    tensor.ok_or_else(|| BackendError::Internal(format!("there is no tensor {}", id.0)))
 }
 
-/// Refuses a matrix that no product takes.
+/// Refuses a matrix without a product kernel.
 pub fn matrix(tensor: &LazyTensor) -> Result<(), BackendError> {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
     let known = choice::gemv_f32(dtype, 1).is_some();
@@ -43,18 +43,18 @@ pub fn matrix(tensor: &LazyTensor) -> Result<(), BackendError> {
     if known && fits { Ok(()) } else { Err(unsupported(tensor)) }
 }
 
-/// Refuses experts of a type that no product takes.
+/// Refuses experts without a product kernel.
 pub fn expert(tensor: &LazyTensor) -> Result<(), BackendError> {
     matrix(tensor)?;
     choice::experts_f32(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
 }
 
-/// Refuses a table that no kernel reads rows of.
+/// Refuses an embedding table without a kernel.
 pub fn table(tensor: &LazyTensor) -> Result<(), BackendError> {
     embed_kernel(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
 }
 
-/// Reads embedding rows of a type as the file has them.
+/// The kernel that converts embedding rows of a type to f32.
 pub fn embed_kernel(dtype: DType) -> Option<Kernel<EmbedRows>> {
     Some(match dtype {
         DType::F32 => EmbedRows::embed_rows_f32,
@@ -73,31 +73,37 @@ pub fn embed_kernel(dtype: DType) -> Option<Kernel<EmbedRows>> {
     })
 }
 
-/// Refuses rows wider than kernels count.
+/// Refuses rows wider than the kernels can count.
 pub fn width(width: u32) -> Result<u32, BackendError> {
     if width > WIDTH_MAX {
-        return Err(BackendError::Dims("a size is more than the kernels count"));
+        return Err(BackendError::Dims("a row has more than 16777216 values, the limit of the GPU kernels"));
     }
     Ok(width)
 }
 
-/// Refuses more rows than a launch takes.
+/// Refuses more rows than one launch takes.
 pub fn rows(rows: usize) -> Result<(), BackendError> {
-    if rows > ROWS_MAX { Err(BackendError::Dims("a step has more rows than a launch takes")) } else { Ok(()) }
+    if rows > ROWS_MAX {
+        Err(BackendError::Dims("a step has more than 65535 rows, the limit of one launch"))
+    } else {
+        Ok(())
+    }
 }
 
-/// Refuses more experts, or pairs of a row and an expert, than kernels count.
+/// Refuses more experts, or pairs of a row and an expert, than the kernels can count.
 pub fn experts(count: u32, used: u32, rows: usize) -> Result<(), BackendError> {
     if count > EXPERTS_MAX {
         return Err(operation(format!("a choice among {count} experts")));
     }
     if rows.saturating_mul(used as usize) > ROWS_MAX {
-        return Err(BackendError::Dims("more experts than the kernels count"));
+        return Err(BackendError::Dims(
+            "a step has more than 65535 pairs of a row and an expert, the limit of one launch",
+        ));
     }
     Ok(())
 }
 
-/// Refuses heads that a block has no room for.
+/// Refuses heads that a workgroup cannot hold.
 pub fn head(head_dim: u32) -> Result<(), BackendError> {
     if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
         return Err(operation(format!("attention of heads of {head_dim} values")));

@@ -1,4 +1,4 @@
-//! From operations to units, one after the other, and homes for the values between them.
+//! Lowering: turns operations into units, and gives the values between them homes.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::backend::hip::step::Modes;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId, Value, ValueId};
 
-/// Units that are being made of a program.
+/// State while a program is lowered.
 pub struct Lower<'a> {
     pub program: &'a Program,
     pub limits: StepLimits,
@@ -24,21 +24,21 @@ pub struct Lower<'a> {
     pub fusions: Fusions,
     pub planes: Planes,
     pub parts: Vec<BoundPart>,
-    /// Units so far, of all parts.
+    /// Number of units so far, over all parts.
     pub units: u32,
-    /// By version, where they are.
+    /// Home of each version, by version number.
     pub homes: Vec<Option<Home>>,
-    /// Versions that are rows of another whose logits are wanted, and are not copied.
+    /// Versions that select rows of another version and are not copied, with the source.
     pub taken: HashMap<VersionId, View>,
-    /// Versions that lie beside others for heads.
+    /// Versions placed in a heads plane: the plane's number and the first column.
     pub planned: HashMap<VersionId, (usize, u32)>,
-    /// Planes of heads.
+    /// Heads planes.
     pub groups: Vec<Group>,
-    /// Of these, so many were used.
+    /// Number of heads planes used so far.
     pub groups_used: usize,
-    /// By version, and the place of the unit that makes them in its part.
+    /// Expert choices by version, and the index of the unit that makes each in its part.
     pub choices: HashMap<VersionId, (Choice, usize)>,
-    /// What the last unit multiplied, where it was products that others may join.
+    /// Input of the last unit, if it is a product that others may join.
     pub joins: Option<VersionId>,
     pub kv: KvLayout,
     pub room: Room,
@@ -47,10 +47,10 @@ pub struct Lower<'a> {
     pub table: Option<(TensorId, usize)>,
 }
 
-/// Makes units of a program's operations.
+/// Lowers a program's operations to units.
 ///
 /// # Errors
-/// [`BackendError`]: no kernel computes it.
+/// [`BackendError`] when no kernel computes an operation.
 pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Bound, BackendError> {
     limits::rows(limits.rows)?;
     limits::rows(limits.wanted_rows)?;
@@ -60,9 +60,9 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
     let kv = KvLayout::of(program, modes.kv);
     let kv = kv.ok_or(BackendError::Dims("a KV page exceeds the address space"))?;
     let mut uses = Uses::of(program, limits, modes);
-    // Logits are read when all is done.
+    // Logits are read after the last unit, in f32.
     let logits = uses.versions.iter().rposition(|version| version.value == program.logits());
-    let logits = logits.ok_or_else(|| BackendError::Internal("a program without logits".to_owned()))?;
+    let logits = logits.ok_or_else(|| BackendError::Internal("the program has no logits".to_owned()))?;
     if let Some(version) = uses.versions.get_mut(logits) {
         version.wanted = version.wanted.and(Wanted::FLOAT);
     }
@@ -135,20 +135,20 @@ impl Lower<'_> {
         })
     }
 
-    /// Adds a unit to the part at hand.
+    /// Appends a unit to the current part.
     pub fn emit(&mut self, work: Work, rows: Rows) {
         for plane in work.planes() {
             self.planes.touch(plane, self.units);
         }
         if let Some(part) = self.parts.last_mut() {
-            let operands = part.operands.len() as u32; // a few for each operation
+            let operands = part.operands.len() as u32; // small: a few operands per operation
             part.units.push(Unit { work, rows, operands });
             self.units += 1;
         }
         self.joins = None;
     }
 
-    /// The number of a tensor in the part at hand.
+    /// The operand number of a tensor in the current part; adds the tensor if it is new.
     pub fn operand(&mut self, id: TensorId) -> Operand {
         let Some(part) = self.parts.last_mut() else { return Operand(0) };
         let known = part.operands.iter().position(|known| *known == id);
@@ -161,12 +161,12 @@ impl Lower<'_> {
 
     pub fn value(&self, id: ValueId) -> Result<Value, BackendError> {
         let value = self.program.values().get(id.0 as usize).copied();
-        value.ok_or_else(|| BackendError::Internal(format!("no value {}", id.0)))
+        value.ok_or_else(|| BackendError::Internal(format!("there is no value {}", id.0)))
     }
 
     pub fn version(&self, id: VersionId) -> Result<Version, BackendError> {
         let version = self.uses.versions.get(id).copied();
-        version.ok_or_else(|| BackendError::Internal(format!("no version {id}")))
+        version.ok_or_else(|| BackendError::Internal(format!("there is no version {id}")))
     }
 
     /// The version of a value that an operation reads.
@@ -175,25 +175,25 @@ impl Lower<'_> {
         self.uses.read(op, value).ok_or_else(missing)
     }
 
-    /// The version that an operation makes.
+    /// The version that an operation writes.
     pub fn wrote(&self, op: usize) -> Result<VersionId, BackendError> {
         let wrote = self.uses.ops.get(op).and_then(|place| place.wrote);
         wrote.ok_or_else(|| BackendError::Internal(format!("operation {op} writes nothing")))
     }
 
-    /// Where a version is.
+    /// Home of a version.
     pub fn home(&self, version: VersionId) -> Result<Home, BackendError> {
         let home = self.homes.get(version).copied().flatten();
-        home.ok_or_else(|| limits::operation("a value that is read after it went to its state"))
+        home.ok_or_else(|| limits::operation("a program that reads a value after storing it in its KV state"))
     }
 
-    /// Where a version is in f32.
+    /// View of a version in f32.
     pub fn float(&self, version: VersionId) -> Result<View, BackendError> {
         let float = self.home(version)?.float;
-        float.ok_or_else(|| BackendError::Internal(format!("version {version} is nowhere in f32")))
+        float.ok_or_else(|| BackendError::Internal(format!("version {version} has no f32 form")))
     }
 
-    /// Where a version is in the forms that are wanted.
+    /// Home of a version, limited to the wanted forms.
     pub fn input(&self, version: VersionId, wanted: Wanted) -> Result<Home, BackendError> {
         let (home, any) = (self.home(version)?, wanted.any());
         Ok(Home {
@@ -215,7 +215,7 @@ impl Lower<'_> {
         View { plane, column: 0, stride: cols }
     }
 
-    /// New planes for forms but f32, `times` rows of them for each row.
+    /// New planes for all forms except f32, with `times` rows per row.
     pub fn other_forms(&mut self, forms: Forms, cols: u32, rows: Rows, times: usize) -> Home {
         let values = padded(cols as usize) * times;
         let mut plane = |bytes: usize| self.planes.add(bytes, rows, self.units);
@@ -224,7 +224,7 @@ impl Lower<'_> {
         Home { float: None, a8, half }
     }
 
-    /// A home for a version that is written whole; in f32 too where `float` says so.
+    /// A new home for a version that is written whole; with f32 too if `float` is set.
     pub fn fresh(&mut self, version: VersionId, float: bool) -> Result<Home, BackendError> {
         let Version { value, wanted, .. } = self.version(version)?;
         let Value { width, rows, .. } = self.value(value)?;
@@ -239,10 +239,11 @@ impl Lower<'_> {
         Ok(home)
     }
 
-    /// A home for a version that takes the place of the one before it.
+    /// A home for a version that updates the previous one in place.
     pub fn updated(&mut self, version: VersionId) -> Result<Home, BackendError> {
         let Version { value, wanted, before, .. } = self.version(version)?;
-        let before = before.ok_or_else(|| BackendError::Internal("nothing to update".to_owned()))?;
+        let before =
+            before.ok_or_else(|| BackendError::Internal("there is no version to update".to_owned()))?;
         let Value { width, rows, .. } = self.value(value)?;
         let float = Some(self.float(before)?);
         let home = Home { float, ..self.other_forms(wanted.any(), width, rows, 1) };
@@ -250,7 +251,7 @@ impl Lower<'_> {
         Ok(home)
     }
 
-    /// Makes the forms that readers of a version want, of f32 rows that the last unit wrote.
+    /// Emits the conversion of f32 rows to the forms that a version's readers want, if any.
     pub fn convert(&mut self, version: VersionId) -> Result<(), BackendError> {
         let home = self.home(version)?;
         if home.a8.is_none() && home.half.is_none() {
@@ -262,13 +263,14 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// What a unit that writes one form at a time writes: the one that is wanted, or f32 to be converted then.
+    /// Forms for a unit that writes one form at a time: the only wanted one, or f32. True when a conversion must
+    /// follow.
     pub fn one_form(&self, version: VersionId) -> Result<(Wanted, bool), BackendError> {
         let wanted = self.version(version)?.wanted;
         Ok(if wanted.is_single() { (wanted, false) } else { (Wanted::FLOAT, true) })
     }
 
-    /// Rows without gaps: as they are, or a copy.
+    /// A view of rows without gaps: the same view, or a copy.
     pub fn whole(&mut self, view: View, cols: u32, rows: Rows) -> View {
         if view.stride == cols {
             return view;
@@ -278,12 +280,12 @@ impl Lower<'_> {
         out
     }
 
-    /// Copies rows.
+    /// Emits a copy of rows.
     pub fn copy(&mut self, from: View, out: View, cols: u32, rows: Rows) {
         self.emit(Work::Add(Add { from, out, scale: 1.0, keep: false, cols }), rows);
     }
 
-    /// A new plane of so many bytes a row.
+    /// A new plane with `row_bytes` bytes per row.
     pub fn bytes(&mut self, row_bytes: usize, rows: Rows) -> PlaneId {
         self.planes.add(row_bytes, rows, self.units)
     }

@@ -1,8 +1,8 @@
-//! Binding a program: which units compute it, and where each value lies between them.
+//! Binding: the units that compute a program, and the place of each value between them.
 //!
-//! No device is asked: the same program, limits and modes always give the same. `uses` follows the values, `fusions` finds what one
-//! kernel computes together, `lower` makes units of the rest one by one, [`planes`] gives them memory, `limits` refuses by name
-//! what no kernel computes.
+//! Binding asks no device: the same program, limits and modes always give the same result. `uses` tracks the values,
+//! `fusions` finds operations for one kernel, `lower` turns the rest into units. [`planes`] assigns memory, and
+//! `limits` refuses what no kernel computes, by name.
 
 mod forms;
 mod fusions;
@@ -27,50 +27,50 @@ use crate::backend::hip::kv::KvLayout;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId};
 
-/// A program as a device runs it.
+/// A program bound for a device.
 #[derive(Debug)]
 pub struct Bound {
-    /// Parts in the order in which they run.
+    /// Parts in execution order.
     pub parts: Vec<BoundPart>,
-    /// Memory for values.
+    /// Memory slots of the planes.
     pub slots: Vec<Slot>,
-    /// Number of its slot for each plane.
+    /// Slot number of each plane.
     pub places: Vec<u32>,
-    /// What attention needs beside planes, and products of many rows.
+    /// Extra memory for attention and for products of many rows.
     pub room: Room,
-    /// Where pages have what.
+    /// Layout of a KV page.
     pub kv: KvLayout,
-    /// The table of embeddings, and bytes of its rows in the file.
+    /// The embedding table, and bytes of its rows in the file.
     pub table: Option<(TensorId, usize)>,
-    /// Where logits are, without gaps.
+    /// View of the logits, without gaps.
     pub logits: View,
-    /// Different windows of attention; 0 is none.
+    /// Distinct attention windows in tokens; 0 is unlimited.
     pub windows: Vec<u32>,
-    /// Query heads that share a head of keys, at most, where tiles of many rows can hold them; 0 where there are none.
+    /// Most query heads per KV head among groups that fit a prefill tile; 0 if there are none.
     pub group_max: u32,
-    /// For steps of at most so many rows.
+    /// Largest step that this binding serves.
     pub limits: StepLimits,
-    /// How it computes.
+    /// Element types to compute with.
     pub modes: Modes,
 }
 
-/// A part of a program.
+/// A bound part of a program.
 #[derive(Debug, Default)]
 pub struct BoundPart {
-    /// In the order in which they run.
+    /// Units in execution order.
     pub units: Vec<Unit>,
-    /// Tensors that have to be on the device, in the order in which units use them.
+    /// Tensors that must be resident, in the order in which units use them.
     pub operands: Vec<TensorId>,
-    /// Experts that come when they are chosen.
+    /// Expert sets; an expert is loaded when a row chooses it.
     pub experts: Vec<ExpertSet>,
 }
 
-/// The most that any unit needs.
+/// The largest needs of any unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Query heads.
+    /// Query heads, times rows per attention launch.
     pub heads: usize,
-    /// Values of all query heads.
+    /// Values of all query heads, times rows per attention launch.
     pub head_values: usize,
     /// Values of the largest matrix that is expanded for many rows.
     pub matrix: usize,
@@ -79,18 +79,18 @@ pub struct Room {
 /// Binds a program for steps of at most `limits` rows.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`], [`BackendError::Operation`], [`BackendError::Dims`]: no kernel computes it.
+/// [`BackendError::Unsupported`], [`BackendError::Operation`], [`BackendError::Dims`] when no kernel computes it.
 pub fn bind(program: &Program, limits: StepLimits, modes: Modes) -> Result<Bound, BackendError> {
     lower::lower(program, limits, modes)
 }
 
-/// Why a program cannot be bound, whatever the size of its steps and the way to compute.
+/// Why a program cannot be bound at any step size and in any mode; `None` if it can.
 pub fn refuse(program: &Program) -> Option<BackendError> {
     bind(program, StepLimits { rows: 1, wanted_rows: 1 }, Modes::default()).err()
 }
 
 impl Bound {
-    /// Rows that there is room for.
+    /// Most rows of a kind.
     pub fn rows(&self, rows: Rows) -> usize {
         use crate::backend::hip::scratch::GRAPH_ROWS;
         let rows = match rows {

@@ -1,4 +1,4 @@
-//! Units of single operations, of gates over two products, and of rows that are not copied.
+//! Lowering of single operations, of fused gates, and of rows that are not copied.
 
 use super::forms::{Form, Wanted, form, pair_form};
 use super::limits;
@@ -13,11 +13,11 @@ use crate::backend::{Activations, BackendError};
 use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
 use crate::tensor::DType;
 
-/// Matrices that one launch takes.
+/// Most matrices per launch.
 const TOGETHER: usize = 3;
 
 impl Lower<'_> {
-    /// An operation that became part of a unit with others.
+    /// Handles an operation that is part of a fused unit.
     pub fn absorbed(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
         if let Op::Take { from, .. } = *op {
             let view = self.float(self.read(number, from)?)?;
@@ -27,7 +27,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// An operation by itself.
+    /// Lowers an operation that is not fused.
     pub fn single(&mut self, number: usize, op: &Op) -> Result<(), BackendError> {
         match *op {
             Op::Embed { table, scale, .. } => self.embed(number, table, scale),
@@ -37,8 +37,8 @@ impl Lower<'_> {
                 self.project(number, [from, out], weight, bias, add)
             }
             Op::Rope { rope, head_dim, .. } => self.rope(number, rope, head_dim),
-            // Every store is part of a unit of heads.
-            Op::Store { .. } => Err(BackendError::Internal("keys and values without their heads".to_owned())),
+            // Every store is part of a heads unit.
+            Op::Store { .. } => Err(BackendError::Internal("a KV store has no heads unit".to_owned())),
             Op::Attend { state, queries, scale, window, .. } => {
                 self.attend(number, state, queries, scale, window.unwrap_or(0))
             }
@@ -63,16 +63,18 @@ impl Lower<'_> {
         let tensor = limits::tensor(self.program, table)?;
         limits::table(tensor)?;
         if self.table.is_some() || self.parts.len() > 1 {
-            return Err(limits::operation("more than one table of embeddings"));
+            return Err(limits::operation("more than one embedding table"));
         }
         let dtype = tensor.dtype();
         let row_bytes = dtype.row_bytes(tensor.shape().cols()).and_then(|bytes| usize::try_from(bytes).ok());
-        let row_bytes = row_bytes.ok_or(BackendError::Dims("rows of embeddings are not whole"))?;
+        let row_bytes = row_bytes.ok_or(BackendError::Dims(
+            "a row of the embedding table is not a whole number of quant blocks",
+        ))?;
         self.table = Some((table, row_bytes));
         let wrote = self.wrote(number)?;
         let value = self.value(self.version(wrote)?.value)?;
         if value.rows != Rows::All {
-            return Err(limits::operation("embeddings of the wanted rows alone"));
+            return Err(limits::operation("embeddings of only the rows with logits"));
         }
         if let Some(out) = self.fresh(wrote, true)?.float {
             self.emit(Work::Embed(Embed { dtype, cols: value.width, scale, out }), Rows::All);
@@ -98,7 +100,7 @@ impl Lower<'_> {
         let view = taken.map_or_else(|| self.float(read), Ok)?;
         let wanted = self.version(wrote)?.wanted;
         let in_place = from == out && taken.is_none();
-        // Other forms than f32 are made of whole rows without gaps.
+        // All forms except f32 need whole rows without gaps.
         let direct = !add && !in_place && group == value.width && view.stride == value.width;
         let home = if add || in_place { self.updated(wrote)? } else { self.fresh(wrote, !direct)? };
         let unit = Norm {
@@ -122,7 +124,7 @@ impl Lower<'_> {
         let tensor = limits::tensor(self.program, weight)?;
         limits::matrix(tensor)?;
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        // The program says that these are widths of values.
+        // The program guarantees that these are widths of values.
         let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         let weight = self.operand(weight);
         Ok(Product { weight, bias: bias.map(|bias| self.operand(bias)), dtype, rows, cols })
@@ -136,7 +138,7 @@ impl Lower<'_> {
         Wanted::by_product(self.modes.activations, product.dtype, product.cols, limit)
     }
 
-    /// Room for a matrix that many rows meet.
+    /// Reserves slab room for a matrix with many rows of activations.
     fn expands(&mut self, product: &Product, rows: Rows) {
         if rows == Rows::All {
             let values = product.rows as usize * product.cols as usize;
@@ -170,7 +172,7 @@ impl Lower<'_> {
         self.convert(wrote)
     }
 
-    /// Adds a product to the unit before, where its outputs follow those that are there.
+    /// Adds a product to the last unit if its outputs follow that unit's outputs. True when it did.
     fn join(&mut self, from: Home, product: Product, out: View) -> bool {
         let now = self.units.saturating_sub(1);
         let Some(part) = self.parts.last_mut() else { return false };
@@ -204,7 +206,7 @@ impl Lower<'_> {
         let (read, wrote) = (self.read(number, queries)?, self.wrote(number)?);
         let value = self.value(queries)?;
         if value.rows != Rows::All {
-            return Err(limits::operation("attention of the wanted rows alone"));
+            return Err(limits::operation("attention of only the rows with logits"));
         }
         let kv = self.kv(state)?;
         let State::Kv { head_dim, .. } = self.state(state)?;
@@ -214,7 +216,7 @@ impl Lower<'_> {
         if group <= TILE_QUERIES {
             self.group_max = self.group_max.max(group);
         }
-        let few = ATTENTION_ROWS; // no fewer: `GRAPH_ROWS` are as many
+        let few = ATTENTION_ROWS; // must not be below `GRAPH_ROWS`, which is equal
         self.room.heads = self.room.heads.max(few * heads as usize);
         self.room.head_values = self.room.head_values.max(few * value.width as usize);
         let queries = self.float(read)?;
@@ -235,10 +237,10 @@ impl Lower<'_> {
 
     fn state(&self, id: StateId) -> Result<State, BackendError> {
         let state = self.program.states().get(id.0 as usize).copied();
-        state.ok_or_else(|| BackendError::Internal("no such state".to_owned()))
+        state.ok_or_else(|| BackendError::Internal("there is no such state".to_owned()))
     }
 
-    /// A gate over products that nothing else reads.
+    /// Lowers a gate over products that only the gate reads.
     pub fn gated(&mut self, number: usize, products: [usize; 2]) -> Result<(), BackendError> {
         let Some(&Op::Gate { activation, out, .. }) = self.uses.ops.get(number).map(|place| place.op) else {
             return Ok(());
@@ -254,7 +256,7 @@ impl Lower<'_> {
             }
         }
         let [Some(gate), Some(up)] = found else {
-            return Err(BackendError::Internal("a gate without its products".to_owned()));
+            return Err(BackendError::Internal("a fused gate has no products".to_owned()));
         };
         self.expands(&gate, value.rows);
         self.expands(&up, value.rows);
@@ -271,7 +273,7 @@ impl Lower<'_> {
         if converts { self.convert(wrote) } else { Ok(()) }
     }
 
-    /// Whether one launch computes both products and their gate for so many rows.
+    /// Whether one launch computes both products and their gate at this row count.
     fn fuses(&self, gate: &Product, up: &Product, forms: Wanted, rows: u32) -> bool {
         let rows = rows.min(self.limits.rows.max(1) as u32);
         forms.at(rows).only().is_some_and(|out| fuses(self.modes.activations, gate, up, out, rows))
@@ -312,7 +314,7 @@ impl Lower<'_> {
         let (from, out) = (self.value(logits)?, self.value(out)?);
         limits::experts(from.width, out.width, self.limits.rows)?;
         if from.rows != Rows::All {
-            return Err(limits::operation("experts of the wanted rows alone"));
+            return Err(limits::operation("experts of only the rows with logits"));
         }
         let view = self.float(self.read(number, logits)?)?;
         let view = self.whole(view, from.width, Rows::All);
@@ -342,7 +344,7 @@ impl Lower<'_> {
             .choices
             .get(&chosen)
             .copied()
-            .ok_or_else(|| BackendError::Internal("experts without their choice".to_owned()))?;
+            .ok_or_else(|| BackendError::Internal("experts have no routing choice".to_owned()))?;
         let set = self.expert_set(range)?;
         let wrote = self.wrote(number)?;
         let form = |dtype| pair_form(self.modes.activations, dtype);
@@ -359,7 +361,7 @@ impl Lower<'_> {
         let results = self.bytes(4 * set.out_cols as usize * pairs, Rows::All);
         let Some(out) = self.updated(wrote)?.float else { return Ok(()) };
         if out.stride != set.out_cols {
-            return Err(limits::operation("experts that add to a part of a row"));
+            return Err(limits::operation("experts that add to only a part of a row"));
         }
         let number = self.parts.last_mut().map_or(0, |part| {
             part.experts.push(set);
@@ -382,11 +384,11 @@ impl Lower<'_> {
         limits::expert(gate)?;
         limits::expert(down)?;
         if limits::tensor(self.program, up)?.dtype() != gate.dtype() {
-            return Err(limits::operation("experts whose gate and up matrices are of two types"));
+            return Err(limits::operation("experts whose gate and up matrices have different types"));
         }
         let dtypes: [DType; 2] = [gate.dtype(), down.dtype()];
         let ffn = limits::width(gate.shape().rows() as u32)?;
-        // Rows of downs are as many as the value's width, columns of gates as well.
+        // A down matrix has as many rows as the value is wide, and a gate matrix as many columns.
         let (cols, out_cols) = (gate.shape().cols() as u32, down.shape().rows() as u32);
         Ok(ExpertSet { range, dtypes, ffn, cols, out_cols })
     }
@@ -414,14 +416,14 @@ impl Lower<'_> {
     }
 }
 
-/// Whether one launch computes both products and their gate, the result in a form.
+/// Whether one launch computes both products and their gate, with the result in form `out`.
 pub fn fuses(activations: Activations, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
     let halves = out == Form::Half || form(activations, gate.dtype, rows, gate.cols) == Form::Half;
     let whole = out == Form::Float || gate.rows.is_multiple_of(32);
     !halves && gate.dtype == up.dtype && whole
 }
 
-/// Of scores in units of log2. The usual scale, which keeps their spread, is divided once.
+/// Scale of scores in units of log2. The usual scale 1 / sqrt(head_dim) uses a single division.
 fn log2_scale(scale: f32, head_dim: u32) -> f32 {
     let root = (head_dim as f32).sqrt();
     if scale == 1.0 / root { std::f32::consts::LOG2_E / root } else { std::f32::consts::LOG2_E * scale }

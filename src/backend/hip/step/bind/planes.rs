@@ -1,7 +1,7 @@
-//! Planes: rows of numbers between units, and which of them share memory.
+//! Planes: rows of numbers between units, and the memory slots that they share.
 //!
-//! A plane lives from the unit that writes it first to the unit that reads it last. Two whose lives do not touch, and whose
-//! rows are as long, take turns in one slot: so all layers use the same memory.
+//! A plane lives from the first unit that writes it to the last unit that reads it. Planes with equal row lengths and
+//! disjoint lives share one slot, so all layers use the same memory.
 
 use crate::program::Rows;
 
@@ -9,12 +9,12 @@ use crate::program::Rows;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaneId(pub u32);
 
-/// Memory that planes take turns in.
+/// Memory that planes use in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: usize,
-    /// Which rows it holds.
+    /// Kind of rows it holds.
     pub rows: Rows,
 }
 
@@ -25,33 +25,33 @@ struct Plane {
     last: u32,
 }
 
-/// The planes of a program, in the order in which their lives begin.
+/// The planes of a program, in order of their first use.
 #[derive(Debug, Default)]
 pub struct Planes {
     all: Vec<Plane>,
 }
 
 impl Planes {
-    /// A plane that unit number `now` writes first.
+    /// Adds a plane that unit number `now` writes first.
     pub fn add(&mut self, row_bytes: usize, rows: Rows, now: u32) -> PlaneId {
-        let id = PlaneId(self.all.len() as u32); // a few for each operation
+        let id = PlaneId(self.all.len() as u32); // small: a few planes per operation
         self.all.push(Plane { slot: Slot { row_bytes, rows }, first: now, last: now });
         id
     }
 
-    /// Unit number `now` uses it.
+    /// Extends the plane's life to unit number `now`.
     pub fn touch(&mut self, id: PlaneId, now: u32) {
         if let Some(plane) = self.all.get_mut(id.0 as usize) {
             plane.last = plane.last.max(now);
         }
     }
 
-    /// Its content is read after the last unit.
+    /// Keeps the plane until after the last unit.
     pub fn keep(&mut self, id: PlaneId) {
         self.touch(id, u32::MAX);
     }
 
-    /// The slots, and the number of its slot for each plane.
+    /// Assigns slots. Returns the slots and the slot number of each plane.
     pub fn place(&self) -> (Vec<Slot>, Vec<u32>) {
         let mut slots: Vec<(Slot, u32)> = Vec::new();
         let mut places = Vec::with_capacity(self.all.len());
@@ -77,7 +77,7 @@ mod tests {
         let mut planes = Planes::default();
         let a = planes.add(16, Rows::All, 0);
         planes.touch(a, 3);
-        planes.add(16, Rows::All, 3); // one unit reads the first and writes this
+        planes.add(16, Rows::All, 3); // one unit reads the first plane and writes this one
         planes.add(16, Rows::Wanted, 4);
         planes.add(32, Rows::All, 4);
         let kept = planes.add(16, Rows::All, 5);

@@ -1,4 +1,4 @@
-//! What programs become, without a device.
+//! Binding of programs, without a device.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
 const VOCAB: usize = 1000;
 
-/// Writes programs over tensors that hold nothing.
+/// Writes programs over tensors without content.
 struct Writer {
     builder: Builder,
     file: Arc<MappedFile>,
@@ -134,7 +134,7 @@ impl Writer {
     }
 }
 
-/// A usual decoder.
+/// A common decoder.
 fn llama(dtype: DType, layers: u32) -> Program {
     let mut w = Writer::new(dtype);
     let x = w.embed();
@@ -187,7 +187,7 @@ fn a_usual_layer_is_eight_units_and_layers_share_their_memory() {
     assert_eq!((names(&found.parts[1]), names(&found.parts[2])), (layer.to_vec(), layer.to_vec()));
     assert_eq!(names(&found.parts[3]), ["norm", "products"]);
     assert_eq!(bound(&llama(DType::Q4_K, 1), 128).slots, found.slots);
-    // Operands stand in the order of their use, and units know how far.
+    // Operands are in the order of use, and each unit knows how many it needs.
     let part = &found.parts[2];
     assert_eq!(part.units.iter().map(|unit| unit.operands).collect::<Vec<_>>(), [1, 4, 4, 4, 5, 6, 8, 9]);
     let numbers: Vec<u32> = part.operands.iter().map(|id| id.0).collect();
@@ -211,7 +211,7 @@ fn queries_keys_and_values_lie_side_by_side() {
 
 #[test]
 fn room_is_no_more_than_what_a_fixed_decoder_took() {
-    // For these sizes, 128 rows and 16 of logits: before programs were bound.
+    // Size for 128 rows and 16 rows of logits, measured before binding existed.
     const BEFORE: u64 = 36_593_920;
     let now = scratch::bytes(&bound(&llama(DType::Q4_K, 4), 128));
     assert!(now <= BEFORE, "{now} bytes");
@@ -219,7 +219,7 @@ fn room_is_no_more_than_what_a_fixed_decoder_took() {
     assert!(few < now / 8, "{few} bytes for few rows");
 }
 
-/// Norms after blocks, over whole rows of queries and keys: products read the residual stream as it is.
+/// Norms after sublayers, over whole rows of queries and keys: products read the residual stream directly.
 #[test]
 fn values_without_a_norm_before_products_are_converted_once_for_all_readers() {
     let mut w = Writer::new(DType::Q4_K);
@@ -255,7 +255,7 @@ fn values_without_a_norm_before_products_are_converted_once_for_all_readers() {
     assert_eq!((norm.from.stride, norm.out.float, norm.groups), (512, Some(norm.from), 1));
 }
 
-/// Norms of heads before they turn belong to the kernel that turns them; of other widths they do not.
+/// The rotation kernel takes a norm of heads that precedes the rotation; norms of other widths stay apart.
 #[test]
 fn norms_of_heads_are_part_of_heads() {
     let mut w = Writer::new(DType::Q8_0);
@@ -284,14 +284,14 @@ fn heads_that_do_not_turn_are_attended_to_as_they_are() {
     let attended = w.attend(None, qkv);
     w.push_project(attended, x, true);
     let found = bound(&w.head(x), 8);
-    // Queries have a plane of their own; keys and values lie side by side.
+    // Queries have their own plane; keys and values are adjacent.
     let layer = ["norm", "products", "products", "heads", "attend", "products"];
     assert_eq!(names(&found.parts[1]), layer);
     let Work::Heads(heads) = &found.parts[1].units[3].work else { panic!() };
     assert_eq!((heads.queries, heads.rope), (None, None));
 }
 
-/// Rotated keys that something else reads are in a plane, and copied to where they are stored from.
+/// Rotated keys with another reader stay in a plane, and are copied to the store's input.
 #[test]
 fn keys_that_are_read_again_are_kept() {
     let mut w = Writer::new(DType::F16);
@@ -309,7 +309,7 @@ fn keys_that_are_read_again_are_kept() {
     assert!(names.contains(&"add"), "{names:?}");
 }
 
-/// Attention and the feed-forward layer read one norm, which is made in all forms before the first of them.
+/// Attention and the feed-forward layer read one norm, which makes all forms before the first of them.
 #[test]
 fn blocks_side_by_side_read_one_norm() {
     let mut w = Writer::new(DType::Q4_K);

@@ -1,11 +1,11 @@
-//! Units: the stretches of operations that a few launches compute, with all that is known of them before a step.
+//! Units: groups of operations that a few launches compute, with everything known about them before a step.
 
 use super::forms::Wanted;
 use super::planes::PlaneId;
 use crate::program::{Activation, ExpertRange, RopeId, RopeLayout, Rows};
 use crate::tensor::DType;
 
-/// Number of a tensor among those of its part that have to be on the device, in the order in which units use them.
+/// Number of a resident tensor in its part, in order of first use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand(pub u32);
 
@@ -14,16 +14,16 @@ pub struct Operand(pub u32);
 pub struct Unit {
     /// What it computes.
     pub work: Work,
-    /// For which rows.
+    /// Kind of rows it computes.
     pub rows: Rows,
-    /// It uses operands of its part below this number, and so does no unit before it.
+    /// This unit and all units before it use only operands of the part below this number.
     pub operands: u32,
 }
 
-/// f32 rows in a plane, or some of its columns.
+/// f32 rows in a plane, or some columns of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Which plane.
+    /// The plane.
     pub plane: PlaneId,
     /// First column.
     pub column: u32,
@@ -31,14 +31,14 @@ pub struct View {
     pub stride: u32,
 }
 
-/// Where a value lies, in each form that its readers want.
+/// Places of a value, one per form that its readers want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Home {
     /// f32.
     pub float: Option<View>,
-    /// Codes, scales, sums.
+    /// Codes, scales and sums.
     pub a8: Option<[PlaneId; 3]>,
-    /// f16, and a scale for each row.
+    /// f16 values, and a scale per row.
     pub half: Option<[PlaneId; 2]>,
 }
 
@@ -58,20 +58,20 @@ pub struct Product {
     pub bias: Option<Operand>,
     /// Element type.
     pub dtype: DType,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: u32,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: u32,
 }
 
 /// Numbers of experts, `u32[rows][used]`, and their weights, `f32[rows][used]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which.
+    /// Plane of the expert numbers.
     pub chosen: PlaneId,
-    /// With what weights.
+    /// Plane of the expert weights.
     pub weights: PlaneId,
-    /// Experts of a row.
+    /// Experts per row.
     pub used: u32,
 }
 
@@ -80,25 +80,25 @@ pub struct Choice {
 pub enum Work {
     /// Rows of the embedding table.
     Embed(Embed),
-    /// The rows whose logits are wanted.
+    /// Gathers the rows with logits.
     Take(Take),
     /// A norm.
     Norm(Norm),
-    /// Other forms of rows that a kernel left in f32.
+    /// Converts f32 rows to other forms.
     Convert(Convert),
     /// Products of matrices that share an input.
     Products(Products),
-    /// Norms of heads, rotation, keys and values to their pages.
+    /// Norms of heads, rotation, and the store to KV pages.
     Heads(Heads),
     /// Attention.
     Attend(Attend),
-    /// Two products and the gate over them.
+    /// Two products and their gate.
     GatedProducts(GatedProducts),
-    /// A gate over values that are there, or an activation.
+    /// A gate over computed values, or an activation.
     Gate(Gate),
     /// The choice of experts.
     Route(Route),
-    /// What chosen experts add.
+    /// The chosen experts' contribution.
     Experts(Experts),
     /// `out = scale * from`, or `out += scale * from`.
     Add(Add),
@@ -113,18 +113,18 @@ pub struct Embed {
     pub dtype: DType,
     /// Values of a row.
     pub cols: u32,
-    /// Factor.
+    /// Factor of the rows.
     pub scale: f32,
-    /// Written.
+    /// Output.
     pub out: View,
 }
 
-/// Copies rows.
+/// Gathers the rows with logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// Read.
+    /// Input with all rows.
     pub from: View,
-    /// Written.
+    /// Output.
     pub out: View,
     /// Values of a row.
     pub cols: u32,
@@ -133,51 +133,51 @@ pub struct Take {
 /// A norm of each group of neighbouring values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// The mean is taken away first.
+    /// Whether the mean is subtracted first.
     pub centre: bool,
-    /// Added to the mean square, or to the variance.
+    /// Epsilon added to the mean square or the variance.
     pub eps: f32,
     /// `[group]`.
     pub weight: Operand,
     /// `[group]`, added at the end.
     pub bias: Option<Operand>,
-    /// Read.
+    /// Input.
     pub from: View,
-    /// `from` has all rows, and those whose logits are wanted are read.
+    /// `from` has all rows, and only the rows with logits are read.
     pub takes: bool,
     /// Values of a group.
     pub group: u32,
     /// Groups of a row.
     pub groups: u32,
-    /// Written.
+    /// Output.
     pub out: Home,
-    /// In these forms; those but f32 are of whole rows without gaps.
+    /// Forms to write; forms except f32 need whole rows without gaps.
     pub forms: Wanted,
     /// The result is added to `out`, in f32.
     pub add: bool,
 }
 
-/// Makes other forms of f32 rows.
+/// Converts f32 rows to other forms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Convert {
     /// Values of a row.
     pub cols: u32,
-    /// `float` is read, the others are written.
+    /// Reads `float`, writes the other forms.
     pub home: Home,
-    /// As far as they are wanted.
+    /// Forms that readers want.
     pub forms: Wanted,
 }
 
-/// `out = [W0 x, W1 x, ...]`, or added to what is there.
+/// `out = [W0 x, W1 x, ...]`, or `out += [...]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Products {
-    /// x.
+    /// The input x.
     pub from: Home,
-    /// In the order of their outputs.
+    /// Matrices in the order of their outputs.
     pub matrices: Vec<Product>,
-    /// Written from here on.
+    /// First output column.
     pub out: View,
-    /// The result is added.
+    /// Adds to `out` instead of overwriting it.
     pub add: bool,
 }
 
@@ -188,35 +188,35 @@ pub struct Heads {
     pub from: View,
     /// Values of a head.
     pub head_dim: u32,
-    /// By which angles they turn.
+    /// Rotary embedding, if the heads rotate.
     pub rope: Option<Turn>,
-    /// Query heads, and where they are written.
+    /// Number of query heads, and their output.
     pub queries: Option<(u32, View)>,
-    /// Keys and values.
+    /// Target of keys and values.
     pub kv: Option<Kv>,
     /// Norms of query heads and of key heads, before they turn.
     pub norms: [Option<Operand>; 2],
-    /// Of these norms.
+    /// Epsilon of these norms.
     pub eps: f32,
 }
 
 /// A rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// By which table.
+    /// Number of the rotary table.
     pub rope: RopeId,
-    /// Values of a head that turn.
+    /// Values of a head that rotate.
     pub dims: u32,
-    /// Which form pairs.
+    /// Which values form pairs.
     pub layout: RopeLayout,
 }
 
 /// Keys and values in their pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kv {
-    /// Bytes from a page's start.
+    /// Bytes from a page's start to the state.
     pub offset: u64,
-    /// Heads of keys, and of values.
+    /// Heads of keys, and as many of values.
     pub heads: u32,
 }
 
@@ -225,57 +225,57 @@ pub struct Kv {
 pub struct Attend {
     /// Query heads, without gaps.
     pub queries: View,
-    /// How many.
+    /// Number of query heads.
     pub heads: u32,
     /// Values of a head.
     pub head_dim: u32,
-    /// What they attend to.
+    /// Keys and values to attend to.
     pub kv: Kv,
-    /// Factor of scores in units of log2.
+    /// Factor of scores, in units of log2.
     pub scale: f32,
-    /// Tokens that a row sees at most; 0 for all.
+    /// Most tokens that a row sees; 0 for all.
     pub window: u32,
-    /// Number of the window among those of the program.
+    /// Index of the window among the program's windows.
     pub windows_at: usize,
-    /// Written; where `float` is there and not wanted, kernels of which none writes the wanted form write there.
+    /// Output. `float` is also set, though not wanted, when some kernel cannot write the wanted form.
     pub out: Home,
-    /// One form.
+    /// Form that readers want, exactly one.
     pub forms: Wanted,
 }
 
 /// `activation(gate x) * (up x)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedProducts {
-    /// x.
+    /// The input x.
     pub from: Home,
-    /// Of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
     /// The gate's matrix.
     pub gate: Product,
-    /// The other.
+    /// The up matrix.
     pub up: Product,
-    /// Rows of `[gate | up]`, for where no kernel does all of it.
+    /// Rows of `[gate | up]`, for row counts without a fused kernel.
     pub both: Option<View>,
-    /// Written.
+    /// Output.
     pub out: Home,
-    /// One form.
+    /// Form that readers want, exactly one.
     pub forms: Wanted,
 }
 
-/// `activation(gate) * up`, or without `up`.
+/// `activation(gate) * up`, or `activation(gate)` without `up`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gate {
-    /// Of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
-    /// Read.
+    /// Input of the activation.
     pub gate: View,
-    /// Read; of the same stride.
+    /// Factor, with the same stride as `gate`.
     pub up: Option<View>,
     /// Values of a row.
     pub cols: u32,
-    /// Written.
+    /// Output.
     pub out: Home,
-    /// One form.
+    /// Form that readers want, exactly one.
     pub forms: Wanted,
 }
 
@@ -284,32 +284,32 @@ pub struct Gate {
 pub struct Route {
     /// `f32[rows][count]`.
     pub logits: View,
-    /// Experts.
+    /// Number of experts.
     pub count: u32,
-    /// Weights are divided by their sum.
+    /// Divides the weights by their sum.
     pub normalise: bool,
-    /// Then they are multiplied by this.
+    /// Factor of the weights, applied last.
     pub scale: f32,
-    /// Written.
+    /// Output.
     pub out: Choice,
-    /// Numbers of the sets, in the part, that use the choice.
+    /// Numbers of the part's expert sets that use the choice.
     pub sets: Vec<usize>,
 }
 
-/// Work of the chosen experts on pairs of a row and an expert.
+/// The chosen experts' work, on pairs of a row and an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
-    /// Number of the set in the part.
+    /// Number of the expert set in the part.
     pub set: usize,
-    /// Which of them.
+    /// The chosen experts.
     pub choice: Choice,
-    /// x.
+    /// The input x.
     pub from: Home,
-    /// Of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
-    /// Read and written.
+    /// Output that the results are added to.
     pub out: View,
-    /// `activation(gate x) * (up x)` of each pair, in the form that downs want.
+    /// `activation(gate x) * (up x)` of each pair, in the form that down matrices want.
     pub gated: Home,
     /// `f32[pairs][cols of out]`.
     pub results: PlaneId,
@@ -318,13 +318,13 @@ pub struct Experts {
 /// Adds rows, or copies them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Add {
-    /// Read.
+    /// Input.
     pub from: View,
-    /// Written.
+    /// Output.
     pub out: View,
     /// Factor of `from`.
     pub scale: f32,
-    /// What is in `out` stays in the sum.
+    /// Adds to `out` instead of overwriting it.
     pub keep: bool,
     /// Values of a row.
     pub cols: u32,
@@ -335,7 +335,7 @@ pub struct Add {
 pub struct Cap {
     /// Read and written.
     pub rows: View,
-    /// Above 0.
+    /// Must be above 0.
     pub cap: f32,
     /// Values of a row.
     pub cols: u32,
@@ -344,20 +344,20 @@ pub struct Cap {
 /// All experts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertSet {
-    /// Their tensors.
+    /// The experts' tensors.
     pub range: ExpertRange,
-    /// Type of gates and ups, and of downs.
+    /// Type of the gate and up matrices, and type of the down matrices.
     pub dtypes: [DType; 2],
-    /// Width of an expert.
+    /// Rows of a gate matrix.
     pub ffn: u32,
-    /// Values of a row.
+    /// Values of an input row.
     pub cols: u32,
-    /// Values of a row of the result.
+    /// Values of a result row.
     pub out_cols: u32,
 }
 
 impl Work {
-    /// The planes that it reads or writes.
+    /// The planes that the unit reads or writes.
     pub fn planes(&self) -> Vec<PlaneId> {
         let of = |homes: &[Home], views: &[Option<View>], more: &[PlaneId]| {
             let views = views.iter().flatten().map(|view| view.plane);

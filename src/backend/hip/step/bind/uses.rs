@@ -1,7 +1,7 @@
-//! Who writes and who reads each value, one version after the other.
+//! Versions: which operations write and read each value.
 //!
-//! Every write makes a version of the value; a reader reads the last one before it. A version that updates another lies in the
-//! same place.
+//! Every write makes a new version of the value, and a reader sees the last version before it. A version that updates
+//! another keeps its place.
 
 use super::forms::{Form, Wanted, pair_form};
 use crate::backend::StepLimits;
@@ -11,51 +11,51 @@ use crate::program::{Access, Op, Program, Rows, ValueId};
 /// Number of a version.
 pub type VersionId = usize;
 
-/// After every operation.
+/// An operation number after every operation.
 const NEVER: usize = usize::MAX;
 
-/// One content of a value.
+/// One version of a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Version {
-    /// Of which value.
+    /// The value.
     pub value: ValueId,
     /// Number of the operation that writes it.
     pub made: usize,
     /// The version that it updates.
     pub before: Option<VersionId>,
-    /// Number of the operation that writes the value next; a large number where none does.
+    /// Number of the operation that overwrites the value; `NEVER` if none does.
     pub gone: usize,
-    /// How often it is read.
+    /// Number of reads.
     pub readers: u32,
-    /// First operation that reads it; a large number where none does.
+    /// First operation that reads it; `NEVER` if none does.
     pub first_reader: usize,
-    /// Forms that readers want.
+    /// Forms that its readers want.
     pub wanted: Wanted,
 }
 
-/// An operation in its part.
+/// An operation and its part.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Number of its part.
     pub part: u32,
-    /// What it is.
+    /// The operation.
     pub op: &'a Op,
     reads: [Option<VersionId>; 3],
-    /// The version that it makes.
+    /// The version that it writes.
     pub wrote: Option<VersionId>,
 }
 
 /// All versions of a program's values.
 #[derive(Debug)]
 pub struct Uses<'a> {
-    /// By number.
+    /// Versions by number.
     pub versions: Vec<Version>,
-    /// The operations of all parts, one after the other.
+    /// The operations of all parts, in order.
     pub ops: Vec<Place<'a>>,
 }
 
 impl<'a> Uses<'a> {
-    /// Follows the values through a program.
+    /// Collects the versions of a program's values.
     pub fn of(program: &'a Program, limits: StepLimits, modes: Modes) -> Self {
         let mut uses = Self { versions: Vec::new(), ops: Vec::new() };
         let mut now: Vec<Option<VersionId>> = vec![None; program.values().len()];
@@ -115,19 +115,19 @@ impl<'a> Uses<'a> {
         place.reads.into_iter().flatten().find(|id| self.versions.get(*id).is_some_and(|v| v.value == value))
     }
 
-    /// The operation that makes a version.
+    /// The operation that writes a version.
     pub fn maker(&self, version: VersionId) -> Option<(usize, Place<'a>)> {
         let made = self.versions.get(version)?.made;
         Some((made, *self.ops.get(made)?))
     }
 
-    /// Whether one operation alone reads a version, and it is this one.
+    /// Whether `op` is the only reader of a version.
     pub fn is_read_by(&self, version: VersionId, op: usize) -> bool {
         self.versions.get(version).is_some_and(|v| v.readers == 1 && v.first_reader == op)
     }
 }
 
-/// In which forms an operation wants a value.
+/// Forms in which an operation wants a value.
 fn wanted(
     program: &Program,
     op: &Op,
