@@ -1,11 +1,13 @@
-// add_rows: out[m] = scale * x[m], where `keep` is 1 added to out[m]
+// add_rows: out[m] = scale * x[m] + keep * out[m]
 //
-// Shapes     x: f32, row m at m * x_stride; out: f32, row m at m * out_stride; keep: 0 or 1, with 0 out is not read
-//            out may be x at the same stride
+// Shapes     x: f32, row m at m * x_stride; out: f32, row m at m * out_stride; out may be x at the same stride
+//            keep: 0 or 1; with 0, out is not read
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read and written value by value
-// Exact      one rounding a value
-// Moves      4 * cols bytes in, and as many where `keep` is 1, 4 * cols out per row
+// Alignment  16 bytes for all planes. Where cols or a stride is no multiple of 4, values are read and written one by one
+// Sums in    f32, one rounding per value: an fma, or a product where keep is 0
+// Tolerance  0: the same bits
+// Reference  f32 mul_add, or a product where keep is 0, in tests/kernels/rows.rs
+// Moves      4 * cols bytes in, as many again where keep is 1, 4 * cols out per row; memory-bound
 #include "prelude/prelude.h"
 #include "common/activation.h"
 

@@ -1,21 +1,27 @@
-// attn_decode: causal attention of few rows, each row's tokens split over blocks: out = softmax(q . K / sqrt(head_dim)) V
+// attn_decode: out = softmax(q . K / sqrt(head_dim)) V, causal, for few rows, each row's tokens split over blocks
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; rows: u32[R], the rows to do, or null for 0..R
 //            positions, row_seq: u32[M]; NO_SEQUENCE: the result is 0; page_tables, page_base, layer_offset: common/pages.h
-//            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Nothing of the
-//            tokens before is read, and no page table entry of a page that holds only such
-//            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y: room for splits
+//            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
+//            the window are not read, nor are page table entries of pages that hold only such tokens
+//            scale: log2(e) / sqrt(head_dim)
+//            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y: scratch for splits
 //            counters: u32[R][grid x], 0 before the first launch, and 0 again after each
 //            Out, at the row's own number; each that is null is not written:
 //            out: f32[M][n_heads * head_dim]; codes, scales, sums: A8 rows of `padded` values (common/activation.h)
-// Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; g query heads of
-//            a KV head are done by one block, so a block reads keys and values once for them
-// Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; page and q planes 16-byte aligned
-// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. Splits are cut by position as
-//            split_tokens (attention/splits.h) says; a row has those that reach into its window. splits >= what any row has,
-//            and may be more: blocks past a row's own splits leave at once
+// Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; a block does g query
+//            heads of a KV head, so that it reads keys and values once for them
+// Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32
+// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. split_tokens (attention/splits.h)
+//            cuts a row by its position; a row has the splits that reach into its window. splits >= what any row has, and may
+//            be more: blocks past a row's own splits return at once
+// Alignment  16 bytes for pages and q
 // Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, not on grid, not on wave size
-// Moves      4 * head_dim bytes (f16) per token and KV head, once per block of g heads
+// Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2
+//            A8: the bounds of tests/kernels/forms.rs around the f32 result
+// Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
+// Moves      4 * head_dim bytes (f16 pages) in per token and KV head, once per block of g heads; memory-bound, and bound by
+//            latency at short lengths
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/pages.h"
@@ -25,12 +31,12 @@
 namespace attn_decode {
 
 constexpr u32 THREADS = 256, TEAMS = THREADS / TEAM;
-// f32 in LDS through which teams hand over their sums.
+// Size of the LDS array through which teams exchange their sums, in f32.
 constexpr u32 EXCHANGE = 4096;
-// Most values of a block's heads.
+// Most values of a block's heads: g * head_dim.
 constexpr u32 RESULT = 1024;
 
-// What the host gives.
+// The launch's arguments.
 struct Task {
     const f32* q;
     const u32* rows;
@@ -50,7 +56,7 @@ struct Task {
     u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window;
 };
 
-// The block's place: a row, some query heads of a KV head, a split. Splits are counted from the first that the window reaches.
+// A block's work: a row, some query heads of a KV head, a split. Split 0 is the first that the window reaches.
 struct Place {
     u32 slot, row, first_head, heads, kv_head, split, start, end, splits;
     bool padding;
@@ -77,7 +83,7 @@ struct Place {
 // LDS of a block.
 struct Shared {
     f32* exchange;    // [TEAMS][heads at a time][LANES * PART]
-    f32* team_most;   // [TEAMS][8], then what each team counts
+    f32* team_most;   // [TEAMS][8], then each team's factor
     f32* team_sum;    // [TEAMS][8]
     f32* most;        // [8]
     f32* sum;         // [8]
@@ -85,7 +91,7 @@ struct Shared {
     f32* weights;     // [8][SPLITS_MAX]
 };
 
-// The split's result of all teams: result[g][d] unnormalised, most[g], sum[g].
+// Joins the teams' parts of a split: result[g][d] unnormalised, most[g], sum[g].
 template <u32 LANES, u32 G> DEV void join_block(const TeamState<LANES, G>& state, const Shared& lds, u32 head_dim) {
     constexpr u32 WIDTH = LANES * PART, AT_ONCE = EXCHANGE / (TEAMS * WIDTH);
     u32 part = thread_id() % LANES;
@@ -129,7 +135,7 @@ template <u32 LANES, u32 G> DEV void join_block(const TeamState<LANES, G>& state
     barrier_lds();
 }
 
-// Writes the heads' values, which stand in lds.result, in every form asked for.
+// Writes the heads' values from lds.result to every output that is not null.
 DEV void write_out(const Task& t, const Place& at, const Shared& lds) {
     u32 cols = t.n_heads * t.head_dim, first = at.first_head * t.head_dim, count = at.heads * t.head_dim;
     u64 to = (u64)at.row * cols + first;
@@ -148,7 +154,7 @@ DEV void write_out(const Task& t, const Place& at, const Shared& lds) {
     }
 }
 
-// Puts a split's result where the block that comes last finds it. True in that block.
+// Stores a split's result for the last block of the row's splits to combine. True in that block.
 DEV bool hand_in(const Task& t, const Place& at, const Shared& lds) {
     for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) {
         u64 head = (u64)at.slot * t.n_heads + at.first_head + i / t.head_dim;
@@ -162,10 +168,10 @@ DEV bool hand_in(const Task& t, const Place& at, const Shared& lds) {
     return last_block(t.counters + at.slot * grid_x() + block_x(), at.splits);
 }
 
-// Sums the splits in rising order into lds.result, normalised.
+// Sums the splits into lds.result in rising order and normalises.
 DEV void combine(const Task& t, const Place& at, const Shared& lds) {
     u64 first = (u64)at.slot * t.n_heads + at.first_head;
-    // A team takes a head; teams without one do the last again, as all lanes of a wave reduce together.
+    // One head per team. Teams without a head repeat the last: all lanes of a wave reduce together.
     u32 g = min_u32(team_id(), at.heads - 1);
     const f32* stats = t.part_stats + (first + g) * grid_y() * 2;
     f32 top = NO_SCORE, sum = 0.0f;
@@ -192,7 +198,7 @@ DEV void combine(const Task& t, const Place& at, const Shared& lds) {
     barrier_lds();
 }
 
-// Loads part `part` of a token; elements past head_dim are 0. Wide: head_dim is a multiple of 8.
+// Loads part `part` of a token. EXACT: head_dim is a multiple of 8; else elements past head_dim become 0.
 template <class T, bool EXACT> DEV void load_part(Raw<T>& raw, const T* token, u32 part, u32 head_dim) {
     if constexpr (EXACT) {
         raw.load(token + part * PART);
@@ -217,13 +223,13 @@ DEV void run_split(const Task& t, const Place& at, State<LANES, G, U>& state) {
     Raw<T> keys[U], values[U];
     auto fetch = [&](u32 start) {
         UNROLL for (u32 u = 0; u < U; u++) {
-            // One past the end is loaded as the last, and has no part.
+            // Past the end the last token is loaded again; state.add ignores it.
             const T* key = pages.key(min_u32(start + u * GROUPS + group, at.end - 1));
             load_part<T, EXACT>(keys[u], key, part, head_dim);
             load_part<T, EXACT>(values[u], pages.values_of((T*)key), part, head_dim);
         }
     };
-    // Queries and the first tokens are on their way together: at short lengths that is most of the time.
+    // Queries and the first tokens load together: at short lengths these loads are most of the time.
     Raw<f32> queries[G];
     UNROLL for (u32 g = 0; g < G; g++) {
         const f32* head = t.q + ((u64)at.row * t.n_heads + at.first_head + min_u32(g, at.heads - 1)) * head_dim;
@@ -262,7 +268,7 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
         write_out(t, at, lds);
         return;
     }
-    // Tokens that a group of lanes has in flight: 64 in a block, fewer where registers would not do.
+    // Tokens that a group of lanes has in flight: 64 in a block, fewer where registers would not suffice.
     constexpr u32 U = LANES == 8 || G == 8 ? 2 : 4;
     State<LANES, G, U> state;
     run_split<T, LANES, G, U, EXACT>(t, at, state);

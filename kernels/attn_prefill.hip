@@ -1,4 +1,4 @@
-// attn_prefill: causal attention of many rows, as tiles of neighbouring rows of one sequence: out = softmax(q . K / sqrt(d)) V
+// attn_prefill: out = softmax(q . K / sqrt(head_dim)) V, causal, for many rows, as tiles of neighbouring rows of one sequence
 //
 // Shapes     q: f32[M][n_heads * head_dim], rotated; tiles: u32[T][2], each first row and number of rows: rows of one sequence,
 //            positions rising by 1, rows * (n_heads / n_kv_heads) <= 64. Rows in no tile are not touched
@@ -10,12 +10,16 @@
 //            f32 row_scales[M], which become 1 (a weighted mean of f16 values is in f16's range: not for f32 pages)
 // Variants   attn_prefill_f16_<64 | 80 | 96 | 128>: f16 pages, that head_dim, on the matrix unit where the target has one;
 //            attn_prefill_<f16 | f32>_any: f32 arithmetic, any head_dim up to 256
-// Requires   n_heads / n_kv_heads <= 64; page and q planes 16-byte aligned
-// Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: best given first
+// Requires   n_heads / n_kv_heads <= 64
+// Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: put them first
+// Alignment  16 bytes for pages and q
 // Sums in    f32, pages in rising order. On the matrix unit queries (times scale) and weights are rounded to f16. A row's bits
-//            depend on its own tokens; there is one exception: on the matrix unit a value that is NaN or infinite reaches
-//            rows of its tile that do not see it, where others do; all of them are of the same sequence
-// Moves      4 * head_dim bytes (f16) per token, KV head and tile
+//            depend on its own tokens, with one exception: on the matrix unit a value that is NaN or infinite, and that some
+//            row of a tile sees, reaches the tile's other rows too; all of them are of the same sequence
+// Tolerance  |got - want| <= b * sum of |weight * value|, b = 2e-5 for `any`, 4e-3 for the others, 1e-3 more for scores about
+//            200 from 0 in units of log2. out16: (2^-11 + 4e-6) * |out| + 2^-25 from out
+// Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
+// Moves      4 * head_dim bytes (f16 pages) in per token, KV head and tile; bound by arithmetic
 #include "prelude/prelude.h"
 
 #include "attention/prefill_matrix.h"

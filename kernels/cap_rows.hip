@@ -1,12 +1,13 @@
 // cap_rows: x[m] = cap * tanh(x[m] / cap)
 //
-// Shapes     x: f32, row m at m * stride
+// Shapes     x: f32, row m at m * stride, changed in place
 // Requires   cap finite and above 0
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes; a cols or stride that is no multiple of 4 is read and written value by value
-// Overflow   far values become cap or -cap. A NaN stays one
-// Exact      within 2^-21 * cap
-// Moves      4 * cols bytes in and out per row
+// Alignment  16 bytes. Where cols or stride is no multiple of 4, values are read and written one by one
+// Sums in    no sums; f32. Values far from 0 become cap or -cap; a NaN stays NaN
+// Tolerance  |got - want| <= 2^-21 * cap
+// Reference  f64 tanh in tests/kernels/rows.rs
+// Moves      4 * cols bytes in, 4 * cols out per row; memory-bound
 #include "prelude/prelude.h"
 #include "common/activation.h"
 

@@ -1,11 +1,19 @@
-// Weights as f16 rows, for the matrix units (gemm_f16): a slab of rows of a tensor at a time, small enough to stay in a cache.
+// dequant: out[r][k] = f16(weight[first + r][k]), weights as f16 rows for gemm_f16
 //
-// dequant_t(planes, weights, cols, first, rows, out)   rows `first .. first + rows` of a tensor of `weights` values in rows of `cols`,
-//     to out: f16 [rows][cols rounded up to 8], the rest zeros. Rounded to nearest even; finite values past f16's range become its
-//     largest. F16 weights already have this form.
-//
-// 256 threads a block, any number of blocks.
+// The caller dequantises a slab of rows at a time, small enough to stay in a cache. F16 weights already have this form.
+// Shapes     planes: a tensor of `weights` values in rows of `cols` (quant/planes.h); rows first .. first + rows of it go to
+//            out: f16[rows][cols rounded up to 8], 0 past cols
+// Variants   dequant_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k bf16 f32
+// Requires   cols a multiple of the type's block
+// Launch     grid = any width, block = 256: a lane makes 32 values of a quantised type or 8 of a float type at a time
+// Alignment  16 bytes for planes and out
+// Sums in    no sums; values in f32, then rounded to nearest even. Finite values past f16's range become its largest
+// Tolerance  0: equal values
+// Reference  ggml's values (tests/golden/quant-blocks.bin) rounded by the crate half, in tests/kernels/matmul/layout.rs
+// Moves      17 to 34 bytes in per 32 values of a quantised type, 2 or 4 per value of a float type, 2 out per value;
+//            memory-bound
 #include "quant/floats.h"
+#include "quant/list.h"
 #include "quant/types.h"
 
 DEV f32 within_f16(f32 v) {
@@ -34,17 +42,9 @@ template <class T> DEV void dequant(const u8* planes, u64 weights, u32 cols, u32
         wait_for_predecessor();                                                                                                \
         dequant<T>(planes, weights, cols, first, rows, out);                                                                   \
     }
-DEQUANT(q8_0, Q8_0)
-DEQUANT(q4_0, Q4_0)
-DEQUANT(q4_1, Q4_1)
-DEQUANT(q5_0, Q5_0)
-DEQUANT(q5_1, Q5_1)
-DEQUANT(mxfp4, MXFP4)
-DEQUANT(q4_k, Q4_K)
-DEQUANT(q5_k, Q5_K)
-DEQUANT(q6_k, Q6_K)
+QUANT_TYPES(DEQUANT)
 
-// Rows are padded to 16 bytes: 8 values of bf16, but 4 of f32, so that an output chunk's second half may not exist.
+// Rows are padded to 16 bytes: 8 values of bf16, but 4 of f32. So for f32 the second half of an output chunk may not exist.
 KERNEL(256, dequant_bf16, const u8* planes, u64, u32 cols, u32 first, u32 rows, u16* out) {
     wait_for_predecessor();
     const u64 chunks = row_chunks<BF16>(cols);

@@ -1,21 +1,27 @@
-// embed_rows: x[m] = row m of file bytes, as f32, times scale: embedding rows that the host gathered from the file
+// embed_rows: x[m] = scale * row m of the file's bytes, as f32
 //
+// The host gathers the embedding rows from the file.
 // Shapes     bytes: row m at m * row_bytes, whole blocks of the type as in a GGUF file; x: f32[M][cols]
 // Variants   embed_rows_<type>, type f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4
-// Requires   cols a multiple of the type's block; bytes 16-byte aligned; row_bytes even, for f32 a multiple of 4 (mxfp4: any)
+// Requires   cols a multiple of the type's block
 // Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
-// Exact      at a scale of 1 values equal ggml's dequantize_row_* to the bit
+// Alignment  16 bytes for `bytes`; row_bytes even, for f32 a multiple of 4, for mxfp4 any
+// Sums in    no sums; f32. At a scale of 1 values equal ggml's dequantize_row_* to the bit; the scale rounds once
+// Tolerance  0: equal values
+// Reference  ggml's values (tests/golden/quant-blocks.bin) times the scale in f32, in tests/kernels/embed.rs
+// Moves      row_bytes in, 4 * cols out per row; bound by latency at few rows
 #include "prelude/prelude.h"
+#include "quant/list.h"
 namespace embed_rows {
 
 // f16 at an even address.
 DEV f32 half_at(const u8* p) { return f16_to_f32(f16_from_bits(*(const u16*)p)); }
-// Low nibble of byte i for values below 16 of a block of 32, high nibble of the same bytes for the others.
+// Value i of a block of 32: the low nibble of byte i for i < 16, the high nibble of byte i - 16 for the others.
 DEV f32 nibble(const u8* codes, u32 i) { return (f32)(codes[i % 16] >> (i / 16 * 4) & 15); }
-// As `nibble`, with bit i of the four bytes at `high` on top.
+// As `nibble`, with bit i of the four bytes at `high` as the fifth bit.
 DEV f32 five_bits(const u8* codes, const u8* high, u32 i) { return nibble(codes, i) + (f32)((high[i / 8] >> i % 8 & 1) * 16); }
 
-// Each type: values and bytes of a block, and value i of a block.
+// For each type: LENGTH values and BYTES bytes of a block, and value i of a block.
 struct F32 {
     static constexpr u32 LENGTH = 1, BYTES = 4;
     DEV static f32 value(const u8* b, u32) { return *(const f32*)b; }
@@ -24,7 +30,7 @@ struct F16 {
     static constexpr u32 LENGTH = 1, BYTES = 2;
     DEV static f32 value(const u8* b, u32) { return half_at(b); }
 };
-struct Bf16 {
+struct BF16 {
     static constexpr u32 LENGTH = 1, BYTES = 2;
     DEV static f32 value(const u8* b, u32) { return as_f32((u32) * (const u16*)b << 16); }
 };
@@ -57,7 +63,7 @@ struct ScaleMin {
         min = j < 4 ? b & 63 : c >> 4 | b >> 6 << 4;
     }
 };
-struct Q4K {
+struct Q4_K {
     static constexpr u32 LENGTH = 256, BYTES = 144;
     DEV static f32 value(const u8* b, u32 i) {
         ScaleMin s(b + 4, i / 32);
@@ -65,7 +71,7 @@ struct Q4K {
         return half_at(b) * (f32)s.scale * (f32)code - half_at(b + 2) * (f32)s.min;
     }
 };
-struct Q5K {
+struct Q5_K {
     static constexpr u32 LENGTH = 256, BYTES = 176;
     DEV static f32 value(const u8* b, u32 i) {
         ScaleMin s(b + 4, i / 32);
@@ -74,7 +80,7 @@ struct Q5K {
         return half_at(b) * (f32)s.scale * (f32)code - half_at(b + 2) * (f32)s.min;
     }
 };
-struct Q6K {
+struct Q6_K {
     static constexpr u32 LENGTH = 256, BYTES = 210;
     DEV static f32 value(const u8* b, u32 i) {
         u32 half = i / 128, quarter = i / 32 % 4, at = i % 32;
@@ -84,10 +90,10 @@ struct Q6K {
         return half_at(b + 208) * scale * (f32)((i32)(low | high << 4) - 32);
     }
 };
-struct Mxfp4 {
+struct MXFP4 {
     static constexpr u32 LENGTH = 32, BYTES = 17;
     DEV static f32 value(const u8* b, u32 i) {
-        // Doubled values of the 4-bit float, sign in bit 3: 0 1 2 3 4 6 8 12, a byte each; the scale is halved for it.
+        // The constant's bytes are doubled values of the 4-bit float, 0 1 2 3 4 6 8 12, so the scale is halved. Bit 3: sign.
         u32 code = (u32)nibble(b + 1, i), doubled = (u32)(0x0c08060403020100ull >> (8 * (code % 8))) & 255;
         return e8m0_half_to_f32(b[0]) * (code >= 8 ? -(f32)doubled : (f32)doubled);
     }
@@ -104,19 +110,11 @@ template <class Type> DEV void run(const u8* bytes, f32* x, u64 row_bytes, u32 c
 } // namespace embed_rows
 
 #define EMBED_ROWS(NAME, TYPE)                                                                                                 \
-    KERNEL(256, NAME, const u8* bytes, f32* x, u64 row_bytes, u32 cols, f32 scale) {                                           \
+    KERNEL(256, embed_rows_##NAME, const u8* bytes, f32* x, u64 row_bytes, u32 cols, f32 scale) {                              \
         embed_rows::run<embed_rows::TYPE>(bytes, x, row_bytes, cols, scale);                                                   \
     }
 
-EMBED_ROWS(embed_rows_f32, F32)
-EMBED_ROWS(embed_rows_f16, F16)
-EMBED_ROWS(embed_rows_bf16, Bf16)
-EMBED_ROWS(embed_rows_q8_0, Q8_0)
-EMBED_ROWS(embed_rows_q4_0, Q4_0)
-EMBED_ROWS(embed_rows_q4_1, Q4_1)
-EMBED_ROWS(embed_rows_q5_0, Q5_0)
-EMBED_ROWS(embed_rows_q5_1, Q5_1)
-EMBED_ROWS(embed_rows_q4_k, Q4K)
-EMBED_ROWS(embed_rows_q5_k, Q5K)
-EMBED_ROWS(embed_rows_q6_k, Q6K)
-EMBED_ROWS(embed_rows_mxfp4, Mxfp4)
+EMBED_ROWS(f32, F32)
+EMBED_ROWS(f16, F16)
+EMBED_ROWS(bf16, BF16)
+QUANT_TYPES(EMBED_ROWS)

@@ -1,25 +1,28 @@
-// Matrix times matrix for many rows: f16 in, f32 sums, on matrix units where there are some, else by fma.
+// gemm_f16: out[row][o] = x_scale[row] * sum over i < k of x[row][i] * w[o][i] (+ bias[o]) (+ out[row][o] where add is 1)
 //
-// gemm_f16_SIDE(w, w_stride, n, x, x_stride, x_scale, k, rows, out, out_stride, bias, add)
-//     out[row][o] = x_scale[row] * sum over i < k of x[row][i] * w[o][i] (+ bias[o]) (+ out[row][o] where add is 1)
-//     w: f16 [n][w_stride], x: f16 [rows][x_stride], at 16-byte aligned addresses; a stride that is no multiple of 8 is read
-//     value by value, and what lies between k and the stride is not used. out: f32 [rows][out_stride]. bias 0: none.
-// Blocks of 256 threads; block (x, y) computes SIDE rows from SIDE x and SIDE outputs from SIDE y on, SIDE being 128, or 64 where
-// that would leave most of a device idle: rows vary fastest, so that the blocks under way share few weights and find them in a
-// cache.
-//
-// A result's sum runs over k in one order whatever the sizes and SIDE are: steps of 32, within them as the matrix unit adds.
+// For many rows: on matrix units where the target has them, else by fma.
+// Shapes     w: f16[n][w_stride]; x: f16[rows][x_stride]; x_scale: f32[rows]; bias: f32[n], or null; out: f32[rows][out_stride]
+//            Values of w and x between k and the stride are not used; those of out between n and the stride are not written
+// Variants   gemm_f16_<SIDE>: a block computes SIDE rows x SIDE outputs. SIDE is 128, or 64 where that would leave most of a
+//            device idle
+// Launch     grid = (ceil(rows / SIDE), ceil(n / SIDE)), block = 256. Rows vary fastest, so that the blocks in flight share few
+//            weights and find them in a cache
+// Alignment  16 bytes for w and x. Where k is no multiple of 32 or a stride no multiple of 8, values are read one by one
+// Sums in    f32, over k in one order for all sizes and both SIDEs: steps of 32, within a step as the matrix unit adds
+// Tolerance  |got - want| <= 2e-6 * sum of the terms' magnitudes + 1e-30; both variants give the same bits
+// Reference  f64 sums in tests/kernels/matmul/gemm.rs
+// Moves      4 * SIDE * k bytes in, 4 * SIDE * SIDE out per block; bound by arithmetic
 #include "prelude/prelude.h"
 
 constexpr u32 STEP = 32;
 constexpr u32 WAVES = 256 / WAVE;
 
-// A step's SIDE x 32 values of one operand in LDS, in parts of 16 bytes.
+// SIDE x 32 values of one operand in LDS, for one step, in parts of 16 bytes.
 #if HAS_ASYNC_COPY
 template <u32 SIDE> struct Values {
-    // Copies need no registers on their way: as many steps as fit the 48 KB of LDS that need no asking, three or six.
+    // Copies in flight need no registers: as many steps as fit 48 KB of LDS, the most without opting in; three or six.
     static constexpr u32 STAGES = 384 / SIDE;
-    // Part p of row r lies at part p ^ r / 2 % 4: eight rows' parts lie in different banks without room between rows.
+    // Part p of row r lies at part p ^ r / 2 % 4: the parts of eight rows lie in different banks, with no gaps between rows.
     f16 v[SIDE * STEP];
     DEV f16* part(u32 row, u32 p) { return v + row * STEP + (p ^ (row / 2 % 4)) * 8; }
     DEV Frag::A a(u32 row, u32 k) const { return Frag::load_a_turned(v, row, k); }
@@ -28,7 +31,7 @@ template <u32 SIDE> struct Values {
 #else
 template <u32 SIDE> struct Values {
     static constexpr u32 STAGES = 2;
-    // 40 values, 80 bytes a row: eight rows' 16-byte parts lie in different banks.
+    // 40 values, 80 bytes a row: the 16-byte parts of eight rows lie in different banks.
     static constexpr u32 LD = STEP + 8;
     f16 v[SIDE * LD];
     DEV f16* part(u32 row, u32 p) { return v + row * LD + p * 8; }
@@ -51,7 +54,7 @@ struct Operand {
     u32 rows, stride, k;
 };
 
-// The 16-byte parts of a step of one operand that a thread moves: parts thread, thread + 256 of SIDE rows x 4.
+// The 16-byte parts of one operand that a thread moves in a step: numbers thread, thread + 256 of SIDE rows x 4 parts.
 template <u32 SIDE> struct Parts {
     static constexpr u32 COUNT = SIDE * 4 / 256;
     u32x4 v[COUNT];
@@ -63,7 +66,7 @@ template <u32 SIDE> struct Parts {
     }
 };
 
-// Whole steps of rows that begin at multiples of 16 bytes. Rows past the last read the last: their results are not stored.
+// Whole steps of rows that begin at multiples of 16 bytes. Rows past the last read the last; their results are not stored.
 template <u32 SIDE> struct WholeSteps {
     using P = Parts<SIDE>;
     const f16* from[P::COUNT];
@@ -73,7 +76,7 @@ template <u32 SIDE> struct WholeSteps {
             from[i] = m.p + u64(min_u32(first_row + P::row(i), m.rows - 1)) * m.stride + P::in_row() * 8;
         }
     }
-    // The parts of the next step. One past the end is never asked for.
+    // The parts of the next step. Never called past the last step.
     DEV P next() {
         P parts;
         UNROLL for (u32 i = 0; i < P::COUNT; i++) {
@@ -131,7 +134,7 @@ struct Out {
 };
 
 #if HAS_MATRIX_UNIT
-// A wave's part of the tile: the waves stand in two rows.
+// A wave's part of the tile: the waves form two rows.
 template <u32 SIDE> struct Sums {
     static constexpr u32 WAVE_COLS = SIDE / (WAVES / 2), DOWN = SIDE / 2 / 16, ACROSS = WAVE_COLS / 16;
     Frag::C c[DOWN][ACROSS];
@@ -195,14 +198,14 @@ template <u32 SIDE> struct Sums {
 };
 #endif
 
-// The sums of a block's tile. The next step's loads run while one is multiplied.
+// The sums of a block's tile. The next step's loads run while the current step is multiplied.
 template <u32 SIDE, class Steps> DEV void multiply(Stages<SIDE>& stages, Steps xs, Steps ws, u32 steps, Sums<SIDE>& sums) {
     Parts<SIDE> x = xs.next(), w = ws.next();
     ROLLED for (u32 s = 0; s < steps; s++) {
         Stage<SIDE>& stage = stages[s % 2];
         x.store(stage.x);
         w.store(stage.w);
-        // All have read the other stage, which is written next, before they came here.
+        // Before this barrier all threads have read the other stage, which is written next.
         barrier_lds();
         if (s + 1 < steps) {
             x = xs.next();
@@ -213,7 +216,7 @@ template <u32 SIDE, class Steps> DEV void multiply(Stages<SIDE>& stages, Steps x
 }
 
 #if HAS_ASYNC_COPY
-// The same with all stages but one on their way.
+// The same with copies in flight to all stages but one.
 template <u32 SIDE>
 DEV void multiply(Stages<SIDE>& stages, WholeSteps<SIDE> xs, WholeSteps<SIDE> ws, u32 steps, Sums<SIDE>& sums) {
     constexpr u32 STAGES = Values<SIDE>::STAGES;
@@ -225,13 +228,13 @@ DEV void multiply(Stages<SIDE>& stages, WholeSteps<SIDE> xs, WholeSteps<SIDE> ws
             ws.copy_next(stage.w);
         }
         asked++;
-        // Also without a copy: every turn waits for all but as many as follow it.
+        // Also ends an empty group: each turn waits for all groups but the last STAGES - 2.
         end_copies();
     };
     UNROLL for (u32 s = 0; s + 1 < STAGES; s++) ask();
     ROLLED for (u32 s = 0; s < steps; s++) {
         wait_copies<STAGES - 2>();
-        // All have what they copied, and all have read the stage that is written next.
+        // After this barrier this step's copies are complete, and all threads have read the stage that is written next.
         barrier_lds();
         ask();
         sums.add(stages[s % STAGES]);

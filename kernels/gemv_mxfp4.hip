@@ -1,4 +1,5 @@
-// Matrix-vector products of MXFP4 weights: the entry points that gemv/gemv.h lists.
+// gemv_mxfp4: out[row] = W x[row] (+ bias), W of MXFP4 weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(mxfp4, MXFP4)

@@ -1,4 +1,5 @@
-// Matrix-vector products of Q4_K weights: the entry points that gemv/gemv.h lists.
+// gemv_q4_k: out[row] = W x[row] (+ bias), W of Q4_K weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(q4_k, Q4_K)

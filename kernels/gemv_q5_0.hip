@@ -1,4 +1,5 @@
-// Matrix-vector products of Q5_0 weights: the entry points that gemv/gemv.h lists.
+// gemv_q5_0: out[row] = W x[row] (+ bias), W of Q5_0 weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(q5_0, Q5_0)

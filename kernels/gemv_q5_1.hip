@@ -1,4 +1,5 @@
-// Matrix-vector products of Q5_1 weights: the entry points that gemv/gemv.h lists.
+// gemv_q5_1: out[row] = W x[row] (+ bias), W of Q5_1 weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(q5_1, Q5_1)

@@ -1,4 +1,5 @@
-// Matrix-vector products of Q6_K weights: the entry points that gemv/gemv.h lists.
+// gemv_q6_k: out[row] = W x[row] (+ bias), W of Q6_K weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(q6_k, Q6_K)

@@ -1,4 +1,5 @@
-// Matrix-vector products of Q8_0 weights: the entry points that gemv/gemv.h lists.
+// gemv_q8_0: out[row] = W x[row] (+ bias), W of Q8_0 weights
+// Contract   gemv/gemv.h
 #include "gemv/gemv.h"
 
 GEMV_QUANT(q8_0, Q8_0)

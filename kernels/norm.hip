@@ -3,25 +3,31 @@
 // The mean is that of the row where `centre` is 1 (LayerNorm), and 0 where it is 0 (RMS norm).
 // Shapes     x: f32[*][cols], norm_f32: row r at r * x_stride; weight: f32[cols]; bias: f32[cols], or null: nothing is added
 //            rows: u32[M], or null
-// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_f32: f32, row m at m * out_stride, where
-//            `add` is 1 added to what is there; norm_x16: f16[M][cols] and f32 row_scales[M] (common/activation.h says what
-//            these are)
-//            The rows of norm_f32 may take the place of x, at its stride, where rows is null
+//            The result of norm_f32 may take the place of x, at its stride, where rows is null
+// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_x16: f16[M][cols] and f32 row_scales[M];
+//            norm_f32: f32, row m at m * out_stride; where `add` is 1, the result is added to the row of out
+//            common/activation.h defines A8 and X16
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
-// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read and written value by value
+// Alignment  16 bytes for all planes. Where cols or a stride is no multiple of 4, values are read and written one by one
 // Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these in order; squares are summed after the mean
 //            is known. A row's bits depend on the row and the block's size alone, not on M and not on the wave size
-// Moves      8 * cols bytes in, 1.2 to 4 * cols out per row; at one row bound by latency
+// Tolerance  norm_f32: |got - want| <= 4e-6 * |want| + s, s the sum of: 4e-6 * largest |bias|; where centre is 1, 1e-6 *
+//            mean(|x|) * largest |weight| / sqrt(mean((x - mean)^2) + eps); where add is 1, 4e-5
+//            norm_a8: scale within 4e-6 of amax / 127, values within scale / 2 + 8e-6 * amax, sums exact
+//            norm_x16: the scale brings amax into [2^13, 2^14); |got - want| <= (2^-11 + 4e-6) * |want| + 2^-38 * amax
+// Reference  f64 in tests/kernels/norm.rs (for A8 and X16 of a norm with a mean or bias: the result of norm_f32);
+//            tests/kernels/forms.rs checks A8 and X16
+// Moves      8 * cols bytes in, 1.25 (a8), 2 (x16) or 4 (f32) per value out, per row; bound by latency at one row
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/reduce.h"
 
 namespace row_norm {
 
-// Fours of a row that a lane keeps in registers; what is past them is read again.
+// Fours of a row that a lane keeps in registers; values past them are read again.
 constexpr u32 KEPT = 4;
 
-// What the host gives of all variants.
+// Arguments that all variants share.
 struct Task {
     const f32* x;
     const f32* weight;
@@ -31,7 +37,7 @@ struct Task {
     u32 cols, x_stride, centre;
 };
 
-// A row and its factor. `each` calls use(k, values) with the lane's k, in steps of a block's 4 * threads.
+// A row and its factor. `each` calls use(k, values) with the lane's k, in steps of 4 * threads of the block.
 struct Row {
     const f32* x;
     const f32* weight;
@@ -56,23 +62,23 @@ struct Row {
         factor = 1.0f / sqrt_f32(teams_sum(sum, room) / (f32)cols + t.eps);
     }
 
-    // Takes the mean from all values.
+    // Subtracts the mean from all values.
     DEV void centre(f32* room) {
         f32 sum = 0.0f;
         UNROLL for (u32 i = 0; i < KEPT; i++) sum = add(kept[i], sum);
         for (u32 k = KEPT * step() + thread_id() * 4; k < cols; k += step()) sum = add(far(k), sum);
         mean = teams_sum(sum, room) / (f32)cols;
         UNROLL for (u32 i = 0; i < KEPT; i++) take_mean(kept[i], i * step() + thread_id() * 4);
-        // All have read the room.
+        // All threads have read the room.
         barrier_lds();
     }
 
-    // What is past the row's end stays 0.
+    // Values past the row's end stay 0.
     DEV void take_mean(Four& v, u32 k) const {
         UNROLL for (u32 i = 0; i < 4; i++) v.v[i] = k + i < cols ? v.v[i] - mean : v.v[i];
     }
 
-    // Values that are not kept.
+    // Values that are not in registers.
     DEV Four far(u32 k) const {
         Four v = load_four(x, k, cols, wide);
         take_mean(v, k);

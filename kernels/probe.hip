@@ -1,8 +1,19 @@
-// Ceilings of a device: how fast it reads, how fast it copies, what an empty launch costs.
+// probe: ceilings of a device: how fast it reads, how fast it copies, what an empty launch costs
+//
+// Shapes     probe_read: in: u32[count][4]; out: u32[grid x], the xor of all words that a block read, so that the compiler
+//            can leave out no load
+//            probe_copy: in, out: u32[count][4]. probe_launch: count: u32, which rises by 1 a launch
+// Variants   probe_read reads in the order of a matrix-vector product, four 16-byte words in flight a lane; probe_copy
+//            copies; probe_launch only counts: what a launch costs, and whether it ran
+// Launch     probe_read, probe_copy: grid = any width, block = 256; probe_launch: any grid, block = 64
+// Alignment  16 bytes for in and for out of probe_copy; 4 bytes for the others
+// Sums in    u32 xor and count: exact in any order
+// Tolerance  0: equal values
+// Reference  the values sent and their xor, in tests/kernels/device.rs
+// Moves      probe_read: 16 * count bytes in; probe_copy: as many in and out; both memory-bound. probe_launch: 8 bytes;
+//            bound by latency
 #include "prelude/prelude.h"
 
-// Reads `count` 16-byte words in the order of a matrix-vector product, four in flight a lane. `out[block]` is the xor of all
-// that the block read, so that no load can be left out.
 KERNEL(256, probe_read, const u32* in, u32* out, u64 count) {
     wait_for_predecessor();
     u64 step = (u64)grid_x() * 256;
@@ -28,14 +39,12 @@ KERNEL(256, probe_read, const u32* in, u32* out, u64 count) {
     }
 }
 
-// Copies `count` 16-byte words.
 KERNEL(256, probe_copy, const u32* in, u32* out, u64 count) {
     wait_for_predecessor();
     u64 step = (u64)grid_x() * 256;
     for (u64 at = (u64)block_x() * 256 + thread_id(); at < count; at += step) store16(out + 4 * at, load16(in + 4 * at));
 }
 
-// Adds one to `*count`, once a launch: what a launch costs, and whether it took place.
 KERNEL(64, probe_launch, u32* count) {
     wait_for_predecessor();
     if (block_x() == 0 && thread_id() == 0) *count += 1;

@@ -1,11 +1,17 @@
-// quantise: rows of f32 in the form that a matmul takes, where what produced them could not write it itself
+// quantise: out[m] = x[m], rows of f32 in the form that a matmul takes
 //
+// For rows whose producer could not write that form itself.
 // Shapes     x: f32, row m at m * stride
 // Variants   quantise_a8: A8 rows of `padded` values (a multiple of 32, >= cols);
-//            quantise_x16: f16[M][cols] and f32 row_scales[M] (common/activation.h says what these are)
-// Launch     a8: grid = (ceil(padded / 1024), M); x16: grid = M. block = 256
-// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read value by value
-// Moves      4 * cols bytes in (x16 reads them twice, the second time from a cache), 1.2 or 2 * cols out per row
+//            quantise_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
+// Launch     quantise_a8: grid = (ceil(padded / 1024), M); quantise_x16: grid = M; block = 256
+// Alignment  16 bytes for all planes. Where cols or stride is no multiple of 4, values are read one by one
+// Sums in    i32 for the sums of A8 codes, which are exact; else no sums, f32
+// Tolerance  quantise_a8: scale within 4e-6 of amax / 127, values within scale / 2 + 8e-6 * amax, sums exact
+//            quantise_x16: the scale brings amax into [2^13, 2^14); |got - want| <= (2^-11 + 4e-6) * |want| + 2^-38 * amax
+// Reference  x as f64 in tests/kernels/norm.rs; tests/kernels/forms.rs checks A8 and X16
+// Moves      4 * cols bytes in (quantise_x16 reads them twice, the second time from a cache), 1.25 (a8) or 2 (x16) per
+//            value out; memory-bound
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/reduce.h"

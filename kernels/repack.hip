@@ -1,11 +1,18 @@
-// From the file's bytes to the device's planes (quant/planes.h). Run on the upload stream; memory bound, changes no value.
+// repack: planes[g] = group g of the file's blocks: the same bits, in planar form (quant/planes.h)
 //
-// repack_t(file, planes, weights, first, groups)   quantised type t: groups `first .. first + groups` of a tensor of `weights`
-//     values, whole file blocks whose bytes begin at `file`, any address. A tensor may come in pieces.
-// repack_rows(file, planes, first, rows, row_bytes)   float types: rows `first .. first + rows` of `row_bytes` each, whose bytes
-//     begin at `file`, any address; each is padded with zeros to a multiple of 16.
-//
-// 256 threads a block, any number of blocks.
+// Runs on the upload stream.
+// Shapes     repack_<type>: groups first .. first + groups of a tensor of `weights` values, in whole blocks of the file, which
+//            begin at `file`. A tensor may come in pieces
+//            repack_rows: rows first .. first + rows of `row_bytes` each, which begin at `file`; each is padded with zeros to
+//            a multiple of 16 bytes
+// Variants   repack_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k; repack_rows for float types
+// Launch     grid = any width, block = 256: a lane moves one group, or 16 bytes of a row, at a time
+// Alignment  any address for file; 16 bytes for planes
+// Sums in    no sums: bits are moved
+// Tolerance  0: equal values, and equal bits of the scales
+// Reference  ggml's values and blocks (tests/golden/quant-blocks.bin) in tests/kernels/matmul/layout.rs
+// Moves      the file's bytes in, as many out, with padding; memory-bound
+#include "quant/list.h"
 #include "quant/repack.h"
 
 template <class T> DEV void repack(const u8* file, u8* planes, u64 weights, u64 first, u64 groups) {
@@ -20,15 +27,7 @@ template <class T> DEV void repack(const u8* file, u8* planes, u64 weights, u64 
         wait_for_predecessor();                                                                                                \
         repack<T>(file, planes, weights, first, groups);                                                                       \
     }
-REPACK(q8_0, Q8_0)
-REPACK(q4_0, Q4_0)
-REPACK(q4_1, Q4_1)
-REPACK(q5_0, Q5_0)
-REPACK(q5_1, Q5_1)
-REPACK(mxfp4, MXFP4)
-REPACK(q4_k, Q4_K)
-REPACK(q5_k, Q5_K)
-REPACK(q6_k, Q6_K)
+QUANT_TYPES(REPACK)
 
 KERNEL(256, repack_rows, const u8* file, u8* planes, u64 first, u64 rows, u64 row_bytes) {
     wait_for_predecessor();

@@ -1,16 +1,19 @@
-// rope_kv: per-head RMS norm and rotation of q and k; q to scratch, k and v to their KV pages
+// rope_kv: q = rotate(norm(q)), k = rotate(norm(k)); q goes to scratch, k and v to their KV pages
 //
 // Shapes     qkv: f32[M][(n_heads + 2 * n_kv_heads) * head_dim], as q heads, k heads, v heads
 //            q_norm, k_norm: f32[head_dim], each or null: x * w / sqrt(mean(x^2) + eps) over a head
 //            angles: f32[positions][rope_dims / 2][2] of (cos, sin), with every scaling folded in
+//            halves: 0 rotates pairs (2i, 2i + 1), else (i, i + rope_dims / 2), i < rope_dims / 2; the other values stay
 //            q: f32[M][n_heads * head_dim], rotated, not scaled by 1 / sqrt(head_dim)
 //            positions, row_seq: u32[M]; page_tables, page_base, layer_offset: common/pages.h
-//            A row_seq of NO_SEQUENCE: q is 0, no page is written, its position is not used
+//            A row_seq of NO_SEQUENCE: q is 0, no page is written, the row's position is not used
 // Variants   rope_kv_f16, rope_kv_f32: element of the pages (f16 rounds to nearest even; past 65504 it is infinite)
-// Rotation   pairs (2i, 2i + 1) when `halves` is 0, else (i, i + rope_dims / 2), i < rope_dims / 2; the rest passes
 // Requires   head_dim even, 2..=256; rope_dims even, <= head_dim
 // Launch     grid = (ceil((n_heads + 2 * n_kv_heads) / 8), M), block = 256: 32 lanes a head
+// Alignment  16 bytes for pages; that of the element for all else
 // Sums in    f32, fixed order; a head's bits depend on its row alone
+// Tolerance  |got - want| <= 4e-6 * (|want| + 1); keys and values in f16 pages: (2^-11 + 4e-6) * (|want| + 1)
+// Reference  f64 in tests/kernels/rope.rs
 // Moves      4 bytes in, 4 (q) or an element (k, v) out per value; bound by latency at few rows
 #include "prelude/prelude.h"
 #include "common/pages.h"
@@ -18,10 +21,10 @@
 
 namespace rope_kv {
 
-// Pairs of a head that a lane holds, at most: 256 values among 32 lanes.
+// Most pairs of a head that a lane holds: 256 values over 32 lanes.
 constexpr u32 PAIRS_MAX = 4;
 
-// One head of one row, spread over the lanes of a team: lane l holds pairs l, l + 32, .., the rotated ones first.
+// One head of one row, spread over the lanes of a team: lane l holds pairs l, l + 32, ...; rotated pairs come first.
 struct Head {
     f32 a[PAIRS_MAX], b[PAIRS_MAX];
     u32 head_dim, rope_dims;
@@ -42,7 +45,7 @@ struct Head {
         }
     }
 
-    // The sums are taken by every team of a wave, also by those whose heads have no norm.
+    // Every team of a wave takes part in the sums, also a team whose head has no norm.
     DEV void norm(const f32* weight, f32 eps) {
         f32 sum = 0.0f;
         UNROLL for (u32 i = 0; i < PAIRS_MAX; i++) sum = fma_f32(a[i], a[i], fma_f32(b[i], b[i], sum));
@@ -83,7 +86,7 @@ DEV void run(const f32* qkv, const f32* q_norm, const f32* k_norm, const f32* an
     wait_for_predecessor();
     u32 heads = n_heads + 2 * n_kv_heads, row = block_y();
     u32 h = block_x() * (block_threads() / TEAM) + team_id();
-    // Teams past the last head compute it again and store nothing: all lanes of a wave take part in sums.
+    // Teams past the last head repeat it and store nothing: all lanes of a wave take part in sums.
     bool live = h < heads;
     if (!live) h = heads - 1;
     bool is_q = h < n_heads, is_v = h >= n_heads + n_kv_heads;

@@ -1,15 +1,20 @@
-// sample_draw: draws a token for each row by temperature, top-k, top-p and min-p, and lists the likeliest ones
+// sample_draw: report[l] = token drawn by temperature, top-k, top-p and min-p; tops[l] = the likeliest tokens
 //
-// Shapes     logits: f32[L][vocab]; settings: u32[L][8] as `Settings` below reads them; reports: as sample_greedy left them;
+// The order is that of src/backend/cpu/sample.rs: top-k, top-p and min-p at temperature 1, temperature, draw. Candidates, ranks
+// and random numbers are the same.
+// Shapes     logits: f32[L][vocab]; settings: u32[L][8] as `Settings` below reads them; reports: as sample_greedy wrote them;
 //            tops: u32[L][top_stride][2], or null: id and bits of the logit of the row's likeliest tokens, falling
-// Launch     after sample_greedy; grid = L, block = 1024. vocab <= 2^20
-// Order      that of src/backend/cpu/sample.rs: top-k, top-p and min-p at temperature 1, temperature, draw. The same candidates,
-//            ranks and random numbers. Weights are whole multiples of 2^-40 of the likeliest one's, each within 2^-22 of its f64
-//            value; so a draw differs from the CPU's only where the random number falls that near to a boundary between two
-//            tokens, and top-p cuts another token only where a sum is that near to p
-// Leaves     a row that failed, or is greedy and wants no list, as it is. A row's bits depend on the row alone
-// Moves      4 * vocab bytes, twice for ranked draws and lists, once for others; up to fifteen times where more than 1024
-//            tokens compete (a flat distribution, a large top-k)
+//            A row that failed, or that is greedy and wants no list, is not written
+// Requires   vocab <= 2^20; sample_greedy ran before
+// Launch     grid = L, block = 1024
+// Alignment  4 bytes
+// Sums in    u64, exact in any order: weights are whole multiples of 2^-40 of the likeliest token's, each within 2^-22 of its
+//            f64 value. A row's bits depend on the row alone
+// Tolerance  0 for the token, unless the random number or a cut lies within 2^-21 of the total from a boundary between two
+//            tokens; 0 for tops; the sum of weights within 2^-22 of its f64 value
+// Reference  a sort and f64 sums in tests/kernels/sample.rs
+// Moves      4 * vocab bytes in per row, twice for ranked draws and lists, once for others; up to fifteen times where more than
+//            1024 tokens compete (a flat distribution, a large top-k); bound by the one block of a row
 #include "prelude/prelude.h"
 
 #include "sampling/shares.h"
@@ -17,7 +22,7 @@
 namespace sampling {
 
 constexpr u32 LIST_MAX = 1024, ID_BITS = 20, SETTING_WORDS = 8;
-// Linear bins by which the list's tokens are found: logits up to 64 below the best.
+// Linear bins that select the list's tokens: logits up to 64 below the best.
 constexpr f32 BINS_PER_LOGIT = 64.0f;
 constexpr u32 EVERY = 0xffffffffu;
 
@@ -32,7 +37,7 @@ struct Settings {
         : temperature(as_f32(words[0])), top_k(words[1]), top_p(as_f32(words[2])), min_p_log(as_f32(words[3])),
           seed((u64)words[5] << 32 | words[4]), position(words[6]), top(words[7]) {}
 
-    // NaN is no temperature: it draws as 0 does.
+    // A NaN draws as temperature 0 does.
     DEV bool greedy() const { return !(temperature > 0.0f); }
 };
 
@@ -42,20 +47,20 @@ DEV u64 mix(u64 z) {
     return z ^ (z >> 31);
 }
 
-// A number in [0, 1), a function of seed and position: two rounds of SplitMix64's finaliser, as on the CPU.
+// A number in [0, 1) that depends on seed and position only: two rounds of SplitMix64's finaliser, as on the CPU.
 DEV double uniform_number(u64 seed, u32 position) {
     constexpr u64 GOLDEN = 0x9e3779b97f4a7c15ull;
     u64 bits = mix(mix(seed + GOLDEN) + GOLDEN * ((u64)position + 1));
     return (double)(bits >> 11) / 9007199254740992.0;
 }
 
-// Tokens by rank: of those that rank at or before this one.
+// Keeps the tokens that rank at or before a given one.
 struct Cut {
     u32 likelihood, id;
     DEV bool keeps(u32 of, u32 token) const { return of > likelihood || (of == likelihood && token <= id); }
 };
 
-// A row's tokens: all of them, or a list of the likeliest in LDS that holds every one that still matters.
+// A row's tokens: all of them, or a list in LDS of the likeliest, which then holds every token that can still be drawn.
 struct Tokens {
     const f32* logits;
     u32 vocab;
@@ -86,7 +91,7 @@ struct Draw {
     Room& room;
     u32* slots;
 
-    // The token at which the running sum of weights of kept tokens, likeliest first, passes `target`, which is below their total.
+    // The token at which the running sum of kept tokens' weights, likeliest first, passes `target` (below their sum).
     template <class Weight> DEV Cut rank(u64 target, Weight weight) {
         u32 found = descend<32>(
             [&](auto add) {
@@ -115,7 +120,7 @@ struct Draw {
         return total(mine, room);
     }
 
-    // Lists the tokens whose bin is at least `bin` and that `cut` keeps; there are at most LIST_MAX.
+    // Lists the tokens whose bin is at least `bin` and that `cut` keeps. At most LIST_MAX of them exist.
     DEV void list(u32 bin, Cut cut) {
         tokens.use_list = false;
         barrier_lds();
@@ -130,7 +135,7 @@ struct Draw {
         tokens.listed = min_u32(slots[0], LIST_MAX);
     }
 
-    // Lists as many of the likeliest tokens as whole bins hold. Returns the sum of all shares at temperature 1.
+    // Lists the likeliest tokens, in whole bins. Returns the sum of all shares at temperature 1.
     DEV u64 list_likeliest() {
         clear_bins(room);
         u64 mine = 0;
@@ -139,7 +144,7 @@ struct Draw {
             mine += share(logit, best, (double)LOG2_E);
         });
         u64 shares = total(mine, room), target = LIST_MAX;
-        // The bin in which token LIST_MAX lies does not fit; all above it do.
+        // The bin that holds token LIST_MAX does not fit; all bins above it do.
         u32 bin = tokens.vocab <= LIST_MAX ? 0 : locate_bin(target, room) + 1;
         list(bin, {0, EVERY});
         return shares;
@@ -150,7 +155,7 @@ struct Draw {
         bool by_p = settings.top_p < 1.0f;
         auto plain = [&](f32 logit, u32) { return share(logit, best, (double)LOG2_E); };
         Cut cut{0, EVERY};
-        // What is kept must lie in the list, or all tokens are looked through each time.
+        // The list serves where it holds all tokens that are kept; else each pass reads all tokens.
         tokens.use_list = true;
         if (top_k < tokens.vocab) tokens.use_list = top_k <= tokens.listed;
         else tokens.use_list = tokens.listed == tokens.vocab || sum(plain) > portion(shares);
@@ -169,7 +174,7 @@ struct Draw {
         return rank(below(sum(weight)), weight).id;
     }
 
-    // As on the CPU: tokens by id, first a chunk of 1024 of them, then one of the chunk.
+    // As on the CPU: tokens by id; first choose a chunk of 1024, then a token of the chunk.
     DEV u32 draw_by_id() {
         f32 floor = min_p_floor();
         double scale = 1.4426950408889634 / (double)settings.temperature;
@@ -178,7 +183,7 @@ struct Draw {
             return id < tokens.vocab && logit >= floor ? share(logit, best, scale) : 0;
         };
         clear_bins(room);
-        // Every team goes as often: the two of a wave of 64 reduce together.
+        // Every team makes the same number of turns: the two teams of a wave of 64 reduce together.
         for (u32 first = 0; first * THREADS < tokens.vocab; first += THREADS / TEAM) {
             u32 chunk = first + team_id();
             u64 part = 0;
@@ -196,11 +201,11 @@ struct Draw {
 
     DEV static bool kept(const Cut& cut, f32 logit, u32 id) { return cut.keeps(likelihood(logit), id); }
 
-    // The part of `shares` that the last token of the nucleus passes.
+    // The sum of shares that the last token of the nucleus passes: top_p of `shares`.
     DEV u64 portion(u64 shares) const {
         double wanted = (double)settings.top_p * (double)shares;
         u64 whole = wanted > 0.0 ? (u64)wanted : 0;
-        // Reached, not passed: one less, unless there is a fraction.
+        // The sum need only reach top_p: one less, unless there is a fraction.
         return whole > 0 && (double)whole == wanted ? whole - 1 : whole;
     }
 
@@ -218,7 +223,7 @@ struct Draw {
         for (u32 i = 0; i < tokens.listed; i++) {
             rank += Cut{mine, id}.keeps(likelihood(tokens.list_logits[i]), tokens.list_ids[i]) ? 1 : 0;
         }
-        // It counted itself.
+        // The rank counts the token itself.
         if (rank > count) return;
         tops[2 * (rank - 1)] = id;
         tops[2 * (rank - 1) + 1] = as_u32(tokens.list_logits[thread_id()]);
@@ -250,7 +255,7 @@ KERNEL(1024, sample_draw, const f32* logits, const u32* settings, u32* reports, 
         draw.list(0, cut);
     }
     if (count > 0) draw.write_tops(tops + (u64)row * top_stride * 2, count);
-    // All have read the report.
+    // All threads have read the report.
     barrier();
     if (thread_id() != 0) return;
     report[REPORT_ID] = id;

@@ -1,10 +1,14 @@
-// sample_greedy: the most likely token of each row (lowest id of equals), and whether all logits are finite
+// sample_greedy: report[l] = argmax of logits[l] (lowest id of equals), and whether all of them are finite
 //
-// Shapes     logits: f32[L][vocab]; parts: u64[L][grid x], room; counters: u32[L], 0 before the first launch and after each
+// Shapes     logits: f32[L][vocab]; parts: u64[L][grid x], scratch; counters: u32[L], 0 before the first launch and after each
 //            reports: u32[L][REPORT_WORDS] (sampling/report.h); REPORT_TOP becomes 0, on failure REPORT_ID too
-// Launch     grid = (ceil(vocab / 2048), L), block = 256. vocab > 0
-// Exact      as argmax in src/backend/cpu/sample.rs: -0 equals 0
-// Moves      4 * vocab bytes per row
+// Requires   vocab > 0
+// Launch     grid = (ceil(vocab / 2048), L), block = 256
+// Alignment  4 bytes; 8 for parts
+// Sums in    no sums; ranks are compared as integers, -0 equal to 0, as in argmax of src/backend/cpu/sample.rs
+// Tolerance  0: equal ids and flags, equal bits of the logit
+// Reference  the greatest logit that tests/kernels/sample.rs placed
+// Moves      4 * vocab bytes in per row; memory-bound
 #include "prelude/prelude.h"
 #include "common/reduce.h"
 #include "sampling/report.h"
@@ -12,7 +16,7 @@
 namespace greedy {
 
 constexpr u32 THREADS = 256, TOKENS = 2048;
-// Above every rank: a logit was not finite.
+// Above every rank: marks a logit that is not finite.
 constexpr u64 FAILED = ~0ull;
 
 DEV u64 rank(f32 logit, u32 id) {

@@ -2,8 +2,11 @@
 //
 // Shapes     x: f32, row r at r * x_stride; rows: u32[M]; out: f32[M][cols], no part of x
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes for all planes; a cols or stride that is no multiple of 4 is read and written value by value
-// Moves      4 * cols bytes in, 4 * cols out per row
+// Alignment  16 bytes for all planes. Where cols or x_stride is no multiple of 4, values are read and written one by one
+// Sums in    no sums: values are copied
+// Tolerance  0: equal values
+// Reference  the rows themselves, picked in tests/kernels/rows.rs
+// Moves      4 * cols bytes in, 4 * cols out per row; memory-bound
 #include "prelude/prelude.h"
 #include "common/activation.h"
 

@@ -1,4 +1,5 @@
-//! The daemon as a program sees it: connects when needed, again after a restart, and repeats what may be repeated.
+//! A client of the daemon that connects when needed, reconnects after a restart, and repeats calls that are safe to
+//! repeat.
 
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -24,11 +25,11 @@ use crate::wire::{
     UnloadReply, UnloadRequest,
 };
 
-/// Pause before a call is repeated, where the daemon names none.
+/// Pause before a call is repeated, if the daemon names none.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A client of one daemon. Every call here may be repeated without doing anything twice, so it is, on a new connection,
-/// where the old one ended; `generate` is only connected again, never repeated once it was sent.
+/// A client of one daemon. Every call except [`Client::generate`] is safe to repeat, so the client repeats it on a
+/// new connection if the old one ended. `generate` only reconnects: a request that was sent is never repeated.
 #[derive(Debug)]
 pub struct Client {
     options: Options,
@@ -36,12 +37,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects at the first call.
+    /// Creates a client; it connects at the first call.
     pub fn new(options: Options) -> Self {
         Self { options, connection: Mutex::new(None) }
     }
 
-    /// The connection in use, made where there is none.
+    /// The current connection; connects if there is none.
     ///
     /// # Errors
     /// As [`Connection::connect`].
@@ -55,15 +56,15 @@ impl Client {
         Ok(connection)
     }
 
-    /// Asks for an echo.
+    /// Sends an echo request.
     ///
     /// # Errors
-    /// As [`Connection::call`], so for every method here.
+    /// As [`Connection::call`]; the same for every method here.
     pub fn ping(&self, payload: &[u8]) -> Result<PingReply, ClientError> {
         self.call(&PingRequest { payload: payload.to_vec(), ext: vec![] })
     }
 
-    /// What the daemon speaks and allows.
+    /// The daemon's version, requests and limits.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -71,7 +72,7 @@ impl Client {
         self.call(&InfoRequest::default())
     }
 
-    /// All models known by name, in as many calls as that takes.
+    /// All models that the daemon knows by name, in as many calls as needed.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -87,7 +88,7 @@ impl Client {
         Ok(whole)
     }
 
-    /// About one model; with `full` all its metadata and tensors, in as many calls as that takes.
+    /// Describes one model; with `full`, all its metadata and tensors too, in as many calls as needed.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -111,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Maps a model by its name.
+    /// Maps a model by name.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -119,7 +120,8 @@ impl Client {
         self.call(&load_request(name, false))
     }
 
-    /// Opens a file with our own rights and passes it to the daemon under `name`, or its file name without `.gguf`.
+    /// Opens a file with the caller's rights and passes it to the daemon under `name`, or under its file name without
+    /// `.gguf`.
     ///
     /// # Errors
     /// [`ClientError::File`], and as [`Connection::call`].
@@ -127,7 +129,7 @@ impl Client {
         let failed = |reason: &str| ClientError::File { path: path.to_owned(), reason: reason.to_owned() };
         let name = match name {
             Some(name) => name.to_owned(),
-            None if path.file_name().is_none() => return Err(failed("it names no file")),
+            None if path.file_name().is_none() => return Err(failed("the path names no file")),
             None => model_name(path).ok_or_else(|| failed("its name is not UTF-8: give the model a name"))?,
         };
         let file = open_regular(path).map_err(|error| failed(&error.to_string()))?;
@@ -150,7 +152,7 @@ impl Client {
         self.call(&UnloadRequest { name: name.to_owned(), request_id: random_request_id(), ext: vec![] })
     }
 
-    /// All requests that run or wait, in as many calls as that takes.
+    /// All running and waiting requests, in as many calls as needed.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -166,7 +168,7 @@ impl Client {
         Ok(whole)
     }
 
-    /// How the daemon is.
+    /// The state of the daemon and its devices.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -174,7 +176,7 @@ impl Client {
         self.call(&StatusRequest::default())
     }
 
-    /// What of GPUs the daemon finds, what is missing, and what to do. Takes up to half a minute.
+    /// The daemon's checks of GPUs: what works, what is missing, how to fix it. Takes up to half a minute.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -182,7 +184,7 @@ impl Client {
         self.call(&DoctorRequest::default())
     }
 
-    /// A text's tokens.
+    /// Tokenizes a text.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -190,7 +192,7 @@ impl Client {
         self.call(request)
     }
 
-    /// The text of tokens.
+    /// The text of token ids.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -198,15 +200,15 @@ impl Client {
         self.call(request)
     }
 
-    /// Asks for tokens. Not repeated: an answer that broke off is not begun again behind the caller's back.
+    /// Starts a generation. It is not repeated: a broken-off answer is not restarted behind the caller's back.
     ///
     /// # Errors
-    /// As [`Connection::call`], those of sending.
+    /// The sending errors of [`Connection::call`].
     pub fn generate(&self, request: &GenerateRequest) -> Result<Generation, ClientError> {
         self.connection()?.generate(request)
     }
 
-    /// Asks for an error of this code, for tests of error paths; there is no other answer.
+    /// Requests an error of this code, for tests of error paths; the daemon answers nothing else.
     pub fn fail(&self, code: u16) -> ClientError {
         match self.connection() {
             Ok(connection) => connection.fail(&FailRequest { code, ext: vec![] }),
@@ -214,7 +216,7 @@ impl Client {
         }
     }
 
-    /// Sends a request, and again after the connection ended or the daemon said that it is going, for `retry_timeout`.
+    /// Sends a request, and repeats it for `retry_timeout` if the connection ended or the daemon is stopping.
     ///
     /// # Errors
     /// As [`Connection::call`].
@@ -243,20 +245,20 @@ impl Client {
                 return Err(error);
             }
             std::thread::sleep(pause);
-            // A daemon that is going keeps its connections: the next one is asked by a new one.
+            // A stopping daemon keeps its connections open, so the next call must use a new one.
             lock(&self.connection).take_if(|current| current.is(&connection));
         }
     }
 }
 
-/// Opens a file for reading. Without `NONBLOCK` a FIFO without a writer would block in open(2) for good, and without
-/// `NOCTTY` a terminal could become ours.
+/// Opens a file for reading. Without `NONBLOCK`, open(2) of a FIFO without a writer would block for good. Without
+/// `NOCTTY`, a terminal could become the process's controlling terminal.
 fn open_regular(path: &Path) -> io::Result<File> {
     let kind = |what: &str| io::Error::other(format!("it is {what}, not a regular file"));
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        // What open(2) says of a socket.
-        Err(Errno::NXIO) => return Err(kind("a socket or a device that is not there")),
+        // open(2)'s error for a socket.
+        Err(Errno::NXIO) => return Err(kind("a socket or a missing device")),
         opened => File::from(opened?),
     };
     let found = file.metadata()?.file_type();
@@ -276,13 +278,14 @@ fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// A model's name: its file's name without `.gguf`.
+/// The model's name for a file: the file name without `.gguf`.
 pub(crate) fn model_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     Some(name.strip_suffix(".gguf").unwrap_or(name).to_owned())
 }
 
-/// A number no other request has: 128 bits from the keys that the standard library draws from the kernel for its hash maps.
+/// A number that no other request has: 128 bits from the keys that the standard library takes from the kernel for its
+/// hash maps.
 pub fn random_request_id() -> u128 {
     let half = || u128::from(RandomState::new().build_hasher().finish());
     half() << 64 | half()

@@ -1,8 +1,8 @@
-//! One connection: many requests under way at once, answers in any order.
+//! One connection: many requests in flight at once, answers in any order.
 //!
-//! Whoever waits for a frame and finds nobody reading reads for all: it files what comes and wakes the others. So a
-//! connection needs no thread of its own, and any number of threads may share one.
-//! Lock order: `next_stream` (held while a frame is written), then `state`.
+//! A thread that waits for a frame reads for all threads if no other thread is reading: it files each frame and wakes
+//! the others. So a connection needs no thread of its own, and any number of threads may share one. Lock order:
+//! `next_stream` (held while a frame is written), then `state`.
 
 use std::io;
 use std::marker::PhantomData;
@@ -21,10 +21,10 @@ use crate::wire::{
     Message, Op, ServerHello, SubscribeRequest, WireError, decode, encode_frame_with_descriptors,
 };
 
-/// Next stream of a connection that has none left.
+/// Value of `next_stream` when the connection has used all its stream ids.
 const STREAMS_USED_UP: u32 = 0;
 
-/// A connection to the daemon. Clones share it; it closes with the last of them and their requests.
+/// A connection to the daemon. Clones share it. It closes when the last clone and the last open request are dropped.
 #[derive(Clone, Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
@@ -36,7 +36,7 @@ struct Shared {
     hello: ServerHello,
     flags: Flags,
     reply_timeout: Duration,
-    /// Id of the next request; ids rise on the wire because it is held while a request is written.
+    /// Id of the next request. The lock is held while a request is written, so ids rise on the wire.
     next_stream: Mutex<u32>,
     state: Mutex<State>,
     arrived: Condvar,
@@ -47,15 +47,15 @@ struct State {
     inbox: Inbox,
     /// `None` while a thread reads.
     reader: Option<FrameReader>,
-    /// Why no more frames come or go.
+    /// The first error that made the connection unusable.
     broken: Option<ClientError>,
 }
 
 impl Connection {
-    /// Connects, with the hello and the check of who serves.
+    /// Connects, exchanges hellos and checks the server's uid.
     ///
     /// # Errors
-    /// [`ClientError::Unavailable`] after `connect_timeout` at the latest; others as soon as they are known.
+    /// [`ClientError::Unavailable`] after `connect_timeout` at the latest; other errors at once.
     pub fn connect(options: &Options) -> Result<Self, ClientError> {
         let (transport, hello) = dial(options)?;
         let state = State {
@@ -77,17 +77,17 @@ impl Connection {
         })
     }
 
-    /// What the daemon answered to the hello.
+    /// The daemon's hello.
     pub fn hello(&self) -> &ServerHello {
         &self.shared.hello
     }
 
-    /// False where nothing more can be asked on it, also where the daemon closed it while nobody looked.
+    /// False if the connection can send no more requests, also if the daemon closed it while no thread was reading.
     pub fn is_alive(&self) -> bool {
         self.shared.state().broken.is_none() && !self.shared.transport.is_hung_up()
     }
 
-    /// True where both are the same connection.
+    /// True if both are the same connection.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -95,15 +95,15 @@ impl Connection {
     /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// [`ClientError::Server`] is the daemon's answer; all others are between it and us.
+    /// [`ClientError::Server`] is the daemon's answer; all other errors come from the client or the connection.
     pub fn call<C: Call>(&self, request: &C) -> Result<C::Reply, ClientError> {
         self.send(request)?.wait()
     }
 
-    /// Sends a request; its reply is taken from what is returned, in any order among requests.
+    /// Sends a request. The returned value waits for its reply; replies may be taken in any order.
     ///
     /// # Errors
-    /// As [`Connection::call`], those of sending.
+    /// The sending errors of [`Connection::call`].
     pub fn send<C: Call>(&self, request: &C) -> Result<Pending<C::Reply>, ClientError> {
         self.send_with_descriptors(request, &[])
     }
@@ -121,7 +121,7 @@ impl Connection {
         Ok(Pending { ticket: Ticket { connection: self.clone(), stream }, reply: PhantomData })
     }
 
-    /// Asks for tokens.
+    /// Starts a generation.
     ///
     /// # Errors
     /// As [`Connection::send`].
@@ -130,7 +130,7 @@ impl Connection {
         Ok(Generation::new(Ticket { connection: self.clone(), stream }, request.timeout_ms))
     }
 
-    /// Has a model's weights brought to the device.
+    /// Starts a load of a model's weights to the device.
     ///
     /// # Errors
     /// As [`Connection::send`].
@@ -140,7 +140,7 @@ impl Connection {
         Ok(DeviceLoading::new(Ticket { connection: self.clone(), stream }, 0))
     }
 
-    /// Asks to be told what happens to weights and models.
+    /// Subscribes to events of weights and models.
     ///
     /// # Errors
     /// As [`Connection::send`].
@@ -149,7 +149,7 @@ impl Connection {
         Ok(Events::new(Ticket { connection: self.clone(), stream }, 0))
     }
 
-    /// Asks for an error; there is no other answer.
+    /// Requests an error; the daemon answers nothing else.
     pub fn fail(&self, request: &FailRequest) -> ClientError {
         let outcome = self.open(Op::Fail, request, &[], None).and_then(|stream| {
             let ticket = Ticket { connection: self.clone(), stream };
@@ -164,10 +164,10 @@ impl Connection {
         }
     }
 
-    /// Takes a request back, from any thread. Its owner gets `Cancelled`, or the answer that was faster.
+    /// Cancels a request, from any thread. Its owner gets `Cancelled`, or the answer if that came first.
     ///
     /// # Errors
-    /// [`ClientError::Disconnected`] and the like; a stream that has ended is no error.
+    /// [`ClientError::Disconnected`] and similar; a stream that has ended is no error.
     pub fn cancel(&self, stream: u32) -> Result<(), ClientError> {
         let guard = lock(&self.shared.next_stream);
         if !self.shared.state().inbox.is_open(stream) {
@@ -187,7 +187,8 @@ impl Connection {
             state.inbox.grant(stream, items);
         }
         match self.shared.write(&guard, stream, Op::Credit, &Credit { items, ext: vec![] }, &[]) {
-            // The server's last frames may still be unread: the next read gives them, then the connection's end.
+            // The server's last frames may still be unread: later reads return them, and then the end of the
+            // connection.
             Err(ClientError::Disconnected { .. }) => Ok(()),
             outcome => outcome,
         }
@@ -203,7 +204,7 @@ impl Connection {
         let mut next_stream = lock(&self.shared.next_stream);
         let stream = *next_stream;
         if stream == STREAMS_USED_UP {
-            let reason = "its 2^31 stream ids are used: connect again".to_owned();
+            let reason = "all 2^31 stream ids are used: connect again".to_owned();
             return Err(self.shared.break_with(ClientError::Disconnected { reason }));
         }
         let max = self.shared.hello.limits.max_streams;
@@ -231,8 +232,8 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Writes a frame; the guard keeps frames whole. A frame cut short by a failure breaks the connection. Where the
-    /// server has hung up, only writing fails: what it sent before can still be read.
+    /// Writes a frame; the guard keeps frames whole. A frame cut short by a failure breaks the connection. If the
+    /// server has hung up, only writing fails: frames that it sent before can still be read.
     fn write<T: Message>(
         &self,
         _whole: &MutexGuard<'_, u32>,
@@ -257,7 +258,7 @@ impl Shared {
         })
     }
 
-    /// The next frame of a stream, reading for all streams where nobody else does.
+    /// The next frame of a stream. Reads for all streams if no other thread is reading.
     fn next_frame(&self, stream: u32, deadline: Option<Instant>) -> Result<Frame, ClientError> {
         let start = Instant::now();
         let timeout =
@@ -300,14 +301,14 @@ impl Shared {
         }
     }
 
-    /// Remembers the first reason why nothing more comes or goes, and returns it.
+    /// Records the first reason why the connection is unusable, and returns it.
     fn break_with(&self, error: ClientError) -> ClientError {
         let error = self.state().broken.get_or_insert(error).clone();
         self.arrived.notify_all();
         error
     }
 
-    /// An answer that makes no sense ends the connection; errors are passed on.
+    /// An unexpected answer breaks the connection; an `Error` frame is returned as it is.
     fn unexpected(&self, frame: &Frame, otherwise: ProtocolError) -> ClientError {
         if frame.header.known_op() != Some(Op::Error) {
             return self.break_with(otherwise.into());
@@ -320,7 +321,7 @@ impl Shared {
 }
 
 impl State {
-    /// Files a frame; an error on stream 0 is the connection's.
+    /// Files a frame; an error on stream 0 ends the connection.
     fn file(&mut self, frame: Frame) -> Result<(), ClientError> {
         if frame.header.stream == 0 && frame.header.known_op() == Some(Op::Error) {
             let error = decode::<WireError>(&frame.payload).map_err(ProtocolError::Payload)?;
@@ -330,7 +331,7 @@ impl State {
     }
 }
 
-/// The right to a stream's frames. Dropping it before its end cancels the request.
+/// The right to a stream's frames. Dropping it before the stream's end cancels the request.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     connection: Connection,
@@ -346,7 +347,7 @@ impl Ticket {
         &self.connection
     }
 
-    /// The next frame; `Error` frames come back as [`ClientError::Server`].
+    /// The next frame; an `Error` frame is returned as [`ClientError::Server`].
     pub fn next_frame(&self, deadline: Option<Instant>) -> Result<Frame, ClientError> {
         let shared = &self.connection.shared;
         let frame = shared.next_frame(self.stream, deadline)?;
@@ -357,7 +358,7 @@ impl Ticket {
         Ok(frame)
     }
 
-    /// A frame's message; one that is not what its op says breaks the connection.
+    /// A frame's message. A payload that does not match its op breaks the connection.
     pub fn decode<T: Message>(&self, frame: &Frame) -> Result<T, ClientError> {
         decode(&frame.payload)
             .map_err(|error| self.connection.shared.break_with(ProtocolError::Payload(error).into()))
@@ -373,13 +374,13 @@ impl Drop for Ticket {
             (state.inbox.abandon(self.stream), state.broken.is_some())
         };
         if unfinished && !broken {
-            // Where this fails the connection is broken, and every later use of it says so.
+            // If this fails, the connection is broken, and every later use of it reports that.
             let _ = shared.write(&guard, self.stream, Op::Cancel, &Cancel::default(), &[]);
         }
     }
 }
 
-/// A reply under way. Dropping it cancels the request.
+/// A reply in flight. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Pending<R> {
     ticket: Ticket,
@@ -413,14 +414,14 @@ impl<R: Message> Pending<R> {
 
 fn disconnected(error: &io::Error) -> ClientError {
     let reason = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the daemon closed it".to_owned(),
-        io::ErrorKind::TimedOut => "the daemon takes no more bytes".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the daemon closed the connection".to_owned(),
+        io::ErrorKind::TimedOut => "the daemon stopped reading".to_owned(),
         _ => error.to_string(),
     };
     ClientError::Disconnected { reason }
 }
 
-/// A lock, also after a panic of another holder: each holder leaves what it guards whole.
+/// Locks, even after another holder panicked: each holder leaves the guarded data consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

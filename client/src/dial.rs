@@ -1,4 +1,4 @@
-//! Connecting: socket, hello, who serves. Tried again until a deadline.
+//! Connecting: socket, hello, check of the server's uid. Repeated until a deadline.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,23 +14,23 @@ use crate::wire::{
     ClientHello, ErrorClass, ErrorCode, FEATURE_CHECKSUM, SERVER_HELLO_BYTES, ServerHello, VERSION_MAJOR,
 };
 
-/// First pause between attempts; doubles up to the largest.
+/// First pause between attempts; it doubles up to the maximum.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// How one attempt failed.
+/// How an attempt failed.
 enum Failed {
-    /// Nobody listens, or there is no socket.
+    /// No process listens, or there is no socket.
     Absent(io::Error),
-    /// Too busy, or gone in the middle of the hello: a full queue shows as a connect that succeeds and a write that fails.
+    /// The daemon is busy, or closed during the hello. With a full queue, the connect succeeds and the write fails.
     Passing(io::Error),
-    /// A refusal that may pass.
+    /// The daemon refused, but a later attempt may succeed.
     Refused(ClientError, Duration),
     /// No further attempt helps.
     Final(ClientError),
 }
 
-/// A connection on which both hellos were exchanged.
+/// Connects and exchanges both hellos.
 pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), ClientError> {
     options.check()?;
     let start = Instant::now();
@@ -47,7 +47,8 @@ pub(crate) fn dial(options: &Options) -> Result<(Transport, ServerHello), Client
             Err(Failed::Absent(error)) => (absent_deadline, pause, Err(error)),
             Err(Failed::Passing(error)) => (deadline, pause, Err(error)),
         };
-        // A pause that the daemon asked for is kept or not begun; our own is cut so that one attempt comes at the end.
+        // A pause that the daemon asked for is kept whole; if it passes the deadline, connecting fails now. The
+        // client's own pause is cut, so that the last attempt falls at the deadline.
         let left = give_up.saturating_duration_since(Instant::now());
         let asked = error.is_ok() && wait > left;
         if left.is_zero() || asked {
@@ -71,7 +72,8 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     }
     let hello = hello.to_bytes().map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     transport.write_all(&hello, &[], Some(deadline)).map_err(Failed::Passing)?;
-    // Only now: a connect to a full queue can succeed without a peer, which the write has ruled out.
+    // The check comes after the write, because a connect to a full queue can succeed without a peer. The write rules
+    // that out.
     check_server(&transport, options)?;
     let mut answer = [0; SERVER_HELLO_BYTES];
     transport.read_exact(&mut answer, Some(deadline)).map_err(Failed::Passing)?;
@@ -122,7 +124,7 @@ fn accepted(hello: &ServerHello) -> Result<(), Failed> {
     };
     match hello.status {
         0 if hello.major == VERSION_MAJOR => Ok(()),
-        // It goes on in a version of its own choice, whatever range it names.
+        // The server continues in its chosen version, whatever range it states.
         0 => mismatch(hello.major, hello.major),
         UNSUPPORTED => mismatch(hello.min_major, hello.max_major),
         code => {

@@ -1,4 +1,4 @@
-//! What can go wrong between a program and the daemon.
+//! Errors between a program and the daemon.
 
 use std::path::PathBuf;
 
@@ -8,92 +8,92 @@ use crate::wire::{CodecError, ErrorClass, ErrorCode, HeaderError, HelloError, VE
 /// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers at the socket, or not in time.
+    /// No daemon answers at the socket, or not in time.
     #[error(
         "the daemon does not answer at {socket} ({reason}; {attempts} attempts in {waited_ms} ms): is rocmforged running? \
-         `systemctl status rocmforged.socket rocmforged.service` tells; --socket or ROCMFORGE_SOCKET names another socket"
+         `systemctl status rocmforged.socket rocmforged.service` shows its state; to use another socket, set --socket or ROCMFORGE_SOCKET"
     )]
     Unavailable {
-        /// The socket.
+        /// The socket's path.
         socket: PathBuf,
-        /// The last attempt's error.
+        /// Error of the last attempt.
         reason: String,
-        /// How many there were.
+        /// Number of attempts.
         attempts: u32,
-        /// How long they took.
+        /// Time of all attempts, in milliseconds.
         waited_ms: u64,
     },
-    /// A path that no socket can have.
-    #[error("the socket's path has {bytes} bytes, 1 to {max} are possible: {socket}")]
+    /// The path is empty or too long for a socket.
+    #[error("the socket's path has {bytes} bytes, but 1 to {max} are allowed: {socket}")]
     SocketPath {
         /// The path.
         socket: PathBuf,
-        /// Its size.
+        /// Its length in bytes.
         bytes: usize,
-        /// The kernel's limit.
+        /// The kernel's limit in bytes.
         max: usize,
     },
-    /// The socket may not be used.
+    /// The user may not connect to the socket.
     #[error("no permission to use {socket}: join its group, usually `rocmforge-users`, and log in again")]
     PermissionDenied {
-        /// The socket.
+        /// The socket's path.
         socket: PathBuf,
     },
-    /// Someone serves the socket who should not.
+    /// The server's uid is not trusted.
     #[error(
-        "{socket} is served by {}, not by {trusted}: nothing was asked of it; trust it with --server-uid if it is right",
+        "{socket} is served by {}, not by {trusted}: no request was sent; if it is the right daemon, trust it with --server-uid",
         uid.map_or("an unknown process outside this container".to_owned(), |uid| format!("uid {uid}"))
     )]
     UntrustedServer {
-        /// The socket.
+        /// The socket's path.
         socket: PathBuf,
-        /// Its uid, where the kernel tells.
+        /// The server's uid; `None` if the kernel does not report it.
         uid: Option<u32>,
-        /// Who may serve.
+        /// The uids that are trusted.
         trusted: ServerTrust,
     },
-    /// No common version.
+    /// Client and daemon share no major version.
     #[error(
         "the daemon speaks protocol {}, this client version {VERSION_MAJOR}: update {}",
         versions(*server_min, *server_max),
         if *server_max < VERSION_MAJOR { "the daemon" } else { "this client" }
     )]
     UnsupportedVersion {
-        /// The daemon's lowest.
+        /// The daemon's lowest major version.
         server_min: u16,
-        /// The daemon's highest.
+        /// The daemon's highest major version.
         server_max: u16,
     },
-    /// The daemon turned the connection down in its hello.
+    /// The daemon refused the connection in its hello.
     #[error("the daemon refused the connection: {} ({code})", name_of(*code))]
     Refused {
         /// An [`ErrorCode`] as a number.
         code: u16,
-        /// Not before this many milliseconds, for codes of the capacity class.
+        /// For codes of the capacity class: wait at least this many milliseconds before the next attempt.
         retry_after_ms: u32,
     },
     /// The request breaks a limit and was not sent.
     #[error(transparent)]
     Request(#[from] CodecError),
-    /// More requests at once than the connection allows.
-    #[error("{max} requests are open on this connection already: wait for one, or open another connection")]
+    /// The connection allows no more open requests.
+    #[error("{max} requests are already open on this connection: wait for one, or open another connection")]
     TooManyStreams {
-        /// How many it allows.
+        /// Most open requests that the connection allows.
         max: u32,
     },
-    /// No answer in time.
+    /// No answer arrived in time.
     #[error("no answer within {waited_ms} ms")]
     Timeout {
-        /// How long was waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// The connection ended.
     #[error("the connection to the daemon ended: {reason}")]
     Disconnected {
-        /// How.
+        /// Why it ended.
         reason: String,
     },
-    /// The other side broke the protocol.
+    /// The daemon broke the protocol.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// The daemon answered with an error.
@@ -102,55 +102,55 @@ pub enum ClientError {
     /// A model file could not be opened by the client.
     #[error("{path}: {reason}")]
     File {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// Why it could not be opened.
         reason: String,
     },
 }
 
-/// How the other side broke the protocol.
+/// How the daemon broke the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// Its hello is none.
+    /// The first bytes are not a valid hello.
     #[error(transparent)]
     Hello(#[from] HelloError),
     /// A header or checksum is wrong.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// A payload is not what its op says.
+    /// A payload is not the message of its op.
     #[error(transparent)]
     Payload(CodecError),
-    /// A frame of a kind that the stream does not expect.
+    /// The stream does not expect a frame of this op.
     #[error("unexpected op {op:#06x} on stream {stream}")]
     UnexpectedOp {
-        /// Which stream.
+        /// The frame's stream.
         stream: u32,
-        /// Its op.
+        /// The frame's op.
         op: u16,
     },
     /// A frame for a stream that is not open.
     #[error("a frame for stream {stream}, which is not open")]
     UnknownStream {
-        /// Which stream.
+        /// The frame's stream.
         stream: u32,
     },
-    /// An item without credit.
+    /// An item arrived on a stream without credit.
     #[error("an item on stream {stream} without credit")]
     NoCredit {
-        /// Which stream.
+        /// The frame's stream.
         stream: u32,
     },
-    /// Descriptors came with a frame.
+    /// The daemon sent file descriptors with a frame.
     #[error("{n_fds} file descriptors with a frame of the server")]
     Descriptors {
-        /// How many.
+        /// Number of descriptors.
         n_fds: u8,
     },
 }
 
 impl ClientError {
-    /// The code's name for people and scripts: that of the wire where there is one.
+    /// The error's name for people and scripts; the wire's name where it has one.
     pub fn code_name(&self) -> &'static str {
         match self {
             Self::Unavailable { .. } => "Unavailable",
@@ -169,7 +169,7 @@ impl ClientError {
         }
     }
 
-    /// The [`ErrorCode`] as a number: the daemon's, or the one it would have sent for what the client found first.
+    /// The [`ErrorCode`] as a number: the daemon's, or the equal one for an error that the client found first.
     pub fn code(&self) -> Option<u16> {
         let code = match self {
             Self::Refused { code, .. } => return Some(*code),
@@ -184,11 +184,11 @@ impl ClientError {
         Some(code as u16)
     }
 
-    /// True where the same request may succeed later.
+    /// True if the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Server(error) => error.retryable,
-            // Of a code that this version does not know, its class tells.
+            // The class decides for a code that this version does not know.
             Self::Refused { code, .. } => ErrorCode::from_u16(*code)
                 .map_or(ErrorClass::of(*code) == Some(ErrorClass::Capacity), ErrorCode::retryable),
             Self::Unavailable { .. } | Self::Disconnected { .. } => true,
@@ -196,7 +196,7 @@ impl ClientError {
         }
     }
 
-    /// Where it is retryable: not before this many milliseconds.
+    /// For a retryable error: wait at least this many milliseconds.
     pub fn retry_after_ms(&self) -> u32 {
         match self {
             Self::Server(WireError { retry_after_ms, .. }) | Self::Refused { retry_after_ms, .. } => {
@@ -206,7 +206,7 @@ impl ClientError {
         }
     }
 
-    /// True where the daemon cannot be reached or is going away, so that a new connection may help.
+    /// True if the daemon cannot be reached or is stopping, so that a new connection may help.
     pub fn is_unreachable(&self) -> bool {
         const GOING: [u16; 2] = [ErrorCode::ServerDraining as u16, ErrorCode::Unavailable as u16];
         match self {

@@ -1,4 +1,4 @@
-//! Answers that come in items: generated tokens, and how far a load is.
+//! Answers that arrive in items: generated tokens, load progress, events.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -10,22 +10,23 @@ use crate::wire::{
     SubscribeItem,
 };
 
-/// Items taken before as many are granted again: half of what there was, so the server never waits for a client that reads.
+/// Items taken before the client grants as many again: half of the initial credit, so the server never waits for a
+/// client that reads.
 const GRANT_ITEMS: u32 = INITIAL_CREDIT / 2;
 
-/// How much later than its own deadline a request is given up: the daemon's error should come first.
+/// The client waits this much longer than the request's own deadline, so that the daemon's error arrives first.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A running answer.
 pub type Generation = Items<GenerateItem, GenerateEnd>;
 
-/// A load to the device that goes on.
+/// A load to the device in progress.
 pub type DeviceLoading = Items<LoadToDeviceItem, LoadToDeviceEnd>;
 
-/// What happens to weights and models, as it happens.
+/// Events of weights and models, as they happen.
 pub type Events = Items<SubscribeItem, SubscribeEnd>;
 
-/// An answer under way: an iterator over its items, then [`Items::end`]. Dropping it cancels the request.
+/// An answer in progress: an iterator over its items, then [`Items::end`]. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Items<I, E> {
     ticket: Ticket,
@@ -37,7 +38,7 @@ pub struct Items<I, E> {
 }
 
 impl<I: Message, E: Message> Items<I, E> {
-    /// With a `timeout_ms` of 0 it is waited for without an end.
+    /// A `timeout_ms` of 0 means no deadline.
     pub(crate) fn new(ticket: Ticket, timeout_ms: u32) -> Self {
         let timeout = Duration::from_millis(timeout_ms.into());
         let deadline = (timeout_ms > 0).then(|| Instant::now() + timeout + GRACE);
@@ -54,7 +55,7 @@ impl<I: Message, E: Message> Items<I, E> {
         self.ticket.connection()
     }
 
-    /// How the answer ended, once the items are over.
+    /// How the answer ended; `None` until all items were taken.
     pub fn end(&self) -> Option<&E> {
         self.end.as_ref()
     }
@@ -62,7 +63,7 @@ impl<I: Message, E: Message> Items<I, E> {
     /// The next item; `None` once the answer has ended. Grants credit as items are taken.
     ///
     /// # Errors
-    /// As [`Connection::call`]; nothing comes after an error.
+    /// As [`Connection::call`]; after an error there are no more items.
     pub fn next_item(&mut self) -> Result<Option<I>, ClientError> {
         if self.end.is_some() || self.failed {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! Which streams are open and what came for each. No I/O.
+//! The open streams and the unread frames of each. No I/O.
 //!
-//! A stream's life: open -> ended by its `Reply`, `End` or `Error` -> taken by its owner, gone. An owner that goes first
-//! leaves it abandoned: what still comes is dropped until its end.
+//! A stream's life: open -> ended by its `Reply`, `End` or `Error` -> taken by its owner, gone. If the owner drops it
+//! first, the stream is abandoned: its remaining frames are dropped until its end.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,11 +11,11 @@ use crate::wire::Op;
 
 #[derive(Debug, Default)]
 struct OpenStream {
-    /// Not yet taken; at most the granted items and one end.
+    /// Frames not yet taken; at most the granted items and one end.
     frames: VecDeque<Frame>,
     /// Items the server may still send.
     credit: u32,
-    /// It sends items at all, where false only one `Reply`.
+    /// True if the stream gets items, false if it gets one `Reply`.
     items: bool,
     ended: bool,
     abandoned: bool,
@@ -28,24 +28,24 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Requests the server has not ended.
+    /// Number of requests that the server has not ended.
     pub fn open_count(&self) -> usize {
         self.streams.values().filter(|stream| !stream.ended).count()
     }
 
-    /// A request goes out: `credit` is `None` where one `Reply` is expected.
+    /// Opens a stream before its request is sent; `credit` is `None` if one `Reply` is expected.
     pub fn open(&mut self, id: u32, credit: Option<u32>) {
         let stream =
             OpenStream { credit: credit.unwrap_or(0), items: credit.is_some(), ..OpenStream::default() };
         self.streams.insert(id, stream);
     }
 
-    /// The request did not go out.
+    /// Removes a stream whose request could not be sent.
     pub fn forget(&mut self, id: u32) {
         self.streams.remove(&id);
     }
 
-    /// The server may send more.
+    /// Adds credit to a stream.
     pub fn grant(&mut self, id: u32, items: u32) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.credit = stream.credit.saturating_add(items);
@@ -88,7 +88,7 @@ impl Inbox {
         frame
     }
 
-    /// The owner goes. True where the server has yet to end the stream, so that it is worth cancelling.
+    /// The owner drops the stream. True if the server has yet to end it, so that a cancel is worth sending.
     pub fn abandon(&mut self, id: u32) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.ended {

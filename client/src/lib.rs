@@ -1,10 +1,10 @@
-//! Client side of the `rocmforged` inference daemon: the wire types both sides share, and a blocking client.
+//! Client side of the `rocmforged` inference daemon: the wire types that both sides share, and a blocking client.
 //!
-//! [`wire`] does no I/O: bytes to values and back, so the asynchronous daemon and the blocking client use the same code.
-//! `PROTOCOL.md` at the repository's root describes every byte it produces.
+//! [`wire`] does no I/O: it converts bytes to values and back, so the asynchronous daemon and the blocking client use
+//! the same code. `PROTOCOL.md` at the repository's root describes every byte it produces.
 //!
-//! [`Client`] is what most programs want: it connects when first needed, connects again after the daemon was restarted, and
-//! repeats calls that may be repeated. [`Connection`] is one connection, with many requests under way at once.
+//! Most programs want [`Client`]: it connects when first needed, reconnects after a restart of the daemon, and
+//! repeats calls that are safe to repeat. [`Connection`] is one connection, with many requests in flight at once.
 //!
 //! ```no_run
 //! use rocmforge_client::{Client, Options, wire};
@@ -20,7 +20,7 @@
 //! # Ok::<(), rocmforge_client::ClientError>(())
 //! ```
 
-// The command line names the library as any program does.
+// The command line's modules refer to the library by its crate name, as any program does.
 #[cfg(feature = "cli")]
 extern crate self as rocmforge_client;
 

@@ -1,7 +1,7 @@
-//! What the daemon tells of itself, as the text that Prometheus reads.
+//! The daemon's counters and gauges as text for Prometheus.
 //!
-//! Names of models are those the asking user may know; texts of requests are nowhere. The format is the text exposition
-//! format, version 0.0.4.
+//! Only model names that the asking user may know appear. Texts of requests never appear. The format is the text
+//! exposition format, version 0.0.4.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::wire::{DeviceMemory, DeviceStatus, ResidencyEntry, ResidencyReply, St
 /// Labels of a value.
 type Labels<'a> = &'a [(&'static str, &'a str)];
 
-/// The page of metrics.
+/// Renders the page of metrics.
 pub fn prometheus(status: &StatusReply, residency: &ResidencyReply) -> String {
     let mut page = Page::default();
     daemon(&mut page, status);
@@ -38,7 +38,7 @@ fn daemon(page: &mut Page, status: &StatusReply) {
     );
     page.gauge(
         "draining",
-        "1 while it takes no new work.",
+        "1 while the daemon refuses new work.",
         [(&[][..], f64::from(u8::from(status.draining)))],
     );
     page.gauge("connections", "Open connections.", [(&[][..], f64::from(status.connections))]);
@@ -54,17 +54,17 @@ fn daemon(page: &mut Page, status: &StatusReply) {
     );
     page.counter(
         "memory_pressure_events_total",
-        "How often the machine's memory was short.",
+        "Times that host memory was short.",
         [(&[][..], status.host.pressure_events as f64)],
     );
 }
 
-/// What a device's engine does.
+/// Metrics of a device's engine.
 fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
     for (number, device) in devices {
         let labels =
             [("device", *number), ("kind", &device.kind), ("name", &device.device), ("isa", &device.isa)];
-        page.gauge("device_info", "1, with what the device is.", [(&labels[..], 1.0)]);
+        page.gauge("device_info", "1, with the device's kind and name.", [(&labels[..], 1.0)]);
     }
     page.by_kind("requests_total", "counter", "Requests for tokens that ended.", "outcome", devices, |d| {
         vec![
@@ -73,7 +73,7 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
             ("cancelled", d.sequences_cancelled as f64),
         ]
     });
-    page.by_kind("requests", "gauge", "Requests for tokens that are there.", "state", devices, |d| {
+    page.by_kind("requests", "gauge", "Requests for tokens that run or wait.", "state", devices, |d| {
         vec![("running", d.sequences_running.into()), ("queued", d.sequences_queued.into())]
     });
     page.by_kind("tokens_total", "counter", "Tokens computed.", "kind", devices, |d| {
@@ -93,17 +93,17 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
     });
 }
 
-/// What comes to a device and leaves it.
+/// Metrics of loads, evictions and the device's memory.
 fn weights(page: &mut Page, devices: &[(&str, &DeviceMemory)]) {
     type Of = fn(&DeviceMemory) -> f64;
     let counters: [(&'static str, &'static str, Of); 7] = [
-        ("weight_misses_total", "Tensors that had to be brought to the device.", |d| d.loads as f64),
-        ("weight_hits_total", "Tensors asked for that were there.", |d| d.hits as f64),
-        ("weight_load_bytes_total", "Bytes of the device filled with weights.", |d| d.load_bytes as f64),
-        ("evictions_total", "Parts of models that left the device.", |d| d.evictions as f64),
-        ("evicted_bytes_total", "Bytes that they gave back.", |d| d.evicted_bytes as f64),
+        ("weight_misses_total", "Tensors that had to be loaded to the device.", |d| d.loads as f64),
+        ("weight_hits_total", "Tensors asked for that were already resident.", |d| d.hits as f64),
+        ("weight_load_bytes_total", "Device bytes filled with weights.", |d| d.load_bytes as f64),
+        ("evictions_total", "Parts of models evicted from the device.", |d| d.evictions as f64),
+        ("evicted_bytes_total", "Device bytes freed by evictions.", |d| d.evicted_bytes as f64),
         ("load_waits_total", "Steps that waited for weights.", |d| d.load_waits as f64),
-        ("load_wait_seconds_total", "How long they waited.", |d| d.load_wait_us as f64 / 1e6),
+        ("load_wait_seconds_total", "Time that steps waited for weights.", |d| d.load_wait_us as f64 / 1e6),
     ];
     for (name, help, of) in counters {
         page.by_kind(name, "counter", help, "", devices, |device| vec![("", of(device))]);
@@ -111,7 +111,7 @@ fn weights(page: &mut Page, devices: &[(&str, &DeviceMemory)]) {
 }
 
 fn memory(page: &mut Page, devices: &[(&str, &DeviceMemory)]) {
-    page.by_kind("device_memory_bytes", "gauge", "Who has the device's memory.", "kind", devices, |d| {
+    page.by_kind("device_memory_bytes", "gauge", "Device memory by use.", "kind", devices, |d| {
         let held = [
             ("weights", d.weight_bytes),
             ("kv", d.kv_bytes),
@@ -127,7 +127,7 @@ fn memory(page: &mut Page, devices: &[(&str, &DeviceMemory)]) {
         ];
         held.into_iter().chain(rest).map(|(kind, bytes)| (kind, bytes as f64)).collect()
     });
-    page.by_kind("device_memory_budget_bytes", "gauge", "Most that may be taken.", "", devices, |d| {
+    page.by_kind("device_memory_budget_bytes", "gauge", "Most memory that may be taken.", "", devices, |d| {
         vec![("", d.budget_bytes as f64)]
     });
     page.by_kind("device_memory_size_bytes", "gauge", "All of the device's memory.", "", devices, |d| {
@@ -135,7 +135,7 @@ fn memory(page: &mut Page, devices: &[(&str, &DeviceMemory)]) {
     });
 }
 
-/// What each model has on a device. Its number tells models apart whose names the asking user may not know.
+/// Metrics of each model on a device. The model's number tells apart models whose names the asking user may not know.
 fn models(page: &mut Page, models: &[ResidencyEntry]) {
     let numbers: Vec<_> =
         models.iter().map(|model| (model.id.to_string(), model.device.to_string())).collect();
@@ -149,7 +149,7 @@ fn models(page: &mut Page, models: &[ResidencyEntry]) {
             },
         )
     });
-    page.family("model_memory_bytes", "gauge", "What models have on a device.", held);
+    page.family("model_memory_bytes", "gauge", "Device memory of each model.", held);
     let requests = all().map(|(model, (id, device))| {
         ([("device", device.as_str()), ("id", id), ("model", &model.model)], f64::from(model.sequences))
     });
@@ -170,7 +170,7 @@ impl Page {
         self.family(name, "counter", help, values);
     }
 
-    /// A value for each device, or one for each of its kinds of a thing.
+    /// One value per device, or one per device and kind.
     fn by_kind<D>(
         &mut self,
         name: &str,
@@ -215,7 +215,7 @@ impl Page {
     }
 }
 
-/// A label's value: what would end it is escaped, what steers terminals replaced.
+/// A label's value: characters that would end it are escaped, terminal control characters replaced.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::error::ClientError;
 
-/// Where the system's daemon listens unless told otherwise.
+/// Default socket of the system's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/rocmforge/api.sock";
 
-/// Where a user's own daemon listens unless told otherwise: `$XDG_RUNTIME_DIR/rocmforge/api.sock`. `None` without that
-/// variable, and for root, whose daemon is the system's.
+/// Default socket of a user's own daemon: `$XDG_RUNTIME_DIR/rocmforge/api.sock`. `None` without that variable, and
+/// for root, whose daemon is the system's.
 pub fn user_socket() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return None;
@@ -24,30 +24,30 @@ pub const SOCKET_VARIABLE: &str = "ROCMFORGE_SOCKET";
 /// How to reach the daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its socket.
+    /// Path of the daemon's socket.
     pub socket: PathBuf,
-    /// For its log; at most 64 bytes are sent.
+    /// Name for the daemon's log; at most 64 bytes are sent.
     pub client_name: String,
-    /// How long connecting may take in all: a full queue, a restart and the hello counted.
+    /// Most time for connecting, including a full queue, a restart and the hello.
     pub connect_timeout: Duration,
-    /// How long of it a socket that nobody listens on is tried again: covers a restart, and keeps a missing daemon from being
-    /// waited for.
+    /// The part of `connect_timeout` in which a socket without a listener is retried. It covers a restart, but does
+    /// not make callers wait long for a missing daemon.
     pub absent_timeout: Duration,
-    /// How long one reply may take. Items of a generation are not bound by it.
+    /// Most time for one reply. It does not apply to a generation's items.
     pub reply_timeout: Duration,
-    /// How long [`crate::Client`] repeats a call that may be repeated.
+    /// Time during which [`crate::Client`] repeats a call that is safe to repeat.
     pub retry_timeout: Duration,
-    /// Who may serve.
+    /// The uids that may serve.
     pub trust: ServerTrust,
-    /// Checksums on all frames, both ways. The kernel loses no bytes of a local socket; this is for finding faults.
+    /// Checksums on all frames, both ways. The kernel loses no bytes of a local socket; use them to find faults.
     pub checksum: bool,
 }
 
-/// Bytes of a socket's path: the kernel's `sun_path` has 108, and a zero ends it.
+/// Most bytes of a socket's path: the kernel's `sun_path` has 108, the last of them zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl Options {
-    /// Whether they can be used at all; connecting checks it too.
+    /// Checks that the options are usable; connecting checks it too.
     ///
     /// # Errors
     /// [`ClientError::SocketPath`].
@@ -61,8 +61,8 @@ impl Options {
 }
 
 impl Default for Options {
-    /// `$ROCMFORGE_SOCKET`, else the [`user_socket`] where there is one, else [`DEFAULT_SOCKET`]; 2 s to connect, 30 s for
-    /// a reply.
+    /// `$ROCMFORGE_SOCKET`, else [`user_socket`] if it exists, else [`DEFAULT_SOCKET`]; 2 s to connect, 30 s for a
+    /// reply.
     fn default() -> Self {
         let named = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
         let socket = named.or_else(|| user_socket().filter(|path| path.exists()));
@@ -79,23 +79,24 @@ impl Default for Options {
     }
 }
 
-/// Which uid may be at the other end: whoever else made the socket could read prompts and forge answers.
+/// The uids that may be at the other end. Any other process that made the socket could read prompts and forge
+/// answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ServerTrust {
-    /// root (also where systemd made the socket), the user `rocmforge`, and our own uid.
+    /// root (also if systemd made the socket), the user `rocmforge`, and the caller's own uid.
     #[default]
     Usual,
-    /// Exactly these.
+    /// Exactly these uids.
     Uids(Vec<u32>),
-    /// Anyone.
+    /// Any uid.
     Anyone,
 }
 
-/// The daemon's user.
+/// The daemon's user name.
 const DAEMON_USER: &str = "rocmforge";
 
 impl std::fmt::Display for ServerTrust {
-    /// Who is trusted, after "not by".
+    /// The trusted users, as words after "not by".
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Usual => f.write_str("root, the user rocmforge or you"),
@@ -124,7 +125,7 @@ impl ServerTrust {
     }
 }
 
-/// Uid of a user in the text of a passwd file. System users are there: systemd-sysusers writes them into it.
+/// Uid of a user in the text of a passwd file. System users are in it, because systemd-sysusers writes them there.
 fn uid_of(user: &str, passwd: &str) -> Option<u32> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -1,4 +1,4 @@
-//! Models' weights on a device: bringing them, sending them away, who has the memory.
+//! Models' weights on a device: loads, evictions, memory use.
 
 use crate::client::Client;
 use crate::error::ClientError;
@@ -9,17 +9,17 @@ use crate::wire::{
 };
 
 impl Client {
-    /// Has some of a model's weights brought to the device now, rather than when a request needs them: an iterator over how
-    /// far that is. To be asked again where the connection breaks; what is there stays there.
+    /// Loads some of a model's weights to the device now, instead of when a request needs them. Returns an iterator
+    /// over the progress. If the connection breaks, call it again; loaded weights stay resident.
     ///
     /// # Errors
-    /// As [`crate::Connection::call`], those of sending.
+    /// The sending errors of [`crate::Connection::call`].
     pub fn preload(&self, model: &str, what: Preload) -> Result<DeviceLoading, ClientError> {
         let request = LoadToDeviceRequest { model: model.to_owned(), what, ext: vec![] };
         self.connection()?.load_to_device(&request)
     }
 
-    /// As [`Client::preload`] for all of them.
+    /// As [`Client::preload`] for all weights.
     ///
     /// # Errors
     /// As [`Client::preload`].
@@ -35,7 +35,8 @@ impl Client {
         self.preload(model, Preload::First(layers))
     }
 
-    /// Sends weights away from the device: of one model, or of all that are not pinned. What is needed is brought again.
+    /// Evicts weights from the device: those of one model, or of all models that are not pinned. Requests load what
+    /// they need again.
     ///
     /// # Errors
     /// As [`crate::Connection::call`]; `Forbidden` for models that another user loaded.
@@ -44,7 +45,8 @@ impl Client {
         self.call(&ClearCacheRequest { scope, ext: vec![] })
     }
 
-    /// Keeps a model's weights on the device until they are told to leave, and for an administrator its file in memory.
+    /// Keeps a model's weights on the device until [`Client::unpin`]. For an administrator, the daemon also locks the
+    /// model's file in memory.
     ///
     /// # Errors
     /// As [`Client::clear_gpu_cache`].
@@ -52,7 +54,7 @@ impl Client {
         self.pinned(model, true)
     }
 
-    /// Takes [`Client::pin`] back.
+    /// Reverts [`Client::pin`].
     ///
     /// # Errors
     /// As [`Client::pin`].
@@ -68,7 +70,7 @@ impl Client {
         })
     }
 
-    /// Changes what is wanted for a model.
+    /// Changes a model's rules.
     ///
     /// # Errors
     /// As [`Client::pin`].
@@ -76,16 +78,16 @@ impl Client {
         self.call(request)
     }
 
-    /// What happens to weights and models from now on: an iterator that ends when the daemon stops. To be asked again where
-    /// the connection breaks; what happened meanwhile is not told.
+    /// Events of weights and models from now on: an iterator that ends when the daemon stops. If the connection
+    /// breaks, call it again; events in between are lost.
     ///
     /// # Errors
-    /// As [`crate::Connection::call`], those of sending.
+    /// The sending errors of [`crate::Connection::call`].
     pub fn events(&self) -> Result<Events, ClientError> {
         self.connection()?.subscribe(&SubscribeRequest::default())
     }
 
-    /// What serving one sequence of `context_tokens` tokens would take of the device; 0: of the longest allowed.
+    /// Device memory needed to serve one sequence of `context_tokens` tokens; 0: the longest allowed.
     ///
     /// # Errors
     /// As [`crate::Connection::call`].
@@ -93,7 +95,7 @@ impl Client {
         self.call(&PlanRequest { model: model.to_owned(), context_tokens, ext: vec![] })
     }
 
-    /// Who has the devices' memory, in as many calls as that takes.
+    /// The use of all devices' memory, in as many calls as needed.
     ///
     /// # Errors
     /// As [`crate::Connection::call`].

@@ -1,4 +1,5 @@
-//! A socket with deadlines: whole frames in and out of an interprocess stream, descriptors with a frame's first byte.
+//! A socket with deadlines: cuts the interprocess stream into whole frames, and sends descriptors with a frame's
+//! first byte.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -12,17 +13,17 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::error::ProtocolError;
 use crate::wire::{FDS_MAX, FrameHeader, HEADER_BYTES};
 
-/// Bytes read at once: many frames of a token each, or a good part of a large one.
+/// Bytes of one read: many frames of one token each, or a good part of a large frame.
 const READ_BYTES: usize = 16 * 1024;
 
-/// One frame of the server.
+/// A frame from the server.
 #[derive(Debug)]
 pub(crate) struct Frame {
     pub header: FrameHeader,
     pub payload: Vec<u8>,
 }
 
-/// Why a frame did not come.
+/// Why no frame was read.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     Io(io::Error),
@@ -41,12 +42,12 @@ impl<E: Into<ProtocolError>> From<E> for ReadError {
     }
 }
 
-/// A nonblocking stream; every wait has its deadline. Reading and writing are independent of each other.
+/// A nonblocking stream; every wait has a deadline. Reading and writing are independent of each other.
 #[derive(Debug)]
 pub(crate) struct Transport(Stream);
 
 impl Transport {
-    /// Takes a stream that is nonblocking already.
+    /// Takes a stream that is already nonblocking.
     pub fn new(stream: Stream) -> Self {
         Self(stream)
     }
@@ -76,7 +77,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Appends what there is to `buffer`, at least a byte.
+    /// Appends the available bytes to `buffer`, at least one.
     fn read_some(&self, buffer: &mut Vec<u8>, deadline: Option<Instant>) -> io::Result<()> {
         let before = buffer.len();
         buffer.resize(before + READ_BYTES, 0);
@@ -94,7 +95,7 @@ impl Transport {
         outcome.map(drop)
     }
 
-    /// Writes all of `bytes`, `fds` with the first of them.
+    /// Writes all of `bytes`, and `fds` with the first byte.
     pub fn write_all(
         &self,
         bytes: &[u8],
@@ -126,7 +127,7 @@ impl Transport {
         Ok(sendmsg(self.0.as_fd(), &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
     }
 
-    /// Waits until the socket is ready, where `error` says that it is not; else gives the error back.
+    /// If `error` means that the socket is not ready, waits until it is; otherwise returns the error.
     fn wait_after(&self, error: io::Error, ready: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
         match error.kind() {
             io::ErrorKind::Interrupted => return Ok(()),
@@ -146,7 +147,7 @@ impl Transport {
     }
 }
 
-/// Cuts the server's bytes into frames. Keeps what it has when a deadline passes in the middle of one.
+/// Cuts the server's bytes into frames. Keeps a partial frame when a deadline passes.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     buffer: Vec<u8>,
@@ -169,7 +170,7 @@ impl FrameReader {
         }
     }
 
-    /// The first frame of the buffer, where it is whole.
+    /// The first frame of the buffer, if it is whole.
     fn cut(&mut self) -> Result<Option<Frame>, ProtocolError> {
         let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = FrameHeader::parse(header, self.len_max)?;

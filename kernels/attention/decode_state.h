@@ -1,7 +1,7 @@
-// Online softmax of decode attention: what a group of lanes keeps while it walks its tokens.
+// Online softmax of decode attention: the state that a group of lanes keeps while it walks its tokens.
 //
-// A group is LANES lanes, each with PART values of every head; a token's key and value are read by one group. Everything about
-// scores is in units of log2 (splits.h).
+// A group is LANES lanes, each with PART values of every head. One group reads a token's key and value. Scores are in units of
+// log2 (splits.h).
 #pragma once
 #include "../common/reduce.h"
 #include "splits.h"
@@ -11,7 +11,7 @@ namespace attn_decode {
 // Values of a head that a lane holds.
 constexpr u32 PART = 8;
 
-// Part of a token's key or value: 8 elements as they lie in the page.
+// Part of a token's key or value: 8 elements as the page holds them.
 template <class T> struct Raw;
 template <> struct Raw<f16> {
     u32x4 v;
@@ -30,8 +30,8 @@ template <> struct Raw<f32> {
     }
 };
 
-// U x G scores of a group of LANES lanes, summed over the group such that each lane ends with R of them: score of token u and
-// query g is number g * U + u. Where there are fewer scores than lanes, SHARE neighbouring lanes end with the same.
+// U x G scores of a group of LANES lanes, summed over the group; each lane ends with R of them. The score of token u and query
+// g has number g * U + u. With fewer scores than lanes, SHARE neighbouring lanes end with the same scores.
 template <u32 LANES, u32 G, u32 U> struct Scores {
     static constexpr u32 N = U * G, SHARE = N < LANES ? LANES / N : 1, R = N > LANES ? N / LANES : 1;
     static_assert((N & (N - 1)) == 0 && R <= U, "a lane's scores are of one query");
@@ -42,7 +42,7 @@ template <u32 LANES, u32 G, u32 U> struct Scores {
     // The lane that holds score `number`; there it is score number % R.
     DEV static u32 holder(u32 number) { return lane() / LANES * LANES + number / R * SHARE; }
 
-    // At each step lanes give away the half of the sums that their partner keeps: N - 1 exchanges instead of N log2(LANES).
+    // At each step a lane sends its partner the half of the sums that the partner keeps: N - 1 exchanges, not N log2(LANES).
     template <u32 LEFT, u32 MASK> DEV static void sum(f32 (&v)[N]) {
         if constexpr (MASK > 0) {
             constexpr u32 KEEP = LEFT > 1 ? LEFT / 2 : 1;
@@ -60,8 +60,8 @@ template <u32 LANES, u32 G, u32 U> struct Scores {
     }
 };
 
-// Online softmax of G queries over the tokens of one group of lanes, U at a time: lane l of LANES holds values 8l..8l+8 of a
-// head. Greatest score and sum are those of the query whose scores the lane ends with; the sum counts its own tokens.
+// Online softmax of G queries over the tokens of one group of lanes, U at a time. Lane l of LANES holds values 8l..8l+8 of a
+// head. `most` and `sum` belong to the query whose scores the lane ends with; `sum` counts the lane's own tokens.
 template <u32 LANES, u32 G, u32 U> struct State {
     using S = Scores<LANES, G, U>;
     f32 most = NO_SCORE, sum = 0.0f, values[G][PART];
@@ -72,7 +72,7 @@ template <u32 LANES, u32 G, u32 U> struct State {
         }
     }
 
-    // Takes in U tokens, of which the lane's group has token u when `tokens` > u. The others have no part, whatever they are.
+    // Adds U tokens. The lane's group has token u where `tokens` > u; the others do not count, whatever they hold.
     template <class T> DEV void add(const f32 (&q)[G][PART], const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens) {
         f32 score[S::N];
         UNROLL for (u32 u = 0; u < U; u++) {
@@ -94,7 +94,7 @@ template <u32 LANES, u32 G, u32 U> struct State {
             score[r] = S::token(r) < tokens ? exp2_f32(score[r] - top) : 0.0f;
             sum += score[r];
         }
-        // Most tokens bring no greater score. A factor of 1 changes no bit, so that others' maxima do not either.
+        // Most tokens raise no maximum. A factor of 1 changes no bit, so a rescale for other lanes' maxima is harmless.
         if (any(top != most)) {
             UNROLL for (u32 g = 0; g < G; g++) rescale(g, shfl(factor, S::holder(g * U)));
         }
@@ -115,7 +115,7 @@ template <u32 LANES, u32 G, u32 U> struct State {
     }
 };
 
-// A team's greatest scores and sums of weights and of weighted values, in all its lanes.
+// A team's greatest scores, sums of weights and sums of weighted values, the same in all its lanes.
 template <u32 LANES, u32 G> struct TeamState {
     f32 most[G], sum[G], values[G][PART];
 

@@ -1,8 +1,8 @@
-// What both bodies of attn_prefill share: the task, and a block's tile of queries.
+// The task and a block's tile of queries, which both bodies of attn_prefill share.
 //
-// A tile is some neighbouring rows of one sequence; with the query heads of one KV head that makes up to QUERIES queries, row by
-// row, heads within a row. All of them walk the pages of the sequence together, 32 tokens at a time, from the first page that the
-// first of them sees.
+// A tile is some neighbouring rows of one sequence. With the query heads of one KV head these are up to QUERIES queries, row by
+// row, heads within a row. All walk the sequence's pages together, 32 tokens at a time, from the first page that the first
+// query sees.
 #pragma once
 #include "../common/pages.h"
 #include "../common/reduce.h"
@@ -13,7 +13,7 @@ namespace prefill {
 // Queries of a block.
 constexpr u32 QUERIES = 64;
 
-// What the host gives.
+// The launch's arguments.
 struct Task {
     const f32* q;
     const u32* tiles;
@@ -38,7 +38,7 @@ struct Tile {
           group(t.n_heads / t.n_kv_heads) {}
 
     DEV u32 queries() const { return min_u32(rows * group, QUERIES); }
-    // Tokens up to that of query `i`; 0 for one that is not there.
+    // Tokens up to that of query `i`; 0 where the tile has no query `i`.
     DEV u32 length(u32 i) const { return i < queries() ? task.positions[first_row + i / group] + 1 : 0; }
     // Tokens of the longest of queries 0..end.
     DEV u32 longest(u32 end) const { return length(min_u32(end, queries()) - 1); }

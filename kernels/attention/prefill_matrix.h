@@ -1,8 +1,8 @@
 // attn_prefill on a matrix unit: f16 queries, keys, weights and values, f32 sums; head_dim known when compiled.
 //
-// A wave takes 16 queries, which it keeps as fragments, with 16 x head_dim sums. A page goes through LDS, keys by token, values
-// turned so that both are read along a fragment's inner index; the next page is on its way meanwhile. Scores pass through LDS
-// too: there a row lies in few lanes whatever the fragment's layout is, and comes back as the weights' operand.
+// A wave keeps 16 queries as fragments, and 16 x head_dim sums. A page goes through LDS, keys by token, values transposed, so
+// that both are read along a fragment's inner index; the next page loads meanwhile. Scores pass through LDS too: there a row
+// lies in few lanes whatever the fragment's layout is, and is read back as the operand of weights.
 #pragma once
 #include "prefill.h"
 
@@ -12,7 +12,7 @@ namespace prefill {
 constexpr u32 WAVES = 4, SIDE = 16;
 // Lanes that share a row of scores, and the tokens of each.
 constexpr u32 ROW_LANES = WAVE / SIDE, ROW_TOKENS = KV_PAGE_TOKENS / ROW_LANES;
-// Distances of rows in LDS, such that rows are 16-byte aligned and few banks meet.
+// Distances of rows in LDS: rows are 16-byte aligned, and bank conflicts are few.
 constexpr u32 VALUE_STRIDE = KV_PAGE_TOKENS + 8, SCORE_STRIDE = KV_PAGE_TOKENS + 4, WEIGHT_STRIDE = KV_PAGE_TOKENS + 8;
 
 template <u32 HEAD> struct Sizes {
@@ -23,19 +23,19 @@ template <u32 HEAD> struct Sizes {
     static_assert(QUERIES * KEY_STRIDE <= KEYS + VALUES, "queries are staged where pages will lie");
 };
 
-// A page of keys and values on its way from memory to LDS.
+// A page of keys and values in flight from memory to LDS.
 template <u32 HEAD> struct Transfer {
     using S = Sizes<HEAD>;
     u32x4 keys[S::PER_THREAD], values[S::PER_THREAD];
 
-    // Tokens `from`..`tokens` of page `index`. The others become 0: nothing was written there, or no query sees them.
+    // Loads tokens `from`..`tokens` of page `index`. The others become 0: they were never written, or no query sees them.
     DEV void fetch(const HeadPages<f16>& pages, u32 index, u32 from, u32 tokens) {
         const f16* key = pages.keys(index);
         const f16* value = pages.values_of((f16*)key);
         UNROLL for (u32 i = 0; i < S::PER_THREAD; i++) {
             u32 chunk = i * block_threads() + thread_id();
             keys[i] = values[i] = {0, 0, 0, 0};
-            // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, as they will lie in LDS.
+            // Keys: neighbouring lanes along a row. Values: neighbouring lanes down a column, the order in LDS.
             if (chunk / S::CHUNKS - from < tokens - from) keys[i] = load16(key + chunk * 8);
             if (chunk % KV_PAGE_TOKENS - from < tokens - from && chunk < KV_PAGE_TOKENS * S::CHUNKS) {
                 values[i] = load16(value + chunk % KV_PAGE_TOKENS * HEAD + chunk / KV_PAGE_TOKENS * 8);
@@ -68,7 +68,7 @@ template <u32 HEAD> struct MatrixState {
     DEV static u32 row() { return lane() / ROW_LANES; }
     DEV static u32 first_token() { return lane() % ROW_LANES * ROW_TOKENS; }
 
-    // `room`: LDS for QUERIES rows, free again after the next block barrier.
+    // `room`: LDS for QUERIES rows; free again after the next block barrier.
     DEV MatrixState(const Tile& tile, f16* room) : length(tile.length(wave() * SIDE + row())), most(NO_SCORE), sum(0.0f) {
         f16* mine = room + wave() * SIDE * S::KEY_STRIDE;
         for (u32 i = lane(); i < SIDE * HEAD / 4; i += WAVE) {
@@ -87,7 +87,7 @@ template <u32 HEAD> struct MatrixState {
         }
     }
 
-    // Scores of the page's tokens, to the wave's `scores`: [16][SCORE_STRIDE].
+    // Writes the scores of the page's tokens to the wave's `scores`: [16][SCORE_STRIDE].
     DEV void score(const f16* keys, f32* scores) const {
         UNROLL for (u32 half = 0; half < KV_PAGE_TOKENS / SIDE; half++) {
             Frag::C c = Frag::zero();
@@ -102,7 +102,7 @@ template <u32 HEAD> struct MatrixState {
         wave_sync();
     }
 
-    // Takes tokens before the queries' windows out of the wave's `scores`: each lane those that it weighs next.
+    // Removes tokens before the queries' windows from the wave's `scores`; each lane removes those that it weighs next.
     DEV void hide(f32* scores, u32 start, u32 window) const {
         u32 mine = start + first_token(), unseen = max_u32(first_seen(length, window), mine) - mine;
         ROLLED for (u32 i = 0; i < min_u32(unseen, ROW_TOKENS); i++) {
@@ -110,7 +110,7 @@ template <u32 HEAD> struct MatrixState {
         }
     }
 
-    // Weights 2^(score - greatest), to the wave's `weights`: [16][WEIGHT_STRIDE]. The sum is that of the rounded weights.
+    // Writes weights 2^(score - greatest) to the wave's `weights`: [16][WEIGHT_STRIDE]. `sum` adds the rounded weights.
     DEV void weigh(const f32* scores, f16* weights, u32 start) {
         f32 score[ROW_TOKENS], top = most;
         UNROLL for (u32 i = 0; i < ROW_TOKENS; i += 4) {
@@ -133,7 +133,7 @@ template <u32 HEAD> struct MatrixState {
             store16(weights + row() * WEIGHT_STRIDE + first_token() + i, {packed[0], packed[1], packed[2], packed[3]});
         }
         sum = fma_f32(sum, factor, wave_sum<ROW_LANES>(more));
-        // Most pages bring no row a greater score: then nothing is rescaled. A factor of 1 changes no bit.
+        // Most pages raise no row's maximum; then nothing is rescaled. A factor of 1 changes no bit.
         if (any(top != most)) rescale(factor);
         most = top;
         wave_sync();
@@ -181,9 +181,9 @@ template <u32 HEAD> DEV void run_matrix(const Task& t) {
     f32* scores = all_scores[wave()];
     f16* weights = all_weights[wave()];
     u32 length = tile.longest(QUERIES), wave_first = wave() * SIDE;
-    // Of this wave's queries; 0 when it has none.
+    // Tokens of this wave's longest query; 0 where the wave has none.
     u32 wave_length = wave_first < tile.queries() ? tile.longest(wave_first + SIDE) : 0;
-    // The first token that any of these queries sees, and the first from which on all of them do.
+    // The first token that any query of the wave sees, and the first that all of them see.
     u32 wave_from = tile.seen_from(wave_first), wave_whole = first_seen(wave_length, t.window);
     MatrixState<HEAD> state(tile, room);
     Transfer<HEAD> transfer;

@@ -1,17 +1,17 @@
 // attn_prefill without a matrix unit: f32 arithmetic, any head_dim up to 256, f16 or f32 pages.
 //
-// A team of 32 lanes takes 8 queries. For scores a lane is a token of the page, for values it is every 32nd value of a head;
-// keys and then values of a page lie in LDS as f32.
+// A team of 32 lanes takes 8 queries. For scores a lane takes one token of the page, for values every 32nd value of a head.
+// LDS holds a page's keys, then its values, as f32.
 #pragma once
 #include "prefill.h"
 
 namespace prefill {
 
 constexpr u32 TEAM_QUERIES = 8, HEAD_MAX = 256, HEAD_PARTS = HEAD_MAX / TEAM;
-// More than any token's number. Of a query that is not there `last` is larger.
+// More than any token's number. `last` is larger for a query that the tile does not have.
 constexpr u32 NONE = 1u << 31;
 
-// Keys or values of a page, to LDS; those of tokens from `tokens` on become 0, as nothing was written there.
+// Loads keys or values of a page to LDS. Those from token `tokens` on become 0: they were never written.
 template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 head_dim) {
     barrier_lds();
     for (u32 i = thread_id(); i < KV_PAGE_TOKENS * head_dim; i += block_threads()) {
@@ -24,7 +24,7 @@ template <class T> DEV void load_page(f32* to, const T* from, u32 tokens, u32 he
 // Online softmax of a team's queries.
 struct PlainState {
     u64 at[TEAM_QUERIES];
-    // Number of a query's own token, and how many tokens it sees.
+    // Number of each query's own token, and how many tokens a query sees.
     u32 last[TEAM_QUERIES], span;
     f32 most[TEAM_QUERIES], sum[TEAM_QUERIES], score[TEAM_QUERIES], values[TEAM_QUERIES][HEAD_PARTS];
 
@@ -37,7 +37,7 @@ struct PlainState {
         }
     }
 
-    // Tokens after its own are as far away as none that it sees.
+    // A token after the query's own makes the difference wrap: it is larger than any span.
     DEV bool sees(u32 i, u32 token) const { return last[i] - token < span; }
     DEV bool is_there(u32 i) const { return last[i] < NONE; }
 
@@ -58,7 +58,7 @@ struct PlainState {
         }
     }
 
-    // No value that a query may not see takes part in its sums, not even with weight 0.
+    // A value that a query does not see is not added to its sums, not even with weight 0: it may be NaN.
     DEV void take_values(u32 head_dim, const f32* page, u32 start) {
         for (u32 token = 0; token < KV_PAGE_TOKENS; token++) {
             f32 value[HEAD_PARTS];

@@ -1,20 +1,20 @@
-// Which tokens a row of attention sees, how they are cut into splits, and how the results of splits become one.
+// The tokens that a row of attention sees, how they are cut into splits, and the units of scores.
 //
-// The cut depends on the row's position and on nothing else, so that no other row of a step changes its bits.
+// The cut depends on the row's position only, so that no other row of a step changes the row's bits.
 // Scores are in units of log2: score = q . k * scale, scale = log2(e) / sqrt(head_dim), weights 2^(score - greatest).
 #pragma once
 #include "../prelude/prelude.h"
 
 // Most splits of a row.
 constexpr u32 SPLITS_MAX = 128;
-// A greatest score that is less than any: 2^(NO_SCORE - x) is 0 for every x that occurs, 2^(NO_SCORE - NO_SCORE) is 1.
+// Less than any score: 2^(NO_SCORE - x) is 0 for every x that occurs, 2^(NO_SCORE - NO_SCORE) is 1.
 constexpr f32 NO_SCORE = -3.0e38f;
 
-// The first of `len` tokens that a row sees whose window is `window`, 0: that it sees all of them.
+// The first of `len` tokens that a row with this window sees. Window 0: the row sees all tokens.
 DEV u32 first_seen(u32 len, u32 window) { return window != 0 && len > window ? len - window : 0; }
 
-// Tokens in a split of a row that is token `len - 1` of its sequence: enough splits to fill a device early, at most SPLITS_MAX.
-// Whole pages.
+// Tokens in a split of a row that is token `len - 1` of its sequence: whole pages, enough splits to fill a device at short
+// lengths, at most SPLITS_MAX.
 DEV u32 split_tokens(u32 len) {
     u32 tokens = len <= 1024 ? 64 : len <= 4096 ? 128 : 256;
     while ((u64)tokens * SPLITS_MAX < len) tokens *= 2;

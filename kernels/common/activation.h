@@ -1,14 +1,14 @@
-// The forms in which a row of activations goes to a matmul, and how they are made from f32.
+// The forms in which a row of activations goes to a matmul, and their making from f32.
 //
 // A8   i8 codes[padded], f32 scales[padded / 32], i16 sums[padded / 16] (exact sums of 16 codes); past the row's end codes,
 //      scales and sums are 0. For each 32 values: amax = largest magnitude; scale = amax / 127, code = x * (127 / amax)
 //      rounded to nearest, ties to even, all in f32. amax < 2^-100: scale and codes 0. A NaN or infinity: scale NaN, codes 0.
 // F32  the values.
 // X16  f16 values[cols] and one f32 scale: x = value * scale. The scale is the power of two that brings the row's amax into
-//      [2^13, 2^14), so that f16 neither overflows nor loses what lies less than 2^27 below amax. amax < 2^-100: scale and
+//      [2^13, 2^14): f16 does not overflow, and values down to 2^-27 of amax keep all 11 bits. amax < 2^-100: scale and
 //      values 0. A NaN or infinity: scale NaN, values 0.
 //
-// The same bits whatever the wave size. Lanes hold 4 consecutive values each, 8 neighbouring lanes a group of 32.
+// The bits do not depend on the wave size. A lane holds 4 consecutive values, 8 neighbouring lanes a group of 32.
 #pragma once
 #include "../prelude/prelude.h"
 
@@ -25,7 +25,7 @@ struct A8Row {
 };
 
 constexpr u32 INFINITY_BITS = 0x7f800000u, NAN_BITS = 0x7fc00000u;
-// 2^-100: what is smaller counts as 0, so that 127 / amax stays far from overflow.
+// 2^-100: a smaller amax counts as 0, so that 127 / amax stays far from overflow.
 constexpr u32 AMAX_MIN_BITS = 27u << 23;
 
 DEV A8Row a8_row(i8* codes, f32* scales, i16* sums, u32 row, u32 padded) {
@@ -33,7 +33,7 @@ DEV A8Row a8_row(i8* codes, f32* scales, i16* sums, u32 row, u32 padded) {
     return {codes + at, scales + at / 32, sums + at / 16};
 }
 
-// Bits of |x|: in the order of magnitudes, NaN above infinity.
+// Bits of |x|, which rise with the magnitude; NaN above infinity.
 DEV u32 magnitude(f32 x) { return as_u32(x) & 0x7fffffffu; }
 
 DEV u32 magnitude(const Four& x) {
@@ -69,7 +69,7 @@ DEV void store_four(f32* row, u32 k, u32 cols, bool wide, const Four& x) {
     }
 }
 
-// Scale of an A8 group, and what its values are multiplied with; a factor of 0 makes all codes 0.
+// Scale of an A8 group, and the factor for its values; a factor of 0 makes all codes 0.
 struct A8Scale {
     f32 scale, factor;
 };
@@ -81,11 +81,11 @@ DEV A8Scale a8_scale(u32 amax_bits) {
     return {amax / 127.0f, 127.0f / amax};
 }
 
-// A NaN has factor 0, and 0 times it would be no 0.
+// A group with a NaN has factor 0; the test is needed because 0 * NaN is NaN.
 DEV i32 a8_code(f32 x, f32 factor) { return factor == 0.0f ? 0 : (i32)round_even_f32(x * factor); }
 
-// Quantises the group of 32 that 8 neighbouring lanes hold, the calling lane its values k..k+4. Every lane of the wave
-// calls, `k` rising by 4 from lane to lane and a multiple of 32 in every eighth. Nothing is written from `padded` on.
+// Quantises the group of 32 that 8 neighbouring lanes hold; the calling lane holds values k..k+4. Every lane of the wave calls.
+// `k` rises by 4 from lane to lane and is a multiple of 32 in every eighth. Nothing is written from `padded` on.
 DEV void store_a8(const A8Row& out, u32 k, u32 padded, const Four& x) {
     A8Scale scale = a8_scale(wave_max<8>(magnitude(x)));
     i32 code[4];
@@ -97,7 +97,7 @@ DEV void store_a8(const A8Row& out, u32 k, u32 padded, const Four& x) {
     if (k % 32 == 0) out.scales[k / 32] = scale.scale;
 }
 
-// Scale of an X16 row, and what its values are multiplied with; a factor of 0 makes all values 0.
+// Scale of an X16 row, and the factor for its values; a factor of 0 makes all values 0.
 struct X16Scale {
     f32 scale, factor;
 };

@@ -1,4 +1,4 @@
-// KV pages: where the keys and values of a token lie.
+// KV pages: the place of a token's keys and values.
 //
 // A page holds KV_PAGE_TOKENS tokens of one sequence for all layers: [layer][k | v][kv_head][token][head_dim], f16 or f32.
 // page_base[page] is a page's address; page_tables holds `table_stride` page numbers for each sequence of the step, entry p
@@ -7,7 +7,7 @@
 #include "../prelude/prelude.h"
 
 constexpr u32 KV_PAGE_TOKENS = 32;
-// As row_seq: a row that only fills a step up. It reads and writes no page; its results are 0.
+// As row_seq: a padding row of a step. It reads and writes no page; its results are 0.
 constexpr u32 NO_SEQUENCE = 0xffffffffu;
 
 DEV f32 from_element(f16 v) { return f16_to_f32(v); }
@@ -15,7 +15,7 @@ DEV f32 from_element(f32 v) { return v; }
 DEV void to_element(f32 v, f16& out) { out = f32_to_f16(v); }
 DEV void to_element(f32 v, f32& out) { out = v; }
 
-// The pages of one sequence, of them one layer and KV head.
+// One layer and KV head of one sequence's pages.
 template <class T> struct HeadPages {
     const u64* page_base;
     const u32* table;
@@ -30,7 +30,7 @@ template <class T> struct HeadPages {
           head_offset(layer_offset + (u64)kv_head * KV_PAGE_TOKENS * dim * sizeof(T)),
           plane_bytes((u64)n_kv_heads * KV_PAGE_TOKENS * dim * sizeof(T)), head_dim(dim) {}
 
-    // The first token's key of page `index` of the sequence; the other tokens' follow, `head_dim` values each.
+    // The key of the first token of the sequence's page `index`; the other keys follow, `head_dim` values each.
     DEV T* keys(u32 index) const { return (T*)(page_base[table[index]] + head_offset); }
     // The values that belong to these keys.
     DEV T* values_of(T* keys) const { return (T*)((u64)keys + plane_bytes); }

@@ -1,7 +1,7 @@
-// Sums and maxima over 32 neighbouring lanes and over a block, in an order that is the same for waves of 32 and of 64.
+// Sums and maxima over 32 neighbouring lanes and over a block, in one order for waves of 32 and of 64.
 //
 // A "team" is 32 lanes whose first thread is a multiple of 32: a whole wave, or half of one. All reductions go through
-// teams, so that the same input gives the same bits at both wave sizes. Every lane of the wave calls together.
+// teams, so that the same input gives the same bits at both wave sizes. All lanes of the wave call together.
 #pragma once
 #include "../prelude/prelude.h"
 
@@ -13,11 +13,11 @@ DEV u32 team_lane() { return thread_id() % TEAM; }
 DEV u32 team_id() { return thread_id() / TEAM; }
 
 template <class T> DEV T team_sum(T v) { return wave_sum<TEAM>(v); }
-// NaNs are passed over.
+// NaNs are ignored.
 template <class T> DEV T team_max(T v) { return wave_max<TEAM>(v); }
 
-// Over the block: a tree in each team, then the teams in rising order. `room` holds TEAMS_MAX values in LDS; between two
-// uses of one room stands a barrier.
+// Over the block: a tree in each team, then the teams in rising order. `room` holds TEAMS_MAX values in LDS. The caller puts
+// a barrier between two uses of one room.
 template <class T> DEV T teams_sum(T v, T* room) {
     v = team_sum(v);
     if (team_lane() == 0) room[team_id()] = v;

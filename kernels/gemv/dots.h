@@ -1,8 +1,8 @@
-// The loop of all matrix-vector kernels: R weight rows times up to M activation rows by a *team* of 32 lanes (a wave, or half of
-// one). Weights go from memory to registers, 16 bytes a load, one pass over them for all M rows.
+// The loop of all matrix-vector kernels: a *team* of 32 lanes (a wave, or half of one) multiplies R weight rows with up to M
+// activation rows. Weights go from memory to registers, 16 bytes a load, in one pass for all M rows.
 //
-// Lane l of a team takes units l, l + 32, l + 64, ... of a row; the sum of a lane runs in that order, and the 32 sums meet in a
-// fixed tree. Neither M nor R nor the number of blocks changes the order: a row's result has the same bits however it is batched.
+// Lane l of a team takes units l, l + 32, l + 64, ... of a row and sums in that order; a fixed tree joins the 32 sums. Neither
+// M nor R nor the number of blocks changes the order: a row's result has the same bits however it is batched.
 #pragma once
 #include "tiles.h"
 
@@ -16,15 +16,15 @@ DEV u32 member() { return thread_id() % TEAM; }
 template <class T, u32 R> struct Rows {
     typename T::View row[R];
 
-    // Loads unit `u` of each row; one past the end gives the last, which then meets zeros.
+    // Loads unit `u` of each row. Past the end it loads the last unit again; the activations there are zeros.
     DEV void load(u32 u, u32 units, typename T::Raw (&raw)[R]) const {
         const u32 inside = min_u32(u, units - 1);
         UNROLL for (u32 r = 0; r < R; r++) raw[r] = T::load(row[r], inside);
     }
 };
 
-// Sums V values over a team at once: lane l ends with the sum of value l / (32 / V). At each step half of the values go to the
-// partner and half of its come back, so V values cost about V + log2(32 / V) exchanges; each sum's tree is the same for all V.
+// Sums V values over a team at once: lane l ends with the sum of value l / (32 / V). At each step a lane exchanges half of its
+// values with its partner, so V values cost about V + log2(32 / V) exchanges. Each sum's tree is the same for all V.
 template <u32 V, u32 MASK = 16> DEV f32 team_sum(const f32 (&v)[V]) {
     if constexpr (MASK == 0) {
         static_assert(V == 1, "at most 32 values");
@@ -43,12 +43,12 @@ template <u32 V, u32 MASK = 16> DEV f32 team_sum(const f32 (&v)[V]) {
     }
 }
 
-// Which activations a block works on, and whether they are all in LDS already.
+// The activations that a block works on, and whether all of them are in LDS.
 template <class Tile> struct Activations {
     typename Tile::In in;
     u32 row, rows;     // rows `row .. row + rows` of `in`
     u32 units;         // units of a row
-    bool staged;       // the whole row is in the tile, from an earlier item
+    bool staged;       // an earlier item left whole rows in the tile
 };
 
 // U units of each row, from unit `at` of the row.
@@ -58,22 +58,22 @@ template <class T, u32 R, u32 U> struct Step {
     DEV void load(const Rows<T, R>& w, u32 at, u32 units) {
         UNROLL for (u32 u = 0; u < U; u++) w.load(at + u * TEAM + member(), units, raw[u]);
     }
-    // A step is whole blocks of 8 groups: a lane's groups have one place in their blocks.
+    // A step is whole blocks of 8 groups, so a lane's groups all have the same place in their block.
     template <u32 M, class Tile> DEV void multiply(const Tile& tile, u32 in_tile, f32 (&sums)[R * M]) const {
         UNROLL for (u32 u = 0; u < U; u++) tile.template multiply<T, R>(raw[u], member(), in_tile + u * TEAM + member(), sums);
     }
 };
 
 // Takes a block through the items of a job, each a set of R rows a team:
-//   job.items               how many, the same for the whole block
-//   job.rows_of(i)             where the rows of item i are
-//   job.first_use()         runs once the first loads are under way
+//   job.items               number of items, the same for the whole block
+//   job.rows_of(i)          the rows of item i
+//   job.first_use()         runs once, after the first loads are issued
 //   job.begin(i)            runs before the sums of item i start
-//   job.end(i, sums)        gets them: sums[r * M + m] of row r and activation row m, this lane's part
-// Called by the whole block.
+//   job.end(i, sums)        gets this lane's part of them: sums[r * M + m] of row r and activation row m
+// The whole block calls.
 //
-// Steps go in pairs: while one is multiplied the other is on its way, also from one item to the next, so that until the last the
-// memory is never without a request of this team.
+// Steps go in pairs: while one is multiplied the other loads, also from one item to the next. So until its last step a team
+// always has loads in flight.
 template <class T, u32 R, u32 U, u32 M, class Tile, class Job>
 DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
     constexpr u32 STEP = TEAM * U;
@@ -99,7 +99,7 @@ DEV void stream(Tile& tile, Activations<Tile>& a, Job& job) {
             even.template multiply<M>(tile, in_tile, sums);
             u32 then = at + 2 * STEP;
             if (then >= a.units) {
-                // The last item loads its own rows' first units again, for nothing.
+                // After the last item its first units are loaded again and not used.
                 w = job.rows_of(min_u32(item + 1, job.items - 1));
                 then = 0;
             }

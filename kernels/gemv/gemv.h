@@ -1,23 +1,33 @@
-// The matrix-vector kernels of one weight type: out = W x (+ bias) for up to M rows x in one pass over W.
+// gemv: out[row] = W x[row] (+ bias), one weight type, all rows of a block in one pass over W
 //
-// Entry points of type t, by GEMV_QUANT(t, T) or GEMV_FLOAT(t, T), blocks of 256 threads; a is a8 or f32 (float types: f32 only),
-// m the rows of a block, 1, 2, 4 or 8 (a quantised type with f32 activations, a checking mode: 1 and 4; gated 1 and 2). Block row y
-// computes rows y * m .. y * m + m of `rows`; block column x takes tiles x, x + grid_x(), ..., so any width of the grid will do.
-//
-// gemv_t_a_m(w0, w1, w2, n0, n1, n2, bias0, bias1, bias2, cols, IN, rows, out, out_stride, add)
-//     Up to three matrices that share an input, tiles of 16 outputs of one matrix: n_i rows at w_i, `cols` inputs (0 rows: no
-//     matrix). out[row * out_stride + n] for n over the rows of w0, then w1, then w2. Bias 0: none. add 1: adds to what is there.
-// gemv_gated_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, activation, OUT)
-//     act(gate x) * (up x), act by number as `activated` in prelude/numbers.h, tiles of 32 outputs. OUT = (out_codes, out_scales,
-//     out_sums, out): A8 planes of rows of n values, n a multiple of 32, or where `out` is not 0 f32 [rows][n] instead.
-// gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
-//     Block row y is pair y of a row and an expert: the matrix at table[experts[y]] times row y / slots, to out[y * out_stride ..].
-//     slots is how many pairs share an input row: experts per token, or 1 where each pair has an input of its own.
-// gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
-//     The same for gate and up; row y of OUT.
-// IN = (codes, scales, sums): A8 planes of rows of `cols` values, or (x, x_stride): f32.
-//
-// Weights are planar (quant/planes.h).
+// GEMV_QUANT(t, T) and GEMV_FLOAT(t, T) make the entry points of weight type t. Weights are planar (quant/planes.h).
+// IN is (codes, scales, sums): A8 planes of rows of `cols` values; or (x, x_stride): f32.
+// OUT is (out_codes, out_scales, out_sums, out): A8 planes of rows of n values; or, where `out` is not null, f32[rows][n].
+// Shapes     gemv_t_a_m(w0, w1, w2, n0, n1, n2, bias0, bias1, bias2, cols, IN, rows, out, out_stride, add)
+//            Up to three matrices that share an input: n_i rows at w_i, `cols` inputs (0 rows: no matrix). Outputs n over the
+//            rows of w0, then w1, then w2 go to out[row * out_stride + n]. A null bias adds nothing; add 1: adds to out
+//            gemv_gated_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, activation, OUT)
+//            act(gate x) * (up x), act by number as `activated` in prelude/numbers.h
+//            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
+//            Block row y is pair y of a row and an expert: the matrix at table[experts[y]] times row y / slots goes to
+//            out[y * out_stride ..]. slots: pairs that share an input row: experts per token, or 1 where each pair has its own
+//            gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
+//            The same for gate and up; pair y goes to row y of OUT
+// Variants   a: a8 or f32 (float types: f32 only). m: rows of a block, 1, 2, 4 or 8. A quantised type with f32 activations, a
+//            checking mode: 1 and 4; gated 1 and 2
+// Requires   cols a multiple of the type's block; A8 out: n a multiple of 32
+// Launch     grid = (any width, ceil(rows / m)), for experts (any width, pairs), block = 256. Block column x takes tiles x,
+//            x + grid x, ... of 16 outputs of one matrix, gated of 32
+// Alignment  16 bytes for weights, A8 codes and x. Where x_stride is no multiple of 4, x is read value by value
+// Sums in    f32, for A8 codes of exact i32 sums; a lane's units rising, then a fixed tree of 32 lanes (gemv/dots.h). A row's
+//            bits do not depend on m, on the other rows or on grid
+// Tolerance  gemv, experts: |got - want| <= 2e-6 * size + 1e-30, size the sum of the terms' magnitudes. With x before it was
+//            quantised to A8: 1.2e-2 of the norm of all results; f32: 1e-6
+//            gated: 2e-6 * (1.13 * size(gate) * |up| + |act(gate)| * size(up)) + (2e-6 + s * |e|) * |want| + 1e-30, e what the
+//            activation raises e to, s = 1.2e-7 for SiLU, 6e-7 for GELU. A8 out: the bits of the f32 result quantised
+// Reference  f64 sums over ggml's values in tests/kernels/matmul/gemv.rs and tests/kernels/matmul/gated.rs
+// Moves      every weight once per block row: 17 to 34 bytes per 32 of a quantised type, 2 or 4 per value of a float type;
+//            memory-bound
 #pragma once
 #include "../common/activation.h"
 #include "dots.h"
@@ -27,7 +37,8 @@ template <class T> DEV u32 units_of(u32 cols) {
     else return cols / 32;
 }
 
-// Where a lane's one of R x M sums belongs: value lane / (32 / (R * M)), written by the first lane that holds it.
+// The row and activation row of the one sum of R x M that a lane holds: value lane / (32 / (R * M)). The first lane that holds
+// it writes it.
 template <u32 R, u32 M> struct Place {
     u32 r, m;
     bool writes;
@@ -42,7 +53,7 @@ struct Matrix {
     const u8* w;
     const f32* bias;
     u32 n, cols;
-    f32* out; // of its first row, in the first activation row
+    f32* out; // result of its first row for the first activation row
 };
 
 template <class Tile> DEV Activations<Tile> activations(const typename Tile::In& in, u32 units, u32 row, u32 rows) {
@@ -54,7 +65,7 @@ struct Matrices {
     Matrix m0, m1, m2;
 
     template <u32 OUTPUTS> DEV u32 tiles() const { return ceil_div(m0.n, OUTPUTS) + ceil_div(m1.n, OUTPUTS) + ceil_div(m2.n, OUTPUTS); }
-    // The matrix of tile `t`, whose number there `t` becomes. Field by field: a choice between whole structs would be in memory.
+    // The matrix of tile `t`; `t` becomes the tile's number within it. Field by field: a choice of structs would use memory.
     template <u32 OUTPUTS> DEV Matrix of_tile(u32& t) const {
         const u32 end0 = ceil_div(m0.n, OUTPUTS), end1 = end0 + ceil_div(m1.n, OUTPUTS);
         const bool in0 = t < end0, in1 = t < end1;
@@ -94,7 +105,7 @@ template <class T, u32 R, u32 M> struct StoreJob {
         writes = at.writes && n < matrix.n && at.m < rows;
         out = matrix.out + u64(row + at.m) * out_stride + n;
         before = 0.0f;
-        // Asked for now, it is here by the end.
+        // Loaded now, it has arrived by the end.
         if (writes && add) before = *out;
         if (writes && matrix.bias != nullptr) before += matrix.bias[n];
     }
@@ -121,7 +132,7 @@ DEV void gemv(const Matrices& matrices, const typename Tile::In& in, u32 rows, u
     store_tiles<T, R, U, M>(matrices, a, out_stride, add != 0, true);
 }
 
-// `out` is this pair's row already, whichever row its input is.
+// `out` is the row of this pair; `in_row` is the row of its input.
 template <class T, u32 R, u32 U, class Tile>
 DEV void gemv_expert(const u8* w, u32 n, u32 cols, const typename Tile::In& in, u32 in_row, f32* out) {
     const Matrix none = {nullptr, nullptr, 0, cols, nullptr};
@@ -137,13 +148,13 @@ struct GateUp {
 
 struct GatedOut {
     A8Row a8; // row 0
-    f32* out; // instead, where not 0
+    f32* out; // where not null, instead of a8
 };
 
 // Sums of a tile: M rows of 32 gate and 32 up outputs.
 template <u32 M> using GateUpSums = f32[M][2][32];
 
-// Eight lanes finish a row of a tile, four outputs each. Called by the whole block.
+// Eight lanes finish a row of a tile, four outputs each. The whole block calls.
 template <u32 M> DEV void finish_gated(const GateUp& w, const GateUpSums<M>& sums, u32 tile_index, u32 rows, const GatedOut& out, u32 out_row) {
     const u32 m = thread_id() / 8, local = thread_id() % 8 * 4, n = tile_index * 32 + local;
     const bool mine = m < rows;
@@ -184,7 +195,7 @@ template <class T, u32 P, u32 M> struct GatedJob {
         }
         return at;
     }
-    // Its successor is a product as large: spread among the blocks of this it would run slower than after it.
+    // The next launch is a product as large; spread among the blocks of this launch it would run slower than after it.
     DEV void first_use() const { wait_for_predecessor_alone(); }
     DEV void begin(u32) const {}
     DEV void end(u32 item, const f32 (&lane_sums)[2 * P * M]) const {
@@ -216,7 +227,7 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
 #define GEMV_OUT_PARAMS i8 *out_codes, f32 *out_scales, i16 *out_sums, f32 *out
 #define GEMV_OUT GatedOut{{out_codes, out_scales, out_sums}, out}
 
-// NAME: as in the list above. R weight rows a team at a time (gated: P of gate and P of up), U units of each on their way.
+// NAME: as in the contract. A team takes R weight rows at a time (gated: P of gate and P of up), U units of each in flight.
 #define GEMV_STORE(NAME, T, R, U, M, TILE, INPUT, ...)                                                                         \
     KERNEL(256, gemv_##NAME, const u8* w0, const u8* w1, const u8* w2, u32 n0, u32 n1, u32 n2, const f32* bias0,               \
            const f32* bias1, const f32* bias2, u32 cols, __VA_ARGS__, u32 rows, f32* out, u32 out_stride, u32 add) {           \
@@ -247,8 +258,8 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
         gemv_gated<T, P, U, 1, TILE>({gate, up, nullptr, nullptr, n, cols, activation}, INPUT, pair / slots, 1, GEMV_OUT, pair);\
     }
 
-// Two weight rows a team share what is read of the activations in LDS; four would spill registers at 8 columns. Gate and up
-// as f32 at 4 columns spill up to 23 registers on gfx906: 2 it is.
+// A team's two weight rows share each read of activations from LDS; four rows would spill registers at 8 columns. Gate and up
+// with f32 activations at 4 columns spill up to 23 registers on gfx906, so they stop at 2.
 #define GEMV_QUANT(NAME, T)                                                                                                    \
     GEMV_STORE(NAME##_a8_1, T, 2, 1, 1, A8Tile<1>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \
     GEMV_STORE(NAME##_a8_2, T, 2, 1, 2, A8Tile<2>, GEMV_A8_INPUT, GEMV_A8_PARAMS)                                              \

@@ -1,10 +1,10 @@
 // Activations of up to M rows in LDS, a stretch of columns at a time, and their products with weights from registers.
 //
-// A tile is cut into *units*: what one lane multiplies at once, 32 columns of a quantised type, 8 or 4 of a float type. Each 16-byte
-// part of a unit lies in an array of its own, so that neighbouring lanes, which take neighbouring units, read neighbouring
+// A tile is cut into *units*. A lane multiplies one unit at once: 32 columns of a quantised type, 8 or 4 of a float type. Each
+// 16-byte part of a unit lies in an array of its own. Neighbouring lanes take neighbouring units and so read neighbouring
 // 16-byte words: no bank conflicts.
 //
-// Rows past the step's last and units past the row's end are zeros: they add nothing, and no lane needs a branch.
+// Rows past the last and units past a row's end are zeros: they add nothing, and no lane needs a branch.
 #pragma once
 #include "../quant/floats.h"
 #include "../quant/types.h"
@@ -15,7 +15,7 @@ struct A8In {
     const u32* sums;   // i16 pairs [rows][cols / 32]
 };
 
-// 8-bit activations: 20 KB whatever M is.
+// 8-bit activations: 20 KB for every M.
 template <u32 M> struct A8Tile {
     static constexpr u32 UNITS = 512 / M;
     using In = A8In;
@@ -30,7 +30,7 @@ template <u32 M> struct A8Tile {
         }
     }
 
-    // Part i of rows m .. m + N: codes 16 i .., and scale and sums i. All loads of it are under way before the first store waits.
+    // Part i of rows m .. m + N: codes 16 i .., and scale and sums i. All its loads are issued before the first store waits.
     template <u32 N> DEV void stage_some(const In& in, u32 m, u32 row, u32 rows, u32 first, u32 count, u32 total, u32 i) {
         const u32 have = min_u32(count, total - first);
         u32x4 codes[N];
@@ -86,7 +86,7 @@ struct F32In {
     u32 cols, stride;
 };
 
-// f32 activations in units of VALUES columns: 32 KB whatever M is.
+// f32 activations in units of VALUES columns: 32 KB for every M.
 template <u32 VALUES, u32 M> struct F32Tile {
     static constexpr u32 UNITS = 8192 / VALUES / M;
     using In = F32In;

@@ -54,10 +54,10 @@ DEV u32 lane() {
     return __builtin_amdgcn_mbcnt_lo(~0u, 0);
 #endif
 }
-// The same in all lanes of a wave, which the compiler cannot see.
+// The value is the same in all lanes of a wave; the compiler cannot know that without readfirstlane.
 DEV u32 wave() { return __builtin_amdgcn_readfirstlane(thread_id() / WAVE); }
 
-// "local" leaves global memory alone: the plain workgroup fence would also flush the vector caches on RDNA.
+// "local" orders LDS only: the plain workgroup fence would also flush the vector caches on RDNA.
 DEV void barrier_lds() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
     __builtin_amdgcn_s_barrier();
@@ -88,8 +88,8 @@ DEV f32 permute(f32 v, u32 from) { return __builtin_bit_cast(f32, permute(__buil
 // Data-parallel primitives: quad_perm is the four 2-bit fields below 0x100, 0x140 mirrors a row of 16, 0x141 half of one.
 template <i32 CONTROL> DEV u32 dpp(u32 v) { return (u32)__builtin_amdgcn_mov_dpp((i32)v, CONTROL, 0xf, 0xf, true); }
 
-// Exchange across `MASK`, for reductions only: values that are equal within the groups below MASK may come from any lane of
-// the partner group, so mirrors do for 4 and 8.
+// Exchange across `MASK`, for reductions only: values are equal within groups below MASK, so any lane of the partner group
+// will do, and mirrors serve for 4 and 8.
 template <u32 MASK> DEV u32 partner(u32 v) {
     if constexpr (MASK == 1) return dpp<0xb1>(v);
     else if constexpr (MASK == 2) return dpp<0x4e>(v);
@@ -129,7 +129,7 @@ DEV u64 uniform(u64 v) { return (u64)uniform((u32)(v >> 32)) << 32 | uniform((u3
 template <class T> DEV T* uniform(T* p) { return (T*)uniform((u64)p); }
 
 DEV u32x4 load16(const void* p) { return __builtin_bit_cast(u32x4, *(const amd::V4*)p); }
-// Non-temporal weight loads cost 13 % on RDNA3: plain ones everywhere.
+// Non-temporal weight loads cost 13 % on RDNA3, so loads are plain everywhere.
 DEV u32x4 load16_once(const void* p) { return load16(p); }
 DEV u32x2 load8(const void* p) { return __builtin_bit_cast(u32x2, *(const amd::V2*)p); }
 DEV u32 load4(const void* p) { return *(const u32*)p; }
@@ -167,13 +167,13 @@ DEV i32 dot4_us(u32 a, i32 b, i32 c) {
 #if defined(__GFX11__) || defined(__GFX12__)
     return __builtin_amdgcn_sudot4(false, (i32)a, true, b, c, false);
 #else
-    // No mixed signs here: u = (u - 128) + 128.
+    // These targets have no dot product of mixed signs: u = (u - 128) + 128.
     return dot4((i32)(a ^ 0x80808080u), b, c) + 128 * dot4(0x01010101, b, 0);
 #endif
 }
 
 DEV u32x2 table16(u32 q, u32x4 t) {
-    // v_perm takes a byte's index from three bits of each selector byte; bit 3 then chooses between the halves of the table.
+    // v_perm takes a byte's index from three bits of each selector byte; bit 3 then chooses the half of the table.
     auto look_up = [&](u32 index) {
         u32 select = index & 0x07070707u;
         u32 upper = (index >> 3 & 0x01010101u) * 0xffu;
@@ -195,7 +195,7 @@ DEV f32 abs_f32(f32 a) { return __builtin_fabsf(a); }
 DEV f32 sqrt_f32(f32 a) { return __builtin_sqrtf(a); }
 DEV f32 floor_f32(f32 a) { return __builtin_floorf(a); }
 DEV f32 round_even_f32(f32 a) { return __builtin_rintf(a); }
-// The instructions flush denormal results of exp2 and take no denormal input of log2: below 2^-126 both are of no use here.
+// The instructions flush denormal results of exp2 and accept no denormal input of log2. No kernel needs values below 2^-126.
 DEV f32 exp2_f32(f32 a) { return __builtin_amdgcn_exp2f(a); }
 DEV f32 log2_f32(f32 a) { return __builtin_amdgcn_logf(a); }
 DEV f32 rsqrt_f32(f32 a) { return __builtin_amdgcn_rsqf(a); }

@@ -1,6 +1,6 @@
 // AMD matrix units: MFMA of CDNA (wave 64), WMMA of RDNA3 and RDNA4 (wave 32).
 //
-// Which element of a 16x16 matrix element l of a lane is:
+// Element l of a lane is this element (row, column) of a 16x16 matrix:
 //   MFMA   A (lane%16, 4*(lane/16)+l)  B (4*(lane/16)+l, lane%16)  C (4*(lane/16)+l, lane%16)
 //   RDNA3  A (lane%16, l)              B (l, lane%16)              C (2*l+lane/16, lane%16): both half-waves hold all of A and B
 //   RDNA4  A (lane%16, 8*(lane/16)+l)  B (8*(lane/16)+l, lane%16)  C (8*(lane/16)+l, lane%16)
@@ -50,7 +50,7 @@ struct Frag {
 
 #if defined(__GFX11__)
     DEV static In load_row(const f16* p) {
-        // Rows are aligned to 16 bytes, a whole In would want 32.
+        // Rows are aligned to 16 bytes; a load of a whole In would need 32.
         typedef f16 Half __attribute__((ext_vector_type(8)));
         Half low = *(const Half*)p, high = *(const Half*)(p + 8);
         return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

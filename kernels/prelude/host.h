@@ -1,7 +1,7 @@
-// CPU body of the prelude, for tests: a lane is a fiber, a wave and a block really wait for each other.
+// CPU body of the prelude, for tests: a lane is a fiber, and lanes really wait at collectives and barriers.
 //
-// What runs the fibers lies in tests/lookalike/cpu; this file says what it needs of it. Collectives carry the place they are
-// called from, so that lanes that wait at different ones are reported and not matched.
+// tests/lookalike/cpu runs the fibers; this file declares the functions that it needs. Collectives carry the place of their
+// call, so that lanes that wait at different places are reported and not matched.
 #pragma once
 
 #include <math.h>
@@ -17,7 +17,7 @@
     static host::Kernel registered_##NAME(#NAME, THREADS, NAME);                                                               \
     extern "C" void NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
-// One address for all threads of a block: the first that comes here gets the space. `place` differs between template instances.
+// One address for all threads of a block: the first thread to arrive allocates. `place` differs between template instances.
 #define LDS(NAME, ...)                                                                                                         \
     static const char NAME##_place = 0;                                                                                        \
     auto& NAME = *(Same<__VA_ARGS__>*)host::lds(&NAME##_place, sizeof(Same<__VA_ARGS__>))
@@ -33,24 +33,24 @@ typedef _Float16 f16;
 #if !defined(HAS_MATRIX_UNIT)
 #define HAS_MATRIX_UNIT 1
 #endif
-// At one of the wave sizes, so that kernels are tried in both ways.
+// At one wave size only, so that kernels are tested with and without it.
 #define HAS_ASYNC_COPY (WAVE == 32 && HAS_MATRIX_UNIT)
 
-// Where a collective stands: the caller's file and line, as default arguments.
+// The place of a collective: the caller's file and line, as default arguments.
 #define HOST_HERE const char *file = __builtin_FILE(), i32 line = __builtin_LINE()
 
 namespace host {
 
 constexpr u32 SLOT_BYTES = 64;
 
-// A thread of the running block, as far as kernels see it.
+// A thread of the running block, as kernels see it.
 struct Lane {
     u32 thread, lane, wave;
     // Exchanges alternate between two slots, so that one wait separates writers and readers.
     u32 turn;
     Lane* first_of_wave;
     alignas(64) unsigned char slot[2][SLOT_BYTES];
-    // Copies on their way, which arrive when they are waited for and no sooner; `groups` have been ended.
+    // Copies in flight. A copy arrives when a lane waits for it and no sooner. `groups`: number of groups that ended.
     static constexpr u32 COPIES_MAX = 32;
     struct {
         void* to;
@@ -68,15 +68,16 @@ struct Block {
 extern thread_local Lane* self __attribute__((tls_model("initial-exec")));
 extern thread_local const Block* block __attribute__((tls_model("initial-exec")));
 
-// Waits for all lanes of the wave, or all threads of the block that have not returned.
+// Waits for all lanes of the wave, or for all threads of the block that have not returned.
 __attribute__((noinline)) void wait_wave(const char* what, const char* file, i32 line);
 __attribute__((noinline)) void wait_block(const char* file, i32 line);
 __attribute__((noinline)) void* lds(const void* place, size_t bytes);
 void* lds_dynamic();
-// Ends the launch with an error that the log explains; does not return, which is not said here for the sanitizers' sake.
+// Ends the launch with an error that the log explains. Does not return; it has no noreturn attribute because sanitizers would
+// then unwind the stack.
 void fault(const char* text, const char* file, i32 line);
 
-// An entry point: what a launch checks and calls. All of them form a list.
+// An entry point, for a launch to check and call. All entry points form a list.
 struct Kernel {
     static constexpr u32 ARGUMENTS_MAX = 64;
 
@@ -181,7 +182,7 @@ DEV void copy16_async(void* lds, const void* p, HOST_HERE) {
     host::check_aligned<16>(lds, file, line);
     host::check_aligned<16>(p, file, line);
     host::Lane* me = host::self;
-    if (me->copies == host::Lane::COPIES_MAX) host::fault("too many copies are on their way", file, line);
+    if (me->copies == host::Lane::COPIES_MAX) host::fault("too many copies are in flight", file, line);
     me->copy[me->copies++] = {lds, p, me->groups};
 }
 DEV void end_copies() { host::self->groups++; }

@@ -1,5 +1,5 @@
-// The matrix unit on the CPU: lanes hold what the lanes of the posed device hold (MFMA at wave 64, RDNA3's WMMA at wave 32; see
-// amd_matrix.h), a wave exchanges its operands and each lane computes its elements, k ascending, one rounding a step.
+// The matrix unit on the CPU. Lanes hold the elements that they hold on the imitated device (MFMA at wave 64, RDNA3's WMMA at
+// wave 32; see amd_matrix.h). A wave exchanges its operands; each lane computes its elements, k ascending, one rounding a step.
 #pragma once
 
 struct Frag {
@@ -7,7 +7,7 @@ struct Frag {
     static constexpr u32 IN = 4, OUT = 4;
     DEV static u32 first_k() { return 4 * (lane() / 16); }
     DEV static u32 out_row(u32 l) { return 4 * (lane() / 16) + l; }
-    // Lane and element that hold (row or column, k).
+    // The lane and the element in it that hold (row or column, k).
     DEV static u32 holder(u32 i, u32 k) { return i + 16 * (k / 4); }
     DEV static u32 element(u32 k) { return k % 4; }
 #else
@@ -64,7 +64,7 @@ struct Frag {
     }
     DEV static A load_a_lds(const f16* p, u32 ld, HOST_HERE) { return load_a(p, ld, file, line); }
     DEV static B load_bt_lds(const f16* p, u32 ld, HOST_HERE) { return load_bt(p, ld, file, line); }
-    // Where element (row, k) of `turned` values lies.
+    // The place of element (row, k) in turned rows (prelude.h).
     DEV static u32 turned(u32 row, u32 k) { return row * 32 + (k / 8 ^ row / 2 % 4) * 8 + k % 8; }
     DEV static A load_a_turned(const f16* v, u32 row, u32 k) {
         A a;

@@ -1,4 +1,4 @@
-// Arithmetic that is the same text on every target, over the operations of the bodies.
+// Arithmetic with one source for all targets, on top of the operations of amd.h, nvidia.h and host.h.
 #pragma once
 
 constexpr f32 LOG2_E = 1.4426950408889634f;
@@ -29,17 +29,17 @@ DEV f32 exp_f32(f32 a) { return exp2_f32(a * LOG2_E); }
 DEV f32 log_f32(f32 a) { return log2_f32(a) * LN_2; }
 DEV f32 sigmoid_f32(f32 a) { return 1.0f / (1.0f + exp_f32(-a)); }
 DEV f32 silu_f32(f32 a) { return a / (1.0f + exp_f32(-a)); }
-// 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + e^-2u): for large x of either sign that is x and 0.
+// 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + e^-2u): x for large x, 0 for large -x.
 DEV f32 gelu_f32(f32 a) { return a / (1.0f + exp_f32(-1.5957691216057308f * (a * fma_f32(0.044715f * a, a, 1.0f)))); }
-// What gates go through: 0 SiLU, 1 GELU. The same for all lanes.
+// The activation of gates: 0 SiLU, 1 GELU. The number is the same for all lanes.
 DEV f32 activated(f32 a, u32 activation) { return activation == 0 ? silu_f32(a) : gelu_f32(a); }
-// Near 0 the quotient loses what the subtraction cancels: absolute error 1.2e-7, relative 2.1e-6 at 0.1.
+// Near 0 the subtraction cancels digits: absolute error 1.2e-7, relative 2.1e-6 at 0.1.
 DEV f32 tanh_f32(f32 a) { return 1.0f - 2.0f / (exp_f32(2.0f * a) + 1.0f); }
 
 DEV f32 bf16_to_f32(bf16 v) { return as_f32((u32)v.bits << 16); }
 DEV bf16 f32_to_bf16(f32 v) {
     u32 b = as_u32(v);
-    // A NaN whose payload lies below the cut must stay one.
+    // Sets a bit that remains: else a NaN whose payload lies in the dropped bits would become an infinity.
     u32 rounded = (b & 0x7fffffffu) > 0x7f800000u ? b | 0x400000u : b + 0x7fffu + (b >> 16 & 1u);
     return {(u16)(rounded >> 16)};
 }

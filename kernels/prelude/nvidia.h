@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-// CUDA keeps functions of these names, which are gone from the hardware.
+// CUDA still declares functions of these names, for hardware that it no longer supports.
 #define ballot wave_ballot
 #define any wave_any
 #define all wave_all
@@ -42,7 +42,7 @@ DEV void barrier_lds() { __syncthreads(); }
 DEV void barrier() { __syncthreads(); }
 DEV void wave_sync() { __syncwarp(); }
 DEV void fence_device() { __threadfence(); }
-// Both do nothing where the launch was not allowed to overlap the one before or after.
+// Both do nothing where the launch may not overlap its predecessor or successor.
 DEV void wait_for_predecessor_alone() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -114,12 +114,12 @@ DEV i32 dot4_us(u32 a, i32 b, i32 c) {
     return d;
 }
 DEV u32x2 table16(u32 q, u32x4 t) {
-    // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth would spread its
-    // sign. A nibble's own fourth bit then chooses between the halves of the table.
+    // PRMT takes four selectors of a nibble each from its low half: three bits choose a byte, the fourth would replicate its
+    // sign. So the fourth bit of each nibble of q chooses the half of the table in a second step.
     auto look_up = [&](u32 four) {
         u32 select = four & 0x7777u;
         u32 low = __byte_perm(t.x, t.y, select), high = __byte_perm(t.z, t.w, select);
-        // Selectors 0 and 4 and so on, byte by byte: i from `low`, i + 4 from `high`.
+        // Selector i of byte i takes it from `low`, i + 4 from `high`.
         return __byte_perm(low, high, 0x3210u + (four >> 1 & 0x4444u));
     };
     u32 first = look_up(q & 0xffffu), second = look_up(q >> 16);

@@ -1,6 +1,6 @@
 // NVIDIA's matrix unit: two mma.m16n8k16 side by side make 16x16x16.
 //
-// Which element of a 16x16 matrix element l of a lane is, with g = lane/4 and t = lane%4:
+// Element l of a lane is this element of a 16x16 matrix, with g = lane/4 and t = lane%4:
 //   A  row g + 8*(l/2%2), k 2*t + l%2 + 8*(l/4)
 //   B  k 2*t + l%2 + 8*(l/2%2), column g + 8*(l/4)
 //   C  row g + 8*(l/2%2), column 2*t + l%2 + 8*(l/4)
@@ -76,7 +76,7 @@ struct Frag {
         load_tiles(b.v, p + (lane() % 8 + 8 * (lane() / 16)) * ld + 8 * (lane() / 8 % 2));
         return b;
     }
-    // Rows begin at multiples of 16: a lane's row differs from `row` by what decides the turn.
+    // Rows begin at multiples of 16, so the lane's offset `mine` alone decides the turn.
     DEV static A load_a_turned(const f16* tile, u32 row, u32 k) {
         A a;
         const u32 mine = lane() % 8 + 8 * (lane() / 8 % 2), part = (k / 8 + lane() / 16) ^ (mine / 2 % 4);

@@ -1,9 +1,9 @@
-// What kernels are written in: one set of names over AMD GPUs (amd.h), NVIDIA GPUs (nvidia.h) and the CPU (host.h).
+// The language of kernels: one set of names for AMD GPUs (amd.h), NVIDIA GPUs (nvidia.h) and the CPU (host.h).
 //
-// A kernel file includes this file and nothing of a vendor. The rules that keep one source right on all of them:
-// - a collective (shuffle, reduction, ballot, uniform, mma) is called by all lanes of a wave; a barrier by all threads of a
-//   block that have not returned. The CPU body reports what breaks this, at once.
-// - WAVE, never a literal 32 or 64. Explicit fma_f32 where one rounding is meant: nothing is contracted.
+// A kernel file includes this file and no vendor's header. These rules keep one source right on all targets:
+// - all lanes of a wave call a collective (shuffle, reduction, ballot, uniform, mma); all threads of a block that have not
+//   returned call a barrier. The CPU body reports a violation at once.
+// - WAVE, never a literal 32 or 64. Explicit fma_f32 where one rounding is meant: the compilers contract nothing.
 // - no sin, cos, erf, pow, no device function that is not inlined (DEV), no recursion, no array indexed by a run-time number
 //   (it would live in memory: fully unroll).
 //
@@ -11,41 +11,42 @@
 //   KERNEL(256, add_f32, const f32* a, f32* b, u32 n) { ... }     at most 256 threads a block; entry point `add_f32`
 //   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
-//   ROLLED for (...)                                              left a loop: its body is long
+//   ROLLED for (...)                                              never unrolled: for long bodies
 //   LDS(tile, f32[64][65]);                                       block-shared array (uninitialised), 16-byte aligned
 //   LDS_DYNAMIC(f16, buffer);                                     pointer to the launch's dynamic LDS, 16-byte aligned
 // Types
 //   u8 i8 u16 i16 u32 i32 u64 i64 f16 f32; bf16 is a struct of its bits. u32x2 u32x4 i32x4 f32x2 f32x4: .x .y .z .w and [i]
-// Where am I
+// Position
 //   thread_id() block_threads() block_x() block_y() block_z() grid_x() grid_y() grid_z() (blocks in the grid)
 //   WAVE lane() (0..WAVE) wave() (of this thread in its block)
 // Waiting
 //   barrier_lds()    block barrier that orders LDS only       barrier()       block barrier, LDS and global memory
 //   wave_sync()      orders LDS among the lanes of a wave     fence_device()  orders this thread's global memory for all blocks
-//   bool last_block(u32* counter, u32 total)   true in the last of `total` blocks to arrive, which then sees what all of them
-//                                              wrote; a zeroed counter is zero again afterwards. Called by a whole block.
-//   wait_for_predecessor()  in every kernel, before it writes anything or touches what an earlier launch wrote: launches may
-//                           overlap. First thing, or after weight loads. The next launch may then start as well.
-//   wait_for_predecessor_alone()  the same, and the next launch does not start before all blocks have ended or called
-//                           let_successor_start(): for kernels that fill the device, among whose blocks those of the next
-//                           would find uneven room
+//   bool last_block(u32* counter, u32 total)   true in the last of `total` blocks to arrive, which then sees all that the
+//                                              others wrote. The counter starts at 0 and is 0 again afterwards. The whole
+//                                              block calls.
+//   wait_for_predecessor()  in every kernel, before it writes anything or reads what an earlier launch wrote: launches may
+//                           overlap. At the start, or after weight loads. The next launch may then start as well.
+//   wait_for_predecessor_alone()  the same, but the next launch starts only after all blocks have ended or called
+//                           let_successor_start(): for kernels that fill the device, so that blocks of the next launch
+//                           are not spread unevenly among theirs
 // Across a wave (T: f32 i32 u32 u64)
 //   shfl(v, lane) shfl_xor(v, mask) shfl_down(v, n) (lanes past the end get their own v)   u64 ballot(p)  any(p)  all(p)
-//   uniform(v)       v, where all lanes hold the same (u32, i32, u64 or a pointer): lives in a scalar register
+//   uniform(v)       v, where all lanes hold the same (u32, i32, u64 or a pointer): kept in a scalar register
 //   wave_sum<WIDTH>(v) wave_max<WIDTH>(v) wave_min<WIDTH>(v)   over groups of WIDTH lanes (default WAVE), in every lane, xor tree
 //   block_sum<THREADS>(v) block_max<THREADS>(v)                over the block, in every thread; LDS inside, two barriers
-// Loads and stores (16-byte aligned where it says 16, and so on)
+// Loads and stores (the number is bytes, and the alignment)
 //   u32x4 load16(p)  load16_once(p) (weights: read once, keep out of caches where that helps)  u32x2 load8(p)  u32 load4(p)
 //   store16(p, v)  store8(p, v)    as_f32(u32) as_u32(f32) as_i32(u32)
-//   global_address<T>(u64)  an address that was itself loaded: a pointer that the compiler knows to lie in global memory
+//   global_address<T>(u64)  for an address that was loaded: a pointer that the compiler knows to be in global memory
 // Copies to LDS that take no registers, where HAS_ASYNC_COPY is 1 (else 0 and none of these)
-//   copy16_async(lds, p)  end_copies() (ends a group of this thread's)  wait_copies<N>() (all of its groups but the last N are there)
+//   copy16_async(lds, p)  end_copies() (ends a group of this thread's)  wait_copies<N>() (until all but its last N arrived)
 // Atomics (device scope; u32* in global memory or LDS)
 //   atomic_add(p, v) atomic_max(p, v) atomic_min(p, v) atomic_or(p, v) (relaxed, return the old value)  atomic_cas(p, want, v)
 //   atomic_add_acq_rel(p, v)  load_acquire(p)  store_release(p, v)  store_release_system(p, v) (seen by the host)
 // Integers
 //   dot4(i32 a, i32 b, i32 c)      c + sum of four i8*i8          dot4_us(u32 a, i32 b, i32 c)   four u8*i8
-//   u32x2 table16(u32 q, u32x4 t)  16 bytes looked up: .x by the low nibbles of q's bytes, .y by the high nibbles
+//   u32x2 table16(u32 q, u32x4 t)  looks up 8 of 16 bytes: .x by the low nibbles of q's bytes, .y by the high nibbles
 //   min_u32 max_u32 min_i32 max_i32 clamp_i32 popcount(u32) popcount(u64) ctz(u32) ctz(u64) clz(u32)
 //   bits(v, from, count)  byte_i8(u32, i)  byte_u8(u32, i)   ceil_div(a, b)   pack_i8x4(a, b, c, d)
 // Floats
@@ -60,8 +61,8 @@
 //   Frag::B b = Frag::load_bt(p, ld)   element (k, col) = p[col*ld + k], rows 16-byte aligned      a.get(l) a.set(l, f16)
 //   Frag::B b = Frag::load_b(p, ld)    element (k, col) = p[k*ld + col]                            A::row(l) A::k(l) B::k(l) B::col(l)
 //   Frag::load_a_lds, load_bt_lds      the same from LDS                                           C::row(l) C::col(l)
-//   Frag::load_a_turned(v, row, k), load_bt_turned   where HAS_ASYNC_COPY: 16 rows and 16 columns from a multiple of 16 on of rows of
-//                                      32 values in LDS whose 16-byte part p lies at part p ^ row / 2 % 4
+//   Frag::load_a_turned(v, row, k), load_bt_turned   where HAS_ASYNC_COPY: 16 x 16 elements of LDS rows of 32 values; row and k
+//                                      are multiples of 16; part p (16 bytes) of a row lies at part p ^ row / 2 % 4
 //   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
 #pragma once
 

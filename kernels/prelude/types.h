@@ -1,4 +1,4 @@
-// Small vectors and the array types of LDS, the same on every target: plain structs that loads fill whole.
+// Small vectors and the array types of LDS, the same on every target: plain structs that one load fills.
 #pragma once
 
 template <class T, u32 ALIGN> struct alignas(ALIGN) Pair {
@@ -21,5 +21,5 @@ struct bf16 {
     u16 bits;
 };
 
-// Lets an array type stand before a name: Same<f32[4][8]> tile.
+// Allows an array type before a name: Same<f32[4][8]> tile.
 template <class T> using Same = T;

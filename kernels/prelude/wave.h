@@ -1,4 +1,4 @@
-// Reductions over waves and blocks, and the hand-over to the last block, written once over the bodies' exchanges.
+// Reductions over waves and blocks, and the hand-over to the last block, with one source on top of each target's exchanges.
 #pragma once
 
 DEV void wait_for_predecessor() {
@@ -31,7 +31,7 @@ template <u32 WIDTH = WAVE, class T> DEV T wave_min(T v) { return wave_reduce<Mi
 DEV bool any(bool p) { return ballot(p) != 0; }
 DEV bool all(bool p) { return ballot(!p) == 0; }
 
-// The first barrier keeps a second reduction from overwriting what slow waves of the one before still read.
+// The first barrier keeps a second reduction from overwriting values that slow waves still read for the first.
 template <class OP, u32 THREADS, class T> DEV T block_reduce(T v) {
     static_assert(THREADS % WAVE == 0, "whole waves");
     constexpr u32 WAVES = THREADS / WAVE;
@@ -53,7 +53,7 @@ DEV bool last_block(u32* counter, u32 total) {
     barrier();
     if (thread_id() == 0) {
         u32 before = atomic_add_acq_rel(counter, 1);
-        // The last one leaves the counter as it found it, for the next launch.
+        // The last block resets the counter to 0 for the next launch.
         if (before + 1 == total) store_release(counter, 0);
         arrived[0] = before;
     }

@@ -1,4 +1,4 @@
-// Float weights: rows as in the file, each padded with zeros to a multiple of 16 bytes, so that every lane loads 16.
+// Float weights: rows as in the file, each padded with zeros to a multiple of 16 bytes, so that every lane loads 16 bytes.
 //
 // A type T has `values` per 16-byte chunk, the Raw of a chunk and
 //   view(base, n), from(view, c)   as in types.h

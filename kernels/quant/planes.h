@@ -1,11 +1,11 @@
-// Where a weight tensor's numbers lie on the device.
+// The layout of weight tensors on the device.
 //
-// Planar form: the same bits as in the file, but each kind of number in a plane of its own: first the quant plane, then the
+// Planar form holds the same bits as the file, but each kind of number in a plane of its own: first the quant plane, then the
 // side planes, each starting at a multiple of 256 bytes. Within a plane, entries follow the rows of the matrix. Blocks of a
-// file are 17 to 210 bytes long; a plane's entries are 1, 2, 4, 8 or 16 bytes and aligned, so that a lane loads its part of a
+// file are 17 to 210 bytes long. A plane's entries are 1, 2, 4, 8 or 16 bytes and aligned, so that a lane loads its part of a
 // row 16 bytes at a time, and loads headers beside codes, not after them.
 //
-// A *group* is 32 consecutive weights of a row, the unit that meets one scale of the activations. Numbers by type:
+// A *group* is 32 consecutive weights of a row, the weights that are multiplied under one activation scale. Planes by type:
 //
 // | type        | quant plane, per group | side planes                                                                  |
 // |-------------|------------------------|------------------------------------------------------------------------------|
@@ -22,13 +22,13 @@
 //
 // Nibbles: byte i of a group holds weight i (low) and weight i + 16 (high), whatever the file's order. Upper bits: bit 8b + w
 // of the 4 bytes of Q5 is the fifth bit of weight 4w + b; bits 8b + 2w, 8b + 2w + 1 of word h of the 8 bytes of Q6_K are the
-// upper bits of weight 16h + 4w + b. So word w of four codes gets its upper bits by one shift and one mask.
+// upper bits of weight 16h + 4w + b. So one shift and one mask give word w of four codes its upper bits.
 //
-// src/backend/hip/kernels/matmul.rs computes the same offsets; a test compares the two.
+// src/backend/hip/kernels/matmul/planes.rs computes the same offsets; a test compares the two.
 #pragma once
 #include "../prelude/prelude.h"
 
-// Entry sizes of up to four planes: bytes per `per` weights, 0 bytes for no plane.
+// Entry size of one of up to four planes: `bytes` per `per` weights; 0 bytes: the type has no such plane.
 struct PlaneSpec {
     u32 bytes;
     u32 per;
@@ -45,7 +45,7 @@ DEV u64 plane_offset(u64 weights, u32 index) {
     return at;
 }
 
-// A group decoded: eight words of four int8 codes each, and how codes become values. Weight 4w + b is byte b of code[w].
+// A decoded group: eight words of four int8 codes, scales and minimum. Weight 4w + b is byte b of code[w].
 // Value = scale[i / 16] * (code - T::offset) + min, where min is 0 unless T::affine, and both scales are equal unless T::halves.
 struct Group {
     i32 code[8];
@@ -68,7 +68,7 @@ DEV void unpack_nibbles(const u32x4& q, i32 (&code)[8]) {
     }
 }
 
-// Adds the fifth bits of a group (order: see above) to its nibbles.
+// Adds the fifth bits of a group, in the plane's order, to its nibbles.
 DEV void add_fifth_bits(u32 high, i32 (&code)[8]) {
     UNROLL for (u32 w = 0; w < 8; w++) {
         const u32 spread = w <= 4 ? high << (4 - w) : high >> (w - 4);
@@ -78,7 +78,7 @@ DEV void add_fifth_bits(u32 high, i32 (&code)[8]) {
 
 // Scale and minimum, 6 bits each, of group `index` (0..8) of a Q4_K or Q5_K header.
 DEV u32 scale_and_min(const u32x4& header, u32 index) {
-    // Out of the struct before the choice: a choice of members would be an address, and the header in memory.
+    // Copied out of the struct first: a choice between members would take an address and put the header in memory.
     const u32 first = header.y, second = header.z, third = header.w;
     const u32 low = index < 3 ? first : index < 6 ? second : third;
     const u32 high = index < 3 ? second : third;

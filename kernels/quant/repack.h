@@ -1,4 +1,4 @@
-// One group from the file's bytes to its planes. File layouts follow ggml (ggml-common.h); values do not change.
+// Copies one group from the file's bytes to its planes. File layouts follow ggml (ggml-common.h); values do not change.
 //
 // to_planes(block, planes, weights, g): `block` is the file's block that holds group g, at any address.
 #pragma once
@@ -12,10 +12,10 @@ template <class T> DEV u8* plane(u8* planes, u64 weights, u32 index) { return pl
 DEV void put_2(u8* plane, u64 index, u32 v) { *(u16*)(plane + 2 * index) = u16(v); }
 DEV void put_4(u8* plane, u64 index, u32 v) { *(u32*)(plane + 4 * index) = v; }
 
-// A word of the quant plane: byte i from the low nibbles `low` (four weights) and those 16 weights on, `high`.
+// A word of the quant plane: low nibbles from `low` (four weights), high nibbles from `high` (the four weights 16 further on).
 DEV u32 join_nibbles(u32 low, u32 high) { return (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4; }
 
-// Fifth bits in the file: bit i belongs to weight i. In the plane: bit 8b + w to weight 4w + b.
+// Reorders fifth bits. In the file bit i belongs to weight i, in the plane bit 8b + w to weight 4w + b.
 DEV u32 spread_fifth_bits(u32 file) {
     u32 out = 0;
     UNROLL for (u32 i = 0; i < 32; i++) out |= (file >> i & 1) << (8 * (i % 4) + i / 4);
@@ -70,7 +70,7 @@ template <> struct Repack<MXFP4> {
     }
 };
 
-// In a Q4_K or Q5_K block, 32 bytes hold the nibbles of two groups: the low ones of group 2i, the high ones of 2i + 1.
+// In a Q4_K or Q5_K block, 32 bytes hold the nibbles of two groups: low nibbles of group 2i, high nibbles of group 2i + 1.
 DEV void put_k_nibbles(const u8* nibbles, u8* quants, u64 g) {
     const u8* from = nibbles + 32 * (g % 8 / 2);
     const u32 shift = 4 * u32(g % 2);
@@ -80,7 +80,7 @@ DEV void put_k_nibbles(const u8* nibbles, u8* quants, u64 g) {
     }
     store16(quants + 16 * g, {out[0], out[1], out[2], out[3]});
 }
-// d, dmin and twelve bytes of packed scales and minima -> d, dmin and eight times 12 bits. The first group of a block does it.
+// d, dmin and twelve bytes of packed scales and minima -> d, dmin and eight times 12 bits. Done for the first group of a block.
 DEV void put_k_header(const u8* block, u8* headers, u64 g) {
     if (g % 8 != 0) return;
     const u8* packed = block + 4;
@@ -121,8 +121,8 @@ template <> struct Repack<Q5_K> {
 };
 template <> struct Repack<Q6_K> {
     static constexpr u32 BLOCK = 256, BYTES = 210;
-    // Each half of a block: 64 bytes of low nibbles and 32 of upper bits for four groups. Group q of them: bytes 32 (q % 2) ..,
-    // low nibbles for q < 2; upper bits 2q and 2q + 1 of each byte.
+    // Each half of a block has 64 bytes of nibbles and 32 of upper bits for four groups. Group q of them has bytes
+    // 32 (q % 2) .., their low nibbles for q < 2, else the high ones, and bits 2q and 2q + 1 of each upper byte.
     DEV static void to_planes(const u8* block, u8* planes, u64 weights, u64 g) {
         const u32 half = u32(g % 8 / 4), q = u32(g % 4);
         const u8* low = block + 64 * half + 32 * (q % 2);

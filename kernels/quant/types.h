@@ -1,13 +1,13 @@
-// How each quantised type's planes are loaded and decoded, group by group.
+// Loads and decodes each quantised type's planes, group by group.
 //
 // A type T names its planes and flags, and has
-//   Raw               what a lane holds of one group between load and use
-//   View              where the planes of a tensor, or of what follows a group of it, begin
-//   view(base, n)     of a tensor of n weights at `base`
-//   from(view, g)     of what follows group g, where a row begins
-//   load(view, g)     the loads of group g from there: independent of each other, 16 bytes where there are 16 to load
-//   decode(raw, g)    Raw -> Group; values equal the file format's to the bit when computed as scale * (code - offset) + min; g
-//                     is the group's number, or any with the same remainder by 8
+//   Raw               one group in a lane's registers between load and use
+//   View              addresses of the planes of a tensor, from some group on
+//   view(base, n)     the view of a tensor of n weights at `base`
+//   from(view, g)     the view from group g on, where a row begins
+//   load(view, g)     loads group g of the view: loads independent of each other, 16 bytes where there are 16 to load
+//   decode(raw, g)    Raw -> Group; values equal the file format's to the bit when computed as scale * (code - offset) + min.
+//                     g is the group's number, or any number with the same remainder by 8
 // Groups are counted through the whole tensor: row * (cols / 32) + group of the row.
 #pragma once
 #include "planes.h"
@@ -148,7 +148,7 @@ struct Q5_1 {
     }
 };
 
-// 4-bit floats under one power of two. Codes are the doubled values, the scale half the power.
+// 4-bit floats under one power of two. Codes are the doubled values; the scale is half the power.
 struct MXFP4 {
     static DEV constexpr PlaneSpec plane(u32 i) {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{1, 32} : PlaneSpec{0, 32};
@@ -166,7 +166,7 @@ struct MXFP4 {
     static DEV View from(const View& v, u32 g) { return {v.q + 16 * u64(g), v.e + g}; }
     static DEV Raw load(const View& v, u32 g) { return {plane_16(v.q, g), plane_1(v.e, g)}; }
     static DEV Group decode(const Raw& raw, u32) {
-        // 0 1 2 3 4 6 8 12, then their negatives.
+        // Bytes 0 1 2 3 4 6 8 12, then their negatives.
         constexpr u32x4 table = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         const u32 words[4] = {raw.q.x, raw.q.y, raw.q.z, raw.q.w};
         Group group;

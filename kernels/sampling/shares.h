@@ -1,6 +1,6 @@
-// Weights of tokens in fixed point, and where in their running sum a number falls.
+// Weights of tokens in fixed point, and the place of a number in their running sum.
 //
-// Sums of whole numbers do not depend on their order, so that any number of lanes may add to them.
+// Sums of whole numbers do not depend on their order, so any number of lanes may add to them.
 #pragma once
 #include "../common/reduce.h"
 #include "report.h"
@@ -10,7 +10,7 @@ namespace sampling {
 constexpr u32 THREADS = 1024, BIN_BITS = 12, BINS = 1 << BIN_BITS, BINS_EACH = BINS / THREADS;
 
 // e^((logit - best) / temperature) * 2^SHARE_BITS, rounded down; `scale` = log2(e) / temperature, best >= logit. The exponent is
-// computed in f64, so that what is lost is the last place of a 24-bit mantissa, whatever the logits are.
+// computed in f64, so that only the last place of a 24-bit mantissa is lost for any logits.
 DEV u64 share(f32 logit, f32 best, double scale) {
     double exponent = ((double)logit - (double)best) * scale;
     if (exponent < -(double)(SHARE_BITS + 1)) return 0;
@@ -23,7 +23,7 @@ DEV u64 share(f32 logit, f32 best, double scale) {
     return shift >= 0 ? mantissa << shift : mantissa >> -shift;
 }
 
-// Where a number falls in a running sum: in the part of one thread, after the parts before it.
+// The place of a number in a running sum: the thread in whose part it falls, and the sum of the parts before that.
 struct Found {
     u32 thread;
     u32 before_low, before_high;
@@ -42,8 +42,8 @@ DEV u64 total(u64 mine, Room& room) {
     return teams_sum(mine, room.sums);
 }
 
-// Takes each thread's `mine` as the next part of a running sum in order of threads; finds the part that `target`, which is
-// below the total, falls in. `target` becomes what is left of it there. The same in all threads.
+// The running sum adds each thread's `mine` in order of threads. Returns the thread in whose part `target` falls; `target` is
+// below the total and becomes its offset within that part. The result is the same in all threads.
 DEV u32 locate(u64 mine, u64& target, Room& room) {
     u64 upto = mine;
     for (u32 step = 1; step < TEAM; step *= 2) {
@@ -73,7 +73,7 @@ DEV void clear_bins(Room& room) {
     barrier_lds();
 }
 
-// Two 32-bit additions: a low word that passes 2^32 carries once, whoever makes it pass.
+// Two 32-bit additions. When the low word passes 2^32, the one lane whose addition did it carries.
 DEV void add_to_bin(Room& room, u32 bin, u64 weight) {
     u32 low = (u32)weight, high = (u32)(weight >> 32);
     if (low != 0) {
@@ -85,7 +85,7 @@ DEV void add_to_bin(Room& room, u32 bin, u64 weight) {
 
 DEV u64 bin_weight(const Room& room, u32 bin) { return (u64)room.high[bin] << 32 | room.low[bin]; }
 
-// The bin that `target` falls in when bins are summed from the highest down.
+// The bin in which `target` falls when bins are summed from the highest down; `target` becomes its offset within the bin.
 DEV u32 locate_bin(u64& target, Room& room) {
     barrier_lds();
     u64 mine = 0;
@@ -100,8 +100,8 @@ DEV u32 locate_bin(u64& target, Room& room) {
     return bin;
 }
 
-// The code of the token that `target` falls in when tokens stand by falling code. `each(f)` calls f(code, weight) for every token
-// of the calling thread; codes have BITS bits, and tokens of one code count as one. `target` becomes what is left of it there.
+// The code of the token in which `target` falls when tokens are ordered by falling code. `each(f)` calls f(code, weight) for
+// every token of the calling thread. Codes have BITS bits; tokens of one code count as one. `target` becomes its offset there.
 template <u32 BITS, class Each> DEV u32 descend(Each each, u64& target, Room& room) {
     u32 prefix = 0;
     for (u32 left = BITS; left > 0;) {

@@ -1,4 +1,4 @@
-//! What an engine has on its device: the backend, the models it hosts, their weights, and loads that clients asked for.
+//! An engine's device state: the backend, the hosted models, their weights, and the loads that clients requested.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::lock;
 use crate::model::{Model, ModelId};
 use crate::tensor::LazyTensor;
 
-/// How often the engine looks at loads in flight between steps: other work may have come.
+/// How often the engine looks at loads in flight between steps, so that it notices other work.
 const ARRIVAL: std::time::Duration = std::time::Duration::from_millis(1);
 
 pub(super) struct Device {
@@ -29,13 +29,13 @@ impl Device {
         Self { backend, residency, models, loads }
     }
 
-    /// Hosts a model. Nothing is loaded.
+    /// Hosts a model without loading anything.
     pub fn enter(&mut self, model: &Arc<Model>, now: Instant) {
         self.residency.enter(model);
         self.models.enter(model, now);
     }
 
-    /// The slot of a hosted model; its activations and KV pool are opened if they are not.
+    /// Returns the slot of a hosted model. Opens its activations and KV pool if they are closed.
     ///
     /// # Errors
     /// [`BackendError`] of [`Backend::open_model`].
@@ -56,13 +56,13 @@ impl Device {
         }
     }
 
-    /// Closes the model that has been idle longest, `but` this one. False when there is none.
+    /// Closes the open model that has been idle longest, except `but`. False when there is none.
     pub fn close_idle(&mut self, but: Option<ModelId>, schedule: &mut Schedule) -> bool {
         let oldest = self.models.open_and_idle_longest(but);
         oldest.inspect(|id| self.close(*id, schedule)).is_some()
     }
 
-    /// Takes models off the device whose life on it is over: activations, KV pool, weights, mapping.
+    /// Removes unloaded models without sequences from the device: activations, KV pool, weights, mapping.
     pub fn remove_left(&mut self, schedule: &mut Schedule) {
         while let Some(hosted) = self.models.take_left() {
             let id = hosted.model.id;
@@ -70,7 +70,7 @@ impl Device {
                 self.backend.close_model(slot);
             }
             schedule.close_pool(id);
-            // A device that does not answer is found out by the next step.
+            // If the device does not answer, the next step reports the loss.
             if let Err(error) = self.backend.retire() {
                 tracing::warn!(%error, "weights are freed on a device that does not answer");
             }
@@ -85,7 +85,7 @@ impl Device {
         }
     }
 
-    /// Between steps: frees one thing so that there is more room for a model. False when nothing may leave.
+    /// Between steps: frees one thing to make room for a model. False when nothing can be freed.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
@@ -108,18 +108,19 @@ impl Device {
     /// # Errors
     /// [`BackendError::DeviceLost`].
     pub fn make_room_for_step(&mut self, id: ModelId, schedule: &mut Schedule) -> Result<bool, BackendError> {
-        // The step has already evicted all that weights may: only an idle model's activations can still make room.
+        // The step has already evicted all weights that it may: only closing an idle model can still make room.
         match self.residency.take_starved() {
             true => Ok(self.close_idle(Some(id), schedule)),
             false => self.make_room(&Window::none(id), schedule),
         }
     }
 
-    /// Why there is no room for a model, with the bytes that others hold.
+    /// Makes the error for a model without room, with the bytes that others hold.
     pub fn no_room(&self, id: ModelId, error: &BackendError) -> JobError {
         let memory = self.backend.memory();
         let Some((what, need_bytes)) = error.needs() else { return JobError::Backend(error.clone()) };
-        // No names: a file that one user passed is nothing to another. `residency` names what its caller may see.
+        // No names: one user's file name must not reach another user. `residency` names the models that its caller may
+        // see.
         let (mut own, mut others, mut pinned, mut count) = (0, 0, 0, 0);
         for (other, _) in self.models.iter() {
             let bytes: u64 = self.residency.held(other).map(|(_, held)| held.bytes).sum();
@@ -149,17 +150,17 @@ impl Device {
         }
     }
 
-    /// Takes a client's request for weights on.
+    /// Adds a client's request for weights.
     pub fn ask(&mut self, request: LoadRequest, bytes_of: impl Fn(&LazyTensor) -> u64) {
         let model = &request.model;
-        // A hosted model: whoever unloads it finds the copies.
+        // The model must be hosted, so that an unload frees the weights.
         self.enter(model, lock::now());
         self.residency.used(model.id);
         self.loads.ask(model.id, loads::wanted(model, &request.target, bytes_of), request.progress);
     }
 
-    /// Begins loads until all may have begun, or a request is over, which is returned. `wake` makes calls that wake the engine;
-    /// `moved` is set when a load was begun.
+    /// Begins loads until none may begin, or returns a request that ended. `wake` makes callbacks that wake the engine;
+    /// `moved` becomes true when a load began.
     pub fn drive_loads(
         &mut self,
         schedule: &mut Schedule,
@@ -203,17 +204,17 @@ impl Device {
         }
     }
 
-    /// Clears loads from the cache that failed after the request that began them had ended.
+    /// Clears loads from the cache that failed after their request had ended.
     pub fn clear_strays(&mut self) {
         if self.loads.strays_failed() {
             self.residency.clear_failed();
         }
     }
 
-    /// Loads that are decided while the engine did not look.
+    /// Records loads that completed since the last look.
     pub fn look(&mut self) {
         if let Err(error) = self.residency.look(self.backend.as_mut()) {
-            tracing::warn!(%error, "weights that arrived too late could not be evicted");
+            tracing::warn!(%error, "weights that became unwanted while in flight could not be evicted");
         }
     }
 }

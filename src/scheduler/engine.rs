@@ -8,21 +8,21 @@ use super::handle::Shared;
 use super::{EngineHandle, EngineOptions};
 use crate::backend::{Backend, BackendError};
 
-/// Why no engine started.
+/// Why the engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The device could not be opened.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The operating system gave no thread.
-    #[error("no engine thread: {0}")]
+    /// The operating system refused to start a thread.
+    #[error("the engine thread did not start: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// Opens a device; called again when a panic may have broken the backend's own state.
+/// Opens a device. The engine calls it again when a panic may have broken the backend's own state.
 pub(super) type Factory = Box<dyn Fn() -> Result<Box<dyn Backend>, BackendError> + Send>;
 
-/// A device and the thread that owns it. Dropping it stops it: what runs then fails with
+/// A device and the thread that owns it. Dropping it stops the engine; running requests then fail with
 /// [`JobError::Draining`](super::JobError::Draining).
 #[derive(Debug)]
 pub struct Engine {
@@ -33,7 +33,8 @@ pub struct Engine {
 impl Engine {
     /// Opens the device and starts its thread.
     ///
-    /// `factory` is called once here, on the caller's thread, and again on the engine's if a panic broke the backend.
+    /// `factory` runs once here, on the caller's thread. It runs again on the engine thread if a panic breaks the
+    /// backend or the device is lost.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -50,12 +51,12 @@ impl Engine {
         Ok(Self { handle, thread: Some(thread) })
     }
 
-    /// A handle for sessions.
+    /// Returns a handle for sessions.
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
 
-    /// Stops at the end of the step that is under way and joins the thread. [Drain](EngineHandle::drain) first to let
+    /// Stops the engine after the step in progress and joins the thread. Call [drain](EngineHandle::drain) first to let
     /// answers finish.
     pub fn stop(mut self) {
         self.halt();
@@ -65,7 +66,7 @@ impl Engine {
         self.handle.shared.inbox.lock().stop = true;
         self.handle.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // the thread catches panics itself; one here has nobody left to hear of it
+            let _ = thread.join(); // the thread catches panics itself; there is no caller left to report one to
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What sessions hold of an engine: a handle that never waits for a step.
+//! The sessions' view of an engine: a handle that never waits for a step.
 //!
-//! Commands go through an inbox under one short lock (never held across an await or a step). Its bounds: `jobs` by
-//! [`EngineOptions::queue_max`](super::EngineOptions), everything else by the sequences that are live, because a
-//! command for a sequence that is not live is dropped at once. Lock order: `inbox`, then `published` or
-//! `facts`.
+//! Commands go through an inbox under one short lock, which is never held across an await or a step.
+//! [`EngineOptions::queue_max`](super::EngineOptions) bounds `jobs`, `loads` and `orders`; the mapped models bound
+//! `gone`. The live sequences bound the rest, because a command for a sequence that is not live is dropped at once.
+//! Lock order: `inbox`, then `published` or `facts`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,33 +24,33 @@ use crate::model::{Model, ModelId};
 use crate::program::Program;
 use crate::tensor::LazyTensor;
 
-/// Events that a watcher may be behind: two for each layer of a few large models.
+/// Events that a watcher may lag behind: two for each layer of a few large models.
 const EVENTS_KEPT: usize = 1024;
 
-/// What waits for the engine thread.
+/// Commands for the engine thread.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub jobs: VecDeque<Job>,
     pub cancels: HashSet<SequenceId>,
     pub credits: HashMap<SequenceId, u32>,
-    /// Models to let go of. Bounded by the models that are mapped.
+    /// Unloaded models to remove. Bounded by the number of mapped models.
     pub gone: HashSet<ModelId>,
-    /// Loads asked for without a step; at most `queue_max`.
+    /// Requested loads; at most `queue_max`.
     pub loads: Vec<LoadRequest>,
-    /// What else is to be done about weights; at most `queue_max`.
+    /// Other orders about weights; at most `queue_max`.
     pub orders: Vec<Order>,
-    /// A load was decided.
+    /// A load completed or failed.
     pub woken: bool,
-    /// Sequences submitted and not yet ended.
+    /// Sequences submitted and not ended.
     pub live: HashSet<SequenceId>,
-    /// How many of `live` are not admitted yet.
+    /// Number of `live` sequences that are not admitted.
     pub queued: usize,
-    /// New work is refused from here on; what runs at this moment is failed.
+    /// While set, new work is refused. At this instant running work fails.
     pub drain: Option<Instant>,
     pub stop: bool,
 }
 
-/// What the engine thread takes out of the inbox in one go.
+/// The commands that the engine thread takes from the inbox at once.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     pub jobs: VecDeque<Job>,
@@ -64,7 +64,7 @@ pub(super) struct Commands {
 }
 
 impl Inbox {
-    /// True when the engine has something to take.
+    /// True when there is a command for the engine.
     pub(super) fn pending(&self) -> bool {
         self.stop
             || !self.jobs.is_empty()
@@ -76,7 +76,7 @@ impl Inbox {
             || self.woken
     }
 
-    /// Empties the inbox; what is live, a drain and a stop stay.
+    /// Empties the inbox, except for `live`, `drain` and `stop`.
     pub(super) fn take(&mut self) -> Commands {
         self.woken = false;
         Commands {
@@ -92,7 +92,7 @@ impl Inbox {
     }
 }
 
-/// What the engine thread and its handles share.
+/// State that the engine thread shares with its handles.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub inbox: Mutex<Inbox>,
@@ -101,17 +101,17 @@ pub(super) struct Shared {
     pub published: Mutex<Arc<EngineSnapshot>>,
     /// True once a drain has emptied the engine, or its thread has ended.
     pub drained: watch::Sender<bool>,
-    /// True once the thread has ended without having been stopped.
+    /// True once the thread has ended without a request to stop.
     pub failed: watch::Sender<bool>,
     pub queue_max: usize,
-    /// What happens on the device. Who is slow misses some and is told how many.
+    /// Events of the device. A slow watcher misses events and learns how many.
     pub events: broadcast::Sender<EngineEvent>,
-    /// Of the device in use; another one after a loss. Innermost lock: held for a clone.
+    /// Facts of the device in use; replaced after a device loss. Innermost lock: held for one clone.
     facts: Mutex<Arc<Facts>>,
     next_id: AtomicU64,
 }
 
-/// What is fixed about a device from its opening on.
+/// Facts that stay fixed while a device is open.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub info: BackendInfo,
@@ -120,7 +120,7 @@ pub(super) struct Facts {
     kv_page_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
     scratch_bytes: fn(&Program, StepLimits) -> u64,
-    /// Rows of a step at most.
+    /// Most rows of a step.
     pub limits: StepLimits,
 }
 
@@ -140,17 +140,17 @@ impl Facts {
         }
     }
 
-    /// Bytes that a tensor takes on this device.
+    /// Device bytes of a tensor.
     pub fn weight_bytes(&self, tensor: &LazyTensor) -> u64 {
         (self.weight_bytes)(tensor)
     }
 
-    /// Bytes that a model's activations take on this device.
+    /// Device bytes of a model's activations.
     pub fn scratch_bytes(&self, program: &Program) -> u64 {
         (self.scratch_bytes)(program, self.limits)
     }
 
-    /// Bytes of one KV page of a model on this device.
+    /// Device bytes of one KV page of a model.
     pub fn page_bytes(&self, program: &Program) -> u64 {
         (self.kv_page_bytes)(program)
     }
@@ -172,53 +172,53 @@ impl Shared {
         }
     }
 
-    /// What is fixed about the device in use.
+    /// Fixed facts of the device in use.
     pub(super) fn facts(&self) -> Arc<Facts> {
         Arc::clone(&self.facts.lock())
     }
 
-    /// Another device is in use from now on.
+    /// Replaces the facts after a new device was opened.
     pub(super) fn set_device(&self, backend: &dyn Backend, options: &EngineOptions) {
         *self.facts.lock() = Arc::new(Facts::of(backend, options));
     }
 }
 
-/// An engine as its clients see it. Cheap to clone; no call waits for a step.
+/// Sessions' handle to an engine. Cheap to clone; no call waits for a step.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     pub(super) shared: Arc<Shared>,
 }
 
 impl EngineHandle {
-    /// A number for a new sequence.
+    /// Makes a number for a new sequence.
     pub fn new_sequence_id(&self) -> SequenceId {
         SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What computes now.
+    /// The device in use.
     pub fn info(&self) -> BackendInfo {
         self.shared.facts().info.clone()
     }
 
-    /// Whether the backend can run `program`: to refuse a model when it is loaded, by name.
+    /// Checks that the backend can run `program`, so that a load can refuse an unsupported model.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`], naming the first tensor of a type it has no arithmetic for; [`BackendError::Operation`].
+    /// [`BackendError::Unsupported`], which names the first tensor of an unsupported type; [`BackendError::Operation`].
     pub fn check_program(&self, program: &Program) -> Result<(), BackendError> {
         (self.shared.facts().refuses)(program).map_or(Ok(()), Err)
     }
 
-    /// Bytes of KV cache that a sequence of `positions` tokens reserves while it runs: whole pages of
+    /// Bytes of KV cache that a sequence of `positions` tokens reserves while admitted: whole pages of
     /// [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
     pub fn kv_bytes(&self, program: &Program, positions: u32) -> u64 {
         u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(program))
     }
 
-    /// Hands over a request. On success its last event will be `Done` or `Failed`, always; on failure no event comes.
+    /// Submits a request. On success its last event is always `Done` or `Failed`; on an error no event follows.
     ///
     /// # Errors
     /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::Model`] (the file lost
-    /// bytes), [`JobError::Backend`] (a tensor type), [`JobError::Invalid`] (a bug of the caller).
+    /// bytes), [`JobError::Backend`] (an unsupported model), [`JobError::Invalid`] (a bug of the caller).
     pub fn submit(&self, job: Job) -> Result<(), JobError> {
         job.check()?;
         job.model.files.check_poison()?;
@@ -246,11 +246,11 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Brings one tensor of a model to the device, as a step would, and waits until it is there. Callers of the same tensor
-    /// share one load. The runtime is not blocked.
+    /// Loads one tensor of a model to the device, as a step would, and waits until it is resident. Callers of the same
+    /// tensor share one load. Does not block the runtime.
     ///
     /// # Errors
-    /// [`JobError::Invalid`] where the model has no such tensor, [`JobError::Backend`] of the load, those of
+    /// [`JobError::Invalid`] if the model has no such tensor, [`JobError::Backend`] of the load, and those of
     /// [`EngineHandle::submit`].
     pub async fn load_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
         if !model.plan.program.tensors().iter().any(|tensor| tensor.lazy.name() == name) {
@@ -260,11 +260,11 @@ impl EngineHandle {
         reached.last.ok_or(JobError::Invalid("a load ended without a tensor"))
     }
 
-    /// Begins to bring all of a model's weights to the device, in the order a step needs them. A step that runs meanwhile
-    /// shares what is there and on the way.
+    /// Begins to load all of a model's weights to the device, in the order in which a step needs them. A step that runs
+    /// meanwhile shares the resident tensors and those in flight.
     ///
     /// # Errors
-    /// Those of [`EngineHandle::submit`]; of the loads by [`Loading::wait`].
+    /// Those of [`EngineHandle::submit`]. [`Loading::wait`] returns the errors of the loads.
     pub fn preload_all(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
         self.preload(model, &Preload::All)
     }
@@ -286,8 +286,8 @@ impl EngineHandle {
         self.begin_load(model, LoadTarget::Parts(what.parts(&model.plan.program).map_err(none)?))
     }
 
-    /// Sends weights away from the device: of one model, pinned or not, or of all that are not pinned. Sequences go on; what
-    /// they need is brought again.
+    /// Evicts weights from the device: those of one model, pinned or not, or of all models that are not pinned.
+    /// Sequences continue; their steps load the weights again.
     ///
     /// # Errors
     /// [`JobError::Draining`], [`JobError::QueueFull`].
@@ -297,8 +297,8 @@ impl EngineHandle {
         cleared.await.map_err(|_| JobError::Draining)
     }
 
-    /// Sends away what nobody uses at this moment: weights of models without sequences that are not pinned, and their
-    /// activations. For when memory is short elsewhere.
+    /// Evicts weights of unpinned models without sequences, and frees activations of all models without sequences. For
+    /// a memory shortage elsewhere.
     ///
     /// # Errors
     /// As [`EngineHandle::clear_gpu_cache`].
@@ -308,7 +308,7 @@ impl EngineHandle {
         cleared.await.map_err(|_| JobError::Draining)
     }
 
-    /// Changes what is wanted for a model, which counts until it is unloaded. What is wanted from now on.
+    /// Changes the rules of a model; they last until it is unloaded. Returns the rules in force.
     ///
     /// # Errors
     /// As [`EngineHandle::clear_gpu_cache`].
@@ -337,12 +337,12 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// What happens on the device from now on.
+    /// Subscribes to the device's events from now on.
     pub fn events(&self) -> broadcast::Receiver<EngineEvent> {
         self.shared.events.subscribe()
     }
 
-    /// What is fixed about the device in use.
+    /// Fixed facts of the device in use.
     pub(super) fn facts(&self) -> Arc<Facts> {
         self.shared.facts()
     }
@@ -365,8 +365,8 @@ impl EngineHandle {
         Ok(Loading { progress: receiver })
     }
 
-    /// Takes a request back: it ends with [`JobError::Cancelled`], after the step that is under way. Unknown or ended
-    /// ones are ignored.
+    /// Cancels a request: it ends with [`JobError::Cancelled`] after the step in progress. Ignores unknown or ended
+    /// sequences.
     pub fn cancel(&self, id: SequenceId) {
         let mut inbox = self.shared.inbox.lock();
         if inbox.live.contains(&id) {
@@ -376,7 +376,7 @@ impl EngineHandle {
         }
     }
 
-    /// Allows `items` more [`Event::Tokens`](super::Event::Tokens). Unknown or ended sequences are ignored.
+    /// Grants `items` more [`Event::Tokens`](super::Event::Tokens). Ignores unknown or ended sequences.
     pub fn credit(&self, id: SequenceId, items: u32) {
         let mut inbox = self.shared.inbox.lock();
         if inbox.live.contains(&id) {
@@ -387,7 +387,8 @@ impl EngineHandle {
         }
     }
 
-    /// Lets go of an unloaded model: scratch, KV pool and device copies, when its last sequence ends, or at once.
+    /// Frees an unloaded model's activations, KV pool and weights when its last sequence ends, or at once if it has
+    /// none.
     pub fn model_gone(&self, id: ModelId) {
         let mut inbox = self.shared.inbox.lock();
         if !inbox.stop {
@@ -397,14 +398,14 @@ impl EngineHandle {
         }
     }
 
-    /// What the engine did and has, as of its last step or at most some 50 ms ago. A sequence whose last event was
-    /// received is in it no more.
+    /// The engine's state as of its last step, or at most some 50 ms ago. Does not contain a sequence whose last event
+    /// was received.
     pub fn snapshot(&self) -> Arc<EngineSnapshot> {
         Arc::clone(&self.shared.published.lock())
     }
 
-    /// Refuses new work from now on, fails what waits, lets what runs go on until `deadline`, then fails it with
-    /// [`JobError::Draining`]. A later call may bring the deadline forward.
+    /// Starts a drain: refuses new work and fails waiting sequences. Running sequences continue until `deadline`, then
+    /// fail with [`JobError::Draining`]. A later call may make the deadline earlier, never later.
     pub fn drain(&self, deadline: Instant) {
         let mut inbox = self.shared.inbox.lock();
         inbox.drain = Some(inbox.drain.map_or(deadline, |d| d.min(deadline)));
@@ -418,34 +419,35 @@ impl EngineHandle {
         let _ = self.shared.drained.subscribe().wait_for(|done| *done).await;
     }
 
-    /// Waits until the engine has ended by itself, which it does when a panic took its device and no other could be
-    /// opened: no request will be answered any more.
+    /// Waits until the engine has ended by itself: it lost its device to a panic or a fault, and no other could be
+    /// opened. No request is answered after that.
     pub async fn failed(&self) {
         // As in `drained`.
         let _ = self.shared.failed.subscribe().wait_for(|failed| *failed).await;
     }
 
-    /// A count that moves with every unit of a step, while the device or weights are waited for (which ends by itself), and at
-    /// least once a second when idle. When it stands, the engine hangs.
+    /// A counter of progress. It moves with every unit of a step, and at least once a second when idle. It also moves
+    /// during waits for the device or for weights, which have a time limit. A counter that stands still means that the
+    /// engine hangs.
     pub fn heartbeat(&self) -> u64 {
         self.shared.heartbeat.load(Ordering::Relaxed)
     }
 }
 
-/// How an engine behaves.
+/// Limits and times of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Most rows of one step; at least 1. `None`: what suits the device that is opened first.
+    /// Most rows of one step; at least 1. `None`: the row count that suits the first device opened.
     pub rows_max: Option<usize>,
-    /// Most sequences admitted at once; at most `rows_max`, so that every one gets a row in each step of its model.
+    /// Most sequences admitted at once; at most `rows_max`, so that each gets a row in every step of its model.
     pub sequences_max: usize,
     /// Most requests that wait for admission.
     pub queue_max: usize,
-    /// KV cache of all models together.
+    /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
     /// A sequence that had no credit for this long fails.
     pub slow_reader: Duration,
-    /// A model without sequences for this long gives its scratch and KV pool back; its device copies stay.
+    /// A model without sequences for this long frees its activations and KV pool; its weights stay.
     pub idle_release: Duration,
 }
 

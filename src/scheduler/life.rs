@@ -1,8 +1,8 @@
-//! The models that an engine hosts, and each one's life on its device.
+//! The models that an engine hosts, and the life of each on its device.
 //!
-//! `Idle -> Serving -> Idle` as sequences come and end. An unloaded model is `Leaving` until its last sequence has ended; the
-//! engine then takes it off the device. Beside that its activations and KV pool are open or closed: its first step opens
-//! them; a long idle time, a shortage of memory or a panic closes them.
+//! `Idle -> Serving -> Idle` as sequences arrive and end. An unloaded model is `Leaving` until its last sequence has
+//! ended; the engine then removes it from the device. Its activations and KV pool are open or closed independently of
+//! that. Its first step opens them; a long idle time, a memory shortage or a panic closes them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use crate::backend::ModelSlot;
 use crate::model::{Model, ModelId};
 
-/// Where a model is in its life. Counts are live sequences: admitted and waiting ones.
+/// A model's state. The counts include admitted and waiting sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// No sequence, since then.
+    /// No sequence since this instant.
     Idle(Instant),
     /// This many sequences, at least 1.
     Serving(usize),
-    /// Unloaded; this many sequences are still to end.
+    /// Unloaded, with this many sequences still live.
     Leaving(usize),
 }
 
@@ -50,12 +50,12 @@ impl Life {
         }
     }
 
-    /// Weights were loaded for it: its idle time begins anew.
+    /// Weights were loaded for the model, so its idle time starts again.
     fn used(self, now: Instant) -> Self {
         if let Self::Idle(_) = self { Self::Idle(now) } else { self }
     }
 
-    /// Since when it has no sequence; none while it has any.
+    /// The instant since which the model has no sequence; `None` while it has any.
     pub fn idle_since(self) -> Option<Instant> {
         if let Self::Idle(since) = self { Some(since) } else { None }
     }
@@ -66,16 +66,16 @@ impl Life {
 pub(super) struct Hosted {
     pub model: Arc<Model>,
     pub life: Life,
-    /// Its activations and KV pool, while they are open.
+    /// Handle of its activations and KV pool while they are open.
     pub slot: Option<ModelSlot>,
 }
 
-/// All models of one device, by number.
+/// All models of one device, by id.
 #[derive(Debug, Default)]
 pub(super) struct HostedModels(BTreeMap<ModelId, Hosted>);
 
 impl HostedModels {
-    /// Takes a model in, idle; one that is hosted stays as it is.
+    /// Adds a model as idle. A model that is already hosted keeps its state.
     pub fn enter(&mut self, model: &Arc<Model>, now: Instant) {
         let hosted = || Hosted { model: Arc::clone(model), life: Life::Idle(now), slot: None };
         self.0.entry(model.id).or_insert_with(hosted);
@@ -101,7 +101,7 @@ impl HostedModels {
         self.change(id, |life| life.ended(now));
     }
 
-    /// The model is to leave, at once or with its last sequence.
+    /// Removes the model, at once or after its last sequence.
     pub fn unloaded(&mut self, id: ModelId) {
         self.change(id, Life::unloaded);
     }
@@ -111,19 +111,19 @@ impl HostedModels {
         self.change(id, |life| life.used(now));
     }
 
-    /// Notes that a model's activations and KV pool are open.
+    /// Records that a model's activations and KV pool are open.
     pub fn opened(&mut self, id: ModelId, slot: ModelSlot) {
         if let Some(hosted) = self.0.get_mut(&id) {
             hosted.slot = Some(slot);
         }
     }
 
-    /// Takes a model's slot out, for the backend to close it.
+    /// Takes a model's slot so that the caller can close it in the backend.
     pub fn take_slot(&mut self, id: ModelId) -> Option<ModelSlot> {
         self.0.get_mut(&id)?.slot.take()
     }
 
-    /// Takes one model out whose life on the device is over.
+    /// Takes out one unloaded model that has no sequence left.
     pub fn take_left(&mut self) -> Option<Hosted> {
         let id = *self.0.iter().find(|(_, hosted)| hosted.life == Life::Leaving(0))?.0;
         self.0.remove(&id)
@@ -139,14 +139,14 @@ impl HostedModels {
         found.map(|(id, _)| *id).collect()
     }
 
-    /// The open model that has been idle longest, `but` this one.
+    /// The open model that has been idle longest, except `but`.
     pub fn open_and_idle_longest(&self, but: Option<ModelId>) -> Option<ModelId> {
         let open = self.0.iter().filter(|(id, hosted)| Some(**id) != but && hosted.slot.is_some());
         let oldest = open.filter_map(|(id, hosted)| Some((hosted.life.idle_since()?, *id))).min();
         oldest.map(|(_, id)| id)
     }
 
-    /// All models, by number.
+    /// All models, by id.
     pub fn iter(&self) -> impl Iterator<Item = (ModelId, &Hosted)> {
         self.0.iter().map(|(id, hosted)| (*id, hosted))
     }
@@ -156,7 +156,7 @@ impl HostedModels {
 mod tests {
     use super::*;
 
-    /// Every state meets every event; an event that does not concern it leaves it as it was.
+    /// Applies every event to every state. Events that do not concern a state leave it unchanged.
     #[test]
     fn a_model_lives_as_its_sequences_and_its_owner_say() {
         let (then, now) = (Instant::now(), Instant::now() + Duration::from_secs(1));

@@ -1,11 +1,11 @@
-//! What comes of asking an engine to bring weights to its device.
+//! Requests to load weights to a device, and their progress.
 
 use tokio::sync::watch;
 
 use super::JobError;
 use crate::program::{FIRST_PART, Program};
 
-/// What is to be brought.
+/// The weights of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LoadTarget {
     /// One tensor, by name.
@@ -14,12 +14,12 @@ pub(super) enum LoadTarget {
     Parts(Vec<u32>),
 }
 
-/// Which of a model's weights to bring to a device before a step needs them.
+/// Selects the weights of a model to load to a device before a step needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Preload {
-    /// The embedding, the head and the first layer: what every answer begins and ends with.
+    /// The embedding, the head and the first layer: every step begins and ends with them.
     Critical,
-    /// The embedding and so many first layers; all there are where there are fewer.
+    /// The embedding and this many first layers, or all layers if the model has fewer.
     First(u32),
     /// These layers, counted from 0.
     Layers(Vec<u32>),
@@ -28,7 +28,7 @@ pub enum Preload {
 }
 
 impl Preload {
-    /// Numbers of the parts, rising.
+    /// Part numbers in rising order.
     ///
     /// # Errors
     /// The first layer that the model does not have.
@@ -50,57 +50,57 @@ impl Preload {
     }
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadProgress {
-    /// Tensors that are there.
+    /// Tensors that are resident.
     pub tensors: usize,
-    /// Tensors in all, once the engine has looked.
+    /// Tensors of the request; 0 until the engine has read the request.
     pub tensors_total: usize,
-    /// Bytes that they take of the device; none where weights are read in place.
+    /// Device bytes of the resident tensors; 0 where weights are read in place.
     pub bytes: u64,
-    /// Bytes that all of them will take of it, once the engine has looked.
+    /// Device bytes of all tensors of the request; 0 until the engine has read the request.
     pub bytes_total: u64,
-    /// The last that arrived.
+    /// The tensor that arrived last.
     pub last: Option<LoadedTensor>,
-    /// How it ended, once it has.
+    /// Result of the load once it has ended.
     pub ended: Option<Result<(), JobError>>,
 }
 
 /// A tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedTensor {
-    /// Where; 0 where it is read in place.
+    /// Device address; 0 where the tensor is read in place.
     pub address: u64,
-    /// Bytes that it takes of the device.
+    /// Device bytes; 0 where the tensor is read in place.
     pub bytes: u64,
 }
 
-/// A load that goes on as long as this lives.
+/// A load in progress. Dropping it abandons the tensors whose load has not begun.
 #[derive(Debug)]
 pub struct Loading {
     pub(super) progress: watch::Receiver<LoadProgress>,
 }
 
 impl Loading {
-    /// How far it is.
+    /// The progress so far.
     pub fn progress(&self) -> LoadProgress {
         self.progress.borrow().clone()
     }
 
-    /// Waits until it is further.
+    /// Waits for the next progress.
     ///
     /// # Errors
-    /// [`JobError::Draining`] when the engine has ended and says no more.
+    /// [`JobError::Draining`] when the engine has ended.
     pub async fn changed(&mut self) -> Result<LoadProgress, JobError> {
         self.progress.changed().await.map_err(|_| JobError::Draining)?;
         Ok(self.progress.borrow_and_update().clone())
     }
 
-    /// Waits until all is there.
+    /// Waits until all tensors are resident.
     ///
     /// # Errors
-    /// [`JobError`] of the load that failed; what arrived before stays.
+    /// [`JobError`] of the load that failed. Tensors that arrived before it stay resident.
     pub async fn wait(mut self) -> Result<LoadProgress, JobError> {
         let ended = self.progress.wait_for(|progress| progress.ended.is_some()).await;
         let reached = ended.map(|reached| reached.clone()).map_err(|_| JobError::Draining)?;

@@ -1,7 +1,7 @@
-//! Loads that clients asked for, without a step that needs them: a machine of events and actions.
+//! Loads that clients requested, independent of steps: a state machine of events and actions.
 //!
-//! The engine tells it what arrived ([`Loads::look`]) and what came of the last action ([`Loads::begun`]); [`Loads::next`] says
-//! what to do. It never waits, and steps run in between. A tensor that is in flight for a step is the same load.
+//! The engine reports arrivals ([`Loads::look`]) and the result of the last action ([`Loads::begun`]); [`Loads::next`]
+//! says what to do. It never waits, and steps run in between. A tensor that is in flight for a step is the same load.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -16,17 +16,18 @@ use crate::model::{Model, ModelId};
 use crate::program::{Residence, Tensor};
 use crate::tensor::LazyTensor;
 
-/// Bytes of one request in flight at once: ten milliseconds of a fast link, in which the engine's thread looks again.
+/// Bytes of one request in flight at once. A fast link moves them in about ten milliseconds; then the engine thread
+/// looks again.
 const IN_FLIGHT_BYTES: u64 = 512 << 20;
 
-/// Tensors of one request in flight at once, however small.
+/// Tensors of one request in flight at once, whatever their size.
 const IN_FLIGHT_MAX: usize = 1024;
 
 /// A client's request for weights.
 pub(super) struct LoadRequest {
     pub model: Arc<Model>,
     pub target: LoadTarget,
-    /// When all its receivers are gone, the rest is not loaded.
+    /// When all its receivers are dropped, the engine skips the rest of the request.
     pub progress: watch::Sender<LoadProgress>,
 }
 
@@ -36,13 +37,13 @@ impl std::fmt::Debug for LoadRequest {
     }
 }
 
-/// A load that was begun.
+/// A load in flight.
 pub(super) trait Flight {
     fn state(&self) -> LoadState;
     fn tensor(&self) -> LoadedTensor;
 }
 
-/// A tensor's load on a device. It does not keep the tensor resident: that is the cache's task.
+/// A tensor's load on a device. It does not keep the tensor resident; the cache does.
 pub(super) struct TensorFlight {
     /// None where weights are read in place.
     pub memory: Option<Weak<dyn DeviceMemory>>,
@@ -63,7 +64,7 @@ impl TensorFlight {
 }
 
 impl Flight for TensorFlight {
-    /// A tensor that was evicted before the engine looked had arrived.
+    /// Counts a tensor that was evicted before the engine looked as arrived.
     fn state(&self) -> LoadState {
         let memory = self.memory.as_ref().and_then(Weak::upgrade);
         memory.map_or(LoadState::Resident, |memory| memory.state())
@@ -74,37 +75,37 @@ impl Flight for TensorFlight {
     }
 }
 
-/// A tensor that is to be loaded.
+/// A tensor to load.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub tensor: Tensor,
     pub part: u32,
 }
 
-/// What came of [`Action::Begin`].
+/// Result of [`Action::Begin`].
 #[derive(Debug)]
 pub(super) enum Begun<F> {
     /// The tensor is resident or in flight.
     Flying(F),
-    /// There is no room before something else has arrived; the engine is woken then.
+    /// There is no room until another load completes; the engine is woken then.
     Blocked,
     Failed(JobError),
 }
 
-/// What the engine is to do.
+/// The engine's next action.
 pub(super) enum Action<'a, F> {
-    /// Begin a load, then say what came of it.
+    /// Begin a load, then report the result to [`Loads::begun`].
     Begin { model: ModelId, wanted: Wanted },
-    /// Have the engine woken when this load is decided.
+    /// Wake the engine when this load completes or fails.
     Wake(&'a F),
-    /// Tell the requester.
+    /// Report the end to the requester.
     End(Ended),
 }
 
-/// A request that is over.
+/// A request that has ended.
 pub(super) struct Ended {
     pub model: ModelId,
-    /// Why, if it failed.
+    /// The cause of a failure.
     pub error: Option<JobError>,
     reached: LoadProgress,
     progress: watch::Sender<LoadProgress>,
@@ -117,17 +118,18 @@ impl Ended {
     }
 }
 
-/// A request that is worked on.
+/// A request in progress.
 struct Task<F> {
     model: ModelId,
     progress: watch::Sender<LoadProgress>,
-    /// Loads still to begin.
+    /// Tensors whose load has not begun.
     left: VecDeque<Wanted>,
-    /// In the order in which they were begun, which is nearly that in which they arrive; whether each wakes the engine.
+    /// Loads in the order in which they began, which is roughly their order of arrival. The flag says whether the load
+    /// wakes the engine.
     in_flight: VecDeque<(F, bool)>,
     in_flight_bytes: u64,
     reached: LoadProgress,
-    /// It found no room in this turn.
+    /// The request found no room in this turn.
     blocked: bool,
     error: Option<JobError>,
 }
@@ -135,9 +137,9 @@ struct Task<F> {
 /// All requests of one engine.
 pub(super) struct Loads<F = TensorFlight> {
     tasks: VecDeque<Task<F>>,
-    /// Tasks that this turn has still to go through.
+    /// Tasks that this turn has not visited.
     left: usize,
-    /// In flight when their request ended: one that fails has to be cleared from the cache later.
+    /// Loads in flight when their request ended. If one fails, the engine clears it from the cache later.
     strays: Vec<F>,
 }
 
@@ -147,7 +149,7 @@ impl<F> Default for Loads<F> {
     }
 }
 
-/// What a request names, in the order in which a step needs it, and the bytes it takes of the device.
+/// Tensors that a request names, in the order in which a step needs them, and their device bytes.
 pub(super) fn wanted(
     model: &Model,
     target: &LoadTarget,
@@ -159,7 +161,8 @@ pub(super) fn wanted(
     };
     let found: VecDeque<Wanted> = match target {
         LoadTarget::Parts(parts) => parts.iter().copied().flat_map(all_of).collect(),
-        // A tied output is the embedding, which the host reads rows of: as a whole it belongs to the head.
+        // A tied output is the embedding. The host reads only rows of the embedding, so a request for the whole tensor
+        // loads it for the head.
         LoadTarget::Tensor(name) => {
             let named = |found: &Wanted| found.tensor.lazy.name() == name;
             let found = (0..program.part_count()).flat_map(all_of).filter(named).last();
@@ -173,7 +176,7 @@ pub(super) fn wanted(
 }
 
 impl<F: Flight> Task<F> {
-    /// Counts what has arrived, up to the first that has not. True when there was any.
+    /// Counts arrivals up to the first load still in flight. True when there were any.
     fn take_arrived(&mut self) -> bool {
         let before = self.reached.tensors;
         while let Some((flight, _)) = self.in_flight.front() {
@@ -208,14 +211,14 @@ impl<F: Flight> Task<F> {
         self.error.is_some() || (self.left.is_empty() && self.in_flight.is_empty())
     }
 
-    /// The load at which half of what is in flight has arrived, unless it wakes the engine already: there is more to begin
-    /// then. To be woken for each costs more than loading a small one.
+    /// Chooses the load whose arrival leaves half of the loads in flight; the engine can then begin more. `None` if
+    /// that load wakes the engine already. Waking for each load would cost more than loading a small tensor.
     fn wake_at(&mut self) -> Option<usize> {
         let count = self.in_flight.len();
         let loading = |at: &usize| {
             self.in_flight.get(*at).is_some_and(|(flight, _)| matches!(flight.state(), LoadState::Loading))
         };
-        // Where all have arrived meanwhile the engine is woken at once.
+        // If all have arrived meanwhile, this wakes the engine at once.
         let at = (count / 2..count).find(loading).or_else(|| (0..count / 2).find(loading)).unwrap_or(0);
         let (_, wakes) = self.in_flight.get_mut(at)?;
         (!std::mem::replace(wakes, true)).then_some(at)
@@ -223,7 +226,7 @@ impl<F: Flight> Task<F> {
 }
 
 impl<F: Flight> Loads<F> {
-    /// Takes a request on: tensors to load, and the bytes they take.
+    /// Adds a request: tensors to load, and their device bytes.
     pub fn ask(
         &mut self,
         model: ModelId,
@@ -258,7 +261,7 @@ impl<F: Flight> Loads<F> {
         self.tasks.is_empty()
     }
 
-    /// Begins a turn: counts what has arrived and drops requests that no receiver watches. True when something arrived.
+    /// Begins a turn: counts arrivals and drops requests without a receiver. True when something arrived.
     pub fn look(&mut self) -> bool {
         let mut moved = false;
         for mut task in std::mem::take(&mut self.tasks) {
@@ -274,7 +277,7 @@ impl<F: Flight> Loads<F> {
         moved
     }
 
-    /// What to do next in this turn.
+    /// The next action of this turn; `None` when the turn is over.
     pub fn next(&mut self) -> Option<Action<'_, F>> {
         while self.left > 0 {
             let task = self.tasks.front_mut()?;
@@ -301,7 +304,7 @@ impl<F: Flight> Loads<F> {
         None
     }
 
-    /// What came of the [`Action::Begin`] before.
+    /// Takes the result of the last [`Action::Begin`].
     pub fn begun(&mut self, begun: Begun<F>) {
         let Some(task) = self.tasks.front_mut() else { return };
         match begun {
@@ -315,7 +318,7 @@ impl<F: Flight> Loads<F> {
         }
     }
 
-    /// Ends all requests, or those for one model.
+    /// Fails all requests, or those for one model.
     pub fn fail(&mut self, of: Option<ModelId>, error: &dyn Fn() -> JobError) -> Vec<Ended> {
         let (fail, keep) = std::mem::take(&mut self.tasks)
             .into_iter()
@@ -334,7 +337,7 @@ impl<F: Flight> Loads<F> {
         Ended { model: task.model, error: task.error, reached: task.reached, progress: task.progress }
     }
 
-    /// Forgets loads of ended requests that are decided. True when one of them failed.
+    /// Forgets loads of ended requests that have completed. True when one of them failed.
     pub fn strays_failed(&mut self) -> bool {
         let mut failed = false;
         self.strays.retain(|flight| {
@@ -345,7 +348,7 @@ impl<F: Flight> Loads<F> {
         failed
     }
 
-    /// How far the request is that loads most of a model's weights.
+    /// Progress of the request that has the most bytes of a model still to load.
     pub fn progress(&self, model: ModelId) -> Option<LoadingProgress> {
         let of_it = self.tasks.iter().filter(|task| task.model == model).map(|task| &task.reached);
         of_it.max_by_key(|reached| reached.bytes_total.saturating_sub(reached.bytes)).map(|reached| {
@@ -359,7 +362,7 @@ impl<F: Flight> Loads<F> {
     }
 }
 
-/// The device's loss, if that is why a request failed.
+/// The error of a lost device, if it caused the failure.
 pub(super) fn lost_device(error: &JobError) -> Option<BackendError> {
     match error {
         JobError::Backend(lost @ BackendError::DeviceLost { .. }) => Some(lost.clone()),

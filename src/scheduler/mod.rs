@@ -1,13 +1,13 @@
-//! The order in which sequences run, and the one loop that runs them.
+//! Decides which sequence runs next, and runs the one loop that computes them.
 //!
-//! Three machines are pure, with no I/O, no device and no clock but the instants they are given: `schedule` (queues, turns, KV
-//! pages, credits), `life` (a model on a device) and `loads` (weights that clients asked for). `residency` decides which
-//! weights are on the device: a tensor's load begins there. `device` holds these beside the backend; `core` is the loop of the
-//! engine thread, which owns it all. `engine` starts and stops that thread; `step` carries one batch down the layers;
-//! `handle` is the engine as sessions see it.
+//! Three state machines are pure: `schedule` (queues, turns, KV pages, credits), `life` (a model on a device) and
+//! `loads` (weights that clients requested). They use no I/O, no device and no clock; callers pass in the instants.
+//! `residency` decides which weights are on the device and begins every tensor's load. `device` holds these beside the
+//! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
+//! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
-//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. It owns KV pages from
-//! admission to its end; while its credit is 0 it keeps them and is passed over.
+//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence owns KV pages
+//! from admission to its end. While its credit is 0 it keeps them, and the schedule skips it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,53 +48,53 @@ pub use snapshot::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
-/// How tokens are drawn.
+/// Sampling parameters of one sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// 0 takes the most likely token.
     pub temperature: f32,
-    /// 0 keeps all.
+    /// Sample among this many most likely tokens; 0 keeps all.
     pub top_k: u32,
-    /// 1 keeps all.
+    /// Sample among the most likely tokens whose probabilities sum to this; 1 keeps all.
     pub top_p: f32,
-    /// 0 drops none.
+    /// Drop tokens below this fraction of the highest probability; 0 drops none.
     pub min_p: f32,
-    /// Decides every draw of the sequence.
+    /// Seed of all random draws of the sequence.
     pub seed: u64,
     /// Log-probabilities of this many most likely tokens with each token; 0 for none.
     pub top_logprobs: u32,
 }
 
-/// A valid request for tokens: checked against the model before it gets here.
+/// A valid request for tokens. The session has checked it against the model.
 #[derive(Debug)]
 pub struct Job {
-    /// Its number.
+    /// Number of the sequence.
     pub id: SequenceId,
-    /// Who pays.
+    /// User id that is charged for the request.
     pub uid: u32,
-    /// What runs.
+    /// The model to run.
     pub model: Arc<Model>,
     /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.
     pub prompt: Vec<u32>,
-    /// Most tokens to generate, as asked for; at least 1. It may be more than the context has room for: the answer then
-    /// ends with [`StopReason::ContextFull`].
+    /// Most tokens to generate, as requested; at least 1. If the context has room for fewer, the answer ends with
+    /// [`StopReason::ContextFull`].
     pub max_tokens: u32,
-    /// The context in force: the model's own within the configured limit. KV pages are reserved for prompt +
-    /// `max_tokens` within it only.
+    /// Context limit in tokens: the smaller of the model's own limit and the configured one. The KV reservation covers
+    /// prompt + `max_tokens`, up to this limit.
     pub context_tokens: u32,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
-    /// Go on past end-of-generation tokens (measurements, references).
+    /// Continue past end-of-generation tokens (measurements, references).
     pub ignore_eog: bool,
     /// The request fails with `DeadlineExceeded` after this moment.
     pub deadline: Option<Instant>,
     /// When the request arrived.
     pub arrived: Instant,
-    /// How many [`Event::Tokens`] may be sent before more credit comes.
+    /// How many [`Event::Tokens`] the engine may send before the client grants more.
     pub credit: u32,
-    /// Where events go. Never waits: at most `credit` items are under way.
+    /// Receives the events. Sending never waits; at most `credit` token events are in flight.
     pub events: tokio::sync::mpsc::UnboundedSender<Event>,
 }
 
@@ -104,20 +104,21 @@ impl Job {
         self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens))
     }
 
-    /// Positions that the sequence can come to fill.
+    /// Most positions that the sequence can fill.
     pub fn positions(&self) -> u32 {
         let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
         prompt.saturating_add(self.max_tokens).min(self.context_tokens)
     }
 
-    /// The promises of the fields above. Sessions answer for them with better words; this is the last guard.
+    /// Checks what the fields above promise. Sessions check the same and report it in better words; this is the last
+    /// guard.
     fn check(&self) -> Result<(), JobError> {
         let invalid = |why| Err(JobError::Invalid(why));
         if self.prompt.is_empty() {
             return invalid("the prompt has no token");
         }
         if self.max_tokens == 0 {
-            return invalid("no token is asked for");
+            return invalid("max_tokens is 0");
         }
         if self.prompt.len() as u64 >= u64::from(self.context_tokens) {
             return invalid("the prompt leaves no room for an answer in the context");
@@ -134,51 +135,52 @@ pub(crate) fn sequence_pages(positions: u32) -> u32 {
     positions.div_ceil(KV_PAGE_TOKENS as u32)
 }
 
-/// What an engine tells a session about a sequence. The last one is `Done` or `Failed`, always.
+/// Events that an engine sends to a session about a sequence. The last event is always `Done` or `Failed`.
 #[derive(Debug)]
 pub enum Event {
-    /// New tokens; takes one credit.
+    /// New tokens; costs one credit.
     Tokens(TokenBatch),
-    /// The answer is over.
+    /// The answer is complete.
     Done(Outcome),
-    /// There will be no (more) answer.
+    /// The request failed; no more tokens follow.
     Failed(JobError),
 }
 
 /// Tokens of one or more steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenBatch {
-    /// Their ids. A stop text's tokens are reported too, its text is not.
+    /// Token ids. Includes the tokens of a stop text, although `text` does not.
     pub ids: Vec<u32>,
-    /// Text that is complete by now: never ends inside a UTF-8 character, holds back what may become a stop text.
+    /// Complete text so far. Never ends inside a UTF-8 character, and omits text that may be the beginning of a stop
+    /// text.
     pub text: String,
     /// With `top_logprobs`: for each id its log-probability and the most likely tokens.
     pub logprobs: Vec<TokenLogprob>,
 }
 
-/// Log-probabilities of one drawn token.
+/// Log-probabilities of one sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// Of the drawn token.
+    /// Log-probability of the sampled token.
     pub logprob: f32,
-    /// The most likely tokens, falling.
+    /// The most likely tokens and their log-probabilities, in falling order.
     pub top: Vec<(u32, f32)>,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// An end-of-generation token.
+    /// The model sampled an end-of-generation token.
     EndOfGeneration,
     /// `max_tokens` were generated.
     MaxTokens,
     /// The context was full before `max_tokens` were generated.
     ContextFull,
-    /// A stop text came.
+    /// The answer contained a stop text.
     StopText,
 }
 
-/// How an answer ended and what it took.
+/// How an answer ended, its size and its times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Why it ended.
@@ -189,21 +191,21 @@ pub struct Outcome {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
-    /// From arrival to admission.
+    /// Time from arrival to admission.
     pub queue: Duration,
-    /// What its steps waited for weights on their way to the device, until its first token; what was computed meanwhile is
-    /// not in it.
+    /// Time its steps waited for weights in flight, until its first token. Excludes load time that overlapped with
+    /// computation.
     pub load: Duration,
-    /// From admission to the first token, without `load`.
+    /// Time from admission to the first token, without `load`.
     pub prefill: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode: Duration,
 }
 
 /// Why a sequence failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum JobError {
-    /// The client took it back or went away.
+    /// The client cancelled the request or disconnected.
     #[error("cancelled")]
     Cancelled,
     /// Its deadline passed.
@@ -212,75 +214,75 @@ pub enum JobError {
         /// Tokens generated by then.
         generated_tokens: u32,
     },
-    /// It can never fit.
+    /// The request needs more KV cache than the whole budget.
     #[error(
         "the KV cache for {context_tokens} tokens needs {need_bytes} bytes; the budget is {budget_bytes} bytes: ask for fewer tokens or raise kv.budget_mib"
     )]
     DoesNotFit {
-        /// Positions asked for.
+        /// Positions that the request may fill.
         context_tokens: u32,
-        /// Their bytes.
+        /// Bytes of KV cache that these positions need.
         need_bytes: u64,
-        /// The budget.
+        /// Bytes of KV cache that all models share.
         budget_bytes: u64,
     },
-    /// Too many wait already.
+    /// The queue is full.
     #[error("{queued} requests wait already, the limit is {limit}: try again later")]
     QueueFull {
-        /// Waiting.
+        /// Requests that wait.
         queued: u32,
-        /// Limit.
+        /// Most requests that may wait.
         limit: u32,
     },
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Draining,
-    /// The client took nothing for too long.
+    /// The client granted no credit for too long.
     #[error("the client gave no credit for {waited_s} s")]
     SlowReader {
-        /// How long.
+        /// Seconds without credit.
         waited_s: u64,
     },
     /// The model's file changed or lost bytes.
     #[error("{0}")]
     Model(Arc<MapError>),
-    /// The device's memory has no room for it, and nothing on it may leave.
+    /// The device has too little free memory for the request, and nothing on it may be evicted.
     #[error(
         "{what} needs {} of the device's memory: {} of {} are free; {held}. Unload, unpin or clear a model, or raise \
          device.memory_mib", Bytes(*need_bytes), Bytes(*free_bytes), Bytes(*budget_bytes)
     )]
     NoRoom {
-        /// A tensor, KV pages, activations.
+        /// The use of the memory: a tensor, KV pages or activations.
         what: String,
         /// Bytes that it needs.
         need_bytes: u64,
-        /// Bytes that could still be taken.
+        /// Bytes that are still free.
         free_bytes: u64,
-        /// Most that may be taken.
+        /// Most bytes that the engine may use.
         budget_bytes: u64,
-        /// Who has the rest, in words.
+        /// Text that lists what holds the rest.
         held: String,
     },
-    /// A layer was asked for by a number that is too high.
-    #[error("the model has no layer {layer}: they are counted from 0, and there are {layers}")]
+    /// The request names a layer that the model does not have.
+    #[error("the model has no layer {layer}: it has {layers} layers, counted from 0")]
     NoSuchLayer {
-        /// The number.
+        /// The requested layer.
         layer: u32,
-        /// Layers of the model.
+        /// Number of layers that the model has.
         layers: u32,
     },
-    /// The device failed, or has no arithmetic for a tensor's type.
+    /// The device failed, or does not support a tensor's type.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A promise of [`Job`] was not kept: a bug of ours in a session.
+    /// A [`Job`] broke one of its promises: a bug in a session.
     #[error("internal error: {0}")]
     Invalid(&'static str),
-    /// A bug of ours: the step panicked. Others are served on.
+    /// The step panicked: a bug in the engine. Other requests continue.
     #[error("internal error in a step: {0}")]
     Panicked(String),
 }
 
-/// Bytes for people.
+/// Formats a byte count for users.
 struct Bytes(u64);
 
 impl std::fmt::Display for Bytes {

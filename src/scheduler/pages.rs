@@ -1,14 +1,14 @@
-//! Which KV pages of a model's pool are free.
+//! Tracks which KV pages of a model's pool are free.
 
-/// Page numbers of one model's pool. Numbers that were used before are handed out first: a device that keeps the
-/// memory of given-back pages then touches the fewest.
+/// Page numbers of one model's pool. Freed numbers are handed out first, so that a device which keeps the memory of
+/// freed pages touches the fewest.
 #[derive(Debug)]
 pub(super) struct PagePool {
-    /// Pages in all.
+    /// Pages in total.
     size: u32,
-    /// Numbers from here on were never handed out.
+    /// Numbers from here on have never been handed out.
     fresh: u32,
-    /// Given back.
+    /// Freed numbers.
     free: Vec<u32>,
 }
 
@@ -17,10 +17,10 @@ impl PagePool {
         Self { size, fresh: 0, free: Vec::new() }
     }
 
-    /// A page number that nobody has.
+    /// Takes a free page number.
     ///
     /// # Panics
-    /// When all are taken: the policy reserves pages before it takes them, so that is a broken invariant.
+    /// If all pages are taken. The schedule reserves pages before it takes them, so this is a broken invariant.
     pub fn take(&mut self) -> u32 {
         if let Some(page) = self.free.pop() {
             return page;

@@ -1,4 +1,5 @@
-//! What serving a model would take of the device, before anything is done: what is needed, what is free, who would make room.
+//! Predicts what serving a model would take from the device: the memory it needs, the memory that is free, and which
+//! models would be evicted.
 
 use std::sync::Arc;
 
@@ -11,67 +12,68 @@ use crate::model::{Model, ModelId};
 pub enum Fit {
     /// All of its weights stay on the device.
     Whole,
-    /// Its weights are larger than the room for them: so many bytes stay, the rest comes again with every step.
+    /// Its weights exceed the room for them: some stay, and each step loads the rest again.
     Streamed {
-        /// Bytes that stay.
+        /// Bytes that stay on the device.
         resident_bytes: u64,
-        /// Bytes of a step that are brought for it.
+        /// Bytes that each step loads.
         streamed_bytes: u64,
     },
-    /// Not at all.
+    /// The device cannot serve it.
     No {
         /// Bytes that are missing.
         missing_bytes: u64,
     },
 }
 
-/// Weights that would leave.
+/// Weights that would be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Whose.
+    /// The model that owns them.
     pub model: ModelId,
-    /// The name it was first mapped under.
+    /// The name under which the model was first mapped.
     pub name: String,
-    /// Bytes of them.
+    /// Bytes that the eviction frees.
     pub bytes: u64,
 }
 
-/// What a device has, and what a model needs of it. All in bytes of the device's memory; zeros where weights are read in place.
+/// A device's memory, and a model's need of it. All sizes are bytes of device memory; 0 where weights are read in
+/// place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResidencyPlan {
     /// All weights.
     pub weight_bytes: u64,
-    /// Those that are there.
+    /// Weights that are resident.
     pub resident_bytes: u64,
-    /// KV pages of one sequence of the positions asked about.
+    /// KV pages of one sequence with the given number of positions.
     pub kv_bytes: u64,
-    /// Activations that are not there yet.
+    /// Activations that are not allocated yet.
     pub scratch_bytes: u64,
-    /// What could be taken now.
+    /// Memory that is free now.
     pub available_bytes: u64,
-    /// Most that may be taken by all.
+    /// Most memory that the engine may use.
     pub budget_bytes: u64,
-    /// What programs other than this one have.
+    /// Memory that other programs use.
     pub others_bytes: u64,
-    /// How it would be served.
+    /// How the device would serve the model.
     pub fit: Fit,
-    /// What would leave for it, the first to leave first.
+    /// Evictions that would make room, in order.
     pub leaving: Vec<Leaving>,
-    /// Seconds to bring what is not there, by the rate of the loads so far; none before there were any.
+    /// Seconds to load the missing weights, at the rate of the loads so far; `None` before the first load.
     pub load_seconds: Option<f64>,
     /// Sequences that wait for admission now.
     pub queued: u32,
 }
 
 impl EngineHandle {
-    /// What serving `model` with one sequence of `positions` tokens would take. Nothing is done, and the answer is as of the last
-    /// snapshot.
+    /// Predicts what serving `model` with one sequence of `positions` tokens would take. Changes nothing; the answer is
+    /// as of the last snapshot.
     pub fn plan(&self, model: &Arc<Model>, positions: u32) -> ResidencyPlan {
         let (facts, snapshot) = (self.facts(), self.snapshot());
         let (program, memory) = (&model.plan.program, snapshot.memory);
         let part_bytes =
             |part| program.part_tensors(part).map(|(_, tensor)| facts.weight_bytes(&tensor.lazy)).sum();
-        // The embedding stays in the file: a step takes rows of it.
+        // The embedding stays in the file: a step reads only rows of it.
         let parts: Vec<u64> = (1..program.part_count()).map(part_bytes).collect();
         let own = snapshot.models.iter().find(|other| other.model == model.id);
         let weight_bytes: u64 = parts.iter().sum();
@@ -95,7 +97,7 @@ impl EngineHandle {
                 leaving.push(Leaving { model: other.model, name: other.name.clone(), bytes });
             }
         }
-        // Streaming needs room for the layer at hand, the one before it, and one on its way.
+        // Streaming needs room for the current layer, the one before it, and one in flight.
         let least: u64 = parts.iter().copied().max().unwrap_or(0).saturating_mul(3);
         let fit = match missing {
             0 => Fit::Whole,

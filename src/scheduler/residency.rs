@@ -1,11 +1,11 @@
-//! Which models' weights are on the device: brought part by part as a step goes on, and sent away part by part when room is
-//! needed.
+//! Decides which models' weights are on the device: a step loads them part by part, and a lack of room evicts them part
+//! by part.
 //!
-//! While a layer is computed the loads of the next ones are under way ([`Backend::parts_ahead`]). When a load finds no room,
-//! parts of other models leave, in the order of [`Eviction`]; pinned ones never do. When there are none, the model at hand is
-//! larger than the room there is: then the part goes whose turn comes last, which is the one that was used last, and so a
-//! fixed share stays where it is and the rest streams through. The layer at hand, the one before it (whose last operation may
-//! not be launched yet) and those that are asked for ahead never leave.
+//! While a layer computes, the next layers load ([`Backend::parts_ahead`]). A load without room evicts parts of other
+//! models in the order of [`Eviction`], but never pinned ones. If there are none, the current model exceeds the room.
+//! Then its own part with the latest next use is evicted, which is the one used last. So a fixed share of the model
+//! stays and the rest streams through. Three kinds of parts are never evicted: the current layer, those loaded ahead,
+//! and the layer before the current one. The last operation of that layer may not be launched yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -19,23 +19,24 @@ use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, Tensor
 use crate::model::{Model, ModelId};
 use crate::program::{FIRST_PART, Tensor, TensorId};
 
-/// Tensors of an expert, which find room together.
+/// Tensors of one expert, which are loaded together.
 const EXPERT_TENSORS: usize = 3;
 
-/// What is wanted of a model's place on a device.
+/// Rules for a model's weights on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRules {
-    /// Its weights leave only when they are told to.
+    /// Its weights are never evicted to make room. Only its idle rule, a clear of this model or its unload removes
+    /// them.
     pub pinned: bool,
-    /// Weights of models of a lower priority leave first.
+    /// Models of a lower priority are evicted first.
     pub priority: u8,
-    /// So many of its first parts (the embedding, then layers) stay when others need room.
+    /// This many of its first parts (the embedding, then layers) stay when other models need room.
     pub parts_min: u32,
-    /// Weights leave after the model was idle for this long.
+    /// Evict the weights after the model was idle for this long.
     pub idle_max: Option<Duration>,
 }
 
-/// A part that left to make room.
+/// A part that was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone {
     pub model: ModelId,
@@ -46,48 +47,48 @@ pub(super) struct Gone {
 #[derive(Debug)]
 struct Place {
     resident: ResidentModel,
-    /// Tensors of each part.
+    /// Number of tensors in each part.
     part_tensors: Vec<usize>,
     rules: ResidencyRules,
 }
 
-/// All models that have a place on one device.
+/// All models hosted on one device.
 #[derive(Debug, Default)]
 pub(super) struct Residency {
     cache: TensorCache,
     places: BTreeMap<ModelId, Place>,
     eviction: Eviction,
-    /// What arrived since somebody asked.
+    /// Parts that became resident since the last [`Residency::take_came`].
     came: Vec<Part>,
-    /// What left since somebody asked.
+    /// Parts evicted since the last [`Residency::take_gone`].
     gone: Vec<Gone>,
-    /// Parts that were told to leave while they were on their way: they go when they have come.
+    /// Parts to evict when their load in flight completes.
     unwanted: BTreeSet<Part>,
-    /// Weights of a step found no room, with all gone that may go.
+    /// A step's weights found no room although everything evictable was evicted.
     starved: bool,
 }
 
-/// What came of looking for room.
+/// Result of a search for room.
 #[derive(Clone, Debug)]
 pub(super) enum RoomMade {
     /// A part was evicted.
     Evicted,
-    /// All parts that may leave are in flight; this load is of one of them.
+    /// All evictable parts are in flight; this load belongs to one of them.
     InFlight(Arc<dyn DeviceMemory>),
-    /// Nothing may leave.
+    /// Nothing can be evicted.
     None,
 }
 
-/// What came of asking for a tensor that no step needs yet.
+/// Result of a load that no step needs yet.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// It is there or on its way.
+    /// The tensor is resident or in flight.
     Loading(DeviceTensor),
-    /// There is no room before this has come.
+    /// There is no room until this load completes.
     After(Arc<dyn DeviceMemory>),
 }
 
-/// Parts of the model at hand that must stay, and the one at hand among them.
+/// The current part of the current model, and the parts around it that must stay.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub model: ModelId,
@@ -96,18 +97,18 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Around a part of a step, with those asked for up to `ahead` parts early.
+    /// The window around a part of a step, with up to `ahead` parts that load early.
     fn around(model: ModelId, at: u32, ahead: usize) -> Self {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
         Self { model, at, parts: at.saturating_sub(1)..=at.saturating_add(ahead) }
     }
 
-    /// Without the parts ahead: where there is no room for them.
+    /// The window without the parts ahead, for when they find no room.
     fn narrowed(&self) -> Self {
         Self { model: self.model, at: self.at, parts: self.at.saturating_sub(1)..=self.at }
     }
 
-    /// Nothing of the model is in use: it is about to begin a step, or to be loaded.
+    /// The window of a model that uses none of its parts: before a step or a load.
     pub fn none(model: ModelId) -> Self {
         Self { model, at: FIRST_PART, parts: FIRST_PART..=FIRST_PART }
     }
@@ -122,7 +123,7 @@ fn owner(model: ModelId) -> Owner {
 }
 
 impl Residency {
-    /// Gives a model a place, if it has none. Nothing is loaded.
+    /// Adds a model without loading anything. Does nothing if the model is known.
     pub fn enter(&mut self, model: &Arc<Model>) {
         self.places.entry(model.id).or_insert_with(|| Place {
             resident: ResidentModel::new(Arc::clone(model)),
@@ -131,7 +132,7 @@ impl Residency {
         });
     }
 
-    /// Takes a model's place away, and all its tensors.
+    /// Removes a model and all its tensors.
     pub fn leave(&mut self, id: ModelId) {
         if let Some(place) = self.places.remove(&id) {
             for file in place.resident.model().files.mappings() {
@@ -142,27 +143,28 @@ impl Residency {
         self.eviction.forget(owner(id));
     }
 
-    /// What is wanted for a model; changes count from the next eviction on.
+    /// The rules of a model, mutable. A change applies from the next eviction on.
     pub fn rules_mut(&mut self, id: ModelId) -> Option<&mut ResidencyRules> {
         self.places.get_mut(&id).map(|place| &mut place.rules)
     }
 
-    /// What is wanted for a model.
+    /// The rules of a model.
     pub fn rules(&self, id: ModelId) -> ResidencyRules {
         self.places.get(&id).map(|place| place.rules).unwrap_or_default()
     }
 
-    /// A model is used: by a step, or a load that was asked for.
+    /// Records a use of a model, by a step or a requested load.
     pub fn used(&mut self, id: ModelId) {
         self.eviction.used(owner(id));
     }
 
-    /// True when a step needs no load.
+    /// True when a step of the model needs no load.
     pub fn is_resolved(&self, id: ModelId) -> bool {
         self.places.get(&id).is_some_and(|place| place.resident.is_resolved())
     }
 
-    /// After a step that failed: all handles are asked for anew, and what failed leaves nothing behind.
+    /// After a failed step: drops all handles of the model and clears failed loads, so that the next step requests them
+    /// again.
     pub fn forget_handles(&mut self, id: ModelId) {
         if let Some(place) = self.places.get_mut(&id) {
             place.resident.forget();
@@ -170,25 +172,25 @@ impl Residency {
         self.clear_failed();
     }
 
-    /// Lets go of loads that failed. Between steps: models of one file share what is loaded, so all forget their handles of these
-    /// parts, and ask for them anew.
+    /// Removes failed loads. Call it between steps: models of one file share loads, so every model drops its handles of
+    /// these parts and requests them again.
     pub fn clear_failed(&mut self) {
         for part in self.cache.clear_failed() {
             self.places.values_mut().for_each(|place| place.resident.forget_part(part.number));
         }
     }
 
-    /// What a model has on the device, by part.
+    /// Bytes and tensors that the device holds of a model, by part.
     pub fn held(&self, id: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
         self.cache.parts_of(owner(id))
     }
 
-    /// What is held of a part.
+    /// Bytes and tensors that the device holds of one part.
     pub fn held_part(&self, part: Part) -> Held {
         self.cache.held(part)
     }
 
-    /// How much of each part of a model's plan is on the device.
+    /// State of each part of a model's plan.
     pub fn part_states(&self, id: ModelId) -> Vec<PartState> {
         let Some(place) = self.places.get(&id) else { return Vec::new() };
         let mut states = vec![PartState::Absent; place.part_tensors.len()];
@@ -205,22 +207,22 @@ impl Residency {
         states
     }
 
-    /// Bytes of all models' weights on the device.
+    /// Device bytes of all models' weights.
     pub fn device_bytes(&self) -> u64 {
         self.cache.device_bytes()
     }
 
-    /// Sums of the cache.
+    /// Counters of the cache.
     pub fn counters(&self) -> CacheCounters {
         self.cache.counters()
     }
 
-    /// Parts whose last tensor arrived since the last time.
+    /// Takes the parts that became resident since the last call.
     pub fn take_came(&mut self) -> Vec<Part> {
         std::mem::take(&mut self.came)
     }
 
-    /// Looks at what is on its way. What came and is not wanted any more goes.
+    /// Records completed loads, and evicts those that became unwanted while in flight.
     pub fn look(&mut self, backend: &mut dyn Backend) -> Result<(), BackendError> {
         for part in self.cache.look() {
             self.came.push(part);
@@ -231,12 +233,12 @@ impl Residency {
         Ok(())
     }
 
-    /// Parts that left to make room since the last time.
+    /// Takes the parts evicted since the last call.
     pub fn take_gone(&mut self) -> Vec<Gone> {
         std::mem::take(&mut self.gone)
     }
 
-    /// Models in the order in which they would make room for `model`: the first to lose its weights first, pinned ones left out.
+    /// Models in the order in which they would be evicted for `model`, without pinned ones.
     pub fn order(&self, model: Option<ModelId>) -> Vec<ModelId> {
         let others = self.places.iter().filter(|(id, place)| Some(**id) != model && !place.rules.pinned);
         let mut candidates: Vec<Candidate> = others
@@ -246,10 +248,10 @@ impl Residency {
         candidates.into_iter().map(|candidate| ModelId(candidate.owner.0)).collect()
     }
 
-    /// Brings what a part of a step needs. Loads of later parts begin as many parts ahead as the backend finds worth it.
+    /// Loads a part that a step needs. Begins loads of later parts, as many parts ahead as the backend asks for.
     ///
     /// # Errors
-    /// [`BackendError`] of a load; out of memory only when nothing is left that could leave.
+    /// [`BackendError`] of a load; out of memory only when nothing more can be evicted.
     pub fn bring(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
         if part == FIRST_PART {
             return self.resolve(&Window::none(id), FIRST_PART, backend);
@@ -269,7 +271,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Brings experts of a part that rows of the step at hand have chosen.
+    /// Loads the experts that rows of the current step chose in a part.
     ///
     /// # Errors
     /// As [`Residency::bring`].
@@ -289,17 +291,17 @@ impl Residency {
         Ok(())
     }
 
-    /// A model's tensors as far as they are here.
+    /// Handles of a model's tensors, as far as they are loaded.
     ///
     /// # Errors
-    /// [`BackendError::Batch`] for a model without a place.
+    /// [`BackendError::Batch`] for an unknown model.
     pub fn weights(&self, id: ModelId) -> Result<Weights<'_>, BackendError> {
         let place =
             self.places.get(&id).ok_or(BackendError::Batch("a model that has no place on the device"))?;
         Ok(place.resident.weights())
     }
 
-    /// Resolves a part whose turn it is. Where there is no room for those ahead, they wait.
+    /// Resolves the current part. If room is short, the parts ahead wait.
     fn resolve(&mut self, window: &Window, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
         if self.has(window.model, part) {
             return Ok(());
@@ -311,7 +313,7 @@ impl Residency {
         self.places.get(&id).is_some_and(|place| place.resident.has(part))
     }
 
-    /// Resolves a part whose turn is yet to come: false when there is no room for it now. What was begun of it stays.
+    /// Resolves a part ahead; false when there is no room for it now. Loads that it began stay.
     fn resolve_ahead(
         &mut self,
         window: &Window,
@@ -333,7 +335,7 @@ impl Residency {
         Ok(true)
     }
 
-    /// Does `load` for a part at hand, as often as there is something that can make room for it.
+    /// Runs `load` for a current part, again after each eviction that makes room for it.
     fn with_room(
         &mut self,
         window: &Window,
@@ -349,7 +351,7 @@ impl Residency {
                     match self.make_room(&window, backend)? {
                         RoomMade::Evicted => {}
                         _ if narrow.parts != window.parts => window = narrow,
-                        // Begun again the step would send away what it has brought so far.
+                        // Wait here: a restarted step would evict the parts it has loaded so far.
                         RoomMade::InFlight(load) => backend.until_decided(&load)?,
                         RoomMade::None => {
                             self.starved = true;
@@ -377,12 +379,12 @@ impl Residency {
         load(&mut place.resident, &mut Loader { cache: &mut self.cache, backend, part })
     }
 
-    /// Whether weights of the last step found no room, whatever left; asked once.
+    /// True if weights of the last step found no room after all evictions. Clears the flag.
     pub fn take_starved(&mut self) -> bool {
         std::mem::take(&mut self.starved)
     }
 
-    /// Loads one tensor of a part because it was asked for, not for a step.
+    /// Loads one tensor of a part on a client's request, without a step.
     ///
     /// # Errors
     /// As [`Residency::bring`].
@@ -400,7 +402,7 @@ impl Residency {
         }
         loop {
             match self.cache.load(backend, tensor, part) {
-                // What else is there of the model is as much asked for as this.
+                // The model's other parts may be requested too, so only other models make room.
                 Err(error) if error.is_out_of_memory() => match self.make_room_of_others(id, backend)? {
                     RoomMade::Evicted => {}
                     RoomMade::InFlight(load) => return Ok(Asked::After(load)),
@@ -411,7 +413,7 @@ impl Residency {
         }
     }
 
-    /// Sends one part away so that there is more room for the model at hand.
+    /// Evicts one part to make room for the window's model.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
@@ -434,7 +436,7 @@ impl Residency {
         if let Some(part) = used_again_last(there, window.at, head) {
             return self.evict(window.model, part, backend).map(|_| RoomMade::Evicted);
         }
-        // Steps do not wait on the host: a part may have been used before it is known that it has arrived.
+        // A step does not wait on the host: it may have used a part before the cache sees that part arrive.
         let coming = own().find_map(|(part, _)| self.on_its_way(window.model, part));
         Ok(coming.map_or(others, RoomMade::InFlight))
     }
@@ -471,12 +473,12 @@ impl Residency {
             place.resident.forget_part(part);
         }
         let bytes = self.cache.evict(Part { owner: owner(id), number: part });
-        tracing::debug!(model = id.0, part, bytes, "a part leaves the device");
+        tracing::debug!(model = id.0, part, bytes, "evicted a part");
         self.gone.push(Gone { model: id, part, bytes });
         Ok(bytes)
     }
 
-    /// Sends a model's weights away; those on their way go when they have come. Bytes that the others took.
+    /// Evicts a model's weights; parts in flight follow when their loads complete. Returns the bytes freed at once.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].

@@ -1,4 +1,4 @@
-//! A model's tensors as a device has them: handles by number, and how the parts of its program are resolved.
+//! Handles of a model's tensors on a device, by number, and how the parts of its program get them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,23 +8,23 @@ use crate::cache::{Owner, Part, TensorCache};
 use crate::model::Model;
 use crate::program::{Residence, TensorId};
 
-/// Handles of one model's tensors on one device. A part that was resolved once costs a comparison, no lookup.
+/// Handles of one model's tensors on one device. After a part is resolved, each use costs one comparison and no lookup.
 #[derive(Debug)]
 pub(super) struct ResidentModel {
     model: Arc<Model>,
-    /// By number of the tensor.
+    /// By tensor number.
     tensors: Vec<Option<DeviceTensor>>,
     parts: Vec<ResidentPart>,
-    /// By number of the part: see [`Weights::generations`].
+    /// By part number: see [`Weights::generations`].
     generations: Vec<u64>,
 }
 
-/// What is known of a part's handles.
+/// State of a part's handles.
 #[derive(Clone, Copy, Debug)]
 struct ResidentPart {
-    /// All handles are here but for experts that no row has chosen.
+    /// All handles are present, except those of experts that no row has chosen.
     resolved: bool,
-    /// Tensors of experts that are not here.
+    /// Expert tensors without a handle.
     absent: usize,
 }
 
@@ -34,7 +34,7 @@ fn generation() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Loads through the cache, for one part.
+/// Access to the cache for the loads of one part.
 pub(super) struct Loader<'a> {
     pub cache: &'a mut TensorCache,
     pub backend: &'a mut dyn Backend,
@@ -62,23 +62,24 @@ impl ResidentModel {
         Owner(self.model.id.0)
     }
 
-    /// True when nothing is left to wait for that a step could be given up over: all was asked for in an earlier step.
+    /// True when all tensors have handles from an earlier step. A step then has no load to wait for, and no reason to
+    /// be abandoned.
     pub fn is_resolved(&self) -> bool {
-        // The embedding stays in the file.
+        // The embedding stays in the file, so part 0 is skipped.
         self.parts.iter().skip(1).all(|part| part.resolved && part.absent == 0)
     }
 
-    /// Whether the handles of a part are here.
+    /// True when a part is resolved.
     pub fn has(&self, part: u32) -> bool {
         self.parts.get(part as usize).is_some_and(|part| part.resolved)
     }
 
-    /// Forgets all handles, so that the cache can let the tensors go.
+    /// Drops all handles, so that the cache can evict the tensors.
     pub fn forget(&mut self) {
         (0..self.parts.len() as u32).for_each(|part| self.forget_part(part));
     }
 
-    /// Forgets the handles of a part.
+    /// Drops the handles of a part.
     pub fn forget_part(&mut self, part: u32) {
         let (Some(known), Some(generation_of)) =
             (self.parts.get_mut(part as usize), self.generations.get_mut(part as usize))
@@ -94,10 +95,10 @@ impl ResidentModel {
         }
     }
 
-    /// Resolves a part that is not: its loads begin.
+    /// Begins the loads of a part, unless it is resolved.
     ///
     /// # Errors
-    /// [`BackendError`] of a load; what it had begun stays in the cache.
+    /// [`BackendError`] of a load. Loads that began before it stay in the cache.
     pub fn resolve(&mut self, part: u32, loader: &mut Loader<'_>) -> Result<(), BackendError> {
         if self.has(part) {
             return Ok(());
@@ -114,10 +115,10 @@ impl ResidentModel {
         Ok(())
     }
 
-    /// Begins the loads of tensors of a resolved part that rows have chosen.
+    /// Begins the loads of the expert tensors that rows chose in a resolved part.
     ///
     /// # Errors
-    /// [`BackendError`] of a load, and for a tensor that the part does not have.
+    /// [`BackendError`] of a load, or [`BackendError::Batch`] for a tensor that the part does not have.
     pub fn resolve_chosen(
         &mut self,
         part: u32,
@@ -155,13 +156,13 @@ impl ResidentModel {
         }
     }
 
-    /// What is here.
+    /// All handles.
     pub fn weights(&self) -> Weights<'_> {
         Weights { tensors: &self.tensors, generations: &self.generations }
     }
 }
 
-/// Tensors of a part that come when rows choose them.
+/// Tensors of a part that are loaded only when rows choose them.
 fn chosen(model: &Model, part: u32) -> impl Iterator<Item = TensorId> {
     let tensors = model.plan.program.part_tensors(part);
     tensors.filter(|(_, tensor)| tensor.residence == Residence::Chosen).map(|(id, _)| id)

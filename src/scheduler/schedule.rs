@@ -1,11 +1,12 @@
-//! The order in which sequences run. Pure: values in, values out; no I/O, no device, no clock but the instants that are given.
+//! Decides the order in which sequences run. Pure: no I/O, no device, and no clock except the instants that callers
+//! pass in.
 //!
-//! - Admission is first come, first served over all models. An admitted sequence has reserved the KV pages of all
-//!   positions it can come to fill, so it never fails for room half-way; page *numbers* are handed out as it grows.
+//! - Admission is first come, first served over all models. An admitted sequence has reserved KV pages for the most
+//!   positions it can fill, so it never runs out of pages. It gets page *numbers* as it grows.
 //! - Each step belongs to one model; models with runnable sequences take turns.
-//! - A step takes one row of every sequence that decodes, then fills up to `rows_max` with prompt chunks in order of
+//! - A step takes one row of every decoding sequence, then fills up to `rows_max` with prompt chunks in order of
 //!   admission. At most `rows_max` sequences are admitted, so a prompt always gets at least one row.
-//! - A sequence without credit keeps its pages and is passed over.
+//! - A sequence without credit keeps its pages and is skipped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,14 +16,14 @@ use super::sequence::{Answer, Sequence};
 use super::{SequenceId, SequenceState};
 use crate::model::ModelId;
 
-/// Bounds that the schedule keeps.
+/// Limits of the schedule.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     /// Most rows of one step; at least 1.
     pub rows_max: u32,
     /// Most sequences admitted at once; 1 to `rows_max`.
     pub sequences_max: u32,
-    /// KV cache of all models together.
+    /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,
@@ -34,29 +35,29 @@ pub(super) struct Work {
     pub id: SequenceId,
     pub start: u32,
     pub rows: u32,
-    /// The last row is the last known token: its logits give the next one.
+    /// The last row is the last known token, and its logits give the next one.
     pub samples: bool,
-    /// Continues an answer; else takes in a prompt.
+    /// True for a row that continues an answer, false for rows of a prompt.
     pub decode: bool,
 }
 
-/// What to run next: rows of sequences of one model.
+/// The next step: rows of sequences of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StepPlan {
     pub model: ModelId,
     pub work: Vec<Work>,
-    /// Another model had the step before.
+    /// The previous step belonged to another model.
     pub switched: bool,
 }
 
-/// Why a sequence's time is over.
+/// Why a sequence has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expiry {
     Deadline,
     SlowReader { waited: Duration },
 }
 
-/// A live sequence and its place, for a snapshot.
+/// A live sequence and its queue position, for a snapshot.
 #[derive(Debug)]
 pub(super) struct View<'a, A> {
     pub sequence: &'a Sequence<A>,
@@ -69,20 +70,20 @@ pub(super) struct View<'a, A> {
 #[derive(Debug)]
 pub(super) struct Schedule<A = Answer> {
     limits: Limits,
-    /// Waiting, in order of arrival. Bounded by the engine's inbox.
+    /// Waiting sequences in order of arrival. The engine's inbox bounds their number.
     queue: VecDeque<Sequence<A>>,
-    /// Admitted, in order of admission; at most `limits.sequences_max`.
+    /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     pools: BTreeMap<ModelId, PagePool>,
     reserved_bytes: u64,
     /// The model that had the last step.
     turn: Option<ModelId>,
-    /// Until then it has the next one too, if it can run.
+    /// Until this instant the same model also gets the next step, if it can run.
     turn_kept: Option<Instant>,
 }
 
 impl<A> Schedule<A> {
-    /// `limits` are brought into their ranges.
+    /// Clamps `limits` to their ranges.
     pub fn new(mut limits: Limits) -> Self {
         limits.rows_max = limits.rows_max.max(1);
         limits.sequences_max = limits.sequences_max.clamp(1, limits.rows_max);
@@ -101,7 +102,8 @@ impl<A> Schedule<A> {
         &self.limits
     }
 
-    /// Pages of a model's pool: the whole budget, since models share it by bytes. Pages never written cost nothing.
+    /// Pages of a model's pool: the whole budget, because models share it by bytes. Pages that are never written cost
+    /// nothing.
     pub fn pool_pages(&self, page_bytes: u64) -> u32 {
         u32::try_from(self.limits.kv_budget_bytes / page_bytes.max(1)).unwrap_or(u32::MAX)
     }
@@ -111,7 +113,8 @@ impl<A> Schedule<A> {
         self.queue.push_back(sequence);
     }
 
-    /// Admits from the head of the queue while sequences and KV budget allow; never past a head that does not fit.
+    /// Admits sequences from the head of the queue while the limits allow. A head that does not fit blocks those behind
+    /// it.
     pub fn admit(&mut self, now: Instant) -> Vec<SequenceId> {
         let mut admitted = Vec::new();
         while self.running.len() < self.limits.sequences_max as usize {
@@ -131,7 +134,7 @@ impl<A> Schedule<A> {
         admitted
     }
 
-    /// The rows of the next step, with pages handed out for them; `None` when no sequence can run.
+    /// Plans the next step and assigns pages to its rows; `None` when no sequence can run.
     pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
         let model = self.next_turn(now)?;
         let switched = self.turn.replace(model) != Some(model);
@@ -157,13 +160,13 @@ impl<A> Schedule<A> {
         Some(StepPlan { model, work, switched })
     }
 
-    /// The model that had the last step keeps its turn until then, as long as it can run: weights that were loaded for it are
-    /// used before they make room for another.
+    /// Lets the model of the last step keep its turn until this instant, as long as it can run. Its loaded weights are
+    /// then used before another model evicts them.
     pub fn keep_turn(&mut self, until: Option<Instant>) {
         self.turn_kept = until;
     }
 
-    /// The runnable model after the one that had the last step, in a circle by number.
+    /// The next runnable model after that of the last step, in a circle by id.
     fn next_turn(&self, now: Instant) -> Option<ModelId> {
         let runnable = || self.running.iter().filter(|s| s.is_runnable()).map(|s| s.request.model);
         if self.turn_kept.is_some_and(|until| now < until)
@@ -179,17 +182,17 @@ impl<A> Schedule<A> {
         self.running.iter().chain(&self.queue)
     }
 
-    /// A live sequence.
+    /// Looks up a live sequence.
     pub fn get(&self, id: SequenceId) -> Option<&Sequence<A>> {
         self.all().find(|s| s.request.id == id)
     }
 
-    /// As [`Schedule::get`], to change it.
+    /// As [`Schedule::get`], mutable.
     pub fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence<A>> {
         self.running.iter_mut().chain(&mut self.queue).find(|s| s.request.id == id)
     }
 
-    /// Allows a sequence `items` more results. Unknown ones are ignored.
+    /// Grants a sequence `items` more token events. Ignores unknown sequences.
     pub fn credit(&mut self, id: SequenceId, items: u32) {
         if let Some(sequence) = self.get_mut(id)
             && items > 0
@@ -199,7 +202,7 @@ impl<A> Schedule<A> {
         }
     }
 
-    /// Takes a sequence out, whatever its state. The pool has its pages back at once; it still says which they were.
+    /// Removes a sequence in any state and frees its pages. The returned sequence still lists them.
     pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<A>> {
         if let Some(at) = self.queue.iter().position(|s| s.request.id == id) {
             return self.queue.remove(at);
@@ -213,7 +216,7 @@ impl<A> Schedule<A> {
         Some(sequence)
     }
 
-    /// Takes all sequences out; nothing is reserved and no pool is open then.
+    /// Removes all sequences, reservations and pools.
     pub fn clear(&mut self) -> Vec<Sequence<A>> {
         self.pools.clear();
         self.reserved_bytes = 0;
@@ -232,7 +235,7 @@ impl<A> Schedule<A> {
         self.all().filter_map(expiry).collect()
     }
 
-    /// When [`Schedule::expired`] next has something to say, if nothing else happens.
+    /// The next instant at which [`Schedule::expired`] may return a sequence.
     pub fn next_expiry(&self) -> Option<Instant> {
         let moments = self.all().flat_map(|s| {
             [s.request.deadline, s.stalled.and_then(|t| t.checked_add(self.limits.slow_reader))]
@@ -240,7 +243,7 @@ impl<A> Schedule<A> {
         moments.flatten().min()
     }
 
-    /// Forgets what was computed for a model, whose KV pool is gone: its sequences take in their tokens anew.
+    /// Drops the computed positions of a model whose KV pool is gone; its sequences prefill all their tokens again.
     pub fn rewind(&mut self, model: ModelId) {
         for sequence in self.running.iter_mut().filter(|s| s.request.model == model) {
             sequence.computed = 0;
@@ -268,7 +271,7 @@ impl<A> Schedule<A> {
         self.queue.iter().map(|s| s.request.id).collect()
     }
 
-    /// How many wait.
+    /// Number of waiting sequences.
     pub fn queued_count(&self) -> usize {
         self.queue.len()
     }
@@ -283,7 +286,7 @@ impl<A> Schedule<A> {
         self.all().filter(|s| wanted(s)).map(|s| s.request.id).collect()
     }
 
-    /// Pages in use and pages there are, over all open pools.
+    /// Pages in use and pages in total, over all open pools.
     pub fn page_counts(&self) -> (u64, u64) {
         let pools = self.pools.values();
         pools.fold((0, 0), |(used, size), p| (used + u64::from(p.used()), size + u64::from(p.size())))

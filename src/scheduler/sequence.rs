@@ -1,7 +1,7 @@
-//! One sequence: its request, its tokens, its KV pages, and the answer that comes of them.
+//! One sequence: its request, its tokens, its KV pages and its answer.
 //!
-//! Positions `0..computed` lie in the KV cache. `tokens` are known: the prompt, then the drawn ones. When a step computes the
-//! last known one, its logits give the next token.
+//! Positions `0..computed` lie in the KV cache. `tokens` holds the known tokens: the prompt, then the sampled ones.
+//! When a step computes the last known token, its logits give the next one.
 
 use std::time::{Duration, Instant};
 
@@ -12,34 +12,34 @@ use super::{
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
 
-/// What decides when a sequence runs.
+/// The values that decide when a sequence runs.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub id: SequenceId,
     pub model: ModelId,
-    /// Bytes of one KV page of the model: above 0.
+    /// Bytes of one KV page of the model; above 0.
     pub page_bytes: u64,
     /// At least 1.
     pub prompt_tokens: u32,
-    /// Positions it can come to fill, the prompt's among them. Their pages fit the budget.
+    /// Most positions that it can fill, with the prompt's. Their pages fit the budget.
     pub positions: u32,
     pub credit: u32,
     pub deadline: Option<Instant>,
 }
 
-/// A live sequence. `A` is its [`Answer`]; tests of the schedule alone need none.
+/// A live sequence. `A` is its [`Answer`]; tests of the schedule alone use `()`.
 #[derive(Debug)]
 pub(super) struct Sequence<A = Answer> {
     pub request: Request,
-    /// Prompt and drawn tokens.
+    /// Prompt and sampled tokens.
     pub tokens: Vec<u32>,
     /// Tokens in the KV cache.
     pub computed: u32,
     /// KV pages in order of position.
     pub pages: Vec<u32>,
-    /// Tokens that its client will take.
+    /// Token events that its client has granted and not yet received.
     pub credit: u32,
-    /// Since when, admitted, it has had no credit.
+    /// The instant since which it has been admitted without credit.
     pub stalled: Option<Instant>,
     pub answer: A,
 }
@@ -50,12 +50,13 @@ impl<A> Sequence<A> {
         Self { request, tokens: prompt, computed: 0, pages: Vec::new(), credit, stalled: None, answer }
     }
 
-    /// KV bytes of all positions that it can come to fill.
+    /// KV bytes of the most positions that it can fill.
     pub fn reserved_bytes(&self) -> u64 {
         u64::from(sequence_pages(self.request.positions)).saturating_mul(self.request.page_bytes)
     }
 
-    /// Known tokens: `Job::check` bounds a prompt by `context_tokens`, and a drawn token has a position.
+    /// Number of known tokens. Fits a `u32`: `Job::check` bounds the prompt by `context_tokens`, and every sampled
+    /// token has a position.
     pub fn token_count(&self) -> u32 {
         self.tokens.len() as u32
     }
@@ -64,12 +65,12 @@ impl<A> Sequence<A> {
         self.token_count() - self.request.prompt_tokens
     }
 
-    /// Known tokens that no step has computed.
+    /// Number of known tokens that no step has computed.
     pub fn pending(&self) -> u32 {
         self.token_count() - self.computed
     }
 
-    /// True when it continues its answer; false while it takes in its prompt, or all its tokens anew.
+    /// True while it continues its answer. False while it prefills its prompt, or all its tokens after a rewind.
     pub fn decodes(&self) -> bool {
         self.token_count() > self.request.prompt_tokens && self.pending() == 1
     }
@@ -92,7 +93,7 @@ impl<A> Sequence<A> {
         self.pages.len() * KV_PAGE_TOKENS < (self.computed + rows) as usize
     }
 
-    /// Notes that a step computed `rows` of it, and the token that was drawn from the last one.
+    /// Records that a step computed `rows` rows, and the token sampled from the last one.
     pub fn advance(&mut self, rows: u32, drawn: Option<u32>, now: Instant) {
         self.computed += rows;
         if let Some(token) = drawn {
@@ -103,7 +104,7 @@ impl<A> Sequence<A> {
     }
 }
 
-/// What comes of a sequence: its job, the text so far, and how long it took.
+/// The answer of a sequence: its job, its text so far and its times.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub job: Job,
@@ -116,7 +117,7 @@ pub(super) struct Answer {
 }
 
 impl Sequence {
-    /// A sequence for a job whose model has KV pages of `page_bytes`.
+    /// Makes a sequence for a job. The model's KV pages have `page_bytes` bytes.
     pub fn of(mut job: Job, page_bytes: u64) -> Self {
         let request = Request {
             id: job.id,
@@ -142,14 +143,14 @@ impl Sequence {
         self.answer.admitted = Some(now);
     }
 
-    /// Notes time that a step of this sequence waited for weights.
+    /// Adds time that a step of this sequence waited for weights.
     pub fn add_load(&mut self, load: Duration) {
         if self.answer.first_token.is_none() {
             self.answer.load += load;
         }
     }
 
-    /// How its next token is drawn.
+    /// Sampling settings of its next token.
     pub fn sample_row(&self) -> SampleRow {
         let sampling = &self.answer.job.sampling;
         SampleRow {
@@ -163,7 +164,7 @@ impl Sequence {
         }
     }
 
-    /// The event for a token that [`Sequence::advance`] took, and the reason if the answer ends with it.
+    /// Makes the event for a token that [`Sequence::advance`] took. Adds the reason if the token ends the answer.
     pub fn accept(&mut self, sampled: Sampled, now: Instant) -> (TokenBatch, Option<StopReason>) {
         let (generated, known) = (self.generated_tokens(), u64::from(self.token_count()));
         let Answer { job, text, first_token, last_token, .. } = &mut self.answer;
@@ -171,13 +172,13 @@ impl Sequence {
         *last_token = Some(now);
         let tokenizer = &job.model.tokenizer;
         let ends = !job.ignore_eog && tokenizer.is_end_of_generation(sampled.id);
-        // Control tokens have no text; an id without an entry (a padded vocabulary) has none either.
+        // Control tokens have no text, and neither has an id without an entry (a padded vocabulary).
         let bytes = tokenizer.token_bytes(sampled.id, false).unwrap_or(&[]);
         let new_text = if ends { String::new() } else { text.push(bytes) };
         let reason = match () {
             () if ends => Some(StopReason::EndOfGeneration),
             () if text.stopped() => Some(StopReason::StopText),
-            // Before the full context: an answer that has all tokens asked for lacks none for want of room.
+            // Checked before the full context: an answer with all requested tokens did not run out of room.
             () if generated >= job.max_tokens => Some(StopReason::MaxTokens),
             () if known >= u64::from(job.context_tokens) => Some(StopReason::ContextFull),
             () => None,
@@ -189,7 +190,7 @@ impl Sequence {
         (TokenBatch { ids: vec![sampled.id], text: new_text, logprobs }, reason)
     }
 
-    /// How the answer ended.
+    /// The account of the answer, after its end.
     pub fn outcome(&mut self, reason: StopReason) -> Outcome {
         let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
             (Some(from), Some(to)) => to.saturating_duration_since(from),
@@ -209,12 +210,12 @@ impl Sequence {
         }
     }
 
-    /// Sends an event; false when the client has gone.
+    /// Sends an event; false when the client has disconnected.
     pub fn send(&self, event: Event) -> bool {
         self.answer.job.events.send(event).is_ok()
     }
 
-    /// True when the client has gone: no event reaches it.
+    /// True when the client has disconnected and no event reaches it.
     pub fn is_deaf(&self) -> bool {
         self.answer.job.events.is_closed()
     }

@@ -1,4 +1,4 @@
-//! What an engine tells about itself, for `ps`, `status` and metrics.
+//! State that an engine reports, for `ps`, `status` and metrics.
 
 use std::time::{Duration, Instant};
 
@@ -7,47 +7,47 @@ use super::residency::ResidencyRules;
 use crate::backend::{DeviceCounters, DeviceMemoryUse};
 use crate::model::ModelId;
 
-/// An engine at one moment.
+/// State of an engine at one instant.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineSnapshot {
     /// Live sequences: admitted ones in order of admission, then waiting ones in order of arrival.
     pub sequences: Vec<SequenceSnapshot>,
-    /// Sums since start.
+    /// Counts since the engine started.
     pub counters: Counters,
-    /// KV pages in use, of all models.
+    /// KV pages in use by all models.
     pub kv_pages_used: u64,
-    /// KV pages that the pools of all open models hold together.
+    /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
-    /// Bytes that used KV pages take on the device.
+    /// Device bytes of the KV pages in use.
     pub kv_bytes: u64,
-    /// Bytes that admitted sequences have reserved of `kv_budget_bytes`.
+    /// Bytes of `kv_budget_bytes` that admitted sequences have reserved.
     pub kv_reserved_bytes: u64,
-    /// KV cache of all models together.
+    /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
     /// Bytes of device copies of weights; 0 where they are read in place.
     pub device_bytes: u64,
-    /// What the device says it did.
+    /// The device's own counters.
     pub device: DeviceCounters,
-    /// Who has how much of the device's memory.
+    /// The device's memory by use.
     pub memory: DeviceMemoryUse,
-    /// Models that have a place on the device, by number.
+    /// Models hosted on the device, by id.
     pub models: Vec<ModelResidency>,
 }
 
 impl EngineSnapshot {
-    /// Live sequences of a model.
+    /// Counts the live sequences of a model.
     pub fn sequences_of(&self, model: ModelId) -> usize {
         self.sequences.iter().filter(|s| s.model == model).count()
     }
 
-    /// Admitted and waiting sequences.
+    /// Numbers of admitted and of waiting sequences.
     pub fn running_and_queued(&self) -> (usize, usize) {
         let queued = self.sequences.iter().filter(|s| s.state == SequenceState::Queued).count();
         (self.sequences.len() - queued, queued)
     }
 }
 
-/// Sums since the engine started.
+/// Counts since the engine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Steps run.
@@ -56,114 +56,114 @@ pub struct Counters {
     pub rows: u64,
     /// Rows that continued an answer.
     pub decode_rows: u64,
-    /// Rows that took in a prompt.
+    /// Rows of prompts.
     pub prefill_rows: u64,
-    /// Sequences in a step, summed over steps: divided by `steps`, how many share one.
+    /// Sum of the sequences in each step. Divided by `steps`: mean sequences per step.
     pub step_sequences: u64,
     /// Sequences that ended with an answer.
     pub sequences_done: u64,
     /// Sequences that ended with an error.
     pub sequences_failed: u64,
-    /// Sequences that were taken back, or that nobody read any more.
+    /// Sequences that their client cancelled, or whose client disconnected.
     pub sequences_cancelled: u64,
-    /// Tensors brought to the device.
+    /// Loads begun, of one tensor each.
     pub tensors_loaded: u64,
-    /// Tensors asked for that were there.
+    /// Requests for tensors that were already resident or in flight.
     pub tensor_hits: u64,
-    /// Bytes of device memory that were filled with weights.
+    /// Device bytes that these loads took.
     pub load_bytes: u64,
-    /// Parts of models that left to make room, or because they were told to.
+    /// Parts of models evicted for room, by an idle rule or by request.
     pub evictions: u64,
-    /// Bytes that they gave back.
+    /// Device bytes that these evictions freed.
     pub evicted_bytes: u64,
     /// Steps that waited for weights.
     pub load_waits: u64,
-    /// How long, in all.
+    /// Total time that steps waited for weights.
     pub load_wait: Duration,
 }
 
-/// What a model has on a device.
+/// One model's share of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelResidency {
-    /// Which.
+    /// The model.
     pub model: ModelId,
-    /// The name it was first mapped under.
+    /// The name under which the model was first mapped.
     pub name: String,
-    /// The parts of its plan in the order of use: embedding, layers, head.
+    /// State of each part in order of use: embedding, layers, head.
     pub parts: Vec<PartState>,
-    /// Bytes of its weights.
+    /// Device bytes of its weights.
     pub weight_bytes: u64,
-    /// Bytes of its KV pages.
+    /// Device bytes of its KV pages.
     pub kv_bytes: u64,
-    /// Bytes of its activations.
+    /// Device bytes of its activations.
     pub scratch_bytes: u64,
-    /// What is wanted for it.
+    /// Rules in force for its weights.
     pub rules: ResidencyRules,
-    /// Since when it has no sequence.
+    /// The instant since which it has no sequence; `None` while it has any.
     pub idle_since: Option<Instant>,
-    /// Its place among those that make room, 1 for the first; 0 for one that is pinned.
+    /// Position in the order of eviction, from 1; 0 for a pinned model.
     pub eviction_place: u32,
-    /// How far the request is that brings its weights; of several the one that brings most.
+    /// Progress of the client request that still has the most bytes of this model to load.
     pub loading: Option<LoadingProgress>,
 }
 
-/// How far a load is that was asked for.
+/// Progress of a requested load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadingProgress {
-    /// Tensors that are there.
+    /// Tensors that are resident.
     pub tensors: usize,
-    /// Tensors in all.
+    /// Tensors of the request.
     pub tensors_total: usize,
-    /// Bytes that those there take of the device.
+    /// Device bytes of the resident tensors.
     pub bytes: u64,
-    /// Bytes that all of them will take of it.
+    /// Device bytes of all tensors of the request.
     pub bytes_total: u64,
 }
 
 impl ModelResidency {
-    /// All of its bytes.
+    /// Device bytes of its weights, KV pages and activations.
     pub fn bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
 }
 
-/// How much of a part is on a device.
+/// How much of a part is resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartState {
-    /// Nothing.
+    /// No tensor.
     Absent,
-    /// On its way.
+    /// Some tensors are in flight.
     Loading,
-    /// Some of its tensors, as of a layer whose other experts no row was sent to.
+    /// Only some tensors, such as a layer whose other experts no row has chosen.
     Partial,
-    /// All of it, or read in place.
+    /// All tensors, or read in place.
     Resident,
 }
 
-/// What happened on a device, for who watches.
+/// An event on a device, for watchers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
-    /// The last tensor asked for of a part arrived.
+    /// All requested tensors of a part became resident.
     Loaded {
-        /// Which model.
+        /// The model.
         model: ModelId,
         /// Number of the part in its plan.
         part: u32,
-        /// Bytes that it takes.
+        /// Device bytes of the part.
         bytes: u64,
     },
-    /// A part left.
+    /// A part was evicted.
     Evicted {
-        /// Which model.
+        /// The model.
         model: ModelId,
         /// Number of the part in its plan.
         part: u32,
-        /// Bytes that it took.
+        /// Device bytes that this freed.
         bytes: u64,
     },
-    /// The device was lost, and what came of it.
+    /// The device was lost.
     DeviceLost {
-        /// Why, and on what it goes on.
+        /// The cause, and the device on which the engine continues.
         text: String,
     },
 }
@@ -171,13 +171,13 @@ pub enum EngineEvent {
 /// One live sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceSnapshot {
-    /// Its number.
+    /// Number of the sequence.
     pub id: SequenceId,
-    /// Who pays.
+    /// User id that is charged for it.
     pub uid: u32,
-    /// What runs.
+    /// The model that it runs.
     pub model: ModelId,
-    /// Where it is in its life.
+    /// Current state of the sequence.
     pub state: SequenceState,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -191,19 +191,19 @@ pub struct SequenceSnapshot {
     pub kv_pages: u32,
     /// When it arrived.
     pub arrived: Instant,
-    /// Place in the queue from 1; 0 once admitted.
+    /// Position in the queue, from 1; 0 once admitted.
     pub queue_position: u32,
 }
 
-/// Where a live sequence is.
+/// State of a live sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceState {
     /// Waits for admission.
     Queued,
-    /// Its prompt is being taken in.
+    /// Computes its prompt.
     Prefill,
-    /// It generates.
+    /// Generates tokens.
     Decode,
-    /// It has no credit.
+    /// Admitted, without credit.
     Stalled,
 }

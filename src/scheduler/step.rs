@@ -1,4 +1,4 @@
-//! One step: a batch of rows of several sequences of one model, taken through the parts of its program.
+//! One step: runs a batch of rows through the parts of one model's program.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::backend::{Backend, BackendError, ModelSlot, Progress, SampleRow, Samp
 use crate::model::ModelId;
 use crate::program::FIRST_PART;
 
-/// The arrays of a step, reused from one to the next: plain numbers, ready to be copied to a device.
+/// Input arrays of a step, reused by the next: plain numbers, ready for the copy to a device.
 #[derive(Debug, Default)]
 pub(super) struct StepArrays {
     token_ids: Vec<u32>,
@@ -34,8 +34,8 @@ impl StepArrays {
         self.samples.clear();
     }
 
-    /// Adds a sequence's rows: `tokens` are all its known tokens, `pages` those of its positions, at most the stride
-    /// given to [`StepArrays::clear`]. `sample` says how to draw from the last row when `work.samples`.
+    /// Adds a sequence's rows. `tokens` holds all its known tokens; `pages` the pages of its positions, at most the
+    /// stride given to [`StepArrays::clear`]. `sample` gives the sampling settings of the last row if `work.samples`.
     pub fn push(&mut self, work: &Work, tokens: &[u32], pages: &[u32], sample: impl FnOnce() -> SampleRow) {
         let positions = work.start..work.start + work.rows;
         self.token_ids.extend(&tokens[work.start as usize..positions.end as usize]);
@@ -62,27 +62,27 @@ impl StepArrays {
     }
 }
 
-/// What a step runs on.
+/// Backend, weights and model of a step.
 pub(super) struct StepDevice<'a> {
     pub backend: &'a mut dyn Backend,
     pub residency: &'a mut Residency,
     pub model: ModelId,
-    /// Parts of its program.
+    /// Number of parts of the model's program.
     pub parts: u32,
     pub slot: ModelSlot,
-    /// Moves with every part.
+    /// Incremented after every part.
     pub heartbeat: &'a AtomicU64,
-    /// Whether nobody wants the step any more. Asked between parts while weights are still on their way: a step over
-    /// resident weights is short.
+    /// True when no client wants the step any more. A step calls it between parts, and only while it still loads
+    /// weights: a step over resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
 }
 
-/// Runs a step. Returns one drawn token for each sequence that samples, in the order they were pushed, or why nothing
-/// could be drawn for it.
+/// Runs a step. Returns one sampled token, or the cause of a failure, for each sequence that samples, in the order of
+/// [`StepArrays::push`].
 ///
 /// # Errors
-/// [`BackendError`] of the first load or part that failed, [`BackendError::GivenUp`]; the KV rows of this step are then
-/// undefined.
+/// [`BackendError`] of the first load or part that failed, or [`BackendError::GivenUp`]. The KV rows of this step are
+/// then undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
     arrays: &StepArrays,
@@ -90,7 +90,7 @@ pub(super) fn run(
     let StepDevice { backend, residency, model, parts, slot, heartbeat, given_up } = device;
     backend.begin_step(slot, &arrays.batch())?;
     let cold = !residency.is_resolved(model);
-    // Only a part of a prompt: nobody asks for logits.
+    // No sequence samples, so no logits are needed: skip the head.
     let parts = if arrays.samples.is_empty() { parts.saturating_sub(1) } else { parts };
     for part in FIRST_PART..parts {
         if cold && part > FIRST_PART && given_up() {
@@ -108,7 +108,7 @@ pub(super) fn run(
     }
     let sampled = backend.sample(&arrays.samples)?;
     if sampled.len() != arrays.samples.len() {
-        return Err(BackendError::Batch("the sampler gave another number of tokens than was asked for"));
+        return Err(BackendError::Batch("the sampler returned a different number of tokens than requested"));
     }
     Ok(sampled)
 }

@@ -1,4 +1,4 @@
-//! The text of an answer as its tokens come: whole characters only, and nothing of a stop text.
+//! Turns an answer's tokens into text: only whole characters, and nothing of a stop text.
 
 use crate::model::tokenizer::{StopMatcher, StreamDecoder};
 
@@ -14,19 +14,19 @@ impl AnswerText {
         Self { decoder: StreamDecoder::new(), stops: StopMatcher::new(stops), stopped: false }
     }
 
-    /// Adds a token's bytes; returns the text that is certain by now.
+    /// Adds a token's bytes; returns the text that no later token can change.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         let text = self.decoder.push(bytes);
         self.pass(&text)
     }
 
-    /// True once a stop text came: the answer is over, before it.
+    /// True after a stop text: the answer ends before it.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// What was held back, at the answer's end: what seemed a stop text, and an unfinished character as U+FFFD. Nothing
-    /// after a stop text.
+    /// Returns the text held back so far, at the answer's end: the beginning of a possible stop text, and U+FFFD for an
+    /// unfinished character. Empty after a stop text.
     pub fn finish(&mut self) -> String {
         let rest = self.decoder.finish();
         let mut text = self.pass(&rest);

@@ -237,7 +237,7 @@ mod tests {
         );
         let error = of_job(&JobError::NoSuchLayer { layer: 5, layers: 5 });
         assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
-        assert_eq!(error.message, "the model has no layer 5: they are counted from 0, and there are 5");
+        assert_eq!(error.message, "the model has no layer 5: it has 5 layers, counted from 0");
     }
 
     #[test]

@@ -422,11 +422,11 @@ def doctor_finds_the_usual(_):
     expect(code == 3 and "adduser bob rocmforge-users" in text, f"doctor as bob: {code}: {text}")
     run("usermod", "--append", "--groups", "rocmforge-users", "bob")
     done = run("setpriv", "--reuid=bob", "--regid=bob", "--clear-groups", "rocmforge-client", "doctor", check=False)
-    expect("log in anew" in done.stdout, f"doctor in bob's old session: {done.stdout}")
+    expect("log in again" in done.stdout, f"doctor in bob's old session: {done.stdout}")
     run("gpasswd", "--delete", "bob", "rocmforge-users")
     run("systemctl", "stop", "rocmforged.socket", SERVICE)
     code, text = said()
-    expect(code == 3 and "is not there" in text and "enable --now" in text, f"doctor without a socket: {code}: {text}")
+    expect(code == 3 and "does not exist" in text and "enable --now" in text, f"doctor without a socket: {code}: {text}")
     run("systemctl", "start", "rocmforged.socket")
     assert_answers()
     return "socket stopped, group missing, session too old: each reported with advice"

@@ -1,7 +1,7 @@
 //! Embedding rows decoded from the file's bytes, against blocks that ggml quantised and decoded.
 
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::Kernel;
+use rocmforge::backend::hip::kernels::matmul::choice;
 use rocmforge::backend::hip::kernels::ops::EmbedRows;
 use rocmforge::tensor::DType;
 
@@ -9,24 +9,6 @@ use crate::rig::rig;
 
 /// Written by `tests/reference/make_quant_blocks.py`.
 const GOLDEN: &[u8] = include_bytes!("../golden/quant-blocks.bin");
-
-fn kernel(dtype: DType) -> Kernel<EmbedRows> {
-    match dtype {
-        DType::F16 => EmbedRows::embed_rows_f16,
-        DType::BF16 => EmbedRows::embed_rows_bf16,
-        DType::Q8_0 => EmbedRows::embed_rows_q8_0,
-        DType::Q4_0 => EmbedRows::embed_rows_q4_0,
-        DType::Q4_1 => EmbedRows::embed_rows_q4_1,
-        DType::Q5_0 => EmbedRows::embed_rows_q5_0,
-        DType::Q5_1 => EmbedRows::embed_rows_q5_1,
-        DType::Q4_K => EmbedRows::embed_rows_q4_k,
-        DType::Q5_K => EmbedRows::embed_rows_q5_k,
-        DType::Q6_K => EmbedRows::embed_rows_q6_k,
-        DType::MXFP4 => EmbedRows::embed_rows_mxfp4,
-        DType::F32 => EmbedRows::embed_rows_f32,
-        other => panic!("no kernel for {other}"),
-    }
-}
 
 /// Rows of a type as bytes of a file, and their values.
 struct Table {
@@ -100,7 +82,7 @@ fn embeddings_are_ggmls_values_times_the_scale() {
             let (row_bytes, cols_arg) = (table.row_bytes() as u64, cols as u32);
             let arguments = EmbedRows { bytes: file.ptr(), x: x.ptr(), row_bytes, cols: cols_arg, scale };
             let grid = Grid::xy(cols.div_ceil(256) as u32, rows as u32);
-            rig.device.launch(&rig.stream, kernel(dtype), grid, &arguments).unwrap();
+            rig.device.launch(&rig.stream, choice::embed(dtype).unwrap(), grid, &arguments).unwrap();
             let want: Vec<f32> = table.values.iter().map(|v| v * scale).collect();
             assert_eq!(rig.download::<f32>(&x), want, "{dtype} times {scale}");
         }

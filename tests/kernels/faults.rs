@@ -1,8 +1,8 @@
 //! The device layer when the driver fails: each test in its own process, on the look-alike with a script of faults.
 
 use rocmforge::backend::BackendError;
+use rocmforge::backend::hip::kernels::objects::ObjectError;
 use rocmforge::backend::hip::kernels::probe::ProbeLaunch;
-use rocmforge::backend::hip::objects::ObjectError;
 use rocmforge::backend::hip::{Device, DeviceOptions, Grid, HipError, Owner, Runtime, StreamPriority};
 
 use crate::child::{calls, child, open};

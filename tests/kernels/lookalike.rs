@@ -1,8 +1,8 @@
 //! The CPU look-alike itself: it must detect misuse that a driver detects, and some that drivers miss. Tests go through
 //! the device layer, each in its own process.
 
+use rocmforge::backend::hip::kernels::objects::{CodeObject, CodeSource, generic_of};
 use rocmforge::backend::hip::kernels::probe::{ProbeLaunch, ProbeMemory};
-use rocmforge::backend::hip::objects::{CodeObject, CodeSource, generic_of};
 use rocmforge::backend::hip::{
     Device, DeviceOptions, DevicePtr, Graph, Grid, HipError, Owner, Runtime, Stream, StreamPriority,
 };

@@ -161,7 +161,7 @@ fn check_broken(settings: &[(&str, &str)], more: &str, words: &[&str]) {
         .find_map(|item| item.unwrap().events.into_iter().find(|event| event.kind == EventKind::DeviceLost));
     let told = told.expect("the event stream ended");
     assert!(words.iter().all(|word| told.text.contains(word)), "{told:?} does not say {words:?}");
-    assert!(told.text.contains("; it goes on with "), "{told:?}");
+    assert!(told.text.contains("; the engine continues on "), "{told:?}");
     assert_eq!((told.id, told.model.as_str(), told.device_bytes), (0, "", 0), "the event blames a model");
     assert_eq!(error.class(), Some(ErrorClass::Device));
     assert!(words.iter().all(|word| error.message.contains(word)), "{error:?} does not say {words:?}");

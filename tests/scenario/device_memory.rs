@@ -80,7 +80,7 @@ fn what_cannot_be_brought_is_refused_with_numbers() {
     let Some(rig) = on_gpu_with("memory_mib = 26") else { return };
     let error = refusal(bring(&rig, Preload::Layers(vec![0, 5])));
     assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
-    assert_eq!(error.message, "the model has no layer 5: they are counted from 0, and there are 5");
+    assert_eq!(error.message, "the model has no layer 5: it has 5 layers, counted from 0");
     let detail: Vec<_> = error.detail.iter().map(|d| (d.key.as_str(), d.value.as_str())).collect();
     assert_eq!(detail, [("layer", "5"), ("layers", "5")]);
 

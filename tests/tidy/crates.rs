@@ -1,13 +1,13 @@
-//! Dependencies: none that is not used, and those the project is built on each have a test that needs them.
+//! Dependencies: each is used, and each crate that the project is built on has a test that needs it.
 
 use std::collections::BTreeMap;
 
 use crate::source::{Source, files, root};
 
-/// A crate the project is built on, where it works, and the test that fails without it.
+/// A crate that the project is built on, the code that uses it, and the test that fails without it.
 struct Pillar {
     name: &'static str,
-    /// Code that names it: the test fails when none does.
+    /// A path or start of paths; some code there must name the crate.
     works_in: &'static str,
     /// File and function of a test that needs it.
     test: (&'static str, &'static str),
@@ -67,13 +67,13 @@ const PILLARS: [Pillar; 15] = [
     },
     Pillar {
         name: "hip_sys",
-        works_in: "src/backend/hip/binding/",
+        works_in: "src/backend/hip/device/binding/",
         test: ("tests/kernels/device.rs", "a_kernel_gets_its_arguments_and_its_shape"),
     },
     Pillar {
         name: "libloading",
-        works_in: "src/backend/hip/binding/",
-        test: ("src/backend/hip/binding/library.rs", "a_library_that_is_none_is_refused_by_name"),
+        works_in: "src/backend/hip/device/binding/",
+        test: ("src/backend/hip/device/binding/library.rs", "a_library_that_is_none_is_refused_by_name"),
     },
     Pillar {
         name: "memmap2",
@@ -110,7 +110,7 @@ fn pillars_work_and_have_their_test() {
                 && f.code().iter().any(|(_, code)| names_crate(code, pillar.name))
         });
         if !works {
-            faults.push(format!("{}: does no work in {}", pillar.name, pillar.works_in));
+            faults.push(format!("{}: not used in {}", pillar.name, pillar.works_in));
         }
         let (path, function) = pillar.test;
         let header = format!("fn {function}(");
@@ -146,7 +146,7 @@ fn every_dependency_is_used() {
             }
         }
     }
-    assert!(idle.is_empty(), "named as dependencies and not used:\n{}", idle.join("\n"));
+    assert!(idle.is_empty(), "dependencies that no code uses:\n{}", idle.join("\n"));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn exactly_one_advisory_is_excepted() {
     );
 }
 
-/// Names under `[dependencies]`, as the code writes them.
+/// Names under `[dependencies]`, with `_` for `-` as in code.
 fn dependencies(manifest: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join(manifest)).expect("a manifest can be read");
     let table: toml::Table = text.parse().expect("a manifest is TOML");

@@ -1,11 +1,11 @@
-//! What forwards a trait's calls forwards all of them: a method with a default body compiles without, and then the tests
-//! run on the default.
+//! Wrappers of a trait forward all of its methods. A method with a default body compiles without a forward, and
+//! tests would then run the default.
 
 use std::collections::BTreeSet;
 
 use crate::source::{blank, files};
 
-/// A trait, and what stands around another of its kind.
+/// A file and the trait in it; a file and the implementation in it that must forward every method.
 const WRAPPED: [(&str, &str, &str, &str); 1] =
     [("src/backend/mod.rs", "pub trait Backend", "tests/common/hooked.rs", "impl Backend for Hooked")];
 
@@ -14,7 +14,7 @@ fn wrappers_forward_every_method() {
     let files = files();
     let methods = |path: &str, head: &str| {
         let file = files.iter().find(|file| file.path == path);
-        let found = methods(&file.unwrap_or_else(|| panic!("{path} is not there")).text, head);
+        let found = methods(&file.unwrap_or_else(|| panic!("{path} does not exist")).text, head);
         assert!(found.len() > 1, "{path}: {} methods in `{head}`", found.len());
         found
     };
@@ -25,14 +25,14 @@ fn wrappers_forward_every_method() {
     }
 }
 
-/// Names of the functions that stand in the block after `head`.
+/// Names of the functions in the block after `head`.
 fn methods(text: &str, head: &str) -> BTreeSet<String> {
     let code = blank(text);
     let start = code.find(head).unwrap_or(code.len());
     let mut names = BTreeSet::new();
-    // The block ends where its brace closes at a line's start.
+    // The block ends at a closing brace at the start of a line.
     for line in code[start..].lines().take_while(|line| !line.starts_with('}')) {
-        // Four spaces: what lies deeper are functions within functions.
+        // Four spaces: functions that are indented deeper lie within functions.
         if let Some(name) = line.strip_prefix("    fn ") {
             names.insert(name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
         }

@@ -1,4 +1,4 @@
-//! Calls go down only: the order of the layers, and who may know what lies outside.
+//! Calls go down only: the order of the layers, and the files that may name outside crates or hold unsafe code.
 
 use crate::source::{Source, files};
 
@@ -6,13 +6,13 @@ use crate::source::{Source, files};
 const LAYERS: [&str; 9] =
     ["socket", "session", "scheduler", "model", "cache", "backend", "program", "tensor", "lock"];
 
-/// What wires the layers together and stands above them all.
+/// Files that wire the layers together and stand above them all.
 const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config.rs", "src/daemon"];
 
-/// A name that only some files may use, and why.
+/// Names that only some files may use, and why.
 struct Room {
     names: &'static [&'static str],
-    /// Paths that start with one of these may.
+    /// Paths that start with one of these may use the names.
     may: &'static [&'static str],
     why: &'static str,
 }
@@ -63,7 +63,7 @@ const ROOMS: [Room; 14] = [
             "src/main.rs",
             "fuzz/src/session.rs", // starts a daemon
         ],
-        why: "tasks serve sockets; models, caches and devices know nothing of them",
+        why: "tasks serve sockets; models, caches and devices use no tasks",
     },
     Room {
         names: &["memmap2"],
@@ -82,36 +82,36 @@ const ROOMS: [Room; 14] = [
     },
     Room {
         names: &["hip_sys", "libloading"],
-        may: &["src/backend/hip/binding/"],
-        why: "what the HIP runtime is called and looks like is known in one place",
+        may: &["src/backend/hip/device/binding/"],
+        why: "one place knows the HIP runtime's name and functions",
     },
     Room {
         names: &["parking_lot"],
         may: &["src/lock/", "src/scheduler/tests/", "src/model/store/tests.rs"],
         why: "every lock has its place in the order of src/lock.rs",
     },
-    Room { names: &["loom"], may: &["src/lock/"], why: "what locks are made of is known in one place" },
+    Room { names: &["loom"], may: &["src/lock/"], why: "one place knows the types that locks are made of" },
     Room {
         names: &["SystemTime"],
         may: &["src/model/template/"],
-        why: "the machine's clock jumps: times are measured by the monotonic one, and only a chat template asks for the date",
+        why: "the machine's clock jumps: the monotonic clock measures times, and only a chat template needs the date",
     },
     Room {
         names: &["half::"],
         may: &["src/tensor/", "src/backend/"],
-        why: "half precision is a matter of storage and arithmetic",
+        why: "only storage and arithmetic know half precision",
     },
 ];
 
-/// The only files with unsafe code. Each block in them names its invariant; the compiler refuses it elsewhere.
+/// The only files with unsafe code. Each unsafe block names its invariant; elsewhere the compiler refuses unsafe code.
 const UNSAFE: [&str; 9] = [
     "src/tensor/map.rs",
     "src/tensor/guard",
-    "src/tensor/residency.rs", // advice about, and locks on, a mapping's pages
+    "src/tensor/residency.rs", // madvise and mlock of a mapping's pages
     "src/backend/cpu/",
-    "src/backend/hip/binding/", // finds functions of another language in a library loaded at run time
-    "src/backend/hip/driver/",  // calls them, and owns what they give
-    "src/socket/groups.rs",     // a socket option that no crate has
+    "src/backend/hip/device/binding/", // finds C functions in a library loaded at run time
+    "src/backend/hip/device/driver/",  // calls these functions and owns the handles they return
+    "src/socket/groups.rs",            // a socket option that no crate offers
     "src/daemon/inherited.rs",
     "src/daemon/allocator.rs",
 ];
@@ -185,10 +185,10 @@ fn every_room_is_lived_in() {
     let empty: Vec<&str> =
         ROOMS.iter().filter(|room| !room.may.is_empty()).flat_map(|room| room.names).copied().collect();
     let empty: Vec<&str> = empty.into_iter().filter(|name| !used(name)).collect();
-    assert!(empty.is_empty(), "named in the rooms and used nowhere: {empty:?}");
+    assert!(empty.is_empty(), "names of rooms that no code uses: {empty:?}");
 }
 
-/// Place in [`LAYERS`] of the module a file belongs to; `None` for wiring and for files outside the library.
+/// Index in [`LAYERS`] of the file's module; `None` for wiring and for files outside the library.
 fn layer_of(path: &str) -> Option<usize> {
     if WIRING.iter().any(|wiring| path.starts_with(wiring)) {
         return None;
@@ -216,7 +216,7 @@ fn used_modules(code: &str) -> impl Iterator<Item = String> {
             None => found.push(word(rest)),
         }
     }
-    // Items of the crate's root, as macros, are no modules: those start with a capital or are empty.
+    // Names that are empty or start with a capital are items of the crate's root, not modules.
     found.into_iter().filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
 }
 
@@ -245,7 +245,7 @@ fn word(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// True when `code` holds `name` as whole words; a name that ends in `::` may go on.
+/// True when `code` holds `name` as whole words. After a name that ends in `::` any text may follow.
 fn names(code: &str, name: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(name).any(|(start, _)| {

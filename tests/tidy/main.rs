@@ -1,7 +1,9 @@
-//! What people forget: the order of the layers, rooms for unsafe code and outside crates, file length, words, layout.
+//! Rules that are easy to forget: the order of the layers, rooms for unsafe code and outside crates, kernels'
+//! contracts, file length, words, layout.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
+mod contracts;
 mod crates;
 mod forwarding;
 mod layers;

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 pub struct Source {
     /// Path below the workspace's root, with `/`.
     pub path: String,
-    /// Content.
+    /// The whole content.
     pub text: String,
 }
 
 impl Source {
-    /// Lines of code outside tests, numbered from 1: comments and literals blanked, and everything from the first
-    /// `#[cfg(test)] mod` on left out, where unit tests stand by custom. Empty for files that are tests as a whole.
+    /// Lines of code outside tests, numbered from 1, with comments and literals blanked. Lines from the first
+    /// `#[cfg(test)] mod` on are left out: unit tests come last in a file. Empty for files that hold only tests.
     pub fn code(&self) -> Vec<(usize, String)> {
         if !self.path.ends_with(".rs") || self.is_test() {
             return Vec::new();
@@ -27,7 +27,7 @@ impl Source {
         lines[..end].iter().enumerate().map(|(i, line)| (i + 1, (*line).to_owned())).collect()
     }
 
-    /// True for files that hold nothing but tests.
+    /// True for files that hold only tests.
     pub fn is_test(&self) -> bool {
         let parts: Vec<&str> = self.path.split('/').collect();
         parts.contains(&"tests") || parts.contains(&"benches") || self.path.ends_with("tests.rs")
@@ -39,8 +39,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every text file of the project, in order of path: no build output, no corpus, no `.git`, nothing
-/// that is not UTF-8.
+/// Every text file of the project, in order of path. Left out: build output, the corpus, `.git`, files that are
+/// not UTF-8.
 pub fn files() -> Vec<Source> {
     let mut found = Vec::new();
     walk(root(), &mut found);
@@ -73,7 +73,7 @@ fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Replaces what stands in comments, strings and character literals by spaces; line breaks stay.
+/// Replaces comments, strings and character literals by spaces; line breaks stay.
 pub fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = String::with_capacity(text.len());
@@ -92,7 +92,7 @@ pub fn blank(text: &str) -> String {
     out
 }
 
-/// Where the comment or literal that starts at `i` ends; `i` when none starts there.
+/// End of the comment or literal that starts at `i`; `i` when none starts there.
 fn literal_end(text: &str, i: usize) -> usize {
     let rest = &text[i..];
     let to_end = |found: Option<usize>| found.map_or(text.len(), |n| i + n);
@@ -135,7 +135,7 @@ fn literal_end(text: &str, i: usize) -> usize {
     if rest.starts_with('"') {
         return quoted_end(text, i, '"');
     }
-    // A quote opens a character where a closing one follows; else it starts a lifetime.
+    // A quote opens a character literal where a closing quote follows; else it starts a lifetime.
     if let Some(after) = rest.strip_prefix('\'') {
         let mut chars = after.chars();
         match (chars.next(), chars.next()) {

@@ -1,14 +1,14 @@
-//! What every file of the project keeps to: length, words, a first line that says what it is.
+//! Rules for every file of the project: length, words, a first line that says what the file is.
 
 use crate::source::{files, root};
 
-/// Lines of a file; past this there is a second idea in it.
+/// Most lines of a file; a longer file holds a second idea.
 const LINES_MAX: usize = 600;
 
-/// Lines of ARCHITECTURE.md: a map, not a book.
+/// ARCHITECTURE.md has fewer lines than this: it is a map, not a book.
 const ARCHITECTURE_LINES_MAX: usize = 200;
 
-/// Each folder has a place on the map.
+/// Paths that must exist, so that the layout stays.
 const LAYOUT: [&str; 25] = [
     ".ci/run",
     "ARCHITECTURE.md",
@@ -37,8 +37,8 @@ const LAYOUT: [&str; 25] = [
     "tests/scenario",
 ];
 
-/// Words that have no place in the project: names of hosts that packages come from (the machine's clients know them) and
-/// of places on one machine. Written in pieces, so that this file does not hold them.
+/// Words that no file may hold: names of hosts that serve packages (package clients have them in their settings),
+/// paths of one machine, and notes of unfinished work. Written in pieces, so that this file does not hold them.
 const FORBIDDEN: [[&str; 2]; 12] = [
     ["py", "pi.org"],
     ["pythonhos", "ted.org"],
@@ -56,7 +56,7 @@ const FORBIDDEN: [[&str; 2]; 12] = [
 
 #[test]
 fn files_are_short() {
-    // The protocol's page is one idea however long: who writes a decoder wants every byte in one place.
+    // The protocol's page is one idea at any length: the author of a decoder wants every byte in one place.
     let long: Vec<String> = files()
         .iter()
         .filter(|f| {
@@ -67,13 +67,13 @@ fn files_are_short() {
         .filter(|(lines, _)| *lines > LINES_MAX)
         .map(|(lines, path)| format!("{path}: {lines} lines"))
         .collect();
-    assert!(long.is_empty(), "over {LINES_MAX} lines; what is their second idea?\n{}", long.join("\n"));
+    assert!(long.is_empty(), "over {LINES_MAX} lines; move the second idea elsewhere:\n{}", long.join("\n"));
 }
 
 #[test]
 fn words_are_the_projects_own() {
     let mut faults = Vec::new();
-    // Licence texts are others' words; lock files are written by cargo.
+    // Licence texts are others' words; cargo writes lock files.
     for file in files().iter().filter(|f| !f.path.starts_with("LICENSE") && !f.path.ends_with(".lock")) {
         for (n, line) in file.text.lines().enumerate() {
             let found = FORBIDDEN.iter().map(|word| word.concat()).find(|word| line.contains(word.as_str()));
@@ -128,7 +128,7 @@ fn the_map_is_short_and_names_every_layer() {
         .collect();
     let unnamed: Vec<&String> = folders.iter().filter(|folder| !map.contains(folder.as_str())).collect();
     assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name {unnamed:?}");
-    // What the map names is there.
+    // All that the map names exists.
     let named = map.split(|c: char| !(c.is_alphanumeric() || "/._-".contains(c)));
     let gone: Vec<&str> = named
         .map(|word| word.trim_end_matches(['.', '/']))
@@ -137,5 +137,5 @@ fn the_map_is_short_and_names_every_layer() {
         })
         .filter(|word| !root().join(word).exists())
         .collect();
-    assert!(gone.is_empty(), "ARCHITECTURE.md names what is not there: {gone:?}");
+    assert!(gone.is_empty(), "ARCHITECTURE.md names paths that do not exist: {gone:?}");
 }

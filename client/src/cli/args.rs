@@ -8,17 +8,17 @@ use rocmforge_client::wire::limits::LAYERS_MAX;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    it worked; also when the reader of our output went away
+  0    success; also when the reader of the output closed it
   1    the request failed
-  2    the arguments make no sense
-  3    the daemon cannot be reached, is stopping, or is not to be trusted
-  4    the model is missing, damaged or not supported
-  130  cancelled by Ctrl-C; what had come was printed
+  2    the arguments are invalid
+  3    the daemon cannot be reached, is stopping, or is not trusted
+  4    the model is missing, damaged or unsupported
+  130  cancelled by Ctrl-C; the partial answer was printed
 
 Errors go to standard error: a name, what happened, what to do; with --json as one object
 {\"error\":{\"name\",\"code\",\"message\",\"retryable\",\"retry_after_ms\",\"detail\"}}.";
 
-/// Most log-probabilities with each token.
+/// Most log-probabilities for each token.
 const TOP_LOGPROBS_MAX: i64 = rocmforge_client::wire::limits::TOP_LOGPROBS_MAX as i64;
 
 const COMMON: &str = "Options of all commands";
@@ -27,41 +27,41 @@ const COMMON: &str = "Options of all commands";
 #[derive(Debug, Parser)]
 #[command(name = "rocmforge-client", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Arguments {
-    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, where there is one, else
+    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, if it exists, else
     /// /run/rocmforge/api.sock]
     #[arg(long, global = true, help_heading = COMMON, env = rocmforge_client::SOCKET_VARIABLE, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long, global = true, help_heading = COMMON)]
     pub json: bool,
-    /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
+    /// Trust only a daemon of this uid, instead of root, the user rocmforge and you
     #[arg(long, global = true, help_heading = COMMON, value_name = "UID", allow_negative_numbers = true)]
     pub server_uid: Vec<u32>,
-    /// Give up connecting after this time
+    /// Stop trying to connect after this time
     #[arg(long = "connect-timeout", global = true, help_heading = COMMON, value_name = "MS", default_value_t = 2000, allow_negative_numbers = true, value_parser = number)]
     pub connect_timeout_ms: u64,
-    /// What to ask.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to ask.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Generate text, printed as it comes
+    /// Generate text and print it as it is generated
     Run(RunArguments),
-    /// List the models known by name
+    /// List the models that the daemon knows by name
     #[command(
         after_help = "Examples:\n  rocmforge-client list\n  rocmforge-client list --json | jq -r '.models[].name'"
     )]
     List,
-    /// Show what a model's file says
+    /// Show a model's sizes, tokenizer and memory
     #[command(after_help = "Examples:\n  rocmforge-client show smollm2-135m-instruct-q4_1\n  \
         rocmforge-client show ./model.gguf --full --json | jq '.tensors[0]'")]
     Show {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
-        /// Also all metadata and tensors
+        /// Also show all metadata and tensors
         #[arg(long)]
         full: bool,
     },
@@ -74,83 +74,87 @@ pub enum Command {
         /// Name to give a file [default: its file name without .gguf]
         #[arg(long)]
         name: Option<String>,
-        /// Also bring weights to the device, which otherwise come as requests need them: as --layers of `preload`
+        /// Also load weights to the device now, instead of when requests need them; values as for `preload --layers`
         #[arg(long, value_name = "WHAT", value_parser = layers)]
         preload: Option<Preload>,
     },
-    /// Bring a model's weights to the device, which otherwise come as requests need them
+    /// Load a model's weights to the device now, instead of when requests need them
     #[command(
-        after_help = "Ends when they are there; Ctrl-C ends it early, and what is there stays. Weights that are there cost nothing.\n\n\
+        after_help = "Ends when the weights are resident. Ctrl-C ends it early; loaded weights stay. Resident weights are not loaded again.\n\n\
             Examples:\n  rocmforge-client preload llama-3-8b\n  rocmforge-client preload llama-3-8b --layers critical\n  \
             rocmforge-client preload llama-3-8b --layers 0-7,31 --json | jq .device_bytes"
     )]
     Preload {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
-        /// `all`; `critical`, the embedding, the head and the first layer; a number of first layers; or a list of layers,
-        /// counted from 0, as 0-3,7
+        /// `all`; `critical`: the embedding, the head and the first layer; a number of first layers; or a list of layers
+        /// counted from 0, such as 0-3,7
         #[arg(long, value_name = "WHAT", default_value = "all", value_parser = layers)]
         layers: Preload,
     },
-    /// Send weights away from the device; what requests need comes again
+    /// Evict weights from the device; requests load what they need again
     #[command(
         after_help = "Examples:\n  rocmforge-client clear-cache llama-3-8b\n  rocmforge-client clear-cache --all --json | jq .device_bytes"
     )]
     ClearCache {
-        /// A model that you loaded; pinned or not
+        /// A model that you loaded, pinned or not
         #[arg(required_unless_present = "all", conflicts_with = "all")]
         model: Option<String>,
-        /// All models that are not pinned; for administrators
+        /// All models that are not pinned; administrators only
         #[arg(long)]
         all: bool,
     },
-    /// Keep a model's weights on the device, and its file in the machine's memory
+    /// Keep a model's weights on the device, and its file in host memory
     #[command(
-        after_help = "For who loaded the model, and administrators; files are locked in memory for administrators only.\n\n\
+        after_help = "Allowed for the user who loaded the model and for administrators. Only administrators also lock the file in memory.\n\n\
             Example:\n  rocmforge-client pin llama-3-8b"
     )]
     Pin {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
     },
-    /// Let a pinned model's weights and file leave when memory is short
+    /// Let a pinned model's weights and file be evicted when memory is short
     #[command(after_help = "Example:\n  rocmforge-client unpin llama-3-8b")]
     Unpin {
         /// Its name
         model: String,
     },
-    /// Change when a model's weights leave the device; without options, show what holds
-    #[command(after_help = "What is not named stays as it is, until the model is unloaded.\n\n\
+    /// Change when a model's weights are evicted; without options, show its rules
+    #[command(
+        after_help = "Options that you leave out keep their values. Rules last until the model is unloaded.\n\n\
             Examples:\n  rocmforge-client rules llama-3-8b --priority 5 --keep-layers 8\n  \
-            rocmforge-client rules llama-3-8b --idle 600")]
+            rocmforge-client rules llama-3-8b --idle 600"
+    )]
     Rules {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
-        /// Weights of models of a lower priority leave first, 0 to 255
+        /// Priority, 0 to 255: weights of models with a lower priority are evicted first
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         priority: Option<u8>,
-        /// The embedding and so many first layers stay when others need room
+        /// Keep the embedding and this many first layers when other models need memory
         #[arg(long, value_name = "LAYERS", allow_negative_numbers = true)]
         keep_layers: Option<u32>,
-        /// Weights leave after so many seconds without a request; 0: never for that
+        /// Evict the weights after this many seconds without a request; 0: never
         #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
         idle: Option<u32>,
     },
-    /// Print what happens to weights and models, as it happens, until Ctrl-C
-    #[command(after_help = "With --json one object a line. Ends with exit code 3 when the daemon stops.\n\n\
-            Examples:\n  rocmforge-client events\n  rocmforge-client events --json | jq -c 'select(.kind == \"evicted\")'")]
+    /// Print loads, evictions and other model events as they happen, until Ctrl-C
+    #[command(
+        after_help = "With --json, one object per line. Ends with exit code 3 when the daemon stops.\n\n\
+            Examples:\n  rocmforge-client events\n  rocmforge-client events --json | jq -c 'select(.kind == \"evicted\")'"
+    )]
     Events,
-    /// Show what serving a model would take of the device, and whether it fits; nothing is loaded
+    /// Show how much device memory a model needs, and whether it fits; no weights are loaded
     #[command(after_help = "The exit code is 0 whether or not it fits.\n\n\
             Examples:\n  rocmforge-client plan llama-3-70b --context 8192\n  rocmforge-client plan llama-3-70b --json | jq .fit")]
     Plan {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
-        /// Tokens of one sequence, prompt and answer; 0: the longest allowed
+        /// Tokens of one sequence, prompt and answer together; 0: the longest allowed
         #[arg(long, default_value_t = 0, value_name = "TOKENS", allow_negative_numbers = true)]
         context: u32,
     },
-    /// Show who has the devices' memory, and what each model has there
+    /// Show how the devices' memory is used, and how much each model has
     #[command(after_help = "Examples:\n  rocmforge-client residency\n  \
             rocmforge-client residency --json | jq '.models[] | {model, weight_bytes}'")]
     Residency,
@@ -160,35 +164,35 @@ pub enum Command {
         /// Its name
         model: String,
     },
-    /// List the requests that run or wait
+    /// List running and waiting requests
     #[command(
         after_help = "Examples:\n  rocmforge-client ps\n  rocmforge-client ps --json | jq '.sequences | length'"
     )]
     Ps,
-    /// Show how the daemon and its devices are
+    /// Show the state of the daemon and its devices
     #[command(
         after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
     )]
     Status,
-    /// Print counters and gauges as Prometheus reads them, or write them into a file
+    /// Print counters and gauges in Prometheus's format, or write them to a file
     #[command(
-        after_help = "For the node exporter, name a file ending in .prom in the directory of its textfile collector; it is replaced at\n\
-            once, by renaming. Models are named as far as you may know them. No prompts.\n\n\
+        after_help = "For the node exporter, name a file ending in .prom in the directory of its textfile collector. The file is replaced\n\
+            atomically, by renaming. Models whose names you may not see are numbered. Prompts are not included.\n\n\
             Examples:\n  rocmforge-client metrics\n  \
             rocmforge-client metrics --out /var/lib/prometheus/node-exporter/rocmforge.prom --period 15"
     )]
     Metrics {
-        /// Write into this file
+        /// Write to this file
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// Again after so many seconds, until Ctrl-C or until the daemon is gone
+        /// Write again every so many seconds, until Ctrl-C or until the daemon stops
         #[arg(long, value_name = "SECONDS", requires = "out", value_parser = clap::value_parser!(u32).range(1..))]
         period: Option<u32>,
     },
-    /// Find out why a GPU is used or not: what is there, what is missing, what to do
+    /// Find out why a GPU is used or not: what works, what is missing, how to fix it
     #[command(
-        after_help = "The daemon looks, in a process of its own, with its user, groups and confinement; that takes up to half a\n\
-            minute. The exit code is 0 whatever is found.\n\n\
+        after_help = "The daemon checks in a separate process, with its own user, groups and confinement. That takes up to half a\n\
+            minute. The exit code is 0 whatever it finds.\n\n\
             Examples:\n  rocmforge-client doctor\n  rocmforge-client doctor --json | jq '.gpus[] | select(.works)'"
     )]
     Doctor,
@@ -199,7 +203,7 @@ pub enum Command {
     /// Measure round trips to the daemon
     #[command(after_help = "Example:\n  rocmforge-client ping --count 10")]
     Ping {
-        /// How many
+        /// Number of round trips
         #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
         count: u32,
     },
@@ -215,15 +219,15 @@ Examples:
   git diff | rocmforge-client run coder - --chat --system 'Write a commit message.'
   rocmforge-client run MODEL --ids '1, 403, 407' --temperature 0 --json | jq .ids
 
-Sampling defaults are those that users of llama.cpp know: temperature 0.8, top-k 40, top-p 0.95,
-min-p 0.05. With --temperature 0 the most likely token is taken each time.
+Sampling defaults are those of llama.cpp: temperature 0.8, top-k 40, top-p 0.95,
+min-p 0.05. With --temperature 0, each token is the most likely one.
 
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
 max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed,
 timings {queue, load, prefill, decode} in milliseconds, and with --logprobs one
 {logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage and timings are null.
-An error's object (see --help of the program) on standard error holds, beside \"error\", what had come
-before it: text, prompt_ids, ids, and with --logprobs logprobs; not where nothing could be asked.";
+If a request fails, the object on standard error (see --help of the program) holds \"error\" and the
+partial answer: text, prompt_ids, ids, and with --logprobs logprobs. Without a request it holds \"error\" only.";
 
 /// Generate text.
 #[derive(Debug, Args)]
@@ -231,12 +235,12 @@ before it: text, prompt_ids, ids, and with --logprobs logprobs; not where nothin
 pub struct RunArguments {
     /// A name, or a file: with a `/`, or an existing `*.gguf`; a file is opened here and passed to the daemon
     pub model: String,
-    /// The text to go on from, as it is; `-` or nothing reads standard input
+    /// The text to continue, unchanged; `-` or no text reads standard input
     pub prompt: Option<String>,
     /// Most tokens to generate; 0: until the model ends or the context is full
     #[arg(short = 'n', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: u32,
-    /// Randomness, 0 to 100; 0 takes the most likely token each time
+    /// Randomness, 0 to 100; 0 always takes the most likely token
     #[arg(short = 't', long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     pub temperature: f32,
     /// Draw from this many most likely tokens; 0: from all
@@ -248,28 +252,28 @@ pub struct RunArguments {
     /// Draw from tokens with at least this share of the most likely one's probability; 0: from all
     #[arg(long, default_value_t = 0.05, value_name = "P", allow_negative_numbers = true, value_parser = share)]
     pub min_p: f32,
-    /// Makes the draws repeatable [default: a random one, told with --json and --stats]
+    /// Seed for repeatable draws [default: random; shown with --json and --stats]
     #[arg(long, allow_negative_numbers = true, value_parser = number)]
     pub seed: Option<u64>,
-    /// End before this text; may be given several times
+    /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// The prompt is token ids, separated by commas or spaces; nothing is added to them
+    /// Read the prompt as token ids, separated by commas or spaces; no special tokens are added
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     pub ids: bool,
-    /// The prompt is a user's message: put it through the model's chat template
+    /// Treat the prompt as a user's message and apply the model's chat template
     #[arg(long)]
     pub chat: bool,
-    /// A system message before it
+    /// A system message before the user's message
     #[arg(long, requires = "chat", value_name = "TEXT")]
     pub system: Option<String>,
-    /// Go on past tokens that end an answer
+    /// Continue past end-of-generation tokens
     #[arg(long)]
     pub ignore_eog: bool,
-    /// Tell the log-probabilities of this many most likely tokens with each token, 0 to 20
+    /// With each token, print the log-probabilities of this many most likely tokens, 0 to 20
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=TOP_LOGPROBS_MAX))]
     pub logprobs: u32,
-    /// Fail after this time, waiting included; 0: never
+    /// Fail after this time, including the time in the queue; 0: never
     #[arg(long, default_value_t = 0, value_name = "MS", allow_negative_numbers = true)]
     pub timeout: u32,
     /// Print tokens per second and times to standard error at the end
@@ -285,12 +289,12 @@ pub struct RunArguments {
 pub struct TokenizeArguments {
     /// A name, or a file: with a `/`, or an existing `*.gguf`
     pub model: String,
-    /// The text; `-` or nothing reads standard input
+    /// The text; `-` or no text reads standard input
     pub text: Option<String>,
-    /// Do not add beginning and end of sequence where the file asks for them
+    /// Do not add the beginning-of-sequence and end-of-sequence tokens that the model's file asks for
     #[arg(long)]
     pub no_special: bool,
-    /// Take the spelling of a special token for the token
+    /// Read the spelling of a special token as that token
     #[arg(long)]
     pub parse_special: bool,
 }
@@ -303,21 +307,21 @@ pub struct TokenizeArguments {
 pub struct DetokenizeArguments {
     /// A name, or a file: with a `/`, or an existing `*.gguf`
     pub model: String,
-    /// The ids, separated by commas or spaces; `-` or nothing reads standard input
+    /// The ids, separated by commas or spaces; `-` or no ids read standard input
     #[arg(allow_negative_numbers = true)]
     pub ids: Vec<String>,
-    /// Spell special tokens out
+    /// Print special tokens by their spelling
     #[arg(long)]
     pub special: bool,
 }
 
-/// A `u64`; clap's own parser says of a number out of range only that it has an invalid digit.
+/// Parses a `u64`. For a number out of range, clap's own parser only reports an invalid digit.
 fn number(text: &str) -> Result<u64, String> {
     let number: i128 = text.parse().map_err(|_| "not a whole number".to_owned())?;
     u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
 }
 
-/// Which weights to bring: `all`, `critical`, a count of first layers, or a list as 0-3,7.
+/// Parses which weights to load: `all`, `critical`, a count of first layers, or a list such as 0-3,7.
 fn layers(text: &str) -> Result<Preload, String> {
     match text {
         "all" => return Ok(Preload::All),
@@ -326,8 +330,11 @@ fn layers(text: &str) -> Result<Preload, String> {
     }
     let number = |digits: &str| {
         let number: Option<u32> = digits.parse().ok();
-        number
-            .ok_or_else(|| format!("{digits:?} is no number: all, critical, a number of layers, or as 0-3,7"))
+        number.ok_or_else(|| {
+            format!(
+                "{digits:?} is not a number: give all, critical, a number of layers, or a list such as 0-3,7"
+            )
+        })
     };
     if !text.contains([',', '-']) {
         return Ok(Preload::First(number(text)?));
@@ -340,27 +347,27 @@ fn layers(text: &str) -> Result<Preload, String> {
             return Err(format!("{range} ends before it begins"));
         }
         if layers.len() as u64 + u64::from(last - first) >= LAYERS_MAX as u64 {
-            return Err(format!("more than {LAYERS_MAX} layers"));
+            return Err(format!("more than {LAYERS_MAX} layers, the most in one request"));
         }
         layers.extend(first..=last);
     }
     Ok(Preload::Layers(layers))
 }
 
-/// A temperature as the daemon takes it.
+/// Parses a temperature, 0 to 100, the daemon's range.
 fn temperature(text: &str) -> Result<f32, String> {
     within(text, 100.0)
 }
 
-/// A share of one.
+/// Parses a probability, 0 to 1.
 fn share(text: &str) -> Result<f32, String> {
     within(text, 1.0)
 }
 
-/// A number from 0 to `max`, refused here where the daemon would refuse it.
+/// Parses a number from 0 to `max`, so that a bad value fails here and not in the daemon.
 fn within(text: &str, max: f32) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    // NaN is in no range.
+    // NaN is in no range, so this refuses it too.
     if (0.0..=max).contains(&number) { Ok(number) } else { Err(format!("{number} is not in 0..={max}")) }
 }
 

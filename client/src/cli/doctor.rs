@@ -1,4 +1,5 @@
-//! What is usually wrong between a user and the daemon, looked at from here; then what the daemon finds itself.
+//! Checks on the client's side for common problems between a user and the daemon, followed by the daemon's own
+//! checks.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,12 +15,12 @@ use serde_json::json;
 use super::report::{Failure, Output};
 use super::tables;
 
-/// Members of it may connect to the system's daemon.
+/// Members of this group may connect to the system's daemon.
 const USERS: &str = "rocmforge-users";
 
 const UNITS: [&str; 2] = ["rocmforged.socket", "rocmforged.service"];
 
-/// Looks at everything, prints it, and fails where the daemon does not answer.
+/// Runs all checks and prints them. Fails if the daemon does not answer.
 pub fn run(client: &Client, socket: &Path, output: Output) -> Result<ExitCode, Failure> {
     let mut checks = local(socket);
     let asked = client.doctor().and_then(|reply| Ok((reply, client.info()?.version)));
@@ -59,7 +60,7 @@ fn local(socket: &Path) -> Vec<DoctorCheck> {
     checks
 }
 
-/// How systemd's units are; nothing without systemd or them.
+/// State of systemd's units; `None` without systemd or without the units.
 fn units() -> Option<DoctorCheck> {
     let output = Command::new("systemctl")
         .args(["show", "--property=Id,LoadState,ActiveState,Result", UNITS[0], UNITS[1]])
@@ -68,7 +69,7 @@ fn units() -> Option<DoctorCheck> {
     unit_check(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// From `systemctl show`: lines of KEY=VALUE, units parted by an empty line.
+/// Parses the output of `systemctl show`: lines of KEY=VALUE, with an empty line between units.
 fn unit_check(text: &str) -> Option<DoctorCheck> {
     let units: Vec<[&str; 4]> = text
         .split("\n\n")
@@ -87,11 +88,11 @@ fn unit_check(text: &str) -> Option<DoctorCheck> {
         Some([id, _, _, result]) => {
             let limit = result.contains("start-limit");
             let why = if limit {
-                "it ended too often in a short time, and systemd gave it up".to_owned()
+                "it ended too often in a short time, and systemd stopped restarting it".to_owned()
             } else {
                 format!("result {result}")
             };
-            let advice = "journalctl --unit=rocmforged --lines=50 says why it ended; once that is mended: systemctl reset-failed \
+            let advice = "journalctl --unit=rocmforged --lines=50 says why it ended; once that is fixed: systemctl reset-failed \
                           rocmforged.service rocmforged.socket && systemctl start rocmforged.socket";
             (CheckState::Problem, format!("{id} failed: {why}"), advice.to_owned())
         }
@@ -113,47 +114,47 @@ fn socket_check(socket: &Path) -> DoctorCheck {
     let problem = |found: String, advice: String| {
         check("socket", CheckState::Problem, format!("{name} {found}"), advice)
     };
-    let start = "start the daemon: systemctl start rocmforged.socket, or rocmforged --socket; --socket and ROCMFORGE_SOCKET name another";
+    let start = "start the daemon: systemctl start rocmforged.socket, or rocmforged --socket; to use another socket, set --socket or ROCMFORGE_SOCKET";
     let meta = match fs::metadata(socket) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return problem("is not there".into(), start.into());
+            return problem("does not exist".into(), start.into());
         }
-        Err(error) => return problem(format!("cannot be looked at: {error}"), start.into()),
+        Err(error) => return problem(format!("cannot be inspected: {error}"), start.into()),
     };
     if !meta.file_type().is_socket() {
-        return problem("is no socket".into(), start.into());
+        return problem("is not a socket".into(), start.into());
     }
     if rustix::fs::accessat(CWD, socket, Access::WRITE_OK, AtFlags::EACCESS).is_ok() {
         return check("socket", CheckState::Good, format!("{name} may be used"), String::new());
     }
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let user = user_name(rustix::process::geteuid().as_raw());
-    problem("may not be used by you".into(), group_advice(&groups, meta.gid(), &user))
+    problem("is not open to you".into(), group_advice(&groups, meta.gid(), &user))
 }
 
-/// How to get into the group of the socket.
+/// How to get into the socket's group.
 fn group_advice(groups: &str, gid: u32, user: &str) -> String {
     let by =
         |field: usize, value: &str| groups.lines().find(|line| line.split(':').nth(field) == Some(value));
     let Some(group) = by(2, &gid.to_string()) else {
         return format!(
-            "its group {gid} is not in /etc/group: systemd-sysusers rocmforge.conf makes {USERS}"
+            "its group {gid} is not in /etc/group: run systemd-sysusers rocmforge.conf to create {USERS}"
         );
     };
     let mut fields = group.split(':');
     let group_name = fields.next().unwrap_or(USERS);
     if group_name != USERS && by(0, USERS).is_none() {
         return format!(
-            "the group {USERS} is missing: systemd-sysusers rocmforge.conf makes it; then systemctl restart rocmforged.socket"
+            "the group {USERS} is missing: run systemd-sysusers rocmforge.conf to create it, then systemctl restart rocmforged.socket"
         );
     }
     if fields.nth(2).unwrap_or_default().split(',').any(|member| member == user) {
         return format!(
-            "you are in {group_name} since you logged in: log in anew, or use `newgrp {group_name}`"
+            "you joined {group_name} after you logged in: log in again, or use `newgrp {group_name}`"
         );
     }
-    format!("have an administrator add you (adduser {user} {group_name}), then log in anew")
+    format!("have an administrator add you (adduser {user} {group_name}), then log in again")
 }
 
 fn user_name(uid: u32) -> String {
@@ -167,7 +168,7 @@ fn version_check(daemon: &str, client: &str) -> DoctorCheck {
     if daemon == client {
         return check("versions", CheckState::Good, found, String::new());
     }
-    let advice = "systemctl restart rocmforged starts the installed daemon; models and pins outlive it";
+    let advice = "systemctl restart rocmforged starts the installed daemon; models and pins survive it";
     check("versions", CheckState::Problem, found, advice.to_owned())
 }
 
@@ -202,7 +203,7 @@ mod tests {
     #[test]
     fn the_way_into_the_group_depends_on_what_is_missing() {
         let groups = "root:x:0:\nrocmforge-users:x:990:alice,carol\nstaff:x:50:\n";
-        assert!(group_advice(groups, 990, "alice").contains("log in anew, or use `newgrp rocmforge-users`"));
+        assert!(group_advice(groups, 990, "alice").contains("log in again, or use `newgrp rocmforge-users`"));
         assert!(group_advice(groups, 990, "bob").contains("adduser bob rocmforge-users"));
         assert!(group_advice(groups, 50, "bob").contains("adduser bob staff"));
         assert!(group_advice(groups, 7, "bob").contains("group 7 is not in /etc/group"));
@@ -214,10 +215,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let missing = socket_check(&dir.path().join("api.sock"));
         assert!(
-            missing.found.ends_with("is not there") && missing.advice.contains("systemctl start"),
+            missing.found.ends_with("does not exist") && missing.advice.contains("systemctl start"),
             "{missing:?}"
         );
-        assert!(socket_check(dir.path()).found.ends_with("is no socket"));
+        assert!(socket_check(dir.path()).found.ends_with("is not a socket"));
         let path = dir.path().join("real.sock");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert_eq!(socket_check(&path).state, CheckState::Good);

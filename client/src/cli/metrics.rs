@@ -1,4 +1,4 @@
-//! Metrics for Prometheus: to standard output, or into a file that is replaced at once.
+//! Metrics for Prometheus: to standard output, or to a file that is replaced atomically.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -17,7 +17,7 @@ struct Page {
     prometheus: String,
 }
 
-/// Writes the page, with a period again and again.
+/// Writes the page once, or again after each period.
 pub fn run(client: &Client, file: Option<&Path>, period: Option<u32>, output: Output) -> Result<(), Failure> {
     loop {
         let page = Page { prometheus: metrics::prometheus(&client.status()?, &client.residency()?) };
@@ -33,16 +33,17 @@ pub fn run(client: &Client, file: Option<&Path>, period: Option<u32>, output: Ou
     }
 }
 
-/// Who reads the file finds the page before or this one, whole. Readable for all, whatever the umask is.
+/// Replaces the file by renaming, so that a reader sees the old page or the new one, whole. The file is readable for
+/// all, whatever the umask.
 fn replace(file: &Path, page: &str) -> io::Result<()> {
-    let name = file.file_name().ok_or_else(|| io::Error::other("it names no file"))?;
-    // What the collector looks for ends in .prom; this does not.
+    let name = file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
+    // The collector looks for names that end in .prom; this one does not.
     let beside = file.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let written = fs::write(&beside, page)
         .and_then(|()| fs::set_permissions(&beside, Permissions::from_mode(0o644)))
         .and_then(|()| fs::rename(&beside, file));
     written.inspect_err(|_| {
-        // Where it was never made there is nothing to remove.
+        // If it was never created there is nothing to remove.
         let _ = fs::remove_file(&beside);
     })
 }

@@ -20,16 +20,16 @@ use rocmforge_client::{Client, ClientError, Options, ServerTrust, wire};
 use args::{Arguments, Command, DetokenizeArguments, TokenizeArguments};
 use report::{Failure, Output};
 
-/// The definition of the command line, for its manual pages and completions.
+/// The definition of the command line; xtask builds the manual pages and completions from it.
 pub fn command() -> clap::Command {
     Arguments::command()
 }
 
-/// Parses, asks, prints; the exit code is documented in `--help`.
+/// Parses the arguments, asks the daemon, prints the answer. `--help` documents the exit codes.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        // Help and version are no errors, and people get clap's own words.
+        // Help and version are not errors. Without --json, print clap's own message.
         Err(error) if !error.use_stderr() || !asks_for_json(std::env::args_os()) => error.exit(),
         Err(error) => return Output { json: true }.fail(&Failure::usage(&one_line(&error.to_string()))),
     };
@@ -38,12 +38,12 @@ pub fn main() -> ExitCode {
     outcome.unwrap_or_else(|failure| output.fail(&failure))
 }
 
-/// Whether `--json` is among arguments that do not parse; what comes after `--` is no option.
+/// Whether `--json` is among arguments that failed to parse. Arguments after `--` are not options.
 fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }
 
-/// What clap says went wrong, without its heading and the usage after it.
+/// clap's error message, without its "error:" prefix and the usage after it.
 fn one_line(error: &str) -> String {
     let what = error.split("\n\nUsage:").next().unwrap_or(error);
     let words: Vec<_> = what.strip_prefix("error: ").unwrap_or(what).split_whitespace().collect();
@@ -129,7 +129,7 @@ fn options(arguments: &Arguments) -> Options {
     options
 }
 
-/// Whether `model` means a file that we open, rather than a name the daemon knows.
+/// Whether `model` is a file that the client opens, rather than a name that the daemon knows.
 fn is_path(model: &str) -> bool {
     model.contains('/') || (model.ends_with(".gguf") && Path::new(model).exists())
 }
@@ -138,7 +138,7 @@ fn load(client: &Client, model: &str, name: Option<&str>) -> Result<wire::LoadRe
     if is_path(model) { client.load_file(Path::new(model), name) } else { client.load(model) }
 }
 
-/// The model's name; a path is opened and passed to the daemon first.
+/// The model's name. A path is first opened and passed to the daemon.
 fn model_named(client: &Client, model: &str) -> Result<String, ClientError> {
     if is_path(model) { Ok(load(client, model, None)?.summary.name) } else { Ok(model.to_owned()) }
 }
@@ -167,7 +167,7 @@ fn text_of(client: &Client, arguments: &DetokenizeArguments) -> Result<wire::Det
     Ok(client.detokenize(&request)?)
 }
 
-/// Round trips on one connection.
+/// Times of round trips on one connection, in microseconds.
 #[derive(Debug, serde::Serialize)]
 pub struct PingTimes {
     round_trips_us: Vec<f64>,

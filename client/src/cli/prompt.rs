@@ -6,7 +6,7 @@ use rocmforge_client::wire::limits;
 
 use super::report::Failure;
 
-/// The argument, or standard input for `-` and nothing.
+/// The argument; standard input if it is `-` or missing.
 pub fn text(argument: Option<&str>) -> Result<String, Failure> {
     match argument {
         Some(text) if text != "-" => return Ok(text.to_owned()),
@@ -17,7 +17,7 @@ pub fn text(argument: Option<&str>) -> Result<String, Failure> {
         }
         _ => {}
     }
-    // One byte more than can be sent, so that longer input is refused instead of cut.
+    // Reads one byte more than a request holds, so that longer input is refused instead of cut.
     let mut bytes = Vec::new();
     let read = std::io::stdin().take(limits::TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::usage(&format!("standard input: {error}")))?;
@@ -30,11 +30,12 @@ pub fn text(argument: Option<&str>) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| Failure::usage(&format!("standard input is not UTF-8: {error}")))
 }
 
-/// Token ids, separated by commas or white space.
+/// Parses token ids, separated by commas or white space.
 pub fn ids(text: &str) -> Result<Vec<u32>, Failure> {
     let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
     let parse = |word: &str| {
-        word.parse().map_err(|_| Failure::usage(&format!("{word:?} is no token id: a number below 2^32")))
+        word.parse()
+            .map_err(|_| Failure::usage(&format!("{word:?} is not a token id: give a number below 2^32")))
     };
     words.map(parse).collect()
 }

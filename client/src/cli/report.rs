@@ -1,4 +1,4 @@
-//! How answers and errors leave the program.
+//! Prints answers and errors, and sets the exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -12,21 +12,21 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 const EXIT_UNAVAILABLE: u8 = 3;
 const EXIT_MODEL: u8 = 4;
-/// As a shell reports a program that Ctrl-C ended: 128 + SIGINT.
+/// 128 + SIGINT: a shell reports this for a program that Ctrl-C ended.
 pub const EXIT_CANCELLED: u8 = 130;
 
 /// Why the program fails.
 #[derive(Debug)]
 pub enum Failure {
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Usage(String),
-    /// More input than a request can hold.
+    /// The input is larger than a request can hold.
     TooLong(String),
-    /// The client or daemon says no.
+    /// The client or the daemon returned an error.
     Client(Box<ClientError>),
-    /// A file that we were to write.
+    /// A file could not be written.
     File(String),
-    /// Our own output cannot be written.
+    /// Standard output could not be written.
     Output(io::Error),
 }
 
@@ -57,7 +57,7 @@ impl Failure {
         }
     }
 
-    /// What stands under `error`.
+    /// The value of the field `error`.
     fn to_json(&self) -> Value {
         let (name, code) = match self {
             Self::Usage(_) => ("Usage", None),
@@ -115,14 +115,14 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Text or JSON.
+/// Output format: text or JSON.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     pub json: bool,
 }
 
 impl Output {
-    /// Prints an answer: as JSON, or as `text` writes it.
+    /// Prints an answer, as JSON or through `text`.
     pub fn show<T: Serialize>(
         self,
         answer: &T,
@@ -131,7 +131,7 @@ impl Output {
         self.show_as(answer, |answer| serde_json::to_value(answer), text)
     }
 
-    /// As [`Output::show`], with more in the JSON than the answer's own fields.
+    /// As [`Output::show`], with a JSON that has more than the answer's own fields.
     pub fn show_as<T>(
         self,
         answer: &T,
@@ -149,17 +149,17 @@ impl Output {
         Ok(stdout.flush()?)
     }
 
-    /// Prints an error and gives its exit code. A reader that went away is no error.
+    /// Prints an error and returns its exit code. A closed output is not an error.
     pub fn fail(self, failure: &Failure) -> ExitCode {
         self.fail_with(failure, json!({}))
     }
 
-    /// As [`Output::fail`]; with `--json` the fields of `partial`, what came before the error, stand beside it.
+    /// As [`Output::fail`]; with `--json`, the fields of `partial` (the partial answer) stand beside `error`.
     pub fn fail_with(self, failure: &Failure, mut partial: Value) -> ExitCode {
         let code = failure.exit_code();
         if code != 0 {
             let mut stderr = io::stderr().lock();
-            // Where not even standard error can be written, the exit code has to do.
+            // If even standard error cannot be written, the exit code must do.
             let _ = match (self.json, failure) {
                 (true, _) => {
                     partial["error"] = failure.to_json();
@@ -180,7 +180,8 @@ impl Output {
     }
 }
 
-/// The wire's structures as scripts like them: whole, so without `more`; without `ext`, states in snake case.
+/// The wire's structures for scripts: without `more`, because lists are whole, without `ext`, and with states in
+/// snake case.
 pub fn for_scripts(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -203,7 +204,7 @@ pub fn for_scripts(value: Value) -> Value {
     }
 }
 
-/// With what the daemon says of itself and its devices in words, as `notes`: their names in snake case.
+/// The status with `notes`: what the daemon says of itself and its devices in words, with names in snake case.
 pub fn status(reply: &StatusReply) -> serde_json::Result<Value> {
     let notes = |notes: Vec<(&str, &str)>| {
         let entry = |(name, value): (&str, &str)| (name.replace(' ', "_"), Value::from(value));
@@ -229,7 +230,7 @@ pub fn snake_case(name: &str) -> String {
     snake
 }
 
-/// A text from a file or the daemon without what could steer a terminal.
+/// A text from a file or the daemon, without terminal control characters.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! Commands about models' weights on a device.
+//! Commands for models' weights on a device.
 
 use std::io::{self, IsTerminal};
 
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use super::report::{Failure, Output, printable, snake_case};
 use super::tables::{Out, bytes, load, pairs, table};
 
-/// How another user's model is shown.
+/// Shown instead of the name of another user's model.
 const UNNAMED: &str = "(another user's)";
 
-/// What became of a model that was mapped and brought to the device.
+/// Reply of `load --preload`: the mapping and the load to the device.
 #[derive(Debug, Serialize)]
 pub struct Loaded {
     #[serde(flatten)]
@@ -24,7 +24,7 @@ pub struct Loaded {
     pub preload: LoadToDeviceEnd,
 }
 
-/// Has weights brought to the device; a person at a terminal is told how far that is.
+/// Loads weights to the device. Shows progress if standard error is a terminal and the output is text.
 pub fn bring(
     client: &Client,
     model: &str,
@@ -40,16 +40,17 @@ pub fn bring(
             ended => break ended,
         }
     };
-    // What is said next, be it an error, gets a line of its own.
+    // Clears the progress line, so that the next message or error starts on a line of its own.
     if told {
         eprint!("\r\x1b[K");
     }
     followed?;
-    let broken = || ClientError::Disconnected { reason: "the load ended without a word".to_owned() };
+    let broken =
+        || ClientError::Disconnected { reason: "the load ended without its final message".to_owned() };
     Ok(loading.end().cloned().ok_or_else(broken)?)
 }
 
-/// How far a load is, in a line.
+/// A line that shows the progress of a load.
 fn progress(item: &LoadToDeviceItem) -> String {
     let LoadToDeviceItem { tensors, tensors_total, device_bytes, device_bytes_total, .. } = *item;
     format!(
@@ -68,7 +69,7 @@ pub fn loaded(out: Out<'_>, reply: &Loaded) -> io::Result<()> {
 pub fn preloaded(out: Out<'_>, end: &LoadToDeviceEnd) -> io::Result<()> {
     let LoadToDeviceEnd { tensors, device_bytes, elapsed_us, .. } = *end;
     if device_bytes == 0 {
-        return writeln!(out, "{tensors} tensors are read where they are mapped");
+        return writeln!(out, "{tensors} tensors are read in place from the mapped file");
     }
     let milliseconds = elapsed_us as f64 / 1e3;
     writeln!(out, "{tensors} tensors on the device, {}, in {milliseconds:.1} ms", bytes(device_bytes))
@@ -76,8 +77,8 @@ pub fn preloaded(out: Out<'_>, end: &LoadToDeviceEnd) -> io::Result<()> {
 
 pub fn cleared(out: Out<'_>, reply: &ClearCacheReply) -> io::Result<()> {
     match (reply.parts, reply.device_bytes) {
-        (0, 0) => writeln!(out, "nothing was on the device"),
-        (parts, freed) => writeln!(out, "{parts} parts left the device, {}", bytes(freed)),
+        (0, 0) => writeln!(out, "no weights were on the device"),
+        (parts, freed) => writeln!(out, "{parts} parts evicted, {}", bytes(freed)),
     }
 }
 
@@ -85,7 +86,7 @@ pub fn ruled(out: Out<'_>, reply: &SetRulesReply) -> io::Result<()> {
     let wanted = rules(&reply.rules);
     writeln!(out, "{}", if wanted.is_empty() { "no rules".to_owned() } else { wanted })?;
     if reply.host_pinned {
-        writeln!(out, "its file is to be locked in memory; `show` tells how far that is")?;
+        writeln!(out, "its file is being locked in memory; `show` shows the progress")?;
     }
     if !reply.host_reason.is_empty() {
         writeln!(out, "its file is not locked in memory: {}", printable(&reply.host_reason))?;
@@ -93,13 +94,13 @@ pub fn ruled(out: Out<'_>, reply: &SetRulesReply) -> io::Result<()> {
     Ok(())
 }
 
-/// Events that were not told, as JSON.
+/// Number of events that the daemon dropped, as JSON.
 #[derive(Debug, Serialize)]
 struct Missed {
     missed: u64,
 }
 
-/// Prints what happens until the daemon stops, which is an error, or the reader goes away.
+/// Prints events until the daemon stops, which is an error, or until the output's reader closes it.
 pub fn follow(client: &Client, output: Output) -> Result<(), Failure> {
     for item in &mut client.events()? {
         let item = item?;
@@ -128,7 +129,7 @@ fn event(out: Out<'_>, event: &EventEntry) -> io::Result<()> {
     writeln!(out, "{what:15}{about}")
 }
 
-/// A part of a model in words.
+/// Name of a part of a model.
 fn part(number: u32, count: u32) -> String {
     match number {
         0 => "embedding".to_owned(),
@@ -137,7 +138,7 @@ fn part(number: u32, count: u32) -> String {
     }
 }
 
-/// A plan; as JSON its `fit` is an object with a `kind`.
+/// A plan; in JSON its `fit` is an object with a `kind`.
 #[derive(Debug)]
 pub struct Plan(pub PlanReply);
 
@@ -163,18 +164,18 @@ fn fit_object(fit: Fit) -> Value {
 
 pub fn plan(out: Out<'_>, Plan(plan): &Plan) -> io::Result<()> {
     if plan.budget_bytes == 0 {
-        let text = "weights are read where they are mapped: there is no device memory to plan";
+        let text = "weights are read in place from the mapped file: there is no device memory to plan";
         return writeln!(out, "{text}");
     }
     let fits = match plan.fit {
         Fit::Whole if plan.leaving.is_empty() => "yes, all of it".to_owned(),
-        Fit::Whole => format!("yes, once {} of other models left", bytes(plan.leaving_bytes)),
+        Fit::Whole => format!("yes, after evicting {} of other models", bytes(plan.leaving_bytes)),
         Fit::Streamed(fit) => format!(
-            "in part: {} stay, {} come again for every step",
+            "in part: {} stay, {} are loaded again for every step",
             bytes(fit.resident_bytes),
             bytes(fit.step_bytes)
         ),
-        Fit::No(missing) => format!("no, {} are missing", bytes(missing)),
+        Fit::No(missing) => format!("no, {} too little", bytes(missing)),
     };
     let leaving: Vec<_> = plan
         .leaving
@@ -185,12 +186,12 @@ pub fn plan(out: Out<'_>, Plan(plan): &Plan) -> io::Result<()> {
         plan.load_ms.map_or("no rate is known yet".to_owned(), |ms| format!("{:.1} s", ms as f64 / 1e3));
     let fields = [
         ("fits", fits),
-        ("weights", format!("{}, of them there {}", bytes(plan.weight_bytes), bytes(plan.resident_bytes))),
+        ("weights", format!("{}, {} of them resident", bytes(plan.weight_bytes), bytes(plan.resident_bytes))),
         ("KV pages", format!("{} for {} tokens", bytes(plan.kv_bytes), plan.context_tokens)),
         ("activations", bytes(plan.scratch_bytes)),
         ("free", format!("{} of {}", bytes(plan.available_bytes), bytes(plan.budget_bytes))),
         ("other programs", bytes(plan.others_bytes)),
-        ("would leave", leaving.join(", ")),
+        ("would evict", leaving.join(", ")),
         ("time to load", load),
         ("waiting", if plan.queued > 0 { format!("{} requests", plan.queued) } else { String::new() }),
     ];
@@ -222,12 +223,12 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
     table(out, head, rows)
 }
 
-/// How far somebody's request is that brings its weights.
+/// Progress of a load to the device, whichever client asked for it.
 fn loading(loading: &LoadingProgress) -> String {
     format!("{} of {}", bytes(loading.device_bytes), bytes(loading.device_bytes_total))
 }
 
-/// When it would make room.
+/// Place in the eviction order.
 fn leaves(entry: &ResidencyEntry) -> String {
     if entry.eviction_place == 0 { "never".to_owned() } else { entry.eviction_place.to_string() }
 }
@@ -275,7 +276,7 @@ fn device_memory(out: Out<'_>, device: &DeviceMemory) -> io::Result<()> {
         (
             "loads",
             format!(
-                "{} tensors, {}, {}/s; {} found there; {} steps waited {wait:.1} s",
+                "{} tensors, {}, {}/s; {} hits; {} steps waited {wait:.1} s",
                 device.loads,
                 bytes(device.load_bytes),
                 bytes(device.bytes_per_second),
@@ -283,7 +284,7 @@ fn device_memory(out: Out<'_>, device: &DeviceMemory) -> io::Result<()> {
                 device.load_waits
             ),
         ),
-        ("left", format!("{} parts, {}", device.evictions, bytes(device.evicted_bytes))),
+        ("evicted", format!("{} parts, {}", device.evictions, bytes(device.evicted_bytes))),
     ];
     pairs(out, fields.into_iter())
 }
@@ -329,24 +330,22 @@ mod tests {
     fn a_plan_says_whether_it_fits_first() {
         assert_eq!(
             text(plan, &planned(Fit::No(3 << 30))),
-            "fits              no, 3.0 GiB are missing\n\
-             weights           40.0 GiB, of them there 0 B\n\
+            "fits              no, 3.0 GiB too little\n\
+             weights           40.0 GiB, 0 B of them resident\n\
              KV pages          1.0 GiB for 4096 tokens\n\
              activations       256.0 MiB\n\
              free              16.0 GiB of 24.0 GiB\n\
              other programs    512.0 MiB\n\
-             would leave       (another user's) (4.0 GiB)\n\
+             would evict       (another user's) (4.0 GiB)\n\
              time to load      0.9 s\n\
              waiting           2 requests\n"
         );
         let streamed = Fit::Streamed(StreamedFit { resident_bytes: 20 << 30, step_bytes: 21 << 30 });
-        assert!(
-            text(plan, &planned(streamed)).starts_with(
-                "fits              in part: 20.0 GiB stay, 21.0 GiB come again for every step\n"
-            )
-        );
+        assert!(text(plan, &planned(streamed)).starts_with(
+            "fits              in part: 20.0 GiB stay, 21.0 GiB are loaded again for every step\n"
+        ));
         let whole = text(plan, &planned(Fit::Whole));
-        assert!(whole.starts_with("fits              yes, once 4.0 GiB of other models left\n"));
+        assert!(whole.starts_with("fits              yes, after evicting 4.0 GiB of other models\n"));
         let value = serde_json::to_value(planned(streamed)).unwrap();
         assert_eq!(
             (&value["fit"]["kind"], &value["fit"]["step_bytes"]),
@@ -388,7 +387,7 @@ mod tests {
         };
         let reply = ResidencyReply { devices: vec![device], models: vec![model], more: false, ext: vec![] };
         let shown = text(residency, &reply);
-        assert!(shown.contains("left              3 parts, 1.0 MiB\n"), "{shown}");
+        assert!(shown.contains("evicted           3 parts, 1.0 MiB\n"), "{shown}");
         assert!(
             shown.ends_with(
                 "MODEL  PARTS  LOADING             WEIGHTS  KV   ACTIVATIONS  REQUESTS  IDLE  LEAVES  RULES\n\
@@ -439,7 +438,7 @@ mod tests {
         let end = LoadToDeviceEnd { tensors: 9, device_bytes: 3 << 20, elapsed_us: 1500, ext: vec![] };
         assert_eq!(text(preloaded, &end), "9 tensors on the device, 3.0 MiB, in 1.5 ms\n");
         let left = ClearCacheReply { parts: 7, device_bytes: 3 << 20, ext: vec![] };
-        assert_eq!(text(cleared, &left), "7 parts left the device, 3.0 MiB\n");
-        assert_eq!(text(cleared, &ClearCacheReply::default()), "nothing was on the device\n");
+        assert_eq!(text(cleared, &left), "7 parts evicted, 3.0 MiB\n");
+        assert_eq!(text(cleared, &ClearCacheReply::default()), "no weights were on the device\n");
     }
 }

@@ -1,4 +1,4 @@
-//! `run`: text as it comes, or one object at the end.
+//! `run`: prints text as it arrives, or one object at the end.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use super::args::RunArguments;
 use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
 use super::{model_named, prompt};
 
-/// What came of an answer so far.
+/// The answer received so far.
 #[derive(Debug, Default)]
 struct Answer {
     text: String,
@@ -89,8 +89,9 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
     })
 }
 
-/// The first Ctrl-C takes the request back, so that what came is printed; the second ends the program at once. Before this
-/// is set up Ctrl-C ends the program as it does any other, and the hang-up takes the request back.
+/// The first Ctrl-C cancels the request, so that the partial answer is printed. The second ends the program at once.
+/// Before this is set up, Ctrl-C ends the program as usual, and the daemon cancels the request when the connection
+/// closes.
 fn cancel_on_interrupt(connection: Connection, stream: u32) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -103,7 +104,7 @@ fn cancel_on_interrupt(connection: Connection, stream: u32) -> Result<(), Failur
     Ok(())
 }
 
-/// Takes every item; without `--json` prints its text at once.
+/// Receives every item; without `--json` prints its text at once.
 fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> Result<(), Failure> {
     let mut printer = Printer { terminal: io::stdout().is_terminal() };
     while let Some(mut item) = generation.next_item()? {
@@ -124,7 +125,8 @@ fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> 
     Ok(())
 }
 
-/// Prints a model's text; to a terminal without control characters, which a model could use to steer it.
+/// Prints a model's text. To a terminal it prints no control characters, because a model could use them to control
+/// it.
 struct Printer {
     terminal: bool,
 }
@@ -146,12 +148,13 @@ impl Printer {
     }
 }
 
-/// A terminal's prompt goes on its own line; a file or pipe gets the text as it is.
+/// On a terminal, ends the text with a newline so that the prompt starts on its own line. A file or pipe gets the
+/// text unchanged.
 fn end_line(text: &str) -> io::Result<()> {
     if io::stdout().is_terminal() && !text.ends_with('\n') { writeln!(io::stdout()) } else { Ok(()) }
 }
 
-/// What came before an error, to be printed with it: it was computed, and a script may go on from it.
+/// The partial answer, printed with an error: it was computed, and a script may continue from it.
 fn so_far(answer: &Answer, logprobs: bool) -> Value {
     let mut object = json!({ "text": answer.text, "prompt_ids": answer.prompt_ids, "ids": answer.ids });
     if logprobs {
@@ -177,7 +180,7 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     object
 }
 
-/// One line: rates as the daemon measured them, and what the whole took here.
+/// One line: rates as the daemon measured them, and the total time at the client.
 fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
     let total_ms = start.elapsed().as_secs_f64() * 1e3;
     let mut stderr = io::stderr().lock();
@@ -187,12 +190,12 @@ fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
     let ms = |us: u64| us as f64 / 1e3;
     let rate = |tokens: u32, us: u64| if us == 0 { 0.0 } else { f64::from(tokens) * 1e6 / us as f64 };
     let (usage, timings) = (end.usage, end.timings);
-    // The first token comes out of the prefill; decode is the time of those after it.
+    // The first token comes from the prefill; decode is the time of the tokens after it.
     let decoded = usage.generated_tokens.saturating_sub(1);
     writeln!(
         stderr,
         "prompt {} tokens, {:.1} tokens/s; generated {} tokens, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
-         prefill {:.1} ms, decode {:.1} ms, in all {total_ms:.1} ms; seed {}",
+         prefill {:.1} ms, decode {:.1} ms, total {total_ms:.1} ms; seed {}",
         usage.prompt_tokens,
         rate(usage.prompt_tokens, timings.prefill_us),
         usage.generated_tokens,

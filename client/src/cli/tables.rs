@@ -1,4 +1,4 @@
-//! Answers as text for people.
+//! Prints answers as text for people.
 
 use std::io::{self, Write};
 
@@ -46,7 +46,7 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         ("context", format!("{} tokens", reply.context_length)),
         ("layers", reply.layers.to_string()),
         ("hidden", reply.hidden.to_string()),
-        ("heads", format!("{} x {}, {} for keys and values", reply.heads, reply.head_dim, reply.kv_heads)),
+        ("heads", format!("{} x {}, {} for KV", reply.heads, reply.head_dim, reply.kv_heads)),
         ("feed-forward", if reply.ffn > 0 { reply.ffn.to_string() } else { String::new() }),
         ("experts", printable(reply.experts().unwrap_or_default())),
         ("positions", printable(reply.positions().unwrap_or_default())),
@@ -54,7 +54,7 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         ("chat template", if reply.chat_template { "yes" } else { "no" }.to_owned()),
         ("ends at", join(&reply.end_of_generation)),
         ("in memory", in_memory(&reply.host)),
-        ("kept there", kept(&reply.host)),
+        ("kept in memory", kept(&reply.host)),
         ("reason", printable(&summary.reason)),
     ];
     pairs(out, fields.into_iter().filter(|(_, value)| !value.is_empty()))?;
@@ -83,7 +83,7 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel has of a model's files.
+/// How much of a model's files is in host memory.
 fn in_memory(host: &HostMemory) -> String {
     let cached = host.cached_bytes.map_or("unknown".to_owned(), bytes);
     format!(
@@ -94,7 +94,7 @@ fn in_memory(host: &HostMemory) -> String {
     )
 }
 
-/// What is wanted of them, and how that went; empty where nothing is.
+/// The wanted host residency of the model's files and its state; empty if none is wanted.
 fn kept(host: &HostMemory) -> String {
     if host.wanted == Residency::None {
         return String::new();
@@ -116,7 +116,7 @@ pub fn load(out: Out<'_>, reply: &LoadReply) -> io::Result<()> {
     if reply.mapped_now {
         writeln!(out, "{name}: mapped in {:.1} ms", reply.elapsed_us as f64 / 1e3)
     } else {
-        writeln!(out, "{name}: its file was mapped already")
+        writeln!(out, "{name}: its file was already mapped")
     }
 }
 
@@ -124,7 +124,7 @@ pub fn unload(out: Out<'_>, reply: &UnloadReply) -> io::Result<()> {
     match (reply.was_mapped, reply.draining_sequences) {
         (false, _) => writeln!(out, "was not mapped"),
         (true, 0) => writeln!(out, "unmapped"),
-        (true, running) => writeln!(out, "goes when {running} running requests end"),
+        (true, running) => writeln!(out, "will be unmapped when {running} running requests end"),
     }
 }
 
@@ -161,7 +161,7 @@ pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
     reply.devices.iter().try_for_each(|device| device_status(out, device))
 }
 
-/// What is not usual.
+/// Host memory fields that are shown only if they are not zero.
 fn host(host: &HostStatus) -> [(&'static str, String); 3] {
     let locked = format!("{} of at most {}", bytes(host.locked_bytes), bytes(host.lock_bytes_max));
     let refused = format!("{} models: {}", host.locks_refused, printable(&host.reason));
@@ -169,7 +169,7 @@ fn host(host: &HostStatus) -> [(&'static str, String); 3] {
         ("locked", if host.locked_bytes > 0 { locked } else { String::new() }),
         ("not locked", if host.locks_refused > 0 { refused } else { String::new() }),
         (
-            "memory was short",
+            "memory pressure",
             if host.pressure_events > 0 { format!("{} times", host.pressure_events) } else { String::new() },
         ),
     ]
@@ -211,7 +211,7 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
         (
             "weights",
             format!(
-                "{} on the device, {} tensors loaded, {} found there",
+                "{} on the device, {} tensors loaded, {} hits",
                 bytes(device.device_bytes),
                 device.tensors_loaded,
                 device.tensor_hits
@@ -240,8 +240,8 @@ fn gpu_entry(out: Out<'_>, gpu: &GpuEntry) -> io::Result<()> {
         ("device", format!("{} {}", gpu.index, printable(&gpu.name))),
         ("architecture", format!("{}, {} units, waves of {}", printable(&gpu.arch), gpu.units, gpu.wave)),
         ("memory", format!("{}, {} free", bytes(gpu.memory_bytes), bytes(gpu.memory_free_bytes))),
-        ("plugged in at", printable(&gpu.pci)),
-        ("kernels", format!("{code}; {}", if gpu.works { "a kernel ran" } else { "none ran" })),
+        ("PCI address", printable(&gpu.pci)),
+        ("kernels", format!("{code}; {}", if gpu.works { "a kernel ran" } else { "no kernel ran" })),
     ];
     pairs(out, fields.into_iter())
 }
@@ -250,7 +250,7 @@ pub fn ids(out: Out<'_>, reply: &TokenizeReply) -> io::Result<()> {
     writeln!(out, "{}", join(&reply.ids))
 }
 
-/// The text and nothing else, so that it can be piped.
+/// Only the text, without a newline, so that it can be piped.
 pub fn text(out: Out<'_>, reply: &DetokenizeReply) -> io::Result<()> {
     out.write_all(reply.text.as_bytes())
 }
@@ -307,7 +307,7 @@ fn join(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Binary units, as memory is counted.
+/// A size in binary units.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let steps = [40, 30, 20, 10].iter().position(|shift| count >> shift != 0).map_or(0, |at| 4 - at);

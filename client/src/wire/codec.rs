@@ -1,7 +1,8 @@
-//! Payload bytes and values. The only file that knows how payloads are encoded.
+//! Converts between messages and payload bytes. No other file knows how payloads are encoded.
 //!
-//! The layout is bincode 1.x's default (little endian, fixed-width integers), through serde. bincode itself limits no
-//! `encode`, accepts trailing bytes and trusts lengths up to its limit; each is closed here: see [`encode`] and [`decode`].
+//! The layout is bincode 1.x's default (little endian, fixed-width integers), through serde. bincode itself does not
+//! limit `encode`, accepts trailing bytes, and trusts lengths up to its limit. [`encode`] and [`decode`] close these
+//! three holes.
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
 use bincode::error::DecodeError;
@@ -14,25 +15,25 @@ pub const PAYLOAD_BYTES_MAX: u32 = LIMIT as u32;
 
 const LIMIT: usize = 1 << 20;
 
-/// Bounds what one length inside a payload can make the decoder allocate.
+/// Limits how much one length inside a payload can make the decoder allocate.
 const CONFIGURATION: Configuration<LittleEndian, Fixint, Limit<LIMIT>> =
     bincode::config::legacy().with_limit::<LIMIT>();
 
-/// Why a payload is not sent or not taken.
+/// Why a payload is not sent or not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// It does not fit a frame.
-    #[error("a payload of {bytes} bytes, at most {max} fit a frame: split it or pass it as a file")]
+    /// The payload does not fit a frame.
+    #[error("the payload has {bytes} bytes, but a frame holds at most {max}: split it or pass it as a file")]
     TooLong {
-        /// Its size.
+        /// Size of the payload in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         max: u32,
     },
-    /// The bytes are not of this message.
+    /// The bytes are not a message of this type.
     #[error("{message}: {reason}")]
     Malformed {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
         /// What is wrong with the bytes.
         reason: String,
@@ -40,26 +41,26 @@ pub enum CodecError {
     /// The message ends before the payload does.
     #[error("{message}: {} bytes after its end", payload_bytes.saturating_sub(*used_bytes))]
     TrailingBytes {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
         /// Bytes of the message.
         used_bytes: usize,
         /// Bytes of the payload.
         payload_bytes: usize,
     },
-    /// The op is not a request that this version knows.
+    /// This version has no request with this op.
     #[error("op {op}: not a request of this protocol version")]
     UnknownOp {
-        /// Its number.
+        /// The op's number.
         op: u16,
     },
-    /// A field breaks its own limit, or an extension must be understood and is not.
+    /// A field breaks its own limit, or a critical extension is unknown.
     #[error(transparent)]
     Field(#[from] Violation),
 }
 
 impl CodecError {
-    /// Its number on the wire.
+    /// The error's number on the wire.
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::Malformed { .. } | Self::TrailingBytes { .. } => ErrorCode::BadPayload,
@@ -70,23 +71,23 @@ impl CodecError {
     }
 }
 
-/// The bytes of `message`, after checking its fields' limits and its size.
+/// Encodes `message`, after checking its fields' limits and its size.
 ///
 /// # Errors
-/// [`CodecError::Field`] and [`CodecError::TooLong`]: nothing is sent that the other side must refuse.
+/// [`CodecError::Field`] and [`CodecError::TooLong`]: a message that the peer must refuse is not sent.
 pub fn encode<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
     let mut bytes = Vec::new();
     encode_after(&mut bytes, message, PAYLOAD_BYTES_MAX)?;
     Ok(bytes)
 }
 
-/// The message that `payload` holds: all of it, nothing after it, each field within its own limit.
+/// Decodes the message in `payload`: it must fill the payload, and each field must keep its limit.
 ///
-/// Allocates at most 10 times the payload's size (entries of 10 bytes that take 32, in a list that grows), and 1 MiB for
-/// each length that turns out to be a lie: one on each level of lists in lists.
+/// Allocates at most 10 times the payload's size (entries of 10 bytes that take 32, in a growing list), and 1 MiB for
+/// each false length: one per level of nested lists.
 ///
 /// # Errors
-/// [`CodecError`]; the frame's own bounds were kept, so the connection can go on.
+/// [`CodecError`]; the frame itself was within bounds, so the connection can go on.
 pub fn decode<T: Message>(payload: &[u8]) -> Result<T, CodecError> {
     if payload.len() > LIMIT {
         return Err(CodecError::TooLong { bytes: payload.len(), max: PAYLOAD_BYTES_MAX });
@@ -100,7 +101,7 @@ pub fn decode<T: Message>(payload: &[u8]) -> Result<T, CodecError> {
     Ok(message)
 }
 
-/// Why a payload was not decoded, in the words of `PROTOCOL.md`; the decoder's own speak of its types.
+/// Describes a decoding error in the words of `PROTOCOL.md`; the decoder's own messages name its Rust types.
 fn reason(error: &DecodeError) -> String {
     match error {
         DecodeError::UnexpectedEnd { .. } => "the payload ends before the message does".to_owned(),
@@ -108,14 +109,14 @@ fn reason(error: &DecodeError) -> String {
             "a count that reaches past the payload".to_owned()
         }
         DecodeError::InvalidBooleanValue(byte) => format!("a bool or optional field that begins with {byte}"),
-        DecodeError::UnexpectedVariant { found, .. } => format!("a variant {found} that is not known"),
+        DecodeError::UnexpectedVariant { found, .. } => format!("an unknown variant {found}"),
         DecodeError::Utf8 { .. } => "a string that is not UTF-8".to_owned(),
-        // What is left are numbers of variants, which serde judges.
-        _ => "a variant that is not known, or another value that its field cannot have".to_owned(),
+        // The other errors are variant numbers that serde rejects.
+        _ => "an unknown variant, or another value that its field cannot have".to_owned(),
     }
 }
 
-/// A whole frame, header and payload; `len_max` is what the two hellos agreed on.
+/// Encodes a whole frame, header and payload; `len_max` is the limit agreed in the hellos.
 ///
 /// [`Flags::MORE`] is set for [`Op::Item`] and cleared for every other op: only items are followed by more frames.
 ///
@@ -131,7 +132,7 @@ pub fn encode_frame<T: Message>(
     encode_frame_with_descriptors(stream, op, flags, len_max, 0, message)
 }
 
-/// As [`encode_frame`], for a frame that `n_fds` file descriptors go with; the caller sends them with its first byte.
+/// As [`encode_frame`], for a frame with `n_fds` file descriptors; the caller sends them with its first byte.
 ///
 /// # Errors
 /// As [`encode`].
@@ -154,7 +155,8 @@ pub fn encode_frame_with_descriptors<T: Message>(
     Ok(frame)
 }
 
-/// Appends the payload and returns its size, which is checked here because bincode's limit does not apply to encoding.
+/// Appends the payload and returns its size. The size is checked here, because bincode's limit does not apply to
+/// encoding.
 fn encode_after<T: Message>(bytes: &mut Vec<u8>, message: &T, len_max: u32) -> Result<u32, CodecError> {
     message.validate()?;
     let before = bytes.len();

@@ -1,4 +1,4 @@
-//! Errors as they cross the wire: numbers that stay, texts that help.
+//! Errors as sent on the wire: stable numbers, and messages for people.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,11 @@ use super::validate::{any, extensions, limits, list, text, validate};
 /// Why a request, or on stream 0 the connection, failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireError {
-    /// [`ErrorCode`] as a number; unknown numbers are to be taken by their class (hundreds).
+    /// [`ErrorCode`] as a number; an unknown number is read by its class (hundreds).
     pub code: u16,
     /// The same request may succeed later.
     pub retryable: bool,
-    /// When `retryable`: not before this many milliseconds.
+    /// If `retryable`: wait at least this many milliseconds.
     pub retry_after_ms: u32,
     /// What happened, with the numbers, and what to do; at most [`limits::ERROR_BYTES_MAX`] bytes.
     pub message: String,
@@ -43,7 +43,7 @@ validate!(WireError {
 });
 
 impl WireError {
-    /// An error with its code's usual `retryable`; a text that is too long is cut.
+    /// An error with its code's usual `retryable`; a text over the limit is cut.
     pub fn new(code: ErrorCode, message: &str) -> Self {
         Self {
             code: code as u16,
@@ -55,7 +55,7 @@ impl WireError {
         }
     }
 
-    /// Adds a named value; cut where too long, left out where there are [`limits::DETAILS_MAX`] already.
+    /// Adds a named value. A text over the limit is cut; from [`limits::DETAILS_MAX`] values on, it is dropped.
     #[must_use]
     pub fn with_detail(mut self, key: &str, value: impl std::fmt::Display) -> Self {
         if self.detail.len() < limits::DETAILS_MAX {
@@ -68,7 +68,7 @@ impl WireError {
         self
     }
 
-    /// Sets the time to wait before trying again, and with it `retryable`.
+    /// Sets the time to wait before the next attempt, and sets `retryable`.
     #[must_use]
     pub fn with_retry_after_ms(mut self, retry_after_ms: u32) -> Self {
         self.retryable = true;
@@ -76,12 +76,12 @@ impl WireError {
         self
     }
 
-    /// The code, where this version knows it.
+    /// The code, if this version knows it.
     pub fn known_code(&self) -> Option<ErrorCode> {
         ErrorCode::from_u16(self.code)
     }
 
-    /// The code's class, also of unknown codes.
+    /// The code's class, for unknown codes too.
     pub fn class(&self) -> Option<ErrorClass> {
         ErrorClass::of(self.code)
     }
@@ -96,32 +96,32 @@ impl WireError {
     }
 }
 
-/// The longest start of `text` that has at most `bytes_max` bytes and ends on a character's end.
+/// The longest prefix of `text` that has at most `bytes_max` bytes and ends at a character boundary.
 pub fn cut_text(text: &str, bytes_max: usize) -> &str {
     let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
     let end = ends.take_while(|end| *end <= bytes_max).last().unwrap_or(0);
     &text[..end]
 }
 
-/// What a code is about: its hundreds.
+/// The kind of an error: its code's hundreds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
     /// 1xx: the bytes break the protocol; the connection closes.
     Protocol,
-    /// 2xx: the request is at fault, or was taken back.
+    /// 2xx: the request is at fault, or was cancelled.
     Request,
-    /// 3xx: not now, or not this much.
+    /// 3xx: too many requests or not enough room now.
     Capacity,
-    /// 4xx: the model.
+    /// 4xx: the model cannot be served.
     Model,
-    /// 5xx: the device.
+    /// 5xx: the device failed or is full.
     Device,
     /// 9xx: a fault of the daemon.
     Internal,
 }
 
 impl ErrorClass {
-    /// Class of a code, known or not.
+    /// Class of a code, including unknown codes.
     pub const fn of(code: u16) -> Option<Self> {
         match code / 100 {
             1 => Some(Self::Protocol),
@@ -134,7 +134,7 @@ impl ErrorClass {
         }
     }
 
-    /// Its name.
+    /// The class's name in error texts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Protocol => "Protocol",
@@ -150,7 +150,7 @@ impl ErrorClass {
 /// Declares the codes once: enum, number -> code, names, list.
 macro_rules! error_codes {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal,)+) => {
-        /// Error numbers, stable forever; [`ErrorClass`] says what the hundreds mean.
+        /// Error numbers, stable forever; [`ErrorClass`] gives the meaning of the hundreds.
         #[repr(u16)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ErrorCode { $($(#[doc = $doc])+ $name = $number,)+ }
@@ -159,12 +159,12 @@ macro_rules! error_codes {
             /// Every code.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The code of a number.
+            /// The code of a number, if this version knows it.
             pub const fn from_u16(number: u16) -> Option<Self> {
                 match number { $($number => Some(Self::$name),)+ _ => None }
             }
 
-            /// Its name.
+            /// The code's name in `PROTOCOL.md`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)+ }
             }
@@ -173,88 +173,88 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    /// The first bytes are no hello of this protocol.
+    /// The first bytes are not a hello of this protocol.
     NotProtocol = 100,
     /// No common major version.
     UnsupportedMajor = 101,
-    /// A frame longer than agreed.
+    /// A frame is longer than agreed.
     FrameTooLong = 102,
-    /// A header with unknown flags or a stray checksum.
+    /// A header has unknown flags or a checksum without its flag, or a `Cancel` or `Credit` is malformed.
     BadFrame = 103,
-    /// A stream id that is even, used before, or not open.
+    /// A stream id is even, used before, or not open.
     BadStream = 104,
-    /// More open streams than agreed.
+    /// More streams are open than agreed.
     TooManyStreams = 105,
-    /// Descriptors missing, unexpected, too many, or cut off by the kernel.
+    /// Descriptors are missing, unexpected, too many, or cut off by the kernel.
     BadDescriptors = 106,
-    /// No hello in time.
+    /// No hello arrived in time.
     HandshakeTimeout = 107,
-    /// A frame was begun and not finished in time.
+    /// A frame was not finished in time.
     FrameTimeout = 108,
-    /// The client does not read and too much waits for it.
+    /// The client does not read, and too much output waits for it.
     OutputOverflow = 109,
-    /// The payload is not the one that was sent.
+    /// The payload does not match its checksum.
     BadChecksum = 110,
     /// This peer may not connect.
     PeerRefused = 111,
-    /// The op is not known.
+    /// The op is unknown.
     UnknownOp = 200,
     /// The payload is not the op's message.
     BadPayload = 201,
     /// A field or an answer is larger than allowed.
     LimitExceeded = 202,
-    /// An extension that must be understood is not known.
+    /// A critical extension is unknown.
     UnknownExtension = 203,
-    /// A value out of its range.
+    /// A value is out of its range.
     InvalidArgument = 204,
     /// The prompt does not fit the context.
     PromptTooLong = 205,
-    /// A token id outside the vocabulary.
+    /// A token id is outside the vocabulary.
     TokenOutOfRange = 206,
-    /// A prompt without tokens.
+    /// The prompt has no tokens.
     EmptyPrompt = 207,
     /// The model's file has no chat template.
     NoChatTemplate = 208,
-    /// The chat template cannot render these messages.
+    /// The chat template cannot render these messages, or is longer than 256 KiB.
     TemplateFailed = 209,
-    /// Taken back by the client.
+    /// The client cancelled the request.
     Cancelled = 210,
-    /// Its `timeout_ms` passed.
+    /// The request's `timeout_ms` passed.
     DeadlineExceeded = 211,
-    /// Not allowed to this uid.
+    /// This uid is not allowed to do that.
     Forbidden = 212,
     /// The client granted no credit for too long.
     SlowReader = 213,
-    /// Too many requests wait.
+    /// Too many requests wait, or the daemon is short of descriptors or memory for the moment.
     Busy = 300,
-    /// The uid's share is used up.
+    /// The uid's quota is used up.
     Quota = 301,
     /// The daemon is stopping.
     ServerDraining = 302,
     /// The daemon cannot serve now.
     Unavailable = 303,
-    /// It can never fit the budget as asked.
+    /// The request can never fit the budget.
     DoesNotFit = 304,
-    /// No model of that name.
+    /// No model has that name.
     ModelNotFound = 400,
     /// The file is damaged, or lost bytes while mapped.
     ModelCorrupt = 401,
     /// The file was replaced while mapped.
     ModelChanged = 402,
-    /// An architecture, tensor type or tokenizer that is not supported.
+    /// The architecture, tensor type or tokenizer is not supported.
     ModelUnsupported = 403,
-    /// Not a GGUF file.
+    /// The file is not a GGUF file.
     NotAModelFile = 404,
     /// The device failed.
     DeviceFailed = 500,
     /// The device has no memory left.
     OutOfMemory = 501,
-    /// A fault of the daemon.
+    /// A fault in the daemon.
     Internal = 900,
 }
 
 impl ErrorCode {
-    /// Its class.
+    /// The code's class.
     pub const fn class(self) -> ErrorClass {
         match ErrorClass::of(self as u16) {
             Some(class) => class,

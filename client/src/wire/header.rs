@@ -1,4 +1,4 @@
-//! The 16 bytes before each payload. Never in bincode, so that they outlive it.
+//! The 16 bytes before each payload. They do not use bincode, so they can outlive it.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -8,7 +8,7 @@ use super::{ErrorCode, Op};
 /// Bytes of a [`FrameHeader`].
 pub const HEADER_BYTES: usize = 16;
 
-/// Most file descriptors that come with one frame; the kernel would carry 253.
+/// Most file descriptors of one frame; the kernel would carry 253.
 pub const FDS_MAX: u8 = 4;
 
 /// The header as it is on the wire, little endian.
@@ -34,25 +34,25 @@ impl Flags {
     pub const MORE: Self = Self(1);
     /// The header's last field is a checksum.
     pub const CRC: Self = Self(2);
-    /// All that this version knows.
+    /// All flags that this version knows.
     const KNOWN: Self = Self::MORE.with(Self::CRC);
 
-    /// The bits, or `None` where one is set that this version does not know.
+    /// The flags of these bits, or `None` if an unknown bit is set.
     pub const fn from_bits(bits: u8) -> Option<Self> {
         if Self::KNOWN.contains(Self(bits)) { Some(Self(bits)) } else { None }
     }
 
-    /// The bits as they are on the wire.
+    /// The bits as sent on the wire.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// True where every flag of `other` is set.
+    /// True if every flag of `other` is set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The flags that are not in `other`.
+    /// These flags without those of `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -63,16 +63,16 @@ impl Flags {
     }
 }
 
-/// What stands before each payload.
+/// The header before each payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Bytes of the payload; the header is not counted.
     pub len: u32,
-    /// Which request this belongs to: odd and chosen by the client; 0 is the connection itself.
+    /// The request's stream: odd and chosen by the client; 0 is the connection itself.
     pub stream: u32,
-    /// An [`Op`]; kept as a number, since an unknown one fails only its own request.
+    /// An [`Op`] as a number, because an unknown op fails only its own request.
     pub op: u16,
-    /// Flags.
+    /// See [`Flags`].
     pub flags: Flags,
     /// File descriptors that come with the header's first byte.
     pub n_fds: u8,
@@ -80,47 +80,47 @@ pub struct FrameHeader {
     pub crc_or_zero: u32,
 }
 
-/// Why 16 bytes are no header of ours, or a payload is not the one that its header announced. The connection closes.
+/// Why 16 bytes are not a valid header, or a payload does not match its header. The connection closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// Longer than this connection allows.
-    #[error("a frame of {len} bytes, this connection allows {max}")]
+    /// The frame is longer than this connection allows.
+    #[error("a frame of {len} bytes, but this connection allows {max}")]
     TooLong {
-        /// Announced.
+        /// Announced payload, in bytes.
         len: u32,
-        /// Allowed.
+        /// Allowed payload, in bytes.
         max: u32,
     },
-    /// A flag that this version does not know.
+    /// The frame has an unknown flag.
     #[error("frame flags {bits:#04x}: only MORE (0x01) and CRC (0x02) are known")]
     UnknownFlags {
-        /// All flag bits.
+        /// All flag bits of the frame.
         bits: u8,
     },
-    /// More descriptors than are ever taken.
-    #[error("a frame with {n_fds} file descriptors, at most {FDS_MAX} are taken")]
+    /// The frame announces more than [`FDS_MAX`] descriptors.
+    #[error("a frame with {n_fds} file descriptors, but at most {FDS_MAX} are allowed")]
     TooManyDescriptors {
-        /// Announced.
+        /// Announced number of descriptors.
         n_fds: u8,
     },
     /// The checksum field is set without its flag.
     #[error("checksum field {crc:#010x} without the CRC flag: it must be 0")]
     StrayChecksum {
-        /// The field.
+        /// Value of the field.
         crc: u32,
     },
-    /// The payload is not the one that was sent.
-    #[error("checksum {got:#010x}, the header says {want:#010x}")]
+    /// The payload does not match its checksum.
+    #[error("checksum {got:#010x}, but the header says {want:#010x}")]
     BadChecksum {
-        /// Of what arrived.
+        /// Checksum of the received bytes.
         got: u32,
-        /// From the header.
+        /// Checksum in the header.
         want: u32,
     },
 }
 
 impl HeaderError {
-    /// Its number on the wire.
+    /// The error's number on the wire.
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::TooLong { .. } => ErrorCode::FrameTooLong,
@@ -160,7 +160,7 @@ impl FrameHeader {
         })
     }
 
-    /// The header's bytes, as they are.
+    /// The header's bytes; nothing is checked.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         zerocopy::transmute!(Layout {
             len: U32::new(self.len),
@@ -172,7 +172,7 @@ impl FrameHeader {
         })
     }
 
-    /// The op, where this version knows it.
+    /// The op, if this version knows it.
     pub fn known_op(&self) -> Option<Op> {
         Op::from_u16(self.op)
     }
@@ -185,7 +185,7 @@ impl FrameHeader {
         hasher.finalize()
     }
 
-    /// Compares `payload` with the checksum, where there is one.
+    /// Compares `payload` with the checksum, if the header has one.
     ///
     /// # Errors
     /// [`HeaderError::BadChecksum`].

@@ -10,7 +10,7 @@ use super::{ErrorCode, INITIAL_CREDIT, PAYLOAD_BYTES_MAX, STREAMS_MAX};
 /// First bytes of both hellos.
 pub const MAGIC: [u8; 4] = *b"RFG1";
 
-/// The only major version there is.
+/// The only major version so far.
 pub const VERSION_MAJOR: u16 = 1;
 
 /// Highest minor version of [`VERSION_MAJOR`].
@@ -67,29 +67,29 @@ struct ServerLayout {
     boot_id: [u8; 16],
 }
 
-/// What a client says first.
+/// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// Lowest major version it speaks.
+    /// Lowest major version of the client.
     pub min_major: u16,
-    /// Highest major version it speaks.
+    /// Highest major version of the client.
     pub max_major: u16,
-    /// Highest minor version of `max_major` it speaks.
+    /// Highest minor version of `max_major`.
     pub minor: u16,
-    /// Largest payload it takes, in bytes.
+    /// Largest payload that the client accepts, in bytes.
     pub max_frame: u32,
-    /// Feature bits it would like.
+    /// Requested feature bits.
     pub features: u64,
-    /// For the log; at most [`CLIENT_NAME_BYTES_MAX`] bytes, no control characters.
+    /// The client's name for the log; at most [`CLIENT_NAME_BYTES_MAX`] bytes, no control characters.
     pub name: String,
 }
 
-/// What the server answers.
+/// The server's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerHello {
-    /// 0, or the [`ErrorCode`] for which the connection closes now.
+    /// 0, or the [`ErrorCode`] with which the server now closes the connection.
     pub status: u16,
-    /// The version in force; 0 where refused.
+    /// The version in force; 0 if refused.
     pub major: u16,
     /// Its minor version.
     pub minor: u16,
@@ -101,11 +101,11 @@ pub struct ServerHello {
     pub max_minor: u16,
     /// Feature bits in force.
     pub features: u64,
-    /// Feature bits that the client asked for and the server does not know.
+    /// Feature bits that the client asked for but the server does not know.
     pub features_unknown: u64,
     /// Limits in force.
     pub limits: HelloLimits,
-    /// Where `status` is of the capacity class: try again after this many milliseconds.
+    /// If `status` is of the capacity class: wait at least this many milliseconds before the next attempt.
     pub retry_after_ms: u32,
     /// Random, made at each start of the daemon: the same daemon process has the same id.
     pub server_id: [u8; 16],
@@ -118,9 +118,9 @@ pub struct ServerHello {
 pub struct HelloLimits {
     /// Largest payload in either direction, in bytes.
     pub max_frame: u32,
-    /// Streams open at once.
+    /// Most open streams.
     pub max_streams: u32,
-    /// Items the server may send on a stream before it gets credit.
+    /// Items that the server may send on a stream before the client grants credit.
     pub initial_credit: u32,
 }
 
@@ -130,39 +130,39 @@ impl Default for HelloLimits {
     }
 }
 
-/// Why bytes are no hello.
+/// Why bytes are not a valid hello.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Other first bytes.
+    /// The first bytes are not [`MAGIC`].
     #[error("the other side does not speak this protocol: its first bytes are {found:02x?}, not \"RFG1\"")]
     NotProtocol {
-        /// Its first bytes.
+        /// The peer's first bytes.
         found: [u8; 4],
     },
-    /// A name that is too long, not text, or not padded with zeros.
+    /// The name is too long, not text, or not padded with zeros.
     #[error(
-        "the client's name is not {CLIENT_NAME_BYTES_MAX} bytes of text without control characters, zeros after it"
+        "the client's name is not text of at most {CLIENT_NAME_BYTES_MAX} bytes, without control characters and padded with zeros"
     )]
     BadName,
-    /// A version range that ends before it begins.
-    #[error("a version range from {min_major} to {max_major}")]
+    /// The version range ends before it begins.
+    #[error("the version range {min_major} to {max_major} ends before it begins")]
     BadRange {
-        /// From.
+        /// Lowest major version.
         min_major: u16,
-        /// To.
+        /// Highest major version.
         max_major: u16,
     },
 }
 
 impl HelloError {
-    /// Its number on the wire.
+    /// The error's number on the wire.
     pub const fn code(&self) -> ErrorCode {
         ErrorCode::NotProtocol
     }
 }
 
 impl ClientHello {
-    /// A hello of this version, with `name` cut to fit and freed of control characters.
+    /// A hello of this version. `name` is cut to fit, and its control characters are removed.
     pub fn new(name: &str) -> Self {
         let name: String = name.chars().filter(|c| !c.is_control()).collect();
         Self {
@@ -204,10 +204,10 @@ impl ClientHello {
         })
     }
 
-    /// Its bytes.
+    /// Encodes the hello.
     ///
     /// # Errors
-    /// [`HelloError::BadName`] where the name is longer than [`CLIENT_NAME_BYTES_MAX`].
+    /// [`HelloError::BadName`] if the name is longer than [`CLIENT_NAME_BYTES_MAX`].
     pub fn to_bytes(&self) -> Result<[u8; CLIENT_HELLO_BYTES], HelloError> {
         let mut name = [0; CLIENT_NAME_BYTES_MAX];
         name.get_mut(..self.name.len()).ok_or(HelloError::BadName)?.copy_from_slice(self.name.as_bytes());
@@ -255,7 +255,7 @@ impl ServerHello {
         })
     }
 
-    /// Its bytes.
+    /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; SERVER_HELLO_BYTES] {
         zerocopy::transmute!(ServerLayout {
             magic: MAGIC,
@@ -277,14 +277,14 @@ impl ServerHello {
     }
 }
 
-/// What a server is ready to agree to.
+/// The versions and limits that a server offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOffer {
-    /// Highest minor version of [`VERSION_MAJOR`] it speaks.
+    /// Highest minor version of [`VERSION_MAJOR`].
     pub minor: u16,
-    /// Its limits.
+    /// Limits of each connection.
     pub limits: HelloLimits,
-    /// Random, made at its start.
+    /// Random, made at each start of the daemon.
     pub server_id: [u8; 16],
     /// The kernel's boot id.
     pub boot_id: [u8; 16],
@@ -297,7 +297,7 @@ impl Default for ServerOffer {
 }
 
 impl ServerOffer {
-    /// The answer to `hello`: accepted where `status` is 0, else to be sent before closing.
+    /// The answer to `hello`: accepted if `status` is 0; otherwise send it and close.
     pub fn answer(&self, hello: &ClientHello) -> ServerHello {
         if !(hello.min_major..=hello.max_major).contains(&VERSION_MAJOR) {
             return self.refuse(ErrorCode::UnsupportedMajor, 0);
@@ -305,7 +305,7 @@ impl ServerOffer {
         if hello.max_frame < PAYLOAD_BYTES_MIN {
             return self.refuse(ErrorCode::LimitExceeded, 0);
         }
-        // `minor` belongs to `max_major`; of a lower major the client says nothing, so its first minor is safe.
+        // `minor` belongs to `max_major`. The client states no minor of a lower major, so 0 is safe.
         let minor = if hello.max_major == VERSION_MAJOR { hello.minor.min(self.minor) } else { 0 };
         ServerHello {
             status: 0,
@@ -318,7 +318,7 @@ impl ServerOffer {
         }
     }
 
-    /// A refusal: the connection closes after it. `retry_after_ms` matters for codes of the capacity class.
+    /// A refusal; the connection closes after it. `retry_after_ms` matters for codes of the capacity class.
     pub fn refuse(&self, code: ErrorCode, retry_after_ms: u32) -> ServerHello {
         ServerHello {
             status: code as u16,

@@ -1,7 +1,7 @@
 //! The protocol without I/O: fixed headers, hellos, payload codec, messages.
 //!
-//! A connection starts with one [`ClientHello`] and one [`ServerHello`], fixed layouts of their own. After them come frames:
-//! a [`FrameHeader`] of 16 bytes and a payload of [`FrameHeader::len`] bytes, which [`decode`] turns into a message.
+//! A connection starts with one [`ClientHello`] and one [`ServerHello`], each with a fixed layout. Frames follow: a
+//! [`FrameHeader`] of 16 bytes and a payload of [`FrameHeader::len`] bytes, which [`decode`] turns into a message.
 
 mod codec;
 mod error;
@@ -23,13 +23,13 @@ pub use messages::*;
 pub use op::{Call, ClientMessage, Op, reply_of};
 pub use validate::{Message, Validate, Violation, limits};
 
-/// Items a server may send on a new stream before the client grants more.
+/// Items that a server may send on a new stream before the client grants more.
 pub const INITIAL_CREDIT: u32 = 32;
 
-/// Streams a client may have open at once on one connection.
+/// Most open streams of a client on one connection.
 pub const STREAMS_MAX: u32 = 64;
 
-/// For fuzzers: takes `bytes` as a client's hello, a server's hello, and as a frame of every message type.
+/// For fuzzers: parses `bytes` as a client's hello, a server's hello, and a frame of every message type.
 #[doc(hidden)]
 pub fn fuzz_frame(bytes: &[u8]) {
     if let Some((hello, _)) = bytes.split_first_chunk() {

@@ -6,7 +6,7 @@ use super::{CodecError, Message, WireError, decode};
 /// Declares the ops once: enum, number -> op, names, list.
 macro_rules! ops {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal,)+) => {
-        /// What a frame carries. Numbers are stable; those of the client are below 0x8000, those of the server above.
+        /// The kind of a frame. Numbers are stable; those of the client are below 0x8000, those of the server above.
         #[repr(u16)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op { $($(#[doc = $doc])+ $name = $number,)+ }
@@ -15,12 +15,12 @@ macro_rules! ops {
             /// Every op.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The op of a number.
+            /// The op of a number, if this version knows it.
             pub const fn from_u16(number: u16) -> Option<Self> {
                 match number { $($number => Some(Self::$name),)+ _ => None }
             }
 
-            /// Its name.
+            /// The op's name in `PROTOCOL.md`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)+ }
             }
@@ -29,7 +29,8 @@ macro_rules! ops {
 }
 
 ops! {
-    /// Client: [`Cancel`]; stops the stream's request. No reply of its own: the stream ends with its `Error` or `End`.
+    /// Client: [`Cancel`]; stops the stream's request. It has no reply: the stream ends with its `Error`, `End` or
+    /// `Reply`.
     Cancel = 1,
     /// Client: [`Credit`]. No reply.
     Credit = 2,
@@ -55,7 +56,7 @@ ops! {
     Detokenize = 25,
     /// Client: [`GenerateRequest`], answered by [`GenerateItem`]s and one [`GenerateEnd`].
     Generate = 26,
-    /// Client: [`FailRequest`], answered by an error of the asked code.
+    /// Client: [`FailRequest`], answered by an error of the requested code.
     Fail = 27,
     /// Client: [`DoctorRequest`], answered by [`DoctorReply`].
     Doctor = 28,
@@ -71,11 +72,13 @@ ops! {
     SetRules = 33,
     /// Client: [`SubscribeRequest`], answered by [`SubscribeItem`]s and, when the daemon stops, one [`SubscribeEnd`].
     Subscribe = 34,
-    /// Server: the whole answer; its type is that of the request's op. Ends the stream.
+    /// Server: the whole answer; the request's op gives its type. Ends the stream.
     Reply = 0x8000,
-    /// Server: one of several, by the request's op [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`]; takes one credit.
+    /// Server: one of several; the request's op gives [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`].
+    /// Takes one credit.
     Item = 0x8001,
-    /// Server: after the items, by the request's op [`GenerateEnd`], [`LoadToDeviceEnd`] or [`SubscribeEnd`]. Ends the stream.
+    /// Server: after the items; the request's op gives [`GenerateEnd`], [`LoadToDeviceEnd`] or [`SubscribeEnd`]. Ends
+    /// the stream.
     End = 0x8002,
     /// Server: [`WireError`]; ends the stream, or on stream 0 the connection.
     Error = 0x8003,
@@ -83,9 +86,9 @@ ops! {
 
 /// A request with one reply.
 pub trait Call: Message {
-    /// Its op.
+    /// The request's op.
     const OP: Op;
-    /// What comes back, in a frame of op [`Op::Reply`].
+    /// The reply, in a frame of op [`Op::Reply`].
     type Reply: Message;
 }
 
@@ -102,13 +105,13 @@ macro_rules! mapping {
         $(impl Message for $other { const NAME: &'static str = stringify!($other); })+
         $(impl Call for $request { const OP: Op = Op::$call; type Reply = $reply; })+
 
-        /// Whatever a client may send, decoded.
+        /// Any message of a client, decoded.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs)] // named as their ops
         pub enum ClientMessage { $($alone($alone_type),)+ $($call($request),)+ }
 
         impl ClientMessage {
-            /// The message of a client's frame.
+            /// Decodes a client's frame.
             ///
             /// # Errors
             /// [`CodecError`]: the stream's request fails with its code; the connection goes on.
@@ -120,13 +123,13 @@ macro_rules! mapping {
                 }
             }
 
-            /// Its op.
+            /// The message's op.
             pub const fn op(&self) -> Op {
                 match self { $(Self::$alone(_) => Op::$alone,)+ $(Self::$call(_) => Op::$call,)+ }
             }
         }
 
-        /// Decodes the `Reply` to a request of `op`, for tools that only want to know whether it is one.
+        /// Decodes the `Reply` to a request of `op`, for tools that only check its validity.
         ///
         /// # Errors
         /// As [`decode`]; [`CodecError::UnknownOp`] for ops without a `Reply`.

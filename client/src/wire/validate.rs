@@ -6,15 +6,15 @@ use serde::de::DeserializeOwned;
 use super::ErrorCode;
 use super::messages::{EXT_CRITICAL, Ext};
 
-/// How long texts and lists may be. A frame's own limit holds besides.
+/// Most bytes of texts and most elements of lists. The frame's own limit applies too.
 pub mod limits {
-    /// A model's name.
+    /// Bytes of a model's name.
     pub const NAME_BYTES_MAX: usize = 255;
     /// Short texts: types, devices, states, versions, keys.
     pub const LABEL_BYTES_MAX: usize = 255;
-    /// Prompts, tokenizer input and output: what fits a frame beside 4 KiB of everything else.
+    /// Bytes of prompts and of tokenizer input and output: a frame, less 4 KiB for all other fields.
     pub const TEXT_BYTES_MAX: usize = (1 << 20) - 4096;
-    /// Token ids in one message: what fits a frame beside 4 KiB of everything else.
+    /// Token ids in one message: a frame, less 4 KiB for all other fields.
     pub const IDS_MAX: usize = TEXT_BYTES_MAX / 4;
     /// Bytes echoed by `Ping`.
     pub const PING_BYTES_MAX: usize = 256;
@@ -22,11 +22,11 @@ pub mod limits {
     pub const STOP_TEXTS_MAX: usize = 16;
     /// Bytes of one such text.
     pub const STOP_TEXT_BYTES_MAX: usize = 256;
-    /// Most likely tokens told with each token.
+    /// Most likely tokens reported with each token.
     pub const TOP_LOGPROBS_MAX: usize = 20;
     /// Messages of a chat.
     pub const CHAT_MESSAGES_MAX: usize = 1024;
-    /// A chat message's role.
+    /// Bytes of a chat message's role.
     pub const ROLE_BYTES_MAX: usize = 64;
     /// Models in one list.
     pub const MODELS_MAX: usize = 4096;
@@ -34,15 +34,15 @@ pub mod limits {
     pub const SEQUENCES_MAX: usize = 8192;
     /// Devices in one list.
     pub const DEVICES_MAX: usize = 64;
-    /// Checks in one list; so many with the longest texts, and the devices, fit a frame.
+    /// Checks in one list; this many with the longest texts, and the devices, fit a frame.
     pub const CHECKS_MAX: usize = 96;
     /// Ops in one list.
     pub const OPS_MAX: usize = 1024;
     /// Metadata values, tensors or tensor types in one message.
     pub const ENTRIES_MAX: usize = 16384;
-    /// A metadata key; GGUF allows 65,535 bytes, longer ones are cut.
+    /// Bytes of a metadata key; GGUF allows 65,535, longer keys are cut.
     pub const KEY_BYTES_MAX: usize = 1024;
-    /// A metadata value as text, a reason.
+    /// Bytes of a metadata value as text, or of a reason.
     pub const VALUE_BYTES_MAX: usize = 4096;
     /// Dimensions of a tensor.
     pub const DIMS_MAX: usize = 4;
@@ -50,13 +50,13 @@ pub mod limits {
     pub const END_TOKENS_MAX: usize = 256;
     /// Layers in one list.
     pub const LAYERS_MAX: usize = 1024;
-    /// Parts of a model, a letter each.
+    /// Parts of a model, one letter each.
     pub const PARTS_MAX: usize = 1024;
-    /// Events in one item; so many with the longest texts fit the smallest frame.
+    /// Events in one item; this many with the longest texts fit the smallest frame.
     pub const EVENTS_MAX: usize = 64;
-    /// An error's text.
+    /// Bytes of an error's message.
     pub const ERROR_BYTES_MAX: usize = 512;
-    /// An error's named values.
+    /// Named values of an error.
     pub const DETAILS_MAX: usize = 16;
     /// Extensions of a message.
     pub const EXT_MAX: usize = 16;
@@ -69,11 +69,11 @@ const EXT_KNOWN: [u16; 0] = [];
 
 /// A payload of the protocol.
 pub trait Message: Serialize + DeserializeOwned + Validate {
-    /// Its name in `PROTOCOL.md`.
+    /// The message's name in `PROTOCOL.md`.
     const NAME: &'static str;
 }
 
-/// Checks what the decoder cannot: each text and list against its own limit, extensions that must be understood.
+/// Checks that the decoder cannot do: each text and list against its own limit, and critical extensions.
 pub trait Validate {
     /// # Errors
     /// The first [`Violation`], in field order.
@@ -84,41 +84,41 @@ pub trait Validate {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A text or list is too long.
-    #[error("{message}.{field}: {size} {unit}, at most {max} are allowed")]
+    #[error("{message}.{field}: {size} {unit}, but at most {max} are allowed")]
     TooLong {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// How many it has.
+        /// Size of the field.
         size: usize,
-        /// Of what.
+        /// Unit of the size.
         unit: &'static str,
-        /// How many it may have.
+        /// Largest size allowed.
         max: usize,
     },
-    /// An extension that must be understood is unknown here.
+    /// A critical extension is unknown to this version.
     #[error(
-        "{message}.ext: extension {key:#06x} must be understood and is not known here: use an older form of the request"
+        "{message}.ext: extension {key:#06x} is required but unknown here: use an older form of the request"
     )]
     UnknownExtension {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Its key.
+        /// The extension's key.
         key: u16,
     },
-    /// An extension comes twice.
-    #[error("{message}.ext: extension {key:#06x} comes twice")]
+    /// An extension occurs twice.
+    #[error("{message}.ext: extension {key:#06x} occurs twice")]
     RepeatedExtension {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Its key.
+        /// The extension's key.
         key: u16,
     },
 }
 
 impl Violation {
-    /// Its number on the wire.
+    /// The error's number on the wire.
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::TooLong { .. } => ErrorCode::LimitExceeded,
@@ -128,14 +128,14 @@ impl Violation {
     }
 }
 
-/// Where a rule is applied, for its error.
+/// Message and field of a rule, for its error.
 pub(super) type Place = (&'static str, &'static str);
 
 fn within(size: usize, unit: &'static str, max: usize, (message, field): Place) -> Result<(), Violation> {
     if size <= max { Ok(()) } else { Err(Violation::TooLong { message, field, size, unit, max }) }
 }
 
-/// A field of fixed size: nothing to check. `Copy` keeps texts and lists from passing here.
+/// A field of fixed size: nothing to check. `Copy` keeps texts and lists out.
 pub(super) fn any<T: Copy>(_: &T, _: Place) -> Result<(), Violation> {
     Ok(())
 }
@@ -156,7 +156,7 @@ pub(super) fn numbers<T: Copy>(max: usize) -> impl Fn(&Vec<T>, Place) -> Result<
     move |numbers, place| within(numbers.len(), "numbers", max, place)
 }
 
-/// A list of structures, each checked too.
+/// A list of structures; each element is checked too.
 pub(super) fn list<T: Validate>(max: usize) -> impl Fn(&Vec<T>, Place) -> Result<(), Violation> {
     move |list, place| {
         within(list.len(), "entries", max, place)?;
@@ -182,7 +182,7 @@ pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Implements [`Validate`]: a rule for every field. A field left out does not compile.
+/// Implements [`Validate`]: one rule for every field. A missing field does not compile.
 macro_rules! validate {
     ($type:ident { $($field:ident: $rule:expr),* $(,)? }) => {
         impl $crate::wire::Validate for $type {

@@ -1,4 +1,4 @@
-//! Counts what a thread allocates, so that a bound on memory can be asserted.
+//! Counts the bytes that a thread allocates, so that tests can assert a bound on memory.
 
 #![allow(unsafe_code)] // the allocator trait is unsafe
 
@@ -23,7 +23,7 @@ fn grow(bytes: usize) {
 }
 
 fn shrink(bytes: usize) {
-    // What another thread allocated may be freed here; saturating keeps the figure an upper bound.
+    // A block from another thread may be freed here; saturating keeps the figure an upper bound.
     NOW.with(|now| now.set(now.get().saturating_sub(bytes)));
 }
 

@@ -1,4 +1,4 @@
-//! Every limit at its edge: the last value that is taken, and the first that is not.
+//! Every limit at its edge: the last accepted value and the first refused one.
 
 use rocmforge_client::wire::*;
 
@@ -6,7 +6,7 @@ use crate::common::{Largest, Smallest, filled};
 
 #[test]
 fn a_payload_may_be_as_long_as_agreed() {
-    // A whole message and nothing but zeros after it: read to the end of the message, so the length was allowed.
+    // A whole message followed only by zeros: the decoder reached its end, so it accepted the length.
     let longest = vec![0; PAYLOAD_BYTES_MAX as usize];
     assert!(matches!(decode::<PingRequest>(&longest), Err(CodecError::TrailingBytes { .. })));
     let ping = PingRequest { payload: vec![0; 100], ext: vec![] };
@@ -146,7 +146,7 @@ fn notes_are_lines_that_fit_an_extension() {
         StatusReply { ext: StatusReply::notes_ext(notes.into_iter()), ..filled(&mut Smallest) };
     assert_eq!(status.notes(), [("you may", "load and pin"), ("kept", "all")]);
     assert!(StatusReply::notes_ext([].into_iter()).is_empty());
-    // Of the first line 4096 bytes in all, with its tab and its end.
+    // The first line has 4096 bytes in total, with its tab and its newline.
     let long = |bytes: usize| [("k", "v".repeat(bytes)), ("z", "last".to_owned())];
     for (bytes, kept) in [(limits::EXT_BYTES_MAX - 3, 1), (limits::EXT_BYTES_MAX - 2, 0), (10, 2)] {
         let ext = DeviceStatus::notes_ext(long(bytes).into_iter());
@@ -301,16 +301,16 @@ fn bytes_that_are_no_message_are_refused_in_the_protocols_words() {
     assert_eq!(cut_short, "the payload ends before the message does");
     let count = told(decode::<LoadRequest>(&[0xff; 8]).unwrap_err());
     assert_eq!(count, "a count that reaches past the payload");
-    // A name of one byte, then what follows it.
+    // A name of one byte, then the rest.
     let after_name = |name: u8, rest: &[u8]| [&[1, 0, 0, 0, 0, 0, 0, 0, name], rest].concat();
     let bool = told(decode::<LoadRequest>(&after_name(b'm', &[2])).unwrap_err());
     assert_eq!(bool, "a bool or optional field that begins with 2");
     let pinned = told(decode::<SetRulesRequest>(&after_name(b'm', &[2])).unwrap_err());
-    assert_eq!(pinned, "a variant 2 that is not known");
+    assert_eq!(pinned, "an unknown variant 2");
     let text = told(decode::<LoadRequest>(&after_name(0xff, &[1])).unwrap_err());
     assert_eq!(text, "a string that is not UTF-8");
     let prompt = told(decode::<GenerateRequest>(&after_name(b'm', &[3, 0, 0, 0])).unwrap_err());
-    assert!(prompt.starts_with("a variant"), "{prompt}");
+    assert!(prompt.starts_with("an unknown variant"), "{prompt}");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn limits_are_as_many_bytes_as_they_say() {
     }
 }
 
-/// Each choice of a request has its own limit, too.
+/// Each variant of a request has its own limit, too.
 #[test]
 fn choices_are_within_their_limits() {
     let to_device = |what| LoadToDeviceRequest { model: "m".into(), what, ext: vec![] };

@@ -1,4 +1,4 @@
-//! Bytes that lie: nothing panics, nothing allocates out of proportion, nothing invalid is taken.
+//! False input: nothing panics, no allocation is out of proportion, and no invalid input is accepted.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // tests
 
@@ -64,12 +64,12 @@ fn a_message_cut_short_or_followed_by_bytes_is_refused() {
     for_every_message!(refuses_every_other_length);
 }
 
-/// For a count that is a lie the decoder reserves at most 1 MiB, once on each level of lists in lists; the deepest are
-/// the bytes of an extension of an entry.
+/// For a false count the decoder reserves at most 1 MiB per level of nested lists. The deepest level is the bytes of
+/// an extension of an entry.
 const LIE_BYTES: usize = 3 << 20;
 
-/// Elements of an extension take 10 bytes on the wire and 32 in memory, and a growing list is copied: twice that and the
-/// old half of it.
+/// Elements of an extension take 10 bytes on the wire and 32 in memory. A growing list is copied: twice that, plus
+/// the old half.
 const TIMES_PAYLOAD: usize = 10;
 
 fn lying_counts_are_cheap<T: Message>() {
@@ -93,7 +93,7 @@ fn a_count_that_lies_allocates_little() {
     for_every_message!(lying_counts_are_cheap);
 }
 
-/// Bytes a lying count makes the decoder reserve, seen to be there: the bound above is not empty.
+/// Checks that a false count makes the decoder reserve bytes, so that the bound above tests something.
 #[test]
 fn the_allocator_counts() {
     assert_eq!(peak_of(|| vec![0u8; 5000]), 5000);
@@ -159,7 +159,7 @@ proptest! {
 
     #[test]
     fn a_payload_that_decodes_encodes_to_the_same_bytes(seed: u64, at: prop::sample::Index, byte: u8) {
-        // One value, one encoding: a changed byte is refused or changes the value.
+        // One value has one encoding: a changed byte is refused or changes the value.
         let mut bytes = encode(&filled::<GenerateItem>(&mut Random(seed))).unwrap();
         let index = at.index(bytes.len());
         bytes[index] = byte;

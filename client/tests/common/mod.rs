@@ -1,11 +1,11 @@
-//! What the client's tests share: values for any message, without a list of its fields.
+//! Shared by the client's tests: values for any message, without a list of its fields.
 
 #![allow(dead_code)] // each test binary uses its own part
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, EnumAccess, Error as _, SeqAccess, VariantAccess, Visitor, value};
 
-/// A source of values: asked for each field as a decoder asks its input.
+/// A source of values. It is asked for each field, as a decoder asks its input.
 pub trait Source {
     /// A number of `bits` bits.
     fn number(&mut self, bits: u32) -> u128;
@@ -19,7 +19,7 @@ pub trait Source {
     fn variant(&mut self, count: usize) -> usize;
 }
 
-/// A message whose fields come from `source`. Extensions get keys that need not be understood, none twice.
+/// A message whose fields come from `source`. Extensions get non-critical keys, no key twice.
 pub fn filled<T: for<'de> Deserialize<'de>>(source: &mut dyn Source) -> T {
     T::deserialize(Filler { source, field: "" }).unwrap()
 }
@@ -66,7 +66,7 @@ impl Source for Largest {
     }
 }
 
-/// Anything, the same for the same seed. Numbers near the ends of their range are frequent.
+/// Random values, repeatable by seed. Numbers near the ends of their range are frequent.
 pub struct Random(pub u64);
 
 impl Random {
@@ -112,12 +112,12 @@ impl Source for Random {
     }
 }
 
-/// Keys from here on are optional extensions; those below are left for real ones.
+/// First key for optional extensions; the keys below are reserved for real ones.
 const EXT_KEY_FIRST: u16 = 0x7f00;
 
 struct Filler<'a> {
     source: &'a mut dyn Source,
-    /// The structure's field being filled.
+    /// The field that is being filled.
     field: &'static str,
 }
 
@@ -169,7 +169,7 @@ impl<'de> serde::Deserializer<'de> for Filler<'_> {
         if self.field == "ext" {
             return visitor.visit_seq(Extensions { source: self.source, left: count });
         }
-        // Lists with a small limit of their own; the others are far above what sources give.
+        // Lists with a small limit of their own; the other limits are far above what sources give.
         visitor.visit_seq(Elements { source: self.source, left: count.min(4), fields: &[] })
     }
 
@@ -241,7 +241,7 @@ impl<'de> SeqAccess<'de> for Extensions<'_> {
     }
 }
 
-/// One half of an extension.
+/// Key or bytes of an extension.
 enum Entry {
     Key(u16),
     Bytes(Vec<u8>),

@@ -1,4 +1,4 @@
-//! The cases: smallest and largest of every message, and one as it comes up in use.
+//! The cases: the smallest and the largest of every message, and a typical one.
 
 use std::fmt::Debug;
 
@@ -9,14 +9,14 @@ use crate::common::{Largest, Smallest, filled};
 
 mod residency;
 
-/// Compares what bytes and JSON say.
+/// Compares bytes and JSON of a message.
 type Decode = dyn Fn(&[u8], &str);
 
 /// One kept frame or hello.
 pub struct Golden {
-    /// Its files' name.
+    /// Name of its files.
     pub name: String,
-    /// Of its message.
+    /// Type of its message.
     pub message: &'static str,
     pub bytes: Vec<u8>,
     pub json: String,

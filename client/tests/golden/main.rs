@@ -1,4 +1,4 @@
-//! The bytes of every message, kept in `tests/golden/frames`: `NAME-CASE.hex` and what it says as `NAME-CASE.json`.
+//! The bytes of every message, kept in `tests/golden/frames`: `NAME-CASE.hex`, and its content as `NAME-CASE.json`.
 //!
 //! The files change only by `ROCMFORGE_WRITE_GOLDEN=1 cargo test -p rocmforge-client --test golden`, never by a plain run.
 //! `tests/golden/decode.py`, written from `PROTOCOL.md` in another language, decodes them too and compares each field.
@@ -75,12 +75,12 @@ fn every_message_has_a_minimal_a_typical_and_a_large_case() {
             assert!(found, "{message} has no {kind} case");
         }
     }
-    // The two hellos; all others are named by the wire itself, which has no message besides these.
+    // The two hellos; the wire module names all other messages.
     assert!(messages.remove("ClientHello") && messages.remove("ServerHello"));
     assert_eq!(messages.into_iter().collect::<Vec<_>>(), cases::message_names());
 }
 
-/// Runs the independent decoder; `None` after saying that there is no Python.
+/// Runs the independent decoder; without Python, prints that and returns `None`.
 fn decoder(arguments: &[&str]) -> Option<String> {
     let script = root().join("tests/golden/decode.py");
     let Ok(output) = Command::new("python3").arg(&script).args(arguments).current_dir(root()).output() else {

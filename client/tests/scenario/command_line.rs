@@ -1,4 +1,4 @@
-//! The program against a scripted server: what it prints, and its exit codes.
+//! The program against a scripted server: its output and its exit codes.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -165,7 +165,8 @@ fn a_reader_that_goes_away_cancels_quietly() {
     let server = Server::greeting(|mut peer| {
         let (stream, _) = generate(&mut peer);
         peer.send(stream, Op::Item, &item("begun"));
-        // The pipe breaks at the first write after its reader went; items go on until the client has seen that.
+        // The pipe breaks at the first write after its reader closed. The server sends items until the client has
+        // noticed.
         for _ in 1..INITIAL_CREDIT {
             peer.try_send(stream, Op::Item, &item("more"));
         }
@@ -271,7 +272,7 @@ fn tokens_go_from_text_to_ids_and_back() {
 
 #[test]
 fn list_and_ping_print_for_people_and_scripts() {
-    // A list that comes in parts is shown whole.
+    // A list that arrives in parts is shown whole.
     let server = Server::greeting(|mut peer| {
         for (name, after, more) in [("a", "", true), ("m", "a", false)] {
             let request = peer.request().unwrap();
@@ -302,7 +303,7 @@ fn list_and_ping_print_for_people_and_scripts() {
     server.join();
 }
 
-/// Answers a load to the device; what was asked for is `what`.
+/// Answers a load to the device; `what` is the expected request.
 fn bring(peer: &mut Peer, what: &Preload) {
     let request = peer.request().unwrap();
     let ClientMessage::LoadToDevice(load) = &request.message else { panic!("{:?}", request.message) };
@@ -345,7 +346,7 @@ fn load_with_preload_tells_how_it_ended() {
 fn preload_asks_for_layers_and_ends_with_what_came() {
     let server = Server::greeting(|mut peer| bring(&mut peer, &Preload::Layers(vec![0, 1, 7])));
     let (code, stdout, stderr) = run(&server, &["preload", "m", "--layers", "0-1,7"]);
-    assert_eq!((code, stderr.as_str()), (0, ""), "nobody watches at a terminal");
+    assert_eq!((code, stderr.as_str()), (0, ""), "no progress without a terminal");
     assert_eq!(stdout, "9 tensors on the device, 5.0 MiB, in 1.5 ms\n");
     server.join();
     let server = Server::greeting(|_| {});
@@ -364,9 +365,9 @@ fn clear_cache_says_whose_weights_leave() {
         peer.send(request.header.stream, Op::Reply, &reply);
     });
     let (code, stdout, _) = run(&server, &["clear-cache", "m"]);
-    assert_eq!((code, stdout.as_str()), (0, "7 parts left the device, 3.0 MiB\n"));
+    assert_eq!((code, stdout.as_str()), (0, "7 parts evicted, 3.0 MiB\n"));
     server.join();
     let nobody = Server::greeting(|_| {});
     let (code, _, _) = run(&nobody, &["clear-cache"]);
-    assert_eq!(code, 2, "all models at once are asked for by name: --all");
+    assert_eq!(code, 2, "clearing all models needs --all");
 }

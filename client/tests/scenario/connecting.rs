@@ -1,4 +1,4 @@
-//! Reaching the daemon, or being told clearly why not.
+//! Reaching the daemon, or a clear error if that fails.
 
 use rocmforge_client::wire::*;
 use rocmforge_client::{Client, ClientError, Connection, Options, ProtocolError, ServerTrust};
@@ -16,7 +16,7 @@ fn a_missing_socket_and_a_stale_one_are_unavailable() {
     let options = Options { socket: socket.clone(), absent_timeout: SOON, ..Options::default() };
     let error = refused(&options);
     assert!(matches!(error, ClientError::Unavailable { attempts: 2.., .. }), "{error}");
-    // Nobody listens, but the name is still there: what a killed daemon leaves.
+    // No process listens, but the path still exists, as after a killed daemon.
     drop(listen(&socket));
     assert!(socket.exists());
     let error = refused(&options);
@@ -62,8 +62,9 @@ fn a_full_queue_is_waited_for_and_then_given_up() {
         let _ = stopped.recv();
         drop(listener);
     });
-    // Nobody accepts: connections fill the queue, whatever its size, and the rest must fail in their time. The kernel's
-    // largest queue is net.core.somaxconn, 4096; where the limit of open files comes first the test has nothing to fill.
+    // No process accepts: connections fill the queue, whatever its size, and the rest must fail in time. The kernel's
+    // largest queue is net.core.somaxconn, 4096. If the limit of open files is reached first, the test cannot fill
+    // it.
     let options = Options { connect_timeout: SOON, ..server.options() };
     let mut held = vec![];
     let name = server.socket();

@@ -1,4 +1,4 @@
-//! The program where something is wrong: what it keeps, what it refuses, and what it says.
+//! The program in error cases: what it keeps, what it refuses, and its messages.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use crate::command_line::{generate, run, spawn};
 use crate::server::{Server, accept, item, summary};
 
-/// A server that nobody must ask anything.
+/// A server that must get no request.
 fn unasked() -> Server {
     Server::new(drop)
 }
 
-/// What a program said that is to end by itself. One that hangs in open(2) or waits for input must fail its test, not hang
-/// it: this is longer than any sane start takes.
+/// Output of a program that must end by itself. A program that hangs in open(2) or waits for input must fail its
+/// test, not hang it: the limit is longer than any sane start takes.
 fn output_in_time(mut child: Child) -> Output {
     for _ in 0..2000 {
         if child.try_wait().unwrap().is_some() {
@@ -47,7 +47,7 @@ fn an_error_in_json_keeps_what_came_before_it() {
             let logprobs = vec![TokenLogprob { logprob: -0.5, top: vec![] }];
             peer.send(stream, Op::Item, &GenerateItem { prompt_ids: vec![5, 6], ..item("one ") });
             peer.send(stream, Op::Item, &GenerateItem { logprobs, ..item("two") });
-            // Without an error frame the connection just ends, as when the daemon is killed.
+            // Without an error frame the connection just ends, as after a killed daemon.
             if let Some(code) = code {
                 peer.fail(stream, code);
             }
@@ -77,7 +77,7 @@ fn only_regular_files_are_passed() {
         (dir.path(), "it is a directory, not a regular file"),
         (socket.as_path(), "it is a socket"),
         (Path::new("/dev/null"), "it is a device, not a regular file"),
-        (Path::new("/"), "it names no file"),
+        (Path::new("/"), "the path names no file"),
     ];
     for (path, says) in cases {
         let output = output_in_time(spawn(&server, &["load", path.to_str().unwrap()]));
@@ -112,13 +112,13 @@ fn a_new_name_for_a_mapped_file_is_not_said_to_be_old() {
     let path = dir.path().join("tale.gguf");
     std::fs::write(&path, "GGUF").unwrap();
     let (code, stdout, _) = run(&server, &["load", path.to_str().unwrap(), "--name", "new"]);
-    assert_eq!((code, stdout.as_str()), (0, "new: its file was mapped already\n"));
+    assert_eq!((code, stdout.as_str()), (0, "new: its file was already mapped\n"));
     server.join();
 }
 
 #[test]
 fn errors_the_client_makes_have_their_codes() {
-    // Refused for now, in the hello, until the client gives up.
+    // The hello refuses for now, until the client times out.
     let server = Server::new(|listener| {
         let mut peer = accept(&listener);
         peer.client_hello();
@@ -183,14 +183,14 @@ fn arguments_that_do_not_parse_are_one_object_in_json() {
 fn a_socket_path_no_socket_can_have_is_an_argument_error() {
     let server = unasked();
     let path = format!("/{}", "s".repeat(107));
-    // Standard input stays open: the path is refused before it is read.
+    // Standard input stays open: the path is refused before standard input is read.
     let mut child = spawn(&server, &["run", "m", "-", "--socket", &path]);
     let stdin = child.stdin.take();
     let output = output_in_time(child);
     drop(stdin);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("108 bytes, 1 to 107 are possible"), "{stderr}");
+    assert!(stderr.contains("108 bytes, but 1 to 107 are allowed"), "{stderr}");
     server.join();
 }
 
@@ -198,7 +198,7 @@ fn a_socket_path_no_socket_can_have_is_an_argument_error() {
 fn input_over_the_limit_is_said_to_be_more() {
     let server = unasked();
     let mut child = spawn(&server, &["run", "m", "-", "--json"]);
-    // Two bytes a character: the limit is even, so one byte more cuts one in half.
+    // Two bytes a character: the limit is even, so one byte more cuts a character in half.
     let text = "é".repeat(limits::TEXT_BYTES_MAX);
     let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! The client against servers that follow a script: good ones, slow ones, broken ones.
+//! The client against servers that follow a script: correct, slow and broken ones.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // tests
 
@@ -43,7 +43,7 @@ fn many_threads_share_a_connection() {
     const THREADS: u8 = 8;
     const CALLS: u8 = 50;
     let server = Server::greeting(|mut peer| {
-        // Two at a time and in the other order, so that a thread often reads for another.
+        // Two at a time, in reverse order, so that a thread often reads for another.
         for _ in 0..u32::from(THREADS) * u32::from(CALLS) / 2 {
             let first = peer.request().unwrap();
             peer.echo(&first);
@@ -185,7 +185,7 @@ fn more_requests_than_agreed_are_not_sent() {
     let pending: Vec<_> = (0..STREAMS_MAX).map(|_| connection.send(&ping(0)).unwrap()).collect();
     let error = connection.send(&ping(0)).unwrap_err();
     assert!(matches!(error, ClientError::TooManyStreams { max: STREAMS_MAX }), "{error}");
-    // Each is cancelled, which the server counts too.
+    // Each request is cancelled, and the server counts that too.
     drop((pending, connection));
     server.join();
 }
@@ -342,7 +342,7 @@ fn checksums_are_used_where_agreed_and_a_wrong_one_breaks_the_connection() {
     server.join();
 }
 
-/// What a server can do wrong after the hello, and what the client says of it.
+/// Faults of a server after the hello, and the client's errors for them.
 #[test]
 fn a_server_that_breaks_the_protocol_is_left() {
     type Script = fn(u32) -> Vec<u8>;
@@ -388,7 +388,7 @@ fn more_items_than_granted_break_the_connection() {
     });
     let connection = Connection::connect(&server.options()).unwrap();
     let generation = connection.generate(&generate()).unwrap();
-    // Reads for the generation too, which takes nothing and so grants nothing.
+    // Reads for the generation too, which takes no items and so grants no credit.
     let error = connection.call(&ping(0)).unwrap_err();
     assert!(matches!(error, ClientError::Protocol(ProtocolError::NoCredit { stream: 1 })), "{error}");
     drop((generation, connection));

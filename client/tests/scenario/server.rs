@@ -1,4 +1,4 @@
-//! A server that does what its script says: one listener, each connection's script in its own thread.
+//! A server that follows its script: one listener, with each connection's script in its own thread.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -14,20 +14,20 @@ use rocmforge_client::{Options, ServerTrust};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tempfile::TempDir;
 
-/// A listening server; its scripts are joined by [`Server::join`].
+/// A listening server; [`Server::join`] joins its scripts.
 pub struct Server {
     dir: TempDir,
     thread: Option<JoinHandle<()>>,
 }
 
-/// One client's connection.
+/// A client's connection.
 pub struct Peer {
     stream: Stream,
-    /// Flags of the frames that are sent.
+    /// Flags of the sent frames.
     pub flags: Flags,
 }
 
-/// A frame of the client.
+/// A frame from the client.
 pub struct Request {
     pub header: FrameHeader,
     pub message: ClientMessage,
@@ -68,7 +68,7 @@ impl Server {
         Options { socket: self.socket(), trust: ServerTrust::Usual, ..Options::default() }
     }
 
-    /// The script ran to its end without a failed assertion.
+    /// Checks that the script ran to its end without a failed assertion.
     pub fn join(mut self) {
         self.thread.take().unwrap().join().unwrap();
     }

@@ -1,4 +1,4 @@
-//! What came from the daemon and what keys changed: all that is drawn.
+//! State of the view: the daemon's samples and events, and the keys' settings.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,25 +9,25 @@ use rocmforge_client::wire::{EventEntry, EventKind, ResidencyEntry};
 use crate::sample::{Rates, Sample};
 use crate::watch::Update;
 
-/// Lines of events that are kept.
+/// Most lines of events.
 const EVENTS_KEPT: usize = 200;
 
-/// Models that page up and page down go.
+/// Models that page up and page down move by.
 const PAGE: isize = 10;
 
-/// By what models are ordered.
+/// Order of the models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// By their bytes on the device, falling.
+    /// By bytes on the device, largest first.
     #[default]
     Weights,
     /// By name.
     Name,
-    /// By requests, falling.
+    /// By requests, most first.
     Requests,
-    /// By how long they were not used, falling.
+    /// By idle time, longest first.
     Idle,
-    /// By who leaves first.
+    /// By place in the eviction order.
     Leaves,
 }
 
@@ -43,44 +43,44 @@ impl Sort {
     }
 }
 
-/// One event, or several of one kind about one model that came one after the other.
+/// One event, or several consecutive ones of one kind about one model.
 #[derive(Clone, Debug)]
 pub struct Happening {
-    /// The first.
+    /// The first event.
     pub entry: EventEntry,
-    /// How many.
+    /// Number of events.
     pub count: u64,
-    /// Of all of them.
+    /// Device bytes of all of them.
     pub bytes: u64,
-    /// When the last came.
+    /// Time of the last one.
     pub at: Instant,
 }
 
 /// Everything that is drawn.
 #[derive(Debug, Default)]
 pub struct App {
-    /// The last sample, and when it came.
+    /// The last sample and its time.
     pub sample: Option<(Sample, Instant)>,
-    /// Of each device, since the sample before.
+    /// Rates of each device since the sample before.
     pub rates: Vec<Option<Rates>>,
     /// Why the daemon does not answer, and since when.
     pub gone: Option<(String, Instant)>,
-    /// What happened, the last first.
+    /// Events, the latest first.
     pub happened: VecDeque<Happening>,
-    /// Events that were not told.
+    /// Number of events that the daemon dropped.
     pub missed: u64,
     /// Order of the models.
     pub sort: Sort,
-    /// Number of the model that is selected.
+    /// Number of the selected model.
     pub selected: Option<u64>,
-    /// All of the selected model is shown.
+    /// Shows all parts of the selected model.
     pub details: bool,
-    /// The help is shown.
+    /// Shows the help.
     pub help: bool,
 }
 
 impl App {
-    /// Takes in what came.
+    /// Takes in an update from the threads that ask the daemon.
     pub fn update(&mut self, update: Update) {
         match update {
             Update::Sample(sample, at) => {
@@ -128,18 +128,18 @@ impl App {
             Sort::Name => models.sort_by_key(|model| (model.model.is_empty(), &model.model, model.id)),
             Sort::Requests => models.sort_by_key(|model| (u32::MAX - model.sequences, model.id)),
             Sort::Idle => models.sort_by_key(|model| (u64::MAX - model.idle_ms.unwrap_or(0), model.id)),
-            // 0 is of one that stays.
+            // 0 means never evicted: the wrap puts it last.
             Sort::Leaves => models.sort_by_key(|model| (model.eviction_place.wrapping_sub(1), model.id)),
         }
         models
     }
 
-    /// Place of the selected model in [`App::models`].
+    /// Index of the selected model in [`App::models`].
     pub fn selected_at(&self) -> Option<usize> {
         self.models().iter().position(|model| Some(model.id) == self.selected)
     }
 
-    /// A model that is gone is selected no more.
+    /// Selects another model if the selected one is gone.
     fn keep_selection(&mut self) {
         if self.selected_at().is_none() {
             self.selected = self.models().first().map(|model| model.id);
@@ -153,8 +153,8 @@ impl App {
         self.selected = id;
     }
 
-    /// Does what a key says. Some where the program is to end: with a signal's number for Ctrl-C, which a terminal in raw mode
-    /// passes on as a key.
+    /// Handles a key. Returns `Some` if the program is to end; for Ctrl-C with the signal's number, because a
+    /// terminal in raw mode delivers it as a key.
     pub fn key(&mut self, key: KeyEvent) -> Option<Option<u8>> {
         const SIGINT: u8 = 2;
         match key.code {

@@ -9,14 +9,14 @@ use rocmforge_client::{Options, SOCKET_VARIABLE, ServerTrust};
 const AFTER: &str = "\
 Keys:
   q, Ctrl-C         end
-  up, down, j, k    select a model; page up and down, home and end go further
+  up, down, j, k    select a model; page up and down, home and end move faster
   Enter             show all parts and rules of the selected model, or hide them
   s                 sort models by another column
   ?, h              help
 
-Letters: of a device's memory, A, B, C ... are models' weights, k keys and values, a activations, s staging of loads, g recorded
-graphs, + kept for who asks next, o other programs, . free, | where the budget ends. Of a model's parts (the embedding, each layer, the
-head), # is there, - in part, > on its way, . absent.
+Letters for a device's memory: A, B, C ... models' weights, k KV, a activations, s staging of loads, g recorded graphs,
++ kept for the next allocation, o other programs, . free, | end of the budget. Letters for a model's parts (the embedding, each
+layer, the head): # resident, - partly resident, > loading, . absent.
 
 Examples:
   rocmforge-top
@@ -26,42 +26,42 @@ Examples:
   rocmforge-top --json --once | jq '.devices[0].rates.tokens_per_second'
 
 Exit codes:
-  0    ended by q, or all was printed; also when the reader of our output went away
-  1    a request failed, or the terminal did
-  2    the arguments make no sense
-  3    the daemon cannot be reached at the start, or is not to be trusted
+  0    ended by q, or all was printed; also when the reader of the output closed it
+  1    a request or the terminal failed
+  2    the arguments are invalid
+  3    the daemon cannot be reached at the start, or is not trusted
   130  ended by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
 
-A daemon that goes away while it is watched is waited for.";
+If the daemon stops later, the view waits until it is back.";
 
-/// Shows what the rocmforged inference daemon does, as it does it
+/// Shows what the rocmforged inference daemon is doing, live
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rocmforge-top", version, after_help = AFTER, max_term_width = 100)]
 pub struct Arguments {
-    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, where there is one, else
+    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, if it exists, else
     /// /run/rocmforge/api.sock]
     #[arg(long, env = SOCKET_VARIABLE, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Trust a daemon of this uid only, instead of root, the user rocmforge and you
+    /// Trust only a daemon of this uid, instead of root, the user rocmforge and you
     #[arg(long, value_name = "UID")]
     pub server_uid: Vec<u32>,
-    /// Seconds between two looks, 0.1 to 3600
+    /// Seconds between two samples, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub interval: Duration,
-    /// Print one frame as text, after one interval, and end; so it is where standard output is no terminal
+    /// Print one frame as text after one interval, and exit; the default if standard output is not a terminal
     #[arg(long)]
     pub once: bool,
-    /// Print one JSON object a line for each interval, with `--once` a single one
+    /// Print one JSON object per line and interval; with `--once`, a single one
     #[arg(long)]
     pub json: bool,
 }
 
 impl Arguments {
-    /// How to reach the daemon.
+    /// The client options of these arguments.
     pub fn options(&self) -> Options {
         let mut options = Options {
             client_name: concat!("rocmforge-top/", env!("CARGO_PKG_VERSION")).to_owned(),
-            // A daemon that is gone is to be seen as gone, and asked again at the next look.
+            // A daemon that is gone must show as gone at once; the next sample asks it again.
             retry_timeout: Duration::ZERO,
             ..Options::default()
         };
@@ -75,7 +75,7 @@ impl Arguments {
     }
 }
 
-/// The definition of the command line, for its manual page and completions.
+/// The definition of the command line; xtask builds the manual page and completions from it.
 pub fn command() -> clap::Command {
     Arguments::command()
 }

@@ -1,4 +1,4 @@
-//! A device's memory as a row of letters, and a model's parts as another.
+//! A device's memory as a row of letters, and a model's parts as another row.
 
 use ratatui::style::Color;
 use rocmforge_client::wire::{
@@ -7,27 +7,27 @@ use rocmforge_client::wire::{
 
 use crate::text::model_name;
 
-/// Colours of models' weights, over and over.
+/// Colours of models' weights, used in turn.
 const MODEL_COLOURS: [Color; 6] =
     [Color::Green, Color::Cyan, Color::Magenta, Color::Blue, Color::LightGreen, Color::LightCyan];
 
-/// Letters of models' weights; those with fewer bytes share one.
+/// Letters of models' weights; smaller models share one.
 const LETTERS: usize = 26;
 
-/// Who has memory.
+/// A part of a device's memory with one use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
-    /// In the bar.
+    /// Its letter in the bar.
     pub letter: char,
-    /// In the legend.
+    /// Its name in the legend.
     pub name: String,
-    /// How much.
+    /// Its size.
     pub bytes: u64,
-    /// In the bar.
+    /// Its colour in the bar.
     pub colour: Color,
 }
 
-/// The letter of a model in its device's bar: the place of its weights among all.
+/// The letter of a model in its device's bar, by the rank of its weights among all models.
 pub fn letter_of(model: &ResidencyEntry, all: &[ResidencyEntry]) -> char {
     let larger = |other: &&ResidencyEntry| {
         other.device == model.device
@@ -42,7 +42,8 @@ pub fn letter_of(model: &ResidencyEntry, all: &[ResidencyEntry]) -> char {
     }
 }
 
-/// Who has a device's memory, in the order of the bar; the last but one is what is free. Nothing where weights are read in place.
+/// A device's memory by use, in the order of the bar; the free memory comes second to last. Empty if weights are read
+/// in place.
 pub fn segments(number: u32, device: &DeviceMemory, models: &[ResidencyEntry]) -> Vec<Segment> {
     let total = device.total_bytes.max(device.budget_bytes);
     let mut here: Vec<_> = models.iter().filter(|m| m.device == number && m.weight_bytes > 0).collect();
@@ -64,7 +65,7 @@ pub fn segments(number: u32, device: &DeviceMemory, models: &[ResidencyEntry]) -
     let others = device.others_bytes.min(total);
     let held = [
         segment('*', "other weights", device.weight_bytes.saturating_sub(named), Color::Gray),
-        segment('k', "keys and values", device.kv_bytes, Color::Yellow),
+        segment('k', "KV", device.kv_bytes, Color::Yellow),
         segment('a', "activations", device.scratch_bytes, Color::LightYellow),
         segment('s', "staging", device.staging_bytes, Color::LightBlue),
         segment('g', "graphs", device.graph_bytes, Color::LightMagenta),
@@ -79,7 +80,7 @@ pub fn segments(number: u32, device: &DeviceMemory, models: &[ResidencyEntry]) -
     segments
 }
 
-/// For each of so many columns, the segment that has it. A segment with bytes has a column where there are enough of them.
+/// The segment of each column. A segment with bytes has at least one column, if there are enough columns.
 pub fn columns(segments: &[Segment], width: usize) -> Vec<usize> {
     let sum = segments.iter().fold(0u128, |sum, segment| sum + u128::from(segment.bytes));
     if sum == 0 || width == 0 {
@@ -92,7 +93,7 @@ pub fn columns(segments: &[Segment], width: usize) -> Vec<usize> {
     }
     let given = |shares: &[usize]| shares.iter().sum::<usize>();
     while given(&shares) > width {
-        // The largest can spare one; with more segments than columns, the last go without.
+        // The largest can spare a column; with more segments than columns, the last get none.
         let largest = (0..shares.len()).max_by_key(|at| shares[*at]).unwrap_or(0);
         shares[largest] -= 1;
     }
@@ -104,8 +105,8 @@ pub fn columns(segments: &[Segment], width: usize) -> Vec<usize> {
     shares.iter().enumerate().flat_map(|(at, share)| std::iter::repeat_n(at, *share)).collect()
 }
 
-/// A model's parts in at most so many columns: where one stands for several, it is `#` or `.` when all are, `>` when one is on its
-/// way.
+/// A model's parts in at most `width` columns. A column for several parts is `#` or `.` if all of them are, and `>`
+/// if any is loading.
 pub fn strip(parts: &str, width: usize) -> String {
     let parts: Vec<char> = parts.chars().map(known).collect();
     if parts.len() <= width {
@@ -122,7 +123,7 @@ pub fn strip(parts: &str, width: usize) -> String {
     (0..width).map(column).collect()
 }
 
-/// A letter that a later daemon may send is shown as one of ours.
+/// Maps a letter of a later daemon to a known one.
 fn known(part: char) -> char {
     if [PART_ABSENT, PART_LOADING, PART_RESIDENT].contains(&part) { part } else { PART_PARTIAL }
 }

@@ -1,8 +1,9 @@
-//! A terminal view of the `rocmforged` daemon: who has the device's memory, what is there of each model, what runs and waits.
+//! A terminal view of the `rocmforged` daemon: device memory, resident parts of each model, running and waiting
+//! requests.
 //!
-//! It is a program of its own, so that `rocmforge-client` needs no terminal library, and asks through that library alone.
-//! `watch` asks the daemon in threads of its own; [`App`] holds what came and what keys changed; [`view`] draws it into
-//! lines. Names come from strangers: `text::printable` is on the way of each.
+//! It is a separate program, so that `rocmforge-client` needs no terminal library, and it asks the daemon through
+//! that library alone. `watch` asks the daemon in its own threads. [`App`] holds the samples and the keys' settings.
+//! [`view`] draws them into lines. Names come from other users: every name passes `text::printable`.
 
 mod app;
 mod arguments;
@@ -26,21 +27,21 @@ pub use arguments::{Arguments, command};
 pub use sample::{Rates, Sample};
 pub use screen::Screen;
 
-/// The daemon cannot be reached, or is not to be trusted.
+/// The daemon cannot be reached or is not trusted.
 const EXIT_UNAVAILABLE: u8 = 3;
-/// The request failed, or our output cannot be written.
+/// The request failed, or the output cannot be written.
 const EXIT_FAILED: u8 = 1;
-/// The arguments make no sense.
+/// The arguments are invalid.
 const EXIT_USAGE: u8 = 2;
 /// 128 and the signal's number, as a shell reports it.
 const EXIT_SIGNAL: u8 = 128;
 
-/// Why the program ends before its time.
+/// Why the program ends with an error.
 #[derive(Debug)]
 pub enum Failure {
-    /// The daemon says no, or nothing.
+    /// The daemon refused or did not answer.
     Client(Box<ClientError>),
-    /// Our own terminal or output.
+    /// The terminal or the output failed.
     Output(io::Error),
 }
 
@@ -86,12 +87,12 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// The whole program; the exit code is documented in `--help`.
+/// The whole program; `--help` documents the exit codes.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::from(run(arguments))
 }
 
-/// As [`main`], with the exit code as a number. Ends the process where the arguments make no sense or ask for help.
+/// As [`main`], with the exit code as a number. Exits the process if the arguments are invalid or ask for help.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
@@ -109,7 +110,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Err(failure) => {
             let code = failure.exit_code();
             if code != 0 {
-                // Where not even standard error can be written, the exit code has to do.
+                // If even standard error cannot be written, the exit code must do.
                 let _ = writeln!(io::stderr(), "rocmforge-top: {failure}");
             }
             code
@@ -117,18 +118,18 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-/// What `--once` prints, for a caller that has a connection's options already.
+/// Prints the frame of `--once`, for a caller that has the connection's options.
 ///
 /// # Errors
-/// As the daemon answers.
+/// Errors of the daemon and of `out`.
 pub fn frame_of(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
     once::frame(arguments, out).map(|_| ())
 }
 
-/// What `--json` prints.
+/// Prints the output of `--json`.
 ///
 /// # Errors
-/// As the daemon answers.
+/// Errors of the daemon and of `out`.
 pub fn json_of(arguments: &Arguments, out: &mut dyn Write) -> Result<(), Failure> {
     once::json_lines(arguments, out).map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! One frame, or lines of JSON, for whoever reads them.
+//! Prints one frame, or lines of JSON.
 
 use std::io::Write;
 
@@ -9,13 +9,13 @@ use crate::arguments::Arguments;
 use crate::watch::{self, Update};
 use crate::{Failure, text, view};
 
-/// Columns of a frame where nothing says how many there are.
+/// Default columns of a frame.
 const COLUMNS: usize = 100;
 
-/// Columns of a frame, at most.
+/// Most columns of a frame.
 const COLUMNS_MAX: usize = 1000;
 
-/// Prints a frame after one interval. Never a signal's number: signals end the program by themselves.
+/// Prints a frame after one interval. Never returns a signal's number: signals end the program by themselves.
 pub fn frame(arguments: &Arguments, out: &mut dyn Write) -> Result<Option<u8>, Failure> {
     let app = two_samples(arguments)?;
     let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
@@ -44,7 +44,7 @@ fn two_samples(arguments: &Arguments) -> Result<App, Failure> {
     Ok(app)
 }
 
-/// Prints a sample a line. A daemon that is gone is a line too, once it was there.
+/// Prints one sample per line. If the daemon goes away later, prints a line for that too.
 pub fn json_lines(arguments: &Arguments, out: &mut dyn Write) -> Result<Option<u8>, Failure> {
     if arguments.once {
         let app = two_samples(arguments)?;

@@ -1,4 +1,4 @@
-//! What the daemon says at one moment, and rates between two.
+//! The daemon's state at one moment, and rates between two samples.
 
 use rocmforge_client::wire::{DeviceMemory, PsReply, ResidencyReply, StatusReply};
 use rocmforge_client::{Client, ClientError};
@@ -8,36 +8,36 @@ use serde_json::{Map, Value, json};
 use crate::app::Happening;
 use crate::text::words;
 
-/// What the daemon says at one moment.
+/// The daemon's state at one moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// How it is.
+    /// State of the daemon and its devices.
     pub status: StatusReply,
-    /// Who has the devices' memory.
+    /// The use of the devices' memory.
     pub residency: ResidencyReply,
-    /// What runs and waits.
+    /// Running and waiting requests.
     pub ps: PsReply,
 }
 
-/// What happened in a second between two samples.
+/// Rates per second between two samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Tokens generated.
     pub tokens_per_second: f64,
-    /// Tokens of prompts taken in.
+    /// Prompt tokens computed.
     pub prompt_tokens_per_second: f64,
-    /// Bytes of weights brought to the device.
+    /// Bytes of weights loaded to the device.
     pub load_bytes_per_second: f64,
-    /// Bytes of weights that left it.
+    /// Bytes of weights evicted.
     pub evicted_bytes_per_second: f64,
-    /// Tensors asked for that were there.
+    /// Tensors asked for that were already resident.
     pub hits_per_second: f64,
-    /// Tensors that had to be brought.
+    /// Tensors that had to be loaded.
     pub misses_per_second: f64,
 }
 
 impl Sample {
-    /// Asks for all of it.
+    /// Asks the daemon for all of it.
     ///
     /// # Errors
     /// As [`rocmforge_client::Connection::call`].
@@ -45,8 +45,8 @@ impl Sample {
         Ok(Self { status: client.status()?, residency: client.residency()?, ps: client.ps()? })
     }
 
-    /// Rates of each device since an earlier sample; none where the daemon was started anew in between, or no time passed by
-    /// its clock.
+    /// Rates of each device since an earlier sample; `None` if the daemon was restarted in between, or if no time
+    /// passed by its clock.
     pub fn rates_since(&self, earlier: &Self) -> Vec<Option<Rates>> {
         let same = self.status.pid == earlier.status.pid;
         let ms = self.status.uptime_ms.saturating_sub(earlier.status.uptime_ms);
@@ -59,7 +59,7 @@ impl Sample {
         now.iter().enumerate().map(rates).collect()
     }
 
-    /// The sample as scripts like it: no `ext`, states in snake case.
+    /// The sample for scripts: no `ext`, states in snake case.
     pub fn to_json(&self, rates: &[Option<Rates>], happened: &[Happening], missed: u64) -> Value {
         let mut devices = plain(&self.residency.devices);
         for (at, device) in devices.as_array_mut().into_iter().flatten().enumerate() {
@@ -77,7 +77,7 @@ impl Sample {
     }
 }
 
-/// None where a counter went back: then it is another daemon's.
+/// `None` if a counter went back: then it is another daemon's.
 fn rates(before: &DeviceMemory, now: &DeviceMemory, seconds: f64) -> Option<Rates> {
     let rate =
         |counter: fn(&DeviceMemory) -> u64| Some(counter(now).checked_sub(counter(before))? as f64 / seconds);

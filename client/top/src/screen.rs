@@ -1,4 +1,4 @@
-//! The terminal: taken over, drawn on, and given back whatever happens.
+//! The terminal: taken over, drawn on, and always restored.
 
 use std::io::{self, Stdout};
 use std::panic;
@@ -21,20 +21,20 @@ use crate::arguments::Arguments;
 use crate::watch::{self, Update};
 use crate::{Failure, view};
 
-/// How long a key, an update or a signal may go unnoticed: below what a person sees as a delay.
+/// Longest delay before a key, an update or a signal is noticed: too short for a person to see.
 const TURN: Duration = Duration::from_millis(50);
 
-/// The terminal is in our hands.
+/// True while the program controls the terminal.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The terminal in our hands. Dropping it gives it back, and so does a panic, whose message is then readable.
+/// Control of the terminal. Dropping it restores the terminal, and so does a panic, so that its message is readable.
 #[derive(Debug)]
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 
 impl Screen {
-    /// Takes the terminal over.
+    /// Takes over the terminal.
     ///
     /// # Errors
     /// Those of the terminal.
@@ -48,7 +48,7 @@ impl Screen {
         enable_raw_mode()?;
         let opened = execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
             .and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
-        // From here on the drop does it.
+        // From here on the drop restores it.
         opened.map(|terminal| Self { terminal }).inspect_err(|_| give_back())
     }
 
@@ -64,7 +64,7 @@ impl Drop for Screen {
     }
 }
 
-/// Once: what was printed after it stays. Where the terminal is gone there is nothing to give back.
+/// Restores the terminal once, so that later output stays. A terminal that is gone needs nothing.
 fn give_back() {
     if !TAKEN.swap(false, Ordering::SeqCst) {
         return;
@@ -73,7 +73,7 @@ fn give_back() {
     let _ = disable_raw_mode();
 }
 
-/// Watches until a key or a signal ends it: the signal's number.
+/// Watches until a key or a signal ends it; returns the signal's number.
 pub fn run(arguments: &Arguments) -> Result<Option<u8>, Failure> {
     let options = arguments.options();
     options.check()?;
@@ -84,7 +84,8 @@ pub fn run(arguments: &Arguments) -> Result<Option<u8>, Failure> {
     }
     let updates = watch::start(&options, arguments.interval);
     let mut app = App::default();
-    // A daemon that was never there is an error on the usual screen; one that goes away is waited for.
+    // If the daemon never answered, that is an error on the normal screen. If it goes away later, the view waits for
+    // it.
     while app.sample.is_none() {
         match updates.recv_timeout(TURN) {
             Ok(Update::Gone(error)) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! Drawing into a terminal that is none, with hostile names, on sizes nobody has.
+//! Drawing into a test buffer, with hostile names, on unusual sizes.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test fails by panicking
 
@@ -21,7 +21,7 @@ use crate::{App, Arguments, Sort, view};
 
 const GIB: u64 = 1 << 30;
 
-/// Steers terminals, turns the direction of writing, and is wide, all in one.
+/// Controls terminals, reverses the direction of writing, and has wide characters.
 const HOSTILE: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\r\n\u{202e}\u{200b}\u{301}模型\u{9b}31m";
 
 fn device() -> DeviceMemory {
@@ -112,7 +112,7 @@ fn sample() -> Sample {
     }
 }
 
-/// The same, two seconds later.
+/// The same daemon two seconds later.
 fn later() -> Sample {
     let mut later = sample();
     later.status.uptime_ms += 2000;
@@ -146,7 +146,7 @@ fn tell(app: &mut App, events: Vec<EventEntry>) {
     app.update(Update::Events(SubscribeItem { missed: 0, events, ext: vec![] }));
 }
 
-/// What a terminal of that size shows.
+/// The rows of a terminal of that size.
 fn shown(app: &App, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| view::draw(app, frame.buffer_mut())).unwrap();
@@ -175,12 +175,9 @@ fn a_frame_says_who_has_the_memory_what_is_there_and_who_waits() {
     );
     assert_eq!(rows[2].matches('|').count(), 1, "the budget ends somewhere: {text}");
     assert!(rows[2].ends_with(".oooooooo]"), "{text}");
-    assert!(
-        rows[3].starts_with("A (another user's) 4.0 GiB  B story 3.0 GiB  k keys and values 1.0 GiB"),
-        "{text}"
-    );
+    assert!(rows[3].starts_with("A (another user's) 4.0 GiB  B story 3.0 GiB  k KV 1.0 GiB"), "{text}");
     let rates =
-        "25.0 tokens/s, prompts 100.0 tokens/s; up 1.5 GiB/s, left 512.0 MiB/s; 4.0 hits/s, 1.0 misses/s";
+        "25.0 tokens/s, prompts 100.0 tokens/s; load 1.5 GiB/s, evict 512.0 MiB/s; 4.0 hits/s, 1.0 misses/s";
     assert!(rows.iter().any(|row| row == rates), "{text}");
     let of = |name: &str| rows.iter().find(|row| row.contains(name) && row.contains("###")).cloned();
     assert!(of("(another user's)").unwrap().ends_with("pinned, priority 2"), "{text}");
@@ -194,7 +191,7 @@ fn a_frame_says_who_has_the_memory_what_is_there_and_who_waits() {
         rows.iter().position(|row| row.contains(what)).unwrap_or_else(|| panic!("{what}: {text}"))
     };
     assert!(place("1 running, 1 waiting") < place("decode"));
-    assert!(place("decode") < place("queued (1)"), "who runs comes first: {text}");
+    assert!(place("decode") < place("queued (1)"), "running requests come first: {text}");
     assert!(
         place("loaded          story head, 1.0 GiB") < place("model mapped    story"),
         "the last first: {text}"
@@ -255,7 +252,7 @@ fn names_of_strangers_steer_nothing() {
         assert!(!shown(&app, width, 50).concat().contains(steers));
     }
     let text = shown(&app, 130, 50).join("\n");
-    assert!(text.contains("[2J") && text.contains('模'), "what is harmless of it stays: {text}");
+    assert!(text.contains("[2J") && text.contains('模'), "harmless characters stay: {text}");
 }
 
 #[test]
@@ -273,7 +270,7 @@ fn without_devices_and_without_models_there_is_still_a_frame() {
     in_place.residency.devices[0] =
         DeviceMemory { kind: "cpu".into(), device: "one".into(), ..Default::default() };
     let rows = shown(&app([in_place]), 80, 20);
-    assert_eq!(rows[1], "cpu one: weights are read in place, keys and values 0 B; 0 running, 0 waiting");
+    assert_eq!(rows[1], "cpu one: weights are read in place, KV 0 B; 0 running, 0 waiting");
     assert_eq!(rows[2], "no rates yet", "no bar, and one sample tells no rate");
 }
 
@@ -302,7 +299,7 @@ fn many_models_scroll_with_the_selection() {
     press(&mut app, KeyCode::Up);
     press(&mut app, KeyCode::Char('j'));
     assert_eq!(app.selected, Some(2));
-    // It stays selected in another order, and another is taken when it is gone.
+    // The selection stays in another order, and moves to another model when its model is gone.
     press(&mut app, KeyCode::Char('s'));
     assert_eq!((app.sort, app.selected), (Sort::Name, Some(2)));
     many.residency.models.retain(|model| model.id != 2);
@@ -322,11 +319,9 @@ fn keys_sort_show_and_end() {
         assert_eq!(app.sort, sort);
     }
     press(&mut app, KeyCode::Enter);
-    assert!(
-        shown(&app, 100, 40).iter().any(|row| row.contains("7 parts: 7 there, 0 on their way, 0 absent"))
-    );
+    assert!(shown(&app, 100, 40).iter().any(|row| row.contains("7 parts: 7 resident, 0 loading, 0 absent")));
     press(&mut app, KeyCode::Char('?'));
-    assert!(shown(&app, 100, 40).iter().any(|row| row.contains("on its way")));
+    assert!(shown(&app, 100, 40).iter().any(|row| row.contains("> loading")));
     press(&mut app, KeyCode::Esc);
     assert!(!app.help && !app.details);
     assert_eq!(press(&mut app, KeyCode::Char('q')), Some(None));
@@ -368,7 +363,7 @@ fn events_of_one_kind_are_a_line_and_old_ones_go() {
     }
     assert_eq!(app.happened.len(), 200);
     app.update(Update::Events(SubscribeItem { missed: 3, events: vec![], ext: vec![] }));
-    assert!(shown(&app, 100, 30).iter().any(|row| row.starts_with("Events, the last first, 3 missed")));
+    assert!(shown(&app, 100, 30).iter().any(|row| row.starts_with("Events, latest first, 3 missed")));
 }
 
 #[test]

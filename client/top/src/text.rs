@@ -1,26 +1,26 @@
-//! Text that fits its place and steers no terminal.
+//! Text cut to its place and free of terminal control characters.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// How another user's model is shown.
+/// Shown instead of the name of another user's model.
 pub const UNNAMED: &str = "(another user's)";
 
-/// Stands for what may not be shown.
+/// Replaces a character that may not be shown.
 const INSTEAD: char = '\u{fffd}';
 
-/// A text from a file or the daemon without what could steer a terminal or reorder what stands beside it: control characters,
-/// marks of direction, characters without width.
+/// A text from a file or the daemon, without characters that could control a terminal or reorder the text beside it:
+/// control characters, marks of direction, characters without width.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() || c.width().unwrap_or(0) == 0 { INSTEAD } else { c };
     text.chars().map(shown).collect()
 }
 
-/// A model's name as it is shown.
+/// A model's name for display.
 pub fn model_name(name: &str) -> String {
     if name.is_empty() { UNNAMED.to_owned() } else { printable(name) }
 }
 
-/// The beginning of a text that takes at most so many columns; a cut is marked.
+/// The longest prefix of a text within `columns` columns; a cut is marked.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -40,20 +40,20 @@ pub fn cut(text: &str, columns: usize) -> String {
     cut
 }
 
-/// Cut and filled with spaces to exactly so many columns.
+/// Cuts and fills with spaces to exactly `columns` columns.
 pub fn fit(text: &str, columns: usize) -> String {
     let mut fitted = cut(text, columns);
     fitted.push_str(&" ".repeat(columns.saturating_sub(fitted.width())));
     fitted
 }
 
-/// As [`fit`], the spaces first.
+/// As [`fit`], with the spaces first.
 pub fn fit_right(text: &str, columns: usize) -> String {
     let cut = cut(text, columns);
     format!("{}{cut}", " ".repeat(columns.saturating_sub(cut.width())))
 }
 
-/// Binary units, as memory is counted.
+/// A size in binary units.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let steps = [40, 30, 20, 10].iter().position(|shift| count >> shift != 0).map_or(0, |at| 4 - at);
@@ -64,7 +64,7 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A time in its largest unit.
+/// A duration in its largest unit.
 pub fn age(ms: u64) -> String {
     match ms / 1000 {
         0..100 => format!("{:.1} s", ms as f64 / 1e3),

@@ -1,4 +1,4 @@
-//! Everything as lines, and lines on a screen of any size.
+//! Draws everything as lines, and lines on a screen of any size.
 
 use std::time::Instant;
 
@@ -13,19 +13,19 @@ use crate::bar::{columns, letter_of, part_colour, segments, strip};
 use crate::sample::{Rates, Sample};
 use crate::text::{age, bytes, cut, fit, fit_right, model_name, printable, words};
 
-/// Lines of a bar's legend, at most.
+/// Most lines of a bar's legend.
 const LEGEND_LINES: usize = 3;
 
-/// Columns of a strip of parts, at most; a model with more details them on Enter.
+/// Most columns of a strip of parts; Enter shows all parts of a model with more.
 const STRIP_COLUMNS: usize = 36;
 
 const HELP: &str = "q end  up/down, j/k select  Enter details  s sort  ? help";
 
 const LETTERS: [&str; 4] = [
-    "memory: A, B, C ... a model's weights, k keys and values, a activations, s staging of loads, g graphs,",
-    "        + kept for who asks next, . free, o other programs, * more models, | where the budget ends",
-    "parts (embedding, layers, head): # there, - in part, > on its way, . absent",
-    "page up/down, home/end go further; Esc hides help and details; Ctrl-C ends as q does",
+    "memory: A, B, C ... a model's weights, k KV, a activations, s staging of loads, g graphs,",
+    "        + kept for the next allocation, . free, o other programs, * more models, | end of the budget",
+    "parts (embedding, layers, head): # resident, - partly, > loading, . absent",
+    "page up/down, home/end move faster; Esc hides help and details; Ctrl-C ends as q does",
 ];
 
 /// Draws a frame over a whole buffer.
@@ -37,7 +37,7 @@ pub fn draw(app: &App, buffer: &mut Buffer) {
     }
 }
 
-/// A frame in so many columns: with a height exactly so many lines at most, else as many as there is to say.
+/// A frame of `width` columns. With a height it has at most that many lines, otherwise as many as needed.
 pub fn lines(app: &App, width: usize, height: Option<usize>) -> Vec<Line<'static>> {
     let mut top = head(app, width);
     if app.help && height.is_some() {
@@ -60,14 +60,15 @@ pub fn lines(app: &App, width: usize, height: Option<usize>) -> Vec<Line<'static
     for (list, given) in lists.into_iter().zip(given) {
         top.extend(list.window(given));
     }
-    // What a terminal is too small for falls off at the end, the line of keys first.
+    // On a small terminal the last lines are cut, the line of keys first.
     top.resize_with(top.len().max(height.saturating_sub(1)), Line::default);
     top.extend(foot);
     top.truncate(height);
     top
 }
 
-/// Lines for each list: models get two where others get one, and nobody more than it has.
+/// Divides `room` lines among the lists: models get two lines for each line of another list, and no list gets more
+/// than it wants.
 fn share(mut room: usize, wanted: [usize; 3]) -> [usize; 3] {
     let mut given = [0; 3];
     while room > 0 && given != wanted {
@@ -81,12 +82,12 @@ fn share(mut room: usize, wanted: [usize; 3]) -> [usize; 3] {
     given
 }
 
-/// A title, a head of columns, and rows of which some may be shown.
+/// A title, column heads, and rows, some of which may not fit.
 struct List {
     title: String,
     head: Option<Line<'static>>,
     rows: Vec<Line<'static>>,
-    /// The row that has to be seen.
+    /// Row that must be visible.
     seen: usize,
 }
 
@@ -154,7 +155,7 @@ fn device_lines(
     let name = format!("{} {}", printable(&device.kind), printable(&device.device));
     let queue = format!("{} running, {} waiting", device.sequences_running, device.sequences_queued);
     let memory = match device.budget_bytes {
-        0 => format!("weights are read in place, keys and values {}", bytes(kv_of(sample, number))),
+        0 => format!("weights are read in place, KV {}", bytes(kv_of(sample, number))),
         budget => format!("budget {}, {} available", bytes(budget), bytes(device.available_bytes)),
     };
     let title = cut(&format!("{name}: {memory}; {queue}"), width);
@@ -165,7 +166,7 @@ fn device_lines(
     let rates = usize::try_from(number).ok().and_then(|at| app.rates.get(at).copied().flatten());
     lines.push(Line::raw(cut(&rate_text(rates), width)));
     let sums = format!(
-        "in all {} loads of {}, {} hits; {} parts left, {}; {} steps waited {:.1} s for weights",
+        "total: {} loads of {}, {} hits; {} parts evicted, {}; {} steps waited {:.1} s for weights",
         device.loads,
         bytes(device.load_bytes),
         device.hits,
@@ -178,7 +179,7 @@ fn device_lines(
     lines
 }
 
-/// Where weights are read in place, the status tells what keys and values take.
+/// Bytes of KV pages. If weights are read in place, only the status has them.
 fn kv_of(sample: &Sample, number: u32) -> u64 {
     let at = usize::try_from(number).unwrap_or(usize::MAX);
     sample.status.devices.get(at).map_or(0, |device| device.kv_bytes)
@@ -187,7 +188,7 @@ fn kv_of(sample: &Sample, number: u32) -> u64 {
 fn rate_text(rates: Option<Rates>) -> String {
     let Some(rates) = rates else { return "no rates yet".to_owned() };
     format!(
-        "{:.1} tokens/s, prompts {:.1} tokens/s; up {}/s, left {}/s; {:.1} hits/s, {:.1} misses/s",
+        "{:.1} tokens/s, prompts {:.1} tokens/s; load {}/s, evict {}/s; {:.1} hits/s, {:.1} misses/s",
         rates.tokens_per_second,
         rates.prompt_tokens_per_second,
         bytes(rates.load_bytes_per_second as u64),
@@ -236,7 +237,7 @@ fn models(app: &App, width: usize) -> List {
     let models = app.models();
     let all = app.sample.as_ref().map_or(&[][..], |(sample, _)| &sample.residency.models);
     let longest = models.iter().map(|model| model.parts.len()).max().unwrap_or(0);
-    // Of what the numbers leave, names get a half and strips the rest.
+    // Names get half of the columns that the numbers leave, strips the rest.
     let strip_columns = longest.clamp(5, STRIP_COLUMNS).min(width.saturating_sub(8) / 3);
     let name_columns = width.saturating_sub(strip_columns + 50).clamp(8, 32);
     let row = |model: &&ResidencyEntry| {
@@ -300,20 +301,20 @@ fn rules(rules: &Rules) -> Vec<String> {
         rules.pinned.then(|| "pinned".to_owned()),
         (rules.priority > 0).then(|| format!("priority {}", rules.priority)),
         (rules.layers_min > 0).then(|| format!("keeps {} layers", rules.layers_min)),
-        (rules.idle_s > 0).then(|| format!("leaves after {} s", rules.idle_s)),
+        (rules.idle_s > 0).then(|| format!("evicted after {} s", rules.idle_s)),
     ];
     parts.into_iter().flatten().collect()
 }
 
-/// All parts of a model, and what else is known of it.
+/// All parts of a model, and its other numbers.
 fn details(model: &ResidencyEntry, width: usize) -> Vec<Line<'static>> {
     let count = |letter| model.parts.chars().filter(|part| *part == letter).count();
     let place = match model.eviction_place {
-        0 => "stays".to_owned(),
-        place => format!("leaves as number {place}"),
+        0 => "never evicted".to_owned(),
+        place => format!("place {place} in the eviction order"),
     };
     let mut lines = vec![format!(
-        "    number {}, {} parts: {} there, {} on their way, {} absent; activations {}; {place}",
+        "    number {}, {} parts: {} resident, {} loading, {} absent; activations {}; {place}",
         model.id,
         model.parts.chars().count(),
         count('#'),
@@ -341,7 +342,7 @@ fn details(model: &ResidencyEntry, width: usize) -> Vec<Line<'static>> {
 fn requests(app: &App, width: usize) -> List {
     let all = app.sample.as_ref().map_or(&[][..], |(sample, _)| &sample.ps.sequences);
     let mut sequences: Vec<_> = all.iter().collect();
-    // Who runs first, then who waits, in the order in which they will run.
+    // Running requests first, then the waiting ones in queue order.
     sequences.sort_by_key(|sequence| (sequence.queue_position, sequence.id));
     let waiting = all.iter().filter(|sequence| sequence.state == SequenceState::Queued).count();
     let name_columns = width.saturating_sub(58).clamp(8, 32);
@@ -393,7 +394,7 @@ fn events(app: &App, width: usize) -> List {
     let row = |happening: &Happening| Line::raw(cut(&event_text(happening, now), width));
     let missed = if app.missed > 0 { format!(", {} missed", app.missed) } else { String::new() };
     List {
-        title: format!("Events, the last first{missed}"),
+        title: format!("Events, latest first{missed}"),
         head: None,
         rows: app.happened.iter().map(row).collect(),
         seen: 0,
@@ -419,7 +420,7 @@ fn event_text(happening: &Happening, now: Instant) -> String {
     format!("  {} ago  {}  {about}", fit_right(&ago, 7), fit(&words(&format!("{:?}", entry.kind)), 14))
 }
 
-/// A part of a model in words.
+/// Name of a part of a model.
 fn part(number: u32, count: u32) -> String {
     match number {
         0 => "embedding".to_owned(),

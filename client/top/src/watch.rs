@@ -1,4 +1,5 @@
-//! Threads that ask the daemon: one takes samples, one listens to events. Both go on when it is gone, until it is back.
+//! Threads that ask the daemon: one takes samples, one listens to events. If the daemon goes away, both wait until it
+//! is back.
 
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
@@ -12,36 +13,36 @@ use crate::sample::Sample;
 /// Pause before a daemon that does not answer is asked again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// How long the first sample waits for the events to begin, so that what happens after it is told.
+/// Longest wait of the first sample for the event subscription, so that later events are seen.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// Updates that may wait for the one who draws; threads wait beyond.
+/// Most updates that wait to be drawn; then the threads wait.
 const UPDATES_MAX: usize = 64;
 
-/// What came.
+/// An update for the view.
 #[derive(Debug)]
 pub enum Update {
     /// A sample, and when it was taken.
     Sample(Box<Sample>, Instant),
-    /// The daemon gave none.
+    /// Why the daemon gave no sample.
     Gone(ClientError),
-    /// Something happened.
+    /// Events of weights and models.
     Events(SubscribeItem),
 }
 
-/// Starts both. They end when the receiver is gone, at their next update.
+/// Starts both threads. They end at their next update after the receiver is dropped.
 pub fn start(options: &Options, interval: Duration) -> Receiver<Update> {
     let (sender, receiver) = sync_channel(UPDATES_MAX);
     let (events, of_events) = (sender.clone(), options.clone());
     let (begun, first) = channel();
     let begins = move || {
-        // It fails once nobody waits for the first sample any more.
+        // This fails once the first sample no longer waits.
         let _ = begun.send(());
     };
     thread::spawn(move || while listen(&Client::new(of_events.clone()), &events, &begins).is_some() {});
     let client = Client::new(options.clone());
     thread::spawn(move || {
-        // Without events there are samples all the same.
+        // Without events, samples still come.
         let _ = first.recv_timeout(FIRST);
         drop(first);
         while sample(&client, interval, &sender).is_some() {}
@@ -49,7 +50,7 @@ pub fn start(options: &Options, interval: Duration) -> Receiver<Update> {
     receiver
 }
 
-/// None once nobody receives any more.
+/// `None` once the receiver is dropped.
 fn sample(client: &Client, interval: Duration, sender: &SyncSender<Update>) -> Option<()> {
     let begun = Instant::now();
     match Sample::take(client) {
@@ -65,7 +66,7 @@ fn sample(client: &Client, interval: Duration, sender: &SyncSender<Update>) -> O
 
 /// As [`sample`], until the connection ends.
 fn listen(client: &Client, sender: &SyncSender<Update>, begins: &dyn Fn()) -> Option<()> {
-    // Why there are no events is told by who takes samples.
+    // The sampling thread reports why there are no events.
     for item in client.events().into_iter().flatten() {
         let Ok(item) = item else { break };
         begins();

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::super::DeviceMemoryUse;
+use super::super::hip::kernels::objects::{CodeObject, CodeSource};
 use super::super::hip::kernels::probe::ProbeLaunch;
-use super::super::hip::objects::{CodeObject, CodeSource};
 use super::super::hip::{
     ArenaOptions, CardMemory, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Owner, Runtime,
     StreamPriority,

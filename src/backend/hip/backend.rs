@@ -7,18 +7,18 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::graphs::{self, Replays};
-use super::kernels::matmul::planes;
-use super::model::{self, Model};
-use super::resolve::Loads;
-use super::step::{Modes, bind};
-use super::upload::{FileReads, Job, UploadPath, Uploader};
-use super::wait::{Standstill, Waiter};
-use super::waits::LoadWaits;
-use super::weights::{Form, Weight};
-use super::{
-    ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Owner, Runtime, Stream, StreamPriority, kv,
-    memory,
+use crate::backend::hip::device::wait::{Standstill, Waiter};
+use crate::backend::hip::kernels::matmul::planes;
+use crate::backend::hip::step::graphs::{self, Replays};
+use crate::backend::hip::step::model::{self, Model};
+use crate::backend::hip::step::resolve::Loads;
+use crate::backend::hip::step::{Modes, bind};
+use crate::backend::hip::weights::upload::{FileReads, Job, UploadPath, Uploader};
+use crate::backend::hip::weights::waits::LoadWaits;
+use crate::backend::hip::weights::{Form, Weight};
+use crate::backend::hip::{
+    ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Owner, Runtime, Stream, StreamPriority,
+    device::memory, step::kv,
 };
 
 use crate::backend::{

@@ -1,4 +1,4 @@
-//! Runs a step and hands out what came of it.
+//! Runs a step and delivers its results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::scheduler::schedule::StepPlan;
 use crate::scheduler::step::{self, StepDevice};
 use crate::scheduler::{Event, JobError};
 
-/// A model whose first step of a turn loaded weights keeps the turn for this many times as long as that step took: when
-/// models that share the room of one take turns, a fifth of the time goes to loading weights.
+/// If the first step of a model's turn loads weights, the model keeps its turn for this many times that step's
+/// duration. Models that share the room of one model then spend a fifth of the time on loads.
 const TURN_KEPT: u32 = 4;
-/// And no longer than this: others wait.
+/// Longest time to keep a turn, because other models wait.
 const TURN_KEPT_MAX: Duration = Duration::from_secs(2);
 
-/// What came of drawing a sequence's token.
+/// Result of sampling one token of a sequence.
 type Drawn = Result<Sampled, BackendError>;
 
 impl Core {
@@ -30,7 +30,7 @@ impl Core {
         self.in_step = Some(step);
         let result = self.compute();
         if switched {
-            // Others that need the same room wait until the loads were worth it.
+            // Other models that need the same room wait until the loads have paid off.
             let loaded =
                 self.device.residency.counters().loads > loads && self.device.backend.parts_ahead() > 0;
             let now = lock::now();
@@ -38,12 +38,12 @@ impl Core {
         }
         let Some(step) = self.in_step.take() else { return };
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
-            return self.fail_model(step.model, error); // the step may have read anything: none of its tokens counts
+            return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }
         match result {
             Ok((sampled, load)) => self.deliver(&step, sampled, load),
             Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
-            // The next turn tries again, as often as something can be freed.
+            // The next turn tries again, as long as something can be freed.
             Err(error) if error.is_out_of_memory() => self.out_of_memory(&step, &error),
             Err(error @ BackendError::DeviceLost { .. }) => self.replace_device(&error),
             Err(error) => {
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Computes `in_step`. The time is how long it waited for weights.
+    /// Computes `in_step`. The returned time is how long the step waited for weights.
     fn compute(&mut self) -> Result<(Vec<Drawn>, Duration), BackendError> {
         let nothing = Ok((Vec::new(), Duration::ZERO));
         let Some(step) = &self.in_step else { return nothing };
@@ -117,7 +117,7 @@ impl Core {
                 }
                 Some(Ok(token)) => token,
                 Some(Err(error)) => {
-                    tracing::warn!(model = step.model.0, %error, "no token could be drawn");
+                    tracing::warn!(model = step.model.0, %error, "no token could be sampled");
                     self.fail(work.id, JobError::Backend(error));
                     continue;
                 }
@@ -134,13 +134,14 @@ impl Core {
         }
     }
 
-    /// Memory was short for a step: something is freed and the next turn tries again, or the step's requests fail.
+    /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
+    /// requests.
     fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
         match self.device.make_room_for_step(step.model, &mut self.schedule) {
             Ok(true) => {}
             Ok(false) => {
                 let error = self.device.no_room(step.model, error);
-                tracing::warn!(model = step.model.0, %error, "a step found no room");
+                tracing::warn!(model = step.model.0, %error, "a step failed: the device has no room for it");
                 for work in &step.work {
                     self.fail(work.id, error.clone());
                 }

@@ -1,4 +1,4 @@
-//! How sequences end, and what the engine frees when they have.
+//! Ends sequences, and frees what they held.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,20 +20,20 @@ impl Core {
         }
     }
 
-    /// Fails all sequences of a model whose file can no longer be trusted, and takes it off the device.
+    /// Fails all sequences of a model whose file can no longer be trusted, and unloads the model from the device.
     pub(super) fn fail_model(&mut self, id: ModelId, error: MapError) {
-        tracing::warn!(model = id.0, %error, "the model's requests fail");
+        tracing::warn!(model = id.0, %error, "the model's file can no longer be trusted: its requests fail");
         let error = Arc::new(error);
         for sequence in self.schedule.ids(|sequence| sequence.request.model == id) {
             self.fail(sequence, JobError::Model(Arc::clone(&error)));
         }
-        // A load that went on would belong to a model that is not hosted.
+        // A load that continued would belong to a model that is not hosted.
         self.fail_loads(Some(id), &|| JobError::Model(Arc::clone(&error)));
         self.device.models.unloaded(id);
         self.device.remove_left(&mut self.schedule);
     }
 
-    /// Takes a sequence out and gives its pages back. Its last event goes out with [`Core::send_ended`].
+    /// Removes a sequence and frees its pages. [`Core::send_ended`] sends its last event.
     pub(super) fn end(&mut self, id: SequenceId, event: Event) {
         let Some(sequence) = self.schedule.remove(id) else { return };
         match event {
@@ -69,7 +69,8 @@ impl Core {
         }
     }
 
-    /// Gives activations and KV pools of long idle models back, evicts weights whose rules say so, clears failed loads.
+    /// Frees activations and KV pools of models idle for long, evicts weights by their idle rules, and clears failed
+    /// loads.
     pub(super) fn housekeep(&mut self, now: Instant) {
         if now.saturating_duration_since(self.housekept) < IDLE_WAKE.min(self.options.idle_release) {
             return;

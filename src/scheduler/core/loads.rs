@@ -1,4 +1,4 @@
-//! Drives the loads that clients asked for.
+//! Drives the loads that clients requested.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::scheduler::JobError;
 use crate::scheduler::loads::lost_device;
 
 impl Core {
-    /// Looks at what is in flight and begins more. True when something moved.
+    /// Records arrivals and begins more loads. True when something moved.
     pub(super) fn drive_loads(&mut self) -> bool {
         if let Err(lost) = self.device.backend.watch_loads(self.device.loads.are_in_flight()) {
             self.replace_device(&lost);
@@ -27,14 +27,14 @@ impl Core {
         while let Some(ended) = self.device.drive_loads(&mut self.schedule, &wake, &mut moved) {
             let lost = ended.error.as_ref().and_then(lost_device);
             match &ended.error {
-                // The model is used: weights just loaded are not the first to leave.
+                // The load counts as a use, so that these weights are not evicted first.
                 None => self.device.models.used(ended.model, lock::now()),
                 Some(_) => {
                     moved = true;
                     self.device.residency.clear_failed();
                 }
             }
-            self.publish(); // before the requester is told: it finds the result in the snapshot
+            self.publish(); // before the requester is notified: it must find the result in the snapshot
             ended.tell();
             if let Some(lost) = lost {
                 self.replace_device(&lost); // ends the other loads as well
@@ -44,7 +44,7 @@ impl Core {
         moved
     }
 
-    /// Ends all requests for weights, or those for one model.
+    /// Ends all client loads, or those for one model.
     pub(super) fn fail_loads(&mut self, of: Option<ModelId>, error: &dyn Fn() -> JobError) {
         for ended in self.device.loads.fail(of, error) {
             ended.tell();

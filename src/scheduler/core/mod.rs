@@ -1,10 +1,11 @@
-//! The engine thread: takes commands, asks the schedule what runs, runs the step, reports.
+//! The engine thread: takes commands, gets the next step from the schedule, runs it and reports.
 //!
-//! One turn: commands, expiries, admission, at most one step, reports. When a turn did nothing the thread sleeps until
-//! a command or the next expiry, a second at most. A panic inside a step fails that step's sequences and closes the
-//! model; its other sequences take their tokens in anew. A panic elsewhere, or in the cleaning up, fails
-//! everything and opens the device anew, and so does the loss of the device. Either way the engine serves on; it ends,
-//! and says so, only when there is no device to be opened.
+//! One turn: commands, expiries, admission, at most one step, reports. After a turn without work the thread sleeps
+//! until a command or the next expiry, at most one second.
+//!
+//! A panic inside a step fails that step's sequences and closes the model; the model's other sequences prefill their
+//! tokens again. A panic elsewhere or during cleanup fails everything and reopens the device, and so does the loss of
+//! the device. The engine continues after each of these. It ends, and reports that, only when no device can be opened.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,18 +29,18 @@ pub(super) mod orders;
 mod recovery;
 mod report;
 
-/// The heartbeat moves at least this often.
+/// Longest time between two heartbeats.
 const IDLE_WAKE: Duration = Duration::from_secs(1);
-/// How old a published snapshot may be while steps run: building one costs some 100 us with a full queue.
+/// Longest age of a published snapshot while steps run. Building one costs some 100 us with a full queue.
 const SNAPSHOT_AGE: Duration = Duration::from_millis(50);
 
 enum Turn {
-    /// Go on at once.
+    /// Start the next turn at once.
     Worked,
-    /// Nothing to do but wait.
+    /// Sleep until there is work.
     Idle,
     Stop,
-    /// The device is gone and there is no other.
+    /// The device is lost and no other could be opened.
     Lost,
 }
 
@@ -51,14 +52,15 @@ pub(super) struct Core {
     schedule: Schedule,
     arrays: StepArrays,
     counters: Counters,
-    /// The step that runs: its sequences fail if it panics.
+    /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
-    /// Sequences that ended in this turn and their last events, sent when the snapshot shows that they are gone.
+    /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
+    /// is published.
     ended: Vec<(Sequence, Event)>,
     drain: Option<Instant>,
     published: Instant,
     housekept: Instant,
-    /// There is no device to go on with.
+    /// No device could be opened.
     lost: bool,
 }
 
@@ -90,8 +92,8 @@ impl Core {
         core
     }
 
-    /// The thread's whole life. When it ends other than by being stopped, that is told as
-    /// [`EngineHandle::failed`](super::EngineHandle::failed).
+    /// Runs the thread until it ends. If it ends without a request to stop,
+    /// [`EngineHandle::failed`](super::EngineHandle::failed) reports that.
     pub fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let stopped = catch_unwind(AssertUnwindSafe(|| {
@@ -108,7 +110,7 @@ impl Core {
         shared.drained.send_replace(true);
     }
 
-    /// Turns until it is stopped (true), or until there is no device to go on with.
+    /// Runs turns until a stop (true), or until no device can be opened (false).
     fn serve(&mut self) -> bool {
         let mut idle = true;
         loop {
@@ -123,14 +125,14 @@ impl Core {
                     match catch_unwind(AssertUnwindSafe(|| self.recover(text))) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => {
-                            tracing::error!(%error, "the device could not be opened anew: the engine ends");
+                            tracing::error!(%error, "the device could not be reopened: the engine ends");
                             return false;
                         }
                         Err(panic) => {
                             let panic = recovery::panic_text(panic.as_ref());
                             tracing::error!(
                                 panic,
-                                "a second panic while the first was cleaned up: the engine ends"
+                                "a second panic during cleanup of the first: the engine ends"
                             );
                             return false;
                         }
@@ -171,7 +173,8 @@ impl Core {
         }
     }
 
-    /// Sends last events, and publishes a snapshot when there are any, when it is due or the last one is old.
+    /// Sends the last events of ended sequences and publishes a snapshot. Without ended sequences it publishes only
+    /// when `due` or when the last snapshot is old.
     fn report(&mut self, due: bool) {
         if !self.ended.is_empty() {
             self.send_ended();
@@ -183,7 +186,7 @@ impl Core {
     /// Waits for a command, the next expiry or the next heartbeat.
     fn sleep(&self) {
         let mut until = lock::now() + IDLE_WAKE;
-        // What has expired ended its sequences in the last turn: a moment that has passed cannot make this spin.
+        // The last turn ended every expired sequence, so an instant in the past cannot make this loop spin.
         let drain = self.drain.filter(|_| !self.schedule.is_empty());
         for moment in [self.schedule.next_expiry(), drain].into_iter().flatten() {
             until = until.min(moment);
@@ -194,7 +197,7 @@ impl Core {
         }
     }
 
-    /// Does what the inbox says; true when it says stop.
+    /// Executes the commands of the inbox; true when the engine must stop.
     fn take_commands(&mut self) -> bool {
         let commands = self.shared.inbox.lock().take();
         for job in commands.jobs {

@@ -1,4 +1,4 @@
-//! What is done about weights on the device because somebody asked, or because a model was idle for long.
+//! Orders about weights on the device: evictions and rules that clients request, and evictions of idle models.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::scheduler::JobError;
 use crate::scheduler::residency::ResidencyRules;
 use crate::scheduler::snapshot::EngineEvent;
 
-/// What left.
+/// Parts and bytes that an order freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// Parts of models.
+    /// Parts evicted.
     pub parts: u64,
-    /// Bytes of the device's memory, activations of closed models among them.
+    /// Device bytes freed, with activations of closed models.
     pub bytes: u64,
 }
 
-/// A change of [`ResidencyRules`]; what is none stays as it is.
+/// A change of [`ResidencyRules`]; `None` leaves a rule as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // as there
+#[allow(missing_docs)] // the fields of `ResidencyRules`
 pub struct RulesChange {
     pub pinned: Option<bool>,
     pub priority: Option<u8>,
@@ -31,7 +31,7 @@ pub struct RulesChange {
     pub idle_max: Option<Option<Duration>>,
 }
 
-/// What somebody asked for; they get the answer when it is done.
+/// A client's order. `done` gets the answer after the order is executed.
 #[derive(Debug)]
 pub(in crate::scheduler) enum Order {
     Clear { model: Option<ModelId>, done: oneshot::Sender<Cleared> },
@@ -40,7 +40,7 @@ pub(in crate::scheduler) enum Order {
 }
 
 impl Core {
-    /// Does what was asked, between steps.
+    /// Executes an order between steps.
     pub(super) fn obey(&mut self, order: Order) {
         match order {
             Order::Clear { model, done } => {
@@ -71,7 +71,7 @@ impl Core {
                     change.apply(rules);
                 }
                 self.publish();
-                let _ = done.send(self.device.residency.rules(model.id)); // the requester may have gone
+                let _ = done.send(self.device.residency.rules(model.id)); // the requester may have disconnected
             }
         }
     }
@@ -106,7 +106,7 @@ impl Core {
         }
     }
 
-    /// Tells watchers which parts arrived and which left.
+    /// Notifies watchers of the parts that were loaded and evicted.
     pub(super) fn tell_events(&mut self) {
         self.device.look();
         for part in self.device.residency.take_came() {
@@ -120,7 +120,7 @@ impl Core {
     }
 
     pub(super) fn tell(&self, event: EngineEvent) {
-        let _ = self.shared.events.send(event); // nobody may be watching
+        let _ = self.shared.events.send(event); // fails only without watchers
     }
 }
 

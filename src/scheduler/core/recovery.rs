@@ -1,4 +1,4 @@
-//! Going on after a panic, or after the device was lost.
+//! Recovers from a panic or a lost device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::scheduler::schedule::Schedule;
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Event, JobError};
 
-/// Bytes of a panic's text that are passed on.
+/// Most bytes of a panic message that are reported.
 const PANIC_TEXT_MAX: usize = 256;
 
 impl Core {
@@ -40,31 +40,31 @@ impl Core {
         self.reopen(&|| JobError::Panicked(text.clone()))
     }
 
-    /// After the device was lost: all requests fail, and another is opened, or the engine ends.
+    /// After the device was lost: fails all requests and reopens a device. Ends the engine if none can be opened.
     pub(super) fn replace_device(&mut self, error: &BackendError) {
-        tracing::error!(%error, "all requests fail, and the device is opened anew");
+        tracing::error!(%error, "the device was lost: all requests fail, and the engine reopens it");
         let on = match self.reopen(&|| JobError::Backend(error.clone())) {
-            Ok(()) => format!("it goes on with {}", self.device.backend.info().device),
+            Ok(()) => format!("the engine continues on {}", self.device.backend.info().device),
             Err(error) => {
-                tracing::error!(%error, "there is no device any more: the engine ends");
+                tracing::error!(%error, "no device could be opened: the engine ends");
                 self.lost = true;
-                "there is no other, and the engine ends".to_owned()
+                "no device could be opened, and the engine ends".to_owned()
             }
         };
         self.tell(EngineEvent::DeviceLost { text: format!("{error}; {on}") });
     }
 
-    /// Fails everything with `error` and opens the device anew, or another one that the factory has instead.
+    /// Fails everything with `error`, then reopens the device, or another one that the factory opens instead.
     ///
     /// # Errors
-    /// When there is no device to be opened.
+    /// When no device can be opened.
     pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
         self.in_step = None;
         self.fail_loads(None, error);
         let sequences = self.schedule.clear();
         self.counters.sequences_failed += sequences.len() as u64;
         self.ended.extend(sequences.into_iter().map(|sequence| (sequence, Event::Failed(error()))));
-        // The old one goes first: it may be the same device, and hold all its memory.
+        // Drop the old device first: the new one may be the same and need its memory.
         self.device = Device::new(Box::new(Closed));
         let opened = (self.factory)().map(|mut backend| {
             backend.set_heartbeat(Arc::clone(&self.shared.heartbeat));
@@ -77,11 +77,11 @@ impl Core {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let mut text = text.unwrap_or("a panic without a text").to_owned();
+    let mut text = text.unwrap_or("a panic without a message").to_owned();
     while text.len() > PANIC_TEXT_MAX {
         text.pop();
     }

@@ -1,4 +1,4 @@
-//! What the engine shows of itself.
+//! Publishes the engine's state.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl Core {
         *self.shared.published.lock() = Arc::new(snapshot);
     }
 
-    /// What each model has on the device.
+    /// Each model's share of the device.
     fn residencies(&self) -> Vec<ModelResidency> {
         let (facts, order) = (self.shared.facts(), self.device.residency.order(None));
         let backend = self.device.backend.as_ref();

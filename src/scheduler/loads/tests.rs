@@ -4,7 +4,7 @@ use std::rc::Rc;
 use super::*;
 use crate::tensor::{DType, MappedFile, Shape};
 
-/// A load whose end the test decides.
+/// A load that the test completes or fails.
 #[derive(Clone)]
 struct Fake(Rc<Cell<u8>>, u64);
 
@@ -36,7 +36,7 @@ fn wanted(count: u32) -> (VecDeque<Wanted>, u64) {
     ((0..count).map(one).collect(), u64::from(count) * 16)
 }
 
-/// A turn in which each load that may begin does, with these bytes: what was begun, and how many requests ended.
+/// Runs a turn in which each allowed load begins, with this many bytes. Returns the loads begun and the requests ended.
 fn turn(loads: &mut Loads<Fake>, bytes: u64) -> (Vec<Fake>, Vec<Ended>) {
     let (mut begun, mut ended) = (Vec::new(), Vec::new());
     loads.look();
@@ -61,7 +61,7 @@ fn a_request_ends_when_all_has_arrived_and_counts_on_the_way() {
     let (flights, ended) = turn(&mut loads, 16);
     assert_eq!((flights.len(), ended.len(), loads.are_in_flight()), (3, 0, true));
     flights[0].0.set(1);
-    flights[2].0.set(1); // behind one that has not arrived: counted later
+    flights[2].0.set(1); // an earlier load is still in flight, so this one counts later
     assert!(loads.look());
     let reached = watched.borrow().clone();
     assert_eq!((reached.tensors, reached.tensors_total, reached.bytes, reached.bytes_total), (1, 3, 16, 48));
@@ -81,7 +81,7 @@ fn bytes_in_flight_are_bounded_and_requests_take_turns() {
     loads.ask(ModelId(2), wanted(1), second);
     let (flights, _) = turn(&mut loads, IN_FLIGHT_BYTES / 2);
     assert_eq!(flights.len(), 3, "two of the first request, and the second's one");
-    assert_eq!(turn(&mut loads, 1).0.len(), 0, "no room before one has arrived");
+    assert_eq!(turn(&mut loads, 1).0.len(), 0, "no room until a load arrives");
     flights[0].0.set(1);
     assert_eq!(turn(&mut loads, IN_FLIGHT_BYTES).0.len(), 1);
 }
@@ -100,7 +100,7 @@ fn a_failed_load_ends_its_request_alone_and_what_it_left_in_flight_is_watched() 
     assert!(loads.strays_failed(), "the failed one is cleared");
     assert!(!loads.strays_failed(), "once");
     flights[1].0.set(2);
-    assert!(loads.strays_failed(), "its neighbour failed after the request had ended");
+    assert!(loads.strays_failed(), "its neighbour's failure after the end is noticed");
     assert!(!loads.is_empty(), "the other request goes on");
 }
 
@@ -112,7 +112,7 @@ fn a_request_without_room_waits_and_one_without_listeners_is_dropped() {
     loads.look();
     assert!(matches!(loads.next(), Some(Action::Begin { .. })));
     loads.begun(Begun::Blocked);
-    assert!(loads.next().is_none(), "not before the next turn");
+    assert!(loads.next().is_none(), "no further action in this turn");
     loads.look();
     assert!(matches!(loads.next(), Some(Action::Begin { .. })), "tried again");
     drop(watched);

@@ -22,13 +22,13 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
     }
 }
 
-/// Hands a request over with as many tokens as it says.
+/// Submits a request with as many prompt tokens as it states.
 fn submit(schedule: &mut Schedule<()>, request: Request) {
     let prompt = vec![0; request.prompt_tokens as usize];
     schedule.submit(Sequence::new(request, prompt, ()));
 }
 
-/// Takes note that a step was computed, and a token drawn wherever one was wanted.
+/// Records that a step was computed, with a sampled token where the step wants one.
 fn complete(schedule: &mut Schedule<()>, step: &StepPlan, now: Instant) {
     for work in &step.work {
         let sequence = schedule.get_mut(work.id).expect("live");
@@ -38,7 +38,7 @@ fn complete(schedule: &mut Schedule<()>, step: &StepPlan, now: Instant) {
 
 /// (id, start, rows, samples) of the next step's work.
 fn step(schedule: &mut Schedule<()>, now: Instant) -> (u64, Vec<(u64, u32, u32, bool)>) {
-    let step = schedule.next_step(now).expect("somebody can run");
+    let step = schedule.next_step(now).expect("a sequence can run");
     complete(schedule, &step, now);
     (step.model.0, step.work.iter().map(|w| (w.id.0, w.start, w.rows, w.samples)).collect())
 }
@@ -92,7 +92,7 @@ fn without_credit_a_sequence_keeps_its_pages_until_it_is_too_slow() {
         true
     }) {}
     assert_eq!(schedule.views().next().map(|v| v.state), Some(SequenceState::Stalled));
-    assert_eq!(schedule.pages(SequenceId(1)).len(), 2, "the prompt's page and one for the token after it");
+    assert_eq!(schedule.pages(SequenceId(1)).len(), 2, "the prompt's page and one for the next token");
     let later = now + Duration::from_secs(30);
     assert_eq!(schedule.next_expiry(), Some(later));
     assert_eq!(schedule.expired(later - Duration::from_millis(1)), []);
@@ -130,7 +130,7 @@ fn a_rewound_sequence_takes_in_its_answer_too() {
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 11, 1, true)]));
 }
 
-/// splitmix64: the schedules below are made by it, so that a failing seed can be run again.
+/// splitmix64: generates the schedules below, so that a failing seed can be repeated.
 struct Random(u64);
 
 impl Random {
@@ -143,17 +143,17 @@ impl Random {
     }
 }
 
-/// The rules, kept again in the plainest way, for one random schedule.
+/// A second, plainest implementation of the rules, for one random schedule.
 struct Rules {
     schedule: Schedule<()>,
     random: Random,
     seed: u64,
     now: Instant,
-    /// Arrival order of those not admitted yet.
+    /// Waiting sequences in order of arrival.
     waiting: Vec<SequenceId>,
-    /// Admitted ones: request, credit, positions computed, tokens known.
+    /// Sequences: request, credit, positions computed, tokens known. Includes those that still wait.
     admitted: Vec<(Request, u32, u32, u32)>,
-    /// Turns a model was passed over while it could run.
+    /// Consecutive turns that a model was passed over while it could run.
     passed: BTreeMap<ModelId, usize>,
     next_id: u64,
     ended: usize,
@@ -194,7 +194,7 @@ impl Rules {
         let request = Request { page_bytes, credit, ..request(id, model, prompt_tokens, positions) };
         submit(&mut self.schedule, request.clone());
         self.waiting.push(request.id);
-        self.admitted.push((request, credit, 0, prompt_tokens)); // until admitted it only lies here
+        self.admitted.push((request, credit, 0, prompt_tokens)); // `waiting` marks it until it is admitted
     }
 
     fn known(&mut self, id: SequenceId) -> &mut (Request, u32, u32, u32) {
@@ -223,7 +223,7 @@ impl Rules {
         let can_run = |s: &&(Request, u32, u32, u32)| s.1 > 0 && !self.waiting.contains(&s.0.id);
         let runnable: Vec<_> = self.admitted.iter().filter(can_run).cloned().collect();
         let Some(step) = self.schedule.next_step(self.now) else {
-            assert!(runnable.is_empty(), "seed {seed}: somebody could run");
+            assert!(runnable.is_empty(), "seed {seed}: a sequence could run");
             return;
         };
         let models: BTreeSet<ModelId> = runnable.iter().map(|s| s.0.model).collect();
@@ -322,7 +322,7 @@ impl Rules {
         }
     }
 
-    /// Gives everybody credit and runs until all are done.
+    /// Grants credit to all and runs until all are done.
     fn finish(&mut self) {
         for (request, credit, ..) in &mut self.admitted {
             *credit += 1000;
@@ -333,7 +333,7 @@ impl Rules {
             self.admit();
             self.step();
             steps += 1;
-            assert!(steps < 200_000, "seed {}: somebody starves", self.seed);
+            assert!(steps < 200_000, "seed {}: a sequence starves", self.seed);
         }
         assert_eq!(self.schedule.views().count(), 0);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Cancel, deadlines, slow readers, drain, limits, letting go.
+//! Cancels, deadlines, slow readers, drains, limits and unloading.
 
 use super::*;
 use crate::program::{Builder, Op, PartKind, Residence};
@@ -12,7 +12,7 @@ fn a_cancelled_sequence_gives_its_pages_back() {
     rig.handle().cancel(asked.id);
     assert!(matches!(asked.finish().error(), JobError::Cancelled));
     rig.assert_empty();
-    rig.handle().cancel(SequenceId(999)); // unknown ones are ignored
+    rig.handle().cancel(SequenceId(999)); // the engine ignores unknown ids
     rig.handle().credit(SequenceId(999), 1);
     assert_eq!(rig.ask(&[1], 2).finish().ids.len(), 2);
 }
@@ -83,7 +83,7 @@ fn the_queue_has_an_end() {
     for asked in waiting {
         assert_eq!(asked.finish().ids.len(), 2);
     }
-    assert_eq!(rig.ask(&prompt(4, 3), 2).finish().ids.len(), 2, "there is room again");
+    assert_eq!(rig.ask(&prompt(4, 3), 2).finish().ids.len(), 2, "the queue has room again");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn jobs_that_break_their_promises_are_refused() {
         assert!(text.contains(want), "{text}");
     };
     check(|job| job.prompt.clear(), "no token");
-    check(|job| job.max_tokens = 0, "no token is asked for");
+    check(|job| job.max_tokens = 0, "max_tokens is 0");
     check(|job| job.context_tokens = 10, "no room for an answer");
     check(|job| job.prompt[3] = VOCAB as u32, "outside the vocabulary");
     rig.control.allow(0);
@@ -112,7 +112,7 @@ fn jobs_that_break_their_promises_are_refused() {
 #[test]
 fn a_full_context_is_told_from_a_reached_count() {
     let rig = Rig::new(EngineOptions::default());
-    // Asked for less than there is room, for just as much, for more, and for all there is.
+    // Fewer tokens than the context has room for, exactly as many, more, and the maximum.
     let cases = [
         (4, StopReason::MaxTokens, 4),
         (5, StopReason::MaxTokens, 5),
@@ -205,7 +205,7 @@ fn an_unloaded_model_goes_with_its_last_sequence() {
     assert_eq!(Arc::strong_count(&rig.model), 1, "the engine holds nothing of it");
     let loads = rig.control.loads().len();
     assert_eq!(rig.ask(&prompt(2, 10), 3).finish().ids.len(), 3);
-    assert!(rig.control.loads().len() > loads, "its tensors had gone too");
+    assert!(rig.control.loads().len() > loads, "its tensors were evicted too");
     rig.handle().model_gone(rig.model.id);
     assert!(rig.comes(|s| s.kv_pages_max == 0) && rig.control.holds().1 == 0);
 }
@@ -261,8 +261,8 @@ fn a_load_that_nobody_follows_any_more_begins_nothing() {
     assert_eq!(asked.finish().ids.len(), 3);
     let loads = rig.control.loads().len();
     let on_device = rig.model.plan.program.tensors().iter().filter(|t| t.residence == Residence::Device);
-    assert_eq!(loads, on_device.count(), "those of the step and no others");
-    // One that is followed does.
+    assert_eq!(loads, on_device.count(), "only the step's tensors");
+    // A load with a receiver loads all its tensors.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let reached = runtime.block_on(rig.handle().preload_all(&other).unwrap().wait()).unwrap();
     assert_eq!(reached.tensors, other.plan.program.tensors().len());

@@ -1,7 +1,7 @@
-//! A backend whose next token is a hash of all tokens that the page tables lead to, in order of position.
+//! A backend whose next token is a hash of all tokens in the pages of its page table, in order of position.
 //!
-//! So a wrong page, position, row or sequence changes the answer, and what every sequence must get is computable
-//! without it ([`next_token`]). It also holds the engine to the order of parts, and to pages that are not shared.
+//! So a wrong page, position, row or sequence changes the answer. [`next_token`] computes the right answer without the
+//! backend. The backend also checks the order of parts, and that no two sequences share a page.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub fn next_token(tokens: &[u32], seed: u64, vocab: usize) -> u32 {
     ((hash >> 20) % vocab as u64) as u32
 }
 
-/// What a page of this device takes: more than its values, as on a device that pads and rounds.
+/// Bytes of a page on this device: more than its values, as on a device that pads and rounds.
 pub fn page_bytes(of: &Program) -> u64 {
     let values = |state: &program::State| match *state {
         program::State::Kv { heads, head_dim } => u64::from(heads * head_dim),
@@ -32,15 +32,15 @@ pub fn page_bytes(of: &Program) -> u64 {
 /// The logits of a sequence with this seed are not finite.
 pub const BROKEN_SEED: u64 = 0xbad;
 
-/// What a test does to a device.
+/// A fault that a test plants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     PanicInAttention,
     PanicInAttentionAndClose,
     PanicInRelease,
-    /// As `PanicInRelease`, and no device can be opened after it.
+    /// As `PanicInRelease`, and no device can be opened afterwards.
     LoseDevice,
-    /// As `LoseDevice`, by a panic in opening it.
+    /// As `LoseDevice`, but opening the device panics.
     LoseDeviceByPanic,
     FailInHead,
     FailInOpen,
@@ -58,13 +58,13 @@ struct State {
     /// Steps wait until this many are allowed.
     allowed: Option<u64>,
     steps: u64,
-    /// The engine waits in `begin_step`.
+    /// The engine is blocked in `begin_step`.
     held: bool,
-    /// How many parts before their turn the device loads.
+    /// How many parts ahead the device loads.
     ahead: usize,
-    /// Called in attention of this layer, once.
+    /// Called once, in attention of this layer.
     in_attention: Option<(u32, Hook)>,
-    /// What the next step says it waited for weights.
+    /// The wait for weights that the next step reports.
     load_wait: Duration,
 }
 
@@ -102,7 +102,7 @@ impl Control {
         &self.1
     }
 
-    /// Loads begin so many parts early.
+    /// Makes loads begin this many parts ahead.
     pub fn load_ahead_always(&self, ahead: usize) {
         self.0.0.lock().ahead = ahead;
     }
@@ -111,7 +111,7 @@ impl Control {
         self.0.0.lock().fault = Some(fault);
     }
 
-    /// Lets `steps` more steps run, then holds the engine in `begin_step`.
+    /// Lets `steps` more steps run, then blocks the engine in `begin_step`.
     pub fn allow(&self, steps: u64) {
         let mut state = self.0.0.lock();
         state.allowed = Some(state.steps + steps);
@@ -119,7 +119,7 @@ impl Control {
         self.0.1.notify_all();
     }
 
-    /// Waits until the engine is held before a step that is not allowed.
+    /// Waits until the engine is blocked before a step that is not allowed.
     pub fn wait_held(&self) {
         let mut state = self.0.0.lock();
         while !state.held {
@@ -132,20 +132,20 @@ impl Control {
         self.0.1.notify_all();
     }
 
-    /// Pages that hold tokens, open slots, times the device was opened.
+    /// Counts of pages with tokens, of open slots, and of device openings.
     pub fn holds(&self) -> (usize, usize, u32) {
         let state = self.0.0.lock();
         (state.pages.len(), state.slots.len(), state.opened)
     }
 
-    /// Loads begin so many parts early, and attention of `layer` calls `hook` when it next runs.
+    /// Makes loads begin this many parts ahead. Attention of `layer` calls `hook` when it next runs.
     pub fn load_ahead(&self, ahead: usize, layer: u32, hook: impl FnOnce() + Send + 'static) {
         let mut state = self.0.0.lock();
         state.ahead = ahead;
         state.in_attention = Some((layer, Hook(Box::new(hook))));
     }
 
-    /// The next step takes this long in attention, and says that it waited for weights.
+    /// Makes the next step take this long in attention and report it as a wait for weights.
     pub fn wait_for_weights(&self, time: Duration) {
         let mut state = self.0.0.lock();
         state.load_wait = time;
@@ -173,7 +173,7 @@ struct Step {
     tables: Vec<u32>,
     stride: usize,
     logits: Vec<u32>,
-    /// Parts that were run, to hold the engine to their order.
+    /// Parts run so far, to check their order.
     parts: Vec<u32>,
 }
 
@@ -190,13 +190,13 @@ impl Fake {
         }
         let wants = [Fault::PanicInAttention, Fault::PanicInAttentionAndClose];
         if layer == 1 && self.control.0.0.lock().fault.is_some_and(|f| wants.contains(&f)) {
-            self.control.take(&[Fault::PanicInAttention]); // the other one strikes again in close_model
+            self.control.take(&[Fault::PanicInAttention]); // the other fault panics again in close_model
             panic!("planted in attention, {}", "long ".repeat(100));
         }
     }
 }
 
-/// Weights of an operation of a plain decoder.
+/// Weights that an operation of a plain decoder reads.
 fn tensors_of(op: &Op) -> Vec<TensorId> {
     match *op {
         Op::Embed { table, .. } => vec![table],
@@ -278,13 +278,13 @@ impl Backend for Fake {
         self.control.1.step_over();
         assert!(self.control.take(&[Fault::PanicInAttentionAndClose]).is_none(), "planted in close_model");
         let mut state = self.control.0.0.lock();
-        state.slots.remove(&slot.0).expect("closes what is open");
+        state.slots.remove(&slot.0).expect("the slot is open when it is closed");
         state.pages.retain(|key, _| key.0 != slot.0);
     }
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         assert!(self.control.take(&[Fault::PanicInRelease]).is_none(), "planted in release_pages");
-        let lost = [Fault::LoseDevice, Fault::LoseDeviceByPanic]; // they strike again in the factory
+        let lost = [Fault::LoseDevice, Fault::LoseDeviceByPanic]; // they fail again in the factory
         assert!(self.control.0.0.lock().fault.is_none_or(|f| !lost.contains(&f)), "planted in release_pages");
         let mut state = self.control.0.0.lock();
         for &page in pages {
@@ -352,7 +352,7 @@ impl Backend for Fake {
             let loaded = used.iter().map(|id| weights.tensor(*id)).collect::<Result<Vec<_>, _>>()?;
             for (id, loaded) in used.iter().zip(&loaded) {
                 let name = program.tensor(*id).expect("a tensor of the program").lazy.name();
-                assert_eq!(loaded.tensor.name(), name, "handles stand under their numbers");
+                assert_eq!(loaded.tensor.name(), name, "each handle has the number of its tensor");
             }
             self.control.1.unit(loaded)?;
         }

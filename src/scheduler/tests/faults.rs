@@ -1,4 +1,4 @@
-//! Panics, device errors and lost files fail what they touch and nothing else.
+//! Panics, device errors and changed files fail only the requests that they affect.
 
 use std::io::Write;
 
@@ -26,7 +26,7 @@ fn a_panic_fails_its_step_and_the_others_take_in_anew() {
         }
         error => panic!("{error}"),
     }
-    assert_eq!(rig.control.holds().2, 1, "the device was not opened anew");
+    assert_eq!(rig.control.holds().2, 1, "the device was not reopened");
     rig.handle().credit(stalled.id, 100);
     rig.handle().credit(neighbour.id, 100);
     ids.extend(stalled.finish().ids);
@@ -49,9 +49,9 @@ fn a_cold_start_taken_back_at_a_layer_leaves_two_more_and_goes_on_from_there() {
     let loads = rig.control.loads();
     assert_eq!(loads.iter().filter_map(|name| layer(name)).max(), Some(3), "{loads:?}");
     assert!(!loads.iter().any(|name| name == "output_norm.weight"), "{loads:?}");
-    // The embedding is counted too; it stays in the file.
+    // The counter includes the embedding, which stays in the file.
     assert_eq!(rig.handle().snapshot().counters.tensors_loaded, loads.len() as u64 + 1);
-    // What is there is not loaded again.
+    // A resident tensor is not loaded again.
     assert_eq!(rig.ask(&prompt(1, 40), 5).finish().ids, expected(&prompt(1, 40), 5));
     let mut all = rig.control.loads();
     assert!(all.len() > loads.len() && all.starts_with(&loads));
@@ -94,10 +94,10 @@ fn an_engine_without_a_device_ends_and_says_so() {
         assert!(matches!(bystander.finish().error(), JobError::Panicked(_)), "{fault:?}");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let told = async { tokio::time::timeout(Duration::from_secs(20), rig.handle().failed()).await };
-        runtime.block_on(told).expect("the failure is told");
+        runtime.block_on(told).expect("the failure is reported");
         runtime.block_on(rig.handle().drained());
         let (job, _asked) = rig.job(&prompt(1, 10), 5);
-        assert!(matches!(rig.handle().submit(job), Err(JobError::Draining)), "nothing is taken in any more");
+        assert!(matches!(rig.handle().submit(job), Err(JobError::Draining)), "new work is refused");
         rig.engine.take().unwrap().stop();
     }
 }
@@ -127,7 +127,7 @@ fn a_device_error_fails_the_step_alone() {
 #[test]
 fn logits_that_are_not_finite_fail_their_sequence_alone() {
     let rig = Rig::new(EngineOptions::default());
-    rig.control.allow(0); // all are there before the first step
+    rig.control.allow(0); // all are submitted before the first step
     let before = rig.ask(&prompt(1, 10), 20);
     let (mut job, broken) = rig.job(&prompt(2, 10), 20);
     job.sampling.seed = BROKEN_SEED;
@@ -139,7 +139,7 @@ fn logits_that_are_not_finite_fail_their_sequence_alone() {
     assert!(matches!(answer.error(), JobError::Backend(BackendError::NotFinite)), "{answer:?}");
     assert_eq!(answer.ids, [0_u32; 0]);
     assert_eq!(before.finish().ids, expected(&prompt(1, 10), 20));
-    assert_eq!(after.finish().ids, expected(&prompt(3, 10), 20), "and each gets its own token");
+    assert_eq!(after.finish().ids, expected(&prompt(3, 10), 20), "each sequence gets its own token");
     rig.assert_empty();
 }
 
@@ -159,8 +159,12 @@ fn a_file_that_changes_fails_its_model_alone() {
     rig.control.release();
     let answer = asked.finish();
     assert!(matches!(answer.error(), JobError::Model(_)), "{answer:?}");
-    assert_eq!(answer.ids, expected(&prompt(1, 10), answer.ids.len()), "what came before is whole");
+    assert_eq!(
+        answer.ids,
+        expected(&prompt(1, 10), answer.ids.len()),
+        "the tokens before the change are right"
+    );
     assert_eq!(steady.finish().ids, expected(&prompt(2, 10), 50));
-    assert_eq!(Arc::strong_count(&changing), 1, "the engine let go of it");
+    assert_eq!(Arc::strong_count(&changing), 1, "the engine holds nothing of it");
     rig.assert_empty();
 }

@@ -1,5 +1,6 @@
-//! The engine's own thread against its clients and an uploader, in every order of the threads: pins against evictions against
-//! loads, cancels against ends, drains against new work. Nobody's wait has a limit here, so one that is not woken is found.
+//! Runs the engine's thread against its clients and an uploader in every order of the threads. The tests set pins
+//! against evictions and loads, cancels against ends, and drains against new work. No wait has a time limit here, so a
+//! missing wake-up is found.
 
 use std::collections::VecDeque;
 
@@ -14,10 +15,10 @@ use crate::scheduler::handle::Shared;
 
 const TENSOR: &str = "blk.0.ffn_up.weight";
 
-/// A long time, which never passes here.
+/// A long time that never passes in these tests.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An engine whose thread is the checker's.
+/// An engine on a thread of the checker.
 fn start(control: &Control) -> (EngineHandle, JoinHandle<()>) {
     let (factory, options) = (control.factory(), EngineOptions::default());
     let backend = factory().unwrap();
@@ -32,14 +33,14 @@ fn stop(handle: &EngineHandle, engine: JoinHandle<()>) {
     engine.join().unwrap();
 }
 
-/// The inbox keeps nothing of sequences that ended.
+/// The inbox keeps nothing of ended sequences.
 fn assert_settled(handle: &EngineHandle) {
     let inbox = handle.shared.inbox.lock();
     assert_eq!((inbox.live.len(), inbox.queued, inbox.jobs.len()), (0, 0, 0));
     assert_eq!((inbox.cancels.len(), inbox.credits.len()), (0, 0));
 }
 
-/// What decides loads.
+/// Completes the loads.
 #[derive(Clone)]
 struct Uploader(Arc<(Mutex<(VecDeque<Upload>, bool)>, Condvar)>);
 
@@ -109,16 +110,20 @@ fn pins_hold_against_evictions_and_every_load_ends() {
             handle.clear_gpu_cache(None).await.unwrap();
         };
         block_on(futures_util::future::join(others, pins));
-        assert_eq!(held(&handle, &pinned), bytes, "what is pinned stays");
-        assert_eq!(control.memory().used(), bytes + held(&handle, &other), "the ledger is what is live");
+        assert_eq!(held(&handle, &pinned), bytes, "pinned weights stay");
+        assert_eq!(
+            control.memory().used(),
+            bytes + held(&handle, &other),
+            "the ledger matches the live copies"
+        );
         stop(&handle, engine);
         uploader.stop(uploads);
         assert_eq!(control.memory().wrongs(), [""; 0]);
-        assert_eq!(control.memory().used(), 0, "all is freed");
+        assert_eq!(control.memory().used(), 0, "all memory is freed");
     });
 }
 
-/// All that came of a request, waited for without a limit.
+/// Collects all events of a request, without a time limit.
 fn finish(mut asked: Asked) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some(event) = block_on(asked.events.recv()) {
@@ -149,8 +154,8 @@ fn a_cancelled_request_ends_once_and_gives_all_back() {
         };
         let events = finish(asked);
         assert_eq!(lasts(&events), 1, "one end: {events:?}");
-        assert!(!matches!(events.last(), Some(Event::Tokens(_))), "and it is the last");
-        assert!(handle.snapshot().sequences.is_empty(), "who heard the end finds it in the snapshot");
+        assert!(!matches!(events.last(), Some(Event::Tokens(_))), "the end is the last event");
+        assert!(handle.snapshot().sequences.is_empty(), "the snapshot lists no ended sequence");
         assert_eq!(control.holds().0, 0, "its pages are free");
         cancels.join().unwrap();
         assert_settled(&handle);
@@ -179,9 +184,9 @@ fn a_drain_empties_the_engine_and_lets_nothing_in() {
         };
         handle.drain(Instant::now() + HOUR);
         block_on(handle.drained());
-        assert!(handle.shared.inbox.lock().live.is_empty(), "drained is empty");
+        assert!(handle.shared.inbox.lock().live.is_empty(), "a drained engine is empty");
         let (job, _asked) = greedy(handle.new_sequence_id(), &model, &prompt(1, 3), 1);
-        assert!(matches!(handle.submit(job), Err(JobError::Draining)), "and stays so");
+        assert!(matches!(handle.submit(job), Err(JobError::Draining)), "and stays empty");
         asks.join().unwrap();
         assert_settled(&handle);
         stop(&handle, engine);

@@ -1,4 +1,4 @@
-//! Memory of the fake device: bounded, with a book of what is live and what was done to it that must not be.
+//! The fake device's memory: has a limit, tracks live copies and records forbidden operations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::backend::hip::Arrival;
 use crate::backend::*;
 use crate::tensor::LazyTensor;
 
-/// The device's memory; without a limit weights are read in place.
+/// The device's memory. Without a limit, weights are read in place.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Mutex<Book>>);
 
@@ -19,28 +19,28 @@ struct Book {
     limit: Option<u64>,
     used: u64,
     next: u64,
-    /// By the bytes of the file they are copies of: mapping, start, end.
+    /// Address by source bytes: mapping, start, end.
     live: HashMap<(usize, u64, u64), u64>,
     loads: u64,
-    /// So many of the next loads will fail once somebody waits for them.
+    /// This many of the next loads fail when the engine waits for them.
     failing: u32,
-    /// No load arrives that no step waits for.
+    /// Loads complete only when a step waits for them.
     held: bool,
-    /// Number of the unit that is the step's last one so far, which may not be launched yet; 0 outside of steps.
+    /// Number of the step's last unit so far, which may not be launched yet.
     unit: u64,
-    /// The last unit before the last time that weights were said to leave.
+    /// The last unit before the last [`Memory::retire`].
     retired: u64,
-    /// Loads are decided by whoever takes them from here, not by looking at them.
+    /// Receives new loads and completes them; they then do not complete when looked at.
     uploads: Option<Arc<dyn Fn(Upload) + Send + Sync>>,
-    /// What would be wrong if the step went on.
+    /// Errors if the step continues; dropped if it ends.
     doubts: Vec<String>,
     wrongs: Vec<String>,
 }
 
-/// Longer than any test.
+/// Exceeds the duration of any test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How far a copy is; decided once.
+/// State of a copy in flight; decided once.
 pub type Upload = Arc<Arrival<()>>;
 
 impl std::fmt::Debug for Memory {
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// A copy.
+/// A copy of a tensor on the device.
 struct Copy {
     book: Arc<Mutex<Book>>,
     key: (usize, u64, u64),
@@ -57,7 +57,7 @@ struct Copy {
     bytes: u64,
     name: String,
     arrival: Upload,
-    /// Somebody else decides it.
+    /// The receiver in `uploads` decides the load.
     uploaded: bool,
     state: Mutex<State>,
 }
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Copy {
 struct State {
     fails: bool,
     looks: u32,
-    /// The unit that used it last.
+    /// The last unit that used it.
     used: u64,
 }
 
@@ -81,7 +81,7 @@ impl Memory {
         self.0.lock().limit = Some(bytes);
     }
 
-    /// From now on loads go to this, which has them decided.
+    /// Sends new loads to `uploads`, which must decide them.
     #[cfg(feature = "loom")]
     pub fn upload_by(&self, uploads: impl Fn(Upload) + Send + Sync + 'static) {
         self.0.lock().uploads = Some(Arc::new(uploads));
@@ -91,7 +91,7 @@ impl Memory {
         self.0.lock().failing = count;
     }
 
-    /// Keeps loads on their way, or lets them arrive when they are looked at next.
+    /// Keeps loads in flight, or lets them arrive when the engine looks next.
     pub fn hold_loads(&self, held: bool) {
         self.0.lock().held = held;
     }
@@ -105,7 +105,7 @@ impl Memory {
         self.0.lock().loads
     }
 
-    /// What was done that must not be.
+    /// Forbidden operations so far.
     pub fn wrongs(&self) -> Vec<String> {
         self.0.lock().wrongs.clone()
     }
@@ -117,7 +117,7 @@ impl Memory {
         DeviceMemoryUse { weights: used, taken: used, budget, total: budget, free, ..Default::default() }
     }
 
-    /// A copy that is on its way; in place where there is no limit.
+    /// Begins the copy of a tensor; reads it in place if there is no limit.
     pub fn load(&self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         let mut book = self.0.lock();
         book.loads += 1;
@@ -151,7 +151,7 @@ impl Memory {
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(Arc::new(copy)) })
     }
 
-    /// A step begins a unit that reads these.
+    /// Begins a unit of a step that reads `weights`.
     pub fn unit<'a>(&self, weights: impl IntoIterator<Item = &'a DeviceTensor>) -> Result<(), BackendError> {
         let unit = {
             let mut book = self.0.lock();
@@ -165,19 +165,19 @@ impl Memory {
             let copy = own(memory);
             copy.decide();
             copy.state.lock().used = unit;
-            copy.arrival.submitted(PATIENCE, || 0, || BackendError::Batch("nothing comes"))?;
+            copy.arrival.submitted(PATIENCE, || 0, || BackendError::Batch("nothing arrives"))?;
         }
         Ok(())
     }
 
-    /// Somebody waits for a load: it is decided.
+    /// Waits for a load, which decides it.
     pub fn until_decided(&self, load: &Arc<dyn DeviceMemory>) -> Result<(), BackendError> {
         let copy = own(load);
         copy.decide();
-        copy.arrival.decided(PATIENCE, || 0, || BackendError::Batch("nothing comes"))
+        copy.arrival.decided(PATIENCE, || 0, || BackendError::Batch("nothing arrives"))
     }
 
-    /// A step is over, and so is its work.
+    /// Ends a step; all its units have run.
     pub fn step_over(&self) {
         let mut book = self.0.lock();
         book.doubts.clear();
@@ -185,7 +185,7 @@ impl Memory {
         book.retired = book.unit;
     }
 
-    /// Weights are about to leave: all work begun so far is launched.
+    /// Called before weights are evicted: launches all units begun so far.
     pub fn retire(&self) {
         let mut book = self.0.lock();
         book.retired = book.unit;
@@ -198,7 +198,7 @@ fn own(memory: &Arc<dyn DeviceMemory>) -> Arc<Copy> {
 }
 
 impl Copy {
-    /// No lock of the test is held meanwhile: who is told may take any.
+    /// Holds no lock during the decision, because the callback may take any lock.
     fn decide(&self) {
         if self.uploaded {
             return;
@@ -218,7 +218,7 @@ impl DeviceMemory for Copy {
         self.address
     }
 
-    /// It arrives by itself: when somebody looks for the third time.
+    /// Completes the load at the third look.
     fn state(&self) -> LoadState {
         let held = self.book.lock().held;
         let looks = {
@@ -233,7 +233,7 @@ impl DeviceMemory for Copy {
     }
 
     fn when_decided(&self, done: Box<dyn FnOnce() + Send>) {
-        // Of one that is held the engine learns when it looks by itself, or a step uses it.
+        // While loads are held, the engine learns of a completed one at its own look, or when a step uses it.
         if !self.book.lock().held {
             self.decide();
         }
@@ -251,8 +251,9 @@ impl Drop for Copy {
         }
         if used > book.retired {
             let (name, retired) = (&self.name, book.retired);
-            let doubt =
-                format!("{name} left after unit {used} used it, and only units up to {retired} are launched");
+            let doubt = format!(
+                "{name} was freed after unit {used} used it, but only units up to {retired} are launched"
+            );
             book.doubts.push(doubt);
         }
     }

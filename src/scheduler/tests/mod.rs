@@ -1,4 +1,4 @@
-//! The engine on a fake device, over the kept model's real header and vocabulary.
+//! Tests the engine on a fake device, with the header and vocabulary of a real model kept in the tree.
 
 mod control;
 mod fake;
@@ -38,13 +38,13 @@ struct Rig {
     model: Arc<Model>,
 }
 
-/// A request and where its events come.
+/// A request and the receiver of its events.
 struct Asked {
     id: SequenceId,
     events: UnboundedReceiver<Event>,
 }
 
-/// All that came of a request.
+/// All events of a request, collected.
 #[derive(Debug, Default)]
 struct Answer {
     ids: Vec<u32>,
@@ -70,7 +70,7 @@ impl Answer {
 }
 
 impl Drop for Rig {
-    /// A failing test must not leave the engine held, since its thread is joined.
+    /// Dropping the engine joins its thread, so a failing test must release that thread first.
     fn drop(&mut self) {
         self.control.release();
     }
@@ -87,7 +87,7 @@ impl Rig {
         self.engine.as_ref().unwrap().handle()
     }
 
-    /// A greedy job that nothing but its length ends.
+    /// A greedy job that ends only by its length.
     fn job(&self, prompt: &[u32], max_tokens: u32) -> (Job, Asked) {
         greedy(self.handle().new_sequence_id(), &self.model, prompt, max_tokens)
     }
@@ -98,7 +98,7 @@ impl Rig {
         asked
     }
 
-    /// A request that waits for credit once it is admitted.
+    /// A request that is admitted without credit.
     fn hold(&self, prompt: &[u32], max_tokens: u32) -> Asked {
         let (mut job, asked) = self.job(prompt, max_tokens);
         job.credit = 0;
@@ -106,7 +106,7 @@ impl Rig {
         asked
     }
 
-    /// True once the snapshot is so; asks again for a while.
+    /// Polls the snapshot for up to 20 s; true once `so` holds.
     fn comes(&self, so: impl Fn(&EngineSnapshot) -> bool) -> bool {
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
@@ -118,7 +118,7 @@ impl Rig {
         false
     }
 
-    /// Nothing runs and nothing is held any more.
+    /// No sequence is live and no page is held.
     fn assert_empty(&self) {
         let snapshot = self.handle().snapshot();
         assert_eq!((snapshot.sequences.len(), snapshot.kv_pages_used, snapshot.kv_reserved_bytes), (0, 0, 0));
@@ -127,23 +127,23 @@ impl Rig {
 }
 
 impl Asked {
-    /// The next items: `count` of them.
+    /// The tokens of the next `count` events.
     fn take(&mut self, count: usize) -> Vec<u32> {
         let mut ids = Vec::new();
         for _ in 0..count {
             match self.events.blocking_recv() {
                 Some(Event::Tokens(batch)) => ids.extend(batch.ids),
-                other => panic!("tokens were to come: {other:?}"),
+                other => panic!("expected tokens: {other:?}"),
             }
         }
         ids
     }
 
-    /// All that is still to come.
+    /// Collects all remaining events.
     fn finish(mut self) -> Answer {
         let mut answer = Answer::default();
         while let Some(event) = self.events.blocking_recv() {
-            assert!(answer.end.is_none(), "the last event is the last");
+            assert!(answer.end.is_none(), "an event after the last one");
             match event {
                 Event::Tokens(batch) => {
                     answer.ids.extend(batch.ids);
@@ -161,7 +161,7 @@ impl Asked {
     }
 }
 
-/// A greedy job that nothing but its length ends.
+/// A greedy job that ends only by its length.
 fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -> (Job, Asked) {
     let (events, receiver) = unbounded_channel();
     let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7, top_logprobs: 0 };
@@ -183,7 +183,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
     (job, Asked { id, events: receiver })
 }
 
-/// What the fake device must answer.
+/// The tokens that the fake device must generate.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {

@@ -1,9 +1,9 @@
-//! Models that share a device too small for them: what stays, what leaves, what is told of it.
+//! Models share a device that is too small for them: which weights stay, which are evicted, and which events report it.
 
 use super::*;
 use crate::scheduler::{EngineEvent, Fit, PartState, Preload, RulesChange};
 
-/// An engine whose device has room for so many hundredths of one model's weights.
+/// An engine whose device has room for this many hundredths of one model's weights.
 fn rig(hundredths: u64) -> Rig {
     let rig = Rig::new(EngineOptions::default());
     rig.control.memory().limit(device_bytes(&rig.model) * hundredths / 100);
@@ -11,7 +11,7 @@ fn rig(hundredths: u64) -> Rig {
     rig
 }
 
-/// Bytes of a model on the device: all but the embedding, of which rows are taken.
+/// Device bytes of a model: all but the embedding, whose rows are read from the file.
 fn device_bytes(model: &Model) -> u64 {
     (1..model.plan.program.part_count())
         .flat_map(|part| model.plan.program.part_tensors(part))
@@ -45,10 +45,10 @@ fn three_models_through_room_for_one_and_a_half_move_what_the_best_order_moves()
         models.iter().for_each(|model| ask(&rig, model, round, 4));
     }
     let moved = rig.handle().snapshot().counters.load_bytes - before;
-    // With half a model's room beside the one that runs, three quarters of a model have to come at each switch.
+    // Half a model has room beside the running one, so at least three quarters of a model must load at each switch.
     let best = f64::from(switches) * 0.75 * one as f64;
     println!("{:.3} times the best possible", moved as f64 / best);
-    assert!(moved as f64 <= 1.2 * best, "{moved} bytes where {best} would do");
+    assert!(moved as f64 <= 1.2 * best, "moved {moved} bytes, {best} are needed");
     assert!(rig.control.memory().wrongs().is_empty());
 }
 
@@ -63,7 +63,7 @@ fn switching_between_two_models_that_fit_moves_nothing() {
     }
     let after = rig.handle().snapshot().counters;
     assert_eq!((after.load_bytes, after.evictions), (before.load_bytes, 0));
-    assert_eq!(after.tensor_hits, before.tensor_hits, "a resident model asks no table");
+    assert_eq!(after.tensor_hits, before.tensor_hits, "a step over a resident model makes no request");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn swapping_models_frees_what_the_other_had() {
     ask(&rig, &first, 1, 3);
     ask(&rig, &second, 1, 3);
     let models = rig.handle().snapshot().models.clone();
-    assert_eq!(models[0].weight_bytes, 0, "the first made room");
+    assert_eq!(models[0].weight_bytes, 0, "the first model was evicted");
     assert!(models[0].parts[1..].iter().all(|part| *part == PartState::Absent), "{:?}", models[0].parts);
     assert!(models[1].parts.iter().all(|part| *part == PartState::Resident), "{:?}", models[1].parts);
     assert_eq!(models[1].weight_bytes, device_bytes(&second));
@@ -83,7 +83,7 @@ fn swapping_models_frees_what_the_other_had() {
 #[test]
 fn a_model_larger_than_the_room_streams_through_it() {
     let rig = rig(80);
-    rig.control.load_ahead_always(0); // of five layers, those ahead would be most
+    rig.control.load_ahead_always(0); // the layers ahead would be most of the five
     let parts = f64::from(rig.model.plan.program.part_count() - 1);
     ask(&rig, &rig.model, 1, 2);
     let (before, tokens) = (rig.handle().snapshot().counters, 20);
@@ -92,7 +92,8 @@ fn a_model_larger_than_the_room_streams_through_it() {
     let moved = (after.load_bytes - before.load_bytes) as f64 / tokens as f64;
     let all = device_bytes(&rig.model) as f64;
     println!("{:.3} of the model a step, {parts} parts", moved / all);
-    // A fifth has no room. No order moves less, and parts are not split: at most two more each step.
+    // A fifth of the model has no room, so no order moves less. Parts are not split: at most two more load in each
+    // step.
     assert!(moved >= 0.2 * all && moved <= (0.2 + 2.0 / parts) * all, "{moved} of {all} bytes a step");
     assert!(rig.control.memory().wrongs().is_empty(), "{:?}", rig.control.memory().wrongs());
 }
@@ -118,7 +119,7 @@ fn a_pinned_model_stays_and_a_refusal_says_who_has_the_room() {
     assert!(!text.contains("tinystories"), "the name may be another user's: {text}");
     let models = &rig.handle().snapshot().models;
     assert_eq!((models[0].weight_bytes, models[0].eviction_place), (device_bytes(&kept), 0));
-    // Unpinned it makes room.
+    // The unpinned model is evicted.
     let unpin = RulesChange { pinned: Some(false), ..RulesChange::default() };
     runtime().block_on(rig.handle().set_rules(&kept, unpin)).unwrap();
     let plan = rig.handle().plan(&other, 30);
@@ -142,7 +143,7 @@ fn priority_and_a_least_share_decide_who_leaves() {
         parts(0)
     );
     assert!(parts(1)[..3].iter().all(|part| *part == PartState::Resident), "its least share: {:?}", parts(1));
-    assert_eq!(parts(1).last(), Some(&PartState::Absent), "the end leaves first");
+    assert_eq!(parts(1).last(), Some(&PartState::Absent), "the last parts are evicted first");
 }
 
 #[test]
@@ -159,7 +160,7 @@ fn weights_leave_when_idle_for_long_and_when_told_to() {
     assert!(rig.handle().snapshot().models[1].weight_bytes > 0);
     let cleared = runtime().block_on(rig.handle().clear_gpu_cache(Some(long.id))).unwrap();
     assert_eq!((cleared.bytes, rig.control.memory().used()), (device_bytes(&long), 0));
-    assert_eq!(cleared.parts, u64::from(long.plan.program.part_count()), "the embedding's place among them");
+    assert_eq!(cleared.parts, u64::from(long.plan.program.part_count()), "the embedding's part counts too");
     ask(&rig, &long, 2, 3);
 }
 
@@ -181,7 +182,7 @@ fn preloading_brings_what_was_asked_for_and_no_more() {
     assert_eq!(there(Preload::All), vec![true; layers as usize + 2]);
     let loads = rig.control.memory().loads();
     ask(&rig, &rig.model, 1, 3);
-    assert_eq!(rig.control.memory().loads(), loads, "nothing is left to be brought");
+    assert_eq!(rig.control.memory().loads(), loads, "all weights are resident");
     let error = handle.preload(&rig.model, &Preload::Layers(vec![0, layers])).unwrap_err();
     assert!(matches!(error, JobError::NoSuchLayer { layer, .. } if layer == layers), "{error}");
 }
@@ -196,19 +197,18 @@ fn how_far_a_load_is_can_be_seen_by_all() {
     let of_all = |s: &EngineSnapshot| {
         s.models.first().and_then(|model| model.loading).filter(|loading| loading.bytes_total == whole)
     };
-    // The embedding stays in the file, so it is there at once.
+    // The embedding stays in the file, so it counts as resident at once.
     let begun = |s: &EngineSnapshot| of_all(s).is_some_and(|loading| loading.tensors == 1);
-    assert!(rig.comes(begun), "of two the one that brings more");
+    assert!(rig.comes(begun), "shows the larger of two requests");
     let seen = of_all(&rig.handle().snapshot()).unwrap();
     let tensors = rig.model.plan.program.parts().iter().map(|part| part.tensors.len());
     assert_eq!((seen.tensors_total, seen.bytes), (tensors.sum(), 0));
     rig.control.memory().hold_loads(false);
     runtime().block_on(async { (one.wait().await.unwrap(), all.wait().await.unwrap()) });
-    assert!(rig.comes(|s| s.models[0].loading.is_none()), "nothing is brought any more");
+    assert!(rig.comes(|s| s.models[0].loading.is_none()), "no load is in progress");
 }
 
-/// All the room is taken by weights that are on their way to somebody else: a step waits for some of them, and goes on where it
-/// was.
+/// Weights that load for another model take all the room. A step waits for some of them and continues where it was.
 #[test]
 fn a_step_waits_for_room_that_is_on_its_way() {
     let rig = rig(100);
@@ -222,8 +222,8 @@ fn a_step_waits_for_room_that_is_on_its_way() {
     runtime().block_on(preload.wait()).unwrap();
     assert_eq!(rig.control.memory().wrongs(), Vec::<String>::new());
     let counters = rig.handle().snapshot().counters;
-    // It streams through the room of the first parts that came, so each step brings the whole model, once.
-    assert!(counters.load_bytes <= (1 + counters.steps) * whole, "a step was begun again: {counters:?}");
+    // The model streams through the room of the first parts that arrived, so each step loads the whole model once.
+    assert!(counters.load_bytes <= (1 + counters.steps) * whole, "a step was restarted: {counters:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Random schedules of all that can be asked of an engine whose models do not fit its device together, against a few rules:
-//! each answer is the right one or a fault that was planted; no tensor is loaded twice; none leaves while something that is
-//! not launched reads it; nobody waits for ever; and in the end the device is empty.
+//! Runs random schedules of all requests to an engine whose models exceed its device together, and checks a few rules.
+//! Each answer is the right one or a planted fault. No tensor is loaded twice, and none is evicted while an unlaunched
+//! unit reads it. No request waits for ever. At the end the device is empty.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::scheduler::{Preload, RulesChange};
 const SCHEDULES: u64 = 10_000;
 const MODELS: usize = 3;
 
-/// Whoever waits longer waits for ever.
+/// A request that waits longer counts as waiting for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A small generator: the seed is all that a failure needs to be seen again.
+/// A small generator: the seed alone reproduces a failure.
 struct Random(u64);
 
 impl Random {
@@ -32,7 +32,7 @@ impl Random {
     }
 }
 
-/// What a schedule may see fail.
+/// Failures that a schedule may see.
 #[derive(Default)]
 struct Planted {
     load: bool,
@@ -68,7 +68,7 @@ impl Schedule {
         let rig = Rig::new(EngineOptions::default());
         let models: Vec<_> = (0..MODELS as u64).map(|n| open(10 + n, &kept_model())).collect();
         let all = models[0].plan.program.weight_bytes();
-        // From less than a model needs to be streamed through to more than all of them.
+        // From too little room to stream a model, to more than enough for all models.
         rig.control.memory().limit(all / 3 + random.below(all * 3));
         rig.control.load_ahead_always(random.below(4) as usize);
         let next_model = 100;
@@ -124,7 +124,7 @@ impl Schedule {
                 assert_eq!(Some(rules.pinned), change.pinned);
             }
             11 => {
-                // Unloaded; what is asked of it goes on, and it comes back as another.
+                // Unloads a model whose requests continue, and opens it again under another id.
                 handle.model_gone(model.id);
                 self.planted.cleared_away = true;
                 self.next_model += 1;
@@ -143,28 +143,28 @@ impl Schedule {
         }
     }
 
-    /// Everybody gets an end; then all models go, and the device is empty.
+    /// Waits for the end of every request. Then unloads all models and checks that the device is empty.
     fn settle(mut self, runtime: &tokio::runtime::Runtime) {
         for (asked, prompt, tokens) in std::mem::take(&mut self.asked) {
             let answer = finish(asked, runtime);
             match answer.end.as_ref().expect("a last event") {
-                Ok(_) => assert_eq!(answer.ids, expected(&prompt, tokens), "another answer"),
+                Ok(_) => assert_eq!(answer.ids, expected(&prompt, tokens), "wrong answer"),
                 Err(error) => assert!(self.planted.allows(error), "{error}"),
             }
         }
         for loading in std::mem::take(&mut self.loading) {
             let ended = runtime.block_on(async { tokio::time::timeout(PATIENCE, loading.wait()).await });
-            if let Err(error) = ended.expect("a load that nobody ends") {
+            if let Err(error) = ended.expect("a load without an end") {
                 assert!(self.planted.allows(&error) || self.planted.cleared_away, "{error}");
             }
         }
         let handle = self.rig.handle();
-        // Snapshots are of the engine's last turn: an order is answered after one of its own.
+        // A snapshot shows the engine's last turn. This order's answer arrives after a turn of its own.
         runtime.block_on(handle.clear_gpu_cache(None)).unwrap();
         let (snapshot, memory) = (handle.snapshot(), self.rig.control.memory());
-        assert_eq!(snapshot.device_bytes, memory.used(), "the ledger and the live copies");
+        assert_eq!(snapshot.device_bytes, memory.used(), "the ledger matches the live copies");
         let by_model: u64 = snapshot.models.iter().map(|model| model.weight_bytes).sum();
-        assert_eq!(by_model, snapshot.device_bytes, "the sum over models");
+        assert_eq!(by_model, snapshot.device_bytes, "the ledger matches the sum over models");
         for model in &self.models {
             handle.model_gone(model.id);
         }
@@ -173,21 +173,19 @@ impl Schedule {
             "{:?}",
             handle.snapshot().models
         );
-        assert_eq!(memory.used(), 0, "bytes stay behind");
+        assert_eq!(memory.used(), 0, "bytes are left on the device");
         assert_eq!(memory.wrongs(), Vec::<String>::new());
         self.rig.assert_empty();
     }
 }
 
-/// All that is still to come, if it comes.
+/// Collects all remaining events, with a time limit.
 fn finish(mut asked: Asked, runtime: &tokio::runtime::Runtime) -> Answer {
     runtime.block_on(async {
         let mut answer = Answer::default();
         let until = tokio::time::Instant::from_std(Instant::now() + PATIENCE);
         while answer.end.is_none() {
-            match tokio::time::timeout_at(until, asked.events.recv())
-                .await
-                .expect("a request that nobody ends")
+            match tokio::time::timeout_at(until, asked.events.recv()).await.expect("a request without an end")
             {
                 Some(Event::Tokens(batch)) => answer.ids.extend(batch.ids),
                 Some(Event::Done(outcome)) => answer.end = Some(Ok(outcome)),
@@ -218,7 +216,7 @@ fn no_schedule_breaks_a_rule() {
                         schedule.settle(&runtime);
                     });
                     if let Err(panic) = std::panic::catch_unwind(run) {
-                        println!("seed {seed}: again with ROCMFORGE_SEED={seed}");
+                        println!("seed {seed} failed: repeat it with ROCMFORGE_SEED={seed}");
                         std::panic::resume_unwind(panic);
                     }
                 }

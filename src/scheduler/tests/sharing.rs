@@ -1,4 +1,4 @@
-//! Sequences that share steps get what they get alone.
+//! Sequences that share steps get the same tokens as alone.
 
 use super::*;
 
@@ -81,7 +81,11 @@ fn a_tensor_is_loaded_once_for_all() {
     assert_eq!((first.ids.len(), second.ids.len()), (3, 3));
     assert_eq!(rig.control.loads().len(), loads.len());
     let counters = rig.handle().snapshot().counters;
-    assert_eq!((counters.tensors_loaded, counters.tensor_hits), (48, 0), "what is resolved is not asked for");
+    assert_eq!(
+        (counters.tensors_loaded, counters.tensor_hits),
+        (48, 0),
+        "a step over resolved parts makes no request"
+    );
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn without_credit_a_sequence_waits_and_then_goes_on() {
     let snapshot = rig.handle().snapshot();
     assert_eq!(snapshot.sequences.len(), 1);
     assert_eq!((snapshot.sequences[0].generated_tokens, snapshot.kv_pages_used), (3, 2));
-    assert!(stalled.events.try_recv().is_err(), "nothing comes without credit");
+    assert!(stalled.events.try_recv().is_err(), "no event without credit");
     rig.handle().credit(stalled.id, 100);
     let rest = stalled.finish();
     ids.extend(&rest.ids);
@@ -106,7 +110,7 @@ fn without_credit_a_sequence_waits_and_then_goes_on() {
 
 #[test]
 fn a_small_budget_makes_them_wait_their_turn() {
-    let page_bytes = 5 * 4 * 8 * 1000; // layers, kv heads, head_dim, and what the device says that they take
+    let page_bytes = 5 * 4 * 8 * 1000; // layers, kv heads, head_dim, and the factor of the fake device
     let rig =
         Rig::new(EngineOptions { kv_budget_bytes: 5 * page_bytes, sequences_max: 4, ..Default::default() });
     let mut asked = vec![rig.hold(&prompt(0, 40), 30)]; // 3 pages each

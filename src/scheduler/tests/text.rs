@@ -35,7 +35,7 @@ fn a_stop_text_ends_the_answer() {
 fn an_end_of_generation_token_is_reported_without_text() {
     let rig = Rig::new(EngineOptions::default());
     let eog = rig.model.tokenizer.end_of_generation()[0];
-    // The fake device hashes: some prompt leads to the token soon.
+    // The fake device hashes its tokens, so some prompt leads to the end-of-generation token soon.
     let (start, at) = (0..200)
         .find_map(|seed| {
             let ids = expected(&prompt(seed, 10), 60);
@@ -49,5 +49,5 @@ fn an_end_of_generation_token_is_reported_without_text() {
     assert_eq!(answer.outcome().reason, StopReason::EndOfGeneration);
     assert_eq!(answer.ids, expected(&prompt(start, 10), at + 1));
     assert_eq!(answer.text, String::from_utf8_lossy(&bytes_of(&rig, &answer.ids[..at])));
-    assert_eq!(rig.ask(&prompt(start, 10), 60).finish().ids.len(), 60, "ignored where asked so");
+    assert_eq!(rig.ask(&prompt(start, 10), 60).finish().ids.len(), 60, "ignored with ignore_eog");
 }

@@ -7,7 +7,7 @@ use rocmforge::backend::hip::kernels::ops::{GELU, SILU};
 use rocmforge::backend::hip::{Buffer, DevicePtr};
 use rocmforge::tensor::DType;
 
-use super::weights::{FLOATS, QUANTISED, Weights};
+use super::weights::{Weights, float_types, quantised_types};
 use super::{Form, Kind, Rows, Sum, or_null, quantised};
 use crate::gated::{ACTIVATIONS, activated, exponent};
 use crate::random::Random;
@@ -131,7 +131,7 @@ fn kinds(dtype: DType) -> &'static [Kind] {
 fn gate_and_up_meet_in_one_launch() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let (n, cols) = if dtype.block_len() == 1 { (43, 57) } else { (64, dtype.block_len().max(96)) };
         let pair = Pair::random(rig, dtype, n, cols, &mut random);
         let biases = [random.normals(n), random.normals(n)];
@@ -169,7 +169,7 @@ fn gate_and_up_meet_in_one_launch() {
 fn results_are_quantised_where_they_are_made() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let cols = dtype.block_len().max(64);
         let pair = Pair::random(rig, dtype, 96, cols, &mut random);
         for &kind in kinds(dtype) {
@@ -253,7 +253,7 @@ fn launch_experts(rig: &Rig, pairs: &[Pair], chosen: &[u32], activation: u32, ro
 fn each_pair_meets_gate_and_up_of_its_own_expert() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let (n, cols) = (32, dtype.block_len().max(32));
         let pairs: Vec<Pair> = (0..3).map(|_| Pair::random(rig, dtype, n, cols, &mut random)).collect();
         let chosen = [2, 0, 1, 2];

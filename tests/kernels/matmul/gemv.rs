@@ -4,7 +4,7 @@ use rocmforge::backend::hip::kernels::matmul::{ExpertsA8, ExpertsF32, GemvA8, Ge
 use rocmforge::backend::hip::{Buffer, Grid};
 use rocmforge::tensor::DType;
 
-use super::weights::{FLOATS, QUANTISED, Weights};
+use super::weights::{Weights, float_types, quantised_types};
 use super::{Form, Kind, Rows, Sum, or_null, relative_error, untouched};
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -150,7 +150,7 @@ fn col_counts(dtype: DType) -> &'static [usize] {
 fn products_are_the_sums_of_their_terms_at_any_number_of_rows() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         for &cols in col_counts(dtype) {
             let weights = Weights::random(dtype, 19, cols, &mut random);
             let matrices = Matrices::one(rig, &weights);
@@ -202,7 +202,7 @@ fn long_rows_are_taken_in_parts() {
 fn three_matrices_share_a_launch_and_biases_and_residual_are_added() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let cols = dtype.block_len().max(64);
         let parts = [33, 16, 1].map(|rows| Weights::random(dtype, rows, cols, &mut random));
         let matrices = Matrices::new(rig, parts.iter().collect()).with_biases(rig, &mut random);
@@ -231,7 +231,7 @@ fn products_stay_near_those_of_unquantised_rows() {
     let Some(rig) = rig() else { return };
     const ROWS: usize = 16;
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let weights = Weights::random(dtype, 64, 768, &mut random);
         let matrices = Matrices::one(rig, &weights);
         for &kind in kinds(dtype) {
@@ -316,7 +316,7 @@ fn multiply_experts(rig: &Rig, experts: &[Weights], chosen: &[u32], slots: u32, 
 fn each_pair_meets_its_own_expert() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let cols = dtype.block_len().max(32);
         let experts: Vec<Weights> = (0..4).map(|_| Weights::random(dtype, 19, cols, &mut random)).collect();
         for &kind in kinds(dtype) {

@@ -6,7 +6,7 @@ use rocmforge::backend::hip::kernels::matmul::{Dequant, choice, planes::planes};
 use rocmforge::tensor::DType;
 
 use super::gemv::{Matrices, multiply};
-use super::weights::{FLOATS, QUANTISED, Weights};
+use super::weights::{Weights, float_types, quantised_types};
 use super::{Kind, Rows};
 use crate::random::Random;
 use crate::rig::rig;
@@ -16,7 +16,7 @@ use crate::rig::rig;
 fn unit_vectors_give_the_weights_back() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain(FLOATS) {
+    for dtype in quantised_types().chain(float_types()) {
         let cols = if dtype.block_len() == 1 { 45 } else { dtype.block_len().max(96) };
         let weights = Weights::random(dtype, 21, cols, &mut random);
         let mut units = vec![0f32; cols * cols];
@@ -36,7 +36,7 @@ fn unit_vectors_give_the_weights_back() {
 fn rows_become_f16_by_one_rounding() {
     let Some(rig) = rig() else { return };
     let mut random = Random::new();
-    for dtype in QUANTISED.into_iter().chain([DType::F32, DType::BF16]) {
+    for dtype in quantised_types().chain([DType::F32, DType::BF16]) {
         // First few parts for two workgroups, then so many that a workgroup takes several.
         let long = if dtype.block_len() == 1 { 653 } else { 2560 };
         for (cols, blocks) in [(long % 256 + dtype.block_len().max(5), 2), (long, 1), (long, 2)] {
@@ -70,7 +70,7 @@ fn what_f16_cannot_hold_becomes_its_largest() {
     let out = rig.output::<u16>(8);
     let planes = rig.upload(&values);
     let arguments = Dequant { planes: planes.ptr(), weights: 8, cols: 8, first: 0, rows: 1, out: out.ptr() };
-    rig.device.launch(&rig.stream, Dequant::dequant_f32, Grid::x(1), &arguments).unwrap();
+    rig.device.launch(&rig.stream, choice::dequant(DType::F32).unwrap(), Grid::x(1), &arguments).unwrap();
     let got: Vec<f32> = rig.download::<f16>(&out).iter().map(|v| v.to_f32()).collect();
     assert_eq!(got[..4], [65504.0, -65504.0, 65504.0, f32::INFINITY]);
     assert!(got[4].is_nan());

@@ -1,6 +1,7 @@
 //! Weight matrices assembled from blocks that ggml quantised and decoded.
 
 use rocmforge::backend::hip::kernels::matmul::{Repack, RepackRows, choice, planes::planes};
+use rocmforge::backend::hip::kernels::types::WEIGHT_TYPES;
 use rocmforge::backend::hip::{Buffer, Grid};
 use rocmforge::tensor::DType;
 
@@ -11,19 +12,14 @@ use crate::rig::Rig;
 const GOLDEN: &[u8] = include_bytes!("../../golden/quant-blocks.bin");
 
 /// Types whose quant blocks are multiplied with 8-bit activations.
-pub const QUANTISED: [DType; 9] = [
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::MXFP4,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
+pub fn quantised_types() -> impl Iterator<Item = DType> {
+    WEIGHT_TYPES.iter().filter(|known| known.is_quantised()).map(|known| known.dtype)
+}
 
-pub const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+/// Float types.
+pub fn float_types() -> impl Iterator<Item = DType> {
+    WEIGHT_TYPES.iter().filter(|known| !known.is_quantised()).map(|known| known.dtype)
+}
 
 /// A matrix as bytes of a file, and its values as ggml decodes them.
 pub struct Weights {

@@ -1,5 +1,5 @@
-// What every exported function does first and last: counts itself, obeys the script of faults, takes the lock, keeps the
-// last error.
+// The frame of every exported function: it counts the call, obeys the script of faults, takes the lock and keeps the last
+// error.
 #pragma once
 
 #include <string.h>
@@ -28,7 +28,7 @@ template <class F> Code call(const char* name, F body) {
         code = fault.code;
     } else if (devices().empty()) code = hipErrorNoDevice;
     else {
-        // Queued work never leaves its queue while this call, on its own thread, waits for ever.
+        // The call hangs: it waits for ever on its own thread. Other threads and the executor go on.
         if (fault.kind == Fault::HANG) wait_until([] { return false; });
         code = body();
     }
@@ -36,7 +36,7 @@ template <class F> Code call(const char* name, F body) {
     return code;
 }
 
-// As `call`, for all that needs a device which works.
+// As `call`, for functions that need a working device.
 template <class F> Code device_call(const char* name, F body) {
     return call(name, [&]() -> Code {
         Code broken = devices()[current_device]->error;
@@ -44,7 +44,7 @@ template <class F> Code device_call(const char* name, F body) {
     });
 }
 
-// As `device_call`, with the stream of a handle.
+// As `device_call`, with the stream that the handle names.
 template <class F> Code stream_call(const char* name, void* handle, F body) {
     return device_call(name, [&](u32 device) -> Code {
         Stream* stream = find_stream(handle, device);
@@ -54,9 +54,9 @@ template <class F> Code stream_call(const char* name, void* handle, F body) {
     });
 }
 
-// Queues work on a stream, or adds it to what the stream captures.
+// Queues work on a stream, or adds it to the stream's capture.
 Code submit(Stream& stream, const Work& work);
-// Waits for `done`; the device's error, should it fail meanwhile.
+// Waits for `done`. Returns the device's error if the device fails meanwhile.
 Code wait_on(u32 device, const std::function<bool()>& done);
 
 } // namespace lookalike

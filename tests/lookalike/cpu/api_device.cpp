@@ -1,4 +1,4 @@
-// Exported: the library, its devices, its errors.
+// Exported functions: the library, its devices, its errors.
 #include <stdio.h>
 
 #include "api.h"
@@ -15,7 +15,7 @@ constexpr int VERSION = 60443484;
 constexpr int UNITS = 4;
 constexpr const char* NAME = "ROCmForge CPU look-alike";
 
-// The structure of ROCm 6 and 7: 1472 bytes; the fields that have a meaning here, by their places.
+// Fills the structure of ROCm 6 and 7, 1472 bytes: only the fields that mean something here, by their offsets.
 void fill_properties(char* p, int device) {
     auto put_i32 = [&](size_t at, i32 v) { memcpy(p + at, &v, 4); };
     auto put_u64 = [&](size_t at, u64 v) { memcpy(p + at, &v, 8); };

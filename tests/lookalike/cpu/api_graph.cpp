@@ -1,4 +1,4 @@
-// Exported: graphs.
+// Exported functions: graphs.
 #include <algorithm>
 
 #include "api.h"

@@ -1,4 +1,4 @@
-// Exported: memory and what moves it.
+// Exported functions: memory, copies and fills.
 #include "api.h"
 
 using namespace lookalike;
@@ -19,7 +19,7 @@ Code submit(Stream& stream, const Work& work) {
 
 namespace {
 
-// On the null stream, and waited for.
+// Runs work on the null stream and waits for it.
 Code at_once(u32 device, const char* name, const Work& work) {
     if (Code code = refuse_in_capture(name)) return code;
     Stream& stream = devices()[device]->null_stream;
@@ -32,7 +32,7 @@ Code free_after_work(const char* name, u32 device, void* place, Kind kind) {
     if (!place) return hipSuccess;
     const Range* range = find_range(place);
     u32 owner = range ? range->device : device;
-    // As documented: all work of the device ends first.
+    // As HIP documents, all work of the device ends first.
     if (Code code = wait_on(owner, [owner] { return idle(owner); })) return code;
     return release(place, kind);
 }

@@ -1,4 +1,4 @@
-// Exported: code objects and launches. The code that runs is this library's own; an image is looked at as a driver would.
+// Exported functions: code objects and launches. This library runs its own code; an image is only checked, as a driver would.
 #include <unordered_map>
 #include <unordered_set>
 
@@ -17,7 +17,7 @@ std::unordered_set<void*>& modules() {
     return all;
 }
 
-// Functions of unloaded modules stay in memory and out of this set.
+// Functions of unloaded modules stay in memory but leave this set.
 std::unordered_set<void*>& functions() {
     static auto& all = *new std::unordered_set<void*>;
     return all;
@@ -40,7 +40,7 @@ constexpr Machine MACHINES[] = {
 };
 constexpr u16 EM_AMDGPU = 224;
 
-// The generic target that a runtime from ROCm 6.4.1 on takes for this one.
+// The generic target that a runtime from ROCm 6.4.1 on accepts for this target.
 std::string generic_of(const std::string& arch) {
     if (arch == "gfx942" || arch == "gfx950") return "gfx9-4-generic";
     if (arch.rfind("gfx103", 0) == 0) return "gfx10-3-generic";
@@ -50,7 +50,7 @@ std::string generic_of(const std::string& arch) {
 }
 
 Code check_image(const u8* image) {
-    if (memcmp(image, "\x7f" "ELF", 4) != 0) return complain(hipErrorInvalidImage, "the image is no ELF file");
+    if (memcmp(image, "\x7f" "ELF", 4) != 0) return complain(hipErrorInvalidImage, "the image is not an ELF file");
     u16 machine;
     u32 flags;
     memcpy(&machine, image + 18, 2);
@@ -112,7 +112,7 @@ LOOKALIKE_API hipModuleLaunchKernel(void* function, u32 grid_x, u32 grid_y, u32 
 }
 
 namespace lookalike {
-// For graphs' kernel nodes.
+// For kernel nodes of graphs.
 host::Kernel* kernel_of(void* function) { return functions().count(function) ? ((Function*)function)->kernel : nullptr; }
 void* function_of(host::Kernel* kernel) {
     for (void* f : functions())

@@ -1,4 +1,4 @@
-// Exported: streams and events.
+// Exported functions: streams and events.
 #include <time.h>
 
 #include "api.h"
@@ -51,9 +51,9 @@ LOOKALIKE_API hipStreamCreateWithPriority(void** handle, u32 flags, int) {
 
 LOOKALIKE_API hipStreamDestroy(void* handle) {
     return stream_call("hipStreamDestroy", handle, [&](Stream& stream) -> Code {
-        if (!handle) return complain(hipErrorInvalidHandle, "the null stream is nobody's to destroy");
+        if (!handle) return complain(hipErrorInvalidHandle, "the null stream cannot be destroyed");
         if (Code code = refuse_for_stream(stream, "hipStreamDestroy")) return code;
-        // What is queued is still done.
+        // Queued work still runs.
         stream.alive = false;
         return hipSuccess;
     });
@@ -79,7 +79,7 @@ LOOKALIKE_API hipStreamWaitEvent(void* handle, void* event_handle, u32 flags) {
         if (!event) return complain(hipErrorInvalidHandle, "hipStreamWaitEvent: %p is no event", event_handle);
         if (flags != 0) return hipErrorInvalidValue;
         if (stream.capture || event->in_capture) return capture_wait(stream, *event);
-        // For the latest record as of now; for none, not at all.
+        // Waits for the latest record so far; an event without a record needs no wait.
         u64 wanted = event->recorded;
         enqueue(stream, nullptr, [event, wanted] { return event->done >= wanted; });
         return hipSuccess;

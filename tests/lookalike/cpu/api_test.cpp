@@ -1,20 +1,20 @@
-// Exported for tests, beside the runtime's own names. Found by dlsym; a real runtime has none of them.
+// Functions exported for tests, beside the runtime's own names. Tests find them by dlsym; a real runtime has none of them.
 #include "api.h"
 
 using namespace lookalike;
 
 #define LOOKALIKE_TEST extern "C" __attribute__((visibility("default")))
 
-// Replaces the script of faults (faults.h); an empty one ends all.
+// Replaces the script of faults (faults.h); an empty script ends all faults.
 LOOKALIKE_TEST void rocmforge_lookalike_faults(const char* script) { set_faults(script); }
 
-// Lets go of all that hangs.
+// Releases all hung work.
 LOOKALIKE_TEST void rocmforge_lookalike_release_hung() {
     Locked guard;
     release_hung();
 }
 
-// Heals devices that failed or were lost, as a new process would find them. Memory and handles stay.
+// Repairs devices that failed or were lost, as a new process would find them. Memory and handles stay.
 LOOKALIKE_TEST void rocmforge_lookalike_heal() {
     Locked guard;
     for (u32 i = 0; i < devices().size(); i++) lose(i, hipSuccess);

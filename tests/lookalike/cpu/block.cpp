@@ -16,7 +16,7 @@ namespace {
 
 constexpr u32 WAVES_MAX = THREADS_MAX / WAVE;
 
-// Where lanes wait: the first to arrive says where, the others must wait at the same place.
+// The place where lanes wait: the first lane to arrive sets it, the others must wait at the same place.
 struct Meeting {
     const char* what = nullptr;
     const char* file = nullptr;
@@ -33,14 +33,14 @@ struct Wave {
     u64 ready, in_barrier;
 };
 
-// All that one OS thread needs to run blocks.
+// The state with which one OS thread runs blocks.
 class Worker {
 public:
     Worker() : fibers(new Fiber[THREADS_MAX]), lanes(new host::Lane[THREADS_MAX]), stacks(fibers.get(), THREADS_MAX) {}
     std::string run(const Launch& launch, const u32 at[3]);
     void wait_wave(const char* what, const char* file, i32 line);
     void wait_block(const char* file, i32 line);
-    // Both never return. Sanitizers would unwind what they take for the thread's stack if they were told.
+    // Both never return. They have no noreturn attribute: sanitizers would then unwind what they take for the thread's stack.
     void fault(const std::string& text);
     void finish_lane();
     const Launch* launch = nullptr;
@@ -80,7 +80,7 @@ void Worker::prepare(const Launch& l, const u32 at[3]) {
     barrier = {};
     live = l.threads;
     wave_count = (l.threads + WAVE - 1) / WAVE;
-    // The hardware promises no order of waves, nor of blocks: a missing wait shows in one of the two directions.
+    // The hardware promises no order of waves or blocks: a missing wait shows in one of the two directions.
     backwards = (l.seed ^ at[0] ^ at[1] ^ at[2]) & 1;
     block = {{at[0], at[1], at[2]}, {l.grid[0], l.grid[1], l.grid[2]}, l.threads};
     for (u32 w = 0; w < wave_count; w++) {
@@ -108,7 +108,7 @@ std::string Worker::run(const Launch& l, const u32 at[3]) {
     return failure;
 }
 
-// Switches to a lane that can run; returns when this one is chosen again. With none: the end, or a deadlock.
+// Switches to a lane that can run; returns when this lane is chosen again. If no lane can run, the block is done or deadlocked.
 void Worker::go_on(bool ends) {
     u32 at = host::self ? host::self->wave : backwards ? wave_count - 1 : 0;
     u32 seen = 0;
@@ -135,7 +135,7 @@ void Worker::wait_wave(const char* what, const char* file, i32 line) {
     Wave& wave = waves[host::self->wave];
     Meeting& meeting = wave.meeting;
     if (wave.lanes != WAVE)
-        fault(Meeting{what, file, line}.name() + ": only " + std::to_string(wave.lanes) + " lanes of the wave are there");
+        fault(Meeting{what, file, line}.name() + ": only " + std::to_string(wave.lanes) + " lanes of the wave still run");
     if (meeting.arrived == 0) meeting = {what, file, line, 0};
     else if (!meeting.is_at(what, file, line))
         fault("lanes of one wave wait at " + meeting.name() + " and " + Meeting{what, file, line}.name());
@@ -154,7 +154,7 @@ void Worker::wait_block(const char* file, i32 line) {
     waves[host::self->wave].in_barrier |= 1ull << host::self->lane;
     if (++barrier.arrived == live) {
         release_block();
-        // This lane goes on at once.
+        // This lane continues at once.
         waves[host::self->wave].ready &= ~(1ull << host::self->lane);
         return;
     }

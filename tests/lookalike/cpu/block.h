@@ -1,4 +1,4 @@
-// One block of a kernel on this thread: its lanes as fibers, what they wait for, its LDS.
+// One block of a kernel on this thread: its lanes as fibers, their waits, its LDS.
 #pragma once
 
 #include <string>
@@ -16,11 +16,11 @@ struct Launch {
     u32 threads;
     u32 lds_bytes;
     void* const* arguments;
-    // Decides in which order blocks, waves and lanes run.
+    // Decides the order of blocks, waves and lanes.
     u64 seed;
 };
 
-// Runs one block to its end. Empty, or what the kernel did wrong.
+// Runs one block to its end. Returns the kernel's fault, or an empty text.
 std::string run_block(const Launch& launch, const u32 at[3]);
 
 } // namespace lookalike

@@ -23,7 +23,7 @@ std::map<std::string, uint64_t>& counters() {
 
 constexpr const char* KERNEL_PREFIX = "kernel.";
 
-// A line for each kernel of the library: a reader adds up what several processes appended.
+// Appends a line for each kernel of the library; a reader adds up the lines of several processes.
 __attribute__((destructor)) void report() {
     const std::string& path = settings().report;
     if (path.empty()) return;
@@ -32,7 +32,7 @@ __attribute__((destructor)) void report() {
         text += std::string(kernel->name) + " " + std::to_string(kernel->launches) + "\n";
     int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (file < 0) return;
-    // One write: lines of processes that end together do not mix.
+    // One write, so that lines of processes that end together do not mix.
     ssize_t written = write(file, text.data(), text.size());
     (void)written;
     close(file);

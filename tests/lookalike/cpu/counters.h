@@ -1,4 +1,4 @@
-// What happened so far, by name: calls ("hipMalloc"), bytes moved ("bytes.h2d"), kernels run ("kernel.norm_f32").
+// Counters by name: calls ("hipMalloc"), bytes moved ("bytes.h2d"), kernels run ("kernel.norm_f32").
 #pragma once
 
 #include <stdint.h>

@@ -13,7 +13,7 @@
 namespace lookalike {
 namespace {
 
-// Never destroyed: threads of the process may call us while it ends.
+// Never destroyed: threads of the process may still call while it ends.
 struct Engine {
     std::recursive_mutex lock;
     std::condition_variable_any changed;
@@ -47,7 +47,7 @@ Engine& engine() {
     return only;
 }
 
-// The null stream's work waits for all earlier work of blocking streams, and theirs for it.
+// The null stream's work waits for all earlier work of blocking streams, and theirs for the null stream's.
 bool Engine::may_run(const Stream& stream, bool is_null) const {
     if (stream.queue.empty()) return false;
     if (stream.hung && devices[stream.device]->error == hipSuccess) return false;
@@ -90,7 +90,7 @@ void Engine::execute() {
             guard.lock();
             if (code != hipSuccess && device.error == hipSuccess) device.error = code;
             if (stream->rest && device.error == hipSuccess) {
-                // It stays at the head of its queue until somebody lets go of it.
+                // It stays at the head of its queue until release_hung().
                 head.run = std::move(stream->rest);
                 stream->rest = nullptr;
                 stream->hung = true;

@@ -1,5 +1,5 @@
-// Devices, streams and events, and the thread that does what is queued: among the heads of streams that are ready it takes
-// one at random (by the seed), so that an order nobody asked for is not kept by chance.
+// Devices, streams and events, and the executor: the thread that runs queued work. Of the stream heads that are ready it takes
+// one at random (by the seed), so that no order holds by chance that the caller did not ask for.
 #pragma once
 
 #include <deque>
@@ -17,27 +17,27 @@ namespace lookalike {
 struct Stream;
 struct Event;
 
-// Something in a stream's queue.
+// An entry of a stream's queue.
 struct Operation {
     u64 number;
-    // Null: at once. Called with the lock held.
+    // Whether it may run; null: at once. Called with the lock held.
     std::function<bool()> ready;
-    // Called without it.
+    // Called without the lock.
     std::function<Code()> run;
-    // Called with the lock held once it is over, however it ended.
+    // Called with the lock held when the operation has ended, in success or failure.
     std::function<void()> after;
 };
 
 struct Stream {
     u32 device;
-    // Waits for the null stream and is waited for by it.
+    // It waits for the null stream, and the null stream waits for it.
     bool blocking;
     bool alive = true;
     bool hung = false;
-    // What the operation under way left undone when it began to hang. The executor's alone.
+    // The rest of the running operation, which hangs. Only the executor uses it.
     std::function<Code()> rest;
     std::deque<Operation> queue;
-    // While it captures.
+    // Set while the stream captures.
     std::shared_ptr<Capture> capture;
     std::vector<u32> tail;
 };
@@ -45,22 +45,22 @@ struct Stream {
 struct Event {
     bool alive = true;
     bool timed;
-    // Records asked for, and records that took place.
+    // Records queued, and records done.
     u64 recorded = 0, done = 0;
     double milliseconds = 0;
-    // The capture it was recorded in, and after which nodes.
+    // The capture in which it was recorded, and the nodes before it.
     std::weak_ptr<Capture> capture;
     bool in_capture = false;
     std::vector<u32> nodes;
 };
 
 struct Device {
-    // Of a failed kernel, or the device is lost: every call returns it.
+    // Set when a kernel failed or the device was lost; then every call returns it.
     Code error = hipSuccess;
     Stream null_stream;
 };
 
-// The one lock over all of this; may be taken again by its holder.
+// The one lock for all of this. Its holder may take it again.
 class Locked {
 public:
     Locked();
@@ -68,25 +68,25 @@ public:
     Locked(const Locked&) = delete;
 };
 
-// All below are called with the lock held.
+// The caller of every function below holds the lock.
 std::vector<std::unique_ptr<Device>>& devices();
-// Waits until `done`, letting the executor and others work. Work that hangs keeps it waiting.
+// Waits until `done` and releases the lock meanwhile. Hung work keeps it waiting.
 void wait_until(const std::function<bool()>& done);
-// Handles stay known for ever, so that a stale one is told from a live one.
+// Handles are kept for ever, so that a stale handle is recognised.
 Stream* make_stream(u32 device, bool blocking);
 Event* make_event(bool timed);
-// Null when it is no stream, or one that was destroyed. A null handle is the device's null stream.
+// Null for a handle that is no stream, or whose stream was destroyed. A null handle is the device's null stream.
 Stream* find_stream(void* handle, u32 device);
 Event* find_event(void* handle);
 void enqueue(Stream& stream, std::function<Code()> run, std::function<bool()> ready = nullptr,
              std::function<void()> after = nullptr);
 bool idle(const Stream& stream);
 bool idle(u32 device);
-// From now on the device only fails; what is queued is dropped.
+// Every later call for the device returns `code`; queued work is dropped. hipSuccess repairs the device.
 void lose(u32 device, Code code);
-// What hangs goes on, as if it had only been slow.
+// Hung work continues, as if it had only been slow.
 void release_hung();
-// Work that the faults let fail, hang or run, from the executor's thread.
+// Runs work on the executor's thread, unless the script of faults makes it fail or hang.
 Code run_scripted(const Work& work, Stream& stream);
 
 } // namespace lookalike

@@ -1,4 +1,4 @@
-// The runtime's result codes that we return, by their numbers.
+// The runtime's result codes that this library returns, by their numbers.
 #pragma once
 
 #include <stdint.h>
@@ -39,10 +39,10 @@ typedef uint32_t Code;
 LOOKALIKE_CODES(LOOKALIKE_CONSTANT)
 #undef LOOKALIKE_CONSTANT
 
-// "hipErrorUnknown" for a number that has no name, as the real one says.
+// "hipErrorUnknown" for a number without a name, as in the real runtime.
 const char* code_name(Code code);
 
-// Tells the log what the caller did wrong, and returns the code.
+// Logs the caller's mistake to stderr and returns the code.
 Code complain(Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 } // namespace lookalike

@@ -26,7 +26,7 @@ struct Rule {
 std::mutex lock;
 
 [[noreturn]] void refuse(const std::string& rule) {
-    fprintf(stderr, "lookalike: %s is no rule like hipMalloc:3=2, hipMalloc:3+=2, kernel.*:1=hang or hipFree:1=lost\n",
+    fprintf(stderr, "lookalike: %s is not a rule; write hipMalloc:3=2, hipMalloc:3+=2, kernel.*:1=hang or hipFree:1=lost\n",
             rule.c_str());
     abort();
 }

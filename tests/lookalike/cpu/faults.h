@@ -1,12 +1,12 @@
 // Scripted faults. A script is a list of rules, separated by spaces:
 //
-//   hipMalloc:3=2            the third hipMalloc from now returns code 2, and does nothing
-//   hipMalloc:3+=2           so do the third and all later ones
+//   hipMalloc:3=2            the third hipMalloc from now returns code 2 and does nothing
+//   hipMalloc:3+=2           so do the third and all later calls
 //   kernel.norm_f32:1=719    the first run of that kernel fails while it runs: the device is in error from then on
-//   kernel.*:5=hang          the fifth kernel run, whichever it is, does not end until release_hung()
-//   hipMemcpyAsync:2=lost    that call and all after it on any device return 719, and work under way never ends well
+//   kernel.*:5=hang          the fifth run of any kernel does not end until release_hung()
+//   hipMemcpyAsync:2=lost    that call and all later calls on any device return 719; work in flight fails
 //
-// A call is counted from the moment its rule was set. Unknown rules end the process: a test must not pass by a typing error.
+// Calls count from the moment their rule is set. An unknown rule ends the process: a typing error must not make a test pass.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct Fault {
 
 // Replaces all rules.
 void set_faults(const std::string& script);
-// Counts an occurrence of `name` and says what shall happen.
+// Counts an occurrence of `name` and returns its fault.
 Fault next_fault(const std::string& name);
 
 } // namespace lookalike

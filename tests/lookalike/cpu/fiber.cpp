@@ -17,7 +17,7 @@
 
 extern "C" void lookalike_switch_stacks(void** save, void* load);
 
-// The registers that a called function keeps go onto the stack that is left, and come from the one that is entered.
+// Pushes the callee-saved registers onto the old stack and pops them from the new stack.
 __asm__(".text\n"
         ".hidden lookalike_switch_stacks\n"
         ".globl lookalike_switch_stacks\n"
@@ -32,14 +32,14 @@ __asm__(".text\n"
 namespace lookalike {
 namespace {
 constexpr size_t PAGE = 4096;
-// Sanitizers make frames several times larger. Untouched pages cost nothing.
+// Sanitizers make frames several times larger. Untouched pages cost no memory.
 #if defined(WITH_ASAN)
 constexpr size_t STACK_BYTES = 256 << 10;
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
-// The frames on which a lane ended never return: the sanitizer still guards their variables. A kernel's own have returned.
+// The last frames of a lane never return, so the sanitizer still guards their variables. The kernel's own frames have returned.
 #if defined(WITH_ASAN)
 constexpr size_t LAST_FRAMES_BYTES = 16 << 10;
 void forget_frames(Fiber& fiber) {
@@ -57,7 +57,7 @@ Stacks::Stacks(Fiber* fibers, size_t count) : bytes(count * (STACK_BYTES + PAGE)
         abort();
     }
     for (size_t i = 0; i < count; i++) {
-        // The page below each stack stays closed: an overflow faults there.
+        // The page below each stack stays inaccessible: an overflow faults there.
         char* stack = (char*)memory + i * (STACK_BYTES + PAGE) + PAGE;
         if (mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE) != 0) abort();
         fibers[i].stack = stack;
@@ -69,8 +69,8 @@ Stacks::~Stacks() { munmap(memory, bytes); }
 
 void start(Fiber& fiber, void (*entry)()) {
     forget_frames(fiber);
-    // A called function finds its stack 8 bytes off a multiple of 16: below the six registers and `entry` lies a return
-    // address that is never used.
+    // A called function expects its stack pointer 8 bytes off a multiple of 16. So a return address that is never used lies
+    // above `entry` and the six registers.
     uintptr_t* top = (uintptr_t*)(fiber.stack + fiber.stack_bytes - 64);
     *--top = 0;
     *--top = (uintptr_t)entry;

@@ -1,4 +1,4 @@
-// Fibers: stacks that one OS thread switches between. A lane of a kernel is one.
+// Fibers: stacks between which one OS thread switches. A lane of a kernel is a fiber.
 #pragma once
 
 #include <stddef.h>
@@ -11,7 +11,7 @@ struct Fiber {
     size_t stack_bytes = 0;
 };
 
-// As many fibers' stacks as one block has threads; lives as long as its thread.
+// The fibers' stacks, one for each thread of the largest block. Lives as long as its OS thread.
 class Stacks {
 public:
     Stacks(Fiber* fibers, size_t count);
@@ -25,11 +25,11 @@ private:
 
 // Makes the next switch to `fiber` call `entry`, which never returns.
 void start(Fiber& fiber, void (*entry)());
-// Goes on with `to`; returns when something switches back to `from`. A `from` that `ends` is never switched to again.
+// Continues with `to`; returns when a fiber switches back to `from`. `ends`: no fiber will switch back to `from`.
 void switch_fiber(Fiber& from, Fiber& to, bool ends = false);
-// First thing on a fresh fiber.
+// The first call on a fresh fiber.
 void arrived();
-// Forgets what a sanitizer believes to be alive on a stack that will not go on.
+// Clears the sanitizer's marks on a stack that will not continue.
 void abandon(Fiber& fiber);
 
 } // namespace lookalike

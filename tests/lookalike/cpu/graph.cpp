@@ -42,7 +42,7 @@ void add_to(std::vector<u32>& list, u32 node) {
     if (std::find(list.begin(), list.end(), node) == list.end()) list.push_back(node);
 }
 
-// Whether every node of the capture comes before the origin's tail: no forked stream was left alone.
+// Whether every node of the capture comes before the origin's tail, so that the origin waits for every forked stream.
 bool joined(const Capture& capture) {
     std::vector<bool> reached(capture.graph->nodes.size());
     std::vector<u32> open = capture.origin->tail;
@@ -62,7 +62,7 @@ void join(Stream& stream, const std::shared_ptr<Capture>& capture) {
     capture->streams.push_back(&stream);
 }
 
-// A launch of an instance: its nodes in some order that keeps theirs.
+// A launch of an instance: runs its nodes in an order that respects their dependencies.
 class Replay : public std::enable_shared_from_this<Replay> {
 public:
     explicit Replay(std::shared_ptr<std::vector<Node>> all) : nodes(std::move(all)), missing(nodes->size()) {
@@ -74,7 +74,7 @@ public:
 
     Code run(Stream& stream) {
         while (!ready.empty()) {
-            // The latest first: nodes that depend on nothing are not always run in the order they were captured.
+            // The latest first, so that independent nodes do not always run in the order of their capture.
             u32 node = ready.back();
             ready.pop_back();
             if (Code code = run_scripted((*nodes)[node].work, stream)) return code;
@@ -135,7 +135,7 @@ Code end_capture(Stream& stream, Graph** graph) {
         joined_stream->tail.clear();
     }
     if (capture->invalid) return hipErrorStreamCaptureInvalidated;
-    if (!whole) return complain(hipErrorStreamCaptureUnjoined, "work of a forked stream was not waited for");
+    if (!whole) return complain(hipErrorStreamCaptureUnjoined, "no stream waits for the work of a forked stream");
     *graph = make_graph(std::move(capture->graph));
     return hipSuccess;
 }
@@ -207,7 +207,7 @@ Code update(Instance& instance, const Graph& graph, u32* result) {
             const Node &old = (*instance.nodes)[i], &now = *graph.nodes[i];
             if (old.after != now.after) return TOPOLOGY;
             if (old.work.kind != now.work.kind) return TYPE;
-            // Runtimes differ in whether they take another function here: the strictest does not.
+            // Runtimes differ in whether they accept another function here; the strictest refuses it.
             if (old.work.kernel != now.work.kernel) return FUNCTION;
         }
         return SUCCESS;
@@ -255,7 +255,7 @@ Code destroy_graph(void* handle) {
 Code destroy_instance(void* handle) {
     Instance* instance = find_instance(handle);
     if (!instance) return complain(hipErrorInvalidValue, "%p is no instance of a graph", handle);
-    // What is in flight still counts its end here: the shell stays, without work.
+    // Launches in flight still count their end here, so the object stays, without its nodes.
     instance->nodes.reset();
     return hipSuccess;
 }

@@ -1,4 +1,4 @@
-// Graphs: work with an order, captured from streams or built, and their instances.
+// Graphs: work with an order, captured from streams or built node by node; and their instances.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct Graph;
 
 struct Node {
     Work work;
-    // Places of the nodes that come before, in the graph's list.
+    // The nodes that come before, as indices in the graph's list.
     std::vector<u32> after;
     Graph* graph;
 };
@@ -25,7 +25,7 @@ struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;
 };
 
-// A capture under way.
+// A running capture.
 struct Capture {
     std::unique_ptr<Graph> graph;
     Stream* origin;
@@ -37,21 +37,21 @@ struct Capture {
 };
 
 struct Instance {
-    // What is in flight keeps the list it was launched with.
+    // A launch in flight keeps the list with which it was launched.
     std::shared_ptr<std::vector<Node>> nodes;
-    // The graph's nodes that these were made from: handles for updates.
+    // The graph's nodes that `nodes` copies: handles for updates.
     std::vector<const Node*> made_from;
     u64 launched = 0, finished = 0;
 };
 
-// All are called with the engine's lock held.
+// The caller of every function below holds the engine's lock.
 Code begin_capture(Stream& stream, u32 mode);
 Code end_capture(Stream& stream, Graph** graph);
 // Adds work to the capture of `stream`.
 Code capture_work(Stream& stream, const Work& work);
 Code capture_record(Stream& stream, Event& event);
 Code capture_wait(Stream& stream, Event& event);
-// The error of a call that must not be made while somebody captures, after spoiling that capture.
+// The error of a call that is forbidden while a stream captures. Invalidates that capture.
 Code refuse_in_capture(const char* call);
 Code refuse_for_stream(Stream& stream, const char* call);
 

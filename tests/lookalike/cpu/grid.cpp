@@ -16,7 +16,7 @@ namespace {
 struct Job {
     const Launch& launch;
     u64 blocks;
-    // Block i of the order is number i * stride + start: every block once, since stride has no factor of `blocks`.
+    // Turn i runs block i * stride + start modulo `blocks`: every block once, since stride and `blocks` share no factor.
     u64 stride, start;
     std::atomic<u64> next{0};
     std::atomic<bool> failed{false};
@@ -49,7 +49,7 @@ void Job::work() {
     }
 }
 
-// Threads that help with whatever grid is open. They are never ended: the process ends with them.
+// Threads that help with any open grid. They run until the process ends.
 class Helpers {
 public:
     explicit Helpers(u32 count) {

@@ -7,7 +7,7 @@
 
 namespace lookalike {
 
-// Runs all blocks, in an order that the seed decides. Empty, or what went wrong in the first block that failed.
+// Runs all blocks in an order that the seed decides. Returns the fault of the first block that failed, or an empty text.
 std::string run_grid(const Launch& launch);
 
 } // namespace lookalike

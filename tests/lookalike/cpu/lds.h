@@ -1,4 +1,4 @@
-// The LDS of the running block: uninitialised memory reads as NaN, and what lies between arrays is closed to sanitizers.
+// The LDS of the running block. Uninitialised memory reads as NaN; sanitizers refuse the gaps between arrays.
 #pragma once
 
 #include <stddef.h>
@@ -9,7 +9,7 @@ namespace lookalike {
 class Lds {
 public:
     void start_block(size_t dynamic_bytes);
-    // The array of a declaration, made by the first lane that comes there. Null when the space is used up.
+    // The array of a declaration; the first lane to arrive makes it. Null when the space is used up.
     void* find(const void* place, size_t bytes);
     void* dynamic() { return memory; }
     void end_block();
@@ -20,7 +20,7 @@ private:
         size_t at;
     };
     static constexpr size_t BYTES = 64 << 10, ARRAYS_MAX = 64;
-    // Gaps between arrays are closed and not counted as used.
+    // Gaps between arrays are inaccessible and do not count as used.
     static constexpr size_t GAP = 32;
     char* open(size_t bytes);
 

@@ -16,7 +16,7 @@ namespace lookalike {
 namespace {
 
 constexpr size_t PAGE = 4096, ALIGNMENT = 256;
-// Larger ranges are mapped: their pages of NaN are one page until written.
+// Ranges from this size on are mapped: they share the pattern's pages until written.
 constexpr size_t MAPPED_FROM = 4 << 20;
 constexpr size_t PATTERN_BYTES = 16 << 20;
 
@@ -27,7 +27,7 @@ std::map<uintptr_t, Range>& ranges() {
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// A file of nothing but ones, NaN in every float format.
+// A file of one bits only: NaN in every float format.
 int pattern_file() {
     static int file = [] {
         int made = memfd_create("lookalike-nan", MFD_CLOEXEC);
@@ -41,7 +41,7 @@ int pattern_file() {
     return file;
 }
 
-// Private pages over the pattern, and a closed page at the end.
+// Private pages over the pattern, and an inaccessible page at the end.
 void* map_pattern(size_t bytes) {
     size_t whole = rounded(bytes, PAGE);
     char* at = (char*)mmap(nullptr, whole + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -70,10 +70,10 @@ void give_back(void* at, size_t bytes) {
         return;
     }
 #if __has_feature(address_sanitizer)
-    // Kept closed for a while by the sanitizer.
+    // The sanitizer keeps the range inaccessible for a while.
     free(at);
 #else
-    // Here by us: a late use meets NaN and not another's values.
+    // Kept for a while here: a late use meets NaN and not another allocation's values.
     constexpr size_t GRAVEYARD_BYTES = 64 << 20;
     struct Grave {
         void* place;
@@ -135,7 +135,7 @@ Code release(void* place, Kind kind) {
 
 Code register_host(uint32_t device, void* place, size_t bytes) {
     if (!place || bytes == 0) return hipErrorInvalidValue;
-    // A driver pins the pages: it brings them in, and cannot where a file has lost them.
+    // A driver pins the pages: it reads them in, and fails where a file was truncated.
     uintptr_t first = (uintptr_t)place / PAGE * PAGE;
     int brought = madvise((void*)first, rounded((uintptr_t)place + bytes - first, PAGE), MADV_POPULATE_READ);
     if (brought != 0 && errno != EINVAL) return hipErrorInvalidValue;

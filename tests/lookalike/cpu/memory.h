@@ -1,4 +1,4 @@
-// What memory there is: of the devices, pinned, registered. Callers hold the engine's lock.
+// Device memory, pinned memory, registered memory. Callers hold the engine's lock.
 #pragma once
 
 #include <stddef.h>
@@ -20,15 +20,15 @@ struct Range {
 // Device memory reads as NaN until it is written.
 Code allocate(uint32_t device, size_t bytes, void** place);
 Code allocate_pinned(uint32_t device, size_t bytes, void** place);
-// Closes the range; what was there is not read or written again.
+// Frees the range; a later access to it is a fault or meets NaN.
 Code release(void* place, Kind kind);
 Code register_host(uint32_t device, void* place, size_t bytes);
 Code unregister_host(void* place);
 
 uint64_t used_bytes(uint32_t device);
-// The range that `address` lies in, or null.
+// The range that contains `address`, or null.
 const Range* find_range(const void* address);
-// Whether a device may touch `bytes` from `address`: all of them lie in one range.
+// Whether a device may access `bytes` bytes from `address`: all of them lie in one range.
 bool reachable(const void* address, size_t bytes);
 
 } // namespace lookalike

@@ -16,7 +16,7 @@ std::string text(const char* name, const char* otherwise) {
     return value ? value : otherwise;
 }
 
-// A wrong number ends the process: a test that meant another one must not pass.
+// A wrong number ends the process: a test that meant another number must not pass.
 uint64_t number(const char* name, uint64_t otherwise, uint64_t most) {
     const char* value = getenv(name);
     if (!value) return otherwise;
@@ -24,7 +24,7 @@ uint64_t number(const char* name, uint64_t otherwise, uint64_t most) {
     errno = 0;
     unsigned long long n = strtoull(value, &end, 10);
     if (errno != 0 || end == value || *end != 0 || n > most) {
-        fprintf(stderr, "lookalike: %s=%s is no number from 0 to %llu\n", name, value, (unsigned long long)most);
+        fprintf(stderr, "lookalike: %s=%s is not a number from 0 to %llu\n", name, value, (unsigned long long)most);
         abort();
     }
     return n;

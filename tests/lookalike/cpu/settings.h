@@ -1,4 +1,4 @@
-// What the environment says about the devices to play, read once.
+// Settings of the imitated devices, read once from the environment.
 #pragma once
 
 #include <stdint.h>
@@ -14,9 +14,9 @@ struct Settings {
     uint64_t memory;
     // ROCMFORGE_LOOKALIKE_SEED: orders of streams, blocks, waves and lanes; default 1.
     uint64_t seed;
-    // ROCMFORGE_LOOKALIKE_THREADS: OS threads that run blocks; default as many as there are processors.
+    // ROCMFORGE_LOOKALIKE_THREADS: OS threads that run blocks; default one per processor.
     uint32_t threads;
-    // ROCMFORGE_LOOKALIKE_ARCH: what the device says it is; default what the library was built as.
+    // ROCMFORGE_LOOKALIKE_ARCH: the target that the device reports; default that of the library's wave size.
     std::string arch;
     // ROCMFORGE_LOOKALIKE_FAULTS: see faults.h; default none.
     std::string faults;

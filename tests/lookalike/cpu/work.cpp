@@ -15,20 +15,20 @@ constexpr u32 GRID_Y_MAX = 65535;
 Code check_shape(const char* name, u32 threads_max, const u32 grid[3], const u32 block[3], u32 lds_bytes) {
     for (u32 i = 0; i < 3; i++)
         if (grid[i] == 0 || block[i] == 0)
-            return complain(hipErrorInvalidConfiguration, "%s: a grid or block of nothing", name);
+            return complain(hipErrorInvalidConfiguration, "%s: a side of the grid or block is 0", name);
     if (block[1] != 1 || block[2] != 1)
         return complain(hipErrorInvalidConfiguration, "%s: blocks have one dimension here", name);
     if (block[0] > threads_max)
-        return complain(hipErrorInvalidConfiguration, "%s: %u threads a block, it was made for %u", name, block[0], threads_max);
+        return complain(hipErrorInvalidConfiguration, "%s: %u threads a block, its maximum is %u", name, block[0], threads_max);
     // AMD counts a grid's threads in 32 bits; NVIDIA takes 65535 blocks in y and z.
     if ((u64)grid[0] * block[0] >> 32 || grid[1] > GRID_Y_MAX || grid[2] > GRID_Y_MAX)
-        return complain(hipErrorInvalidConfiguration, "%s: a grid of %u x %u x %u blocks", name, grid[0], grid[1], grid[2]);
+        return complain(hipErrorInvalidConfiguration, "%s: a grid of %u x %u x %u is too large", name, grid[0], grid[1], grid[2]);
     if (lds_bytes > LDS_BYTES)
-        return complain(hipErrorInvalidConfiguration, "%s: %u bytes of dynamic LDS", name, lds_bytes);
+        return complain(hipErrorInvalidConfiguration, "%s: %u bytes of dynamic LDS are too many", name, lds_bytes);
     return hipSuccess;
 }
 
-// The bytes of argument `i`, which lies somewhere in `arguments`.
+// Addresses of the arguments, in order.
 std::vector<void*> places(const Work& work) {
     std::vector<void*> found;
     size_t at = 0;
@@ -47,7 +47,7 @@ Code check_pointers(const Work& work, const std::vector<void*>& arguments) {
         memcpy(&address, arguments[i], sizeof address);
         const Range* range = address ? find_range(address) : nullptr;
         if (address && !range)
-            return complain(hipErrorIllegalAddress, "%s: argument %u is %p, where nothing is allocated", work.kernel->name, i,
+            return complain(hipErrorIllegalAddress, "%s: argument %u is %p, which is not allocated", work.kernel->name, i,
                             address);
         if (range && range->kind == Kind::DEVICE && range->device != work.device)
             return complain(hipErrorIllegalAddress, "%s on device %u: argument %u is memory of device %u", work.kernel->name,
@@ -72,7 +72,7 @@ bool on_device(const void* address) {
     return range && range->kind == Kind::DEVICE;
 }
 
-// Which side of a copy is device memory, by what the direction says.
+// Checks both sides of a copy against its direction, which says which side is device memory.
 Code check_copy(const Work& work) {
     struct {
         const char* name;
@@ -87,7 +87,7 @@ Code check_copy(const Work& work) {
     for (auto& side : sides) {
         const Range* range = find_range(side.address);
         if (range && !reachable(side.address, work.bytes))
-            return complain(hipErrorInvalidValue, "a copy of %zu bytes: the %s's range ends before", work.bytes, side.name);
+            return complain(hipErrorInvalidValue, "a copy of %zu bytes is more than the %s holds", work.bytes, side.name);
         if (work.direction == Direction::DEFAULT) continue;
         if (side.wants_device && !range)
             return complain(hipErrorInvalidValue, "a copy of %zu bytes: the %s %p is not allocated", work.bytes, side.name,
@@ -115,7 +115,7 @@ Code run_fill(const Work& work) {
     {
         Locked engine;
         if (!reachable(work.to, work.bytes))
-            return complain(hipErrorIllegalAddress, "a fill of %zu bytes at %p", work.bytes, work.to);
+            return complain(hipErrorIllegalAddress, "%zu bytes at %p are not all allocated", work.bytes, work.to);
         count("bytes.fill", work.bytes);
     }
     memset(work.to, work.value, work.bytes);
@@ -127,7 +127,7 @@ Code run_fill(const Work& work) {
 Code make_launch(u32 device, host::Kernel* kernel, const u32 grid[3], const u32 block[3], u32 lds_bytes, void** parameters,
                  void** extra, Work& work) {
     if (Code code = check_shape(kernel->name, kernel->threads_max, grid, block, lds_bytes)) return code;
-    if (extra) return complain(hipErrorNotSupported, "%s: arguments as one buffer", kernel->name);
+    if (extra) return complain(hipErrorNotSupported, "%s: arguments as one buffer are not supported", kernel->name);
     if (!parameters && kernel->arguments != 0) return complain(hipErrorInvalidValue, "%s: no arguments", kernel->name);
     work.kind = Work::KERNEL;
     work.device = device;
@@ -147,7 +147,7 @@ Code make_launch(u32 device, host::Kernel* kernel, const u32 grid[3], const u32 
 
 Code make_copy(u32 device, void* to, const void* from, size_t bytes, u32 direction, Work& work) {
     if (direction > (u32)Direction::DEFAULT)
-        return complain(hipErrorInvalidMemcpyDirection, "a copy of direction %u", direction);
+        return complain(hipErrorInvalidMemcpyDirection, "a copy with the unknown direction %u", direction);
     work.kind = Work::COPY;
     work.device = device;
     work.to = to;
@@ -155,7 +155,7 @@ Code make_copy(u32 device, void* to, const void* from, size_t bytes, u32 directi
     work.bytes = bytes;
     work.direction = (Direction)direction;
     if (bytes == 0) return hipSuccess;
-    if (!to || !from) return complain(hipErrorInvalidValue, "a copy from or to nowhere");
+    if (!to || !from) return complain(hipErrorInvalidValue, "a copy from or to a null address");
     Locked engine;
     return check_copy(work);
 }
@@ -168,7 +168,7 @@ Code make_fill(u32 device, void* to, int value, size_t bytes, Work& work) {
     work.bytes = bytes;
     if (bytes == 0) return hipSuccess;
     Locked engine;
-    return reachable(to, bytes) ? hipSuccess : complain(hipErrorInvalidValue, "a fill of %zu bytes at %p", bytes, to);
+    return reachable(to, bytes) ? hipSuccess : complain(hipErrorInvalidValue, "%zu bytes at %p are not all allocated", bytes, to);
 }
 
 Code run(const Work& work, u64 seed) {

@@ -1,4 +1,4 @@
-// A piece of work for a device: a kernel, a copy or a fill. Streams queue them, graphs hold them.
+// Work for a device: a kernel, a copy or a fill. Streams queue it, graphs hold it.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +20,7 @@ struct Work {
     host::Kernel* kernel = nullptr;
     u32 grid[3] = {}, block[3] = {};
     u32 lds_bytes = 0;
-    // Each argument at a multiple of 8, as it was at the launch.
+    // Each argument at a multiple of 8 bytes, with its value at the launch.
     std::vector<u64> arguments;
 
     void* to = nullptr;
@@ -30,13 +30,13 @@ struct Work {
     int value = 0;
 };
 
-// A launch as the caller wrote it, checked as strictly as the strictest device would.
+// Makes work of a launch; the checks are those of the strictest device.
 Code make_launch(u32 device, host::Kernel* kernel, const u32 grid[3], const u32 block[3], u32 lds_bytes, void** parameters,
                  void** extra, Work& work);
 Code make_copy(u32 device, void* to, const void* from, size_t bytes, u32 direction, Work& work);
 Code make_fill(u32 device, void* to, int value, size_t bytes, Work& work);
 
-// Does it, on the executor's thread, without the engine's lock. The memory it names is checked again: it may be gone by now.
+// Runs the work on the executor's thread, without the engine's lock. Checks its memory again, which may have been freed.
 Code run(const Work& work, u64 seed);
 
 } // namespace lookalike

@@ -1,4 +1,4 @@
-// Exported: the library, its devices, its errors.
+// Exported functions: the library, its devices, its errors.
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@ using namespace lookalike;
 
 namespace {
 
-// CUDA's attribute for hipDeviceAttribute_t `number`; the numbers have nothing in common.
+// CUDA's attribute for hipDeviceAttribute_t `number`; the numbers are unrelated.
 bool attribute_of(uint32_t number, CUdevice_attribute* attribute) {
     switch (number) {
     case 3: *attribute = CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY; return true;
@@ -26,7 +26,7 @@ bool attribute_of(uint32_t number, CUdevice_attribute* attribute) {
     case 56: *attribute = CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK; return true;
     case 57: *attribute = CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR; return true;
     case 63: *attribute = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT; return true;
-    // What a block may have once it asked for it, as hipModuleGetFunction here does for every kernel.
+    // The most that a block gets after opting in, as hipModuleGetFunction here does for every kernel.
     case 74: *attribute = CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN; return true;
     case 76: *attribute = CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR; return true;
     case 87: *attribute = CU_DEVICE_ATTRIBUTE_WARP_SIZE; return true;
@@ -38,7 +38,7 @@ CUresult number_of(const Driver& cuda, CUdevice_attribute attribute, CUdevice de
     return cuda.cuDeviceGetAttribute_(value, attribute, device);
 }
 
-// The structure of ROCm 6 and 7: the fields that have a meaning here, by their places in its 1472 bytes.
+// Fills the structure of ROCm 6 and 7, 1472 bytes: only the fields that mean something here, by their offsets.
 CUresult fill_properties(const Driver& cuda, CUdevice device, char* p) {
     memset(p, 0, 1472);
     if (CUresult result = cuda.cuDeviceGetName_(p, 256, device)) return result;
@@ -78,7 +78,7 @@ LOOKALIKE_API hipGetDeviceCount(int* count) {
     return call([&](const Driver& cuda) { return cuda.cuDeviceGetCount_(count); });
 }
 
-// Of the CUDA driver, in HIP's digits: 13.0 is 130000000.
+// The CUDA driver's version in HIP's digits: 13.0 is 130000000.
 LOOKALIKE_API hipRuntimeGetVersion(int* version) {
     if (!version) return INVALID_VALUE;
     return call([&](const Driver& cuda) {

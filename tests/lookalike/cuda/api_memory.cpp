@@ -1,11 +1,11 @@
-// Exported: memory and copies.
+// Exported functions: memory and copies.
 #include "driver.h"
 
 using namespace lookalike;
 
 namespace {
 
-// hipHostMallocPortable, hipHostMallocMapped; hipHostRegister's are the same.
+// hipHostMallocPortable, hipHostMallocMapped; hipHostRegister's flags are the same.
 constexpr uint32_t PORTABLE = 1, MAPPED = 2;
 
 CUdeviceptr address(const void* place) { return (CUdeviceptr)(uintptr_t)place; }
@@ -39,7 +39,7 @@ LOOKALIKE_API hipFree(void* place) {
 
 LOOKALIKE_API hipHostMalloc(void** place, size_t bytes, uint32_t flags) {
     if (!place || (flags & ~(PORTABLE | MAPPED)) != 0) return INVALID_VALUE;
-    // HIP's pinned memory is mapped and portable whatever is asked for.
+    // HIP's pinned memory is mapped and portable whatever the flags are.
     uint32_t wanted = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
     return device_call([&](const Driver& cuda) { return cuda.cuMemHostAlloc_(place, bytes, wanted); });
 }
@@ -62,7 +62,7 @@ LOOKALIKE_API hipHostGetDevicePointer(void** device, void* host, uint32_t flags)
 LOOKALIKE_API hipHostRegister(void* place, size_t bytes, uint32_t flags) {
     if ((flags & ~(PORTABLE | MAPPED)) != 0) return INVALID_VALUE;
     return device_call([&](const Driver& cuda) {
-        // Mapped files are read-only to us, which the driver has to be told; without it they are refused.
+        // Mapped files are read-only here. Without READ_ONLY the driver refuses them.
         uint32_t wanted = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
         CUresult result = cuda.cuMemHostRegister_(place, bytes, wanted | CU_MEMHOSTREGISTER_READ_ONLY);
         return result == CUDA_ERROR_NOT_SUPPORTED ? cuda.cuMemHostRegister_(place, bytes, wanted) : result;

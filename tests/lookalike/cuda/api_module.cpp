@@ -1,4 +1,4 @@
-// Exported: code objects and launches.
+// Exported functions: code objects and launches.
 #include "driver.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ using namespace lookalike;
 
 namespace {
 
-// Lets a kernel have all the dynamic shared memory that a block can get: without asking it is 48 KiB in all.
+// Gives a kernel all the dynamic shared memory that a block can get. Without this opt-in it is 48 KiB in all.
 CUresult allow_shared_memory(const Driver& cuda, CUfunction function) {
     CUdevice device;
     int most = 0, fixed = 0;
@@ -19,8 +19,8 @@ CUresult allow_shared_memory(const Driver& cuda, CUfunction function) {
     return cuda.cuFuncSetAttribute_(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - fixed);
 }
 
-// Whether a kernel may start while the one before it in its stream ends: all of ours wait where they need its results
-// (wait_for_predecessor). ROCMFORGE_CUDA_OVERLAP=off runs one after the other, as HIP does.
+// Whether a kernel may start while its predecessor in the stream ends. All kernels here wait where they need its results
+// (wait_for_predecessor). ROCMFORGE_CUDA_OVERLAP=off runs them one after the other, as HIP does.
 bool launches_overlap() {
     static const bool overlap = [] {
         const char* wanted = getenv("ROCMFORGE_CUDA_OVERLAP");

@@ -1,4 +1,4 @@
-// Exported: streams, events, graphs.
+// Exported functions: streams, events, graphs.
 #include "driver.h"
 
 using namespace lookalike;

@@ -1,4 +1,4 @@
-// Finding the driver, a context for each device, and what its results mean to HIP.
+// Finds the driver, keeps a context for each device, and translates CUDA's results to HIP's.
 #include "driver.h"
 
 #include <dlfcn.h>

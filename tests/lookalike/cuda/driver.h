@@ -1,4 +1,4 @@
-// The CUDA driver, found when the first call comes: this library links nothing of NVIDIA's and builds where there is no GPU.
+// The CUDA driver, loaded at the first call. This library links nothing of NVIDIA's and builds without a GPU.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@ namespace lookalike {
 // A result of the HIP runtime, as a number.
 typedef uint32_t Code;
 
-// Codes of hipError_t that are answered here.
+// Codes of hipError_t that this library returns.
 enum : Code {
     SUCCESS = 0,
     INVALID_VALUE = 1,
@@ -55,11 +55,11 @@ enum : Code {
     UNKNOWN = 999,
 };
 
-// HIP's code for CUDA's. The numbers are alike and not the same: each is named.
+// HIP's code for CUDA's. The numbers are similar but not the same, so each is listed.
 Code translated(CUresult result);
 const char* code_name(Code code);
 
-// Every function of the driver that is used. cuda.h maps the plain names to the versions that it declares.
+// Every driver function that is used. cuda.h maps the plain names to the versions that it declares.
 #define LOOKALIKE_DRIVER(X)                                                                                                    \
     X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)              \
     X(cuDeviceTotalMem) X(cuDeviceGetPCIBusId) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize)              \
@@ -77,22 +77,22 @@ struct Driver {
 #undef LOOKALIKE_FIELD
 };
 
-// Null, and why in `code`, without a driver that has them all.
+// The driver; null, with the reason in `code`, where no driver has all of these functions.
 const Driver* driver(Code* code);
 
-// Makes the device of the calling thread its context's, for a call that needs one.
+// Makes the context of the calling thread's device current, for a call that needs a context.
 Code enter(const Driver** found);
 
 extern thread_local int current_device;
 
-// `body(driver)` with the thread's device current; its result translated.
+// Calls `body(driver)` with the thread's device current; returns the translated result.
 template <class F> Code device_call(F body) {
     const Driver* found = nullptr;
     if (Code code = enter(&found)) return code;
     return translated(body(*found));
 }
 
-// `body(driver)` without a device.
+// As device_call, without a device.
 template <class F> Code call(F body) {
     Code code = SUCCESS;
     const Driver* found = driver(&code);

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use rocmforge::backend::hip::kernels::objects::{Archive, ObjectError};
 use rocmforge::backend::hip::kernels::{ArgumentKind, declared};
-use rocmforge::backend::hip::objects::{Archive, ObjectError};
 use serde::Deserialize;
 
 use super::Done;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rocmforge::backend::hip::objects::{Archive, ObjectError, PackedFrame, write_archive};
+use rocmforge::backend::hip::kernels::objects::{Archive, ObjectError, PackedFrame, write_archive};
 use zstd::zstd_safe::CParameter;
 
 use super::amd::Object;

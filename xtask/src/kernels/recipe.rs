@@ -1,4 +1,4 @@
-//! One digest of everything that code objects are made from: sources, compiler, flags, targets. The archive holds the
+//! One digest of everything that code objects are made from: sources without comments, compiler, flags, targets. The archive holds the
 //! digest of its making, so that a stale archive is noticed without a compiler.
 
 use std::fs;
@@ -34,7 +34,8 @@ fn digest_of(parts: &[String], dir: &Path) -> Result<[u8; 32]> {
     for path in sources::inputs(dir)? {
         let name = path.strip_prefix(dir).unwrap_or(&path);
         add(name.to_string_lossy().as_bytes());
-        add(&fs::read(&path).map_err(Error::at(&path))?);
+        let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
+        add(sources::without_comments(&text).as_bytes());
     }
     Ok(hash.finalize().into())
 }
@@ -63,6 +64,8 @@ mod tests {
         write("gemv/b.h", "c");
         let other_bytes = now();
         assert_ne!(other_bytes, first);
+        write("gemv/b.h", "// A word on it.\n\nb // and another  \n");
+        assert_eq!(now(), first, "comments make no code");
         write("gemv/b.h", "b");
         assert_eq!(now(), first);
         fs::rename(dir.path().join("a.hip"), dir.path().join("b.hip")).expect("renamed");

@@ -9,6 +9,7 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 
+use super::sources;
 use crate::error::{Error, Result};
 use crate::host;
 
@@ -91,7 +92,7 @@ fn is_fresh(unit: &Unit) -> bool {
         && fs::read_to_string(key_path(unit)).is_ok_and(|old| key(unit).is_some_and(|now| now == old))
 }
 
-/// Digest of the commands and of every input file; `None` if the inputs are unknown.
+/// Digest of the commands and of the code in every input file; `None` if the inputs are unknown.
 fn key(unit: &Unit) -> Option<String> {
     let mut hash = Sha256::new();
     hash.update(&unit.salt);
@@ -100,7 +101,7 @@ fn key(unit: &Unit) -> Option<String> {
         hash.update([0]);
     }
     for file in files_of(&unit.output)? {
-        hash.update(fs::read(file).ok()?);
+        hash.update(sources::without_comments(&fs::read_to_string(file).ok()?));
         hash.update([0]);
     }
     Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

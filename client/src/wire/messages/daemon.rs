@@ -12,10 +12,10 @@ pub struct Cancel {
     pub ext: Ext,
 }
 
-/// The client can take this many more items on the stream.
+/// Lets the server send more items on the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credit {
-    /// Added to what the stream has left.
+    /// Items, added to the stream's remaining credit.
     pub items: u32,
     /// Extensions.
     pub ext: Ext,
@@ -24,7 +24,7 @@ pub struct Credit {
 /// Asks for an echo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingRequest {
-    /// Echoed; at most [`limits::PING_BYTES_MAX`] bytes.
+    /// Bytes to echo, at most [`limits::PING_BYTES_MAX`].
     pub payload: Vec<u8>,
     /// Extensions.
     pub ext: Ext,
@@ -33,104 +33,104 @@ pub struct PingRequest {
 /// The echo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingReply {
-    /// The request's.
+    /// The request's payload.
     pub payload: Vec<u8>,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Asks what the daemon speaks.
+/// Asks for the daemon's version, requests and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfoRequest {
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What the daemon speaks.
+/// The daemon's version, requests and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfoReply {
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// Requests it knows.
+    /// The requests that it knows.
     pub ops: Vec<OpInfo>,
-    /// What it allows.
+    /// Its limits.
     pub limits: Limits,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A request the daemon knows.
+/// A request that the daemon knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpInfo {
-    /// Its number.
+    /// The op's number.
     pub op: u16,
-    /// Its name.
+    /// The op's name.
     pub name: String,
 }
 
-/// What the daemon allows.
+/// Limits of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Largest payload.
+    /// Bytes of the largest payload.
     pub frame_bytes_max: u32,
-    /// Open streams of a connection.
+    /// Most open streams of a connection.
     pub streams_max: u32,
-    /// Descriptors of a frame.
+    /// Most descriptors of a frame.
     pub fds_max: u32,
-    /// Items before the first grant.
+    /// Items that may be sent before the first grant.
     pub initial_credit: u32,
     /// Largest context of a sequence, in tokens.
     pub context_tokens_max: u32,
-    /// Stop texts of a request.
+    /// Most stop texts of a request.
     pub stop_texts_max: u32,
-    /// Bytes of a stop text.
+    /// Most bytes of a stop text.
     pub stop_text_bytes_max: u32,
-    /// `top_logprobs` of a request.
+    /// Largest `top_logprobs` of a request.
     pub top_logprobs_max: u32,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Asks which requests run or wait.
+/// Asks for the running and waiting requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsRequest {
-    /// Only those with an id above this one; 0: from the first on.
+    /// Only requests with an id above this one; 0: from the first.
     pub after: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Requests that run or wait.
+/// Running and waiting requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsReply {
-    /// Oldest first, which is by id, rising; as many as fit.
+    /// By rising id, so oldest first; as many as fit.
     pub sequences: Vec<SequenceEntry>,
-    /// There are more: to be asked for after the last one's id.
+    /// There are more: ask again with the last id.
     pub more: bool,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A request that runs or waits. Prompts and texts are never shown.
+/// A running or waiting request. Prompts and answers are never shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequenceEntry {
     /// Unique while the daemon runs.
     pub id: u64,
-    /// Who asked.
+    /// Uid of the client.
     pub uid: u32,
-    /// Model's name.
+    /// The model's name.
     pub model: String,
-    /// Where it is.
+    /// The request's state.
     pub state: SequenceState,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// How many of them are computed.
+    /// Prompt tokens that are computed.
     pub prefilled_tokens: u32,
-    /// Tokens generated.
+    /// Tokens generated so far.
     pub generated_tokens: u32,
-    /// Most tokens it may generate.
+    /// Most tokens to generate.
     pub max_tokens: u32,
-    /// KV pages it holds.
+    /// KV pages that it holds.
     pub kv_pages: u32,
     /// Milliseconds since it arrived.
     pub age_ms: u64,
@@ -140,80 +140,80 @@ pub struct SequenceEntry {
     pub ext: Ext,
 }
 
-/// Where a sequence is.
+/// State of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SequenceState {
-    /// Waits for room.
+    /// Waits for admission.
     Queued,
-    /// Its prompt is being computed.
+    /// Computes its prompt.
     Prefill,
-    /// Generates.
+    /// Generates tokens.
     Decode,
     /// Waits for its client's credit.
     Stalled,
 }
 
-/// Asks how the daemon is.
+/// Asks for the daemon's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusRequest {
     /// Extensions.
     pub ext: Ext,
 }
 
-/// How the daemon is.
+/// The daemon's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReply {
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
     /// Milliseconds since its start.
     pub uptime_ms: u64,
     /// Its process id, as it sees it.
     pub pid: u32,
-    /// It takes no new work.
+    /// The daemon refuses new work.
     pub draining: bool,
     /// Open connections.
     pub connections: u32,
-    /// Models mapped.
+    /// Number of mapped models.
     pub models_mapped: u32,
-    /// Its devices.
+    /// The devices.
     pub devices: Vec<DeviceStatus>,
-    /// Resident memory that is no file's, in bytes.
+    /// Resident memory without files, in bytes.
     pub rss_anon_bytes: u64,
     /// Resident memory of mapped files, in bytes.
     pub rss_file_bytes: u64,
-    /// What is done about the machine's memory.
+    /// State of locks and memory pressure.
     pub host: HostStatus,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What the daemon does about the machine's memory.
+/// The daemon's locks of model files, and the memory pressure it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStatus {
-    /// Bytes of models' files that are locked, or will be once they are read.
+    /// Bytes of model files that are locked, or will be once they are read.
     pub locked_bytes: u64,
-    /// Most bytes that may be, by the configuration; `RLIMIT_MEMLOCK` holds besides.
+    /// Most bytes to lock, by the configuration; `RLIMIT_MEMLOCK` applies too.
     pub lock_bytes_max: u64,
-    /// Models that are to be locked and are not.
+    /// Models whose lock was refused.
     pub locks_refused: u32,
-    /// Why one of them is not; empty where there is none.
+    /// Why one of them was refused; empty if none was.
     pub reason: String,
-    /// What tells the daemon that memory is short; empty where nothing does.
+    /// The source of memory pressure notices; empty if there is none.
     pub pressure: String,
-    /// How often it did.
+    /// Number of memory pressure notices.
     pub pressure_events: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// One device and its engine. Counters run since the daemon's start.
+/// One device and its engine. Counters start with the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
     /// `cpu`, or a kind of GPU.
     pub kind: String,
-    /// Product name.
+    /// Product name of the device.
     pub device: String,
-    /// Instruction set in use.
+    /// Instruction set that the kernels use.
     pub isa: String,
     /// Compute threads; 0 on a GPU.
     pub threads: u32,
@@ -221,37 +221,37 @@ pub struct DeviceStatus {
     pub activations: String,
     /// Type of the KV cache.
     pub kv_type: String,
-    /// Sequences admitted.
+    /// Admitted sequences.
     pub sequences_running: u32,
-    /// Sequences waiting.
+    /// Waiting sequences.
     pub sequences_queued: u32,
     /// KV pages in use.
     pub kv_pages_used: u32,
-    /// KV pages there may be.
+    /// Most KV pages.
     pub kv_pages_max: u32,
-    /// Bytes of the KV cache now.
+    /// Current bytes of the KV cache.
     pub kv_bytes: u64,
     /// Steps run.
     pub steps: u64,
-    /// Rows computed in them.
+    /// Rows computed in all steps.
     pub rows: u64,
-    /// Rows that generated.
+    /// Rows that generated tokens.
     pub decode_rows: u64,
     /// Rows of prompts.
     pub prefill_rows: u64,
-    /// Sequences that ended well.
+    /// Sequences that ended without an error.
     pub sequences_done: u64,
     /// Sequences that ended with an error.
     pub sequences_failed: u64,
-    /// Sequences that were taken back, or that nobody read any more.
+    /// Sequences that were cancelled, or whose client disconnected.
     pub sequences_cancelled: u64,
-    /// Tensors brought to the device.
+    /// Tensors loaded to the device.
     pub tensors_loaded: u64,
-    /// Tensors found there.
+    /// Tensors that a step asked for and that were already resident.
     pub tensor_hits: u64,
-    /// Bytes of weights on the device; 0 where it computes on the mapping.
+    /// Bytes of weights on the device; 0 if it computes on the mapping.
     pub device_bytes: u64,
-    /// Sum over steps of the sequences in the step.
+    /// Sum over all steps of the sequences in the step.
     pub step_sequences: u64,
     /// Extensions.
     pub ext: Ext,
@@ -260,14 +260,14 @@ pub struct DeviceStatus {
 /// Key of the extension with [notes](DeviceStatus::notes): UTF-8, lines of a name, a tab and a value.
 const NOTES_KEY: u16 = 1;
 
-/// Names and values of an extension.
+/// Names and values in an extension.
 fn notes_of(ext: &Ext) -> Vec<(&str, &str)> {
     let notes = ext.iter().find(|(key, _)| *key == NOTES_KEY);
     let text = notes.and_then(|(_, bytes)| std::str::from_utf8(bytes).ok()).unwrap_or_default();
     text.lines().filter_map(|line| line.split_once('\t')).collect()
 }
 
-/// The extension for these notes, as many as fit it.
+/// Encodes notes into an extension, as many as fit.
 fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
     let mut text = String::new();
     for (name, value) in notes {
@@ -281,34 +281,34 @@ fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
 }
 
 impl StatusReply {
-    /// What else is to be known of the daemon, as names and values: `you may`, what the policy allows who asks; `kept`, what
-    /// outlives a restart.
+    /// More facts about the daemon, as names and values: `you may`, the rights that the policy gives the client;
+    /// `kept`, the state that survives a restart.
     pub fn notes(&self) -> Vec<(&str, &str)> {
         notes_of(&self.ext)
     }
 
-    /// The extension for these notes, as many as fit it.
+    /// Encodes notes into an extension, as many as fit.
     pub fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
         notes_ext(notes)
     }
 }
 
 impl DeviceStatus {
-    /// What else is to be known of the device, as names and values: driver, memory, why it is no other device.
+    /// More facts about the device, as names and values: driver, memory, why it and no other device was chosen.
     pub fn notes(&self) -> Vec<(&str, &str)> {
         notes_of(&self.ext)
     }
 
-    /// The extension for these notes, as many as fit it.
+    /// Encodes notes into an extension, as many as fit.
     pub fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
         notes_ext(notes)
     }
 }
 
-/// A request that only fails, with the code asked for: lets a client test its error paths.
+/// A request that always fails with the given code, so that a client can test its error paths.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailRequest {
-    /// A [`crate::wire::ErrorCode`]; others are answered with `InvalidArgument`.
+    /// A [`crate::wire::ErrorCode`]; for any other number the daemon answers `InvalidArgument`.
     pub code: u16,
     /// Extensions.
     pub ext: Ext,
@@ -317,7 +317,7 @@ pub struct FailRequest {
 /// A named value of an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetailEntry {
-    /// Name.
+    /// Name of the value.
     pub key: String,
     /// Value as text.
     pub value: String,

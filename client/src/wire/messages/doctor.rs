@@ -1,74 +1,74 @@
-//! Messages about what of GPUs the daemon finds.
+//! Messages of the daemon's GPU checks.
 
 use serde::{Deserialize, Serialize};
 
 use super::Ext;
 use crate::wire::validate::{any, extensions, limits, list, text, validate};
 
-/// Asks what of GPUs the daemon finds.
+/// Asks the daemon to check its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorRequest {
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What of GPUs the daemon finds, what is missing, and what to do.
+/// Results of the GPU checks: what works, what is missing, how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReply {
-    /// What was looked at, in the order in which one thing needs another.
+    /// The checks, in the order in which one depends on another.
     pub checks: Vec<DoctorCheck>,
-    /// What the GPU's runtime sees.
+    /// The GPUs that the runtime reports.
     pub gpus: Vec<GpuEntry>,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorCheck {
-    /// What.
+    /// Name of the check.
     pub name: String,
-    /// How it is.
+    /// Its result.
     pub state: CheckState,
-    /// What was found.
+    /// What the check found.
     pub found: String,
-    /// What to do; empty where nothing is to be done or `found` says it.
+    /// How to fix it; empty if nothing needs fixing or `found` says it.
     pub advice: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// How a thing is.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckState {
-    /// As it should be.
+    /// Works as it should.
     Good,
-    /// Worth knowing, nothing to mend.
+    /// Worth knowing, but nothing to fix.
     Note,
-    /// Keeps something from working: a GPU from being used, a daemon from being reached.
+    /// A fault: a GPU cannot be used, or the daemon cannot be reached.
     Problem,
 }
 
-/// A GPU that its runtime sees.
+/// A GPU that the runtime reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuEntry {
-    /// Its number.
+    /// The runtime's number of the GPU.
     pub index: u32,
     /// Product name.
     pub name: String,
     /// Architecture with its features.
     pub arch: String,
-    /// Where it is plugged in; empty when the runtime does not say.
+    /// PCI address; empty if the runtime does not report it.
     pub pci: String,
-    /// Bytes of memory.
+    /// Memory of the device, in bytes.
     pub memory_bytes: u64,
-    /// Free ones; 0 when it does not work.
+    /// Free memory, in bytes; 0 if the GPU does not work.
     pub memory_free_bytes: u64,
     /// Compute units.
     pub units: u32,
     /// Lanes of a wave.
     pub wave: u32,
-    /// Architecture of the kernels chosen for it; empty without any.
+    /// Architecture of the kernels chosen for it; empty if there are none.
     pub code: String,
     /// A kernel ran on it and gave the right result.
     pub works: bool,

@@ -7,31 +7,31 @@ use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, texts, validate,
 };
 
-/// Asks for tokens.
+/// Starts a generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateRequest {
     /// Model's name.
     pub model: String,
-    /// What comes before the answer.
+    /// The prompt.
     pub prompt: Prompt,
-    /// 0: to the end of the context.
+    /// Most tokens to generate; 0: to the end of the context.
     pub max_tokens: u32,
     /// How tokens are drawn.
     pub sampling: SamplingOptions,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
-    /// Go on past end-of-generation tokens.
+    /// Continue past end-of-generation tokens.
     pub ignore_eog: bool,
-    /// Fails after this many milliseconds, queue time counted; 0: no deadline.
+    /// Fails after this many milliseconds, including the time in the queue; 0: no deadline.
     pub timeout_ms: u32,
-    /// Client-chosen number, for logs.
+    /// Number chosen by the client, for logs.
     pub request_id: u128,
     /// Extensions.
     pub ext: Ext,
 }
 
 impl GenerateRequest {
-    /// A request with usual options: greedy, no limit but the context, no deadline.
+    /// A request with the usual options: greedy, no limit but the context, no deadline.
     pub fn new(model: &str, prompt: Prompt) -> Self {
         Self {
             model: model.to_owned(),
@@ -47,23 +47,24 @@ impl GenerateRequest {
     }
 }
 
-/// What comes before the answer.
+/// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Prompt {
-    /// Text as it is; beginning-of-sequence is added where the file asks for it; special tokens are not recognised in it.
+    /// Text, unchanged. Beginning-of-sequence is added if the model's file asks for it; special tokens are not
+    /// recognised.
     Text(String),
-    /// Token ids as they are; nothing is added.
+    /// Token ids, unchanged; nothing is added.
     Ids(Vec<u32>),
-    /// Messages, put through the model's chat template with the generation prompt added.
+    /// Messages, rendered by the model's chat template, with the generation prompt added.
     Chat(Vec<ChatMessage>),
 }
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant`, or what the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// Its text.
+    /// Text of the message.
     pub content: String,
 }
 
@@ -78,25 +79,25 @@ pub struct SamplingOptions {
     pub top_p: f32,
     /// 0 drops none.
     pub min_p: f32,
-    /// None: a random one, told in [`GenerateEnd`].
+    /// `None`: a random seed, reported in [`GenerateEnd`].
     pub seed: Option<u64>,
-    /// Most likely tokens to tell with each token, 0..=[`limits::TOP_LOGPROBS_MAX`]; 0: no log-probabilities at all.
+    /// Most likely tokens to report with each token, 0..=[`limits::TOP_LOGPROBS_MAX`]; 0: no log-probabilities.
     pub top_logprobs: u32,
 }
 
 impl Default for SamplingOptions {
-    /// Greedy.
+    /// Greedy: temperature 0.
     fn default() -> Self {
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: None, top_logprobs: 0 }
     }
 }
 
-/// New tokens of a running answer.
+/// New tokens of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateItem {
-    /// Their ids. A stop text's tokens are among them, its text is not in `text`.
+    /// Ids of the tokens. A stop text's tokens are included, but its text is not in `text`.
     pub ids: Vec<u32>,
-    /// Text that is complete by now; ends on a character's end.
+    /// Text that is complete so far; it ends at a character boundary.
     pub text: String,
     /// One for each of `ids`; empty without `top_logprobs`.
     pub logprobs: Vec<TokenLogprob>,
@@ -109,9 +110,9 @@ pub struct GenerateItem {
 /// Log-probabilities (natural logarithm) at one token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
-    /// Of the drawn token.
+    /// Log-probability of the drawn token.
     pub logprob: f32,
-    /// The most likely tokens, falling.
+    /// The most likely tokens, most likely first.
     pub top: Vec<TopToken>,
 }
 
@@ -129,13 +130,13 @@ pub struct TopToken {
 pub struct GenerateEnd {
     /// Why it ended.
     pub stop_reason: StopReason,
-    /// Text not sent in an item.
+    /// Text that was not sent in an item.
     pub text: String,
-    /// Tokens, counted.
+    /// Token counts.
     pub usage: Usage,
-    /// What took how long.
+    /// Times of the phases.
     pub timings: Timings,
-    /// The seed that was used; with the same request it gives the same draws.
+    /// The seed used; with the same request it gives the same draws.
     pub seed: u64,
     /// Extensions.
     pub ext: Ext,
@@ -150,25 +151,25 @@ pub enum StopReason {
     MaxTokens,
     /// The context is full.
     ContextFull,
-    /// A stop text came.
+    /// The answer reached a stop text.
     StopText,
 }
 
-/// Tokens, counted.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Of the prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Generated.
+    /// Tokens generated.
     pub generated_tokens: u32,
 }
 
-/// What took how long, in microseconds.
+/// Times of a request's phases, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timings {
     /// From arrival to admission.
     pub queue_us: u64,
-    /// What its steps waited for weights on their way to the device, until its first token.
+    /// Time until the first token in which the request's steps waited for weights to load.
     pub load_us: u64,
     /// From admission to the first token, without `load_us`.
     pub prefill_us: u64,

@@ -1,7 +1,7 @@
 //! Every payload of the protocol. `PROTOCOL.md` describes each byte.
 //!
-//! Rules: no `usize`, no floats below 32 bits, no maps, no recursion, no elements of size zero, no serde attributes; every
-//! message ends in `ext`; once released, a message's fields stay and enum variants are only appended.
+//! Rules: no `usize`, no floats below 32 bits, no maps, no recursion, no elements of size zero, no serde attributes.
+//! Every message ends in `ext`. Once released, a message's fields stay, and enum variants are only appended.
 
 mod daemon;
 mod doctor;
@@ -15,9 +15,9 @@ pub use generate::*;
 pub use model::*;
 pub use residency::*;
 
-/// Room to grow: `(key, bytes)` pairs at the end of every message, no key twice. A key with [`EXT_CRITICAL`] set that is
-/// not known fails the request; other unknown keys are ignored.
+/// Extensions: `(key, bytes)` pairs at the end of every message, no key twice. An unknown key with [`EXT_CRITICAL`]
+/// set fails the request; other unknown keys are ignored.
 pub type Ext = Vec<(u16, Vec<u8>)>;
 
-/// High bit of an extension key: must be understood.
+/// High bit of an extension key: the receiver must understand the extension.
 pub const EXT_CRITICAL: u16 = 0x8000;

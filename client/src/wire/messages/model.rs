@@ -5,190 +5,190 @@ use serde::{Deserialize, Serialize};
 use super::Ext;
 use crate::wire::validate::{any, extensions, limits, list, nested, numbers, text, validate};
 
-/// Asks for the models known by name.
+/// Asks for the models that the daemon knows by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListRequest {
-    /// Only those with a name after this one; empty: from the first on.
+    /// Only models with a name after this one; empty: from the first.
     pub after: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// The models known by name to the caller.
+/// The models that the daemon knows by name and the client may see.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListReply {
-    /// By name, rising; as many as fit.
+    /// By rising name; as many as fit.
     pub models: Vec<ModelSummary>,
-    /// There are more: to be asked for after the last one's name.
+    /// There are more: ask again with the last name.
     pub more: bool,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A model known by name. What is known only once it is mapped is empty or 0 before.
+/// A model known by name. Fields that need a mapping are empty or 0 before the first one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Where it is.
+    /// The model's state.
     pub state: ModelState,
-    /// Size of its file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
     /// `general.architecture`.
     pub architecture: String,
-    /// Requests running or waiting.
+    /// Running and waiting requests.
     pub sequences: u32,
-    /// Why, when `state` is `Poisoned` or `Unusable`.
+    /// Why `state` is `Poisoned` or `Unusable`.
     pub reason: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Where a model is.
+/// State of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelState {
-    /// Known by name; nothing is read.
+    /// Known by name; nothing has been read.
     Registered,
     /// Serves requests.
     Mapped,
-    /// Takes no new requests; goes when those that run end.
+    /// Refuses new requests; unmapped when its running requests end.
     Draining,
-    /// Its file failed while mapped.
+    /// Its file lost bytes or changed while mapped.
     Poisoned,
-    /// It was tried and cannot be served.
+    /// The daemon tried it, and it cannot be served.
     Unusable,
 }
 
-/// Asks about one model; maps it where that is needed to know.
+/// Asks about one model; the daemon maps it if that is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowRequest {
-    /// Its name.
+    /// The model's name.
     pub model: String,
     /// Also metadata and tensors, as many as fit a reply.
     pub full: bool,
-    /// With `full`: leave out this many metadata values, which came before.
+    /// With `full`: skip this many metadata values, which the client already has.
     pub skip_metadata: u32,
-    /// With `full`: leave out this many tensors, which came before.
+    /// With `full`: skip this many tensors, which the client already has.
     pub skip_tensors: u32,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// About one model.
+/// Describes one model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowReply {
-    /// In short.
+    /// Name, state and size.
     pub summary: ModelSummary,
-    /// Of the file.
+    /// GGUF version of the file.
     pub gguf_version: u32,
-    /// Weights, counted.
+    /// Number of weights.
     pub parameters: u64,
-    /// Weights, in bytes.
+    /// Bytes of the weights.
     pub weight_bytes: u64,
     /// Context it was trained for, in tokens.
     pub context_length: u32,
     /// Width of the residual stream.
     pub hidden: u32,
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: u32,
-    /// Heads of keys and values.
+    /// Number of heads of keys and values.
     pub kv_heads: u32,
     /// Width of a head.
     pub head_dim: u32,
     /// Width of the feed-forward network.
     pub ffn: u32,
-    /// Tokens.
+    /// Tokens of the vocabulary.
     pub vocab: u32,
     /// Kind of tokenizer.
     pub tokenizer: String,
-    /// The file has a chat template.
+    /// The file has a chat template of at most 256 KiB.
     pub chat_template: bool,
-    /// Tokens that end an answer.
+    /// End-of-generation token ids.
     pub end_of_generation: Vec<u32>,
-    /// Tensor types and how many tensors have each.
+    /// Tensor types, with the number of tensors of each.
     pub types: Vec<TypeCount>,
     /// Metadata values in the file.
     pub metadata_total: u32,
     /// Tensors in the file.
     pub tensors_total: u32,
-    /// With `full`: in file order, after those left out; ask again for the rest.
+    /// With `full`: in file order, after the skipped ones; ask again for the rest.
     pub metadata: Vec<MetadataEntry>,
-    /// With `full`: in file order, after those left out; ask again for the rest.
+    /// With `full`: in file order, after the skipped ones; ask again for the rest.
     pub tensors: Vec<TensorEntry>,
-    /// Its files in the machine's memory.
+    /// Its files in host memory.
     pub host: HostMemory,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A model's files in the machine's memory, as the kernel counts them.
+/// A model's files in host memory, as the kernel counts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
-    /// What is to be kept there.
+    /// The wanted residency.
     pub wanted: Residency,
-    /// How that went.
+    /// How far that is.
     pub state: PagesState,
-    /// Length of the mappings.
+    /// Length of the mappings in bytes.
     pub mapped_bytes: u64,
-    /// Of it, what is in the daemon's memory, in whole pages.
+    /// Bytes of the mappings that are resident, in whole pages.
     pub resident_bytes: u64,
-    /// Of that, what is locked.
+    /// Resident bytes that are locked.
     pub locked_bytes: u64,
     /// Bytes read ahead so far.
     pub read_bytes: u64,
-    /// What of the files is in the page cache; `None` where the kernel does not tell the daemon the truth.
+    /// Bytes of the files in the page cache; `None` if the kernel does not tell the daemon.
     pub cached_bytes: Option<u64>,
-    /// Why, when `state` is `Refused` or `Failed`.
+    /// Why `state` is `Refused` or `Failed`.
     pub reason: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What of a model's files is to be kept in the machine's memory.
+/// How much of a model's files is to stay in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Residency {
-    /// What the kernel keeps.
+    /// The kernel decides.
     #[default]
     None,
-    /// All of it is read ahead; the kernel may take it back.
+    /// All of it is read ahead; the kernel may evict it.
     Populate,
     /// All of it is read ahead and locked.
     Lock,
 }
 
-/// Where a model's pages are.
+/// State of a model's pages in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PagesState {
-    /// The kernel brings and takes them.
+    /// The kernel loads and evicts them.
     #[default]
     AsTheyCome,
     /// They are being read ahead.
     Coming,
-    /// All were read ahead, and are locked if that was wanted.
+    /// All were read ahead, and are locked if the residency is `Lock`.
     Here,
-    /// They were, until memory was short.
+    /// They were resident, until the daemon gave them back because memory was short.
     GivenBack,
-    /// They may not be locked; the model is served all the same.
+    /// The lock was refused; the model is served all the same.
     Refused,
     /// The file could not be read.
     Failed,
 }
 
-/// Key of [`ShowReply`]'s `ext`: how many experts its layers have and use, as text.
+/// Key of [`ShowReply`]'s `ext`: how many experts the layers have and use, as text.
 pub const EXT_SHOW_EXPERTS: u16 = 1;
 
-/// Key of [`ShowReply`]'s `ext`: how positions past the trained context are brought into it, as text.
+/// Key of [`ShowReply`]'s `ext`: how positions past the trained context are scaled into it, as text.
 pub const EXT_SHOW_POSITIONS: u16 = 2;
 
 impl ShowReply {
-    /// Experts of its layers, in words; `None` for a model without, and from a daemon that does not say.
+    /// Experts of the layers, in words; `None` for a model without experts, or if the daemon does not say.
     pub fn experts(&self) -> Option<&str> {
         self.text(EXT_SHOW_EXPERTS)
     }
 
-    /// Scaling of its rotary positions, in words; `None` where there is none.
+    /// Scaling of the rotary positions, in words; `None` without scaling.
     pub fn positions(&self) -> Option<&str> {
         self.text(EXT_SHOW_POSITIONS)
     }
@@ -199,12 +199,12 @@ impl ShowReply {
     }
 }
 
-/// How many tensors have a type.
+/// The tensors of one type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypeCount {
-    /// The type.
+    /// Name of the type.
     pub dtype: String,
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: u32,
     /// Their bytes.
     pub bytes: u64,
@@ -215,9 +215,9 @@ pub struct TypeCount {
 pub struct MetadataEntry {
     /// Its key.
     pub key: String,
-    /// Its type; of arrays also the elements' type and count.
+    /// Type of the value; for arrays also the elements' type and count.
     pub kind: String,
-    /// As text; arrays and long values are cut short and say so.
+    /// The value as text; arrays and long values are shortened and marked as such.
     pub value: String,
 }
 
@@ -226,24 +226,25 @@ pub struct MetadataEntry {
 pub struct TensorEntry {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Name of the tensor's type.
     pub dtype: String,
-    /// Its dimensions in GGUF order: the contiguous one first.
+    /// Dimensions in GGUF order: the contiguous one first.
     pub dims: Vec<u64>,
-    /// Where it starts in the file.
+    /// Offset in the file, in bytes.
     pub offset_bytes: u64,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// Maps a model: by name, or the file whose descriptor comes with the frame (then `name` is the name to give it).
+/// Maps a model: a known name, or the file whose descriptor comes with the frame. In that case `name` is the name to
+/// give it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadRequest {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// The frame carries one file descriptor.
     pub by_descriptor: bool,
-    /// Client-chosen number: a repeat of it does nothing twice.
+    /// Number chosen by the client: a repeat with the same number changes nothing.
     pub request_id: u128,
     /// Extensions.
     pub ext: Ext,
@@ -252,11 +253,11 @@ pub struct LoadRequest {
 /// The model is mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadReply {
-    /// In short.
+    /// Name, state and size.
     pub summary: ModelSummary,
-    /// False when it was mapped already.
+    /// False if it was already mapped.
     pub mapped_now: bool,
-    /// Microseconds it took.
+    /// Time of the request in microseconds.
     pub elapsed_us: u64,
     /// Extensions.
     pub ext: Ext,
@@ -265,44 +266,44 @@ pub struct LoadReply {
 /// Unmaps a model once its requests end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnloadRequest {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Client-chosen number: a repeat of it does nothing twice.
+    /// Number chosen by the client: a repeat with the same number changes nothing.
     pub request_id: u128,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// The model goes, or is gone.
+/// The model is draining or unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnloadReply {
-    /// False when it was not mapped.
+    /// False if it was not mapped.
     pub was_mapped: bool,
-    /// Requests that still run on it; it goes when they end.
+    /// Requests that still run on it; it is unmapped when they end.
     pub draining_sequences: u32,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Asks for a text's tokens.
+/// Tokenizes a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenizeRequest {
-    /// Model's name.
+    /// The model's name.
     pub model: String,
     /// The text.
     pub text: String,
-    /// Add what the file asks for: beginning and end of sequence.
+    /// Add beginning and end of sequence if the model's file asks for them.
     pub add_special: bool,
-    /// Take the spelling of a special token for the token.
+    /// Read the spelling of a special token as that token.
     pub parse_special: bool,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A text's tokens.
+/// The tokens of a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenizeReply {
-    /// Their ids.
+    /// Token ids.
     pub ids: Vec<u32>,
     /// Extensions.
     pub ext: Ext,
@@ -311,11 +312,11 @@ pub struct TokenizeReply {
 /// Asks for the text of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetokenizeRequest {
-    /// Model's name.
+    /// The model's name.
     pub model: String,
-    /// The tokens.
+    /// Token ids.
     pub ids: Vec<u32>,
-    /// Spell special tokens out, else leave them away.
+    /// Print special tokens by their spelling; otherwise omit them.
     pub show_special: bool,
     /// Extensions.
     pub ext: Ext,
@@ -324,7 +325,7 @@ pub struct DetokenizeRequest {
 /// The text of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetokenizeReply {
-    /// The text; bytes that are no UTF-8 become U+FFFD.
+    /// The text; bytes that are not UTF-8 become U+FFFD.
     pub text: String,
     /// Extensions.
     pub ext: Ext,

@@ -1,4 +1,4 @@
-//! Messages about models' weights on a device: bringing them, sending them away, and what is to be expected.
+//! Messages about models' weights on a device: loads, evictions, plans, rules and events.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,71 +7,71 @@ use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, validate,
 };
 
-/// Which of a model's weights to bring to the device.
+/// Which of a model's weights to load to the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Preload {
-    /// All.
+    /// All weights.
     #[default]
     All,
     /// The embedding, the head and the first layer.
     Critical,
-    /// The embedding and so many first layers; all layers where there are fewer.
+    /// The embedding and this many first layers; all layers if there are fewer.
     First(u32),
     /// These layers, counted from 0; at most [`limits::LAYERS_MAX`].
     Layers(Vec<u32>),
 }
 
-/// Brings a model's weights to the device, without a request for tokens that needs them; maps it where that is needed.
+/// Loads a model's weights to the device before a generation needs them; maps the model if needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadToDeviceRequest {
-    /// Its name.
+    /// The model's name.
     pub model: String,
-    /// Which of them.
+    /// Which weights.
     pub what: Preload,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// How far such a load is.
+/// Progress of a load to the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadToDeviceItem {
-    /// Tensors that are there.
+    /// Requested tensors that are resident.
     pub tensors: u32,
-    /// Tensors asked for.
+    /// Requested tensors.
     pub tensors_total: u32,
-    /// Bytes that those there take of the device; 0 where weights are read in place.
+    /// Device bytes of the resident ones; 0 if weights are read in place.
     pub device_bytes: u64,
-    /// Bytes that all asked for take of it.
+    /// Device bytes of all requested tensors.
     pub device_bytes_total: u64,
-    /// Bytes a second since the request came; 0 before there is one.
+    /// Bytes per second since the request arrived; 0 if no rate is known yet.
     pub bytes_per_second: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// All weights asked for are there.
+/// All requested weights are resident.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadToDeviceEnd {
-    /// Tensors, those among them that were there before.
+    /// Requested tensors, including those that were already resident.
     pub tensors: u32,
-    /// Bytes that they take of the device; 0 where weights are read in place.
+    /// Their device bytes; 0 if weights are read in place.
     pub device_bytes: u64,
-    /// Microseconds it took.
+    /// Time of the request in microseconds.
     pub elapsed_us: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Sends weights away from the device; what is needed is brought again.
+/// Evicts weights from the device; requests load what they need again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClearCacheRequest {
-    /// Whose.
+    /// Whose weights to evict.
     pub scope: CacheScope,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Whose weights are sent away.
+/// Whose weights to evict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CacheScope {
     /// Those of all models that are not pinned.
@@ -81,34 +81,34 @@ pub enum CacheScope {
     Model(String),
 }
 
-/// What left.
+/// The evicted parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClearCacheReply {
-    /// Parts of models: embedding, layers, head.
+    /// Evicted parts of models: embedding, layers, head.
     pub parts: u64,
-    /// Bytes of the device's memory.
+    /// Freed bytes of device memory.
     pub device_bytes: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What is wanted of a model's place on a device.
+/// When a model's weights may be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Its weights leave only when they are told to.
+    /// Its weights are evicted only on request.
     pub pinned: bool,
-    /// Weights of models of a lower priority leave first.
+    /// Weights of models with a lower priority are evicted first.
     pub priority: u8,
-    /// The embedding and so many first layers stay when others need room.
+    /// The embedding and this many first layers stay when other models need memory.
     pub layers_min: u32,
-    /// Weights leave after the model was idle for so many seconds; 0: not for that.
+    /// Weights are evicted after the model was idle for this many seconds; 0: never.
     pub idle_s: u32,
 }
 
-/// Changes what is wanted for a model, which counts until it is unloaded; maps it where that is needed. What is `None` stays.
+/// Changes a model's rules until it is unloaded; maps the model if needed. A field that is `None` keeps its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetRulesRequest {
-    /// Its name.
+    /// The model's name.
     pub model: String,
     /// See [`Rules::pinned`].
     pub pinned: Option<bool>,
@@ -122,32 +122,32 @@ pub struct SetRulesRequest {
     pub ext: Ext,
 }
 
-/// What is wanted from now on.
+/// The rules in force now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetRulesReply {
-    /// All of it.
+    /// All rules of the model.
     pub rules: Rules,
-    /// The request pinned it, and its file is to be locked in the machine's memory too; `Show` tells how far that is.
+    /// The request pinned the model, and its file is being locked in host memory too; `Show` reports the progress.
     pub host_pinned: bool,
-    /// Why not, where the request pinned it.
+    /// Why the file is not locked, if the request pinned the model.
     pub host_reason: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Asks to be told what happens to weights and models from now on.
+/// Subscribes to events of weights and models.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubscribeRequest {
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What happened. The first one comes at once: what happens after it is told.
+/// Events. The first item comes at once; every later event is reported or counted as missed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubscribeItem {
-    /// Events that are not told, because the client had no credit for too long.
+    /// Events dropped because the client had no credit for too long.
     pub missed: u64,
-    /// Those that are, in order; at most [`limits::EVENTS_MAX`].
+    /// The events in order; at most [`limits::EVENTS_MAX`].
     pub events: Vec<EventEntry>,
     /// Extensions.
     pub ext: Ext,
@@ -160,83 +160,83 @@ pub struct SubscribeEnd {
     pub ext: Ext,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventEntry {
-    /// What.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// Number of the model in `ResidencyReply`; 0 where it is about none.
+    /// The model's number in `ResidencyReply`; 0 if the event is not about a model.
     pub id: u64,
-    /// Its name; empty where it is another user's.
+    /// The model's name; empty if it is another user's.
     pub model: String,
-    /// Of `Loaded` and `Evicted`: which part in the order of use, 0 for the embedding.
+    /// For `Loaded` and `Evicted`: the part, in the order of use; 0 is the embedding.
     pub part: u32,
-    /// How many parts the model has; 0 where that is not known.
+    /// Number of the model's parts; 0 if unknown.
     pub parts: u32,
-    /// Of `Loaded` and `Evicted`: its bytes on the device.
+    /// For `Loaded` and `Evicted`: bytes of the part on the device.
     pub device_bytes: u64,
-    /// Of `DeviceLost` and `ModelPoisoned`: why.
+    /// For `DeviceLost` and `ModelPoisoned`: the reason.
     pub text: String,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventKind {
-    /// The last tensor asked for of a part arrived.
+    /// The last requested tensor of a part became resident.
     Loaded,
-    /// A part left the device.
+    /// A part was evicted.
     Evicted,
     /// The device was lost.
     DeviceLost,
     /// A model was mapped.
     ModelMapped,
-    /// It is mapped no more.
+    /// A model was unmapped.
     ModelUnmapped,
-    /// Its file lost bytes or changed while it was mapped.
+    /// A model's file lost bytes or changed while it was mapped.
     ModelPoisoned,
 }
 
-/// Asks what serving a model would take. Nothing is loaded; the model is mapped where that is needed to know.
+/// Asks how much memory serving a model needs. No weights are loaded; the model is mapped if needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRequest {
-    /// Its name.
+    /// The model's name.
     pub model: String,
-    /// Tokens of the one sequence asked about, prompt and answer; 0: the longest allowed.
+    /// Tokens of one sequence, prompt and answer together; 0: the longest allowed.
     pub context_tokens: u32,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What serving a model would take of its device. Bytes are of the device's memory; zeros where weights are read in place.
+/// Memory that serving a model needs. Bytes are of device memory; all are 0 if weights are read in place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
-    /// Number of the device in `ResidencyReply`.
+    /// The device's number in `ResidencyReply`.
     pub device: u32,
-    /// Tokens of the sequence that was planned for.
+    /// Tokens of the planned sequence.
     pub context_tokens: u32,
-    /// All weights.
+    /// Bytes of all weights.
     pub weight_bytes: u64,
-    /// Those that are there.
+    /// Bytes of the resident weights.
     pub resident_bytes: u64,
-    /// KV pages of the sequence.
+    /// Bytes of the sequence's KV pages.
     pub kv_bytes: u64,
-    /// Activations that are not there yet.
+    /// Bytes of activations not yet allocated.
     pub scratch_bytes: u64,
-    /// What could be taken now.
+    /// Bytes that are available without an eviction.
     pub available_bytes: u64,
-    /// Most that all may take together; 0 where weights are read in place.
+    /// Most bytes that the daemon may take; 0 if weights are read in place.
     pub budget_bytes: u64,
-    /// What other programs have.
+    /// Bytes that other programs use.
     pub others_bytes: u64,
-    /// How it would be served.
+    /// Whether it fits.
     pub fit: Fit,
-    /// What would leave for it, the first to leave first; as many as fit.
+    /// The models to evict for it, in the order of eviction; as many as fit.
     pub leaving: Vec<LeavingEntry>,
-    /// Bytes of all that would leave.
+    /// Bytes of all evictions.
     pub leaving_bytes: u64,
-    /// Milliseconds to bring what is not there, by the rate of the loads so far; `None` before there were any.
+    /// Milliseconds to load the missing weights, at the rate of the loads so far; `None` before the first load.
     pub load_ms: Option<u64>,
     /// Sequences that wait now.
     pub queued: u32,
@@ -244,168 +244,168 @@ pub struct PlanReply {
     pub ext: Ext,
 }
 
-/// How a model would be served.
+/// Whether a model fits on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fit {
-    /// All of its weights stay on the device.
+    /// All weights stay on the device.
     Whole,
-    /// Its weights are larger than the room for them.
+    /// The weights are larger than the room for them, so some are loaded again for every step.
     Streamed(StreamedFit),
-    /// Not at all: so many bytes are missing.
+    /// It does not fit: this many bytes are missing.
     No(u64),
 }
 
-/// Weights larger than the room for them.
+/// Split of weights that are larger than the room for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamedFit {
-    /// Bytes that stay.
+    /// Bytes that stay resident.
     pub resident_bytes: u64,
-    /// Bytes that come again with every step.
+    /// Bytes that are loaded again for every step.
     pub step_bytes: u64,
 }
 
-/// A model's weights that would leave.
+/// A model to evict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingEntry {
-    /// Number of the model in `ResidencyReply`.
+    /// The model's number in `ResidencyReply`.
     pub id: u64,
-    /// Its name; empty where it is another user's.
+    /// The model's name; empty if it is another user's.
     pub model: String,
-    /// Bytes of them.
+    /// Bytes to evict.
     pub device_bytes: u64,
 }
 
-/// Asks who has the devices' memory.
+/// Asks for the use of the devices' memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidencyRequest {
-    /// Only models with a number above this one; 0: from the first on.
+    /// Only models with a number above this one; 0: from the first.
     pub after: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Who has the devices' memory.
+/// The use of the devices' memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidencyReply {
-    /// Every device.
+    /// All devices.
     pub devices: Vec<DeviceMemory>,
-    /// Models that have a place on one, by number, rising; as many as fit.
+    /// Models that have memory on a device, by rising number; as many as fit.
     pub models: Vec<ResidencyEntry>,
-    /// There are more: to be asked for after the last one's number.
+    /// There are more: ask again with the last number.
     pub more: bool,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// A device's memory, by owner, in bytes; all zeros where weights are read in place. Counters run since the daemon's start.
+/// A device's memory in bytes, by use; all 0 if weights are read in place. Counters start with the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
     /// `cpu`, or a kind of GPU.
     pub kind: String,
-    /// Product name.
+    /// Product name of the device.
     pub device: String,
-    /// Weights.
+    /// Bytes of weights.
     pub weight_bytes: u64,
-    /// KV pages.
+    /// Bytes of KV pages.
     pub kv_bytes: u64,
-    /// Activations and step arrays.
+    /// Bytes of activations and step arrays.
     pub scratch_bytes: u64,
-    /// Where uploads lie before they are laid out.
+    /// Bytes of uploads that are not yet in their final layout.
     pub staging_bytes: u64,
-    /// Recorded graphs.
+    /// Bytes of recorded graphs.
     pub graph_bytes: u64,
-    /// Taken from the driver: all of the above, and what is kept for the next who asks.
+    /// Bytes taken from the driver: all of the above, and memory kept for the next allocation.
     pub taken_bytes: u64,
-    /// Most that may be taken.
+    /// Most bytes that the daemon may take.
     pub budget_bytes: u64,
-    /// What could be taken now.
+    /// Bytes that are available now.
     pub available_bytes: u64,
-    /// Of the whole device.
+    /// Memory of the whole device.
     pub total_bytes: u64,
-    /// Free on the whole device.
+    /// Free memory of the whole device.
     pub free_bytes: u64,
-    /// What other programs have.
+    /// Bytes that other programs use.
     pub others_bytes: u64,
-    /// Sequences admitted.
+    /// Admitted sequences.
     pub sequences_running: u32,
-    /// Sequences waiting.
+    /// Waiting sequences.
     pub sequences_queued: u32,
-    /// Rows that generated.
+    /// Rows that generated tokens.
     pub decode_rows: u64,
     /// Rows of prompts.
     pub prefill_rows: u64,
-    /// Tensors brought.
+    /// Tensors loaded.
     pub loads: u64,
-    /// Tensors asked for that were there.
+    /// Tensors that a step asked for and that were already resident.
     pub hits: u64,
-    /// Bytes of the device's memory that were filled with weights.
+    /// Device bytes filled with weights.
     pub load_bytes: u64,
-    /// Parts of models that left.
+    /// Evicted parts of models.
     pub evictions: u64,
-    /// Bytes that they gave back.
+    /// Bytes freed by evictions.
     pub evicted_bytes: u64,
     /// Steps that waited for weights.
     pub load_waits: u64,
-    /// How long, in all, in microseconds.
+    /// Sum of these waits, in microseconds.
     pub load_wait_us: u64,
-    /// Bytes a second of the loads so far; 0 before there were any.
+    /// Bytes per second of the loads so far; 0 before the first load.
     pub bytes_per_second: u64,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// What a model has on a device.
+/// A model's memory on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidencyEntry {
-    /// Its number, unique while the daemon runs.
+    /// The model's number, unique while the daemon runs.
     pub id: u64,
-    /// Number of the device in the reply.
+    /// The device's number in the reply.
     pub device: u32,
-    /// Its name; empty where it is another user's.
+    /// The model's name; empty if it is another user's.
     pub model: String,
     /// One letter for each part in the order of use (embedding, layers, head): [`PART_ABSENT`], [`PART_LOADING`],
     /// [`PART_PARTIAL`] or [`PART_RESIDENT`].
     pub parts: String,
-    /// Bytes of its weights.
+    /// Bytes of weights.
     pub weight_bytes: u64,
-    /// Bytes of its KV pages.
+    /// Bytes of KV pages.
     pub kv_bytes: u64,
-    /// Bytes of its activations.
+    /// Bytes of activations.
     pub scratch_bytes: u64,
-    /// What is wanted for it.
+    /// The model's rules.
     pub rules: Rules,
-    /// Sequences that run or wait.
+    /// Running and waiting sequences.
     pub sequences: u32,
-    /// Milliseconds since its last sequence ended; `None` while it has some.
+    /// Milliseconds since its last sequence ended; `None` while it has any.
     pub idle_ms: Option<u64>,
-    /// Its place among those that make room, 1 for the first; 0 for one that is pinned.
+    /// Place in the eviction order, 1 for the first; 0 if pinned.
     pub eviction_place: u32,
-    /// How far the request is that brings its weights, whoever asked; of several the one that brings most.
+    /// Progress of a load of its weights, whichever client asked; of several, the one with the most bytes to load.
     pub loading: Option<LoadingProgress>,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// How far a load is that somebody asked for.
+/// Progress of a requested load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadingProgress {
-    /// Tensors that are there.
+    /// Requested tensors that are resident.
     pub tensors: u32,
-    /// Tensors asked for.
+    /// Requested tensors.
     pub tensors_total: u32,
-    /// Bytes that those there take of the device.
+    /// Device bytes of the resident ones.
     pub device_bytes: u64,
-    /// Bytes that all asked for take of it.
+    /// Device bytes of all requested tensors.
     pub device_bytes_total: u64,
 }
 
-/// Nothing of a part is there.
+/// No tensor of a part is resident.
 pub const PART_ABSENT: char = '.';
-/// It is on its way.
+/// The part is being loaded.
 pub const PART_LOADING: char = '>';
-/// Some of its tensors are there, as of a layer whose other experts no token was sent to.
+/// Some tensors of the part are resident, for example in a layer with experts that no token was routed to.
 pub const PART_PARTIAL: char = '-';
-/// All of it is there, or is read in place.
+/// The whole part is resident, or is read in place.
 pub const PART_RESIDENT: char = '#';
 
 impl Validate for Preload {

@@ -2,27 +2,17 @@
 //!
 //! Weights are planar on the device ([`planes`]). A quantised type is multiplied with 8-bit activations, or with f32
 //! ones in the checking mode. A float type is multiplied with f32 activations. `kernels/gemv/gemv.h` documents the
-//! arguments; [`choice`] shapes the launches.
+//! arguments; [`super::types`] names the kernels of each type, and [`choice`] picks one and shapes its launch.
 
 pub mod choice;
 pub mod planes;
 
-use super::super::pointer::DevicePtr;
 use super::kernels;
+use crate::backend::hip::device::pointer::DevicePtr;
 
 kernels! {
     /// Repacks groups of 32 values of a quantised tensor from the file's layout into planes.
-    Repack [
-        repack_q8_0,
-        repack_q4_0,
-        repack_q4_1,
-        repack_q5_0,
-        repack_q5_1,
-        repack_mxfp4,
-        repack_q4_k,
-        repack_q5_k,
-        repack_q6_k,
-    ] {
+    Repack [] {
         /// Whole quant blocks as in the file, at any address.
         file: DevicePtr<u8>,
         /// The tensor on the device.
@@ -50,19 +40,7 @@ kernels! {
     }
 
     /// Expands rows of a tensor to f16, padding each to 16 bytes.
-    Dequant [
-        dequant_q8_0,
-        dequant_q4_0,
-        dequant_q4_1,
-        dequant_q5_0,
-        dequant_q5_1,
-        dequant_mxfp4,
-        dequant_q4_k,
-        dequant_q5_k,
-        dequant_q6_k,
-        dequant_bf16,
-        dequant_f32,
-    ] {
+    Dequant [] {
         /// The tensor on the device.
         planes: DevicePtr<u8>,
         /// Values of the tensor.
@@ -106,17 +84,7 @@ kernels! {
     }
 
     /// Up to three matrices times 8-bit rows. Grid: [`choice::gemv_grid`].
-    GemvA8 [
-        gemv_q8_0_a8_1, gemv_q8_0_a8_2, gemv_q8_0_a8_4, gemv_q8_0_a8_8,
-        gemv_q4_0_a8_1, gemv_q4_0_a8_2, gemv_q4_0_a8_4, gemv_q4_0_a8_8,
-        gemv_q4_1_a8_1, gemv_q4_1_a8_2, gemv_q4_1_a8_4, gemv_q4_1_a8_8,
-        gemv_q5_0_a8_1, gemv_q5_0_a8_2, gemv_q5_0_a8_4, gemv_q5_0_a8_8,
-        gemv_q5_1_a8_1, gemv_q5_1_a8_2, gemv_q5_1_a8_4, gemv_q5_1_a8_8,
-        gemv_mxfp4_a8_1, gemv_mxfp4_a8_2, gemv_mxfp4_a8_4, gemv_mxfp4_a8_8,
-        gemv_q4_k_a8_1, gemv_q4_k_a8_2, gemv_q4_k_a8_4, gemv_q4_k_a8_8,
-        gemv_q5_k_a8_1, gemv_q5_k_a8_2, gemv_q5_k_a8_4, gemv_q5_k_a8_8,
-        gemv_q6_k_a8_1, gemv_q6_k_a8_2, gemv_q6_k_a8_4, gemv_q6_k_a8_8,
-    ] {
+    GemvA8 [] {
         /// First matrix.
         w0: DevicePtr<u8>,
         /// Second matrix.
@@ -154,17 +122,7 @@ kernels! {
     }
 
     /// `act(gate x) * (up x)` for 8-bit rows. Grid: [`choice::gated_grid`].
-    GemvGatedA8 [
-        gemv_gated_q8_0_a8_1, gemv_gated_q8_0_a8_2, gemv_gated_q8_0_a8_4, gemv_gated_q8_0_a8_8,
-        gemv_gated_q4_0_a8_1, gemv_gated_q4_0_a8_2, gemv_gated_q4_0_a8_4, gemv_gated_q4_0_a8_8,
-        gemv_gated_q4_1_a8_1, gemv_gated_q4_1_a8_2, gemv_gated_q4_1_a8_4, gemv_gated_q4_1_a8_8,
-        gemv_gated_q5_0_a8_1, gemv_gated_q5_0_a8_2, gemv_gated_q5_0_a8_4, gemv_gated_q5_0_a8_8,
-        gemv_gated_q5_1_a8_1, gemv_gated_q5_1_a8_2, gemv_gated_q5_1_a8_4, gemv_gated_q5_1_a8_8,
-        gemv_gated_mxfp4_a8_1, gemv_gated_mxfp4_a8_2, gemv_gated_mxfp4_a8_4, gemv_gated_mxfp4_a8_8,
-        gemv_gated_q4_k_a8_1, gemv_gated_q4_k_a8_2, gemv_gated_q4_k_a8_4, gemv_gated_q4_k_a8_8,
-        gemv_gated_q5_k_a8_1, gemv_gated_q5_k_a8_2, gemv_gated_q5_k_a8_4, gemv_gated_q5_k_a8_8,
-        gemv_gated_q6_k_a8_1, gemv_gated_q6_k_a8_2, gemv_gated_q6_k_a8_4, gemv_gated_q6_k_a8_8,
-    ] {
+    GemvGatedA8 [] {
         /// Gate matrix.
         gate: DevicePtr<u8>,
         /// Up matrix.
@@ -198,17 +156,7 @@ kernels! {
     }
 
     /// One matrix per pair of a row and an expert, 8-bit rows. Grid: [`choice::experts_grid`].
-    ExpertsA8 [
-        gemv_experts_q8_0_a8,
-        gemv_experts_q4_0_a8,
-        gemv_experts_q4_1_a8,
-        gemv_experts_q5_0_a8,
-        gemv_experts_q5_1_a8,
-        gemv_experts_mxfp4_a8,
-        gemv_experts_q4_k_a8,
-        gemv_experts_q5_k_a8,
-        gemv_experts_q6_k_a8,
-    ] {
+    ExpertsA8 [] {
         /// Address of each expert's matrix.
         table: DevicePtr<u64>,
         /// Expert of each pair.
@@ -232,17 +180,7 @@ kernels! {
     }
 
     /// `act(gate x) * (up x)` per pair of a row and an expert, 8-bit rows. Grid: [`choice::experts_gated_grid`].
-    ExpertsGatedA8 [
-        gemv_experts_gated_q8_0_a8,
-        gemv_experts_gated_q4_0_a8,
-        gemv_experts_gated_q4_1_a8,
-        gemv_experts_gated_q5_0_a8,
-        gemv_experts_gated_q5_1_a8,
-        gemv_experts_gated_mxfp4_a8,
-        gemv_experts_gated_q4_k_a8,
-        gemv_experts_gated_q5_k_a8,
-        gemv_experts_gated_q6_k_a8,
-    ] {
+    ExpertsGatedA8 [] {
         /// Address of each expert's gate matrix.
         gate_table: DevicePtr<u64>,
         /// Address of each expert's up matrix.
@@ -274,20 +212,7 @@ kernels! {
     }
 
     /// Up to three matrices times f32 rows. Grid: [`choice::gemv_grid`].
-    GemvF32 [
-        gemv_q8_0_f32_1, gemv_q8_0_f32_4,
-        gemv_q4_0_f32_1, gemv_q4_0_f32_4,
-        gemv_q4_1_f32_1, gemv_q4_1_f32_4,
-        gemv_q5_0_f32_1, gemv_q5_0_f32_4,
-        gemv_q5_1_f32_1, gemv_q5_1_f32_4,
-        gemv_mxfp4_f32_1, gemv_mxfp4_f32_4,
-        gemv_q4_k_f32_1, gemv_q4_k_f32_4,
-        gemv_q5_k_f32_1, gemv_q5_k_f32_4,
-        gemv_q6_k_f32_1, gemv_q6_k_f32_4,
-        gemv_f32_f32_1, gemv_f32_f32_2, gemv_f32_f32_4, gemv_f32_f32_8,
-        gemv_f16_f32_1, gemv_f16_f32_2, gemv_f16_f32_4, gemv_f16_f32_8,
-        gemv_bf16_f32_1, gemv_bf16_f32_2, gemv_bf16_f32_4, gemv_bf16_f32_8,
-    ] {
+    GemvF32 [] {
         /// First matrix.
         w0: DevicePtr<u8>,
         /// Second matrix.
@@ -323,20 +248,7 @@ kernels! {
     }
 
     /// `act(gate x) * (up x)` for f32 rows. Grid: [`choice::gated_grid`].
-    GemvGatedF32 [
-        gemv_gated_q8_0_f32_1, gemv_gated_q8_0_f32_2,
-        gemv_gated_q4_0_f32_1, gemv_gated_q4_0_f32_2,
-        gemv_gated_q4_1_f32_1, gemv_gated_q4_1_f32_2,
-        gemv_gated_q5_0_f32_1, gemv_gated_q5_0_f32_2,
-        gemv_gated_q5_1_f32_1, gemv_gated_q5_1_f32_2,
-        gemv_gated_mxfp4_f32_1, gemv_gated_mxfp4_f32_2,
-        gemv_gated_q4_k_f32_1, gemv_gated_q4_k_f32_2,
-        gemv_gated_q5_k_f32_1, gemv_gated_q5_k_f32_2,
-        gemv_gated_q6_k_f32_1, gemv_gated_q6_k_f32_2,
-        gemv_gated_f32_f32_1, gemv_gated_f32_f32_2, gemv_gated_f32_f32_4, gemv_gated_f32_f32_8,
-        gemv_gated_f16_f32_1, gemv_gated_f16_f32_2, gemv_gated_f16_f32_4, gemv_gated_f16_f32_8,
-        gemv_gated_bf16_f32_1, gemv_gated_bf16_f32_2, gemv_gated_bf16_f32_4, gemv_gated_bf16_f32_8,
-    ] {
+    GemvGatedF32 [] {
         /// Gate matrix.
         gate: DevicePtr<u8>,
         /// Up matrix.
@@ -368,20 +280,7 @@ kernels! {
     }
 
     /// One matrix per pair of a row and an expert, f32 rows. Grid: [`choice::experts_grid`].
-    ExpertsF32 [
-        gemv_experts_q8_0_f32,
-        gemv_experts_q4_0_f32,
-        gemv_experts_q4_1_f32,
-        gemv_experts_q5_0_f32,
-        gemv_experts_q5_1_f32,
-        gemv_experts_mxfp4_f32,
-        gemv_experts_q4_k_f32,
-        gemv_experts_q5_k_f32,
-        gemv_experts_q6_k_f32,
-        gemv_experts_f32_f32,
-        gemv_experts_f16_f32,
-        gemv_experts_bf16_f32,
-    ] {
+    ExpertsF32 [] {
         /// Address of each expert's matrix.
         table: DevicePtr<u64>,
         /// Expert of each pair.
@@ -403,20 +302,7 @@ kernels! {
     }
 
     /// `act(gate x) * (up x)` per pair of a row and an expert, f32 rows. Grid: [`choice::experts_gated_grid`].
-    ExpertsGatedF32 [
-        gemv_experts_gated_q8_0_f32,
-        gemv_experts_gated_q4_0_f32,
-        gemv_experts_gated_q4_1_f32,
-        gemv_experts_gated_q5_0_f32,
-        gemv_experts_gated_q5_1_f32,
-        gemv_experts_gated_mxfp4_f32,
-        gemv_experts_gated_q4_k_f32,
-        gemv_experts_gated_q5_k_f32,
-        gemv_experts_gated_q6_k_f32,
-        gemv_experts_gated_f32_f32,
-        gemv_experts_gated_f16_f32,
-        gemv_experts_gated_bf16_f32,
-    ] {
+    ExpertsGatedF32 [] {
         /// Address of each expert's gate matrix.
         gate_table: DevicePtr<u64>,
         /// Address of each expert's up matrix.

@@ -1,7 +1,7 @@
 //! All other kernels. Each file in `kernels/` documents its arguments, accepted shapes and launch.
 
-use super::super::pointer::DevicePtr;
 use super::kernels;
+use crate::backend::hip::device::pointer::DevicePtr;
 
 /// Number of the activation `x / (1 + e^-x)`.
 pub const SILU: u32 = 0;
@@ -10,20 +10,7 @@ pub const GELU: u32 = 1;
 
 kernels! {
     /// Embedding rows from the file's layout to f32. Grid: 256 values per workgroup, rows.
-    EmbedRows [
-        embed_rows_f32,
-        embed_rows_f16,
-        embed_rows_bf16,
-        embed_rows_q8_0,
-        embed_rows_q4_0,
-        embed_rows_q4_1,
-        embed_rows_q5_0,
-        embed_rows_q5_1,
-        embed_rows_q4_k,
-        embed_rows_q5_k,
-        embed_rows_q6_k,
-        embed_rows_mxfp4,
-    ] {
+    EmbedRows [] {
         /// Row m at `m * row_bytes`.
         bytes: DevicePtr<u8>,
         /// f32 `[M][cols]`.

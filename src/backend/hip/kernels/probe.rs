@@ -1,7 +1,7 @@
 //! Kernels that measure a device's speed.
 
-use super::super::pointer::DevicePtr;
 use super::kernels;
+use crate::backend::hip::device::pointer::DevicePtr;
 
 kernels! {
     /// Reads or copies all of `input`, to measure read and copy bandwidth.

@@ -1,6 +1,17 @@
-//! Steps of a program on a device.
+//! Steps of a program on a device: `bind` makes a list of units of it once, `model` holds what an open one has on the device,
+//! `resolve` finds the addresses of its weights, `run` launches units, `graphs` replays them, `sampling` draws tokens.
 
+mod arrays;
 pub mod bind;
+mod experts;
+pub mod graphs;
+pub mod kv;
+pub mod model;
+pub mod resolve;
+mod rope;
+mod run;
+mod sampling;
+mod scratch;
 
 use crate::backend::{Activations, KvType};
 

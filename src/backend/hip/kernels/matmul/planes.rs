@@ -1,5 +1,6 @@
 //! Device layout of a weight tensor: `kernels/quant/planes.h` in Rust.
 
+use super::super::types::weight_type;
 use crate::tensor::DType;
 
 /// Alignment of each plane, in bytes.
@@ -17,44 +18,25 @@ pub struct Planes {
     pub bytes: u64,
 }
 
-/// For each plane of a quantised type: bytes, and the number of values they hold.
-fn entries(dtype: DType) -> &'static [(u64, u64)] {
-    match dtype {
-        DType::Q8_0 => &[(32, 32), (2, 32)],
-        DType::Q4_0 => &[(16, 32), (2, 32)],
-        DType::Q4_1 => &[(16, 32), (4, 32)],
-        DType::Q5_0 => &[(16, 32), (4, 32), (2, 32)],
-        DType::Q5_1 => &[(16, 32), (4, 32), (4, 32)],
-        DType::MXFP4 => &[(16, 32), (1, 32)],
-        DType::Q4_K => &[(16, 32), (16, 256)],
-        DType::Q5_K => &[(16, 32), (4, 32), (16, 256)],
-        DType::Q6_K => &[(16, 32), (8, 32), (2, 32), (2, 256)],
-        _ => &[],
-    }
-}
-
 /// The planes of `rows` x `cols` values. `None` for types without kernels and for rows that are not whole quant blocks.
 /// Also `None` when kernels could not count groups of 32 (for float types: 16-byte chunks) in 32 bits.
 pub fn planes(dtype: DType, rows: u64, cols: u64) -> Option<Planes> {
+    let entries = weight_type(dtype)?.planes;
     let row_bytes = dtype.row_bytes(cols)?;
     let weights = rows.checked_mul(cols)?;
     let mut planes = Planes { offsets: [0; PLANES_MAX], bytes: 0 };
-    if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+    if entries.is_empty() {
         planes.bytes = row_bytes.checked_next_multiple_of(16)?.checked_mul(rows)?;
         u32::try_from(planes.bytes / 16).ok()?;
-    } else {
-        if entries(dtype).is_empty() {
-            return None;
-        }
-        u32::try_from(weights / 32).ok()?;
-        for (i, offset) in planes.offsets.iter_mut().enumerate() {
-            *offset = planes.bytes;
-            let &(bytes, per) = entries(dtype).get(i).unwrap_or(&(0, 1));
-            planes.bytes += (weights / per * bytes).next_multiple_of(PLANE_ALIGN); // below 2^32 * 33: no overflow
-        }
+        planes.offsets[1..].fill(planes.bytes);
         return Some(planes);
     }
-    planes.offsets[1..].fill(planes.bytes);
+    u32::try_from(weights / 32).ok()?;
+    for (i, offset) in planes.offsets.iter_mut().enumerate() {
+        *offset = planes.bytes;
+        let &(bytes, per) = entries.get(i).unwrap_or(&(0, 1));
+        planes.bytes += (weights / per * bytes).next_multiple_of(PLANE_ALIGN); // below 2^32 * 33: no overflow
+    }
     Some(planes)
 }
 

@@ -1,7 +1,7 @@
 //! Forms that rows of a value take for their weights.
 
 use crate::backend::Activations;
-use crate::backend::hip::scratch::MATRIX_ROWS;
+use crate::backend::hip::step::scratch::MATRIX_ROWS;
 use crate::tensor::DType;
 
 /// A form of rows.

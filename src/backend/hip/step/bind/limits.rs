@@ -1,11 +1,9 @@
 //! Limits of the kernels: types, sizes, attributes of operations.
 
 use crate::backend::BackendError;
-use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::matmul::{choice, planes};
-use crate::backend::hip::kernels::ops::EmbedRows;
 use crate::program::{Program, TensorId};
-use crate::tensor::{DType, LazyTensor};
+use crate::tensor::LazyTensor;
 
 /// Largest width. Kernels count in 32 bits and need room to multiply.
 const WIDTH_MAX: u32 = 1 << 24;
@@ -51,26 +49,7 @@ pub fn expert(tensor: &LazyTensor) -> Result<(), BackendError> {
 
 /// Refuses an embedding table without a kernel.
 pub fn table(tensor: &LazyTensor) -> Result<(), BackendError> {
-    embed_kernel(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
-}
-
-/// The kernel that converts embedding rows of a type to f32.
-pub fn embed_kernel(dtype: DType) -> Option<Kernel<EmbedRows>> {
-    Some(match dtype {
-        DType::F32 => EmbedRows::embed_rows_f32,
-        DType::F16 => EmbedRows::embed_rows_f16,
-        DType::BF16 => EmbedRows::embed_rows_bf16,
-        DType::Q8_0 => EmbedRows::embed_rows_q8_0,
-        DType::Q4_0 => EmbedRows::embed_rows_q4_0,
-        DType::Q4_1 => EmbedRows::embed_rows_q4_1,
-        DType::Q5_0 => EmbedRows::embed_rows_q5_0,
-        DType::Q5_1 => EmbedRows::embed_rows_q5_1,
-        DType::Q4_K => EmbedRows::embed_rows_q4_k,
-        DType::Q5_K => EmbedRows::embed_rows_q5_k,
-        DType::Q6_K => EmbedRows::embed_rows_q6_k,
-        DType::MXFP4 => EmbedRows::embed_rows_mxfp4,
-        _ => return None,
-    })
+    choice::embed(tensor.dtype()).map(|_| ()).ok_or_else(|| unsupported(tensor))
 }
 
 /// Refuses rows wider than the kernels can count.

@@ -9,9 +9,9 @@ use super::planes::{PlaneId, Planes};
 use super::unit::{Add, Choice, Convert, Home, Operand, Unit, View, Work};
 use super::uses::{Uses, Version, VersionId};
 use super::{Bound, BoundPart, Room, limits};
-use crate::backend::hip::kv::KvLayout;
-use crate::backend::hip::scratch::padded;
 use crate::backend::hip::step::Modes;
+use crate::backend::hip::step::kv::KvLayout;
+use crate::backend::hip::step::scratch::padded;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId, Value, ValueId};
 

@@ -17,13 +17,12 @@ mod unit;
 mod uses;
 
 pub use forms::{FORMS, Form, Forms, Wanted, form, pair_form};
-pub use limits::embed_kernel;
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use unit::*;
 
 use super::Modes;
-use crate::backend::hip::kv::KvLayout;
+use crate::backend::hip::step::kv::KvLayout;
 use crate::backend::{BackendError, StepLimits};
 use crate::program::{Program, Rows, TensorId};
 
@@ -92,7 +91,7 @@ pub fn refuse(program: &Program) -> Option<BackendError> {
 impl Bound {
     /// Most rows of a kind.
     pub fn rows(&self, rows: Rows) -> usize {
-        use crate::backend::hip::scratch::GRAPH_ROWS;
+        use crate::backend::hip::step::scratch::GRAPH_ROWS;
         let rows = match rows {
             Rows::All => self.limits.rows,
             Rows::Wanted => self.limits.wanted_rows,

@@ -7,8 +7,8 @@ use super::unit::{
     Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Home, Norm, Product, Products,
     Route, Take, View, Work,
 };
-use crate::backend::hip::run::{TILE_QUERIES, attend_leaves_floats};
-use crate::backend::hip::scratch::{ATTENTION_ROWS, MATRIX_ROWS};
+use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
+use crate::backend::hip::step::scratch::{ATTENTION_ROWS, MATRIX_ROWS};
 use crate::backend::{Activations, BackendError};
 use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
 use crate::tensor::DType;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::backend::hip::scratch;
+use crate::backend::hip::step::scratch;
 use crate::program::{
     Activation, Builder, ExpertRange, NormKind, Op, PartKind, Residence, RopeId, RopeLayout, RopeScaling,
     RopeSpec, State, TensorId, ValueId,

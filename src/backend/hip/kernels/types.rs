@@ -1,0 +1,180 @@
+//! Weight types that kernels read: each with its planes and its kernels, in one table.
+//!
+//! A family of kernels has one entry point for each type, form of the activations and number of columns, named
+//! `FAMILY_TYPE_FORM_COLUMNS`. `kernels/quant/list.h` names the same types for the entry points of the other kernel files, and
+//! `kernels/gemv_TYPE.hip` has those of the products. `cargo xtask kernels` holds the code objects to this table.
+
+use super::matmul::{
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemvA8, GemvF32, GemvGatedA8,
+    GemvGatedF32, Repack,
+};
+use super::ops::EmbedRows;
+use super::{Arguments, Declaration, Kernel};
+use crate::tensor::DType;
+
+/// A kernel, and the activation rows that one workgroup takes.
+#[derive(Debug)]
+pub struct Columns<A> {
+    /// The kernel to launch.
+    pub kernel: Kernel<A>,
+    /// Activation rows per workgroup.
+    pub columns: u32,
+}
+
+impl<A> Clone for Columns<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Columns<A> {}
+
+/// A weight type's planes on the device and its kernels. A family that has no kernel for the type is empty or none.
+#[derive(Debug)]
+pub struct WeightType {
+    /// The type.
+    pub dtype: DType,
+    /// Of each plane of a quantised type: bytes, and the number of values they hold. A float type has rows instead.
+    pub planes: &'static [(u64, u64)],
+    /// Converts embedding rows from the file's layout to f32.
+    pub embed: Kernel<EmbedRows>,
+    /// Repacks quant blocks into planes. Rows of float types are copied by [`super::matmul::RepackRows`].
+    pub repack: Option<Kernel<Repack>>,
+    /// Expands weights to f16 rows. F16 needs no expansion.
+    pub dequant: Option<Kernel<Dequant>>,
+    /// Products with 8-bit rows.
+    pub gemv_a8: &'static [Columns<GemvA8>],
+    /// Products with f32 rows.
+    pub gemv_f32: &'static [Columns<GemvF32>],
+    /// Gate and up products with 8-bit rows.
+    pub gated_a8: &'static [Columns<GemvGatedA8>],
+    /// Gate and up products with f32 rows.
+    pub gated_f32: &'static [Columns<GemvGatedF32>],
+    /// Products of experts with 8-bit rows.
+    pub experts_a8: Option<Kernel<ExpertsA8>>,
+    /// Products of experts with f32 rows.
+    pub experts_f32: Kernel<ExpertsF32>,
+    /// Gate and up products of experts with 8-bit rows.
+    pub experts_gated_a8: Option<Kernel<ExpertsGatedA8>>,
+    /// Gate and up products of experts with f32 rows.
+    pub experts_gated_f32: Kernel<ExpertsGatedF32>,
+}
+
+macro_rules! columns {
+    ($family:literal, $name:literal, $form:literal, [$($columns:literal),*]) => {
+        &[$( Columns {
+            kernel: Kernel::new(concat!($family, "_", $name, "_", $form, "_", $columns)),
+            columns: $columns,
+        } ),*]
+    };
+}
+
+macro_rules! weight_types {
+    (
+        quantised { $( $quant:ident $quant_name:literal $planes:expr; )* }
+        float { $( $float:ident $float_name:literal $dequant:expr; )* }
+    ) => {
+        /// All weight types that kernels read.
+        pub static WEIGHT_TYPES: &[WeightType] = &[
+            $( WeightType {
+                dtype: DType::$quant,
+                planes: &$planes,
+                embed: Kernel::new(concat!("embed_rows_", $quant_name)),
+                repack: Some(Kernel::new(concat!("repack_", $quant_name))),
+                dequant: Some(Kernel::new(concat!("dequant_", $quant_name))),
+                gemv_a8: columns!("gemv", $quant_name, "a8", [1, 2, 4, 8]),
+                gemv_f32: columns!("gemv", $quant_name, "f32", [1, 4]),
+                gated_a8: columns!("gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
+                gated_f32: columns!("gemv_gated", $quant_name, "f32", [1, 2]),
+                experts_a8: Some(Kernel::new(concat!("gemv_experts_", $quant_name, "_a8"))),
+                experts_f32: Kernel::new(concat!("gemv_experts_", $quant_name, "_f32")),
+                experts_gated_a8: Some(Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_a8"))),
+                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_f32")),
+            }, )*
+            $( WeightType {
+                dtype: DType::$float,
+                planes: &[],
+                embed: Kernel::new(concat!("embed_rows_", $float_name)),
+                repack: None,
+                dequant: $dequant,
+                gemv_a8: &[],
+                gemv_f32: columns!("gemv", $float_name, "f32", [1, 2, 4, 8]),
+                gated_a8: &[],
+                gated_f32: columns!("gemv_gated", $float_name, "f32", [1, 2, 4, 8]),
+                experts_a8: None,
+                experts_f32: Kernel::new(concat!("gemv_experts_", $float_name, "_f32")),
+                experts_gated_a8: None,
+                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $float_name, "_f32")),
+            }, )*
+        ];
+    };
+}
+
+weight_types! {
+    quantised {
+        Q8_0 "q8_0" [(32, 32), (2, 32)];
+        Q4_0 "q4_0" [(16, 32), (2, 32)];
+        Q4_1 "q4_1" [(16, 32), (4, 32)];
+        Q5_0 "q5_0" [(16, 32), (4, 32), (2, 32)];
+        Q5_1 "q5_1" [(16, 32), (4, 32), (4, 32)];
+        MXFP4 "mxfp4" [(16, 32), (1, 32)];
+        Q4_K "q4_k" [(16, 32), (16, 256)];
+        Q5_K "q5_k" [(16, 32), (4, 32), (16, 256)];
+        Q6_K "q6_k" [(16, 32), (8, 32), (2, 32), (2, 256)];
+    }
+    float {
+        F32 "f32" Some(Kernel::new("dequant_f32"));
+        F16 "f16" None;
+        BF16 "bf16" Some(Kernel::new("dequant_bf16"));
+    }
+}
+
+/// The table's row for a type. `None` for a type that no kernel reads.
+pub fn weight_type(dtype: DType) -> Option<&'static WeightType> {
+    WEIGHT_TYPES.iter().find(|known| known.dtype == dtype)
+}
+
+/// The variant with the fewest columns that still takes all `rows`, else the widest one.
+pub fn fitting<A>(variants: &[Columns<A>], rows: u32) -> Option<Columns<A>> {
+    variants.iter().find(|variant| variant.columns >= rows).or(variants.last()).copied()
+}
+
+fn declaration<A: Arguments>(kernel: &Kernel<A>) -> Declaration {
+    Declaration { name: kernel.name(), arguments: A::LAYOUT }
+}
+
+fn all<A: Arguments>(variants: &'static [Columns<A>]) -> impl Iterator<Item = Declaration> {
+    variants.iter().map(|variant| declaration(&variant.kernel))
+}
+
+impl WeightType {
+    /// True for a type of quant blocks, which is multiplied with 8-bit rows.
+    pub fn is_quantised(&self) -> bool {
+        !self.planes.is_empty()
+    }
+
+    /// Its kernels.
+    fn declared(&'static self) -> impl Iterator<Item = Declaration> {
+        let one = [Some(declaration(&self.embed)), self.repack.as_ref().map(declaration)];
+        let dequant = self.dequant.as_ref().map(declaration);
+        let experts = [
+            self.experts_a8.as_ref().map(declaration),
+            Some(declaration(&self.experts_f32)),
+            self.experts_gated_a8.as_ref().map(declaration),
+            Some(declaration(&self.experts_gated_f32)),
+        ];
+        let products = all(self.gemv_a8).chain(all(self.gemv_f32));
+        let gated = all(self.gated_a8).chain(all(self.gated_f32));
+        one.into_iter()
+            .flatten()
+            .chain(dequant)
+            .chain(experts.into_iter().flatten())
+            .chain(products)
+            .chain(gated)
+    }
+}
+
+/// The kernels of all types.
+pub fn declared() -> impl Iterator<Item = Declaration> {
+    WEIGHT_TYPES.iter().flat_map(WeightType::declared)
+}

@@ -1,0 +1,59 @@
+//! Address tables through which kernels find a layer's experts.
+
+use crate::backend::hip::step::bind::ExpertSet;
+use crate::backend::hip::step::run::ExpertTable;
+use crate::backend::hip::weights::Form;
+use crate::backend::hip::{Buffer, Device, Owner, Stream};
+use crate::backend::{BackendError, DeviceTensor, Weights};
+
+/// Matrices of an expert: gate, up, down.
+const PARTS: usize = 3;
+
+/// Builds the address tables of a set of experts, with 0 for experts that are not resident. Returns them with the
+/// buffer that holds them. `weight` returns the address of a loaded tensor once the compute stream may use it. Waits
+/// until no work uses the older tables.
+///
+/// # Errors
+/// [`BackendError`] of `weight` and of the device.
+pub fn tables(
+    device: &Device,
+    stream: &Stream,
+    set: &ExpertSet,
+    weights: &Weights<'_>,
+    weight: impl Fn(&DeviceTensor, Form) -> Result<u64, BackendError>,
+) -> Result<([ExpertTable; PARTS], Buffer), BackendError> {
+    let count = set.range.count as usize;
+    let forms = forms(set);
+    let mut addresses = vec![0u64; PARTS * count];
+    for number in 0..set.range.count {
+        if !is_there(set, weights, number) {
+            continue;
+        }
+        for (part, (id, form)) in set.range.tensors(number).into_iter().zip(forms).enumerate() {
+            let address = weight(weights.tensor(id)?, form)?;
+            if let Some(slot) = addresses.get_mut(part * count + number as usize) {
+                *slot = address;
+            }
+        }
+    }
+    let buffer = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
+    stream.upload(buffer.all(), addresses.as_slice())?; // waits, so no work uses the old tables any more
+    let table = |part: usize, Form { dtype, rows, cols }| {
+        let table = buffer.ptr_at(part * count * size_of::<u64>())?;
+        Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })
+    };
+    let [gate, up, down] = forms;
+    let tables = [table(0, gate)?, table(1, up)?, table(2, down)?];
+    Ok((tables, buffer))
+}
+
+/// Whether all tensors of an expert are resident.
+pub fn is_there(set: &ExpertSet, weights: &Weights<'_>, expert: u32) -> bool {
+    set.range.tensors(expert).into_iter().all(|id| weights.has(id))
+}
+
+fn forms(set: &ExpertSet) -> [Form; PARTS] {
+    let ExpertSet { dtypes: [dtype, down], ffn, cols, out_cols, .. } = *set;
+    let gate = Form { dtype, rows: ffn, cols };
+    [gate, gate, Form { dtype: down, rows: out_cols, cols: ffn }]
+}

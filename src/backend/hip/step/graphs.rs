@@ -1,0 +1,173 @@
+//! Steps recorded once and replayed: one submission instead of hundreds.
+//!
+//! A recorded step serves every later step whose arrays have the same sizes and places. Only the arrays' content
+//! differs, and each replay sends it again. A weight that was evicted and loaded elsewhere changes its part's
+//! generation, so older recordings do not run again.
+//!
+//! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a
+//! bit differs, or recording fails, this device replays nothing any more and logs the reason.
+
+use crate::backend::hip::device::wait::Waiter;
+use crate::backend::hip::step::arrays::{Layout, Places};
+use crate::backend::hip::step::model::Model;
+use crate::backend::hip::step::resolve::Addresses;
+use crate::backend::hip::step::run::Run;
+use crate::backend::hip::step::scratch::GRAPH_ROWS;
+use crate::backend::hip::{Device, DevicePtr, GraphExec, Stream};
+use crate::backend::{BackendError, StepBatch};
+
+/// Recorded steps per model. One more drops the oldest.
+const RECORDED_MAX: usize = 32;
+
+/// Addresses and sizes of a step's arrays.
+#[derive(Clone, Debug, PartialEq)]
+struct Key {
+    layout: Layout,
+    places: Places,
+    words: usize,
+    pages: DevicePtr<u64>,
+    splits: Vec<u32>,
+    angles: Vec<DevicePtr<f32>>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    key: Key,
+    /// Generation of each part's weights, by part number.
+    generations: Vec<Option<u64>>,
+    exec: GraphExec,
+    /// Estimated device memory of the graph.
+    bytes: u64,
+}
+
+/// Recorded steps of a model.
+#[derive(Debug, Default)]
+pub struct Graphs {
+    recorded: Vec<Recorded>,
+}
+
+impl Graphs {
+    /// Estimated device memory of all recorded steps.
+    pub fn bytes(&self) -> u64 {
+        self.recorded.iter().map(|recorded| recorded.bytes).sum()
+    }
+}
+
+/// State of graph replay on a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Replays {
+    /// Whether steps may be replayed.
+    pub allowed: bool,
+    /// Why replay was disabled; `None` while it works or was never allowed.
+    pub refused: Option<&'static str>,
+    /// Number of steps recorded.
+    pub graphs: u64,
+    /// Number of steps replayed.
+    pub replays: u64,
+}
+
+impl Replays {
+    fn refuse(&mut self, why: &'static str) {
+        self.allowed = false;
+        self.refused = Some(why);
+        tracing::warn!(why, "graph replay is disabled on this device");
+    }
+}
+
+/// Rows of the recorded step that fits `rows` rows: the next power of two. `None` for more than [`GRAPH_ROWS`].
+pub fn bucket(rows: usize) -> Option<usize> {
+    (1..=GRAPH_ROWS).contains(&rows).then(|| rows.next_power_of_two())
+}
+
+/// Whether a step can be recorded: it has few rows, and all of them have logits.
+pub fn suits(batch: &StepBatch<'_>) -> bool {
+    bucket(batch.token_ids.len()).is_some() && batch.logits_rows.len() == batch.token_ids.len()
+}
+
+/// Runs a step after all its parts were entered. Replays a recording if there is one; else launches the step and
+/// records it.
+///
+/// # Errors
+/// [`BackendError`].
+pub fn run(
+    model: &mut Model,
+    device: &Device,
+    stream: &Stream,
+    waiter: &mut Waiter,
+    replays: &mut Replays,
+) -> Result<(), BackendError> {
+    model.kv.send_table(device, stream)?;
+    let run = model.run(device, stream)?;
+    let key = Key {
+        layout: run.layout,
+        places: run.places,
+        words: model.arrays.identity(),
+        pages: run.pages,
+        splits: run.splits.to_vec(),
+        angles: run.angles.to_vec(),
+    };
+    let generations = || model.addresses.iter().map(Addresses::generation);
+    let same = |recorded: &&Recorded| recorded.generations.iter().copied().eq(generations());
+    let known = model.graphs.recorded.iter().find(|recorded| recorded.key == key && same(recorded));
+    if let Some(recorded) = known {
+        recorded.exec.launch(stream)?;
+        replays.replays += 1;
+        return Ok(());
+    }
+    launch_all(model, &run, stream)?;
+    waiter.set_busy();
+    waiter.settle(device, stream)?;
+    let eager = logits(model, stream)?;
+    let before = not_ours(device)?;
+    let captured =
+        stream.capture(|| launch_all(model, &run, stream)).and_then(|graph| Ok(graph.instantiate()?));
+    let exec = match captured {
+        Ok(exec) => exec,
+        Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "a step could not be recorded");
+            replays.refuse("a step could not be recorded");
+            return Ok(());
+        }
+    };
+    exec.launch(stream)?;
+    waiter.set_busy();
+    waiter.settle(device, stream)?;
+    if logits(model, stream)? != eager {
+        replays.refuse("a replay gave other logits than the same launches one by one");
+        launch_all(model, &run, stream)?;
+        waiter.set_busy();
+        return Ok(());
+    }
+    replays.graphs += 1;
+    // An estimate, because other programs allocate and free too. Only the runtime knows a graph's size, and none
+    // reports it.
+    let bytes = not_ours(device)?.saturating_sub(before);
+    let generations = generations().collect();
+    let recorded = &mut model.graphs.recorded;
+    recorded.retain(|old| old.key != key); // its weights moved
+    if recorded.len() >= RECORDED_MAX {
+        recorded.remove(0);
+    }
+    recorded.push(Recorded { key, generations, exec, bytes });
+    Ok(())
+}
+
+/// Bytes in use on the device outside the arena: by the driver itself and by other programs.
+fn not_ours(device: &Device) -> Result<u64, BackendError> {
+    let (free, total) = device.memory()?;
+    Ok(total.saturating_sub(free).saturating_sub(device.ledger().driver_bytes))
+}
+
+fn launch_all(model: &Model, run: &Run<'_>, stream: &Stream) -> Result<(), BackendError> {
+    model.arrays.send(stream)?;
+    model.launch_all(run)
+}
+
+/// Bits of the logits of the step's own rows, without padding rows.
+fn logits(model: &Model, stream: &Stream) -> Result<Vec<u32>, BackendError> {
+    let mut bits = vec![0u32; model.step.logits_rows * model.program.vocab()];
+    let range = model.logits()?.range(0, bits.len() * 4)?;
+    stream.download(range, bits.as_mut_slice())?;
+    Ok(bits)
+}

@@ -1,0 +1,397 @@
+//! One open model: its bound program, KV pages, scratch memory and current step.
+
+use std::sync::Arc;
+
+use crate::backend::hip::step::Modes;
+use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE};
+use crate::backend::hip::step::bind::{self, Bound, BoundPart, Unit, Work};
+use crate::backend::hip::step::graphs::{self, Graphs};
+use crate::backend::hip::step::kv::KvPool;
+use crate::backend::hip::step::resolve::{Addresses, Loads};
+use crate::backend::hip::step::rope::RopeTables;
+use crate::backend::hip::step::run::{self, Run};
+use crate::backend::hip::step::sampling::Sampler;
+use crate::backend::hip::step::scratch::{self, MATRIX_ROWS, SPLITS_MAX, Scratch};
+use crate::backend::hip::{Buffer, Device, Stream};
+use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
+use crate::program::{FIRST_PART, Program, TensorId};
+
+/// Fewest entries per page table in a step that may be recorded.
+const TABLE_MIN: usize = 8;
+
+/// An open model's state on the device.
+pub struct Model {
+    /// The program to compute.
+    pub program: Arc<Program>,
+    /// The program, bound to units and memory.
+    pub bound: Bound,
+    /// The model's KV pages.
+    pub kv: KvPool,
+    /// Memory between kernels.
+    pub scratch: Scratch,
+    /// The step's arrays.
+    pub arrays: Arrays,
+    /// Rotary tables.
+    pub ropes: RopeTables,
+    /// Addresses of weights, by part number.
+    pub addresses: Vec<Addresses>,
+    /// Memory for sampling.
+    pub sampler: Sampler,
+    /// Recorded steps.
+    pub graphs: Graphs,
+    /// The last step found all its weights resident.
+    pub warm: bool,
+    /// The current step.
+    pub step: Step,
+}
+
+/// Host-side state of the current step.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// A step has begun.
+    pub begun: bool,
+    /// Token of each row.
+    pub token_ids: Vec<u32>,
+    /// Number of rows with logits.
+    pub logits_rows: usize,
+    /// Highest position of its rows, plus one.
+    pub positions: u32,
+    /// Attention splits to launch, by window number.
+    pub splits: Vec<u32>,
+    /// Number of the current part.
+    pub part: u32,
+    /// Number of the next unit in that part.
+    pub unit: usize,
+    /// The step's arrays were sent to the device.
+    pub sent: bool,
+    /// The logits belong to this step.
+    pub has_logits: bool,
+    /// All parts are launched, or replayed, at the end.
+    pub deferred: bool,
+}
+
+/// Device bytes that [`Model::open`] takes; `u64::MAX` when that is impossible.
+pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64 {
+    let Ok(bound) = bind::bind(program, limits, modes) else { return u64::MAX };
+    let sampler = Sampler::bytes(program.vocab(), limits.wanted_rows);
+    let others = (KvPool::TABLE_BYTES + Arrays::BYTES).saturating_add(sampler);
+    scratch::bytes(&bound).saturating_add(others)
+}
+
+impl Model {
+    /// Allocates memory for a program, with an empty pool of `pages` KV pages.
+    ///
+    /// # Errors
+    /// Those of [`bind::bind`]; [`BackendError::Device`].
+    pub fn open(
+        device: &Device,
+        stream: &Stream,
+        program: &Arc<Program>,
+        (limits, modes): (StepLimits, Modes),
+        pages: u32,
+    ) -> Result<Self, BackendError> {
+        let bound = bind::bind(program, limits, modes)?;
+        Ok(Self {
+            kv: KvPool::new(device, bound.kv.page_bytes, pages)?,
+            scratch: Scratch::new(device, stream, &bound)?,
+            arrays: Arrays::new(device)?,
+            ropes: RopeTables::default(),
+            addresses: bound.parts.iter().map(|_| Addresses::default()).collect(),
+            sampler: Sampler::new(device, stream, program.vocab(), limits.wanted_rows)?,
+            graphs: Graphs::default(),
+            warm: false,
+            step: Step::default(),
+            program: Arc::clone(program),
+            bound,
+        })
+    }
+
+    /// Checks a batch, takes it over, and gives memory to the pages that its rows write. With `replay` the step may use
+    /// a recorded graph.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`], [`BackendError::Device`]. No step has begun then.
+    pub fn begin(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        batch: &StepBatch<'_>,
+        replay: bool,
+    ) -> Result<(), BackendError> {
+        self.step.clear();
+        batch.check(self.program.vocab(), self.bound.limits)?;
+        self.place_rows(device, stream, batch)?;
+        let rows = batch.token_ids.len();
+        self.step.deferred = replay && self.warm && graphs::suits(batch);
+        let many = rows >= MATRIX_ROWS;
+        let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
+        let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
+        let mut layout = Layout {
+            rows,
+            logits: batch.logits_rows.len(),
+            tables: batch.page_tables.len(),
+            stride: batch.page_table_stride,
+            tiles: tiles.len(),
+            embedding_bytes: row_bytes.next_multiple_of(4),
+        };
+        if let Some(bucket) = graphs::bucket(rows).filter(|_| self.step.deferred) {
+            // Few distinct sizes, so that a recorded step is found again.
+            layout.rows = bucket;
+            layout.logits = bucket;
+            layout.stride = batch.page_table_stride.next_power_of_two().max(TABLE_MIN);
+            layout.tables = bucket * layout.stride;
+        }
+        self.arrays.lay_out(device, layout)?;
+        self.write_arrays(batch, layout);
+        self.arrays.set_tiles(tiles.into_iter());
+        self.step.token_ids.extend_from_slice(batch.token_ids);
+        self.step.logits_rows = batch.logits_rows.len();
+        self.step.positions = batch.positions.iter().max().map_or(0, |last| last.saturating_add(1));
+        self.split(batch);
+        self.step.begun = true;
+        Ok(())
+    }
+
+    /// Computes the attention splits to launch: the most of any row, which need not be the last. A step that may be
+    /// recorded uses few distinct numbers.
+    fn split(&mut self, batch: &StepBatch<'_>) {
+        let Step { splits, deferred, .. } = &mut self.step;
+        splits.extend(self.bound.windows.iter().map(|window| {
+            let of = |position: &u32| run::splits_of(position.saturating_add(1), *window);
+            let most = batch.positions.iter().map(of).max().unwrap_or(1);
+            if *deferred { most.next_power_of_two().min(SPLITS_MAX) } else { most }
+        }));
+    }
+
+    fn write_arrays(&self, batch: &StepBatch<'_>, layout: Layout) {
+        let filling = layout.rows - batch.token_ids.len();
+        let fill = |value| std::iter::repeat_n(value, filling);
+        self.arrays.set_positions(batch.positions.iter().copied().chain(fill(0)));
+        self.arrays.set_sequences(batch.row_sequences.iter().copied().chain(fill(NO_SEQUENCE)));
+        let filled = (batch.logits_rows.len() as u32)..layout.logits as u32;
+        self.arrays.set_logits_rows(batch.logits_rows.iter().copied().chain(filled));
+        // Page tables past the number of rows are never read.
+        let tables = batch.page_tables.chunks(batch.page_table_stride).take(layout.tables / layout.stride);
+        for (sequence, table) in tables.enumerate() {
+            self.arrays.set_table(sequence, table);
+        }
+    }
+
+    /// Gives memory to pages that rows write, and checks all pages that rows read.
+    fn place_rows(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        batch: &StepBatch<'_>,
+    ) -> Result<(), BackendError> {
+        let table = |row: usize| {
+            let sequence = batch.row_sequences.get(row).map_or(0, |s| *s as usize);
+            let start = sequence * batch.page_table_stride;
+            batch.page_tables.get(start..start + batch.page_table_stride).unwrap_or_default()
+        };
+        for (row, &position) in batch.positions.iter().enumerate() {
+            let page = table(row).get(position as usize / KV_PAGE_TOKENS);
+            let page = *page.ok_or(BackendError::Batch("a position is past the end of its page table"))?;
+            self.kv.materialise(device, stream, page)?;
+        }
+        // A sequence's last row in the step reads the most; its earlier rows read a prefix of that.
+        for (row, &position) in batch.positions.iter().enumerate() {
+            if batch.row_sequences.get(row + 1) == batch.row_sequences.get(row) {
+                continue;
+            }
+            let pages = table(row).get(..=position as usize / KV_PAGE_TOKENS).unwrap_or_default();
+            if !pages.iter().all(|&page| self.kv.is_used(page)) {
+                return Err(BackendError::Batch("a row attends to a KV page that was never written"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Model {
+    /// Enters a part, or continues the current one.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] for a part out of order; [`BackendError`] of tables and launches.
+    pub fn enter(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        part: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        if !self.step.begun {
+            return Err(BackendError::Batch("no step has begun"));
+        }
+        let generation = weights.generations.get(part as usize).copied();
+        let bound = self.bound.parts.get(part as usize).filter(|_| part == self.step.part);
+        let addresses = self.addresses.get_mut(part as usize);
+        let (Some(bound), Some(addresses), Some(generation)) = (bound, addresses, generation) else {
+            return Err(BackendError::Batch("a part was run out of order"));
+        };
+        addresses.enter(bound, weights, generation);
+        let lacks = addresses.lacks_any();
+        if part == FIRST_PART && self.step.unit == 0 {
+            self.ropes.cover(device, stream, &self.program, self.step.positions)?;
+            self.take_embeddings();
+        }
+        if lacks {
+            // The remaining units depend on the choice of experts, so the step is launched directly from here on.
+            self.launch_deferred(device, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the embedding rows of the step's tokens from the file.
+    fn take_embeddings(&self) {
+        let Some((table, row_bytes)) = self.bound.table else { return };
+        let bytes = self.program.tensor(table).map_or(&[][..], |table| table.lazy.bytes());
+        for (row, &id) in self.step.token_ids.iter().enumerate() {
+            let start = id as usize * row_bytes;
+            self.arrays.set_embedding(row, bytes.get(start..start + row_bytes).unwrap_or_default());
+        }
+    }
+
+    /// The next unit of the current part; `None` at the part's end.
+    pub fn unit(&self) -> Option<&Unit> {
+        self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit)
+    }
+
+    /// Looks up what that unit uses.
+    /// Resolves the weights that this unit uses.
+    /// # Errors
+    /// As [`Addresses::look_up`].
+    pub fn look_up(&mut self, loads: &Loads<'_>, weights: &Weights<'_>) -> Result<(), BackendError> {
+        let Some(part) = self.bound.parts.get(self.step.part as usize) else { return Ok(()) };
+        let (Some(unit), Some(addresses)) =
+            (part.units.get(self.step.unit), self.addresses.get_mut(self.step.part as usize))
+        else {
+            return Ok(());
+        };
+        addresses.look_up(loads, &self.program, part, unit, weights)
+    }
+
+    /// Launches this unit, unless the step is deferred, and moves to the next.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn advance(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        let unit = self.step.unit;
+        if !self.step.deferred {
+            self.send(device, stream)?;
+            self.launch(&self.run(device, stream)?, self.step.part, unit..unit + 1)?;
+        }
+        self.step.unit += 1;
+        Ok(())
+    }
+
+    /// Launches all deferred units of the step.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn launch_deferred(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        if !std::mem::take(&mut self.step.deferred) {
+            return Ok(());
+        }
+        self.send(device, stream)?;
+        self.launch_all(&self.run(device, stream)?)
+    }
+
+    /// Launches all units of the step so far.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn launch_all(&self, run: &Run<'_>) -> Result<(), BackendError> {
+        (FIRST_PART..self.step.part).try_for_each(|part| self.launch(run, part, 0..usize::MAX))?;
+        self.launch(run, self.step.part, 0..self.step.unit)
+    }
+
+    fn launch(&self, run: &Run<'_>, part: u32, units: std::ops::Range<usize>) -> Result<(), BackendError> {
+        let (bound, addresses) = (self.bound.parts.get(part as usize), self.addresses.get(part as usize));
+        let (Some(bound), Some(addresses)) = (bound, addresses) else { return Ok(()) };
+        let (weights, units) = (addresses.weights(), units.start..units.end.min(bound.units.len()));
+        bound.units.get(units).unwrap_or_default().iter().try_for_each(|unit| run.launch(unit, &weights))
+    }
+
+    fn send(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+        if !std::mem::replace(&mut self.step.sent, true) {
+            self.arrays.send(stream)?;
+            self.kv.send_table(device, stream)?;
+        }
+        Ok(())
+    }
+
+    /// What the units of the current step share.
+    ///
+    /// # Errors
+    /// [`BackendError`] when arrays exceed their buffer: a bug.
+    pub fn run<'a>(&'a self, device: &'a Device, stream: &'a Stream) -> Result<Run<'a>, BackendError> {
+        Ok(Run {
+            device,
+            stream,
+            bound: &self.bound,
+            scratch: &self.scratch,
+            layout: self.arrays.layout(),
+            places: self.arrays.places()?,
+            pages: self.kv.table().ptr(),
+            splits: &self.step.splits,
+            angles: self.ropes.addresses(),
+        })
+    }
+
+    /// The logits of all rows that want them, one row after the other.
+    ///
+    /// # Errors
+    /// [`BackendError::Internal`]: a bug.
+    pub fn logits(&self) -> Result<&Buffer, BackendError> {
+        self.scratch.buffer(&self.bound, self.bound.logits.plane)
+    }
+
+    /// Whether the unit that just ran chooses among experts of which some are not resident.
+    pub fn lacks_chosen(&self) -> bool {
+        let addresses = self.addresses.get(self.step.part as usize);
+        let lacks = |set: &usize| addresses.is_some_and(|addresses| addresses.lacks(*set));
+        matches!(self.last(), Some(Unit { work: Work::Route(route), .. }) if route.sets.iter().any(lacks))
+    }
+
+    fn last(&self) -> Option<&Unit> {
+        self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit.checked_sub(1)?)
+    }
+
+    /// Tensors of the experts that rows chose in the last unit and that are not resident. The device must be idle.
+    ///
+    /// # Errors
+    /// [`BackendError`] of copies.
+    pub fn missing(&self, stream: &Stream, weights: &Weights<'_>) -> Result<Vec<TensorId>, BackendError> {
+        let Some(Unit { work: Work::Route(route), .. }) = self.last() else { return Ok(Vec::new()) };
+        let used = route.out.used as usize;
+        let (rows, own) = (self.arrays.layout().rows, self.step.token_ids.len());
+        let mut chosen = vec![0u32; rows * used];
+        let buffer = self.scratch.buffer(&self.bound, route.out.chosen)?;
+        let range = buffer.range(0, chosen.len() * 4)?;
+        stream.download(range, chosen.as_mut_slice())?;
+        if rows > own {
+            // Padding rows hold undefined choices. They copy the first row's choice, whose experts are loaded.
+            let (tokens, filling) = chosen.split_at_mut(own * used);
+            filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
+            stream.upload(range, chosen.as_slice())?;
+        }
+        chosen.truncate(own * used);
+        chosen.sort_unstable();
+        chosen.dedup();
+        let part: Option<&BoundPart> = self.bound.parts.get(self.step.part as usize);
+        let sets = route.sets.iter().filter_map(|set| part?.experts.get(*set));
+        let tensors = sets.flat_map(|set| chosen.iter().flat_map(|expert| set.range.tensors(*expert)));
+        Ok(tensors.filter(|id| !weights.has(*id)).collect())
+    }
+}
+
+impl Step {
+    /// Resets to no step, keeping the allocations.
+    pub fn clear(&mut self) {
+        self.token_ids.clear();
+        self.splits.clear();
+        let (token_ids, splits) = (std::mem::take(&mut self.token_ids), std::mem::take(&mut self.splits));
+        *self = Self { token_ids, splits, ..Self::default() };
+    }
+}

@@ -1,0 +1,165 @@
+//! Decode attention: few rows, each split over workgroups. Also decides which rows take which attention.
+
+use super::forms::A8;
+use super::prefill::TILE_QUERIES;
+use super::{Run, offset};
+use crate::backend::hip::kernels::Kernel;
+use crate::backend::hip::kernels::ops::AttnDecode;
+use crate::backend::hip::step::bind::{Attend, Form, Wanted};
+use crate::backend::hip::step::scratch::{ATTENTION_ROWS, MATRIX_ROWS, SPLITS_MAX, padded};
+use crate::backend::hip::{DevicePtr, Grid};
+use crate::backend::{BackendError, KvType};
+
+/// Smallest split, in tokens.
+const SPLIT_MIN: u32 = 64;
+
+/// Splits of a row that is token `len - 1` of its sequence and sees `window` tokens (0 for all). Matches `split_tokens`
+/// of kernels/attention/splits.h; with a window a row may have fewer.
+pub fn splits_of(len: u32, window: u32) -> u32 {
+    let mut tokens = match len {
+        0..=1024 => SPLIT_MIN,
+        1025..=4096 => 128,
+        _ => 256,
+    };
+    while u64::from(tokens) * u64::from(SPLITS_MAX) < u64::from(len) {
+        tokens *= 2;
+    }
+    let all = len.div_ceil(tokens).max(1);
+    if window == 0 { all } else { all.min(window.div_ceil(tokens).saturating_add(1)) }
+}
+
+/// The kernel for these heads, and the query heads per workgroup.
+fn decode_kernel(kv: KvType, head_dim: u32, group: u32) -> (Kernel<AttnDecode>, u32) {
+    let of = |kernels: &[(Kernel<AttnDecode>, u32)]| {
+        let fits = kernels.iter().find(|(_, heads)| *heads >= group);
+        fits.or(kernels.last()).copied()
+    };
+    let chosen = match (kv, head_dim) {
+        (KvType::F16, 64) => of(&[
+            (AttnDecode::attn_decode_f16_64_1, 1),
+            (AttnDecode::attn_decode_f16_64_2, 2),
+            (AttnDecode::attn_decode_f16_64_4, 4),
+            (AttnDecode::attn_decode_f16_64_8, 8),
+        ]),
+        (KvType::F16, 128) => of(&[
+            (AttnDecode::attn_decode_f16_128_1, 1),
+            (AttnDecode::attn_decode_f16_128_2, 2),
+            (AttnDecode::attn_decode_f16_128_4, 4),
+            (AttnDecode::attn_decode_f16_128_8, 8),
+        ]),
+        (KvType::F16, _) => {
+            of(&[(AttnDecode::attn_decode_f16_any_1, 1), (AttnDecode::attn_decode_f16_any_4, 4)])
+        }
+        (KvType::F32, _) => {
+            of(&[(AttnDecode::attn_decode_f32_any_1, 1), (AttnDecode::attn_decode_f32_any_4, 4)])
+        }
+    };
+    chosen.unwrap_or((AttnDecode::attn_decode_f16_any_1, 1))
+}
+
+/// Whether decode attention can write 8-bit rows: every workgroup must write whole groups of 32 values.
+fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
+    let (_, heads) = decode_kernel(kv, head_dim, group);
+    let whole = |heads: u32| (heads * head_dim).is_multiple_of(32);
+    whole(heads) && whole(group)
+}
+
+/// Whether tiles can write f16 rows. A mean of f16 values fits f16; a mean of f32 values may not.
+pub(super) fn tiles_write_halves(kv: KvType) -> bool {
+    kv == KvType::F16
+}
+
+/// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows.
+pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
+    let decode = |form| match form {
+        Some(Form::A8) => !writes_a8(kv, head_dim, group),
+        Some(Form::Half) => true,
+        Some(Form::Float) | None => false,
+    };
+    let tiles = |form| match form {
+        Some(Form::Half) => !tiles_write_halves(kv),
+        Some(Form::A8) => true,
+        Some(Form::Float) | None => false,
+    };
+    let many = forms.many.only();
+    decode(forms.few.only())
+        || rows >= MATRIX_ROWS && if group <= TILE_QUERIES { tiles(many) } else { decode(many) }
+}
+
+impl Run<'_> {
+    /// Runs attention, with the result in the form that its reader wants.
+    pub(super) fn attend(&self, unit: &Attend, rows: u32) -> Result<(), BackendError> {
+        let form = unit.forms.at(rows).only().unwrap_or(Form::Float);
+        let group = unit.heads / unit.kv.heads.max(1);
+        if self.layout.tiles > 0 && group <= TILE_QUERIES {
+            return self.attend_in_tiles(unit, rows, form);
+        }
+        let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
+        let cols = unit.heads * unit.head_dim;
+        let direct = form == Form::A8 && writes_a8(self.bound.modes.kv, unit.head_dim, group);
+        let out = if direct { DevicePtr::NULL } else { self.floats(&unit.out) };
+        let A8 { codes, scales, sums } = self.a8(&unit.out);
+        let blocks = unit.kv.heads * group.div_ceil(heads);
+        for first in (0..self.layout.rows).step_by(ATTENTION_ROWS) {
+            let rows = (self.layout.rows - first).min(ATTENTION_ROWS) as u32;
+            let arguments = AttnDecode {
+                q: self.at(unit.queries),
+                rows: offset(self.scratch.row_numbers.ptr(), first),
+                positions: self.places.positions,
+                row_seq: self.places.sequences,
+                page_tables: self.places.tables,
+                page_base: self.pages,
+                part_values: self.scratch.part_values.ptr(),
+                part_stats: self.scratch.part_stats.ptr(),
+                counters: self.scratch.counters.ptr(),
+                out,
+                codes: if direct { codes } else { DevicePtr::NULL },
+                scales,
+                sums,
+                layer_offset: unit.kv.offset,
+                scale: unit.scale,
+                n_heads: unit.heads,
+                n_kv_heads: unit.kv.heads,
+                head_dim: unit.head_dim,
+                table_stride: self.layout.stride as u32,
+                padded: padded(cols as usize) as u32,
+                window: unit.window,
+            };
+            let grid = Grid::xyz(blocks, self.splits(unit.windows_at), rows);
+            self.device.launch(self.stream, kernel, grid, &arguments)?;
+        }
+        match unit.out.float {
+            Some(view) if !direct => self.convert(view, cols, rows, &unit.out, form),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_bounds_the_splits_and_no_window_does_not() {
+        assert_eq!(
+            [1, 64, 65, 1024, 1025, 4096, 4097].map(|len| splits_of(len, 0)),
+            [1, 1, 2, 16, 9, 32, 17]
+        );
+        assert_eq!(splits_of(u32::MAX, 0), SPLITS_MAX);
+        // 1500 tokens are cut at multiples of 128. The last 200 lie in splits 10 and 11, and a window may reach into
+        // one more.
+        assert_eq!(splits_of(1500, 200), 3);
+        assert_eq!(splits_of(100, 1 << 30), 2);
+        for (len, window) in [(2000u32, 130u32), (700, 1), (5000, 512), (64, 64), (1025, 1024)] {
+            let tokens = if len <= 1024 {
+                64
+            } else if len <= 4096 {
+                128
+            } else {
+                256
+            };
+            let needed = len.div_ceil(tokens) - len.saturating_sub(window) / tokens;
+            assert!(splits_of(len, window) >= needed, "{len} {window}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Matrix products: choice of the kernel and of the matrices per launch.
+
+use super::forms::A8;
+use super::{Matrix, Run, Weights, no_kernel, offset};
+use crate::backend::BackendError;
+use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemvA8, GemvF32, choice};
+use crate::backend::hip::step::bind::{Form, Home, Products, form};
+use crate::backend::hip::step::scratch::{SLAB_BYTES, WIDE_ROWS};
+use crate::backend::hip::{DevicePtr, Grid};
+
+/// Most matrices per launch.
+const TOGETHER: usize = 3;
+
+impl Run<'_> {
+    pub(super) fn side_by_side(
+        &self,
+        unit: &Products,
+        rows: u32,
+        weights: &Weights<'_>,
+    ) -> Result<(), BackendError> {
+        let matrices: Vec<Matrix> = unit.matrices.iter().map(|product| weights.matrix(product)).collect();
+        self.products(&matrices, &unit.from, rows, self.at(unit.out), unit.out.stride, unit.add)
+    }
+
+    /// Computes `out[row] = [W0 x, W1 x, ...]`, or adds it to `out`, for matrices that share an input. Up to three
+    /// neighbours of one type share a launch.
+    pub(super) fn products(
+        &self,
+        matrices: &[Matrix],
+        input: &Home,
+        rows: u32,
+        out: DevicePtr<f32>,
+        out_stride: u32,
+        add: bool,
+    ) -> Result<(), BackendError> {
+        let mut column = 0;
+        let alike = |a: &Matrix, b: &Matrix| (a.dtype, a.cols) == (b.dtype, b.cols);
+        for group in matrices.chunk_by(alike).flat_map(|run| run.chunks(TOGETHER)) {
+            self.group(group, input, rows, offset(out, column), out_stride, add)?;
+            column += group.iter().map(|matrix| matrix.rows as usize).sum::<usize>();
+        }
+        Ok(())
+    }
+
+    fn group(
+        &self,
+        group: &[Matrix],
+        input: &Home,
+        rows: u32,
+        out: DevicePtr<f32>,
+        out_stride: u32,
+        add: bool,
+    ) -> Result<(), BackendError> {
+        let Some(first) = group.first() else { return Ok(()) };
+        let of = |index: usize| group.get(index);
+        let (w, n) = (|i| of(i).map_or(DevicePtr::NULL, |m| m.at), |i| of(i).map_or(0, |m| m.rows));
+        let bias = |i| of(i).map_or(DevicePtr::NULL, |m| m.bias);
+        let outputs = [n(0), n(1), n(2)];
+        let (dtype, cols, add) = (first.dtype, first.cols, u32::from(add));
+        match form(self.bound.modes.activations, dtype, rows, cols) {
+            Form::Half => {
+                let mut column = 0;
+                for matrix in group {
+                    self.expand_and_multiply(*matrix, input, rows, offset(out, column), out_stride, add)?;
+                    column += matrix.rows as usize;
+                }
+            }
+            Form::A8 => {
+                let chosen = choice::gemv_a8(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
+                let A8 { codes, scales, sums } = self.a8(input);
+                let arguments = GemvA8 {
+                    w0: w(0),
+                    w1: w(1),
+                    w2: w(2),
+                    n0: outputs[0],
+                    n1: outputs[1],
+                    n2: outputs[2],
+                    bias0: bias(0),
+                    bias1: bias(1),
+                    bias2: bias(2),
+                    cols,
+                    codes,
+                    scales,
+                    sums,
+                    rows,
+                    out,
+                    out_stride,
+                    add,
+                };
+                let grid = choice::gemv_grid(outputs, rows, chosen.columns);
+                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
+            }
+            Form::Float => {
+                let chosen = choice::gemv_f32(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
+                let arguments = GemvF32 {
+                    w0: w(0),
+                    w1: w(1),
+                    w2: w(2),
+                    n0: outputs[0],
+                    n1: outputs[1],
+                    n2: outputs[2],
+                    bias0: bias(0),
+                    bias1: bias(1),
+                    bias2: bias(2),
+                    cols,
+                    x: self.floats(input),
+                    x_stride: input.float.map_or(cols, |view| view.stride),
+                    rows,
+                    out,
+                    out_stride,
+                    add,
+                };
+                let grid = choice::gemv_grid(outputs, rows, chosen.columns);
+                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Matrix product of many rows. Expands weights to f16 one slab at a time and multiplies each slab while it is
+    /// cached.
+    fn expand_and_multiply(
+        &self,
+        matrix: Matrix,
+        input: &Home,
+        rows: u32,
+        out: DevicePtr<f32>,
+        out_stride: u32,
+        add: u32,
+    ) -> Result<(), BackendError> {
+        let stride = matrix.cols.next_multiple_of(8);
+        let (x, x_scale) = self.halves(input);
+        let slab: DevicePtr<u16> = self.scratch.slab.ptr();
+        let expand = choice::dequant(matrix.dtype);
+        // F16 weights need no expansion: one slab holds all of them.
+        let at_once = match expand {
+            None => matrix.rows,
+            Some(_) => {
+                let slab = self.scratch.slab.len();
+                let room = if rows < WIDE_ROWS { slab } else { slab.min(SLAB_BYTES) };
+                (room as u32 / (2 * stride)).min(matrix.rows)
+            }
+        };
+        if at_once == 0 {
+            return Err(BackendError::Internal("a weight row is longer than a slab".to_owned()));
+        }
+        for first in (0..matrix.rows).step_by(at_once as usize) {
+            let n = at_once.min(matrix.rows - first);
+            let w = match expand {
+                None => matrix.at.cast(),
+                Some(kernel) => {
+                    let arguments = Dequant {
+                        planes: matrix.at,
+                        weights: u64::from(matrix.rows) * u64::from(matrix.cols),
+                        cols: matrix.cols,
+                        first,
+                        rows: n,
+                        out: slab,
+                    };
+                    let groups = (u64::from(n) * u64::from(stride)).div_ceil(32);
+                    let grid = Grid::x(groups.div_ceil(256).clamp(1, 1 << 16) as u32);
+                    self.device.launch(self.stream, kernel, grid, &arguments)?;
+                    slab
+                }
+            };
+            let arguments = GemmF16 {
+                w,
+                w_stride: stride,
+                n,
+                x,
+                x_stride: matrix.cols,
+                x_scale,
+                k: matrix.cols,
+                rows,
+                out: offset(out, first as usize),
+                out_stride,
+                bias: offset(matrix.bias, first as usize),
+                add,
+            };
+            let (kernel, grid) = choice::gemm(n, rows);
+            self.device.launch(self.stream, kernel, grid, &arguments)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Sampling on the device. Settings and sampled tokens travel in host words that host and device share.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
+use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
+use crate::backend::{BackendError, SampleRow, Sampled};
+
+/// Tokens per workgroup of `sample_greedy`.
+const GREEDY_TOKENS: usize = 2048;
+
+/// Threads per workgroup of `sample_draw`.
+const DRAW_THREADS: u32 = 1024;
+
+/// Words of a row's settings, and words of its report (`REPORT_WORDS` of kernels/sampling/report.h).
+const ROW_WORDS: usize = 8;
+
+/// Words per entry of a row's list: token id and bits of the logit.
+const TOP_WORDS: usize = 2;
+
+/// Most tokens in a row's list: the capacity of a `sample_draw` workgroup.
+const TOP_MAX: u32 = 1024;
+
+/// The value 1.0 in a report's fixed-point sums.
+const SHARE: f64 = (1u64 << 40) as f64;
+
+/// Memory for sampling a model's rows.
+#[derive(Debug)]
+pub struct Sampler {
+    vocab: usize,
+    /// Settings of all rows, then their reports, then their lists.
+    words: Arc<HostWords>,
+    rows: usize,
+    top_stride: usize,
+    parts: Buffer,
+    counters: Buffer,
+}
+
+impl Sampler {
+    /// Bytes of the counters, and of the partial results of greedy sampling.
+    fn sizes(vocab: usize, rows: usize) -> [usize; 2] {
+        [rows.saturating_mul(4), rows.saturating_mul(vocab.div_ceil(GREEDY_TOKENS)).saturating_mul(8)]
+    }
+
+    /// Device bytes for `rows` rows of `vocab` logits.
+    pub fn bytes(vocab: usize, rows: usize) -> u64 {
+        let taken = |bytes: usize| bytes.max(1).checked_next_multiple_of(ALIGN).map(|bytes| bytes as u64);
+        Self::sizes(vocab, rows)
+            .into_iter()
+            .try_fold(0u64, |all, bytes| all.checked_add(taken(bytes)?))
+            .unwrap_or(u64::MAX)
+    }
+
+    /// Allocates memory for `rows` rows of `vocab` logits.
+    ///
+    /// # Errors
+    /// [`BackendError`] when device memory is short.
+    pub fn new(device: &Device, stream: &Stream, vocab: usize, rows: usize) -> Result<Self, BackendError> {
+        let [counters, parts] = Self::sizes(vocab, rows);
+        let counters = device.take(counters, Owner::Scratch)?;
+        stream.fill(counters.all(), 0)?;
+        Ok(Self {
+            vocab,
+            words: device.host_words((2 * rows * ROW_WORDS).max(1))?,
+            rows,
+            top_stride: 0,
+            parts: device.take(parts, Owner::Scratch)?,
+            counters,
+        })
+    }
+
+    /// Starts sampling from `logits`. The last result must have been read.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    pub fn launch(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        logits: DevicePtr<f32>,
+        rows: &[SampleRow],
+    ) -> Result<(), BackendError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        if rows.len() > self.rows {
+            return Err(BackendError::Batch("there are more rows to sample than the model was opened for"));
+        }
+        let (count, vocab) = (rows.len() as u32, self.vocab as u32); // both checked when the model was opened
+        let most =
+            rows.iter().map(|row| row.top_logprobs.min(TOP_MAX).min(vocab)).max().unwrap_or(0) as usize;
+        self.make_lists(device, most)?;
+        rows.iter().enumerate().for_each(|(index, row)| self.set(index, row, vocab));
+        let greedy = SampleGreedy {
+            logits,
+            parts: self.parts.ptr(),
+            counters: self.counters.ptr(),
+            reports: self.words.device_ptr(self.reports_at())?,
+            vocab,
+        };
+        let grid = Grid::xy(self.vocab.div_ceil(GREEDY_TOKENS) as u32, count);
+        device.launch(stream, SampleGreedy::sample_greedy, grid, &greedy)?;
+        if rows.iter().all(|row| is_greedy(row) && row.top_logprobs == 0) {
+            return Ok(());
+        }
+        let lists = self.top_stride > 0;
+        let draw = SampleDraw {
+            logits,
+            settings: self.words.device_ptr(0)?,
+            reports: greedy.reports,
+            tops: if lists { self.words.device_ptr(self.lists_at())? } else { DevicePtr::NULL },
+            vocab,
+            top_stride: self.top_stride as u32,
+        };
+        let grid = Grid::x(count).threads(DRAW_THREADS);
+        Ok(device.launch(stream, SampleDraw::sample_draw, grid, &draw)?)
+    }
+
+    /// The sampled tokens. The device must be done.
+    pub fn read(&self, rows: &[SampleRow]) -> Vec<Result<Sampled, BackendError>> {
+        rows.iter().enumerate().map(|(index, row)| self.read_row(index, row)).collect()
+    }
+
+    fn read_row(&self, index: usize, row: &SampleRow) -> Result<Sampled, BackendError> {
+        let report = |word| self.word(self.reports_at() + index * ROW_WORDS + word);
+        let [id, failed, logit, best, total_low, total_high, listed] = [0, 1, 2, 3, 4, 5, 6].map(report);
+        if failed != 0 {
+            return Err(BackendError::NotFinite);
+        }
+        if row.top_logprobs == 0 {
+            return Ok(Sampled { id, logprob: 0.0, top: Vec::new() });
+        }
+        let total = (u64::from(total_high) << 32 | u64::from(total_low)) as f64 / SHARE;
+        let best = f64::from(f32::from_bits(best));
+        let logprob = |bits: u32| (f64::from(f32::from_bits(bits)) - best - total.ln()) as f32;
+        let list = self.lists_at() + index * self.top_stride * TOP_WORDS;
+        let entry = |number: usize| {
+            let at = list + number * TOP_WORDS;
+            (self.word(at), logprob(self.word(at + 1)))
+        };
+        let top = (0..(listed as usize).min(self.top_stride)).map(entry).collect();
+        Ok(Sampled { id, logprob: logprob(logit), top })
+    }
+
+    fn reports_at(&self) -> usize {
+        self.rows * ROW_WORDS
+    }
+
+    fn lists_at(&self) -> usize {
+        2 * self.rows * ROW_WORDS
+    }
+
+    /// Ensures room for lists of `most` tokens.
+    fn make_lists(&mut self, device: &Device, most: usize) -> Result<(), HipError> {
+        if most > self.top_stride {
+            let stride = most.next_power_of_two();
+            self.words = device.host_words(self.lists_at() + self.rows * stride * TOP_WORDS)?;
+            self.top_stride = stride;
+        }
+        Ok(())
+    }
+
+    fn set(&self, index: usize, row: &SampleRow, vocab: u32) {
+        let min_p_log = if row.min_p > 0.0 { row.min_p.ln() } else { f32::NEG_INFINITY };
+        let values = [
+            row.temperature.to_bits(),
+            row.top_k,
+            row.top_p.to_bits(),
+            min_p_log.to_bits(),
+            row.seed as u32,
+            (row.seed >> 32) as u32,
+            row.position,
+            row.top_logprobs.min(TOP_MAX).min(vocab),
+        ];
+        let words = self.words.words().get(index * ROW_WORDS..).unwrap_or_default();
+        words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        self.words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+}
+
+/// NaN counts as temperature 0.
+fn is_greedy(row: &SampleRow) -> bool {
+    row.temperature.is_nan() || row.temperature <= 0.0
+}
