@@ -122,6 +122,7 @@ fn main() -> Result<(), Failure> {
         arguments.measured(&json!({
             "what": "step", "prompt": prompt, "tokens": tokens, "sequences": sequences, "round": round,
             "prefill_tok_s": prefill, "decode_tok_s": steps * sequences as f64, "decode_ms": 1e3 / steps,
+            "all_s": done.all.as_secs_f64(),
             "gb_s": weights * steps / 1e9, "of_reading": weights * steps / stream,
         }));
     }
