@@ -7,7 +7,7 @@ use super::*;
 pub struct Closed;
 
 fn refuse<T>() -> Result<T, BackendError> {
-    Err(BackendError::Start { what: "the device", why: "it is closed".to_owned() })
+    Err(BackendError::Start { what: "the device", source: cause("it is closed") })
 }
 
 impl Backend for Closed {

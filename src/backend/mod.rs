@@ -9,10 +9,12 @@ mod checks;
 mod closed;
 pub mod cpu;
 pub mod doctor;
+mod error;
 pub mod hip;
 mod types;
 
 pub use closed::Closed;
+pub use error::{BackendError, Cause, Shortage, cause};
 pub use types::*;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::BackendError;
 use crate::program::TensorId;
 use crate::tensor::{DType, LazyTensor};
 
@@ -354,113 +355,6 @@ pub struct DeviceCounters {
     pub graphs_refused: Option<&'static str>,
     /// Bytes of device memory in use: weights, KV pages, scratch.
     pub used_bytes: u64,
-}
-
-/// Errors of a backend.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum BackendError {
-    /// This backend has no arithmetic for a tensor type.
-    #[error("tensor {tensor}: type {dtype} is not supported by the {backend} backend")]
-    Unsupported {
-        /// Tensor name.
-        tensor: String,
-        /// Its element type.
-        dtype: DType,
-        /// Backend kind.
-        backend: &'static str,
-    },
-    /// This backend has no arithmetic for an operation or its attributes.
-    #[error("the {backend} backend cannot run {operation}")]
-    Operation {
-        /// The operation, as `attention of heads of 512 values`.
-        operation: String,
-        /// Backend kind.
-        backend: &'static str,
-    },
-    /// The backend could not be started.
-    #[error("{what}: {why}")]
-    Start {
-        /// The missing part.
-        what: &'static str,
-        /// Reason.
-        why: String,
-    },
-    /// The model's dimensions contradict each other.
-    #[error("model dimensions refused: {0}")]
-    Dims(&'static str),
-    /// An internal check failed: a bug, reported instead of computed.
-    #[error("internal error of the backend: {0}")]
-    Internal(String),
-    /// Not enough memory.
-    #[error("{what} needs {need_bytes} bytes, which could not be allocated")]
-    OutOfMemory {
-        /// Purpose of the memory.
-        what: &'static str,
-        /// Bytes needed.
-        need_bytes: u64,
-    },
-    /// A step's arrays contradict each other or the model: a bug of the caller, reported instead of computed.
-    #[error("step batch refused: {0}")]
-    Batch(&'static str),
-    /// A weight's shape differs from the model's dimensions.
-    #[error("tensor {tensor}: shape {shape} where {want} was expected")]
-    Shape {
-        /// Tensor name.
-        tensor: String,
-        /// Its shape.
-        shape: String,
-        /// The expected shape.
-        want: String,
-    },
-    /// A device is gone, hangs, or can no longer be trusted.
-    #[error("{device} was lost in {call}: {why}")]
-    DeviceLost {
-        /// Device name.
-        device: String,
-        /// The failed call.
-        call: &'static str,
-        /// The call's error, with its code.
-        why: String,
-    },
-    /// A tensor's upload failed.
-    #[error("tensor {tensor} could not be loaded to the device: {why}")]
-    Upload {
-        /// Tensor name.
-        tensor: String,
-        /// Reason.
-        why: String,
-    },
-    /// No request needed the step any more.
-    #[error("the step was abandoned")]
-    GivenUp,
-    /// A device refused or failed a call, and still works.
-    #[error(transparent)]
-    Device(super::hip::HipError),
-    /// Logits hold infinities or NaN: the weights are broken.
-    #[error("logits are not finite: the model's weights hold infinities or NaN")]
-    NotFinite,
-}
-
-impl BackendError {
-    /// If memory was short: its purpose and the bytes needed.
-    pub fn needs(&self) -> Option<(String, u64)> {
-        match self {
-            Self::OutOfMemory { what, need_bytes } => Some(((*what).to_owned(), *need_bytes)),
-            Self::Device(super::hip::HipError::OutOfMemory { owner, need_bytes, .. }) => {
-                Some((owner.to_string(), *need_bytes))
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether memory was short. The same call may succeed once memory is freed.
-    pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            Self::OutOfMemory { .. } => true,
-            Self::Device(error) => error.is_out_of_memory(),
-            _ => false,
-        }
-    }
 }
 
 #[cfg(test)]

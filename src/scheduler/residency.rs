@@ -297,7 +297,7 @@ impl Residency {
     /// [`BackendError::Batch`] for an unknown model.
     pub fn weights(&self, id: ModelId) -> Result<Weights<'_>, BackendError> {
         let place =
-            self.places.get(&id).ok_or(BackendError::Batch("a model that has no place on the device"))?;
+            self.places.get(&id).ok_or(BackendError::Absent("a model that has no place on the device"))?;
         Ok(place.resident.weights())
     }
 
@@ -372,7 +372,7 @@ impl Residency {
         load: impl Fn(&mut ResidentModel, &mut Loader<'_>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let Some(place) = self.places.get_mut(&id) else {
-            return Err(BackendError::Batch("a model that has no place on the device"));
+            return Err(BackendError::Absent("a model that has no place on the device"));
         };
         let part = Part { owner: place.resident.owner(), number: part };
         self.unwanted.remove(&part);

@@ -110,7 +110,7 @@ impl ResidentModel {
             .collect::<Result<Vec<_>, BackendError>>()?;
         loaded.into_iter().for_each(|(id, tensor)| self.set(id, tensor));
         let known = self.parts.get_mut(part as usize);
-        known.ok_or(BackendError::Batch("a part that the model does not have"))?.resolved = true;
+        known.ok_or(BackendError::Absent("a part that the model does not have"))?.resolved = true;
         self.changed(part);
         Ok(())
     }
@@ -133,7 +133,7 @@ impl ResidentModel {
             let of_part = program.parts().get(part as usize).is_some_and(|part| part.tensors.contains(&id.0));
             let tensor = program.tensor(*id).filter(|_| of_part);
             let tensor =
-                tensor.ok_or(BackendError::Batch("an expert was chosen that the layer does not have"))?;
+                tensor.ok_or(BackendError::Absent("an expert was chosen that the layer does not have"))?;
             let loaded = loader.cache.load(loader.backend, tensor, loader.part)?;
             self.set(*id, loaded);
             if let Some(known) = self.parts.get_mut(part as usize) {

@@ -108,7 +108,9 @@ pub(super) fn run(
     }
     let sampled = backend.sample(&arrays.samples)?;
     if sampled.len() != arrays.samples.len() {
-        return Err(BackendError::Batch("the sampler returned a different number of tokens than requested"));
+        return Err(BackendError::Internal(
+            "the sampler returned a different number of tokens than requested".to_owned(),
+        ));
     }
     Ok(sampled)
 }

@@ -162,15 +162,18 @@ fn backend_code(error: &BackendError) -> ErrorCode {
     match error {
         BackendError::Unsupported { .. } | BackendError::Operation { .. } => ErrorCode::ModelUnsupported,
         BackendError::OutOfMemory { .. } => ErrorCode::OutOfMemory,
-        BackendError::Shape { .. } | BackendError::NotFinite => ErrorCode::ModelCorrupt,
+        BackendError::NotFinite => ErrorCode::ModelCorrupt,
         BackendError::Dims(_) => ErrorCode::ModelUnsupported,
         BackendError::Start { .. } | BackendError::DeviceLost { .. } | BackendError::Upload { .. } => {
             ErrorCode::DeviceFailed
         }
-        BackendError::Device(error) if error.is_out_of_memory() => ErrorCode::OutOfMemory,
-        BackendError::Device(_) => ErrorCode::DeviceFailed,
+        BackendError::Device { short: Some(_), .. } => ErrorCode::OutOfMemory,
+        BackendError::Device { .. } => ErrorCode::DeviceFailed,
         BackendError::GivenUp => ErrorCode::Cancelled,
-        BackendError::Batch(_) | BackendError::Internal(_) => ErrorCode::Internal,
+        BackendError::Batch(_)
+        | BackendError::OutOfOrder(_)
+        | BackendError::Absent(_)
+        | BackendError::Internal(_) => ErrorCode::Internal,
     }
 }
 

@@ -27,13 +27,13 @@ fn batches_that_contradict_themselves_are_refused() {
             logits_rows: &batch.logits,
         };
         match runner.loaded.backend.begin_step(runner.loaded.slot, &step) {
-            Err(BackendError::Batch(text)) => {
+            Err(BackendError::Batch(text) | BackendError::Absent(text)) => {
                 assert!(text.contains(why), "the error {text:?} does not contain {why:?}")
             }
             other => panic!("{why}: {other:?}"),
         }
         // After a refused batch, no part can run.
-        assert!(matches!(runner.loaded.try_run(0), Err(BackendError::Batch(_))));
+        assert!(matches!(runner.loaded.try_run(0), Err(BackendError::OutOfOrder(_))));
     };
     let with = |change: &dyn Fn(&mut Batch)| {
         let mut batch = good.clone();
@@ -72,9 +72,9 @@ fn batches_that_contradict_themselves_are_refused() {
 fn parts_out_of_order_are_refused() {
     let model = Small::new(&long_recipe(DType::F32));
     let mut runner = Runner::new(&model, CpuOptions::default(), 1);
-    let batch =
-        |result: Result<Progress, BackendError>| assert!(matches!(result, Err(BackendError::Batch(_))));
-    batch(runner.loaded.try_run(0)); // no step has begun
+    let refused =
+        |result: Result<Progress, BackendError>| assert!(matches!(result, Err(BackendError::OutOfOrder(_))));
+    refused(runner.loaded.try_run(0)); // no step has begun
     runner.begin(&rows(&tokens(1, 3), 0, 3), &[table(1)]);
     let draw = SampleRow {
         temperature: 0.0,
@@ -86,23 +86,26 @@ fn parts_out_of_order_are_refused() {
         top_logprobs: 0,
     };
     let drawn = runner.loaded.backend.sample(std::slice::from_ref(&draw));
-    assert!(matches!(drawn, Err(BackendError::Batch(_))), "sampling worked before any logits");
-    assert!(matches!(runner.loaded.backend.logits(0), Err(BackendError::Batch(_))));
-    batch(runner.loaded.try_run(0));
-    batch(runner.loaded.try_run(2));
-    batch(runner.loaded.try_run(99));
+    assert!(matches!(drawn, Err(BackendError::OutOfOrder(_))), "sampling worked before any logits");
+    assert!(matches!(
+        runner.loaded.backend.logits(0),
+        Err(BackendError::OutOfOrder(_) | BackendError::Absent(_))
+    ));
+    refused(runner.loaded.try_run(0));
+    refused(runner.loaded.try_run(2));
+    refused(runner.loaded.try_run(99));
     (0..model.layers.len()).for_each(|layer| {
         runner.attention(layer);
         runner.ffn(layer);
     });
     runner.head();
-    batch(runner.loaded.try_run(runner.loaded.program.head_part()));
+    refused(runner.loaded.try_run(runner.loaded.program.head_part()));
     let drawn = runner.loaded.backend.sample(&[draw]);
     assert!(
         matches!(drawn, Err(BackendError::Batch(_))),
         "sampling took one draw for three rows with logits"
     );
-    assert!(matches!(runner.loaded.backend.logits(3), Err(BackendError::Batch(_))));
+    assert!(matches!(runner.loaded.backend.logits(3), Err(BackendError::Absent(_))));
     assert_eq!(runner.loaded.backend.logits(2).unwrap().len(), VOCAB);
 }
 
@@ -131,7 +134,10 @@ fn a_part_stops_at_experts_that_are_not_loaded_and_goes_on_with_them() {
     assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Needs(first.to_vec()));
     runner.loaded.load(2, first);
     assert_eq!(runner.loaded.try_run(2).unwrap(), Progress::Done);
-    assert!(matches!(runner.loaded.try_run(2), Err(BackendError::Batch(_))), "a finished part ran again");
+    assert!(
+        matches!(runner.loaded.try_run(2), Err(BackendError::OutOfOrder(_))),
+        "a finished part ran again"
+    );
 }
 
 #[test]

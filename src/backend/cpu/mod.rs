@@ -50,8 +50,8 @@ use sample::SampleScratch;
 use simd::Level;
 
 use super::{
-    Activations, Backend, BackendError, BackendInfo, DeviceTensor, KvType, ModelSlot, Progress, SampleRow,
-    Sampled, StepBatch, StepLimits, Storage, Weights,
+    Activations, Backend, BackendError, BackendInfo, Cause, DeviceTensor, KvType, ModelSlot, Progress,
+    SampleRow, Sampled, StepBatch, StepLimits, Storage, Weights, cause,
 };
 use crate::program::{Program, ValueId};
 use crate::tensor::LazyTensor;
@@ -104,12 +104,12 @@ impl CpuBackend {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_exact_threads(options: CpuOptions, threads: usize) -> Result<Self, BackendError> {
-        let start = |what: &'static str, why: String| BackendError::Start { what, why };
+        let start = |what: &'static str, source: Cause| BackendError::Start { what, source };
         let kernels = match options.isa {
             None => Kernels::detect(),
-            Some(isa) => Kernels::new(isa).map_err(|e| start("the instruction set", e.to_string()))?,
+            Some(isa) => Kernels::new(isa).map_err(|e| start("the instruction set", cause(e)))?,
         };
-        let pool = Pool::new(threads).map_err(|e| start("a compute thread", e.to_string()))?;
+        let pool = Pool::new(threads).map_err(|e| start("a compute thread", cause(e)))?;
         let workers = (0..pool.threads()).map(|_| Worker::default()).collect();
         let (level, mode) = (Level::of(kernels), options.activations);
         Ok(Self {
@@ -143,7 +143,7 @@ impl CpuBackend {
     /// The model whose step is running, and the compute state.
     fn step(&mut self) -> Result<(&mut Compute, &mut Model), BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        model.map(|m| (&mut self.compute, m)).ok_or(BackendError::Batch("no step was begun"))
+        model.map(|m| (&mut self.compute, m)).ok_or(BackendError::OutOfOrder("no step has begun"))
     }
 }
 
@@ -214,7 +214,7 @@ impl Backend for CpuBackend {
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("the model is not open"))?;
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
         model.begin(batch)?;
         self.current = Some(slot);
         Ok(())
@@ -228,9 +228,13 @@ impl Backend for CpuBackend {
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let level = self.compute.level;
         let model = self.current.and_then(|slot| self.models.get(&slot));
-        let model = model.filter(|m| m.has_logits).ok_or(BackendError::Batch("no logits to draw from"))?;
+        let model = model
+            .filter(|m| m.has_logits)
+            .ok_or(BackendError::OutOfOrder("there are no logits to sample from"))?;
         if rows.len() != model.step.logits_rows.len() {
-            return Err(BackendError::Batch("rows to draw differ in number from rows with logits"));
+            return Err(BackendError::Batch(
+                "the number of rows to sample differs from the number of rows with logits",
+            ));
         }
         let scratch = &mut self.sample;
         let draw = |(row, i)| sample::sample(level, model.logits(i), row, scratch);
@@ -240,7 +244,7 @@ impl Backend for CpuBackend {
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let (_, model) = self.step()?;
         if !model.has_logits || index >= model.step.logits_rows.len() {
-            return Err(BackendError::Batch("the row has no logits"));
+            return Err(BackendError::Absent("the row has no logits"));
         }
         Ok(model.logits(index).to_vec())
     }

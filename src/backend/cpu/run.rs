@@ -29,7 +29,7 @@ pub fn run(
     let first = match part {
         _ if part == at && first < done => first,
         _ if part == at + 1 && first == done => 0,
-        _ => return Err(BackendError::Batch("the part does not follow the last one")),
+        _ => return Err(BackendError::OutOfOrder("a part was run out of turn")),
     };
     let bound = std::sync::Arc::clone(&model.bound);
     let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);

@@ -153,14 +153,14 @@ impl HipBackend {
     /// The model whose step is in progress.
     fn step(&mut self) -> Result<&mut Model, BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        model.ok_or(BackendError::Batch("no step has begun"))
+        model.ok_or(BackendError::OutOfOrder("no step has begun"))
     }
 
     /// Runs the remaining units of the current part.
     fn go_on(&mut self, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let Self { device, stream, options, uploader, waiter, waited, load_waits, .. } = self;
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
+        let model = model.ok_or(BackendError::OutOfOrder("no step has begun"))?;
         while model.unit().is_some() {
             let patience = options.patience;
             let loads = Loads { device, stream, uploader, waiter, patience, waited, waits: load_waits };
@@ -384,7 +384,7 @@ impl Backend for HipBackend {
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
         self.settle()?; // the new step overwrites the last step's arrays
-        let model = self.models.get_mut(&slot).ok_or(BackendError::Batch("the model is not open"))?;
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
         model.begin(&self.device, &self.stream, batch, self.replays.allowed)?;
         self.waited.set(false);
         self.load_waits.get_mut().begin();
@@ -396,7 +396,7 @@ impl Backend for HipBackend {
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let (device, stream) = (&self.device, &self.stream);
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
-        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
+        let model = model.ok_or(BackendError::OutOfOrder("no step has begun"))?;
         model.enter(device, stream, part, weights)?;
         if let Progress::Needs(missing) = self.go_on(weights)? {
             return Ok(Progress::Needs(missing));
@@ -415,7 +415,7 @@ impl Backend for HipBackend {
 
     fn sample(&mut self, rows: &[SampleRow]) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot)).filter(|m| m.step.has_logits);
-        let model = model.ok_or(BackendError::Batch("there are no logits to sample from"))?;
+        let model = model.ok_or(BackendError::OutOfOrder("there are no logits to sample from"))?;
         if rows.len() != model.step.logits_rows {
             return Err(BackendError::Batch(
                 "the number of rows to sample differs from the number of rows with logits",
@@ -438,12 +438,12 @@ impl Backend for HipBackend {
     fn logits(&mut self, index: usize) -> Result<Vec<f32>, BackendError> {
         let model = self.step()?;
         if !model.step.has_logits || index >= model.step.logits_rows {
-            return Err(BackendError::Batch("the row has no logits"));
+            return Err(BackendError::Absent("the row has no logits"));
         }
         self.settle()?;
         let (device_stream, slot) = (&self.stream, self.current);
         let model = slot.and_then(|slot| self.models.get(&slot));
-        let model = model.ok_or(BackendError::Batch("no step has begun"))?;
+        let model = model.ok_or(BackendError::OutOfOrder("no step has begun"))?;
         let vocab = model.program.vocab();
         let mut logits = vec![0f32; vocab];
         let range = model.logits()?.range(index * vocab * 4, vocab * 4)?;

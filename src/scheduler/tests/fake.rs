@@ -86,7 +86,7 @@ impl Control {
         move || {
             assert!(control.take(&[Fault::LoseDeviceByPanic]).is_none(), "planted in the factory");
             if control.take(&[Fault::LoseDevice]).is_some() {
-                return Err(BackendError::Start { what: "the device", why: "it is gone".into() });
+                return Err(BackendError::Start { what: "the device", source: cause("it is gone") });
             }
             let mut state = control.0.0.lock();
             state.opened += 1;

@@ -203,7 +203,7 @@ impl Copy {
         if self.uploaded {
             return;
         }
-        let lost = || BackendError::Upload { tensor: self.name.clone(), why: "planted".into() };
+        let lost = || BackendError::Upload { tensor: self.name.clone(), source: cause("planted") };
         let fails = self.state.lock().fails;
         self.arrival.decide(if fails { Err(lost()) } else { Ok(()) });
     }

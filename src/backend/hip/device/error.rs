@@ -1,10 +1,10 @@
 //! Errors of a device. Each failed driver call carries device, call, code and name.
 
-use crate::backend::BackendError;
 use crate::backend::hip::device::arena::Owner;
 use crate::backend::hip::device::binding::sys::hipError_t as Code;
 use crate::backend::hip::device::binding::{LibraryError, Raw};
 use crate::backend::hip::kernels::objects::ObjectError;
+use crate::backend::{BackendError, Shortage, cause};
 
 /// Why a device did not do what was asked. The text says what to do about it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -74,7 +74,14 @@ impl From<HipError> for BackendError {
                 call: failure.call,
                 why: format!("code {} ({}); {LOST_ADVICE}", failure.code, failure.name),
             },
-            other => Self::Device(other),
+            HipError::OutOfMemory { owner, need_bytes, .. } => {
+                let need = Some((owner.to_string(), need_bytes));
+                Self::Device { short: Some(Shortage { need }), source: cause(error) }
+            }
+            other => {
+                let short = other.is_out_of_memory().then_some(Shortage { need: None });
+                Self::Device { short, source: cause(other) }
+            }
         }
     }
 }

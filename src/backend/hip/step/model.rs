@@ -221,13 +221,13 @@ impl Model {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         if !self.step.begun {
-            return Err(BackendError::Batch("no step has begun"));
+            return Err(BackendError::OutOfOrder("no step has begun"));
         }
         let generation = weights.generations.get(part as usize).copied();
         let bound = self.bound.parts.get(part as usize).filter(|_| part == self.step.part);
         let addresses = self.addresses.get_mut(part as usize);
         let (Some(bound), Some(addresses), Some(generation)) = (bound, addresses, generation) else {
-            return Err(BackendError::Batch("a part was run out of order"));
+            return Err(BackendError::OutOfOrder("a part was run out of turn"));
         };
         addresses.enter(bound, weights, generation);
         let lacks = addresses.lacks_any();

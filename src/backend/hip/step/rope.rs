@@ -1,7 +1,7 @@
 //! Rotary tables on the device: cosines and sines of all positions so far.
 
-use crate::backend::BackendError;
 use crate::backend::hip::{Buffer, Device, DevicePtr, Owner, Stream};
+use crate::backend::{BackendError, cause};
 use crate::program::{Program, Rope, RopeAngles};
 use crate::tensor::{DType, LazyTensor};
 
@@ -83,7 +83,7 @@ fn floats(tensor: &LazyTensor) -> Result<Vec<f32>, BackendError> {
     let (words, rest) = tensor.bytes().as_chunks::<4>();
     if !rest.is_empty() || tensor.dtype() != DType::F32 {
         let why = "the rotary factors are not F32".to_owned();
-        return Err(BackendError::Upload { tensor: tensor.name().to_owned(), why });
+        return Err(BackendError::Upload { tensor: tensor.name().to_owned(), source: cause(why) });
     }
     Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
 }

@@ -174,7 +174,7 @@ mod interleavings {
     use crate::lock::checker::{explore, spawn};
 
     fn failed() -> BackendError {
-        BackendError::Upload { tensor: "blk.0".into(), why: "planted".into() }
+        BackendError::Upload { tensor: "blk.0".into(), source: crate::backend::cause("planted") }
     }
 
     fn submitted(arrival: &Arrival<u32>) -> Result<Option<Arc<u32>>, BackendError> {

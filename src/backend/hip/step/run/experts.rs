@@ -48,7 +48,7 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let tables = weights.experts.get(unit.set).copied().flatten();
-        let tables = tables.ok_or(BackendError::Batch("no expert of a layer is loaded"))?;
+        let tables = tables.ok_or(BackendError::Absent("no expert of a layer is loaded"))?;
         let [gate, up, down] = tables;
         let used = unit.choice.used;
         self.experts_gated(unit, [gate, up], self.pair_form(down.dtype), rows * used)?;

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use super::routes::Way;
 use super::{BUFFER_BYTES, Ended, Shared, Streams};
-use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice::repack;
 use crate::backend::hip::kernels::matmul::{Repack, RepackRows};
 use crate::backend::hip::weights::Weight;
 use crate::backend::hip::weights::arrival::Arrival;
 use crate::backend::hip::{Buffer, Device, DevicePtr, Event, Grid, HipError, Stream};
+use crate::backend::{BackendError, cause};
 use crate::lock::{Mutex, Rank};
 use crate::tensor::{LazyTensor, MappedFile};
 
@@ -83,7 +83,7 @@ impl Job {
         let unit_bytes = dtype.row_bytes(unit_values).filter(|b| (1..=BUFFER_BYTES as u64).contains(b));
         let unit_bytes = unit_bytes.ok_or_else(|| BackendError::Upload {
             tensor: tensor.name().to_owned(),
-            why: format!("one of its rows is longer than {BUFFER_BYTES} bytes"),
+            source: cause(format!("one of its rows is longer than {BUFFER_BYTES} bytes")),
         })?;
         Ok(Self {
             arrival,
@@ -147,8 +147,8 @@ impl Job {
         }
     }
 
-    pub(super) fn failure(&self, why: String) -> BackendError {
-        BackendError::Upload { tensor: self.tensor.name().to_owned(), why }
+    pub(super) fn failure(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> BackendError {
+        BackendError::Upload { tensor: self.tensor.name().to_owned(), source: cause(why) }
     }
 
     /// Byte range of units in the file.
@@ -285,7 +285,7 @@ impl Part<'_> {
         if self.job.failed.lock().is_some() {
             return Ok(None);
         }
-        file.read_past_cache(&range, out).map_err(|error| self.job.failure(error.to_string()))
+        file.read_past_cache(&range, out).map_err(|error| self.job.failure(error))
     }
 
     /// Reads the part into the first bytes of `out`.
@@ -298,7 +298,7 @@ impl Part<'_> {
         }
         let out = out.get_mut(..self.bytes()).unwrap_or_default();
         let read = self.job.tensor.file().read_at(self.range().start, out);
-        read.map_err(|error| self.job.failure(error.to_string()))
+        read.map_err(|error| self.job.failure(error))
     }
 
     /// Launches the kernel that repacks the bytes in `slot`, from `start` on, into planes. It waits for the memory's

@@ -22,7 +22,7 @@ use routes::{CopyRates, Routes};
 use staging::Staging;
 
 use crate::backend::hip::{Device, Event, HipError, Stream, StreamPriority};
-use crate::backend::{BackendError, UploadRate};
+use crate::backend::{BackendError, UploadRate, cause};
 use crate::lock::{Condvar, Mutex, Rank};
 
 /// Bytes per pinned buffer. Several threads reached the link's rate with this size; larger buffers were slower.
@@ -212,7 +212,7 @@ impl Uploader {
     fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), BackendError> {
         let start = |e: std::io::Error| BackendError::Start {
             what: "an upload thread cannot start",
-            why: e.to_string(),
+            source: cause(e),
         };
         let thread = std::thread::Builder::new().name(name).spawn(run).map_err(start)?;
         self.threads.push(thread);
@@ -285,7 +285,7 @@ fn tell(ends: &Receiver<Ended>, shared: &Shared) {
             let file = job.tensor.file();
             let whole = || file.check_poison().and_then(|()| file.check_unchanged());
             let result = ended.clone().and(failed.map_or(Ok(()), Err));
-            let result = result.and_then(|()| whole().map_err(|error| job.failure(error.to_string())));
+            let result = result.and_then(|()| whole().map_err(|error| job.failure(error)));
             let counts = &shared.counts;
             let count = if result.is_ok() { &counts.uploads } else { &counts.failures };
             count.fetch_add(1, Ordering::Relaxed);
