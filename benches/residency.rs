@@ -99,7 +99,7 @@ fn main() -> Result<(), Failure> {
 
     let loaded = || handle.snapshot().device.upload_bytes;
     let clear = || {
-        wait(handle.clear_gpu_cache(Some(model.id)))?;
+        wait(handle.evict_weights(Some(model.id)))?;
         std::thread::sleep(WIPED);
         Ok::<_, Failure>(())
     };

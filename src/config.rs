@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::backend::hip::{FileReads, UploadPath};
 use crate::backend::{Activations, KvType};
-use crate::model::pages::{HostPolicy, Residency};
+use crate::model::pages::{HostPolicy, PageResidency};
 
 /// Longest configuration file; the file is read whole.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -213,11 +213,11 @@ pub enum Simd {
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// For mapped models.
-    pub residency: Residency,
+    pub residency: PageResidency,
     /// Most memory to lock for all models together, in MiB; 0: three quarters of the machine's memory.
     pub lock_mib: u64,
     /// Exceptions by model name; models to be kept in memory are mapped at start.
-    pub models: BTreeMap<String, Residency>,
+    pub models: BTreeMap<String, PageResidency>,
 }
 
 /// Weights on a device.
@@ -567,10 +567,10 @@ mod tests {
     fn models_are_kept_in_memory_by_name() {
         let text = "[host]\nresidency = 'populate'\nlock_mib = 2\nmodels = { a = 'lock', \"b.c\" = 'none' }";
         let policy = Config::parse(text).unwrap().host_policy();
-        assert_eq!((policy.residency, policy.lock_bytes_max), (Residency::Populate, 2 << 20));
-        assert_eq!((policy.models["a"], policy.models["b.c"]), (Residency::Lock, Residency::None));
+        assert_eq!((policy.residency, policy.lock_bytes_max), (PageResidency::Populate, 2 << 20));
+        assert_eq!((policy.models["a"], policy.models["b.c"]), (PageResidency::Lock, PageResidency::None));
         let all = Config::default().host_policy();
-        assert_eq!((all.residency, all.models.len()), (Residency::None, 0));
+        assert_eq!((all.residency, all.models.len()), (PageResidency::None, 0));
         assert_eq!(all.lock_bytes_max, memory_bytes() / 4 * 3);
         assert!(Config::parse("[host]\nresidency = 'always'").is_err());
     }

@@ -40,7 +40,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`crate::Connection::call`]; `Forbidden` for models that another user loaded.
-    pub fn clear_gpu_cache(&self, model: Option<&str>) -> Result<ClearCacheReply, ClientError> {
+    pub fn evict_weights(&self, model: Option<&str>) -> Result<ClearCacheReply, ClientError> {
         let scope = model.map_or(CacheScope::All, |model| CacheScope::Model(model.to_owned()));
         self.call(&ClearCacheRequest { scope, ext: vec![] })
     }
@@ -49,7 +49,7 @@ impl Client {
     /// model's file in memory.
     ///
     /// # Errors
-    /// As [`Client::clear_gpu_cache`].
+    /// As [`Client::evict_weights`].
     pub fn pin(&self, model: &str) -> Result<SetRulesReply, ClientError> {
         self.pinned(model, true)
     }

@@ -10,17 +10,17 @@
 
 use std::collections::HashMap;
 
-use super::Owner;
+use crate::program::ModelId;
 
 /// Weight of the newest interval in the estimate.
 const NEWEST: f64 = 0.5;
 
-/// An owner whose parts may be evicted.
+/// A model whose parts may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The owner.
-    pub owner: Owner,
-    /// Owners of a lower priority are evicted first, whatever their use.
+    /// The model.
+    pub model: ModelId,
+    /// Models of a lower priority are evicted first, whatever their use.
     pub priority: u8,
 }
 
@@ -31,24 +31,24 @@ struct Uses {
     interval: Option<f64>,
 }
 
-/// Use history of owners, in turns.
+/// Use history of models, in turns.
 #[derive(Clone, Debug, Default)]
 pub struct Eviction {
     turn: u64,
-    current: Option<Owner>,
-    uses: HashMap<Owner, Uses>,
+    current: Option<ModelId>,
+    uses: HashMap<ModelId, Uses>,
 }
 
 impl Eviction {
-    /// Records a use of the owner. Cheap if it is also the last one used.
-    pub fn used(&mut self, owner: Owner) {
-        if self.current == Some(owner) {
+    /// Records a use of the model. Cheap if it is also the last one used.
+    pub fn used(&mut self, model: ModelId) {
+        if self.current == Some(model) {
             return;
         }
-        self.current = Some(owner);
+        self.current = Some(model);
         self.turn += 1;
         let turn = self.turn;
-        let uses = self.uses.entry(owner).or_insert(Uses { last: turn, interval: None });
+        let uses = self.uses.entry(model).or_insert(Uses { last: turn, interval: None });
         if uses.last < turn {
             let newest = (turn - uses.last) as f64;
             uses.interval = Some(uses.interval.map_or(newest, |old| old + NEWEST * (newest - old)));
@@ -56,38 +56,38 @@ impl Eviction {
         }
     }
 
-    /// Forgets an owner that no longer exists.
-    pub fn forget(&mut self, owner: Owner) {
-        self.uses.remove(&owner);
-        if self.current == Some(owner) {
+    /// Forgets a model that no longer exists.
+    pub fn forget(&mut self, model: ModelId) {
+        self.uses.remove(&model);
+        if self.current == Some(model) {
             self.current = None;
         }
     }
 
-    /// Estimated turns until the owner's next use: the rest of its interval, or, past that, as many turns as it is
-    /// overdue. Infinite for an owner that was used once or never.
-    pub fn turns_left(&self, owner: Owner) -> f64 {
-        let Some(uses) = self.uses.get(&owner) else { return f64::INFINITY };
+    /// Estimated turns until the model's next use: the rest of its interval, or, past that, as many turns as it is
+    /// overdue. Infinite for a model that was used once or never.
+    pub fn turns_left(&self, model: ModelId) -> f64 {
+        let Some(uses) = self.uses.get(&model) else { return f64::INFINITY };
         let idle = (self.turn - uses.last) as f64;
         uses.interval.map_or(f64::INFINITY, |interval| (interval - idle).abs())
     }
 
-    /// Turns since the owner's last use; `u64::MAX` if it was never used.
-    fn idle(&self, owner: Owner) -> u64 {
-        self.uses.get(&owner).map_or(u64::MAX, |uses| self.turn - uses.last)
+    /// Turns since the model's last use; `u64::MAX` if it was never used.
+    fn idle(&self, model: ModelId) -> u64 {
+        self.uses.get(&model).map_or(u64::MAX, |uses| self.turn - uses.last)
     }
 
     /// Sorts candidates into eviction order: lowest priority first, then the latest expected next use, then the longest
     /// unused.
     pub fn order(&self, candidates: &mut [Candidate]) {
         candidates.sort_by(|a, b| {
-            let left = |c: &Candidate| self.turns_left(c.owner);
-            let idle = |c: &Candidate| self.idle(c.owner);
+            let left = |c: &Candidate| self.turns_left(c.model);
+            let idle = |c: &Candidate| self.idle(c.model);
             a.priority
                 .cmp(&b.priority)
                 .then(left(b).total_cmp(&left(a)))
                 .then(idle(b).cmp(&idle(a)))
-                .then(a.owner.cmp(&b.owner))
+                .then(a.model.cmp(&b.model))
         });
     }
 }
@@ -114,22 +114,22 @@ mod tests {
         let (mut eviction, mut there) = (Eviction::default(), BTreeSet::new());
         let mut moved = 0;
         for &model in order {
-            eviction.used(Owner(model));
+            eviction.used(ModelId(model));
             for layer in 0..LAYERS {
                 if !there.insert((model, layer)) {
                     continue;
                 }
                 moved += 1;
                 if there.len() > room {
-                    let others: BTreeSet<u64> = there.iter().map(|(owner, _)| *owner).collect();
+                    let others: BTreeSet<u64> = there.iter().map(|(other, _)| *other).collect();
                     let mut candidates: Vec<_> = others
                         .into_iter()
                         .filter(|other| *other != model)
-                        .map(|owner| Candidate { owner: Owner(owner), priority: 0 })
+                        .map(|other| Candidate { model: ModelId(other), priority: 0 })
                         .collect();
                     eviction.order(&mut candidates);
-                    let owner = candidates[0].owner.0;
-                    let last = there.iter().rfind(|(other, _)| *other == owner).copied().unwrap();
+                    let first = candidates[0].model.0;
+                    let last = there.iter().rfind(|(other, _)| *other == first).copied().unwrap();
                     there.remove(&last);
                 }
             }
@@ -149,9 +149,9 @@ mod tests {
                 moved += 1;
                 if there.len() > room {
                     let next =
-                        |owner: u64| order[now..].iter().position(|m| *m == owner).unwrap_or(usize::MAX);
-                    let others = there.iter().filter(|(owner, _)| *owner != model);
-                    let gone = *others.max_by_key(|(owner, layer)| (next(*owner), *layer)).unwrap();
+                        |model: u64| order[now..].iter().position(|m| *m == model).unwrap_or(usize::MAX);
+                    let others = there.iter().filter(|(other, _)| *other != model);
+                    let gone = *others.max_by_key(|(other, layer)| (next(*other), *layer)).unwrap();
                     there.remove(&gone);
                 }
             }
@@ -228,12 +228,12 @@ mod tests {
     #[test]
     fn priority_comes_before_use() {
         let mut eviction = Eviction::default();
-        [1, 2, 1, 2, 3].into_iter().for_each(|owner| eviction.used(Owner(owner)));
-        let candidate = |owner, priority| Candidate { owner: Owner(owner), priority };
+        [1, 2, 1, 2, 3].into_iter().for_each(|model| eviction.used(ModelId(model)));
+        let candidate = |model, priority| Candidate { model: ModelId(model), priority };
         let mut candidates = [candidate(1, 1), candidate(2, 0), candidate(7, 1)];
         eviction.order(&mut candidates);
-        assert_eq!(candidates.map(|c| c.owner.0), [2, 7, 1], "the lower priority, then the one never used");
-        eviction.forget(Owner(1));
-        assert!(eviction.turns_left(Owner(1)).is_infinite());
+        assert_eq!(candidates.map(|c| c.model.0), [2, 7, 1], "the lower priority, then the one never used");
+        eviction.forget(ModelId(1));
+        assert!(eviction.turns_left(ModelId(1)).is_infinite());
     }
 }

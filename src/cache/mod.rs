@@ -4,7 +4,7 @@
 //! request tries again. The engine thread that owns the device owns its cache too, so there is no lock and no second
 //! loader. All callers for a loading tensor get the same handle and wait for it.
 //!
-//! Tensors are loaded one by one and evicted by [`Part`]: a layer that lacks one tensor is useless. `eviction` picks
+//! Tensors are loaded one by one and evicted by [`PartId`]: a layer that lacks one tensor is useless. `eviction` picks
 //! the part.
 
 mod eviction;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 pub use eviction::{Candidate, Eviction, used_again_last};
 
 use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, LoadState, Storage};
-use crate::program::{Residence, Tensor};
+use crate::program::{ModelId, PartId, Residence, Tensor};
 use crate::tensor::{LazyTensor, MappedFile};
 
 /// Counters of a cache since its creation.
@@ -33,19 +33,6 @@ pub struct CacheCounters {
     pub evicted_bytes: u64,
 }
 
-/// The owner of loaded tensors: a model's number. The cache gives it no meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Owner(pub u64);
-
-/// Tensors of an owner that are used together, numbered in the order of use in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
-    /// The owner.
-    pub owner: Owner,
-    /// Position in the order of use.
-    pub number: u32,
-}
-
 /// What a device holds of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
@@ -61,7 +48,7 @@ pub struct Held {
 #[derive(Debug, Default)]
 pub struct TensorCache {
     resident: HashMap<Key, Entry>,
-    parts: BTreeMap<Part, Members>,
+    parts: BTreeMap<PartId, Members>,
     /// Entries in flight at the last look.
     on_the_way: Vec<Key>,
     /// Tensors evicted while loading; their memory is freed when the load completes.
@@ -73,7 +60,7 @@ pub struct TensorCache {
 #[derive(Debug)]
 struct Entry {
     tensor: DeviceTensor,
-    part: Part,
+    part: PartId,
 }
 
 #[derive(Debug, Default)]
@@ -94,9 +81,9 @@ struct Key {
 }
 
 /// Logs the start of a tensor's load.
-fn begins(tensor: &LazyTensor, part: Part) {
+fn begins(tensor: &LazyTensor, part: PartId) {
     let (tensor, bytes) = (tensor.name(), tensor.range().end - tensor.range().start);
-    tracing::debug!(tensor, bytes, model = part.owner.0, part = part.number, "a tensor's load begins");
+    tracing::debug!(tensor, bytes, model = part.model.0, part = part.part, "a tensor's load begins");
 }
 
 impl Key {
@@ -125,7 +112,7 @@ impl TensorCache {
         &mut self,
         backend: &mut dyn Backend,
         tensor: &Tensor,
-        part: Part,
+        part: PartId,
     ) -> Result<DeviceTensor, BackendError> {
         let lazy = &tensor.lazy;
         self.load_with(Key::of(lazy, tensor.residence == Residence::Host), part, || {
@@ -140,7 +127,7 @@ impl TensorCache {
     fn load_with(
         &mut self,
         key: Key,
-        part: Part,
+        part: PartId,
         load: impl FnOnce() -> Result<DeviceTensor, BackendError>,
     ) -> Result<DeviceTensor, BackendError> {
         if let Some(there) = self.resident.get(&key) {
@@ -197,7 +184,7 @@ impl TensorCache {
     }
 
     /// Updates the loads in flight; returns the parts whose last tensor completed since the last call.
-    pub fn look(&mut self) -> Vec<Part> {
+    pub fn look(&mut self) -> Vec<PartId> {
         let (mut left, mut arrived) = (Vec::new(), Vec::new());
         for key in std::mem::take(&mut self.on_the_way) {
             let Some(entry) = self.resident.get(&key) else { continue };
@@ -221,7 +208,7 @@ impl TensorCache {
     }
 
     /// Memory of one tensor of `part` that was in flight at the last [`TensorCache::look`].
-    pub fn on_its_way(&self, part: Part) -> Option<Arc<dyn DeviceMemory>> {
+    pub fn on_its_way(&self, part: PartId) -> Option<Arc<dyn DeviceMemory>> {
         let entries = self.on_the_way.iter().filter_map(|key| self.resident.get(key));
         entries.filter(|entry| entry.part == part).find_map(|entry| match &entry.tensor.storage {
             Storage::Device(memory) => Some(Arc::clone(memory)),
@@ -235,7 +222,7 @@ impl TensorCache {
     }
 
     /// Evicts tensors whose loads failed. Returns the parts they were loaded for, possibly with repeats.
-    pub fn clear_failed(&mut self) -> Vec<Part> {
+    pub fn clear_failed(&mut self) -> Vec<PartId> {
         let failed = |entry: &&Entry| matches!(entry.tensor.state(), LoadState::Failed(_));
         let parts = self.resident.values().filter(failed).map(|entry| entry.part).collect();
         self.remove_all(|_, entry| failed(&entry));
@@ -256,7 +243,7 @@ impl TensorCache {
 
     /// Evicts a part, and counts that if it held anything. Returns its bytes, which are free once the last handle
     /// drops.
-    pub fn evict(&mut self, part: Part) -> u64 {
+    pub fn evict(&mut self, part: PartId) -> u64 {
         let Some(members) = self.parts.get(&part) else { return 0 };
         let (bytes, keys) = (members.held.bytes, members.keys.clone());
         keys.iter().for_each(|key| self.remove(key));
@@ -274,20 +261,20 @@ impl TensorCache {
         self.device_bytes = 0;
     }
 
-    /// What is held of an owner, by part, in the order of use.
-    pub fn parts_of(&self, owner: Owner) -> impl DoubleEndedIterator<Item = (u32, Held)> {
-        let all = Part { owner, number: 0 }..=Part { owner, number: u32::MAX };
-        self.parts.range(all).map(|(part, members)| (part.number, members.held))
+    /// What is held of a model, by part, in the order of use.
+    pub fn parts_of(&self, model: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
+        let all = PartId { model, part: 0 }..=PartId { model, part: u32::MAX };
+        self.parts.range(all).map(|(part, members)| (part.part, members.held))
     }
 
     /// What is held of a part.
-    pub fn held(&self, part: Part) -> Held {
+    pub fn held(&self, part: PartId) -> Held {
         self.parts.get(&part).map(|members| members.held).unwrap_or_default()
     }
 
-    /// Device bytes held for an owner, with loads in flight.
-    pub fn bytes_of(&self, owner: Owner) -> u64 {
-        self.parts_of(owner).map(|(_, held)| held.bytes).sum()
+    /// Device bytes held for a model, with loads in flight.
+    pub fn bytes_of(&self, model: ModelId) -> u64 {
+        self.parts_of(model).map(|(_, held)| held.bytes).sum()
     }
 
     /// Tensors that are resident or in flight.
@@ -329,7 +316,7 @@ mod tests {
         MappedFile::map(std::fs::File::open(file.path()).unwrap()).unwrap()
     }
 
-    const PART: Part = Part { owner: Owner(1), number: 0 };
+    const PART: PartId = PartId { model: ModelId(1), part: 0 };
 
     fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> Tensor {
         let shape = Shape::new(&[256]).unwrap();
@@ -409,7 +396,7 @@ mod tests {
         let storage = Storage::Device(Arc::clone(&copy) as _);
         let loaded = DeviceTensor { tensor: tensor.clone(), storage };
         cache.load_with(Key::of(&tensor, false), PART, || Ok(loaded)).unwrap();
-        let other = Part { number: 1, ..PART };
+        let other = PartId { part: 1, ..PART };
         assert!(cache.on_its_way(PART).is_some() && cache.on_its_way(other).is_none());
         assert!(cache.departing().is_none(), "it was not evicted");
         cache.clear_file(&file);
@@ -423,12 +410,12 @@ mod tests {
     #[test]
     fn a_part_leaves_whole_and_alone() {
         let (mut cache, mut backend, file) = (TensorCache::new(), backend(), file());
-        let part = |owner, number| Part { owner: Owner(owner), number };
+        let part = |model, part| PartId { model: ModelId(model), part };
         for (start, part) in [(0, part(1, 0)), (1024, part(1, 2)), (2048, part(1, 2)), (3072, part(2, 2))] {
             cache.load(&mut backend, &tensor(&file, "t", start, DType::F32), part).unwrap();
         }
         let held = |cache: &TensorCache| -> Vec<(u32, usize)> {
-            cache.parts_of(Owner(1)).map(|(number, held)| (number, held.tensors)).collect()
+            cache.parts_of(ModelId(1)).map(|(number, held)| (number, held.tensors)).collect()
         };
         assert_eq!(held(&cache), [(0, 1), (2, 2)]);
         cache.evict(part(1, 2));

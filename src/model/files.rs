@@ -16,14 +16,14 @@ pub const PARTS_MAX: usize = 256;
 /// Headers and mappings of a model's files, the first part first.
 #[derive(Debug)]
 pub struct ModelFiles {
-    first: Part,
-    others: Vec<Part>,
+    first: Shard,
+    others: Vec<Shard>,
     /// Index in `others` of the part that holds a tensor. Tensors of the first part are looked up in `first`.
     elsewhere: HashMap<Box<str>, usize>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct Shard {
     gguf: Gguf,
     file: Arc<MappedFile>,
 }
@@ -114,7 +114,7 @@ impl ModelFiles {
         let parts = files.len();
         let mut files = files.into_iter();
         let first = match files.next() {
-            Some(file) => Part::open(file, known)?,
+            Some(file) => Shard::open(file, known)?,
             None => return Err(GgufError::from(MapError::Empty).into()),
         };
         if parts == 1 {
@@ -123,7 +123,7 @@ impl ModelFiles {
         first.check_numbers(0, parts)?;
         let (mut others, mut elsewhere) = (Vec::new(), HashMap::new());
         for (number, file) in (1..).zip(files) {
-            let other = Part::open(file, &|_| Vec::new()).map_err(|source| FilesError::Part {
+            let other = Shard::open(file, &|_| Vec::new()).map_err(|source| FilesError::Part {
                 part: number + 1,
                 parts,
                 source,
@@ -148,7 +148,7 @@ impl ModelFiles {
     }
 
     /// A model of one file. A joined file may state 1 part or 0.
-    fn single(first: Part) -> Result<Self, FilesError> {
+    fn single(first: Shard) -> Result<Self, FilesError> {
         match first.gguf.unsigned("split.count") {
             Some(parts) if parts > 1 => {
                 let part = first.gguf.unsigned("split.no").unwrap_or(0).saturating_add(1);
@@ -158,7 +158,7 @@ impl ModelFiles {
         }
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &Shard> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
@@ -213,7 +213,7 @@ impl ModelFiles {
     }
 }
 
-impl Part {
+impl Shard {
     fn open(file: File, known: Known<'_>) -> Result<Self, GgufError> {
         let (gguf, file) = Gguf::open_beside(file, known)?;
         Ok(Self { gguf, file })

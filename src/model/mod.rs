@@ -14,9 +14,7 @@ pub mod store;
 pub mod template;
 pub mod tokenizer;
 
-/// Number of a mapped model, unique during the daemon's run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ModelId(pub u64);
+pub use crate::program::ModelId;
 
 /// A mapped model without its weights. The weights stay in the file until a step needs them.
 #[derive(Debug)]

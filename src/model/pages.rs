@@ -22,7 +22,7 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// Wanted residency of a mapped model in the machine's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Residency {
+pub enum PageResidency {
     /// Left to the kernel: it loads pages on access and evicts them when memory is short.
     #[default]
     None,
@@ -36,16 +36,16 @@ pub enum Residency {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPolicy {
     /// Default for all models. A file passed by a client is at most populated by this, not locked.
-    pub residency: Residency,
+    pub residency: PageResidency,
     /// Residency of models in directories, by name.
-    pub models: BTreeMap<String, Residency>,
+    pub models: BTreeMap<String, PageResidency>,
     /// Most locked bytes of all models together.
     pub lock_bytes_max: u64,
 }
 
 impl Default for HostPolicy {
     fn default() -> Self {
-        Self { residency: Residency::None, models: BTreeMap::new(), lock_bytes_max: u64::MAX }
+        Self { residency: PageResidency::None, models: BTreeMap::new(), lock_bytes_max: u64::MAX }
     }
 }
 
@@ -110,7 +110,7 @@ pub enum PagesState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagesReport {
     /// Wanted residency.
-    pub wanted: Residency,
+    pub wanted: PageResidency,
     /// Progress or result.
     pub state: PagesState,
     /// True when the pages are locked, including pages not yet read.
@@ -127,7 +127,7 @@ pub struct Pages {
 
 #[derive(Debug, Default)]
 struct Inner {
-    wanted: Residency,
+    wanted: PageResidency,
     state: PagesState,
     lock: Option<Locked>,
     read_bytes: u64,
@@ -214,16 +214,16 @@ impl Pages {
     /// True when a lock is wanted: the pages must not be freed.
     pub fn wants_lock(&self) -> bool {
         let inner = self.inner.lock();
-        inner.wanted == Residency::Lock && !matches!(inner.state, PagesState::Refused(_))
+        inner.wanted == PageResidency::Lock && !matches!(inner.state, PagesState::Refused(_))
     }
 
     /// Sets the wanted residency. Returns true when [`Pages::step`] has work. Repeating a refused or failed request
     /// retries it.
-    pub(super) fn want(&self, wanted: Residency) -> bool {
+    pub(super) fn want(&self, wanted: PageResidency) -> bool {
         let mut inner = self.inner.lock();
         let again =
             matches!(inner.state, PagesState::Refused(_) | PagesState::Failed(_) | PagesState::GivenBack)
-                && wanted != Residency::None;
+                && wanted != PageResidency::None;
         if inner.wanted == wanted && !again {
             return false;
         }
@@ -233,7 +233,7 @@ impl Pages {
     }
 
     /// As [`Pages::want`], but only raises the wanted residency.
-    pub(super) fn want_at_least(&self, wanted: Residency) -> bool {
+    pub(super) fn want_at_least(&self, wanted: PageResidency) -> bool {
         let less = self.inner.lock().wanted < wanted;
         less && self.want(wanted)
     }
@@ -244,17 +244,17 @@ impl Pages {
             let inner = self.inner.lock();
             (inner.wanted, inner.read_bytes)
         };
-        if wanted != Residency::Lock {
+        if wanted != PageResidency::Lock {
             self.unlock(files);
         }
-        if wanted == Residency::None {
+        if wanted == PageResidency::None {
             let mut inner = self.inner.lock();
-            if inner.wanted == Residency::None {
+            if inner.wanted == PageResidency::None {
                 (inner.read_bytes, inner.state) = (0, PagesState::AsTheyCome);
             }
             return Next::Rest;
         }
-        if wanted == Residency::Lock && !self.is_locked() {
+        if wanted == PageResidency::Lock && !self.is_locked() {
             match lock(files, budget) {
                 Ok(locked) => self.inner.lock().lock = Some(locked),
                 Err(refusal) => return self.end(wanted, PagesState::Refused(refusal)),
@@ -304,7 +304,7 @@ impl Pages {
     }
 
     /// Ends the work with `state`, unless the wanted residency changed meanwhile.
-    fn end(&self, wanted: Residency, state: PagesState) -> Next {
+    fn end(&self, wanted: PageResidency, state: PagesState) -> Next {
         let mut inner = self.inner.lock();
         if inner.wanted != wanted {
             return Next::More;

@@ -18,6 +18,19 @@ pub use rope::{RopeAngles, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
 use crate::tensor::{DType, LazyTensor};
 
+/// Number of a mapped model, unique during the daemon's run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelId(pub u64);
+
+/// A part of a mapped model's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartId {
+    /// The model.
+    pub model: ModelId,
+    /// The part's number: the order in which a step uses parts.
+    pub part: u32,
+}
+
 /// Number of a tensor in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorId(pub u32);

@@ -291,7 +291,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`JobError::Draining`], [`JobError::QueueFull`].
-    pub async fn clear_gpu_cache(&self, model: Option<ModelId>) -> Result<Cleared, JobError> {
+    pub async fn evict_weights(&self, model: Option<ModelId>) -> Result<Cleared, JobError> {
         let (done, cleared) = oneshot::channel();
         self.order(Order::Clear { model, done })?;
         cleared.await.map_err(|_| JobError::Draining)
@@ -301,7 +301,7 @@ impl EngineHandle {
     /// a memory shortage elsewhere.
     ///
     /// # Errors
-    /// As [`EngineHandle::clear_gpu_cache`].
+    /// As [`EngineHandle::evict_weights`].
     pub async fn release_idle(&self) -> Result<Cleared, JobError> {
         let (done, cleared) = oneshot::channel();
         self.order(Order::ReleaseIdle { done })?;
@@ -311,7 +311,7 @@ impl EngineHandle {
     /// Changes the rules of a model; they last until it is unloaded. Returns the rules in force.
     ///
     /// # Errors
-    /// As [`EngineHandle::clear_gpu_cache`].
+    /// As [`EngineHandle::evict_weights`].
     pub async fn set_rules(
         &self,
         model: &Arc<Model>,

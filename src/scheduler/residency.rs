@@ -15,9 +15,9 @@ use std::time::Duration;
 use super::resident::{Loader, ResidentModel};
 use super::snapshot::PartState;
 use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, Weights};
-use crate::cache::{CacheCounters, Candidate, Eviction, Held, Owner, Part, TensorCache, used_again_last};
+use crate::cache::{CacheCounters, Candidate, Eviction, Held, TensorCache, used_again_last};
 use crate::model::{Model, ModelId};
-use crate::program::{FIRST_PART, Tensor, TensorId};
+use crate::program::{FIRST_PART, PartId, Tensor, TensorId};
 
 /// Tensors of one expert, which are loaded together.
 const EXPERT_TENSORS: usize = 3;
@@ -59,11 +59,11 @@ pub(super) struct Residency {
     places: BTreeMap<ModelId, Place>,
     eviction: Eviction,
     /// Parts that became resident since the last [`Residency::take_came`].
-    came: Vec<Part>,
+    came: Vec<PartId>,
     /// Parts evicted since the last [`Residency::take_gone`].
     gone: Vec<Gone>,
     /// Parts to evict when their load in flight completes.
-    unwanted: BTreeSet<Part>,
+    unwanted: BTreeSet<PartId>,
     /// A step's weights found no room although everything evictable was evicted.
     starved: bool,
 }
@@ -118,10 +118,6 @@ impl Window {
     }
 }
 
-fn owner(model: ModelId) -> Owner {
-    Owner(model.0)
-}
-
 impl Residency {
     /// Adds a model without loading anything. Does nothing if the model is known.
     pub fn enter(&mut self, model: &Arc<Model>) {
@@ -139,8 +135,8 @@ impl Residency {
                 self.cache.clear_file(file);
             }
         }
-        self.unwanted.retain(|part| part.owner != owner(id));
-        self.eviction.forget(owner(id));
+        self.unwanted.retain(|part| part.model != id);
+        self.eviction.forget(id);
     }
 
     /// The rules of a model, mutable. A change applies from the next eviction on.
@@ -155,7 +151,7 @@ impl Residency {
 
     /// Records a use of a model, by a step or a requested load.
     pub fn used(&mut self, id: ModelId) {
-        self.eviction.used(owner(id));
+        self.eviction.used(id);
     }
 
     /// True when a step of the model needs no load.
@@ -176,17 +172,17 @@ impl Residency {
     /// these parts and requests them again.
     pub fn clear_failed(&mut self) {
         for part in self.cache.clear_failed() {
-            self.places.values_mut().for_each(|place| place.resident.forget_part(part.number));
+            self.places.values_mut().for_each(|place| place.resident.forget_part(part.part));
         }
     }
 
     /// Bytes and tensors that the device holds of a model, by part.
     pub fn held(&self, id: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
-        self.cache.parts_of(owner(id))
+        self.cache.parts_of(id)
     }
 
     /// Bytes and tensors that the device holds of one part.
-    pub fn held_part(&self, part: Part) -> Held {
+    pub fn held_part(&self, part: PartId) -> Held {
         self.cache.held(part)
     }
 
@@ -218,7 +214,7 @@ impl Residency {
     }
 
     /// Takes the parts that became resident since the last call.
-    pub fn take_came(&mut self) -> Vec<Part> {
+    pub fn take_came(&mut self) -> Vec<PartId> {
         std::mem::take(&mut self.came)
     }
 
@@ -227,7 +223,7 @@ impl Residency {
         for part in self.cache.look() {
             self.came.push(part);
             if self.unwanted.remove(&part) {
-                self.evict(ModelId(part.owner.0), part.number, backend)?;
+                self.evict(part.model, part.part, backend)?;
             }
         }
         Ok(())
@@ -241,11 +237,10 @@ impl Residency {
     /// Models in the order in which they would be evicted for `model`, without pinned ones.
     pub fn order(&self, model: Option<ModelId>) -> Vec<ModelId> {
         let others = self.places.iter().filter(|(id, place)| Some(**id) != model && !place.rules.pinned);
-        let mut candidates: Vec<Candidate> = others
-            .map(|(id, place)| Candidate { owner: owner(*id), priority: place.rules.priority })
-            .collect();
+        let mut candidates: Vec<Candidate> =
+            others.map(|(id, place)| Candidate { model: *id, priority: place.rules.priority }).collect();
         self.eviction.order(&mut candidates);
-        candidates.into_iter().map(|candidate| ModelId(candidate.owner.0)).collect()
+        candidates.into_iter().map(|candidate| candidate.model).collect()
     }
 
     /// Loads a part that a step needs. Begins loads of later parts, as many parts ahead as the backend asks for.
@@ -374,7 +369,7 @@ impl Residency {
         let Some(place) = self.places.get_mut(&id) else {
             return Err(BackendError::Absent("a model that has no place on the device"));
         };
-        let part = Part { owner: place.resident.owner(), number: part };
+        let part = PartId { model: id, part };
         self.unwanted.remove(&part);
         load(&mut place.resident, &mut Loader { cache: &mut self.cache, backend, part })
     }
@@ -395,7 +390,7 @@ impl Residency {
         tensor: &Tensor,
         backend: &mut dyn Backend,
     ) -> Result<Asked, BackendError> {
-        let part = Part { owner: owner(id), number: part };
+        let part = PartId { model: id, part };
         self.unwanted.remove(&part);
         if self.cache.has_failed(&tensor.lazy) {
             self.clear_failed();
@@ -429,7 +424,7 @@ impl Residency {
         let Some(place) = self.places.get(&window.model) else { return Ok(others) };
         let head = place.resident.model().plan.program.head_part();
         let own = || {
-            let parts = self.cache.parts_of(owner(window.model));
+            let parts = self.cache.parts_of(window.model);
             parts.filter(|(part, held)| held.bytes > 0 && !window.holds(*part))
         };
         let there = own().filter(|(_, held)| held.loading == 0).map(|(part, _)| part);
@@ -442,7 +437,7 @@ impl Residency {
     }
 
     fn on_its_way(&self, id: ModelId, part: u32) -> Option<Arc<dyn DeviceMemory>> {
-        self.cache.on_its_way(Part { owner: owner(id), number: part })
+        self.cache.on_its_way(PartId { model: id, part })
     }
 
     fn make_room_of_others(
@@ -455,13 +450,13 @@ impl Residency {
         for other in self.order(Some(id)) {
             let least = self.rules(other).parts_min;
             let may_go = |(part, held): &(u32, Held)| held.bytes > 0 && *part >= least;
-            let mut there = self.cache.parts_of(owner(other)).filter(may_go);
+            let mut there = self.cache.parts_of(other).filter(may_go);
             if let Some((part, _)) = there.rfind(|(_, held)| held.loading == 0) {
                 drop(there);
                 self.evict(other, part, backend)?;
                 return Ok(RoomMade::Evicted);
             }
-            let mut may_go = self.cache.parts_of(owner(other)).filter(may_go);
+            let mut may_go = self.cache.parts_of(other).filter(may_go);
             coming = coming.or_else(|| may_go.find_map(|(part, _)| self.on_its_way(other, part)));
         }
         Ok(coming.map_or(RoomMade::None, RoomMade::InFlight))
@@ -472,7 +467,7 @@ impl Residency {
         if let Some(place) = self.places.get_mut(&id) {
             place.resident.forget_part(part);
         }
-        let bytes = self.cache.evict(Part { owner: owner(id), number: part });
+        let bytes = self.cache.evict(PartId { model: id, part });
         tracing::debug!(model = id.0, part, bytes, "evicted a part");
         self.gone.push(Gone { model: id, part, bytes });
         Ok(bytes)
@@ -484,11 +479,11 @@ impl Residency {
     /// [`BackendError::DeviceLost`].
     pub fn evict_model(&mut self, id: ModelId, backend: &mut dyn Backend) -> Result<u64, BackendError> {
         self.look(backend)?;
-        let parts: Vec<(u32, Held)> = self.cache.parts_of(owner(id)).collect();
+        let parts: Vec<(u32, Held)> = self.cache.parts_of(id).collect();
         let mut bytes = 0;
         for (part, held) in parts.into_iter().rev() {
             if held.loading > 0 {
-                self.unwanted.insert(Part { owner: owner(id), number: part });
+                self.unwanted.insert(PartId { model: id, part });
             } else {
                 bytes += self.evict(id, part, backend)?;
             }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::{Backend, BackendError, DeviceTensor, Weights};
-use crate::cache::{Owner, Part, TensorCache};
+use crate::cache::TensorCache;
 use crate::model::Model;
-use crate::program::{Residence, TensorId};
+use crate::program::{PartId, Residence, TensorId};
 
 /// Handles of one model's tensors on one device. After a part is resolved, each use costs one comparison and no lookup.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ fn generation() -> u64 {
 pub(super) struct Loader<'a> {
     pub cache: &'a mut TensorCache,
     pub backend: &'a mut dyn Backend,
-    pub part: Part,
+    pub part: PartId,
 }
 
 impl ResidentModel {
@@ -56,10 +56,6 @@ impl ResidentModel {
 
     pub fn model(&self) -> &Arc<Model> {
         &self.model
-    }
-
-    pub fn owner(&self) -> Owner {
-        Owner(self.model.id.0)
     }
 
     /// True when all tensors have handles from an earlier step. A step then has no load to wait for, and no reason to

@@ -253,7 +253,7 @@ mod tests {
         let (no_descriptors, no_access) = (24, 13);
         let error = lacking(no_descriptors);
         assert_eq!((error.code, error.retryable, error.retry_after_ms), (300, true, BUSY_RETRY_MS));
-        assert!(error.message.contains("m: open: Too many open files"), "{}", error.message);
+        assert!(error.message.contains("m: open failed: Too many open files"), "{}", error.message);
         assert_eq!(lacking(no_access).code, ErrorCode::Unavailable as u16);
         let source = std::io::Error::from_raw_os_error(no_descriptors);
         let error = of_template(&TemplateError::Process { action: "started", source });

@@ -4,7 +4,7 @@ use rocmforge_client::wire::{self, Ext, HostMemory, HostStatus, limits};
 
 use super::Service;
 use crate::model::Model;
-use crate::model::pages::{PagesState, Residency};
+use crate::model::pages::{PageResidency, PagesState};
 use crate::tensor::HostPages;
 
 /// Memory of a model's files. The kernel walks page tables for it: call it off the runtime's threads.
@@ -27,9 +27,9 @@ pub(super) fn of_model(model: &Model) -> HostMemory {
     };
     HostMemory {
         wanted: match report.wanted {
-            Residency::None => wire::Residency::None,
-            Residency::Populate => wire::Residency::Populate,
-            Residency::Lock => wire::Residency::Lock,
+            PageResidency::None => wire::Residency::None,
+            PageResidency::Populate => wire::Residency::Populate,
+            PageResidency::Lock => wire::Residency::Lock,
         },
         state,
         mapped_bytes: model.files.bytes(),

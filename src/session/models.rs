@@ -65,7 +65,7 @@ pub(super) async fn load(
         let (_lease, mapped_now) = match fd {
             Some(fd) => {
                 let passed = pass(call, &request.name, fd)?;
-                call.service().settle();
+                call.service().keep_state();
                 passed
             }
             None => call.acquire(&request.name)?,
@@ -101,7 +101,7 @@ pub(super) async fn unload(
         let peer = call.peer();
         let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
-        call.service().settle();
+        call.service().keep_state();
         Ok(UnloadReply {
             was_mapped: unloaded.was_mapped,
             draining_sequences: unloaded.in_use,

@@ -38,7 +38,7 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
             return Err(failure(ErrorCode::Forbidden, text));
         }
     };
-    let cleared = service.engine.clear_gpu_cache(model).await.map_err(|error| of_job(&error))?;
+    let cleared = service.engine.evict_weights(model).await.map_err(|error| of_job(&error))?;
     Ok(ClearCacheReply { parts: cleared.parts, device_bytes: cleared.bytes, ext: Ext::new() })
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<Se
     let ruled = call.service().engine.set_rules(lease.model(), change).await;
     let rules = rules(ruled.map_err(|error| of_job(&error))?);
     call.blocking(|call| {
-        call.service().settle();
+        call.service().keep_state();
         Ok(())
     })
     .await?;

@@ -47,7 +47,7 @@ pub struct Settings {
 /// Keeps state across a restart of the daemon.
 pub trait OutlivesRestart: std::fmt::Debug + Send + Sync {
     /// Call after models were passed or unloaded, or their rules changed. Returns once the state is kept. Blocks.
-    fn settle(&self);
+    fn keep_state(&self);
 
     /// The kept state as text for display.
     fn report(&self) -> String;
@@ -182,10 +182,10 @@ impl Service {
         let _ = self.kept.set(kept);
     }
 
-    /// Call after models or their rules changed; see [`OutlivesRestart::settle`].
-    pub(super) fn settle(&self) {
+    /// Call after models or their rules changed; see [`OutlivesRestart::keep_state`].
+    pub(super) fn keep_state(&self) {
         if let Some(kept) = self.kept.get() {
-            kept.settle();
+            kept.keep_state();
         }
     }
 

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[repr(align(4096))]
-    struct Room([u8; 16 * BLOCK_BYTES]);
+    struct Aligned([u8; 16 * BLOCK_BYTES]);
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
@@ -94,7 +94,7 @@ mod tests {
             let (file, content) = file(100_001);
             let map = map(&file);
             let range = start..(start + length).min(100_001);
-            let mut room = Box::new(Room([0xa5; 16 * BLOCK_BYTES]));
+            let mut room = Box::new(Aligned([0xa5; 16 * BLOCK_BYTES]));
             if let Some(at) = map.read_past_cache(&range, &mut room.0).unwrap() {
                 let length = (range.end - range.start) as usize;
                 prop_assert_eq!(&room.0[at..at + length], &content[range.start as usize..range.end as usize]);
@@ -109,7 +109,7 @@ mod tests {
         let (file, _) = file(80_000);
         let map = map(&file);
         file.as_file().set_len(20_000).unwrap();
-        let mut room = Box::new(Room([0; 16 * BLOCK_BYTES]));
+        let mut room = Box::new(Aligned([0; 16 * BLOCK_BYTES]));
         for range in [10_000..30_000, 40_000..50_000] {
             let read = map.read_past_cache(&range, &mut room.0);
             assert!(matches!(read, Err(MapError::Poisoned) | Ok(None)), "{read:?}");

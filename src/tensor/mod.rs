@@ -7,7 +7,7 @@ pub mod dtype;
 mod guard;
 pub mod lazy;
 pub mod map;
-mod residency;
+mod pages;
 mod resident;
 
 pub use direct::BLOCK_BYTES;

@@ -64,15 +64,15 @@ fn parts_come_as_asked_for_and_leave_when_told() {
     assert_eq!((model.model.as_str(), model.weight_bytes), (TINY, all.device_bytes));
     assert!(model.idle_ms.is_some() && model.sequences == 0 && model.eviction_place == 1, "{model:?}");
 
-    let left = client.clear_gpu_cache(Some(TINY)).unwrap();
+    let left = client.evict_weights(Some(TINY)).unwrap();
     assert_eq!((left.parts, left.device_bytes), (7, all.device_bytes));
     let reply = client.residency().unwrap();
     assert_eq!((reply.devices[0].weight_bytes, reply.devices[0].evictions), (0, 7));
     assert_eq!(only(reply).parts, ".......");
-    assert_eq!(client.clear_gpu_cache(None).unwrap().device_bytes, 0, "a second clear freed memory");
+    assert_eq!(client.evict_weights(None).unwrap().device_bytes, 0, "a second clear freed memory");
     rig.assert_serves();
     assert_eq!(parts(&rig), "#######", "a request did not load all weights again");
-    assert_eq!(client.clear_gpu_cache(None).unwrap().parts, 7);
+    assert_eq!(client.evict_weights(None).unwrap().parts, 7);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn what_cannot_be_brought_is_refused_with_numbers() {
     assert!(need > free && budget == 26 << 20, "{error}");
     assert!(error.message.contains(" of 26.0 MiB are free; the model itself has "), "{error}");
     assert!(error.message.contains("raise device.memory_mib"), "{error}");
-    assert_eq!(code(rig.client().clear_gpu_cache(Some("nobody"))), ErrorCode::ModelNotFound as u16);
+    assert_eq!(code(rig.client().evict_weights(Some("nobody"))), ErrorCode::ModelNotFound as u16);
     assert_eq!(code(rig.client().plan("nobody", 0)), ErrorCode::ModelNotFound as u16);
 }
 
@@ -136,7 +136,7 @@ fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
     assert_eq!((reply.devices[0].kind.as_str(), reply.devices[0].budget_bytes), ("cpu", 0));
     let model = only(reply);
     assert_eq!((model.model.as_str(), model.parts.as_str(), model.weight_bytes), (TINY, "#######", 0));
-    assert_eq!(client.clear_gpu_cache(Some(TINY)).unwrap().device_bytes, 0);
+    assert_eq!(client.evict_weights(Some(TINY)).unwrap().device_bytes, 0);
     rig.assert_serves();
 }
 
@@ -156,7 +156,7 @@ fn what_happens_is_told_as_it_happens() {
     assert!(heard.0.iter().all(|event| event.model == TINY && event.text.is_empty()), "{heard:?}");
     assert_eq!(heard.count(EventKind::ModelMapped), 1);
     assert!(heard.of(EventKind::Loaded).last().is_some_and(|event| event.parts == 7));
-    let left = client.clear_gpu_cache(Some(TINY)).unwrap();
+    let left = client.evict_weights(Some(TINY)).unwrap();
     heard.until(&mut events, |heard| heard.count(EventKind::Evicted) >= 3);
     assert_eq!(parts(&heard, EventKind::Evicted), BTreeSet::from([0, 1, 6]));
     assert_eq!(heard.of(EventKind::Evicted).map(|event| event.device_bytes).sum::<u64>(), left.device_bytes);
@@ -211,7 +211,7 @@ fn who_does_not_listen_is_told_how_much_was_missed() {
     let times = 32 + 1024 / 13 + 40;
     for _ in 0..times {
         bring(&rig, Preload::All).unwrap();
-        client.clear_gpu_cache(Some(TINY)).unwrap();
+        client.evict_weights(Some(TINY)).unwrap();
     }
     rig.assert_serves();
     raw.send(1, Op::Credit, &Credit { items: 4096, ext: vec![] });
@@ -274,7 +274,7 @@ fn rules_hold_until_they_are_changed() {
     assert!(refused.message.contains("1 other model 18.5 MiB (18.5 MiB pinned)"), "{refused}");
     assert_eq!(parts("first"), "####", "a pinned model lost weights");
     eventually("loads in flight have completed", || !parts("second").contains('>'));
-    assert!(client.clear_gpu_cache(None).unwrap().parts > 0);
+    assert!(client.evict_weights(None).unwrap().parts > 0);
     assert_eq!(
         (parts("first").as_str(), parts("second").as_str()),
         ("####", "...."),
@@ -317,17 +317,17 @@ fn another_user() {
     assert_eq!(names, [TINY, ""], "another user's passed model must be listed without its name");
     assert!(client.plan(TINY, 0).is_ok(), "a plan was refused");
     assert_eq!(code(client.plan("private", 0)), ErrorCode::ModelNotFound as u16);
-    let error = refusal(client.clear_gpu_cache(Some(TINY)));
+    let error = refusal(client.evict_weights(Some(TINY)));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
     assert!(error.message.contains("was loaded by another user"), "{error}");
-    let error = refusal(client.clear_gpu_cache(None));
+    let error = refusal(client.evict_weights(None));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
-    assert_eq!(code(client.clear_gpu_cache(Some("private"))), ErrorCode::ModelNotFound as u16);
+    assert_eq!(code(client.evict_weights(Some("private"))), ErrorCode::ModelNotFound as u16);
     assert_eq!(code(client.pin(TINY)), ErrorCode::Forbidden as u16);
     // A second name for a file that another user loaded gives no right to evict its weights.
     client.load_file(&common::tinystories(), Some("own")).unwrap();
     assert!(
-        client.clear_gpu_cache(Some("own")).is_ok(),
+        client.evict_weights(Some("own")).is_ok(),
         "a user could not clear a model that only this user loaded"
     );
     let pinned = client.pin("own").unwrap();

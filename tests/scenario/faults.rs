@@ -91,7 +91,10 @@ fn a_daemon_that_lost_its_device_ends_with_a_status() {
     let (armed, opened) = (Arc::clone(&fault), AtomicU32::new(0));
     let factory = move || -> Result<Box<dyn Backend>, BackendError> {
         if opened.fetch_add(1, Ordering::SeqCst) > 0 {
-            return Err(BackendError::Start { what: "the device", source: rocmforge::backend::cause("it is gone") });
+            return Err(BackendError::Start {
+                what: "the device",
+                source: rocmforge::backend::cause("it is gone"),
+            });
         }
         let inner = CpuBackend::new(CpuOptions::default())?;
         Ok(Box::new(faulty(inner, &armed)))

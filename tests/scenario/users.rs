@@ -78,7 +78,7 @@ fn a_user_of_a_policy() {
             ),
         ),
         ("unload", rule(client.unload(TINY).map(drop))),
-        ("clear", rule(client.clear_gpu_cache(None).map(drop))),
+        ("clear", rule(client.evict_weights(None).map(drop))),
         ("ask", rule(client.set_rules(&rules(None)).map(drop))),
         ("pin", rule(client.set_rules(&rules(Some(false))).map(drop))),
         ("ps", rule(client.ps().map(drop))),

@@ -107,7 +107,7 @@ const ROOMS: [Room; 14] = [
 const UNSAFE: [&str; 9] = [
     "src/tensor/map.rs",
     "src/tensor/guard",
-    "src/tensor/residency.rs", // madvise and mlock of a mapping's pages
+    "src/tensor/pages.rs", // madvise and mlock of a mapping's pages
     "src/backend/cpu/",
     "src/backend/hip/device/binding/", // finds C functions in a library loaded at run time
     "src/backend/hip/device/driver/",  // calls these functions and owns the handles they return

@@ -9,3 +9,4 @@ mod forwarding;
 mod layers;
 mod source;
 mod text;
+mod words;

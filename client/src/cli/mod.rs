@@ -79,7 +79,7 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             output.show(&residency::bring(&client, &model, layers, output)?, residency::preloaded)?
         }
         Command::ClearCache { model, .. } => {
-            output.show(&client.clear_gpu_cache(model.as_deref())?, residency::cleared)?
+            output.show(&client.evict_weights(model.as_deref())?, residency::cleared)?
         }
         Command::Pin { model } => {
             output.show(&client.pin(&model_named(&client, model)?)?, residency::ruled)?

@@ -167,7 +167,7 @@ impl Stored {
 }
 
 impl OutlivesRestart for Kept {
-    fn settle(&self) {
+    fn keep_state(&self) {
         let mut stored = self.stored.lock();
         if stored.restoring {
             return;

@@ -156,7 +156,7 @@ impl Rest {
             }
             // From here on the tables are complete.
             kept.stored.lock().restoring = false;
-            kept.settle();
+            kept.keep_state();
         };
         drop(tokio::task::spawn_blocking(lock).await);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
 
-use super::parts::{Part, Parts};
+use super::shards::{Shard, Shards};
 use super::{NAME_BYTES_MAX, NAMES_MAX};
 
 /// A model in a directory: a `.gguf` file, or the parts of a split one.
@@ -118,7 +118,7 @@ impl Look {
 
 /// The models of one directory, at most [`NAMES_MAX`] + 1, and the number of further files with invalid names.
 fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
-    let (mut entries, mut parts) = (BTreeMap::new(), Parts::default());
+    let (mut entries, mut parts) = (BTreeMap::new(), Shards::default());
     let mut nameless = 0;
     for item in std::fs::read_dir(directory)? {
         let path = item?.path();
@@ -129,7 +129,7 @@ fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
             nameless += 1;
             continue;
         };
-        match Part::of(&name) {
+        match Shard::of(&name) {
             Some(part) => parts.add(&part, path),
             None => drop(entries.insert(name, inspect(vec![path]))),
         }

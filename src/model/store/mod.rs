@@ -27,8 +27,8 @@ use crate::tensor::{FileIdentity, MapError, MappedFile, is_shortage};
 mod directory;
 mod keeper;
 mod names;
-mod parts;
-mod residency;
+mod pages;
+mod shards;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -352,7 +352,7 @@ impl Store {
         tables.unpin(uid, name);
         drop(tables);
         self.tell(gone);
-        self.settle_pages();
+        self.want_pages();
         Ok(unloaded)
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
 use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Passed, Source, StoreError, Unloaded};
-use crate::model::pages::{HostPolicy, Residency};
+use crate::model::pages::{HostPolicy, PageResidency};
 use crate::tensor::MapError;
 
 /// The result of an opening, shared with its waiters.
@@ -385,24 +385,24 @@ impl Tables {
     }
 
     /// The wanted residency of the named model.
-    pub(super) fn residency(&self, uid: u32, name: &str) -> Residency {
+    pub(super) fn residency(&self, uid: u32, name: &str) -> PageResidency {
         self.residency_by(&self.pin_key(uid, name))
     }
 
-    fn residency_by(&self, key: &(Option<u32>, String)) -> Residency {
+    fn residency_by(&self, key: &(Option<u32>, String)) -> PageResidency {
         if self.pinned.contains(key) {
-            return Residency::Lock;
+            return PageResidency::Lock;
         }
         match key.0 {
-            Some(_) => self.host.residency.min(Residency::Populate),
+            Some(_) => self.host.residency.min(PageResidency::Populate),
             None => self.host.models.get(&key.1).copied().unwrap_or(self.host.residency),
         }
     }
 
     /// Every mapped model with the highest residency that its names want.
-    pub(super) fn wanted_pages(&self) -> Vec<(Arc<Model>, Residency)> {
-        let mut wanted: HashMap<ModelId, Residency> = HashMap::new();
-        let mut raise = |id: ModelId, residency: Residency| {
+    pub(super) fn wanted_pages(&self) -> Vec<(Arc<Model>, PageResidency)> {
+        let mut wanted: HashMap<ModelId, PageResidency> = HashMap::new();
+        let mut raise = |id: ModelId, residency: PageResidency| {
             let entry = wanted.entry(id).or_default();
             *entry = residency.max(*entry);
         };

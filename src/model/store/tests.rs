@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::model::pages::{HostPolicy, PagesReport, PagesState, Residency};
+use crate::model::pages::{HostPolicy, PageResidency, PagesReport, PagesState};
 use crate::tensor::HostPages;
 
 const ALICE: u32 = 1001;
@@ -423,7 +423,7 @@ fn a_pin_is_a_names_and_outlives_the_file_it_led_to() {
     assert_eq!(f.store.pages(ALICE, "tiny"), None, "a refused pin maps nothing");
     f.store.pin(ALICE, true, "tiny").unwrap();
     let report = pages(&f, "tiny", locked);
-    assert_eq!((report.wanted, report.read_bytes), (Residency::Lock, bytes));
+    assert_eq!((report.wanted, report.read_bytes), (PageResidency::Lock, bytes));
     assert_eq!(f.store.lock_budget().bytes(), bytes);
     f.store.pin(ALICE, true, "tiny").unwrap(); // a second pin changes nothing
     assert_eq!(f.store.give_idle_pages_back(), 0, "pinned pages stay when memory is short");
@@ -448,13 +448,13 @@ fn a_pin_is_a_names_and_outlives_the_file_it_led_to() {
 }
 
 const AS_THEY_COME: PagesReport =
-    PagesReport { wanted: Residency::None, state: PagesState::AsTheyCome, locked: false, read_bytes: 0 };
+    PagesReport { wanted: PageResidency::None, state: PagesState::AsTheyCome, locked: false, read_bytes: 0 };
 
 #[test]
 fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
     let f = fixture(|_| ());
     copy_model(&f.path("busy.gguf"));
-    let policy = HostPolicy { residency: Residency::Populate, ..HostPolicy::default() };
+    let policy = HostPolicy { residency: PageResidency::Populate, ..HostPolicy::default() };
     f.store.set_host_policy(policy);
     let (busy, _) = f.store.acquire(ALICE, "busy").unwrap();
     let (tiny, _) = f.store.acquire(ALICE, "tiny").unwrap();
@@ -473,7 +473,7 @@ fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
     // Reads load its pages again one by one. Only a new request loads them all at once.
     let (_tiny, _) = f.store.acquire(ALICE, "tiny").unwrap();
     assert_eq!(pages(&f, "tiny", |_| true).state, PagesState::GivenBack);
-    f.store.set_host_policy(HostPolicy { residency: Residency::Populate, ..HostPolicy::default() });
+    f.store.set_host_policy(HostPolicy { residency: PageResidency::Populate, ..HostPolicy::default() });
     pages(&f, "tiny", here);
 }
 
@@ -485,12 +485,12 @@ fn an_unloaded_name_loses_its_pin_and_a_passed_file_is_not_locked_by_configurati
     f.store.unload(ALICE, true, "tiny").unwrap();
     f.store.acquire(ALICE, "tiny").unwrap();
     assert_eq!(f.store.pages(ALICE, "tiny"), Some(AS_THEY_COME));
-    let models = [("own".to_owned(), Residency::Lock)].into();
-    f.store.set_host_policy(HostPolicy { residency: Residency::Lock, models, ..HostPolicy::default() });
+    let models = [("own".to_owned(), PageResidency::Lock)].into();
+    f.store.set_host_policy(HostPolicy { residency: PageResidency::Lock, models, ..HostPolicy::default() });
     copy_model(&f.path("passed"));
     f.store.pass(ALICE, "own", File::open(f.path("passed")).unwrap()).unwrap();
     let report = pages(&f, "own", |report| report.state == PagesState::Here);
-    assert_eq!((report.wanted, report.locked), (Residency::Populate, false));
+    assert_eq!((report.wanted, report.locked), (PageResidency::Populate, false));
     f.store.pin(ALICE, true, "own").unwrap();
     pages(&f, "own", locked);
     assert_eq!(f.store.unpin(ALICE, true, "own").ok(), Some(true));

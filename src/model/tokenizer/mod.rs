@@ -83,7 +83,7 @@ impl Tokenizer {
         let mut vocab = Vocab::new(parts)?;
         let ids = special_ids(parts, vocab.len())?;
         let index = TextIndex::new(&vocab)?;
-        let end_of_generation = special::settle_kinds(&mut vocab, &index, &ids);
+        let end_of_generation = special::mark_known_tokens(&mut vocab, &index, &ids);
         vocab.fill_pieces(parts.algorithm)?;
         let special = SpecialMatcher::new(&vocab, parts)?;
         let (merging, add_bos) = match parts.algorithm {

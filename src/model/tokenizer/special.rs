@@ -86,7 +86,7 @@ const FILL_NAMES: [&str; 21] = [
 const CHANNEL_NAMES: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Sets the kinds of tokens known by name. Returns the ids that end an answer, ascending.
-pub(super) fn settle_kinds(vocab: &mut Vocab, index: &TextIndex, special: &SpecialIds) -> Vec<u32> {
+pub(super) fn mark_known_tokens(vocab: &mut Vocab, index: &TextIndex, special: &SpecialIds) -> Vec<u32> {
     for name in FILL_NAMES {
         if let Some(id) = index.get(vocab, name) {
             vocab.set_kind(id, TokenKind::Control);

@@ -110,9 +110,9 @@ impl Core {
     pub(super) fn tell_events(&mut self) {
         self.device.look();
         for part in self.device.residency.take_came() {
-            let model = ModelId(part.owner.0);
+            let model = part.model;
             let bytes = self.device.residency.held_part(part).bytes;
-            self.tell(EngineEvent::Loaded { model, part: part.number, bytes });
+            self.tell(EngineEvent::Loaded { model, part: part.part, bytes });
         }
         for gone in self.device.residency.take_gone() {
             self.tell(EngineEvent::Evicted { model: gone.model, part: gone.part, bytes: gone.bytes });

@@ -34,7 +34,7 @@ fn stop(handle: &EngineHandle, engine: JoinHandle<()>) {
 }
 
 /// The inbox keeps nothing of ended sequences.
-fn assert_settled(handle: &EngineHandle) {
+fn assert_quiet(handle: &EngineHandle) {
     let inbox = handle.shared.inbox.lock();
     assert_eq!((inbox.live.len(), inbox.queued, inbox.jobs.len()), (0, 0, 0));
     assert_eq!((inbox.cancels.len(), inbox.credits.len()), (0, 0));
@@ -107,7 +107,7 @@ fn pins_hold_against_evictions_and_every_load_ends() {
             assert!(handle.set_rules(&pinned, pin).await.unwrap().pinned);
             let loaded = handle.load_tensor(&pinned, TENSOR).await.unwrap();
             assert_eq!(loaded.bytes, bytes);
-            handle.clear_gpu_cache(None).await.unwrap();
+            handle.evict_weights(None).await.unwrap();
         };
         block_on(futures_util::future::join(others, pins));
         assert_eq!(held(&handle, &pinned), bytes, "pinned weights stay");
@@ -158,7 +158,7 @@ fn a_cancelled_request_ends_once_and_gives_all_back() {
         assert!(handle.snapshot().sequences.is_empty(), "the snapshot lists no ended sequence");
         assert_eq!(control.holds().0, 0, "its pages are free");
         cancels.join().unwrap();
-        assert_settled(&handle);
+        assert_quiet(&handle);
         stop(&handle, engine);
     });
 }
@@ -188,7 +188,7 @@ fn a_drain_empties_the_engine_and_lets_nothing_in() {
         let (job, _asked) = greedy(handle.new_sequence_id(), &model, &prompt(1, 3), 1);
         assert!(matches!(handle.submit(job), Err(JobError::Draining)), "and stays empty");
         asks.join().unwrap();
-        assert_settled(&handle);
+        assert_quiet(&handle);
         stop(&handle, engine);
     });
 }

@@ -158,7 +158,7 @@ fn weights_leave_when_idle_for_long_and_when_told_to() {
     ask(&rig, &long, 1, 3);
     assert!(rig.comes(|s| s.models[0].weight_bytes == 0), "idle for long");
     assert!(rig.handle().snapshot().models[1].weight_bytes > 0);
-    let cleared = runtime().block_on(rig.handle().clear_gpu_cache(Some(long.id))).unwrap();
+    let cleared = runtime().block_on(rig.handle().evict_weights(Some(long.id))).unwrap();
     assert_eq!((cleared.bytes, rig.control.memory().used()), (device_bytes(&long), 0));
     assert_eq!(cleared.parts, u64::from(long.plan.program.part_count()), "the embedding's part counts too");
     ask(&rig, &long, 2, 3);
@@ -169,7 +169,7 @@ fn preloading_brings_what_was_asked_for_and_no_more() {
     let rig = rig(100);
     let (handle, layers) = (rig.handle(), rig.model.plan.program.layer_count());
     let there = |what: Preload| -> Vec<bool> {
-        runtime().block_on(rig.handle().clear_gpu_cache(Some(rig.model.id))).unwrap();
+        runtime().block_on(rig.handle().evict_weights(Some(rig.model.id))).unwrap();
         runtime().block_on(rig.handle().preload(&rig.model, &what).unwrap().wait()).unwrap();
         let parts = &rig.handle().snapshot().models[0].parts;
         parts.iter().map(|part| *part == PartState::Resident).collect()

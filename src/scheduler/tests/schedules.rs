@@ -111,7 +111,7 @@ impl Schedule {
             }
             9 => {
                 let of = (self.random.below(2) == 0).then_some(model.id);
-                runtime.block_on(handle.clear_gpu_cache(of)).unwrap();
+                runtime.block_on(handle.evict_weights(of)).unwrap();
             }
             10 => {
                 let change = RulesChange {
@@ -144,7 +144,7 @@ impl Schedule {
     }
 
     /// Waits for the end of every request. Then unloads all models and checks that the device is empty.
-    fn settle(mut self, runtime: &tokio::runtime::Runtime) {
+    fn finish(mut self, runtime: &tokio::runtime::Runtime) {
         for (asked, prompt, tokens) in std::mem::take(&mut self.asked) {
             let answer = finish(asked, runtime);
             match answer.end.as_ref().expect("a last event") {
@@ -160,7 +160,7 @@ impl Schedule {
         }
         let handle = self.rig.handle();
         // A snapshot shows the engine's last turn. This order's answer arrives after a turn of its own.
-        runtime.block_on(handle.clear_gpu_cache(None)).unwrap();
+        runtime.block_on(handle.evict_weights(None)).unwrap();
         let (snapshot, memory) = (handle.snapshot(), self.rig.control.memory());
         assert_eq!(snapshot.device_bytes, memory.used(), "the ledger matches the live copies");
         let by_model: u64 = snapshot.models.iter().map(|model| model.weight_bytes).sum();
@@ -213,7 +213,7 @@ fn no_schedule_breaks_a_rule() {
                         for _ in 0..4 + schedule.random.below(10) {
                             schedule.act(&runtime);
                         }
-                        schedule.settle(&runtime);
+                        schedule.finish(&runtime);
                     });
                     if let Err(panic) = std::panic::catch_unwind(run) {
                         println!("seed {seed} failed: repeat it with ROCMFORGE_SEED={seed}");

@@ -1,4 +1,4 @@
-//! Parts of split models, recognised by the names of `gguf-split`: `NAME-00001-of-00003.gguf` and so on.
+//! Shards of split models, recognised by the names of `gguf-split`: `NAME-00001-of-00003.gguf` and so on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use super::directory::{Entry, inspect, is_name};
 use crate::model::files::PARTS_MAX;
 
-/// Most missing parts listed by name; further ones are only counted.
+/// Most missing shards listed by name; further ones are only counted.
 const NAMED_MAX: usize = 4;
 
-/// A part's name, parsed.
+/// A shard's name, parsed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Part<'a> {
+pub(super) struct Shard<'a> {
     /// The model's name.
     pub model: &'a str,
-    /// Number of the part, from 1.
+    /// Number of the shard, from 1.
     pub number: usize,
-    /// Number of parts of the model.
+    /// Number of shards of the model.
     pub count: usize,
 }
 
-impl<'a> Part<'a> {
-    /// Parses a name without `.gguf`; `None` when it is not the name of a part.
+impl<'a> Shard<'a> {
+    /// Parses a name without `.gguf`; `None` when it is not the name of a shard.
     pub fn of(name: &'a str) -> Option<Self> {
         let digits = |text: &str| {
             let plain = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -35,13 +35,13 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Parts in one directory, by model and count, then by number. A model has at most [`PARTS_MAX`].
+/// Shards in one directory, by model and count, then by number. A model has at most [`PARTS_MAX`].
 #[derive(Debug, Default)]
-pub(super) struct Parts(BTreeMap<(String, usize), BTreeMap<usize, PathBuf>>);
+pub(super) struct Shards(BTreeMap<(String, usize), BTreeMap<usize, PathBuf>>);
 
-impl Parts {
-    pub fn add(&mut self, part: &Part<'_>, path: PathBuf) {
-        self.0.entry((part.model.to_owned(), part.count)).or_default().insert(part.number, path);
+impl Shards {
+    pub fn add(&mut self, shard: &Shard<'_>, path: PathBuf) {
+        self.0.entry((shard.model.to_owned(), shard.count)).or_default().insert(shard.number, path);
     }
 
     /// Number of models.
@@ -49,18 +49,18 @@ impl Parts {
         self.0.len()
     }
 
-    /// One entry per model, by name. Of equal names, fewer parts come first.
+    /// One entry per model, by name. Of equal names, fewer shards come first.
     pub fn entries(self) -> impl Iterator<Item = (String, Entry)> {
-        self.0.into_iter().map(|((model, count), parts)| {
-            let entry = entry(&model, count, parts);
+        self.0.into_iter().map(|((model, count), shards)| {
+            let entry = entry(&model, count, shards);
             (model, entry)
         })
     }
 }
 
-fn entry(model: &str, count: usize, parts: BTreeMap<usize, PathBuf>) -> Entry {
-    let missing: Vec<usize> = (1..=count).filter(|number| !parts.contains_key(number)).collect();
-    let entry = inspect(parts.into_values().collect());
+fn entry(model: &str, count: usize, shards: BTreeMap<usize, PathBuf>) -> Entry {
+    let missing: Vec<usize> = (1..=count).filter(|number| !shards.contains_key(number)).collect();
+    let entry = inspect(shards.into_values().collect());
     if missing.is_empty() {
         return entry;
     }
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn names_of_parts_are_told_from_others() {
-        let part = |model, number, count| Some(Part { model, number, count });
-        assert_eq!(Part::of("qwen3-30b-00002-of-00003"), part("qwen3-30b", 2, 3));
-        assert_eq!(Part::of("a-00001-of-00001-00001-of-00256"), part("a-00001-of-00001", 1, 256));
+        let shard = |model, number, count| Some(Shard { model, number, count });
+        assert_eq!(Shard::of("qwen3-30b-00002-of-00003"), shard("qwen3-30b", 2, 3));
+        assert_eq!(Shard::of("a-00001-of-00001-00001-of-00256"), shard("a-00001-of-00001", 1, 256));
         for other in [
             "a",
             "a-of-b",
@@ -96,18 +96,18 @@ mod tests {
             "a-00001-of-00001-",
             "a-00001-of-000001",
         ] {
-            assert_eq!(Part::of(other), None, "{other}");
+            assert_eq!(Shard::of(other), None, "{other}");
         }
     }
 
     #[test]
     fn missing_parts_are_named() {
-        let mut parts = Parts::default();
+        let mut shards = Shards::default();
         for name in ["b-00001-of-00003", "b-00003-of-00003", "c-00007-of-00256", "a-00001-of-00001"] {
-            parts.add(&Part::of(name).unwrap(), name.into());
+            shards.add(&Shard::of(name).unwrap(), name.into());
         }
-        assert_eq!(parts.models(), 3);
-        let found: BTreeMap<String, Entry> = parts.entries().collect();
+        assert_eq!(shards.models(), 3);
+        let found: BTreeMap<String, Entry> = shards.entries().collect();
         assert!(!found["a"].incomplete);
         let why = |name: &str| found[name].unusable.as_deref().unwrap();
         assert_eq!(why("b"), "1 of 3 parts are missing: b-00002-of-00003.gguf");

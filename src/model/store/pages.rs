@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Model, NAMES_MAX, Store, StoreError};
-use crate::model::pages::{HostPolicy, LockBudget, PagesReport, PagesState, Refusal, Residency};
+use crate::model::pages::{HostPolicy, LockBudget, PageResidency, PagesReport, PagesState, Refusal};
 
 impl Store {
     /// Sets the policy, also for mapped models. Returns at once; pages are loaded and freed in the background.
@@ -23,7 +23,7 @@ impl Store {
     pub fn map_wanted(self: &Arc<Self>) {
         let models = self.tables.lock().host.models.clone();
         let uid = rustix::process::geteuid().as_raw();
-        for (name, _) in models.iter().filter(|(_, residency)| **residency != Residency::None) {
+        for (name, _) in models.iter().filter(|(_, residency)| **residency != PageResidency::None) {
             if let Err(error) = self.acquire(uid, name) {
                 tracing::warn!("{name} is named in host.models but was not mapped: {error}");
             }
@@ -44,7 +44,7 @@ impl Store {
         if !self.tables.lock().pin(uid, name) {
             return Err(StoreError::Quota { limit: NAMES_MAX });
         }
-        if lease.model().pages.want(Residency::Lock) {
+        if lease.model().pages.want(PageResidency::Lock) {
             self.keeper.work_on(lease.model());
         }
         Ok(())
@@ -59,7 +59,7 @@ impl Store {
             return Err(StoreError::NotAdministrator { name: name.into() });
         }
         let was_pinned = self.tables.lock().unpin(uid, name);
-        self.settle_pages();
+        self.want_pages();
         Ok(was_pinned)
     }
 
@@ -103,7 +103,7 @@ impl Store {
     }
 
     /// Applies the wanted residency to all mapped models.
-    pub(super) fn settle_pages(&self) {
+    pub(super) fn want_pages(&self) {
         let models = self.tables.lock().wanted_pages();
         for (model, wanted) in models {
             if model.pages.report().wanted != wanted && model.pages.want(wanted) {
@@ -116,7 +116,7 @@ impl Store {
     pub(super) fn let_retired_pages_go(&self) {
         let retired = std::mem::take(&mut self.tables.lock().retired_pages);
         for model in retired {
-            if model.pages.want(Residency::None) {
+            if model.pages.want(PageResidency::None) {
                 self.keeper.work_on(&model);
             }
         }
