@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge::backend::hip::kernels::probe::ProbeMemory;
+use rocmforge::backend::hip::kernels::probe::ProbeRead;
 use rocmforge::backend::hip::{
     Device, DeviceOptions, Grid, HipBackend, HipOptions, Owner, Runtime, StreamPriority, UploadPath,
 };
@@ -207,12 +207,12 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
     let (input, output) =
         (device.take(bytes, Owner::Scratch)?, device.take(blocks as usize * 4, Owner::Scratch)?);
     stream.fill(input.all(), 0x5a)?;
-    let arguments = ProbeMemory { input: input.ptr(), output: output.ptr(), count: bytes as u64 / 16 };
+    let arguments = ProbeRead { input: input.ptr(), output: output.ptr(), count: bytes as u64 / 16 };
     let (start, end) = (device.event(true)?, device.event(true)?);
     let mut best: f64 = 0.0;
     for _ in 0..10 {
         stream.record(&start)?;
-        device.launch(&stream, ProbeMemory::probe_read, Grid::x(blocks), &arguments)?;
+        device.launch(&stream, ProbeRead::probe_read, Grid::x(blocks), &arguments)?;
         stream.record(&end)?;
         stream.synchronize()?;
         best = best.max(bytes as f64 / f64::from(end.milliseconds_since(&start)?) * 1e3);

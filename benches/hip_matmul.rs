@@ -15,7 +15,7 @@ use rocmforge::backend::hip::kernels::matmul::{
     Dequant, GemmF16, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, choice, planes::planes,
 };
 use rocmforge::backend::hip::kernels::ops::SILU;
-use rocmforge::backend::hip::kernels::probe::ProbeMemory;
+use rocmforge::backend::hip::kernels::probe::ProbeRead;
 use rocmforge::backend::hip::{
     ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Owner, Runtime, Stream,
     StreamPriority,
@@ -445,12 +445,12 @@ impl Model {
         let graph = self.stream.capture(|| -> Result<(), HipError> {
             let tensors = self.layers.iter().flat_map(Self::layer_tensors).chain([&self.head]);
             for tensor in tensors.filter(|t| t.len() >= 16 << 20) {
-                let arguments = ProbeMemory {
+                let arguments = ProbeRead {
                     input: tensor.ptr(),
                     output: self.output()?,
                     count: tensor.len() as u64 / 16,
                 };
-                self.device.launch(&self.stream, ProbeMemory::probe_read, Grid::x(2048), &arguments)?;
+                self.device.launch(&self.stream, ProbeRead::probe_read, Grid::x(2048), &arguments)?;
             }
             Ok(())
         })?;

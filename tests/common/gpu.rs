@@ -14,7 +14,7 @@ use crate::common::skip;
 /// The device name that the CPU look-alike reports.
 const LOOKALIKE: &str = "ROCmForge CPU look-alike";
 
-/// Compilers for the look-alike, in the order in which `cargo xtask kernels` looks for them.
+/// Compilers for the look-alike, in the order in which `cargo xtask lookalike` looks for them.
 const COMPILERS: [&str; 4] = ["clang++-22", "clang++-21", "clang++-20", "clang++-19"];
 
 /// The reason when [`library`] finds no runtime.
@@ -78,7 +78,7 @@ pub fn lookalike() -> Option<&'static Path> {
             // Waves of 32 lanes, unless the environment names another variant.
             let variant = std::env::var("ROCMFORGE_LOOKALIKE_VARIANT").unwrap_or_else(|_| "wave32".into());
             let output = Command::new(env!("CARGO"))
-                .args(["run", "--quiet", "--package", "xtask", "--", "kernels", "--lookalike", &variant])
+                .args(["xtask", "lookalike", &variant])
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .output()
                 .expect("cargo cannot be run");
@@ -88,7 +88,7 @@ pub fn lookalike() -> Option<&'static Path> {
             let path = text.lines().last().map(PathBuf::from).unwrap_or_default();
             assert!(
                 path.is_file(),
-                "cargo xtask kernels --lookalike printed no library path at the end: {text}{errors}"
+                "cargo xtask lookalike printed no library path at the end: {text}{errors}"
             );
             Some(path)
         })

@@ -18,16 +18,27 @@ pub fn smollm2() -> Option<PathBuf> {
 /// Qwen2.5-Coder-0.5B-Instruct Q4_K_M, fetched by `cargo xtask models --only qwen2.5-coder-0.5b`; `None` after
 /// [`not_run`]. A missing file is never a failure: it is a third party's upload, which may disappear.
 pub fn qwen() -> Option<PathBuf> {
-    let path = models_dir().join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf");
+    named(QWEN, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
+}
+
+/// Gemma 3 270M Q4_K_M, as [`qwen`]. Its licence is no open one, so nobody has to have it.
+pub fn gemma() -> Option<PathBuf> {
+    named(GEMMA, "gemma-3-270m-q4_k_m.gguf")
+}
+
+fn named(name: &str, file: &str) -> Option<PathBuf> {
+    let path = models_dir().join(file);
     if path.is_file() {
         return Some(path);
     }
-    not_run(&format!("{} is missing; `cargo xtask models --only {QWEN}` fetches it", path.display()));
+    not_run(&format!("{} is missing; `cargo xtask models --only {name}` fetches it", path.display()));
     None
 }
 
 /// Name of that model in `cargo xtask` and in tests/reference.
 pub const QWEN: &str = "qwen2.5-coder-0.5b";
+/// As [`QWEN`].
+pub const GEMMA: &str = "gemma3-270m";
 
 /// The path of a fetched model, or of a directory of several; `None` after [`skip`].
 pub fn cached(file: &str) -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rocmforge::backend::hip::kernels::probe::{ProbeLaunch, ProbeMemory};
+use rocmforge::backend::hip::kernels::probe::{ProbeCopy, ProbeLaunch, ProbeRead};
 use rocmforge::backend::hip::{ArenaOptions, DevicePtr, Grid, HipError, Owner, StreamPriority};
 
 use crate::rig::{Rig, rig, rig_with};
@@ -18,13 +18,13 @@ fn a_kernel_gets_its_arguments_and_its_shape() {
     let Some(rig) = rig() else { return };
     let values = numbers(4 * 1000);
     let (input, output) = (rig.upload(&values), rig.output::<u32>(values.len()));
-    let arguments = ProbeMemory { input: input.ptr(), output: output.ptr(), count: 1000 };
-    rig.device.launch(&rig.stream, ProbeMemory::probe_copy, Grid::x(3), &arguments).unwrap();
+    let arguments = ProbeCopy { input: input.ptr(), output: output.ptr(), count: 1000 };
+    rig.device.launch(&rig.stream, ProbeCopy::probe_copy, Grid::x(3), &arguments).unwrap();
     assert_eq!(rig.download::<u32>(&output), values);
 
     let blocks = rig.output::<u32>(5);
-    let arguments = ProbeMemory { input: input.ptr(), output: blocks.ptr(), count: 1000 };
-    rig.device.launch(&rig.stream, ProbeMemory::probe_read, Grid::x(5), &arguments).unwrap();
+    let arguments = ProbeRead { input: input.ptr(), output: blocks.ptr(), count: 1000 };
+    rig.device.launch(&rig.stream, ProbeRead::probe_read, Grid::x(5), &arguments).unwrap();
     let seen = rig.download::<u32>(&blocks).into_iter().fold(0, |all, block| all ^ block);
     assert_eq!(seen, values.iter().fold(0, |all, value| all ^ value));
     let launches = rig.device.launches();
@@ -43,6 +43,27 @@ fn a_shape_that_cannot_be_is_refused_before_the_driver_sees_it() {
     let grid = Grid::x(4).threads(64);
     rig.device.launch(&rig.stream, ProbeLaunch::probe_launch, grid, &arguments).unwrap();
     assert_eq!(rig.download::<u32>(&counter), [1]);
+}
+
+#[test]
+fn a_launch_past_a_buffers_end_is_refused_before_the_driver_sees_it() {
+    let Some(rig) = rig() else { return };
+    let (input, output) = (rig.upload(&numbers(400)), rig.output::<u32>(404));
+    let arguments = ProbeCopy { input: input.ptr(), output: output.ptr_at(16).unwrap(), count: 100 };
+    let launch = |arguments| rig.device.launch(&rig.stream, ProbeCopy::probe_copy, Grid::x(1), &arguments);
+    launch(arguments).unwrap();
+    for (wrong, argument, present) in [
+        (ProbeCopy { input: input.ptr_at(4).unwrap(), ..arguments }, "input", 399),
+        (ProbeCopy { output: output.ptr_at(20).unwrap(), ..arguments }, "output", 399),
+        (ProbeCopy { output: DevicePtr::NULL, ..arguments }, "output", 0),
+        (ProbeCopy { output: arguments.output.offset(500), ..arguments }, "output", 0),
+    ] {
+        let error = launch(wrong).unwrap_err();
+        let HipError::OutOfBounds(fault) = error else { panic!("{error}") };
+        let found = (fault.kernel, fault.argument, fault.need, fault.present);
+        assert_eq!(found, ("probe_copy", argument, Some(400), present));
+    }
+    assert_eq!(rig.download::<u32>(&output)[4..], numbers(400));
 }
 
 #[test]
@@ -91,14 +112,14 @@ fn an_event_orders_two_streams() {
     let values = numbers(4 * 4096);
     let (input, middle) = (rig.upload(&values), rig.output::<u32>(values.len()));
     let output = rig.output::<u32>(values.len());
-    let first = ProbeMemory { input: input.ptr(), output: middle.ptr(), count: 4096 };
-    let second = ProbeMemory { input: middle.ptr(), output: output.ptr(), count: 4096 };
+    let first = ProbeCopy { input: input.ptr(), output: middle.ptr(), count: 4096 };
+    let second = ProbeCopy { input: middle.ptr(), output: output.ptr(), count: 4096 };
     rig.stream.synchronize().unwrap();
     let copied = rig.device.event(false).unwrap();
-    rig.device.launch(&other, ProbeMemory::probe_copy, Grid::x(2), &first).unwrap();
+    rig.device.launch(&other, ProbeCopy::probe_copy, Grid::x(2), &first).unwrap();
     other.record(&copied).unwrap();
     rig.stream.wait(&copied).unwrap();
-    rig.device.launch(&rig.stream, ProbeMemory::probe_copy, Grid::x(2), &second).unwrap();
+    rig.device.launch(&rig.stream, ProbeCopy::probe_copy, Grid::x(2), &second).unwrap();
     assert_eq!(rig.download::<u32>(&output), values);
     assert!(copied.is_done().unwrap() && other.is_done().unwrap());
 }

@@ -2,7 +2,7 @@
 //! the device layer, each in its own process.
 
 use rocmforge::backend::hip::kernels::objects::{CodeObject, CodeSource, generic_of};
-use rocmforge::backend::hip::kernels::probe::{ProbeLaunch, ProbeMemory};
+use rocmforge::backend::hip::kernels::probe::{ProbeCopy, ProbeLaunch, ProbeRead};
 use rocmforge::backend::hip::{
     Device, DeviceOptions, DevicePtr, Graph, Grid, HipError, Owner, Runtime, Stream, StreamPriority,
 };
@@ -81,8 +81,8 @@ fn an_access_past_the_end_of_an_allocation_ends_the_process() {
     let [from, to] = [4 * MIB, 5 * MIB].map(|bytes| device.take(bytes, Owner::Scratch).unwrap());
     let words = from.len() as u64 / 16;
     for (count, then) in [(words, "as far as it goes"), (words + 1, "too far")] {
-        let arguments = ProbeMemory { input: from.ptr(), output: to.ptr(), count };
-        device.launch(&stream, ProbeMemory::probe_copy, Grid::x(4), &arguments).unwrap();
+        let arguments = ProbeCopy { input: from.ptr(), output: to.ptr(), count };
+        device.launch(&stream, ProbeCopy::probe_copy, Grid::x(4), &arguments).unwrap();
         stream.synchronize().unwrap();
         println!("{then}");
     }
@@ -243,13 +243,13 @@ fn fork_and_join(
     stream.record(&forked)?;
     other.wait(&forked)?;
     let (input, output) = (from.ptr_at(half)?, to.ptr_at(half)?);
-    let arguments = ProbeMemory { input, output, count: half as u64 / 16 };
-    device.launch(other, ProbeMemory::probe_copy, Grid::x(3), &arguments)?;
+    let arguments = ProbeCopy { input, output, count: half as u64 / 16 };
+    device.launch(other, ProbeCopy::probe_copy, Grid::x(3), &arguments)?;
     stream.copy(to.range(0, half)?, from.range(0, half)?)?;
     other.record(&joined)?;
     stream.wait(&joined)?;
-    let arguments = ProbeMemory { input: to.ptr(), output: sum.ptr(), count: to.len() as u64 / 16 };
-    device.launch(stream, ProbeMemory::probe_read, Grid::x(2), &arguments)
+    let arguments = ProbeRead { input: to.ptr(), output: sum.ptr(), count: to.len() as u64 / 16 };
+    device.launch(stream, ProbeRead::probe_read, Grid::x(2), &arguments)
 }
 
 /// A replay gives the results of the single calls, in whatever order the look-alike runs unordered work.

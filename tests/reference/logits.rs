@@ -122,6 +122,22 @@ fn qwen_in_eight_bits_loses_no_more_than_llama_cpp_does() {
 }
 
 #[test]
+fn gemma_in_single_precision_gives_the_reference() {
+    let Some(model) = common::gemma() else { return };
+    let expected = Expected::read(common::GEMMA, &model);
+    let mut runner = Runner::open(&model, best_isa(), Activations::F32, KvType::F32);
+    expected.check_exact(&mut runner, Part::WHOLE);
+}
+
+#[test]
+fn gemma_in_eight_bits_loses_no_more_than_llama_cpp_does() {
+    let Some(model) = common::gemma() else { return };
+    let expected = Expected::read(common::GEMMA, &model);
+    let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
+    expected.check_loss(&mut runner, Part::WHOLE, Loss { ratio: 1.0, ..INT8 });
+}
+
+#[test]
 fn tinystories_gives_the_reference_with_every_instruction_set() {
     let model = common::tinystories();
     let expected = Expected::read("tinystories", &model);
@@ -143,6 +159,7 @@ fn prompts_become_the_tokens_of_the_reference() {
     let mut models = vec![("tinystories", common::tinystories())];
     models.extend(common::smollm2().map(|path| ("smollm2", path)));
     models.extend(common::qwen().map(|path| (common::QWEN, path)));
+    models.extend(common::gemma().map(|path| (common::GEMMA, path)));
     for (name, path) in models {
         let expected = Expected::read(name, &path);
         let runner = Runner::open(&path, Isa::Portable, Activations::F32, KvType::F32);

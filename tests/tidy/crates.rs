@@ -135,6 +135,7 @@ fn every_dependency_is_used() {
         ("client/Cargo.toml", "client/src/"),
         ("client/top/Cargo.toml", "client/top/src/"),
         ("xtask/Cargo.toml", "xtask/src/"),
+        ("xtask/lab/Cargo.toml", "xtask/lab/src/"),
     ] {
         for name in dependencies(manifest) {
             let used = all

@@ -14,13 +14,29 @@ struct Word {
 const WORDS: [Word; 9] = [
     Word { name: "Policy", home: "src/session/policy.rs", instead: "the scheduler has a Schedule" },
     Word { name: "Sequence", home: "src/scheduler/sequence.rs", instead: "nothing else is one" },
-    Word { name: "Owner", home: "", instead: "ModelId for weights, Purpose for device memory, uid for models" },
-    Word { name: "Activations", home: "", instead: "ActivationType for their form, scratch for their memory" },
+    Word {
+        name: "Owner",
+        home: "",
+        instead: "ModelId for weights, Purpose for device memory, uid for models",
+    },
+    Word {
+        name: "Activations",
+        home: "",
+        instead: "ActivationType for their form, scratch for their memory",
+    },
     Word { name: "Part", home: "src/program/mod.rs", instead: "Shard of a split file, Piece of an upload" },
     Word { name: "Model", home: "src/model/mod.rs", instead: "OpenModel for what a backend holds of one" },
     Word { name: "Room", home: "", instead: "Scratch for memory, RoomMade for what came of a search" },
-    Word { name: "Form", home: "src/backend/hip/step/bind/forms.rs", instead: "MatrixShape for type and size" },
-    Word { name: "Residency", home: "src/scheduler/residency.rs", instead: "PageResidency for pages of the host" },
+    Word {
+        name: "Form",
+        home: "src/backend/hip/step/bind/forms.rs",
+        instead: "MatrixShape for type and size",
+    },
+    Word {
+        name: "Residency",
+        home: "src/scheduler/residency.rs",
+        instead: "PageResidency for pages of the host",
+    },
 ];
 
 /// Functions that did several things by one name.

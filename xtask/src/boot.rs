@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use crate::error::{Error, Result};
-use crate::kernels::{self, Variant};
-use crate::{docs, host};
+use crate::lookalike::{self, Variant};
+use crate::{host, lab};
 
 /// The version of cargo-deb that the package is made for.
 const CARGO_DEB: &str = "3.8.0";
@@ -80,13 +80,13 @@ fn stage() -> Result<PathBuf> {
         fs::copy(&from, folder.join(to)).map_err(Error::io(from.display().to_string()))?;
     }
     // If no compiler for the look-alike exists, its scenario reports that.
-    let lookalike = folder.join("libamdhip64.so");
-    match kernels::build_lookalike(Variant::Wave32) {
+    let copy = folder.join("libamdhip64.so");
+    match lookalike::build(Variant::Wave32) {
         Ok(library) => {
-            fs::copy(&library, &lookalike).map_err(Error::io(library.display().to_string()))?;
+            fs::copy(&library, &copy).map_err(Error::io(library.display().to_string()))?;
         }
         Err(Error::ToolMissing { .. }) => {
-            let _ = fs::remove_file(&lookalike); // it may not exist
+            let _ = fs::remove_file(&copy); // it may not exist
         }
         Err(error) => return Err(error),
     }
@@ -99,7 +99,7 @@ fn package(to: &Path) -> Result<()> {
         host::install_crate(&format!("cargo-deb@{CARGO_DEB}"))?;
     }
     host::build_release()?;
-    docs::write(&docs::default_dir())?;
+    lab::run(["docs"])?;
     let mut command = host::cargo();
     command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
     if let Some(dir) = env::var_os("CARGO_TARGET_DIR") {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::host;
-use crate::kernels::{self, Variant};
+use crate::lookalike::{self, Variant};
 
 /// The version that the command was written for.
 const TOOL: &str = "cargo-llvm-cov@0.8.7";
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
     command.args(["--ignore-run-fail", "--json", "--output-path"]).arg(&out).args(&args.rest);
     command.env("RUSTFLAGS", RELOCATED).env("LLVM_PROFILE_FILE_NAME", COUNTS);
     // Built here, because tests would build it with instrumentation.
-    match kernels::build_lookalike(Variant::Wave32) {
+    match lookalike::build(Variant::Wave32) {
         Ok(library) => drop(command.env("ROCMFORGE_LOOKALIKE", library)),
         Err(error) => println!("the GPU tests will not run: {error}"),
     }

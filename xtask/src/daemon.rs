@@ -37,6 +37,13 @@ pub fn build() -> Result<PathBuf> {
     Ok(host::target_dir().join("release"))
 }
 
+/// As [`build`], without the programs that the demo does not run.
+pub fn build_for_demo() -> Result<PathBuf> {
+    let packages = ["--package", "rocmforge", "--package", "rocmforge-client"];
+    host::run(host::cargo().args(["build", "--release", "--bins"]).args(packages))?;
+    Ok(host::target_dir().join("release"))
+}
+
 impl Daemon {
     /// Starts the daemon in `binaries` on the models in `models`, with `config` (TOML) as its configuration, and
     /// waits for its first answer.

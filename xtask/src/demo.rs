@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::json;
 
@@ -28,13 +29,15 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    heading("== building the daemon and the client");
-    let binaries = daemon::build()?;
-    heading("== fetching a model");
-    let model = match &args.model {
-        Some(path) => path.canonicalize().map_err(Error::at(path))?,
-        None => models::ensure(models::SMOLLM2)?,
-    };
+    heading("== building the daemon and the client, and fetching a model");
+    let path = args.model.clone();
+    let model = thread::spawn(move || match path {
+        Some(path) => path.canonicalize().map_err(Error::at(&path)),
+        None => models::ensure(models::SMOLLM2),
+    });
+    let binaries = daemon::build_for_demo()?;
+    let panicked = |_| Err(Error::Unexpected { what: "the download", text: "it panicked".into() });
+    let model = model.join().unwrap_or_else(panicked)?;
     eprintln!("{}", model.display());
     heading("== starting rocmforged on a private socket");
     let dir = model.parent().unwrap_or(Path::new("."));

@@ -1,7 +1,7 @@
 //! Errors of the project commands.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitCode, ExitStatus};
 
 /// Error of a project command. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -86,3 +86,14 @@ impl Error {
 
 /// Result of project commands.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A program's main: watches for interrupts, runs `command`, shows its error and turns it into the exit code.
+pub fn exit(command: impl FnOnce() -> Result<()>) -> ExitCode {
+    match crate::host::watch_interrupts().and_then(|()| command()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

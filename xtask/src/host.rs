@@ -125,13 +125,13 @@ pub fn install(package: &'static str) -> Result<()> {
     apt(&["install", "--no-install-recommends", package])
 }
 
-/// Builds the release programs. Always builds the same set of packages: another set could enable other features of
-/// their dependencies and cause a second build of them.
+/// Builds the release programs: those of the workspace's default members. Always builds the same set of packages:
+/// another set could enable other features of their dependencies and cause a second build of them.
 ///
 /// # Errors
 /// [`Error::Command`], [`Error::Interrupted`].
 pub fn build_release() -> Result<()> {
-    run(cargo().args(["build", "--release", "--workspace", "--exclude", "xtask"]))
+    run(cargo().args(["build", "--release"]))
 }
 
 /// Installs a Rust program, `NAME@VERSION`. Built with little optimisation: some release profiles optimise all their

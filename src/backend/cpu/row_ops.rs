@@ -2,7 +2,7 @@
 
 use super::bind::{Place, RowOp};
 use super::compute::Compute;
-use super::model::Model;
+use super::model::OpenModel;
 use super::norm;
 use super::rope::RopeTable;
 use super::run::{NormWeights, angles};
@@ -29,7 +29,7 @@ enum Beside<'a> {
 /// [`BackendError::Internal`] if a weight is absent.
 pub fn run(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     ops: &[RowOp],
     rows: Rows,
     weights: &Weights<'_>,
@@ -39,7 +39,7 @@ pub fn run(
             angles(model, *rope)?;
         }
     }
-    let Model { values, ropes, program, step, .. } = model;
+    let OpenModel { values, ropes, program, step, .. } = model;
     let vectors = &mut values.vectors;
     vectors.clear();
     let mut beside = Vec::with_capacity(ops.len());

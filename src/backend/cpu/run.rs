@@ -7,7 +7,7 @@ use super::attention::{self, Problem};
 use super::bind::{Input, Matrix, NormSpec, Place, Unit};
 use super::compute::{Compute, Projection, Store, append_values};
 use super::experts;
-use super::model::{Model, Values};
+use super::model::{OpenModel, Values};
 use super::quant;
 use super::rope::RopeTable;
 use super::row_ops;
@@ -20,7 +20,7 @@ use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
 /// [`BackendError`] of a unit, and of a part that does not follow the last one.
 pub fn run(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     part: u32,
     weights: &Weights<'_>,
 ) -> Result<Progress, BackendError> {
@@ -46,7 +46,7 @@ pub fn run(
 
 fn run_unit(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     unit: &Unit,
     weights: &Weights<'_>,
 ) -> Result<Progress, BackendError> {
@@ -107,7 +107,7 @@ fn host(program: &Program, id: TensorId) -> Result<crate::tensor::LazyTensor, Ba
 }
 
 fn embed(
-    model: &mut Model,
+    model: &mut OpenModel,
     table: crate::tensor::LazyTensor,
     scale: f32,
     out: Place,
@@ -126,7 +126,7 @@ fn embed(
     Ok(())
 }
 
-fn take(model: &mut Model, from: Place, out: Place) {
+fn take(model: &mut OpenModel, from: Place, out: Place) {
     for (index, &row) in model.step.logits_rows.iter().enumerate() {
         let values = model.values.row(from, row as usize).to_vec();
         model.values.row_mut(out, index).copy_from_slice(&values);
@@ -142,7 +142,7 @@ pub fn projection<'a>(weights: &Weights<'a>, matrix: &Matrix) -> Result<Projecti
 /// Computes the activations of a unit's input, in the forms that its matrices take.
 fn activate(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     input: &Input,
     parts: &[Projection<'_>],
     weights: &Weights<'_>,
@@ -217,7 +217,7 @@ impl NormWeights {
 
 fn product(
     compute: &mut Compute,
-    model: &mut Model,
+    model: &mut OpenModel,
     input: &Input,
     parts: &[Matrix],
     out: Place,
@@ -235,7 +235,7 @@ fn product(
     compute.project(&parts, &model.values.acts, store, plane.values_mut(), stride)
 }
 
-fn store(compute: &mut Compute, model: &mut Model, state: StateId, keys: Place, values: Place) {
+fn store(compute: &mut Compute, model: &mut OpenModel, state: StateId, keys: Place, values: Place) {
     let layout = model.kv.layout(state);
     let parallel = compute.is_parallel(model.step.rows() * (keys.width + values.width));
     let (planes, places) = (&model.values.planes, &model.step.places);
@@ -248,7 +248,7 @@ fn store(compute: &mut Compute, model: &mut Model, state: StateId, keys: Place, 
 }
 
 /// Computes the step's angles at their first use.
-pub fn angles(model: &mut Model, rope: RopeId) -> Result<(), BackendError> {
+pub fn angles(model: &mut OpenModel, rope: RopeId) -> Result<(), BackendError> {
     let number = rope.0 as usize;
     if model.ropes[number].is_some() {
         return Ok(());

@@ -1,47 +1,31 @@
-//! Checks of kernels: the kept code objects, the NVIDIA body, and the kernel tests on all variants of the CPU
-//! look-alike.
+//! The kernel tests on all variants of the CPU look-alike.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Done, comgr};
+use super::{Done, stage};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Variant};
-use crate::{gpu_report, host};
+use crate::host;
+use crate::lookalike::{self, Variant};
 
 /// Variants of the look-alike. The stage `tests` also runs on waves of 32 lanes.
 const VARIANTS: [Variant; 4] =
     [Variant::Wave32, Variant::Wave64, Variant::Wave32Sanitized, Variant::Wave64NoMatrix];
 
-/// Targets compiled again in each run. All 15 take seven minutes on two cores; `cargo xtask kernels --check` compiles
-/// them all.
-const COMPILED: usize = 2;
-
-/// A digest shows quickly that the archive is complete, passed the gates and was made from these sources. Compiling
-/// some targets again in each run confirms it. Then builds the NVIDIA body, and reads all kept objects with AMD's own
-/// reader.
-pub fn objects() -> Result<Done> {
-    kernels::check_made_from()?;
-    let kept = kernels::check(&kernels::drawn(COMPILED))?;
-    println!("{}", kernels::build_nvidia()?.display());
-    let read = comgr::run()?;
-    Ok(Done { note: format!("{kept}; {}", read.note), skipped: read.skipped })
-}
-
 /// Runs the kernel tests on each variant and counts the launches. Then makes the GPU owners' report on one variant.
-pub fn lookalike() -> Result<Done> {
+pub fn run() -> Result<Done> {
     let report = host::target_dir().join("lookalike/launches");
     if report.exists() {
         fs::remove_file(&report).map_err(Error::at(&report))?;
     }
     for variant in VARIANTS {
-        let library = kernels::build_lookalike(variant)?;
+        let library = lookalike::build(variant)?;
         println!("on {}", library.display());
         host::run(&mut tests_on(&library, variant, &report)?)?;
     }
-    gpu_report::on_lookalike(&kernels::build_lookalike(Variant::Wave32)?)?;
+    stage("report")?;
     let launches = read_report(&report)?;
     for (kernel, count) in &launches {
         println!("{count:9} {kernel}");
@@ -59,7 +43,7 @@ fn tests_on(library: &Path, variant: Variant, report: &Path) -> Result<Command> 
         .args(["test", "--quiet", "--workspace", "--test", "kernels"])
         .env("ROCMFORGE_HIP_LIB", library)
         .env("ROCMFORGE_LOOKALIKE_REPORT", report);
-    if let Some(runtime) = kernels::sanitizer_runtime(variant)? {
+    if let Some(runtime) = lookalike::sanitizer_runtime(variant)? {
         // The tests' own program is built without the sanitizer, so its runtime must be loaded first. Rust's runtime
         // keeps some memory until the end, which is not a leak of ours.
         let runner = format!("env LD_PRELOAD={} ASAN_OPTIONS=detect_leaks=0", runtime.display());

@@ -4,18 +4,17 @@
 //! stages run even after a failure, so that one run shows all faults.
 
 mod client;
-mod comgr;
 mod deny;
 mod fuzz;
 mod kernels;
 mod tests;
 
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{boot, daemon, host, interleavings, models, soak};
+use crate::{boot, host, interleavings, lab, models};
 
 pub use tests::count;
 
@@ -30,21 +29,31 @@ pub struct Args {
 }
 
 /// Result of a stage that did not fail.
-#[derive(Debug, Default)]
-struct Done {
+#[derive(Debug, Default, serde::Deserialize, serde::Serialize)]
+pub struct Done {
     /// Note for the table: a count or a size.
-    note: String,
+    pub note: String,
     /// What was skipped, and why.
-    skipped: Vec<String>,
+    pub skipped: Vec<String>,
 }
 
 impl Done {
-    fn note(note: impl Into<String>) -> Self {
+    pub fn note(note: impl Into<String>) -> Self {
         Self { note: note.into(), skipped: Vec::new() }
     }
 
-    fn skipped(why: impl Into<String>) -> Self {
+    pub fn skipped(why: impl Into<String>) -> Self {
         Self { note: "skipped".into(), skipped: vec![why.into()] }
+    }
+
+    /// Writes it for [`stage`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::Unexpected { what: "serde_json", text: error.to_string() })?;
+        std::fs::write(path, text).map_err(Error::at(path))
     }
 }
 
@@ -52,59 +61,76 @@ struct Stage {
     name: &'static str,
     about: &'static str,
     run: fn() -> Result<Done>,
+    beside: Beside,
+}
+
+/// Whether a stage runs beside the stages after it. Such a stage mostly waits: it would leave processors idle.
+#[derive(PartialEq)]
+enum Beside {
+    No,
+    /// Until this stage, which needs it.
+    Until(&'static str),
+    ToTheEnd,
+}
+
+impl Stage {
+    const fn new(name: &'static str, run: fn() -> Result<Done>, about: &'static str) -> Self {
+        Self { name, about, run, beside: Beside::No }
+    }
+
+    const fn beside(self, beside: Beside) -> Self {
+        Self { beside, ..self }
+    }
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 16] = [
-    Stage { name: "tools", about: "programs that later stages need; installed if run by root", run: tools },
-    Stage { name: "fmt", about: "cargo fmt --check", run: fmt },
-    Stage { name: "tidy", about: "layers, rooms, file length, layout: cargo test --test tidy", run: tidy },
-    Stage { name: "deny", about: "bans, licences, sources, advisories: cargo deny", run: deny::run },
-    Stage {
-        name: "clippy",
-        about: "cargo clippy of all targets with benches; warnings are errors",
-        run: clippy,
-    },
-    Stage { name: "doc", about: "cargo doc; warnings are errors", run: doc },
-    Stage { name: "build", about: "release binaries", run: build },
-    Stage {
-        name: "client",
-        about: "size of the stripped client, and time from its start to its first byte",
-        run: client::run,
-    },
-    Stage {
-        name: "boot",
-        about: "the package under a real systemd: start, kill, hang, restart, drain, remove",
-        run: under_systemd,
-    },
-    Stage {
-        name: "fuzz",
-        about: "a short fuzz of untrusted input, with planted faults that must be found",
-        run: fuzz::run,
-    },
-    Stage {
-        name: "objects",
-        about: "the kept code objects, two targets compiled again, AMD's own reader, the NVIDIA body",
-        run: kernels::objects,
-    },
-    Stage {
-        name: "kernels",
-        about: "kernel tests on the CPU look-alike: waves of 32 and 64 lanes, sanitizers; launches of each kernel",
-        run: kernels::lookalike,
-    },
-    Stage {
-        name: "threads",
-        about: "tests in every order of their threads, by a model checker: cargo xtask interleavings",
-        run: every_order,
-    },
-    Stage {
-        name: "soak",
-        about: "ten seconds of many clients; weights stay while no client is connected (runs beside the tests): cargo xtask soak",
-        run: soaked,
-    },
-    Stage { name: "models", about: "test data: cargo xtask models", run: fetch_models },
-    Stage { name: "tests", about: "cargo test of the whole workspace", run: tests::run },
+const STAGES: [Stage; 17] = [
+    Stage::new("tools", tools, "programs that later stages need; installed if run by root"),
+    Stage::new("models", fetch_models, "test data, fetched beside other stages: cargo xtask models")
+        .beside(Beside::Until("tests")),
+    Stage::new("fmt", fmt, "cargo fmt --check"),
+    Stage::new("tidy", tidy, "layers, rooms, file length, layout: cargo test --test tidy"),
+    Stage::new("deny", deny::run, "bans, licences, sources, advisories: cargo deny"),
+    Stage::new("clippy", clippy, "cargo clippy of all targets with benches; warnings are errors"),
+    Stage::new("doc", doc, "cargo doc; warnings are errors"),
+    Stage::new("build", build, "release binaries"),
+    Stage::new(
+        "client",
+        client::run,
+        "size of the stripped client, and time from its start to its first byte",
+    ),
+    Stage::new("pause", || stage("pause"), "weights stay while no client is connected, beside other stages")
+        .beside(Beside::ToTheEnd),
+    Stage::new(
+        "boot",
+        under_systemd,
+        "the package under a real systemd: start, kill, hang, restart, drain, remove",
+    ),
+    Stage::new("fuzz", fuzz::run, "a short fuzz of untrusted input, with planted faults that must be found"),
+    Stage::new(
+        "objects",
+        || stage("objects"),
+        "the kept code objects, two targets compiled again, AMD's own reader, the NVIDIA body",
+    ),
+    Stage::new(
+        "kernels",
+        kernels::run,
+        "kernel tests on the CPU look-alike: waves of 32 and 64 lanes, sanitizers; launches of each kernel",
+    ),
+    Stage::new(
+        "threads",
+        every_order,
+        "tests in every order of their threads, by a model checker: cargo xtask interleavings",
+    ),
+    Stage::new("soak", || stage("soak"), "ten seconds of many clients: cargo xtask soak"),
+    Stage::new("tests", tests::run, "cargo test of the whole workspace"),
 ];
+
+/// A stage that runs beside the others.
+type Running = JoinHandle<(Duration, Result<Done>)>;
+
+/// A line of the table: the stage, its time, its verdict.
+type Row = (&'static str, Duration, Verdict);
 
 enum Verdict {
     Passed(Done),
@@ -113,6 +139,7 @@ enum Verdict {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    let begun = Instant::now();
     if args.list {
         STAGES.iter().for_each(|stage| println!("{:8} {}", stage.name, stage.about));
         return Ok(());
@@ -120,32 +147,56 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = args.only.iter().find(|name| !STAGES.iter().any(|stage| stage.name == **name)) {
         return Err(Error::UnknownStage { name: name.clone() });
     }
+    let wanted = |stage: &&Stage| args.only.is_empty() || args.only.iter().any(|name| name == stage.name);
     let mut rows = Vec::new();
-    for stage in &STAGES {
-        if !args.only.is_empty() && !args.only.iter().any(|name| name == stage.name) {
-            continue;
-        }
+    let mut beside: Vec<(&Stage, Running)> = Vec::new();
+    for stage in STAGES.iter().filter(wanted) {
+        let (due, later) =
+            beside.into_iter().partition(|(other, _)| other.beside == Beside::Until(stage.name));
+        beside = later;
+        rows.extend(due.into_iter().map(joined));
         println!("\n== {}: {}", stage.name, stage.about);
-        let started = Instant::now();
-        let verdict = match (stage.run)() {
-            Ok(done) if host::strict() && !done.skipped.is_empty() => {
-                Verdict::Failed(Error::Skipped { what: done.skipped.join("; ") })
-            }
-            Ok(done) => Verdict::Passed(done),
-            Err(error) => Verdict::Failed(error),
-        };
-        if let Verdict::Failed(error) = &verdict {
-            println!("{}: {error}", stage.name);
+        if stage.beside == Beside::No {
+            let (took, done) = timed(stage.run);
+            rows.push((stage.name, took, judged(stage.name, done)));
+        } else {
+            beside.push((stage, thread::spawn(|| timed(stage.run))));
         }
-        rows.push((stage.name, started.elapsed(), verdict));
         host::check_interrupted()?;
     }
-    let waited = Instant::now();
-    rows.extend(paused().map(|verdict| ("pause", waited.elapsed(), verdict)));
-    report(&rows)
+    rows.extend(beside.into_iter().map(joined));
+    report(&rows, begun.elapsed())
 }
 
-fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
+fn timed(run: fn() -> Result<Done>) -> (Duration, Result<Done>) {
+    let started = Instant::now();
+    let done = run();
+    (started.elapsed(), done)
+}
+
+/// Waits for a stage that runs beside the others.
+fn joined((stage, thread): (&Stage, Running)) -> Row {
+    let panicked =
+        |_| (Duration::ZERO, Err(Error::Unexpected { what: "the stage", text: "it panicked".into() }));
+    let (took, done) = thread.join().unwrap_or_else(panicked);
+    (stage.name, took, judged(stage.name, done))
+}
+
+fn judged(name: &str, done: Result<Done>) -> Verdict {
+    let verdict = match done {
+        Ok(done) if host::strict() && !done.skipped.is_empty() => {
+            Verdict::Failed(Error::Skipped { what: done.skipped.join("; ") })
+        }
+        Ok(done) => Verdict::Passed(done),
+        Err(error) => Verdict::Failed(error),
+    };
+    if let Verdict::Failed(error) = &verdict {
+        println!("{name}: {error}");
+    }
+    verdict
+}
+
+fn report(rows: &[Row], all: Duration) -> Result<()> {
     println!("\n{:8} {:>8}  {:6}", "stage", "seconds", "");
     for (name, took, verdict) in rows {
         let (state, note) = match verdict {
@@ -154,7 +205,6 @@ fn report(rows: &[(&str, Duration, Verdict)]) -> Result<()> {
         };
         println!("{name:8} {:8.1}  {state:6}  {note}", took.as_secs_f64());
     }
-    let all: Duration = rows.iter().map(|(_, took, _)| *took).sum();
     println!("{:8} {:8.1}", "all", all.as_secs_f64());
     let skipped: Vec<&String> = rows
         .iter()
@@ -212,36 +262,14 @@ fn under_systemd() -> Result<Done> {
     }
 }
 
-/// Runs beside the later stages, mostly idle for a minute.
-static PAUSE: Mutex<Option<JoinHandle<Result<String>>>> = Mutex::new(None);
-
-/// How long no client is connected; by then idle models have freed everything but their weights.
-const PAUSE_TIME: Duration = Duration::from_secs(62);
-
-const SOAK_TIME: Duration = Duration::from_secs(10);
-
-fn soaked() -> Result<Done> {
-    let binaries = daemon::build()?;
-    let program = binaries.clone();
-    let pause = thread::spawn(move || soak::across_sessions(&program, PAUSE_TIME));
-    PAUSE.lock().unwrap_or_else(PoisonError::into_inner).replace(pause);
-    soak::soak(&binaries, SOAK_TIME, 16, 1).map(Done::note)
-}
-
-/// Result of the pause, if it was started.
-fn paused() -> Option<Verdict> {
-    let pause = PAUSE.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-    let failed = |_| Error::Unexpected { what: "the pause", text: "it panicked".into() };
-    Some(match pause.join().map_err(failed).flatten() {
-        Ok(note) => Verdict::Passed(Done::note(note)),
-        Err(error @ Error::ToolMissing { .. }) if !host::strict() => {
-            Verdict::Passed(Done::skipped(error.to_string()))
-        }
-        Err(error) => {
-            println!("pause: {error}");
-            Verdict::Failed(error)
-        }
-    })
+/// Runs a part of the check that needs the library.
+fn stage(part: &str) -> Result<Done> {
+    let dir = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
+    let path = dir.path().join("result");
+    lab::run(["stage".as_ref(), part.as_ref(), "--result".as_ref(), path.as_os_str()])?;
+    let text = std::fs::read(&path).map_err(Error::at(&path))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::Unexpected { what: "the lab's result", text: error.to_string() })
 }
 
 fn every_order() -> Result<Done> {

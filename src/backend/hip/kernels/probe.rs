@@ -3,14 +3,23 @@
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
-kernels! {
-    /// Reads or copies all of `input`, to measure read and copy bandwidth.
-    ProbeMemory [probe_read, probe_copy] {
+kernels! { |launch|
+    /// Reads all of `input`, to measure read bandwidth. Grid: any width.
+    ProbeRead [probe_read] {
         /// 16-byte words.
-        input: DevicePtr<u32>,
-        /// `probe_read`: the xor of what each workgroup read, one word per workgroup. `probe_copy`: as many 16-byte
-        /// words as `input`.
-        output: DevicePtr<u32>,
+        input: DevicePtr<u32> [4 * count],
+        /// The xor of what each workgroup read, one word per workgroup.
+        output: DevicePtr<u32> [launch.x],
+        /// 16-byte words in `input`.
+        count: u64,
+    }
+
+    /// Copies all of `input`, to measure copy bandwidth. Grid: any width.
+    ProbeCopy [probe_copy] {
+        /// 16-byte words.
+        input: DevicePtr<u32> [4 * count],
+        /// As many 16-byte words.
+        output: DevicePtr<u32> [4 * count],
         /// 16-byte words in `input`.
         count: u64,
     }
@@ -18,6 +27,6 @@ kernels! {
     /// Adds one to a counter, in workgroups of 64 threads, to measure a launch and to check that it ran.
     ProbeLaunch [probe_launch] {
         /// The counter.
-        count: DevicePtr<u32>,
+        count: DevicePtr<u32> [1],
     }
 }

@@ -61,9 +61,11 @@ pub struct WeightType {
 }
 
 macro_rules! columns {
-    ($family:literal, $name:literal, $form:literal, [$($columns:literal),*]) => {
+    ($dtype:ident, $family:literal, $name:literal, $form:literal, [$($columns:literal),*]) => {
         &[$( Columns {
-            kernel: Kernel::new(concat!($family, "_", $name, "_", $form, "_", $columns)),
+            kernel: Kernel::new(concat!($family, "_", $name, "_", $form, "_", $columns))
+                .of(DType::$dtype)
+                .taking($columns),
             columns: $columns,
         } ),*]
     };
@@ -79,32 +81,32 @@ macro_rules! weight_types {
             $( WeightType {
                 dtype: DType::$quant,
                 planes: &$planes,
-                embed: Kernel::new(concat!("embed_rows_", $quant_name)),
-                repack: Some(Kernel::new(concat!("repack_", $quant_name))),
-                dequant: Some(Kernel::new(concat!("dequant_", $quant_name))),
-                gemv_a8: columns!("gemv", $quant_name, "a8", [1, 2, 4, 8]),
-                gemv_f32: columns!("gemv", $quant_name, "f32", [1, 4]),
-                gated_a8: columns!("gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
-                gated_f32: columns!("gemv_gated", $quant_name, "f32", [1, 2]),
-                experts_a8: Some(Kernel::new(concat!("gemv_experts_", $quant_name, "_a8"))),
-                experts_f32: Kernel::new(concat!("gemv_experts_", $quant_name, "_f32")),
-                experts_gated_a8: Some(Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_a8"))),
-                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_f32")),
+                embed: Kernel::new(concat!("embed_rows_", $quant_name)).of(DType::$quant),
+                repack: Some(Kernel::new(concat!("repack_", $quant_name)).of(DType::$quant)),
+                dequant: Some(Kernel::new(concat!("dequant_", $quant_name)).of(DType::$quant)),
+                gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
+                gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
+                gated_a8: columns!($quant, "gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
+                gated_f32: columns!($quant, "gemv_gated", $quant_name, "f32", [1, 2]),
+                experts_a8: Some(Kernel::new(concat!("gemv_experts_", $quant_name, "_a8")).of(DType::$quant)),
+                experts_f32: Kernel::new(concat!("gemv_experts_", $quant_name, "_f32")).of(DType::$quant),
+                experts_gated_a8: Some(Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_a8")).of(DType::$quant)),
+                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $quant_name, "_f32")).of(DType::$quant),
             }, )*
             $( WeightType {
                 dtype: DType::$float,
                 planes: &[],
-                embed: Kernel::new(concat!("embed_rows_", $float_name)),
+                embed: Kernel::new(concat!("embed_rows_", $float_name)).of(DType::$float),
                 repack: None,
                 dequant: $dequant,
                 gemv_a8: &[],
-                gemv_f32: columns!("gemv", $float_name, "f32", [1, 2, 4, 8]),
+                gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
                 gated_a8: &[],
-                gated_f32: columns!("gemv_gated", $float_name, "f32", [1, 2, 4, 8]),
+                gated_f32: columns!($float, "gemv_gated", $float_name, "f32", [1, 2, 4, 8]),
                 experts_a8: None,
-                experts_f32: Kernel::new(concat!("gemv_experts_", $float_name, "_f32")),
+                experts_f32: Kernel::new(concat!("gemv_experts_", $float_name, "_f32")).of(DType::$float),
                 experts_gated_a8: None,
-                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $float_name, "_f32")),
+                experts_gated_f32: Kernel::new(concat!("gemv_experts_gated_", $float_name, "_f32")).of(DType::$float),
             }, )*
         ];
     };
@@ -123,9 +125,9 @@ weight_types! {
         Q6_K "q6_k" [(16, 32), (8, 32), (2, 32), (2, 256)];
     }
     float {
-        F32 "f32" Some(Kernel::new("dequant_f32"));
+        F32 "f32" Some(Kernel::new("dequant_f32").of(DType::F32));
         F16 "f16" None;
-        BF16 "bf16" Some(Kernel::new("dequant_bf16"));
+        BF16 "bf16" Some(Kernel::new("dequant_bf16").of(DType::BF16));
     }
 }
 

@@ -187,13 +187,14 @@ impl Arrays {
     pub fn places(&self) -> Result<Places, BackendError> {
         let layout = &self.layout;
         let at = |word: usize| self.buffer.ptr_at::<u32>(word * 4);
+        // Each ends where its array does, so that no kernel reads on into the next array.
         Ok(Places {
-            positions: at(0)?,
-            sequences: at(layout.sequences_at())?,
-            logits_rows: at(layout.logits_at())?,
-            tables: at(layout.tables_at())?,
-            tiles: at(layout.tiles_at())?,
-            embeddings: at(layout.embedding_at())?.cast(),
+            positions: at(0)?.first(layout.rows),
+            sequences: at(layout.sequences_at())?.first(layout.rows),
+            logits_rows: at(layout.logits_at())?.first(layout.logits),
+            tables: at(layout.tables_at())?.first(layout.tables),
+            tiles: at(layout.tiles_at())?.first(2 * layout.tiles),
+            embeddings: at(layout.embedding_at())?.cast().first(layout.rows * layout.embedding_bytes),
         })
     }
 }

@@ -39,7 +39,7 @@ pub fn tables(
     let buffer = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
     stream.upload(buffer.all(), addresses.as_slice())?; // waits, so no work uses the old tables any more
     let table = |part: usize, Form { dtype, rows, cols }| {
-        let table = buffer.ptr_at(part * count * size_of::<u64>())?;
+        let table = buffer.ptr_at(part * count * size_of::<u64>())?.first(count);
         Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })
     };
     let [gate, up, down] = forms;

@@ -96,7 +96,7 @@ impl Sampler {
             logits,
             parts: self.parts.ptr(),
             counters: self.counters.ptr(),
-            reports: self.words.device_ptr(self.reports_at())?,
+            reports: self.words.device_ptr(self.reports_at())?.first(self.rows * ROW_WORDS),
             vocab,
         };
         let grid = Grid::xy(self.vocab.div_ceil(GREEDY_TOKENS) as u32, count);
@@ -107,7 +107,7 @@ impl Sampler {
         let lists = self.top_stride > 0;
         let draw = SampleDraw {
             logits,
-            settings: self.words.device_ptr(0)?,
+            settings: self.words.device_ptr(0)?.first(self.rows * ROW_WORDS),
             reports: greedy.reports,
             tops: if lists { self.words.device_ptr(self.lists_at())? } else { DevicePtr::NULL },
             vocab,

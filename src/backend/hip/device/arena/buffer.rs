@@ -65,12 +65,12 @@ impl Buffer {
         Ok(DeviceRange { address: self.address + start as u64, bytes, of: PhantomData })
     }
 
-    /// Address of the first `T`. Kernels receive the number of elements separately.
+    /// The whole buffer as `T`s.
     pub fn ptr<T>(&self) -> DevicePtr<T> {
-        DevicePtr::at(self.address)
+        DevicePtr::new(self.address, self.bytes as u64)
     }
 
-    /// Address of the `T` that starts `offset` bytes in.
+    /// The `T`s from `offset` bytes on.
     ///
     /// # Errors
     /// [`HipError::Refused`] when it is misaligned or ends past the buffer.
@@ -84,7 +84,7 @@ impl Buffer {
             );
             return Err(HipError::refused("a device pointer", why));
         }
-        Ok(DevicePtr::at(self.address + offset as u64))
+        Ok(DevicePtr::new(self.address + offset as u64, (self.bytes - offset) as u64))
     }
 }
 

@@ -176,18 +176,16 @@ impl HostWords {
         unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().cast(), self.memory.bytes / 4) }
     }
 
-    /// Device address of word `index`.
+    /// Device address of the words from number `index` on.
     ///
     /// # Errors
     /// [`HipError::Refused`] for an index past the end.
     pub fn device_ptr(&self, index: usize) -> Result<DevicePtr<u32>, HipError> {
-        if index >= self.words().len() {
-            return Err(HipError::refused(
-                "host words",
-                format!("there is no word {index}, only {}", self.words().len()),
-            ));
+        let all = self.words().len();
+        if index >= all {
+            return Err(HipError::refused("host words", format!("there is no word {index}, only {all}")));
         }
-        Ok(DevicePtr::at(self.device + index as u64 * 4))
+        Ok(DevicePtr::new(self.device + index as u64 * 4, (all - index) as u64 * 4))
     }
 
     /// Host address of the words, for copies.

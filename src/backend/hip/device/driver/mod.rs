@@ -3,6 +3,7 @@
 //! Handles are kept as numbers. Only the driver follows them, so the types are `Send` without unsafe code. The driver's
 //! functions may be called from any thread.
 
+mod checked;
 mod context;
 mod event;
 mod graph;
@@ -21,5 +22,4 @@ pub use memory::{HostWords, PinnedBuffer};
 pub(in crate::backend::hip) use module::{Function, Module};
 pub use registered::RegisteredPages;
 pub use runtime::{DeviceDescription, Runtime};
-pub(in crate::backend::hip) use stream::Shape;
 pub use stream::{Stream, StreamPriority};

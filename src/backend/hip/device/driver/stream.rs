@@ -41,7 +41,7 @@ pub struct Stream {
 
 /// Shape of a launch as the driver takes it: workgroups, threads per workgroup (both x, y, z) and bytes of dynamic LDS.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend::hip) struct Shape {
+pub(super) struct Shape {
     pub blocks: [u32; 3],
     pub threads: [u32; 3],
     pub lds: u32,
@@ -256,7 +256,12 @@ impl Stream {
 
     /// Launches a kernel. `slots` holds one argument each. The driver reads as many bytes of a slot as the kernel
     /// declares. That is at most 8 by the rule that all kernels keep.
-    pub(in crate::backend::hip) fn launch_function(
+    ///
+    /// # Safety
+    /// `slots` must hold the arguments that `function` takes, in order, and `shape` must be one that the kernel and the
+    /// device allow. All memory that the kernel reaches through them must be device memory or host words of this
+    /// stream's device. It must stay alive, and host code must not touch it except as atomics, until the work is done.
+    pub(super) unsafe fn launch_function(
         &self,
         function: &Function,
         shape: Shape,
@@ -274,7 +279,7 @@ impl Stream {
         }
         let ([gx, gy, gz], [bx, by, bz]) = (shape.blocks, shape.threads);
         // SAFETY: function and stream are live; the places point at the arguments, which the driver copies before it
-        // returns. That they are those the kernel takes is checked against its metadata by `cargo xtask kernels`.
+        // returns. The caller guarantees the rest, see above.
         self.context.call("hipModuleLaunchKernel", |api| unsafe {
             let (places, none) = (places.as_mut_ptr(), std::ptr::null_mut());
             (api.hipModuleLaunchKernel)(

@@ -1,8 +1,8 @@
 //! Decode attention: few rows, each split over workgroups. Also decides which rows take which attention.
 
+use super::Run;
 use super::forms::A8;
 use super::prefill::TILE_QUERIES;
-use super::{Run, offset};
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted};
@@ -104,7 +104,7 @@ impl Run<'_> {
             let rows = (self.layout.rows - first).min(ATTENTION_ROWS) as u32;
             let arguments = AttnDecode {
                 q: self.at(unit.queries),
-                rows: offset(self.scratch.row_numbers.ptr(), first),
+                rows: self.scratch.row_numbers.ptr().offset(first),
                 positions: self.places.positions,
                 row_seq: self.places.sequences,
                 page_tables: self.places.tables,

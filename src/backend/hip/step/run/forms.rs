@@ -1,6 +1,6 @@
 //! Conversion of activations into the form that their weights need.
 
-use super::{Run, Weights, offset};
+use super::{Run, Weights};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
 use crate::backend::hip::step::bind::{Convert, FORMS, Form, Home, Norm, View};
@@ -161,7 +161,7 @@ impl Run<'_> {
         }
         (0..groups).try_for_each(|number| {
             let column = (number * group) as usize;
-            let each = NormRows { x: offset(all.x, column), out: offset(all.out, column), ..all };
+            let each = NormRows { x: all.x.offset(column), out: all.out.offset(column), ..all };
             self.norm_f32(norm, each, weights)
         })
     }

@@ -103,9 +103,9 @@ impl Run<'_> {
         self.scratch.plane(plane).cast()
     }
 
-    /// Address of a view's first row.
+    /// A view, from its first row on.
     fn at(&self, view: View) -> DevicePtr<f32> {
-        offset(self.plane(view.plane), view.column as usize)
+        self.plane(view.plane).offset(view.column as usize)
     }
 
     /// Attention splits to launch for a window.
@@ -142,9 +142,4 @@ fn activation(activation: Activation) -> u32 {
 /// A type passed the checks but has no kernel: a bug.
 fn no_kernel(what: &str, dtype: DType) -> BackendError {
     BackendError::Internal(format!("there is no {what} kernel for {dtype}"))
-}
-
-/// The address `count` elements further on.
-fn offset<T>(at: DevicePtr<T>, count: usize) -> DevicePtr<T> {
-    if at.is_null() { at } else { DevicePtr::at(at.address() + (count * size_of::<T>()) as u64) }
 }

@@ -1,7 +1,7 @@
 //! Matrix products: choice of the kernel and of the matrices per launch.
 
 use super::forms::A8;
-use super::{Matrix, Run, Weights, no_kernel, offset};
+use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemvA8, GemvF32, choice};
 use crate::backend::hip::step::bind::{Form, Home, Products, form};
@@ -36,7 +36,7 @@ impl Run<'_> {
         let mut column = 0;
         let alike = |a: &Matrix, b: &Matrix| (a.dtype, a.cols) == (b.dtype, b.cols);
         for group in matrices.chunk_by(alike).flat_map(|run| run.chunks(TOGETHER)) {
-            self.group(group, input, rows, offset(out, column), out_stride, add)?;
+            self.group(group, input, rows, out.offset(column), out_stride, add)?;
             column += group.iter().map(|matrix| matrix.rows as usize).sum::<usize>();
         }
         Ok(())
@@ -61,7 +61,7 @@ impl Run<'_> {
             Form::Half => {
                 let mut column = 0;
                 for matrix in group {
-                    self.expand_and_multiply(*matrix, input, rows, offset(out, column), out_stride, add)?;
+                    self.expand_and_multiply(*matrix, input, rows, out.offset(column), out_stride, add)?;
                     column += matrix.rows as usize;
                 }
             }
@@ -172,9 +172,9 @@ impl Run<'_> {
                 x_scale,
                 k: matrix.cols,
                 rows,
-                out: offset(out, first as usize),
+                out: out.offset(first as usize),
                 out_stride,
-                bias: offset(matrix.bias, first as usize),
+                bias: matrix.bias.offset(first as usize),
                 add,
             };
             let (kernel, grid) = choice::gemm(n, rows);

@@ -1,0 +1,65 @@
+//! The project commands that need the library. `cargo xtask <command>` hands them on to here.
+
+mod docs;
+mod gpu_report;
+mod kernels;
+#[path = "../../../tests/common/malformed/mod.rs"]
+#[allow(clippy::unwrap_used)] // shared with the tests
+mod malformed;
+mod soak;
+mod stage;
+mod synthetic;
+mod verdicts;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use xtask::{error, forge};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Project commands of ROCmForge that need its library")]
+#[command(version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+// `cargo xtask --help` has a copy of these lines, in xtask/src/main.rs.
+#[derive(Subcommand)]
+enum Command {
+    /// Build the GPU kernels: code objects for AMD GPUs, look-alikes that run them on the CPU.
+    Kernels(kernels::Args),
+    /// Write a model file of a real model's shape with random weights, to measure a machine's speed.
+    Synthetic(synthetic::Args),
+    /// Write manual pages and shell completions, made from command lines and documents.
+    Docs(docs::Args),
+    /// Ask llama.cpp about every malformed model file of the tests, and show where and why our verdict differs.
+    Verdicts(verdicts::Args),
+    /// Run many clients against a private daemon for a while, and check that it leaks nothing.
+    Soak(soak::Args),
+    /// Test and measure this machine's GPU, and write one report file to read and to send. Needs no network.
+    GpuReport(gpu_report::Args),
+    /// Run a stage of the check.
+    #[command(hide = true)]
+    Stage(stage::Args),
+    /// Examine the GPUs in this process, and print the findings for the parent process.
+    #[command(name = rocmforge::backend::doctor::SUBCOMMAND, hide = true)]
+    ExamineGpus,
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    if matches!(command, Command::ExamineGpus) {
+        return rocmforge::backend::doctor::child_main();
+    }
+    error::exit(|| match command {
+        Command::Kernels(args) => kernels::run(&args),
+        Command::Synthetic(args) => synthetic::run(&args),
+        Command::Docs(args) => docs::run(&args),
+        Command::Verdicts(args) => verdicts::run(&args),
+        Command::Soak(args) => soak::run(&args),
+        Command::GpuReport(args) => gpu_report::run(&args),
+        Command::Stage(args) => stage::run(&args),
+        Command::ExamineGpus => Ok(()),
+    })
+}

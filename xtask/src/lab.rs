@@ -1,0 +1,43 @@
+//! Commands that need the library or heavy crates are in the package `lab`, which takes minutes to build.
+//!
+//! So `cargo xtask demo` needs none of it. `cargo xtask` hands such a command on, with the same words.
+
+use std::env;
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::host;
+
+/// Words of a command of the lab.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Its arguments; `--help` lists them
+    #[arg(allow_hyphen_values = true, trailing_var_arg = true, value_name = "ARGUMENTS")]
+    words: Vec<std::ffi::OsString>,
+}
+
+/// Becomes the lab's command `name`; its exit code is ours.
+///
+/// # Errors
+/// Cargo cannot be run.
+pub fn hand_on(name: &str, args: &Args) -> Result<()> {
+    Err(Error::io("cargo")(program().arg(name).args(&args.words).exec()))
+}
+
+/// Runs a command of the lab to its end.
+///
+/// # Errors
+/// [`Error::Command`], [`Error::Interrupted`].
+pub fn run(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
+    host::run(program().args(words))
+}
+
+/// The lab in the caller's directory, from which paths in its arguments count.
+fn program() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--quiet", "--package", "lab", "--manifest-path"]);
+    command.arg(host::root().join("Cargo.toml")).arg("--");
+    command
+}
