@@ -13,7 +13,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use rocmforge::backend::Activations;
+use rocmforge::backend::ActivationType;
 use rocmforge::backend::cpu::activations::{ActivationBuffer, FINE_ABOVE};
 use rocmforge::backend::cpu::matmul::{MatmulScratch, MatrixView};
 use rocmforge::backend::cpu::quant::{GroupKind, SUPPORTED, dequantize_row};
@@ -178,7 +178,7 @@ fn rounds(options: &Options, matrix: &Matrix, acts: &ActivationBuffer, slice: us
         for first in (0..=matrix.rows - slice).step_by(slice) {
             let range = first..first + slice;
             products.push(timed(|| {
-                let mode = Activations::Int8;
+                let mode = ActivationType::Int8;
                 let view = acts.view();
                 // Tiles of 64 rows, as a pool's thread takes them.
                 for start in range.clone().step_by(64) {

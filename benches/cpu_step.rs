@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use rocmforge::backend::{
-    Activations, Backend, DeviceTensor, KV_PAGE_TOKENS, ModelSlot, Progress, SampleRow, StepBatch,
+    ActivationType, Backend, DeviceTensor, KV_PAGE_TOKENS, ModelSlot, Progress, SampleRow, StepBatch,
     StepLimits, Storage, Weights,
 };
 use rocmforge::model::files::ModelFiles;
@@ -99,7 +99,7 @@ fn arguments() -> Result<Option<Arguments>, Failure> {
             "--bench" => {}
             "--threads" => parsed.options.threads = Some(value()?.parse()?),
             "--isa" => parsed.options.isa = Some(value()?.parse::<Isa>()?),
-            "--f32" => parsed.options.activations = Activations::F32,
+            "--f32" => parsed.options.activations = ActivationType::F32,
             "--prompt" => parsed.prompt = value()?.parse()?,
             "--tokens" => parsed.tokens = value()?.parse()?,
             "--chunk" => parsed.chunk = value()?.parse()?,

@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use rocmforge::backend::hip::kernels::probe::ProbeRead;
 use rocmforge::backend::hip::{
-    Device, DeviceOptions, Grid, HipBackend, HipOptions, Owner, Runtime, StreamPriority, UploadPath,
+    Device, DeviceOptions, Grid, HipBackend, HipOptions, Purpose, Runtime, StreamPriority, UploadPath,
 };
-use rocmforge::backend::{Activations, Backend};
+use rocmforge::backend::{ActivationType, Backend};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::program::Residence;
 use rocmforge::scheduler::{Engine, EngineOptions};
@@ -181,7 +181,7 @@ fn arguments() -> Result<Arguments, Failure> {
                     other => return Err(format!("{other} is not an upload path").into()),
                 }
             }
-            "--f32" => parsed.options.activations = Activations::F32,
+            "--f32" => parsed.options.activations = ActivationType::F32,
             path => parsed.models.push(PathBuf::from(path)),
         }
     }
@@ -205,7 +205,7 @@ fn read_rate(runtime: &Runtime, index: u32, bytes: usize) -> Result<f64, Failure
     let stream = device.stream(StreamPriority::High)?;
     let blocks = device.description().units * 16;
     let (input, output) =
-        (device.take(bytes, Owner::Scratch)?, device.take(blocks as usize * 4, Owner::Scratch)?);
+        (device.take(bytes, Purpose::Scratch)?, device.take(blocks as usize * 4, Purpose::Scratch)?);
     stream.fill(input.all(), 0x5a)?;
     let arguments = ProbeRead { input: input.ptr(), output: output.ptr(), count: bytes as u64 / 16 };
     let (start, end) = (device.event(true)?, device.event(true)?);

@@ -17,7 +17,7 @@ use rocmforge::backend::hip::kernels::matmul::{
 use rocmforge::backend::hip::kernels::ops::SILU;
 use rocmforge::backend::hip::kernels::probe::ProbeRead;
 use rocmforge::backend::hip::{
-    ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Owner, Runtime, Stream,
+    ArenaOptions, Buffer, Device, DeviceOptions, DevicePtr, Grid, HipError, Purpose, Runtime, Stream,
     StreamPriority,
 };
 use rocmforge::tensor::DType;
@@ -198,10 +198,10 @@ impl Model {
                 state.wrapping_mul(0x2545_f491_4f6c_dd1d)
             })
             .collect();
-        let source = device.take(size_of_val(&noise[..]), Owner::Scratch)?;
+        let source = device.take(size_of_val(&noise[..]), Purpose::Scratch)?;
         stream.upload(source.all(), &noise[..])?;
         let tensor = |rows: u32, cols: u32| -> Result<Buffer, HipError> {
-            let buffer = device.take(size(dtype, rows, cols), Owner::Weights)?;
+            let buffer = device.take(size(dtype, rows, cols), Purpose::Weights)?;
             for start in (0..buffer.len()).step_by(source.len()) {
                 let bytes = source.len().min(buffer.len() - start);
                 stream.copy(buffer.range(start, bytes)?, source.range(0, bytes)?)?;
@@ -226,9 +226,9 @@ impl Model {
         // the head.
         let wide = most * FFN as usize * 8;
         let few = options.rows.iter().copied().max().unwrap_or(1) as usize * VOCAB as usize * 4;
-        let scratch = device.take(wide.max(few) * 2, Owner::Scratch)?;
+        let scratch = device.take(wide.max(few) * 2, Purpose::Scratch)?;
         stream.fill(scratch.all(), 0)?;
-        let slab = device.take(FFN as usize * HIDDEN as usize * 2, Owner::Scratch)?;
+        let slab = device.take(FFN as usize * HIDDEN as usize * 2, Purpose::Scratch)?;
         stream.synchronize()?;
         let (replays, json) = (options.replays, options.json);
         Ok(Self { device, stream, dtype, layers, head, scratch, slab, replays, json })

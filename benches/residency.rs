@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge::backend::Backend;
 use rocmforge::backend::hip::{
-    Device, DeviceOptions, HipBackend, HipOptions, Owner, Runtime, StreamPriority, UploadPath,
+    Device, DeviceOptions, HipBackend, HipOptions, Purpose, Runtime, StreamPriority, UploadPath,
 };
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions};
@@ -215,7 +215,7 @@ fn engine(arguments: &Arguments, memory_bytes: u64) -> Result<Engine, Failure> {
 /// Bytes per second from pinned memory to the device: the best of ten copies.
 fn link_rate(runtime: &Runtime, index: u32) -> Result<f64, Failure> {
     let device = Device::open(runtime, &DeviceOptions { index, ..DeviceOptions::default() })?;
-    let (stream, to) = (device.stream(StreamPriority::Low)?, device.take(LINK_BYTES, Owner::Scratch)?);
+    let (stream, to) = (device.stream(StreamPriority::Low)?, device.take(LINK_BYTES, Purpose::Scratch)?);
     let mut from = device.pinned(LINK_BYTES)?;
     from.bytes_mut()?.fill(1);
     let mut best: f64 = 0.0;

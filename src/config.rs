@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::backend::hip::{FileReads, UploadPath};
-use crate::backend::{Activations, KvType};
+use crate::backend::{ActivationType, KvType};
 use crate::model::pages::{HostPolicy, PageResidency};
 
 /// Longest configuration file; the file is read whole.
@@ -126,7 +126,7 @@ pub struct Device {
     /// Index of the GPU.
     pub index: u32,
     /// Type of the activations that quantised weights are multiplied with on a GPU.
-    pub activations: Activations,
+    pub activations: ActivationType,
     /// Method of uploading weights to a GPU.
     pub upload: UploadPath,
     /// Method of reading model files for uploads.
@@ -146,7 +146,7 @@ impl Default for Device {
         Self {
             backend: BackendChoice::default(),
             index: 0,
-            activations: Activations::default(),
+            activations: ActivationType::default(),
             upload: UploadPath::default(),
             reads: FileReads::default(),
             upload_threads: 0,
@@ -190,7 +190,7 @@ pub struct Cpu {
     /// Instruction set: the best that the processor has, or a lower one for comparison.
     pub simd: Simd,
     /// Type of the activations that quantised weights are multiplied with.
-    pub activations: Activations,
+    pub activations: ActivationType,
 }
 
 /// Instruction set of the CPU backend.

@@ -2,7 +2,7 @@
 //!
 //! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `program` >
 //! `tensor` > `lock`.
-//! `cargo test --test tidy` holds them to it. ARCHITECTURE.md has the map.
+//! `cargo tidy` holds them to it. ARCHITECTURE.md has the map.
 
 pub mod backend;
 pub mod cache;

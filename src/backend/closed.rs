@@ -18,7 +18,7 @@ impl Backend for Closed {
             isa: "none".to_owned(),
             threads: 0,
             step_rows: 1,
-            activations: Activations::default(),
+            activations: ActivationType::default(),
             kv: KvType::default(),
             notes: Vec::new(),
         }

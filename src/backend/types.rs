@@ -30,7 +30,7 @@ pub enum KvType {
 /// Form of the activations that quantised weights are multiplied with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Activations {
+pub enum ActivationType {
     /// The default: 8-bit codes, one f32 scale per 32 values. On the CPU, groups with outliers have 16 bits.
     #[default]
     Int8,
@@ -222,7 +222,7 @@ pub struct BackendInfo {
     /// Rows from which on a step costs nearly as much as two steps of half as many rows.
     pub step_rows: usize,
     /// Form of the activations that quantised weights meet.
-    pub activations: Activations,
+    pub activations: ActivationType,
     /// KV cache element type.
     pub kv: KvType,
     /// Further facts for the user, as names and values: driver, memory, how weights are loaded, why no other device
@@ -276,7 +276,7 @@ pub struct DeviceMemoryUse {
     pub weights: u64,
     /// KV pages.
     pub kv: u64,
-    /// Activations and step arrays.
+    /// ActivationType and step arrays.
     pub scratch: u64,
     /// Staging: upload data before it is laid out.
     pub staging: u64,

@@ -16,7 +16,7 @@ use rocmforge::tensor::LazyTensor;
 type BeforeLayer = Box<dyn FnMut(u32) -> Result<(), BackendError> + Send>;
 type BeforeClose = Box<dyn FnMut() + Send>;
 
-/// Forwards every call, also those with a default body: tests/tidy compares it with the trait.
+/// Forwards every call, also those with a default body: xtask/tests/tidy compares it with the trait.
 pub struct Hooked {
     inner: Box<dyn Backend>,
     before_layer: BeforeLayer,

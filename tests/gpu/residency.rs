@@ -56,7 +56,7 @@ fn a_model_larger_than_its_room_streams_through_by_every_way() {
 #[test]
 fn three_models_share_room_for_one_and_a_half() {
     let Some((ids, weights, rest)) = measured() else { return };
-    // Activations and KV pages of three models, weights of one and a half.
+    // ActivationType and KV pages of three models, weights of one and a half.
     let Some(rig) = Rig::open_with(options(UploadPath::Ring, 3 * rest + weights * 3 / 2)) else { return };
     let models: Vec<Arc<Model>> = (1..4).map(|id| model(id, &tinystories())).collect();
     let round = || {

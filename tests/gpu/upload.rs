@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge::backend::hip::{FileReads, HipBackend, HipOptions, Owner, UploadPath};
+use rocmforge::backend::hip::{FileReads, HipBackend, HipOptions, Purpose, UploadPath};
 use rocmforge::backend::{Backend, BackendError, LoadState, Storage, UploadRate};
 use rocmforge::model::ModelId;
 use rocmforge::scheduler::JobError;
@@ -165,9 +165,9 @@ fn what_has_come_gives_its_memory_back_when_it_leaves() {
     let Storage::Device(load) = backend.load_tensor(tensor).unwrap().storage else { unreachable!() };
     backend.until_decided(&load).unwrap();
     assert!(matches!(load.state(), LoadState::Resident), "{:?}", load.state());
-    assert!(backend.device().ledger().of(Owner::Weights) >= load.bytes());
+    assert!(backend.device().ledger().of(Purpose::Weights) >= load.bytes());
     drop(load);
-    assert_eq!(backend.device().ledger().of(Owner::Weights), 0);
+    assert_eq!(backend.device().ledger().of(Purpose::Weights), 0);
 }
 
 /// The path for this child; `None` in the parent, which runs a child for each path.

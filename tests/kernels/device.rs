@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use rocmforge::backend::hip::kernels::probe::{ProbeCopy, ProbeLaunch, ProbeRead};
-use rocmforge::backend::hip::{ArenaOptions, DevicePtr, Grid, HipError, Owner, StreamPriority};
+use rocmforge::backend::hip::{ArenaOptions, DevicePtr, Grid, HipError, Purpose, StreamPriority};
 
 use crate::rig::{Rig, rig, rig_with};
 
@@ -239,14 +239,14 @@ fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
     let Some(rig) = rig_with(ArenaOptions { chunk_bytes: 4 * MIB, ..ArenaOptions::default() }) else {
         return;
     };
-    let take = |bytes, owner| rig.device.take(bytes, owner).unwrap();
-    let weights: Vec<_> = (0..7).map(|_| take(MIB - 100, Owner::Weights)).collect();
-    let page = take(1, Owner::Kv);
+    let take = |bytes, purpose| rig.device.take(bytes, purpose).unwrap();
+    let weights: Vec<_> = (0..7).map(|_| take(MIB - 100, Purpose::Weights)).collect();
+    let page = take(1, Purpose::Kv);
     let ledger = rig.device.ledger();
-    assert_eq!((ledger.of(Owner::Weights), ledger.of(Owner::Kv)), (7 * MIB as u64, 256));
+    assert_eq!((ledger.of(Purpose::Weights), ledger.of(Purpose::Kv)), (7 * MIB as u64, 256));
     assert_eq!((ledger.chunks, ledger.driver_bytes), (2, 8 * MIB as u64));
     assert!(weights.iter().all(|buffer| buffer.ptr::<u8>().address() % 256 == 0));
-    let large = take(9 * MIB, Owner::Scratch);
+    let large = take(9 * MIB, Purpose::Scratch);
     assert_eq!(rig.device.ledger().chunks, 3);
     drop((weights, page, large));
     let ledger = rig.device.ledger();
@@ -257,7 +257,7 @@ fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
         (3, 18 * MIB as u64),
         "the arena did not keep the three empty chunks"
     );
-    let many: Vec<_> = (0..6).map(|_| take(4 * MIB, Owner::Weights)).collect();
+    let many: Vec<_> = (0..6).map(|_| take(4 * MIB, Purpose::Weights)).collect();
     drop(many);
     assert_eq!(rig.device.ledger().chunks, 4, "the arena kept more than four empty chunks");
     rig.device.arena().trim();
@@ -268,16 +268,16 @@ fn buffers_share_chunks_and_the_ledger_says_whose_they_are() {
 fn a_limit_is_kept_and_the_error_has_the_numbers() {
     let options = ArenaOptions { chunk_bytes: 4 * MIB, limit_bytes: 6 * MIB as u64 };
     let Some(rig) = rig_with(options) else { return };
-    let first = rig.device.take(3 * MIB, Owner::Weights).unwrap();
+    let first = rig.device.take(3 * MIB, Purpose::Weights).unwrap();
     // The limit has no room for a second whole chunk, but for one of the requested size.
-    let second = rig.device.take(2 * MIB, Owner::Weights).unwrap();
-    let error = rig.device.take(2 * MIB, Owner::Kv).unwrap_err();
-    let HipError::OutOfMemory { owner: Owner::Kv, need_bytes, free_bytes: 0, .. } = error else {
+    let second = rig.device.take(2 * MIB, Purpose::Weights).unwrap();
+    let error = rig.device.take(2 * MIB, Purpose::Kv).unwrap_err();
+    let HipError::OutOfMemory { purpose: Purpose::Kv, need_bytes, free_bytes: 0, .. } = error else {
         panic!("{error}");
     };
     assert_eq!(need_bytes, 2 * MIB as u64);
     drop((first, second));
-    assert!(rig.device.take(5 * MIB, Owner::Kv).is_ok(), "empty chunks were not freed to make room");
+    assert!(rig.device.take(5 * MIB, Purpose::Kv).is_ok(), "empty chunks were not freed to make room");
 }
 
 /// When memory is too short for whole chunks, a long-lived small buffer must not take space in a chunk sized for a
@@ -286,7 +286,7 @@ fn a_limit_is_kept_and_the_error_has_the_numbers() {
 fn a_chunk_made_to_measure_is_not_cut_for_what_is_small() {
     let options = ArenaOptions { chunk_bytes: 256 * MIB, limit_bytes: 40 * MIB as u64 };
     let Some(rig) = rig_with(options) else { return };
-    let take = |bytes| rig.device.take(bytes, Owner::Weights);
+    let take = |bytes| rig.device.take(bytes, Purpose::Weights);
     drop(take(30 * MIB).unwrap());
     let small = take(MIB).unwrap();
     assert_eq!(rig.device.ledger().driver_bytes, 2 * MIB as u64);

@@ -3,7 +3,7 @@
 use rocmforge::backend::BackendError;
 use rocmforge::backend::hip::kernels::objects::ObjectError;
 use rocmforge::backend::hip::kernels::probe::ProbeLaunch;
-use rocmforge::backend::hip::{Device, DeviceOptions, Grid, HipError, Owner, Runtime, StreamPriority};
+use rocmforge::backend::hip::{Device, DeviceOptions, Grid, HipError, Purpose, Runtime, StreamPriority};
 
 use crate::child::{calls, child, open};
 
@@ -16,7 +16,7 @@ fn a_lost_device_answers_every_later_call_at_once() {
     let device = open(&library);
     let stream = device.stream(StreamPriority::High).unwrap();
     let event = device.event(false).unwrap();
-    let buffer = device.take(4, Owner::Scratch).unwrap();
+    let buffer = device.take(4, Purpose::Scratch).unwrap();
     stream.upload(buffer.all(), &[1u32]).unwrap();
     let error = stream.upload(buffer.all(), &[2u32]).unwrap_err();
     let failure = error.failure().unwrap().clone();
@@ -34,8 +34,8 @@ fn a_lost_device_answers_every_later_call_at_once() {
     let arguments = ProbeLaunch { count: buffer.ptr() };
     let later = [
         device.alive().unwrap_err(),
-        device.take(300 * MIB, Owner::Kv).unwrap_err(),
-        device.take(1, Owner::Kv).unwrap_err(),
+        device.take(300 * MIB, Purpose::Kv).unwrap_err(),
+        device.take(1, Purpose::Kv).unwrap_err(),
         stream.record(&event).unwrap_err(),
         stream.synchronize().unwrap_err(),
         stream.is_done().unwrap_err(),
@@ -57,7 +57,7 @@ fn a_kernel_that_fails_while_it_runs_shows_when_it_is_waited_for() {
     let Some(library) = child(test, &[("FAULTS", "kernel.probe_launch:2=700")]) else { return };
     let device = open(&library);
     let stream = device.stream(StreamPriority::High).unwrap();
-    let buffer = device.take(4, Owner::Scratch).unwrap();
+    let buffer = device.take(4, Purpose::Scratch).unwrap();
     stream.upload(buffer.all(), &[0u32]).unwrap();
     let launch = || {
         let arguments = ProbeLaunch { count: buffer.ptr() };
@@ -74,10 +74,10 @@ fn an_unknown_code_is_an_error_with_its_number_and_the_device_goes_on() {
     let test = "faults::an_unknown_code_is_an_error_with_its_number_and_the_device_goes_on";
     let Some(library) = child(test, &[("FAULTS", "hipMalloc:1=4711 hipStreamQuery:1=912")]) else { return };
     let device = open(&library);
-    let error = device.take(1, Owner::Scratch).unwrap_err();
+    let error = device.take(1, Purpose::Scratch).unwrap_err();
     assert!(matches!(&error, HipError::Call { failure } if failure.code == 4711), "{error}");
     assert!(error.to_string().starts_with("device 0: hipMalloc failed with code 4711 ("), "{error}");
-    assert!(device.take(1, Owner::Scratch).is_ok());
+    assert!(device.take(1, Purpose::Scratch).is_ok());
     let stream = device.stream(StreamPriority::Low).unwrap();
     assert!(stream.is_done().is_err_and(|error| !error.is_lost()));
     assert!(stream.is_done().unwrap());
@@ -89,17 +89,17 @@ fn a_full_device_gives_what_fits_and_says_what_is_missing() {
     let Some(library) = child(test, &[("MEMORY", "67108864")]) else { return };
     let device = open(&library);
     // No chunk of 256 MiB fits, so the arena requests smaller ones.
-    let first = device.take(20 * MIB, Owner::Weights).unwrap();
-    let second = device.take(30 * MIB, Owner::Weights).unwrap();
-    let error = device.take(30 * MIB, Owner::Kv).unwrap_err();
-    let HipError::OutOfMemory { device: 0, owner: Owner::Kv, need_bytes, free_bytes } = error else {
+    let first = device.take(20 * MIB, Purpose::Weights).unwrap();
+    let second = device.take(30 * MIB, Purpose::Weights).unwrap();
+    let error = device.take(30 * MIB, Purpose::Kv).unwrap_err();
+    let HipError::OutOfMemory { device: 0, purpose: Purpose::Kv, need_bytes, free_bytes } = error else {
         panic!("{error}");
     };
     assert_eq!(need_bytes, 30 * MIB as u64);
     assert!(free_bytes <= 14 * MIB as u64, "{free_bytes}");
     assert!(BackendError::from(error).to_string().contains("bytes are needed for KV pages"));
     drop((first, second));
-    assert!(device.take(60 * MIB, Owner::Kv).is_ok(), "empty chunks were not returned to the driver");
+    assert!(device.take(60 * MIB, Purpose::Kv).is_ok(), "empty chunks were not returned to the driver");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn two_devices_keep_their_streams_and_memory_apart() {
     let [first, second] = [0, 1]
         .map(|index| Device::open(&runtime, &DeviceOptions { index, ..DeviceOptions::default() }).unwrap());
     let streams = [&first, &second].map(|device| device.stream(StreamPriority::High).unwrap());
-    let buffers = [&first, &second].map(|device| device.take(4, Owner::Scratch).unwrap());
+    let buffers = [&first, &second].map(|device| device.take(4, Purpose::Scratch).unwrap());
     let grid = Grid::x(1).threads(64);
     for round in 1..4u32 {
         // Alternates devices, with a query of the other in between: each call must first select its own device on the

@@ -4,7 +4,7 @@
 use rocmforge::backend::hip::kernels::objects::{CodeObject, CodeSource, generic_of};
 use rocmforge::backend::hip::kernels::probe::{ProbeCopy, ProbeLaunch, ProbeRead};
 use rocmforge::backend::hip::{
-    Device, DeviceOptions, DevicePtr, Graph, Grid, HipError, Owner, Runtime, Stream, StreamPriority,
+    Device, DeviceOptions, DevicePtr, Graph, Grid, HipError, Purpose, Runtime, Stream, StreamPriority,
 };
 
 use crate::child::{Side, child, heal, open, open_plain, release_hung, side};
@@ -28,7 +28,7 @@ fn memory_of_one_device_is_no_argument_on_another() {
     let Some(library) = child(test, &[("DEVICES", "2")]) else { return };
     let [first, second] = [0, 1].map(|index| open_plain(&library, index));
     let [mine, other] = [&first, &second].map(|device| device.stream(StreamPriority::High).unwrap());
-    let buffer = first.take(4, Owner::Scratch).unwrap();
+    let buffer = first.take(4, Purpose::Scratch).unwrap();
     mine.upload(buffer.all(), &[0u32]).unwrap();
     let error = count_up(&second, &other, buffer.ptr()).and_then(|()| other.synchronize()).unwrap_err();
     assert_eq!((error.is_lost(), code(&error)), (true, Some(700)), "{error}");
@@ -47,7 +47,7 @@ fn memory_that_went_back_is_no_argument_any_more() {
     for index in 0..2 {
         let device = open_plain(&library, index);
         let stream = device.stream(StreamPriority::High).unwrap();
-        let buffer = device.take(4, Owner::Scratch).unwrap();
+        let buffer = device.take(4, Purpose::Scratch).unwrap();
         let late = buffer.ptr();
         stream.upload(buffer.all(), &[0u32]).unwrap();
         let graph = stream.capture(|| count_up(&device, &stream, late)).unwrap().instantiate().unwrap();
@@ -78,7 +78,7 @@ fn an_access_past_the_end_of_an_allocation_ends_the_process() {
     let device = open_plain(&library, 0);
     let stream = device.stream(StreamPriority::High).unwrap();
     // From 4 MiB on an allocation ends at an inaccessible page; the sanitizers watch smaller ones.
-    let [from, to] = [4 * MIB, 5 * MIB].map(|bytes| device.take(bytes, Owner::Scratch).unwrap());
+    let [from, to] = [4 * MIB, 5 * MIB].map(|bytes| device.take(bytes, Purpose::Scratch).unwrap());
     let words = from.len() as u64 / 16;
     for (count, then) in [(words, "as far as it goes"), (words + 1, "too far")] {
         let arguments = ProbeCopy { input: from.ptr(), output: to.ptr(), count };
@@ -94,7 +94,7 @@ fn more_threads_than_a_kernel_was_made_for_are_refused() {
     let Some(library) = child(test, &[]) else { return };
     let device = open(&library);
     let stream = device.stream(StreamPriority::High).unwrap();
-    let buffer = device.take(4, Owner::Scratch).unwrap();
+    let buffer = device.take(4, Purpose::Scratch).unwrap();
     stream.upload(buffer.all(), &[0u32]).unwrap();
     let arguments = ProbeLaunch { count: buffer.ptr() };
     let error =
@@ -114,7 +114,7 @@ fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
     let Some(library) = child(test, &[("FAULTS", script)]) else { return };
     let device = open(&library);
     let [stuck, free] = [(); 2].map(|()| device.stream(StreamPriority::High).unwrap());
-    let [buffer, other] = [(); 2].map(|()| device.take(4, Owner::Scratch).unwrap());
+    let [buffer, other] = [(); 2].map(|()| device.take(4, Purpose::Scratch).unwrap());
     let done = device.event(false).unwrap();
     stuck.upload(buffer.all(), &[0u32]).unwrap();
     count_up(&device, &stuck, buffer.ptr()).unwrap();
@@ -167,7 +167,7 @@ fn an_unknown_code_of_a_running_kernel_comes_with_every_call_until_the_device_is
     let Some(library) = child(test, &[("FAULTS", "kernel.probe_launch:1=4711")]) else { return };
     let device = open(&library);
     let stream = device.stream(StreamPriority::High).unwrap();
-    let buffer = device.take(4, Owner::Scratch).unwrap();
+    let buffer = device.take(4, Purpose::Scratch).unwrap();
     stream.upload(buffer.all(), &[0u32]).unwrap();
     for error in [
         count_up(&device, &stream, buffer.ptr()).and_then(|()| stream.synchronize()).unwrap_err(),
@@ -201,12 +201,12 @@ fn a_device_has_the_memory_that_was_set() {
     let device = open_plain(&library, 0);
     let all = 16 * MIB as u64;
     assert_eq!(device.memory().unwrap(), (all, all));
-    let first = device.take(10 * MIB, Owner::Weights).unwrap();
+    let first = device.take(10 * MIB, Purpose::Weights).unwrap();
     assert_eq!(device.memory().unwrap(), (all - 10 * MIB as u64, all));
-    let error = device.take(6 * MIB + 1, Owner::Kv).unwrap_err();
+    let error = device.take(6 * MIB + 1, Purpose::Kv).unwrap_err();
     let HipError::OutOfMemory { free_bytes, .. } = error else { panic!("{error}") };
     assert_eq!(free_bytes, 6 * MIB as u64);
-    let rest = device.take(6 * MIB, Owner::Kv).unwrap();
+    let rest = device.take(6 * MIB, Purpose::Kv).unwrap();
     assert_eq!(device.memory().unwrap(), (0, all));
     drop((first, rest));
     device.arena().trim();
@@ -256,7 +256,7 @@ fn fork_and_join(
 fn replays_are_as_eager(library: &std::path::Path) {
     let device = open_plain(library, 0);
     let [stream, other] = [(); 2].map(|()| device.stream(StreamPriority::High).unwrap());
-    let [from, to, sum] = [4096, 4096, 8].map(|bytes| device.take(bytes, Owner::Scratch).unwrap());
+    let [from, to, sum] = [4096, 4096, 8].map(|bytes| device.take(bytes, Purpose::Scratch).unwrap());
     let mut random = Random::new();
     let buffers = [&from, &to, &sum];
     let streams = [&stream, &other];
@@ -306,7 +306,7 @@ fn a_capture_refuses_what_cannot_be_replayed() {
     let Some(library) = child(test, &[]) else { return };
     let device = open_plain(&library, 0);
     let [stream, other] = [(); 2].map(|()| device.stream(StreamPriority::High).unwrap());
-    let buffer = device.take(4, Owner::Scratch).unwrap();
+    let buffer = device.take(4, Purpose::Scratch).unwrap();
     let outside = device.event(false).unwrap();
     other.record(&outside).unwrap();
     let forked = device.event(false).unwrap();
@@ -315,7 +315,7 @@ fn a_capture_refuses_what_cannot_be_replayed() {
     let wrong: [(&str, u32, Work<'_>); 5] = [
         ("waits for its own stream", 900, &|| stream.synchronize()),
         ("asks how far it is", 900, &|| stream.is_done().map(drop)),
-        ("asks for memory", 900, &|| device.take(MIB, Owner::Scratch).map(drop)),
+        ("asks for memory", 900, &|| device.take(MIB, Purpose::Scratch).map(drop)),
         ("waits for an event from outside", 900, &|| stream.wait(&outside)),
         ("leaves a forked stream alone", 904, &|| {
             stream.record(&forked)?;

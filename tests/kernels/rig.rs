@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use rocmforge::backend::hip::{ArenaOptions, Buffer, Device, DeviceOptions, Owner, Stream, StreamPriority};
+use rocmforge::backend::hip::{ArenaOptions, Buffer, Device, DeviceOptions, Purpose, Stream, StreamPriority};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::gpu;
@@ -36,14 +36,14 @@ fn open(arena: ArenaOptions) -> Option<Rig> {
 impl Rig {
     /// Device memory filled with these values.
     pub fn upload<T: IntoBytes + Immutable>(&self, values: &[T]) -> Buffer {
-        let buffer = self.device.take(size_of_val(values), Owner::Scratch).unwrap();
+        let buffer = self.device.take(size_of_val(values), Purpose::Scratch).unwrap();
         self.stream.upload(buffer.all(), values).unwrap();
         buffer
     }
 
     /// Device memory for `count` values, filled with 0xff bytes: NaN as a float, so that an unwritten value shows.
     pub fn output<T>(&self, count: usize) -> Buffer {
-        let buffer = self.device.take(count * size_of::<T>(), Owner::Scratch).unwrap();
+        let buffer = self.device.take(count * size_of::<T>(), Purpose::Scratch).unwrap();
         self.stream.fill(buffer.all(), 0xff).unwrap();
         buffer
     }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rocmforge::backend::{Activations, KvType};
+use rocmforge::backend::{ActivationType, KvType};
 
 use crate::common;
 use crate::gpu;
@@ -21,13 +21,13 @@ fn extent(part: Part) -> Part {
 
 /// Checks that single precision on the GPU matches the reference within the CPU's bound.
 fn check_exact(name: &str, path: &Path, part: Part) {
-    let Some(mut gpu) = on_gpu(path, Activations::F32, KvType::F32) else { return };
+    let Some(mut gpu) = on_gpu(path, ActivationType::F32, KvType::F32) else { return };
     Expected::read(name, path).check_exact(&mut gpu, extent(part));
 }
 
 /// Checks that the default settings lose no more than `allowed`.
 fn check_loss(name: &str, path: &Path, part: Part, allowed: Loss) {
-    let Some(mut gpu) = on_gpu(path, Activations::Int8, KvType::F16) else { return };
+    let Some(mut gpu) = on_gpu(path, ActivationType::Int8, KvType::F16) else { return };
     Expected::read(name, path).check_loss(&mut gpu, extent(part), allowed);
 }
 

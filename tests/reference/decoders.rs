@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use rocmforge::backend::{Activations, KvType};
+use rocmforge::backend::{ActivationType, KvType};
 use sha2::{Digest, Sha256};
 
 use crate::forge;
@@ -54,15 +54,16 @@ type Feed = fn(&mut Runner, &[u32]) -> Vec<f32>;
 
 #[test]
 fn every_architecture_gives_the_reference() {
-    let open = |path: &Path| Some(Runner::open(path, best_isa(), Activations::F32, KvType::F32));
+    let open = |path: &Path| Some(Runner::open(path, best_isa(), ActivationType::F32, KvType::F32));
     check(open, |runner, ids| runner.feed(ids), LOGP_DIFF_MAX);
 }
 
 #[test]
 fn every_architecture_gives_the_reference_on_a_gpu() {
-    for (activations, kv, most) in
-        [(Activations::F32, KvType::F32, LOGP_DIFF_MAX), (Activations::Int8, KvType::F16, HALF_DIFF_MAX)]
-    {
+    for (activations, kv, most) in [
+        (ActivationType::F32, KvType::F32, LOGP_DIFF_MAX),
+        (ActivationType::Int8, KvType::F16, HALF_DIFF_MAX),
+    ] {
         // The last two tokens go one at a time, as steps that can be replayed.
         let feed: Feed = |runner, ids| {
             let (first, rest) = ids.split_at(ids.len().saturating_sub(2).max(1));

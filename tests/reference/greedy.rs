@@ -6,15 +6,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
-use rocmforge::backend::{Activations, Backend, KvType};
+use rocmforge::backend::{ActivationType, Backend, KvType};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{Engine, EngineOptions, Event, Job, Outcome, Sampling, TokenLogprob};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::common;
 
-const EXACT: CpuOptions =
-    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32, unfused: false };
+const EXACT: CpuOptions = CpuOptions {
+    threads: None,
+    isa: None,
+    activations: ActivationType::F32,
+    kv: KvType::F32,
+    unfused: false,
+};
 
 struct Rig {
     engine: Engine,

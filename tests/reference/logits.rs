@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use rocmforge::backend::cpu::Isa;
-use rocmforge::backend::{Activations, KvType};
+use rocmforge::backend::{ActivationType, KvType};
 use rocmforge::model::tokenizer::EncodeOptions;
 use sha2::{Digest, Sha256};
 
@@ -93,7 +93,7 @@ struct Distance {
 fn smollm2_in_single_precision_gives_the_reference() {
     let Some(model) = common::smollm2() else { return };
     let expected = Expected::read("smollm2", &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::F32, KvType::F32);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::F32, KvType::F32);
     expected.check_exact(&mut runner, Part::WHOLE);
 }
 
@@ -101,7 +101,7 @@ fn smollm2_in_single_precision_gives_the_reference() {
 fn smollm2_in_eight_bits_loses_half_of_what_llama_cpp_does() {
     let Some(model) = common::smollm2() else { return };
     let expected = Expected::read("smollm2", &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::Int8, KvType::F16);
     expected.check_loss(&mut runner, Part::WHOLE, INT8);
 }
 
@@ -109,7 +109,7 @@ fn smollm2_in_eight_bits_loses_half_of_what_llama_cpp_does() {
 fn qwen_in_single_precision_gives_the_reference() {
     let Some(model) = common::qwen() else { return };
     let expected = Expected::read(common::QWEN, &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::F32, KvType::F32);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::F32, KvType::F32);
     expected.check_exact(&mut runner, Part::WHOLE);
 }
 
@@ -117,7 +117,7 @@ fn qwen_in_single_precision_gives_the_reference() {
 fn qwen_in_eight_bits_loses_no_more_than_llama_cpp_does() {
     let Some(model) = common::qwen() else { return };
     let expected = Expected::read(common::QWEN, &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::Int8, KvType::F16);
     expected.check_loss(&mut runner, Part::WHOLE, Loss { ratio: 1.0, ..INT8 });
 }
 
@@ -125,7 +125,7 @@ fn qwen_in_eight_bits_loses_no_more_than_llama_cpp_does() {
 fn gemma_in_single_precision_gives_the_reference() {
     let Some(model) = common::gemma() else { return };
     let expected = Expected::read(common::GEMMA, &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::F32, KvType::F32);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::F32, KvType::F32);
     expected.check_exact(&mut runner, Part::WHOLE);
 }
 
@@ -133,7 +133,7 @@ fn gemma_in_single_precision_gives_the_reference() {
 fn gemma_in_eight_bits_loses_no_more_than_llama_cpp_does() {
     let Some(model) = common::gemma() else { return };
     let expected = Expected::read(common::GEMMA, &model);
-    let mut runner = Runner::open(&model, best_isa(), Activations::Int8, KvType::F16);
+    let mut runner = Runner::open(&model, best_isa(), ActivationType::Int8, KvType::F16);
     expected.check_loss(&mut runner, Part::WHOLE, Loss { ratio: 1.0, ..INT8 });
 }
 
@@ -147,9 +147,9 @@ fn tinystories_gives_the_reference_with_every_instruction_set() {
             common::not_run(&format!("this processor has no {}", isa.name()));
             continue;
         }
-        let mut runner = Runner::open(&model, isa, Activations::F32, KvType::F32);
+        let mut runner = Runner::open(&model, isa, ActivationType::F32, KvType::F32);
         expected.check_exact(&mut runner, Part::WHOLE);
-        let mut runner = Runner::open(&model, isa, Activations::Int8, KvType::F16);
+        let mut runner = Runner::open(&model, isa, ActivationType::Int8, KvType::F16);
         expected.check_loss(&mut runner, Part::WHOLE, CACHE);
     }
 }
@@ -162,7 +162,7 @@ fn prompts_become_the_tokens_of_the_reference() {
     models.extend(common::gemma().map(|path| (common::GEMMA, path)));
     for (name, path) in models {
         let expected = Expected::read(name, &path);
-        let runner = Runner::open(&path, Isa::Portable, Activations::F32, KvType::F32);
+        let runner = Runner::open(&path, Isa::Portable, ActivationType::F32, KvType::F32);
         for prompt in &expected.prompts {
             let options = EncodeOptions { add_special: true, parse_special: true };
             let ids = runner.model.tokenizer.encode(&prompt.text, options);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::hip::{HipBackend, HipOptions};
-use rocmforge::backend::{Activations, KvType};
+use rocmforge::backend::{ActivationType, KvType};
 use rocmforge::model::tokenizer::EncodeOptions;
 
 use crate::common;
@@ -17,14 +17,14 @@ use crate::runner::Runner;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A model on the GPU; `None` after reporting why there is none.
-pub fn on_gpu(path: &Path, activations: Activations, kv: KvType) -> Option<Runner> {
+pub fn on_gpu(path: &Path, activations: ActivationType, kv: KvType) -> Option<Runner> {
     let runtime = gpu::runtime()?;
     let options = HipOptions { activations, kv, patience: PATIENCE, ..HipOptions::default() };
     let backend = HipBackend::with_runtime(runtime, options).expect("the device did not open");
     Some(Runner::on(path, Box::new(backend)))
 }
 
-fn on_cpu(path: &Path, activations: Activations, kv: KvType) -> Runner {
+fn on_cpu(path: &Path, activations: ActivationType, kv: KvType) -> Runner {
     let options = CpuOptions { activations, kv, ..CpuOptions::default() };
     Runner::on(path, Box::new(CpuBackend::new(options).expect("the CPU backend did not start")))
 }
@@ -62,7 +62,7 @@ fn tinystories_has_the_cpu_backends_logits() {
     let path = common::tinystories();
     let ids: Vec<u32> = (0..70).map(|i| 3 + i * 37 % 500).collect();
     for (activations, kv, most) in
-        [(Activations::F32, KvType::F32, 1e-5), (Activations::Int8, KvType::F16, 2e-3)]
+        [(ActivationType::F32, KvType::F32, 1e-5), (ActivationType::Int8, KvType::F16, 2e-3)]
     {
         let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
         compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 50, most);
@@ -81,7 +81,7 @@ fn smollm2_ids(runner: &Runner) -> Vec<u32> {
 #[test]
 fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
     let Some(path) = common::smollm2() else { return };
-    let (activations, kv) = (Activations::F32, KvType::F32);
+    let (activations, kv) = (ActivationType::F32, KvType::F32);
     let Some(mut gpu) = on_gpu(&path, activations, kv) else { return };
     let ids = smollm2_ids(&gpu);
     compare(&mut gpu, &mut on_cpu(&path, activations, kv), &ids, 12, 1e-4);
@@ -93,9 +93,9 @@ fn smollm2_in_single_precision_has_the_cpu_backends_logits() {
 #[test]
 fn smollm2_in_eight_bits_loses_no_more_than_thrice_what_the_cpu_backend_does() {
     let Some(path) = common::smollm2() else { return };
-    let Some(mut gpu) = on_gpu(&path, Activations::Int8, KvType::F16) else { return };
-    let mut cpu = on_cpu(&path, Activations::Int8, KvType::F16);
-    let mut exact = on_cpu(&path, Activations::F32, KvType::F32);
+    let Some(mut gpu) = on_gpu(&path, ActivationType::Int8, KvType::F16) else { return };
+    let mut cpu = on_cpu(&path, ActivationType::Int8, KvType::F16);
+    let mut exact = on_cpu(&path, ActivationType::F32, KvType::F32);
     let ids = smollm2_ids(&gpu);
     let (first, rest) = ids.split_at(12);
     let (mut lost, mut allowed, mut steps) = (0.0, 0.0, 0.0);
@@ -120,9 +120,9 @@ fn smollm2_in_eight_bits_loses_no_more_than_thrice_what_the_cpu_backend_does() {
 #[test]
 fn a_long_prompt_loses_about_what_the_cpu_backends_eight_bits_do() {
     let Some(path) = common::smollm2() else { return };
-    let Some(mut gpu) = on_gpu(&path, Activations::Int8, KvType::F16) else { return };
-    let mut cpu = on_cpu(&path, Activations::Int8, KvType::F16);
-    let mut exact = on_cpu(&path, Activations::F32, KvType::F32);
+    let Some(mut gpu) = on_gpu(&path, ActivationType::Int8, KvType::F16) else { return };
+    let mut cpu = on_cpu(&path, ActivationType::Int8, KvType::F16);
+    let mut exact = on_cpu(&path, ActivationType::F32, KvType::F32);
     let ids: Vec<u32> = smollm2_ids(&gpu).into_iter().cycle().take(68).collect();
     let want = exact.feed(&ids);
     let (lost, allowed) = (distance(&gpu.feed(&ids), &want), distance(&cpu.feed(&ids), &want));

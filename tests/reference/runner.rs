@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{Activations, Backend, KV_PAGE_TOKENS, KvType, StepBatch, StepLimits};
+use rocmforge::backend::{ActivationType, Backend, KV_PAGE_TOKENS, KvType, StepBatch, StepLimits};
 use rocmforge::model::{Model, ModelId};
 
 use super::loaded::Loaded;
@@ -25,7 +25,7 @@ pub struct Runner {
 
 impl Runner {
     /// Maps the file and opens a new CPU backend for it.
-    pub fn open(path: &Path, isa: Isa, activations: Activations, kv: KvType) -> Self {
+    pub fn open(path: &Path, isa: Isa, activations: ActivationType, kv: KvType) -> Self {
         let options = CpuOptions { threads: None, isa: Some(isa), activations, kv, unfused: false };
         Self::on(path, Box::new(CpuBackend::new(options).expect("the CPU backend did not start")))
     }

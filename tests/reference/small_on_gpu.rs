@@ -2,7 +2,7 @@
 
 use rocmforge::backend::cpu::quant::SUPPORTED;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
-use rocmforge::backend::{Activations, KvType};
+use rocmforge::backend::{ActivationType, KvType};
 use rocmforge::program::RopeLayout;
 
 use crate::dense::divergence;
@@ -24,7 +24,7 @@ const INT8_KL: f64 = 3e-3;
 const INT8_EXPERTS_KL: f64 = 3e-2;
 
 /// Runs a recipe's model on the GPU and compares it with f64; false after reporting that there is no GPU.
-fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
+fn check(recipe: &Recipe, activations: ActivationType, kv: KvType) -> bool {
     let Some(runtime) = gpu::runtime() else { return false };
     let options = HipOptions { activations, kv, upload_threads: 1, ..HipOptions::default() };
     let backend = HipBackend::with_runtime(runtime, options).expect("the device did not open");
@@ -52,8 +52,8 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
         "{dtype}, experts {experts}, {activations:?}: logits off by {off:.1e} of their norm, mean KL {kl:.1e}"
     );
     match activations {
-        Activations::F32 => assert!(off <= EXACT, "{recipe:?}: off by {off:e}"),
-        Activations::Int8 => {
+        ActivationType::F32 => assert!(off <= EXACT, "{recipe:?}: off by {off:e}"),
+        ActivationType::Int8 => {
             let most = if experts { INT8_EXPERTS_KL } else { INT8_KL };
             assert!(kl <= most, "{recipe:?}: mean KL {kl:e}");
         }
@@ -63,7 +63,7 @@ fn check(recipe: &Recipe, activations: Activations, kv: KvType) -> bool {
 
 /// Checks single precision and the defaults; false without a GPU.
 fn check_both(recipe: &Recipe) -> bool {
-    check(recipe, Activations::F32, KvType::F32) && check(recipe, Activations::Int8, KvType::F16)
+    check(recipe, ActivationType::F32, KvType::F32) && check(recipe, ActivationType::Int8, KvType::F16)
 }
 
 #[test]

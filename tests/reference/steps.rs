@@ -1,7 +1,7 @@
 //! Steps of a small model on a backend, part by part or whole.
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{Activations, KvType, StepBatch, StepLimits};
+use rocmforge::backend::{ActivationType, KvType, StepBatch, StepLimits};
 use rocmforge::program::ValueId;
 use rocmforge::tensor::DType;
 
@@ -9,8 +9,13 @@ use crate::forward::Rows;
 use crate::loaded::{Device, Loaded};
 use crate::small::{Random, Recipe, Small, VOCAB};
 
-pub const FLOAT: CpuOptions =
-    CpuOptions { threads: None, isa: None, activations: Activations::F32, kv: KvType::F32, unfused: false };
+pub const FLOAT: CpuOptions = CpuOptions {
+    threads: None,
+    isa: None,
+    activations: ActivationType::F32,
+    kv: KvType::F32,
+    unfused: false,
+};
 
 /// Maximum rows of a step.
 const LIMITS: StepLimits = StepLimits { rows: 128, wanted_rows: 128 };

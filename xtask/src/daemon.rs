@@ -39,8 +39,8 @@ pub fn build() -> Result<PathBuf> {
 
 /// As [`build`], without the programs that the demo does not run.
 pub fn build_for_demo() -> Result<PathBuf> {
-    let packages = ["--package", "rocmforge", "--package", "rocmforge-client"];
-    host::run(host::cargo().args(["build", "--release", "--bins"]).args(packages))?;
+    let programs = ["--bin", "rocmforged", "--bin", "rocmforge-client"];
+    host::run(host::cargo().args(["build", "--release"]).args(programs))?;
     Ok(host::target_dir().join("release"))
 }
 

@@ -2,8 +2,7 @@
 //!
 //! So `cargo xtask demo` needs none of it. `cargo xtask` hands such a command on, with the same words.
 
-use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -15,15 +14,15 @@ use crate::host;
 pub struct Args {
     /// Its arguments; `--help` lists them
     #[arg(allow_hyphen_values = true, trailing_var_arg = true, value_name = "ARGUMENTS")]
-    words: Vec<std::ffi::OsString>,
+    words: Vec<OsString>,
 }
 
 /// Becomes the lab's command `name`; its exit code is ours.
 ///
 /// # Errors
-/// Cargo cannot be run.
+/// [`Error::Command`] if it cannot be built.
 pub fn hand_on(name: &str, args: &Args) -> Result<()> {
-    Err(Error::io("cargo")(program().arg(name).args(&args.words).exec()))
+    Err(Error::io("lab")(program()?.arg(name).args(&args.words).exec()))
 }
 
 /// Runs a command of the lab to its end.
@@ -31,13 +30,12 @@ pub fn hand_on(name: &str, args: &Args) -> Result<()> {
 /// # Errors
 /// [`Error::Command`], [`Error::Interrupted`].
 pub fn run(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
-    host::run(program().args(words))
+    host::run(program()?.args(words))
 }
 
-/// The lab in the caller's directory, from which paths in its arguments count.
-fn program() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--quiet", "--package", "lab", "--manifest-path"]);
-    command.arg(host::root().join("Cargo.toml")).arg("--");
-    command
+/// Builds the lab. It is built with a test: then dependencies have the features that they have in `cargo test`, so that
+/// the library is compiled once for both. `tidy` is the smallest test.
+fn program() -> Result<Command> {
+    host::run(host::cargo().args(["build", "--quiet", "--workspace", "--bin", "lab", "--test", "tidy"]))?;
+    Ok(Command::new(host::target_dir().join("debug/lab")))
 }

@@ -12,7 +12,7 @@ use super::quant::{self, GroupKind};
 use super::row_ops;
 use super::scratch::Plane;
 use super::simd::Level;
-use crate::backend::{Activations, BackendError, DeviceTensor};
+use crate::backend::{ActivationType, BackendError, DeviceTensor};
 use crate::program::Activation;
 use crate::tensor::{DType, LazyTensor};
 
@@ -59,7 +59,7 @@ pub struct Compute {
     /// Instruction set of all other code.
     pub level: Level,
     /// Form of the activations that quantised weights meet.
-    pub mode: Activations,
+    pub mode: ActivationType,
     /// Worker threads.
     pub pool: Pool,
     /// State of each worker.
@@ -85,7 +85,7 @@ impl Compute {
 
     /// Whether a matrix of `dtype` takes 8-bit activations.
     fn takes_codes(&self, dtype: DType) -> bool {
-        self.mode == Activations::Int8 && GroupKind::of(dtype).is_some()
+        self.mode == ActivationType::Int8 && GroupKind::of(dtype).is_some()
     }
 
     /// Fills `rows` rows of `cols` activations by `fill(row, values)`, in each form that `weights` take. `fine_above`

@@ -50,7 +50,7 @@ use sample::SampleScratch;
 use simd::Level;
 
 use super::{
-    Activations, Backend, BackendError, BackendInfo, Cause, DeviceTensor, KvType, ModelSlot, Progress,
+    ActivationType, Backend, BackendError, BackendInfo, Cause, DeviceTensor, KvType, ModelSlot, Progress,
     SampleRow, Sampled, StepBatch, StepLimits, Storage, Weights, cause,
 };
 use crate::program::{Program, ValueId};
@@ -67,7 +67,7 @@ pub struct CpuOptions {
     /// Instruction set; `None` means the best available.
     pub isa: Option<Isa>,
     /// Form of the activations that quantised weights meet.
-    pub activations: Activations,
+    pub activations: ActivationType,
     /// Element type of the KV cache.
     pub kv: KvType,
     /// Runs each operation of a program by itself, in the plainest way. For checking; gives the same bits.

@@ -6,7 +6,7 @@ use super::super::DeviceMemoryUse;
 use super::super::hip::kernels::objects::{CodeObject, CodeSource};
 use super::super::hip::kernels::probe::ProbeLaunch;
 use super::super::hip::{
-    ArenaOptions, CardMemory, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Owner, Runtime,
+    ArenaOptions, CardMemory, Device, DeviceOptions, Grid, HipError, Library, LibraryError, Purpose, Runtime,
     StreamPriority,
 };
 use super::{Check, Gpu, State};
@@ -111,7 +111,7 @@ fn run_kernel(runtime: &Runtime, index: u32) -> Result<u64, HipError> {
     let device = Device::open(runtime, &DeviceOptions { index, arena, ..DeviceOptions::default() })?;
     let (free, _) = device.memory()?;
     let stream = device.stream(StreamPriority::High)?;
-    let counter = device.take(4, Owner::Scratch)?;
+    let counter = device.take(4, Purpose::Scratch)?;
     stream.upload(counter.all(), &[0u32])?;
     let arguments = ProbeLaunch { count: counter.ptr() };
     let threads = 64;

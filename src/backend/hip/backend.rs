@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 use crate::backend::hip::device::wait::{Standstill, Waiter};
 use crate::backend::hip::kernels::matmul::planes;
 use crate::backend::hip::step::graphs::{self, Replays};
-use crate::backend::hip::step::model::{self, Model};
+use crate::backend::hip::step::model::{self, OpenModel};
 use crate::backend::hip::step::resolve::Loads;
 use crate::backend::hip::step::{Modes, bind};
 use crate::backend::hip::weights::upload::{FileReads, Job, UploadPath, Uploader};
 use crate::backend::hip::weights::waits::LoadWaits;
-use crate::backend::hip::weights::{Form, Weight};
+use crate::backend::hip::weights::{MatrixShape, Weight};
 use crate::backend::hip::{
-    ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Owner, Runtime, Stream, StreamPriority,
+    ArenaOptions, CHUNK_BYTES, Device, DeviceOptions, Event, Purpose, Runtime, Stream, StreamPriority,
     device::memory, step::kv,
 };
 
 use crate::backend::{
-    Activations, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
+    ActivationType, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
     DeviceTensor, KvType, ModelSlot, Progress, SampleRow, Sampled, StepBatch, StepLimits, Storage, Weights,
 };
 use crate::program::Program;
@@ -39,7 +39,7 @@ pub struct HipOptions {
     /// Device number.
     pub index: u32,
     /// Element type of activations in products with quantised weights.
-    pub activations: Activations,
+    pub activations: ActivationType,
     /// Element type of KV pages.
     pub kv: KvType,
     /// Path of the bytes from files to the device.
@@ -66,7 +66,7 @@ impl Default for HipOptions {
     fn default() -> Self {
         Self {
             index: 0,
-            activations: Activations::default(),
+            activations: ActivationType::default(),
             kv: KvType::default(),
             upload: UploadPath::default(),
             reads: FileReads::default(),
@@ -89,7 +89,7 @@ pub struct HipBackend {
     modes: Modes,
     // Dropped before `device`: their work may be in flight.
     uploader: Uploader,
-    models: HashMap<ModelSlot, Model>,
+    models: HashMap<ModelSlot, OpenModel>,
     stream: Stream,
     waiter: Waiter,
     standstill: Standstill,
@@ -151,7 +151,7 @@ impl HipBackend {
     }
 
     /// The model whose step is in progress.
-    fn step(&mut self) -> Result<&mut Model, BackendError> {
+    fn step(&mut self) -> Result<&mut OpenModel, BackendError> {
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));
         model.ok_or(BackendError::OutOfOrder("no step has begun"))
     }
@@ -168,7 +168,7 @@ impl HipBackend {
             load_waits.get_mut().leave(stream)?;
             model.advance(device, stream)?;
             if model.lacks_chosen() {
-                waiter.settle(device, stream)?;
+                waiter.wait_for_device(device, stream)?;
                 waiter.set_busy();
                 let missing = model.missing(stream, weights)?;
                 if !missing.is_empty() {
@@ -204,8 +204,8 @@ impl HipBackend {
     }
 
     /// Waits until all launched work is done.
-    fn settle(&mut self) -> Result<(), BackendError> {
-        self.waiter.settle(&self.device, &self.stream)
+    fn wait_for_device(&mut self) -> Result<(), BackendError> {
+        self.waiter.wait_for_device(&self.device, &self.stream)
     }
 }
 
@@ -214,7 +214,7 @@ fn scratch_bytes<const ACTIVATIONS_F32: bool, const KV_F32: bool>(
     program: &Program,
     limits: StepLimits,
 ) -> u64 {
-    let activations = if ACTIVATIONS_F32 { Activations::F32 } else { Activations::Int8 };
+    let activations = if ACTIVATIONS_F32 { ActivationType::F32 } else { ActivationType::Int8 };
     let kv = if KV_F32 { KvType::F32 } else { KvType::F16 };
     model::scratch_bytes(program, limits, Modes { activations, kv })
 }
@@ -254,8 +254,8 @@ impl Backend for HipBackend {
         };
         let bytes = usize::try_from(planes.bytes).map_err(|_| unsupported())?;
         self.load_waits.get_mut().enter(&self.device, &self.stream)?;
-        let buffer = self.device.take(bytes, Owner::Weights)?;
-        let weight = Arc::new(Weight::new(tensor.name(), Form { dtype, rows, cols }, buffer));
+        let buffer = self.device.take(bytes, Purpose::Weights)?;
+        let weight = Arc::new(Weight::new(tensor.name(), MatrixShape { dtype, rows, cols }, buffer));
         self.uploader.submit(Job::new(tensor, Arc::clone(&weight), self.retired.clone())?);
         Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::Device(weight) })
     }
@@ -292,10 +292,10 @@ impl Backend for HipBackend {
 
     fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
         match (self.modes.activations, self.modes.kv) {
-            (Activations::Int8, KvType::F16) => scratch_bytes::<false, false>,
-            (Activations::Int8, KvType::F32) => scratch_bytes::<false, true>,
-            (Activations::F32, KvType::F16) => scratch_bytes::<true, false>,
-            (Activations::F32, KvType::F32) => scratch_bytes::<true, true>,
+            (ActivationType::Int8, KvType::F16) => scratch_bytes::<false, false>,
+            (ActivationType::Int8, KvType::F32) => scratch_bytes::<false, true>,
+            (ActivationType::F32, KvType::F16) => scratch_bytes::<true, false>,
+            (ActivationType::F32, KvType::F32) => scratch_bytes::<true, true>,
         }
     }
 
@@ -338,7 +338,7 @@ impl Backend for HipBackend {
         kv_pages: u32,
     ) -> Result<ModelSlot, BackendError> {
         let how = (limits, self.modes);
-        let model = Model::open(&self.device, &self.stream, program, how, kv_pages)?;
+        let model = OpenModel::open(&self.device, &self.stream, program, how, kv_pages)?;
         let slot = ModelSlot(self.next_slot);
         self.next_slot += 1;
         self.models.insert(slot, model);
@@ -346,7 +346,7 @@ impl Backend for HipBackend {
     }
 
     fn close_model(&mut self, slot: ModelSlot) {
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.wait_for_device() {
             tracing::warn!(%error, "the device failed before this model was closed");
         }
         self.models.remove(&slot);
@@ -356,7 +356,7 @@ impl Backend for HipBackend {
     }
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.wait_for_device() {
             tracing::warn!(%error, "the device failed before these KV pages were freed");
         }
         if let Some(model) = self.models.get_mut(&slot) {
@@ -383,7 +383,7 @@ impl Backend for HipBackend {
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
-        self.settle()?; // the new step overwrites the last step's arrays
+        self.wait_for_device()?; // the new step overwrites the last step's arrays
         let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
         model.begin(&self.device, &self.stream, batch, self.replays.allowed)?;
         self.waited.set(false);
@@ -422,15 +422,15 @@ impl Backend for HipBackend {
             ));
         }
         let logits = model.logits()?.ptr();
-        self.waiter.set_busy(); // `settle` may have run for the step already
+        self.waiter.set_busy(); // `wait_for_device` may have run for the step already
         model.sampler.launch(&self.device, &self.stream, logits, rows)?;
-        self.waiter.settle(&self.device, &self.stream)?;
+        self.waiter.wait_for_device(&self.device, &self.stream)?;
         Ok(self.step()?.sampler.read(rows))
     }
 
     fn load_wait(&mut self) -> Result<Duration, BackendError> {
         if self.load_waits.get_mut().any() {
-            self.settle()?;
+            self.wait_for_device()?;
         }
         Ok(self.load_waits.get_mut().end()?)
     }
@@ -440,7 +440,7 @@ impl Backend for HipBackend {
         if !model.step.has_logits || index >= model.step.logits_rows {
             return Err(BackendError::Absent("the row has no logits"));
         }
-        self.settle()?;
+        self.wait_for_device()?;
         let (device_stream, slot) = (&self.stream, self.current);
         let model = slot.and_then(|slot| self.models.get(&slot));
         let model = model.ok_or(BackendError::OutOfOrder("no step has begun"))?;
@@ -455,7 +455,7 @@ impl Backend for HipBackend {
 impl Drop for HipBackend {
     fn drop(&mut self) {
         // After this, memory that submitted work uses returns to the driver.
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.wait_for_device() {
             tracing::debug!(%error, "the device failed before it was closed");
         }
         if let Err(error) = self.device.alive() {

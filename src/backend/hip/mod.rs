@@ -15,14 +15,14 @@ mod weights;
 pub(crate) use weights::arrival::Arrival;
 
 pub use backend::{HipBackend, HipOptions};
-pub use device::arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Owner};
+pub use device::arena::{ALIGN, Arena, ArenaOptions, Buffer, CHUNK_BYTES, DeviceRange, Ledger, Purpose};
 pub use device::binding::{Library, LibraryError};
 pub use device::driver::{
     DeviceDescription, Event, Graph, GraphExec, HostWords, PinnedBuffer, RegisteredPages, Runtime, Stream,
     StreamPriority,
 };
 pub use device::error::{CallFailure, HipError};
-pub use device::launch::{BLOCK, Grid, MAX_ARGUMENTS, Slots};
+pub use device::launch::{Grid, MAX_ARGUMENTS, Slots, WORKGROUP};
 pub use device::pointer::DevicePtr;
 pub(super) use device::sysfs::CardMemory;
 pub use device::{Device, DeviceOptions};

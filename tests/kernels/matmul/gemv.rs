@@ -120,7 +120,7 @@ pub fn multiply(rig: &Rig, w: &Matrices<'_>, rows: &Rows, m: usize, base: Option
             };
             // Fewer workgroups than tiles: each takes several.
             let full = choice::gemv_grid([n(0), n(1), n(2)], m32, chosen.columns);
-            let grid = Grid::xy(full.blocks[0].div_ceil(2), full.blocks[1]);
+            let grid = Grid::xy(full.workgroups[0].div_ceil(2), full.workgroups[1]);
             rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
             chosen.columns
         }
@@ -137,7 +137,7 @@ fn kinds(dtype: DType) -> &'static [Kind] {
     if dtype.block_len() == 1 { &[Kind::F32] } else { &[Kind::A8, Kind::F32] }
 }
 
-/// One quant block, odd counts of quant blocks, ragged ends, and more columns than LDS holds at once.
+/// One quant block, odd counts of quant workgroups, ragged ends, and more columns than LDS holds at once.
 fn col_counts(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 15, 172, 4100],

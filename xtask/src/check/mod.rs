@@ -89,7 +89,7 @@ const STAGES: [Stage; 17] = [
     Stage::new("models", fetch_models, "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
     Stage::new("fmt", fmt, "cargo fmt --check"),
-    Stage::new("tidy", tidy, "layers, rooms, file length, layout: cargo test --test tidy"),
+    Stage::new("tidy", tidy, "layers, rooms, file length, layout: cargo tidy"),
     Stage::new("deny", deny::run, "bans, licences, sources, advisories: cargo deny"),
     Stage::new("clippy", clippy, "cargo clippy of all targets with benches; warnings are errors"),
     Stage::new("doc", doc, "cargo doc; warnings are errors"),
@@ -282,7 +282,7 @@ fn fmt() -> Result<Done> {
 }
 
 fn tidy() -> Result<Done> {
-    host::run(host::cargo().args(["test", "--quiet", "--workspace", "--test", "tidy"]))?;
+    host::run(host::cargo().args(["tidy"]))?;
     Ok(Done::default())
 }
 

@@ -31,7 +31,7 @@ use super::activations::ActivationView;
 use super::isa::Isa;
 use super::isa::Kernels;
 use super::quant::{self, GroupKind};
-use crate::backend::Activations;
+use crate::backend::ActivationType;
 use crate::tensor::DType;
 
 /// Errors of a refused product; nothing was written.
@@ -170,7 +170,7 @@ impl Kernels {
     /// Multiplies weight rows `rows` with every row of `acts`, into `out[m * out_stride + (row - rows.start)]`. Other
     /// elements of `out` keep their values.
     ///
-    /// Quantised weights take the A8 form of the activations under [`Activations::Int8`], else the f32 form; F32, F16
+    /// Quantised weights take the A8 form of the activations under [`ActivationType::Int8`], else the f32 form; F32, F16
     /// and BF16 weights always take the f32 form. Non-finite weights or activations give non-finite outputs. Reads
     /// the range's bytes about once per 256 activation rows.
     ///
@@ -182,7 +182,7 @@ impl Kernels {
         weight: &MatrixView<'_>,
         rows: Range<usize>,
         acts: &ActivationView<'_>,
-        mode: Activations,
+        mode: ActivationType,
         scratch: &mut MatmulScratch,
         out: &mut [f32],
         out_stride: usize,
@@ -193,8 +193,8 @@ impl Kernels {
         }
         let out = Output { values: out, stride: out_stride };
         let int8 = match mode {
-            Activations::Int8 => GroupKind::of(weight.dtype),
-            Activations::F32 => None,
+            ActivationType::Int8 => GroupKind::of(weight.dtype),
+            ActivationType::F32 => None,
         };
         match (self.isa(), int8) {
             #[cfg(target_arch = "x86_64")]

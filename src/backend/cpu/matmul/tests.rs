@@ -89,7 +89,7 @@ fn product(
     weights: &Weights,
     rows: Range<usize>,
     acts: &ActivationView<'_>,
-    mode: Activations,
+    mode: ActivationType,
 ) -> Vec<f32> {
     let stride = rows.len() + 3;
     let poison = f32::from_bits(0x7fc1_2345);
@@ -117,7 +117,7 @@ fn col_counts(dtype: DType) -> &'static [usize] {
     }
 }
 
-const MODES: [Activations; 2] = [Activations::Int8, Activations::F32];
+const MODES: [ActivationType; 2] = [ActivationType::Int8, ActivationType::F32];
 
 /// Tier A: compares with f64 sums over the same inputs, `|y - ref| <= 2e-6 * sum |w x| + 1e-30`. A sum of n f32 terms
 /// in one chain has an error of about sqrt(n) * 2^-24 of its partial sums, which stay far below sum |w x|.
@@ -147,11 +147,11 @@ fn check_tier_a(
     row: usize,
     acts: &ActivationView<'_>,
     m: usize,
-    mode: Activations,
+    mode: ActivationType,
     got: f32,
     isa: Isa,
 ) {
-    let int8 = mode == Activations::Int8 && GroupKind::of(weights.dtype).is_some();
+    let int8 = mode == ActivationType::Int8 && GroupKind::of(weights.dtype).is_some();
     let (mut sum, mut size) = (0f64, 0f64);
     for (k, w) in weights.values(row).into_iter().enumerate() {
         let x = if int8 { acts.decoded(m, k) } else { f64::from(acts.values(m)[k]) };
@@ -176,7 +176,7 @@ fn products_stay_near_unquantised_ones() {
         for kernels in available() {
             let acts = activations(kernels, 4, 768, &mut random);
             for mode in MODES {
-                let int8 = mode == Activations::Int8 && GroupKind::of(dtype).is_some();
+                let int8 = mode == ActivationType::Int8 && GroupKind::of(dtype).is_some();
                 let got = product(kernels, &weights, 0..64, &acts.view(), mode);
                 let (mut off, mut size) = (0f64, 0f64);
                 for row in 0..64 {
@@ -232,7 +232,7 @@ fn check_batch(
     acts: &ActivationBuffer,
     first: usize,
     rows: usize,
-    mode: Activations,
+    mode: ActivationType,
     want: &[f32],
 ) {
     let view = acts.view().rows_from(first, rows);
@@ -285,10 +285,18 @@ fn extreme_codes_neither_saturate_nor_wrap() {
                     }
                     let fine = &acts.view().fine.codes[512 + 64..][..32];
                     assert!(fine.iter().filter(|&&code| code == sign as i8 * 127).count() == 31);
-                    let got = product(kernels, &weights, 0..33, &acts.view(), Activations::Int8);
+                    let got = product(kernels, &weights, 0..33, &acts.view(), ActivationType::Int8);
                     for (i, got) in got.iter().enumerate() {
                         let (m, row) = (i / 33, i % 33);
-                        check_tier_a(&weights, row, &acts.view(), m, Activations::Int8, *got, kernels.isa());
+                        check_tier_a(
+                            &weights,
+                            row,
+                            &acts.view(),
+                            m,
+                            ActivationType::Int8,
+                            *got,
+                            kernels.isa(),
+                        );
                     }
                 }
             }
@@ -353,7 +361,7 @@ fn shapes_that_do_not_match_are_refused() {
     let mut scratch = MatmulScratch::new();
     let mut call = |rows: Range<usize>, acts: &ActivationBuffer, len: usize, stride: usize| {
         let mut out = vec![f32::NAN; len];
-        let mode = Activations::Int8;
+        let mode = ActivationType::Int8;
         let kernels = Kernels::detect();
         let result = kernels.matmul_rows(&weight, rows, &acts.view(), mode, &mut scratch, &mut out, stride);
         assert!(result.is_ok() || out.iter().all(|v| v.is_nan()));

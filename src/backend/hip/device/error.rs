@@ -1,6 +1,6 @@
 //! Errors of a device. Each failed driver call carries device, call, code and name.
 
-use crate::backend::hip::device::arena::Owner;
+use crate::backend::hip::device::arena::Purpose;
 use crate::backend::hip::device::binding::sys::hipError_t as Code;
 use crate::backend::hip::device::binding::{LibraryError, Raw};
 use crate::backend::hip::kernels::extent::OutOfBounds;
@@ -27,14 +27,14 @@ pub enum HipError {
     },
     /// Device memory is short.
     #[error(
-        "device {device} is out of memory: {need_bytes} bytes are needed for {owner}, {free_bytes} are free; unload a model, \
+        "device {device} is out of memory: {need_bytes} bytes are needed for {purpose}, {free_bytes} are free; unload a model, \
          lower the memory limits in the configuration, or end other programs on this GPU"
     )]
     OutOfMemory {
         /// Device number.
         device: u32,
         /// Purpose of the allocation.
-        owner: Owner,
+        purpose: Purpose,
         /// Requested bytes.
         need_bytes: u64,
         /// Bytes still available from the driver within the limit.
@@ -78,8 +78,8 @@ impl From<HipError> for BackendError {
                 call: failure.call,
                 why: format!("code {} ({}); {LOST_ADVICE}", failure.code, failure.name),
             },
-            HipError::OutOfMemory { owner, need_bytes, .. } => {
-                let need = Some((owner.to_string(), need_bytes));
+            HipError::OutOfMemory { purpose, need_bytes, .. } => {
+                let need = Some((purpose.to_string(), need_bytes));
                 Self::Device { short: Some(Shortage { need }), source: cause(error) }
             }
             other => {

@@ -4,7 +4,7 @@
 pub const MAX_ARGUMENTS: usize = 48;
 
 /// Threads per workgroup by default.
-pub const BLOCK: u32 = 256;
+pub const WORKGROUP: u32 = 256;
 
 /// Arguments of a launch: 8 bytes each, however short.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl AsMut<[u64]> for Slots {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Workgroups: x, y, z.
-    pub blocks: [u32; 3],
+    pub workgroups: [u32; 3],
     /// Threads per workgroup, a multiple of the wave size.
     pub threads: u32,
     /// Bytes of dynamic LDS per workgroup.
@@ -47,9 +47,9 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// `blocks` workgroups of [`BLOCK`] threads.
-    pub const fn x(blocks: u32) -> Self {
-        Self::xyz(blocks, 1, 1)
+    /// This many workgroups of [`WORKGROUP`] threads.
+    pub const fn x(workgroups: u32) -> Self {
+        Self::xyz(workgroups, 1, 1)
     }
 
     /// Workgroups in two dimensions.
@@ -59,7 +59,7 @@ impl Grid {
 
     /// Workgroups in three dimensions.
     pub const fn xyz(x: u32, y: u32, z: u32) -> Self {
-        Self { blocks: [x, y, z], threads: BLOCK, lds_bytes: 0 }
+        Self { workgroups: [x, y, z], threads: WORKGROUP, lds_bytes: 0 }
     }
 
     /// Sets the threads per workgroup.
@@ -78,7 +78,7 @@ impl Grid {
     pub(super) fn fault(&self, wave: u32, threads_max: u32, lds_max: u32) -> Option<String> {
         // Limits of all runtimes: y and z as in CUDA, and x * threads within HIP's 32 bits.
         const YZ_MAX: u32 = 65535;
-        let Self { blocks: [x, y, z], threads, lds_bytes } = *self;
+        let Self { workgroups: [x, y, z], threads, lds_bytes } = *self;
         if x == 0 || y == 0 || z == 0 || threads == 0 {
             return Some(format!("nothing to run: {x} x {y} x {z} workgroups of {threads} threads"));
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::backend::DeviceMemoryUse;
 use crate::backend::hip::device::sysfs::CardMemory;
 use crate::backend::hip::kernels::matmul::planes::planes;
-use crate::backend::hip::{ALIGN, Device, Owner};
+use crate::backend::hip::{ALIGN, Device, Purpose};
 use crate::tensor::LazyTensor;
 
 /// Device bytes of a tensor; 0 for types without kernels.
@@ -59,10 +59,10 @@ pub fn in_use(device: &Device, limit: u64, counts: &Counts, graphs: u64) -> Devi
     let ledger = device.ledger();
     let total = device.description().memory_bytes;
     DeviceMemoryUse {
-        weights: ledger.of(Owner::Weights),
-        kv: ledger.of(Owner::Kv),
-        scratch: ledger.of(Owner::Scratch),
-        staging: ledger.of(Owner::Staging),
+        weights: ledger.of(Purpose::Weights),
+        kv: ledger.of(Purpose::Kv),
+        scratch: ledger.of(Purpose::Scratch),
+        staging: ledger.of(Purpose::Staging),
         graphs,
         taken: ledger.driver_bytes + graphs,
         budget: if limit == 0 { total } else { limit.min(total) },

@@ -16,7 +16,7 @@ pub mod wait;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::hip::device::arena::{Arena, ArenaOptions, Buffer, Ledger, Owner};
+use crate::backend::hip::device::arena::{Arena, ArenaOptions, Buffer, Ledger, Purpose};
 use crate::backend::hip::device::driver::{
     Context, DeviceDescription, Event, Function, HostWords, Module, PinnedBuffer, RegisteredPages, Runtime,
     Stream, StreamPriority,
@@ -103,7 +103,7 @@ impl Device {
         &self.inner.arena
     }
 
-    /// Bytes of device memory per owner.
+    /// Bytes of device memory per purpose.
     pub fn ledger(&self) -> Ledger {
         self.inner.arena.ledger()
     }
@@ -112,8 +112,8 @@ impl Device {
     ///
     /// # Errors
     /// As [`Arena::take`].
-    pub fn take(&self, bytes: usize, owner: Owner) -> Result<Buffer, HipError> {
-        self.inner.arena.take(bytes, owner)
+    pub fn take(&self, bytes: usize, purpose: Purpose) -> Result<Buffer, HipError> {
+        self.inner.arena.take(bytes, purpose)
     }
 
     /// Allocates pinned host memory for transfers.

@@ -67,7 +67,7 @@ impl Waiter {
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`], also on a timeout; [`BackendError::Device`].
-    pub fn settle(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
+    pub fn wait_for_device(&mut self, device: &Device, stream: &Stream) -> Result<(), BackendError> {
         if !self.busy {
             return Ok(());
         }

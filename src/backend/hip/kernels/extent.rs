@@ -131,7 +131,7 @@ pub struct Launch {
 impl Launch {
     /// A launch of `kernel` on `grid`.
     pub fn of<A>(kernel: &Kernel<A>, grid: &Grid) -> Self {
-        let [x, y, z] = grid.blocks.map(|blocks| Count::from(u64::from(blocks)));
+        let [x, y, z] = grid.workgroups.map(|workgroups| Count::from(u64::from(workgroups)));
         Self { x, y, z, kernel: kernel.name, weights: kernel.weights, columns: kernel.columns }
     }
 
@@ -358,7 +358,7 @@ mod tests {
         // Four rows a workgroup: a second row of workgroups would start past the last row.
         let fault = kernel.check(&Grid::xy(4, 2), &exact).unwrap_err();
         assert_eq!((fault.kernel, fault.need), ("gemv_q4_k_a8_4", None));
-        // 250 values are no whole quant blocks.
+        // 250 values are no whole quant workgroups.
         let fault = kernel.check(&Grid::xy(4, 1), &GemvA8 { cols: 250, ..exact }).unwrap_err();
         assert_eq!((fault.argument, fault.need), ("w0", None));
     }

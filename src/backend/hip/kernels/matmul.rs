@@ -106,7 +106,7 @@ kernels! { |launch|
         bias2: DevicePtr<f32> [null or n2],
         /// Inputs.
         cols: u32,
-        /// Activations: i8 `[rows][cols]`.
+        /// ActivationType: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.rows(rows), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.rows(rows), cols)],
@@ -136,7 +136,7 @@ kernels! { |launch|
         up_bias: DevicePtr<f32> [null or n],
         /// Inputs.
         cols: u32,
-        /// Activations: i8 `[rows][cols]`.
+        /// ActivationType: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.rows(rows), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.rows(rows), cols)],
@@ -166,7 +166,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// Activations: i8 `[rows][cols]`.
+        /// ActivationType: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.y.div_ceil(slots), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.y.div_ceil(slots), cols)],
@@ -192,7 +192,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// Activations: i8 `[rows][cols]`.
+        /// ActivationType: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.y.div_ceil(slots), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.y.div_ceil(slots), cols)],
@@ -234,7 +234,7 @@ kernels! { |launch|
         bias2: DevicePtr<f32> [null or n2],
         /// Inputs.
         cols: u32,
-        /// Activations: f32 `[rows][x_stride]`.
+        /// ActivationType: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.rows(rows), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -262,7 +262,7 @@ kernels! { |launch|
         up_bias: DevicePtr<f32> [null or n],
         /// Inputs.
         cols: u32,
-        /// Activations: f32 `[rows][x_stride]`.
+        /// ActivationType: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.rows(rows), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -290,7 +290,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// Activations: f32 `[rows][x_stride]`.
+        /// ActivationType: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.y.div_ceil(slots), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -314,7 +314,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// Activations: f32 `[rows][x_stride]`.
+        /// ActivationType: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.y.div_ceil(slots), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,

@@ -188,7 +188,7 @@ impl Value for u64 {
     }
 
     fn operand(self) -> Count {
-        u64::from(self).into()
+        self.into()
     }
 }
 

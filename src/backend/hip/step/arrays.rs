@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::BackendError;
-use crate::backend::hip::{Buffer, Device, DevicePtr, HipError, HostWords, Owner, Stream};
+use crate::backend::hip::{Buffer, Device, DevicePtr, HipError, HostWords, Purpose, Stream};
 
 /// Words allocated at first.
 const WORDS_MIN: usize = 1 << 14;
@@ -101,7 +101,7 @@ impl Arrays {
         let words = WORDS_MIN;
         Ok(Self {
             words: device.host_words(words)?,
-            buffer: device.take(words * 4, Owner::Scratch)?,
+            buffer: device.take(words * 4, Purpose::Scratch)?,
             layout: Layout::default(),
         })
     }
@@ -115,7 +115,7 @@ impl Arrays {
         if need > self.words.words().len() {
             let words = need.next_power_of_two();
             self.words = device.host_words(words)?;
-            self.buffer = device.take(words * 4, Owner::Scratch)?;
+            self.buffer = device.take(words * 4, Purpose::Scratch)?;
         }
         self.layout = layout;
         Ok(())
@@ -152,7 +152,7 @@ impl Arrays {
         self.set(self.layout.tiles_at(), tiles.flatten());
     }
 
-    /// Identity of the host words. It changes when they are replaced, as long as some owner keeps the old ones.
+    /// Identity of the host words. It changes when they are replaced, as long as some purpose keeps the old ones.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.words).addr()
     }

@@ -2,8 +2,8 @@
 
 use crate::backend::hip::step::bind::ExpertSet;
 use crate::backend::hip::step::run::ExpertTable;
-use crate::backend::hip::weights::Form;
-use crate::backend::hip::{Buffer, Device, Owner, Stream};
+use crate::backend::hip::weights::MatrixShape;
+use crate::backend::hip::{Buffer, Device, Purpose, Stream};
 use crate::backend::{BackendError, DeviceTensor, Weights};
 
 /// Matrices of an expert: gate, up, down.
@@ -20,7 +20,7 @@ pub fn tables(
     stream: &Stream,
     set: &ExpertSet,
     weights: &Weights<'_>,
-    weight: impl Fn(&DeviceTensor, Form) -> Result<u64, BackendError>,
+    weight: impl Fn(&DeviceTensor, MatrixShape) -> Result<u64, BackendError>,
 ) -> Result<([ExpertTable; PARTS], Buffer), BackendError> {
     let count = set.range.count as usize;
     let forms = forms(set);
@@ -36,9 +36,9 @@ pub fn tables(
             }
         }
     }
-    let buffer = device.take(addresses.len() * size_of::<u64>(), Owner::Scratch)?;
+    let buffer = device.take(addresses.len() * size_of::<u64>(), Purpose::Scratch)?;
     stream.upload(buffer.all(), addresses.as_slice())?; // waits, so no work uses the old tables any more
-    let table = |part: usize, Form { dtype, rows, cols }| {
+    let table = |part: usize, MatrixShape { dtype, rows, cols }| {
         let table = buffer.ptr_at(part * count * size_of::<u64>())?.first(count);
         Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })
     };
@@ -52,8 +52,8 @@ pub fn is_there(set: &ExpertSet, weights: &Weights<'_>, expert: u32) -> bool {
     set.range.tensors(expert).into_iter().all(|id| weights.has(id))
 }
 
-fn forms(set: &ExpertSet) -> [Form; PARTS] {
+fn forms(set: &ExpertSet) -> [MatrixShape; PARTS] {
     let ExpertSet { dtypes: [dtype, down], ffn, cols, out_cols, .. } = *set;
-    let gate = Form { dtype, rows: ffn, cols };
-    [gate, gate, Form { dtype: down, rows: out_cols, cols: ffn }]
+    let gate = MatrixShape { dtype, rows: ffn, cols };
+    [gate, gate, MatrixShape { dtype: down, rows: out_cols, cols: ffn }]
 }

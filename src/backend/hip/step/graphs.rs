@@ -9,7 +9,7 @@
 
 use crate::backend::hip::device::wait::Waiter;
 use crate::backend::hip::step::arrays::{Layout, Places};
-use crate::backend::hip::step::model::Model;
+use crate::backend::hip::step::model::OpenModel;
 use crate::backend::hip::step::resolve::Addresses;
 use crate::backend::hip::step::run::Run;
 use crate::backend::hip::step::scratch::GRAPH_ROWS;
@@ -90,7 +90,7 @@ pub fn suits(batch: &StepBatch<'_>) -> bool {
 /// # Errors
 /// [`BackendError`].
 pub fn run(
-    model: &mut Model,
+    model: &mut OpenModel,
     device: &Device,
     stream: &Stream,
     waiter: &mut Waiter,
@@ -116,7 +116,7 @@ pub fn run(
     }
     launch_all(model, &run, stream)?;
     waiter.set_busy();
-    waiter.settle(device, stream)?;
+    waiter.wait_for_device(device, stream)?;
     let eager = logits(model, stream)?;
     let before = not_ours(device)?;
     let captured =
@@ -132,7 +132,7 @@ pub fn run(
     };
     exec.launch(stream)?;
     waiter.set_busy();
-    waiter.settle(device, stream)?;
+    waiter.wait_for_device(device, stream)?;
     if logits(model, stream)? != eager {
         replays.refuse("a replay gave other logits than the same launches one by one");
         launch_all(model, &run, stream)?;
@@ -159,13 +159,13 @@ fn not_ours(device: &Device) -> Result<u64, BackendError> {
     Ok(total.saturating_sub(free).saturating_sub(device.ledger().driver_bytes))
 }
 
-fn launch_all(model: &Model, run: &Run<'_>, stream: &Stream) -> Result<(), BackendError> {
+fn launch_all(model: &OpenModel, run: &Run<'_>, stream: &Stream) -> Result<(), BackendError> {
     model.arrays.send(stream)?;
     model.launch_all(run)
 }
 
 /// Bits of the logits of the step's own rows, without padding rows.
-fn logits(model: &Model, stream: &Stream) -> Result<Vec<u32>, BackendError> {
+fn logits(model: &OpenModel, stream: &Stream) -> Result<Vec<u32>, BackendError> {
     let mut bits = vec![0u32; model.step.logits_rows * model.program.vocab()];
     let range = model.logits()?.range(0, bits.len() * 4)?;
     stream.download(range, bits.as_mut_slice())?;

@@ -3,7 +3,7 @@
 //! A page holds 32 tokens of one sequence for all states of the program, one after the other. Each state is
 //! `[k | v][head][32][head_dim]`. A page has memory from its first write to its release.
 
-use crate::backend::hip::{ALIGN, Buffer, Device, HipError, Owner, Stream};
+use crate::backend::hip::{ALIGN, Buffer, Device, HipError, Purpose, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
 use crate::program::{Program, State};
 
@@ -71,7 +71,7 @@ impl KvPool {
             size,
             pages: Vec::new(),
             addresses: Vec::new(),
-            table: device.take(TABLE_MIN * size_of::<u64>(), Owner::Scratch)?,
+            table: device.take(TABLE_MIN * size_of::<u64>(), Purpose::Scratch)?,
             room: TABLE_MIN,
             changed: None,
         })
@@ -111,7 +111,7 @@ impl KvPool {
         if slot.is_some() {
             return Ok(());
         }
-        let buffer = device.take(self.page_bytes, Owner::Kv)?;
+        let buffer = device.take(self.page_bytes, Purpose::Kv)?;
         if cfg!(debug_assertions) {
             stream.fill(buffer.all(), 0xff)?; // NaN: makes reads of unwritten rows visible
         }
@@ -138,7 +138,7 @@ impl KvPool {
         let moved = self.addresses.len() > self.room;
         if moved {
             let room = self.addresses.len().next_power_of_two();
-            self.table = device.take(room * size_of::<u64>(), Owner::Scratch)?;
+            self.table = device.take(room * size_of::<u64>(), Purpose::Scratch)?;
             self.room = room;
         }
         let first = if moved { 0 } else { first };

@@ -13,13 +13,13 @@ mod run;
 mod sampling;
 mod scratch;
 
-use crate::backend::{Activations, KvType};
+use crate::backend::{ActivationType, KvType};
 
 /// Element types to compute with: the same for all models of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// Form of activations in products with quantised weights.
-    pub activations: Activations,
+    pub activations: ActivationType,
     /// Element type of KV pages.
     pub kv: KvType,
 }

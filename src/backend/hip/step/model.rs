@@ -20,7 +20,7 @@ use crate::program::{FIRST_PART, Program, TensorId};
 const TABLE_MIN: usize = 8;
 
 /// An open model's state on the device.
-pub struct Model {
+pub struct OpenModel {
     /// The program to compute.
     pub program: Arc<Program>,
     /// The program, bound to units and memory.
@@ -70,7 +70,7 @@ pub struct Step {
     pub deferred: bool,
 }
 
-/// Device bytes that [`Model::open`] takes; `u64::MAX` when that is impossible.
+/// Device bytes that [`OpenModel::open`] takes; `u64::MAX` when that is impossible.
 pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64 {
     let Ok(bound) = bind::bind(program, limits, modes) else { return u64::MAX };
     let sampler = Sampler::bytes(program.vocab(), limits.wanted_rows);
@@ -78,7 +78,7 @@ pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64
     scratch::bytes(&bound).saturating_add(others)
 }
 
-impl Model {
+impl OpenModel {
     /// Allocates memory for a program, with an empty pool of `pages` KV pages.
     ///
     /// # Errors
@@ -208,7 +208,7 @@ impl Model {
     }
 }
 
-impl Model {
+impl OpenModel {
     /// Enters a part, or continues the current one.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::backend::hip::step::experts::{is_there, tables};
 use crate::backend::hip::step::run::{self, ExpertTable};
 use crate::backend::hip::weights::upload::Uploader;
 use crate::backend::hip::weights::waits::LoadWaits;
-use crate::backend::hip::weights::{Form, Weight};
+use crate::backend::hip::weights::{MatrixShape, Weight};
 use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, DeviceMemory, DeviceTensor, LoadState, Storage, Weights};
 use crate::program::Program;
@@ -65,7 +65,7 @@ impl Loads<'_> {
     }
 
     /// Device address of a tensor that must have the form `form`.
-    fn address(&self, tensor: &DeviceTensor, form: Form) -> Result<DevicePtr<u8>, BackendError> {
+    fn address(&self, tensor: &DeviceTensor, form: MatrixShape) -> Result<DevicePtr<u8>, BackendError> {
         let weight = self.weight(tensor)?;
         if weight.form() != form {
             let name = tensor.tensor.name();
@@ -168,7 +168,8 @@ impl Addresses {
                 tensor.ok_or_else(|| BackendError::Internal(format!("there is no tensor {}", id.0)))?;
             let shape = tensor.shape();
             // Binding has checked that these sizes fit.
-            let form = Form { dtype: tensor.dtype(), rows: shape.rows() as u32, cols: shape.cols() as u32 };
+            let form =
+                MatrixShape { dtype: tensor.dtype(), rows: shape.rows() as u32, cols: shape.cols() as u32 };
             self.operands.push(loads.address(weights.tensor(*id)?, form)?);
         }
         if let Work::Experts(experts) = &unit.work {

@@ -1,6 +1,6 @@
 //! Rotary tables on the device: cosines and sines of all positions so far.
 
-use crate::backend::hip::{Buffer, Device, DevicePtr, Owner, Stream};
+use crate::backend::hip::{Buffer, Device, DevicePtr, Purpose, Stream};
 use crate::backend::{BackendError, cause};
 use crate::program::{Program, Rope, RopeAngles};
 use crate::tensor::{DType, LazyTensor};
@@ -70,7 +70,7 @@ fn make(
     let mut table = Vec::with_capacity(room as usize * angles.pairs());
     (0..room).for_each(|position| angles.append(position, &mut table));
     let bytes = table.len() * size_of::<[f32; 2]>();
-    let buffer = device.take(bytes, Owner::Scratch)?;
+    let buffer = device.take(bytes, Purpose::Scratch)?;
     if bytes > 0 {
         stream.upload(buffer.all(), table.as_slice())?; // waits, so no work uses the old table any more
     }

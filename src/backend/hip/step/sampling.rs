@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
-use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Owner, Stream};
+use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Purpose, Stream};
 use crate::backend::{BackendError, SampleRow, Sampled};
 
 /// Tokens per workgroup of `sample_greedy`.
@@ -58,14 +58,14 @@ impl Sampler {
     /// [`BackendError`] when device memory is short.
     pub fn new(device: &Device, stream: &Stream, vocab: usize, rows: usize) -> Result<Self, BackendError> {
         let [counters, parts] = Self::sizes(vocab, rows);
-        let counters = device.take(counters, Owner::Scratch)?;
+        let counters = device.take(counters, Purpose::Scratch)?;
         stream.fill(counters.all(), 0)?;
         Ok(Self {
             vocab,
             words: device.host_words((2 * rows * ROW_WORDS).max(1))?,
             rows,
             top_stride: 0,
-            parts: device.take(parts, Owner::Scratch)?,
+            parts: device.take(parts, Purpose::Scratch)?,
             counters,
         })
     }

@@ -2,8 +2,8 @@
 //! and for products of many rows.
 
 use crate::backend::hip::step::bind::{Bound, PlaneId};
-use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Owner, Stream};
-use crate::backend::{Activations, BackendError};
+use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Purpose, Stream};
+use crate::backend::{ActivationType, BackendError};
 use crate::program::Rows;
 
 /// Rows per decode attention launch: bounds the size of partial results.
@@ -66,7 +66,7 @@ impl Sizes {
         let slot = |slot: &crate::backend::hip::step::bind::Slot| {
             slot.row_bytes.saturating_mul(bound.rows(slot.rows))
         };
-        let expands = rows >= MATRIX_ROWS && bound.modes.activations == Activations::Int8;
+        let expands = rows >= MATRIX_ROWS && bound.modes.activations == ActivationType::Int8;
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
         Self {
             slots: bound.slots.iter().map(slot).collect(),
@@ -136,5 +136,5 @@ fn take(device: &Device, bytes: usize) -> Result<Buffer, BackendError> {
     if bytes > isize::MAX as usize {
         return Err(BackendError::Dims("scratch exceeds the address space"));
     }
-    Ok(device.take(bytes, Owner::Scratch)?)
+    Ok(device.take(bytes, Purpose::Scratch)?)
 }

@@ -14,7 +14,7 @@ use crate::tensor::DType;
 
 /// The properties of a tensor that its kernels need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct MatrixShape {
     /// Element type; it selects the kernels.
     pub dtype: DType,
     /// Number of outputs.
@@ -26,7 +26,7 @@ pub struct Form {
 /// A tensor's copy on the device.
 pub struct Weight {
     name: String,
-    form: Form,
+    form: MatrixShape,
     buffer: Buffer,
     /// Separate from the memory: the uploader drops its buffer reference before it marks the tensor resident.
     arrival: Arc<Arrival<Event>>,
@@ -40,12 +40,12 @@ impl std::fmt::Debug for Weight {
 
 impl Weight {
     /// A copy in `buffer` that is still to be loaded.
-    pub fn new(name: &str, form: Form, buffer: Buffer) -> Self {
+    pub fn new(name: &str, form: MatrixShape, buffer: Buffer) -> Self {
         Self { name: name.to_owned(), form, buffer, arrival: Arc::new(Arrival::new()) }
     }
 
     /// Type and shape.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> MatrixShape {
         self.form
     }
 

@@ -142,7 +142,7 @@ mod unit {
     #![allow(clippy::expect_used)] // tests fail by panicking
 
     use rocmforge::backend::cpu::Isa;
-    use rocmforge::backend::{Activations, KvType};
+    use rocmforge::backend::{ActivationType, KvType};
 
     use super::runner::Runner;
     use super::*;
@@ -164,7 +164,7 @@ mod unit {
                 assert!(header < 100_000, "{header}");
                 assert_eq!(dir.path().read_dir().expect("a folder").count(), 1, "nothing lies beside it");
 
-                let mut runner = Runner::open(&path, Isa::Portable, Activations::F32, KvType::F32);
+                let mut runner = Runner::open(&path, Isa::Portable, ActivationType::F32, KvType::F32);
                 let plan = &runner.model.plan;
                 assert_eq!(plan.program.layer_count(), 2);
                 assert_eq!(plan.shape.experts.as_ref().map(|experts| (experts.count, experts.used)), experts);

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::blocks::Place;
-use super::{Arena, Owner};
+use super::spans::Place;
+use super::{Arena, Purpose};
 use crate::backend::hip::device::error::HipError;
 use crate::backend::hip::device::pointer::DevicePtr;
 
@@ -16,7 +16,7 @@ pub struct Buffer {
     place: Place,
     address: u64,
     bytes: usize,
-    owner: Owner,
+    purpose: Purpose,
 }
 
 /// Bytes of a buffer, for copies and fills.
@@ -28,8 +28,14 @@ pub struct DeviceRange<'a> {
 }
 
 impl Buffer {
-    pub(super) fn new(arena: &Arc<Arena>, place: Place, address: u64, bytes: usize, owner: Owner) -> Self {
-        Self { arena: arena.clone(), place, address, bytes, owner }
+    pub(super) fn new(
+        arena: &Arc<Arena>,
+        place: Place,
+        address: u64,
+        bytes: usize,
+        purpose: Purpose,
+    ) -> Self {
+        Self { arena: arena.clone(), place, address, bytes, purpose }
     }
 
     /// Bytes requested, without padding.
@@ -90,7 +96,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.arena.give(self.place, self.owner);
+        self.arena.give(self.place, self.purpose);
     }
 }
 

@@ -1,12 +1,12 @@
 //! Device memory: the arena takes large chunks from the driver, hands out pieces, and keeps a ledger of bytes per
-//! owner.
+//! purpose.
 //!
 //! A tensor costs no driver call, and freeing memory does not stop the device. The arena keeps a few empty chunks for
 //! the next allocation. It returns the others to the driver at once, and the kept ones at the latest when the device is
 //! idle.
 
-mod blocks;
 mod buffer;
+mod spans;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ pub use buffer::{Buffer, DeviceRange};
 use crate::backend::hip::device::driver::{Chunk, Context};
 use crate::backend::hip::device::error::HipError;
 use crate::lock::{Mutex, Rank};
-use blocks::{Blocks, Place};
+use spans::{Place, Spans};
 
 /// Alignment of every buffer: what the widest loads and the runtimes' own allocators use.
 pub const ALIGN: usize = 256;
@@ -34,23 +34,23 @@ const LARGE_ROUND: usize = 2 << 20;
 
 /// Purpose of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Owner {
+pub enum Purpose {
     /// Weights of models.
     Weights,
     /// KV pages.
     Kv,
-    /// Activations and step arrays.
+    /// ActivationType and step arrays.
     Scratch,
     /// Staging buffers: an upload's bytes before the repack kernels run.
     Staging,
 }
 
-impl Owner {
-    /// Every owner.
+impl Purpose {
+    /// Every purpose.
     pub const ALL: [Self; 4] = [Self::Weights, Self::Kv, Self::Scratch, Self::Staging];
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for Purpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Weights => "weights",
@@ -77,11 +77,11 @@ impl Default for ArenaOptions {
     }
 }
 
-/// Bytes per owner.
+/// Bytes per purpose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// Bytes in buffers, by owner; owners without buffers are absent.
-    pub bytes: BTreeMap<Owner, u64>,
+    /// Bytes in buffers, by purpose; purposes without buffers are absent.
+    pub bytes: BTreeMap<Purpose, u64>,
     /// Bytes in buffers now.
     pub used_bytes: u64,
     /// Peak of `used_bytes`.
@@ -93,9 +93,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Bytes in buffers of `owner`.
-    pub fn of(&self, owner: Owner) -> u64 {
-        self.bytes.get(&owner).copied().unwrap_or(0)
+    /// Bytes in buffers of `purpose`.
+    pub fn of(&self, purpose: Purpose) -> u64 {
+        self.bytes.get(&purpose).copied().unwrap_or(0)
     }
 }
 
@@ -109,7 +109,7 @@ pub struct Arena {
 
 #[derive(Debug, Default)]
 struct State {
-    blocks: Blocks,
+    spans: Spans,
     chunks: BTreeMap<u32, Taken>,
     next: u32,
     ledger: Ledger,
@@ -126,11 +126,11 @@ impl Arena {
         Self { context: context.clone(), options, state: Mutex::new(Rank::Arena, State::default()) }
     }
 
-    /// Allocates `bytes` bytes (at least one) for `owner`, aligned to [`ALIGN`]. Their content is undefined.
+    /// Allocates `bytes` bytes (at least one) for `purpose`, aligned to [`ALIGN`]. Their content is undefined.
     ///
     /// # Errors
     /// [`HipError::OutOfMemory`], [`HipError::Call`], [`HipError::Lost`].
-    pub fn take(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Buffer, HipError> {
+    pub fn take(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Buffer, HipError> {
         self.context.alive()?;
         let room = bytes.max(1).checked_next_multiple_of(ALIGN);
         let room = room.ok_or_else(|| {
@@ -139,22 +139,21 @@ impl Arena {
         let mut state = self.state.lock();
         // A chunk made to measure when memory was short fits its own size again, or stays empty. A small long-lived
         // piece cut from it would spoil it.
-        while let Some((chunk, _)) = state.blocks.whole(room).filter(|(_, size)| self.is_wasted(room, *size))
-        {
+        while let Some((chunk, _)) = state.spans.whole(room).filter(|(_, size)| self.is_wasted(room, *size)) {
             state.give_back(chunk);
         }
-        let place = match state.blocks.take(room) {
+        let place = match state.spans.take(room) {
             Some(place) => place,
-            None => self.take_from_driver(&mut state, room, owner)?,
+            None => self.take_from_driver(&mut state, room, purpose)?,
         };
         let base = state.chunks.get(&place.chunk).map(|taken| taken.chunk.address());
         let base = base.ok_or_else(|| HipError::refused("device memory", "the ledger has no such chunk"))?;
         let ledger = &mut state.ledger;
-        *ledger.bytes.entry(owner).or_default() += room as u64;
+        *ledger.bytes.entry(purpose).or_default() += room as u64;
         ledger.used_bytes += room as u64;
         ledger.peak_bytes = ledger.peak_bytes.max(ledger.used_bytes);
         drop(state);
-        Ok(Buffer::new(self, place, base + place.start as u64, bytes, owner))
+        Ok(Buffer::new(self, place, base + place.start as u64, bytes, purpose))
     }
 
     /// Whether an empty chunk of `size` bytes is too valuable for a piece of `room` bytes.
@@ -163,7 +162,7 @@ impl Arena {
     }
 
     /// Takes a chunk of at least `room` bytes from the driver, and cuts `room` bytes from it.
-    fn take_from_driver(&self, state: &mut State, room: usize, owner: Owner) -> Result<Place, HipError> {
+    fn take_from_driver(&self, state: &mut State, room: usize, purpose: Purpose) -> Result<Place, HipError> {
         let chunk_bytes = self.options.chunk_bytes;
         let large = room.checked_next_multiple_of(LARGE_ROUND).unwrap_or(room);
         // A whole chunk first; when memory is short, only the bytes requested.
@@ -179,7 +178,7 @@ impl Arena {
             }
             tried = bytes;
             if let Some(id) = self.add_chunk(state, bytes)? {
-                return state.blocks.take_in(id, room).ok_or_else(|| {
+                return state.spans.take_in(id, room).ok_or_else(|| {
                     HipError::refused(
                         "device memory",
                         format!("a new chunk of {bytes} bytes holds no piece of {room} bytes"),
@@ -191,7 +190,7 @@ impl Arena {
         let allowed = self.options.limit_bytes.saturating_sub(state.ledger.driver_bytes);
         Err(HipError::OutOfMemory {
             device: self.context.index(),
-            owner,
+            purpose,
             need_bytes: room as u64,
             free_bytes: free.min(allowed),
         })
@@ -219,24 +218,24 @@ impl Arena {
         let id = state.next;
         state.next += 1;
         state.chunks.insert(id, Taken { chunk, bytes });
-        state.blocks.add(id, bytes);
+        state.spans.add(id, bytes);
         state.ledger.driver_bytes += bytes as u64;
         state.ledger.chunks += 1;
         Ok(Some(id))
     }
 
     /// Frees a piece; a buffer's drop calls this.
-    fn give(&self, place: Place, owner: Owner) {
+    fn give(&self, place: Place, purpose: Purpose) {
         let mut state = self.state.lock();
         let bytes = place.bytes as u64;
-        if let Some(all) = state.ledger.bytes.get_mut(&owner) {
+        if let Some(all) = state.ledger.bytes.get_mut(&purpose) {
             *all = all.saturating_sub(bytes);
             if *all == 0 {
-                state.ledger.bytes.remove(&owner);
+                state.ledger.bytes.remove(&purpose);
             }
         }
         state.ledger.used_bytes = state.ledger.used_bytes.saturating_sub(bytes);
-        state.blocks.give(place);
+        state.spans.give(place);
         state.give_back_empty(if self.options.chunk_bytes > 0 { KEPT_CHUNKS } else { 0 });
     }
 
@@ -266,7 +265,7 @@ impl State {
     /// Returns empty chunks to the driver until at most `stay` are left, large ones first. True when any was returned.
     fn give_back_empty(&mut self, stay: usize) -> bool {
         let mut empty: Vec<(usize, u32)> = self
-            .blocks
+            .spans
             .empty_chunks()
             .filter_map(|id| self.chunks.get(&id).map(|taken| (taken.bytes, id)))
             .collect();
@@ -278,7 +277,7 @@ impl State {
 
     /// Returns an empty chunk to the driver.
     fn give_back(&mut self, id: u32) {
-        self.blocks.remove(id);
+        self.spans.remove(id);
         if let Some(taken) = self.chunks.remove(&id) {
             self.ledger.driver_bytes = self.ledger.driver_bytes.saturating_sub(taken.bytes as u64);
             self.ledger.chunks -= 1;

@@ -33,7 +33,7 @@ impl Device {
         let function = self.function(kernel.name())?;
         let mut slots = Slots::default();
         arguments.put(&mut slots);
-        let shape = Shape { blocks: grid.blocks, threads: [grid.threads, 1, 1], lds: grid.lds_bytes };
+        let shape = Shape { workgroups: grid.workgroups, threads: [grid.threads, 1, 1], lds: grid.lds_bytes };
         // SAFETY:
         // - The function is the kernel's, and the slots are its declaration's. Only `kernels` names a `Kernel`, and
         //   `cargo xtask kernels` compares all declarations with the code objects.

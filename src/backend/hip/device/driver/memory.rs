@@ -53,7 +53,7 @@ struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: this is plain memory of the process, freed through a driver that any thread may call. The two owners below
+// SAFETY: this is plain memory of the process, freed through a driver that any thread may call. The two purposes below
 // decide which thread may touch its bytes, and when.
 unsafe impl Send for Pinned {}
 

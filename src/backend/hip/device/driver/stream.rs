@@ -30,7 +30,7 @@ pub enum StreamPriority {
 /// Ordered work. Calls return once the work is submitted, unless they say that they wait.
 ///
 /// Device memory must outlive the submitted work that uses it: after an early drop, the arena may give it to another
-/// owner.
+/// purpose.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
@@ -42,7 +42,7 @@ pub struct Stream {
 /// Shape of a launch as the driver takes it: workgroups, threads per workgroup (both x, y, z) and bytes of dynamic LDS.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    pub blocks: [u32; 3],
+    pub workgroups: [u32; 3],
     pub threads: [u32; 3],
     pub lds: u32,
 }
@@ -277,7 +277,7 @@ impl Stream {
         for (place, slot) in places.iter_mut().zip(slots) {
             *place = std::ptr::from_mut(slot).cast();
         }
-        let ([gx, gy, gz], [bx, by, bz]) = (shape.blocks, shape.threads);
+        let ([gx, gy, gz], [bx, by, bz]) = (shape.workgroups, shape.threads);
         // SAFETY: function and stream are live; the places point at the arguments, which the driver copies before it
         // returns. The caller guarantees the rest, see above.
         self.context.call("hipModuleLaunchKernel", |api| unsafe {

@@ -8,7 +8,7 @@ use super::stream::Stream;
 use crate::backend::hip::device::error::HipError;
 
 /// The last transfer of some host memory: the event recorded after it, and whether it may still be in flight. The
-/// memory's owner calls [`Transfer::end`] before it frees the memory.
+/// memory's purpose calls [`Transfer::end`] before it frees the memory.
 #[derive(Debug)]
 pub(super) struct Transfer {
     done: Event,

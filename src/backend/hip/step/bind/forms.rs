@@ -1,6 +1,6 @@
 //! Forms that rows of a value take for their weights.
 
-use crate::backend::Activations;
+use crate::backend::ActivationType;
 use crate::backend::hip::step::scratch::MATRIX_ROWS;
 use crate::tensor::DType;
 
@@ -68,7 +68,7 @@ impl Wanted {
     }
 
     /// Forms that a product wants, given the matrix type and columns, in steps of at most `rows` rows.
-    pub fn by_product(activations: Activations, dtype: DType, cols: u32, rows: usize) -> Self {
+    pub fn by_product(activations: ActivationType, dtype: DType, cols: u32, rows: usize) -> Self {
         let few = Forms::of(form(activations, dtype, 1, cols));
         if rows < MATRIX_ROWS {
             return Self { few, many: few };
@@ -104,19 +104,19 @@ pub fn is_float(dtype: DType) -> bool {
 
 /// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F16 would lose precision of F32
 /// weights.
-pub fn form(activations: Activations, dtype: DType, rows: u32, cols: u32) -> Form {
+pub fn form(activations: ActivationType, dtype: DType, rows: u32, cols: u32) -> Form {
     let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
     match activations {
-        Activations::F32 => Form::Float,
-        Activations::Int8 if many => Form::Half,
-        Activations::Int8 if is_float(dtype) => Form::Float,
-        Activations::Int8 => Form::A8,
+        ActivationType::F32 => Form::Float,
+        ActivationType::Int8 if many => Form::Half,
+        ActivationType::Int8 if is_float(dtype) => Form::Float,
+        ActivationType::Int8 => Form::A8,
     }
 }
 
 /// Form for pairs of a row and an expert. Each matrix has few rows, so pairs use the form of single rows.
-pub fn pair_form(activations: Activations, dtype: DType) -> Form {
-    if is_float(dtype) || activations == Activations::F32 { Form::Float } else { Form::A8 }
+pub fn pair_form(activations: ActivationType, dtype: DType) -> Form {
+    if is_float(dtype) || activations == ActivationType::F32 { Form::Float } else { Form::A8 }
 }
 
 #[cfg(test)]
@@ -133,13 +133,13 @@ mod tests {
 
     #[test]
     fn many_rows_meet_other_forms_than_few_where_steps_have_as_many() {
-        let wanted = |dtype, cols, rows| Wanted::by_product(Activations::Int8, dtype, cols, rows);
+        let wanted = |dtype, cols, rows| Wanted::by_product(ActivationType::Int8, dtype, cols, rows);
         let forms = |wanted: Wanted| (wanted.few.only(), wanted.many.only());
         assert_eq!(forms(wanted(DType::Q4_K, 256, 64)), (Some(Form::A8), Some(Form::Half)));
         assert_eq!(forms(wanted(DType::Q4_K, 256, 63)), (Some(Form::A8), Some(Form::A8)));
         assert_eq!(forms(wanted(DType::F32, 256, 64)), (Some(Form::Float), Some(Form::Float)));
         assert_eq!(forms(wanted(DType::F16, 12, 64)), (Some(Form::Float), Some(Form::Float)));
-        let exact = Wanted::by_product(Activations::F32, DType::Q4_K, 256, 64);
+        let exact = Wanted::by_product(ActivationType::F32, DType::Q4_K, 256, 64);
         assert_eq!(exact, Wanted::FLOAT);
         assert!(!exact.and(wanted(DType::Q4_K, 256, 64)).is_single());
     }

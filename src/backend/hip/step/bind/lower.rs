@@ -8,7 +8,7 @@ use super::heads::Group;
 use super::planes::{PlaneId, Planes};
 use super::unit::{Add, Choice, Convert, Home, Operand, Unit, View, Work};
 use super::uses::{Uses, Version, VersionId};
-use super::{Bound, BoundPart, Room, limits};
+use super::{Bound, BoundPart, ScratchNeed, limits};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::kv::KvLayout;
 use crate::backend::hip::step::scratch::padded;
@@ -41,7 +41,7 @@ pub struct Lower<'a> {
     /// Input of the last unit, if it is a product that others may join.
     pub joins: Option<VersionId>,
     pub kv: KvLayout,
-    pub room: Room,
+    pub room: ScratchNeed,
     pub windows: Vec<u32>,
     pub group_max: u32,
     pub table: Option<(TensorId, usize)>,
@@ -78,7 +78,7 @@ pub fn lower(program: &Program, limits: StepLimits, modes: Modes) -> Result<Boun
         groups_used: 0,
         choices: HashMap::new(),
         joins: None,
-        room: Room::default(),
+        room: ScratchNeed::default(),
         windows: Vec::new(),
         group_max: 0,
         table: None,
@@ -203,7 +203,7 @@ impl Lower<'_> {
         })
     }
 
-    pub fn settle(&mut self, version: VersionId, home: Home) {
+    pub fn set_home(&mut self, version: VersionId, home: Home) {
         if let Some(slot) = self.homes.get_mut(version) {
             *slot = Some(home);
         }
@@ -235,7 +235,7 @@ impl Lower<'_> {
                 None => self.plane(width, rows),
             });
         }
-        self.settle(version, home);
+        self.set_home(version, home);
         Ok(home)
     }
 
@@ -247,7 +247,7 @@ impl Lower<'_> {
         let Value { width, rows, .. } = self.value(value)?;
         let float = Some(self.float(before)?);
         let home = Home { float, ..self.other_forms(wanted.any(), width, rows, 1) };
-        self.settle(version, home);
+        self.set_home(version, home);
         Ok(home)
     }
 

@@ -36,7 +36,7 @@ pub struct Bound {
     /// Slot number of each plane.
     pub places: Vec<u32>,
     /// Extra memory for attention and for products of many rows.
-    pub room: Room,
+    pub room: ScratchNeed,
     /// Layout of a KV page.
     pub kv: KvLayout,
     /// The embedding table, and bytes of its rows in the file.
@@ -66,7 +66,7 @@ pub struct BoundPart {
 
 /// The largest needs of any unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct ScratchNeed {
     /// Query heads, times rows per attention launch.
     pub heads: usize,
     /// Values of all query heads, times rows per attention launch.

@@ -9,7 +9,7 @@ use super::unit::{
 };
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
 use crate::backend::hip::step::scratch::{ATTENTION_ROWS, MATRIX_ROWS};
-use crate::backend::{Activations, BackendError};
+use crate::backend::{ActivationType, BackendError};
 use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
 use crate::tensor::DType;
 
@@ -417,7 +417,7 @@ impl Lower<'_> {
 }
 
 /// Whether one launch computes both products and their gate, with the result in form `out`.
-pub fn fuses(activations: Activations, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
+pub fn fuses(activations: ActivationType, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
     let halves = out == Form::Half || form(activations, gate.dtype, rows, gate.cols) == Form::Half;
     let whole = out == Form::Float || gate.rows.is_multiple_of(32);
     !halves && gate.dtype == up.dtype && whole

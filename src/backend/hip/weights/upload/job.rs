@@ -29,7 +29,7 @@ pub struct Job {
     /// the memory at once, even if a thread still holds this job.
     memory: Mutex<Option<Arc<Weight>>>,
     pub(super) tensor: LazyTensor,
-    /// The memory may have had another owner, so writes wait for this event.
+    /// The memory may have had another purpose, so writes wait for this event.
     behind: Option<Arc<Event>>,
     /// Bytes of an indivisible unit: a quant block of a quantised type, a row of a float type.
     unit_bytes: u64,
@@ -52,7 +52,7 @@ pub struct Piece {
 }
 
 /// The part of a piece that fits one buffer.
-pub struct Part<'a> {
+pub struct Segment<'a> {
     job: &'a Job,
     units: Range<u64>,
 }
@@ -171,20 +171,20 @@ impl Piece {
     }
 
     /// The whole piece as one part, when it fits a buffer.
-    pub fn part(&self) -> Part<'_> {
-        Part { job: &self.job, units: self.units.clone() }
+    pub fn part(&self) -> Segment<'_> {
+        Segment { job: &self.job, units: self.units.clone() }
     }
 
     /// The piece in parts that each fit a buffer.
-    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+    pub fn parts(&self) -> impl Iterator<Item = Segment<'_>> {
         self.parts_of(self.units.clone())
     }
 
     /// The units `units` in parts that each fit a buffer.
-    pub fn parts_of(&self, units: Range<u64>) -> impl Iterator<Item = Part<'_>> {
+    pub fn parts_of(&self, units: Range<u64>) -> impl Iterator<Item = Segment<'_>> {
         let most = (BUFFER_BYTES as u64 / self.job.unit_bytes).max(1);
         let starts = (units.start..units.end).step_by(usize::try_from(most).unwrap_or(usize::MAX));
-        starts.map(move |start| Part {
+        starts.map(move |start| Segment {
             job: &self.job,
             units: start..start.saturating_add(most).min(units.end),
         })
@@ -259,7 +259,7 @@ pub fn end(
     let _ = ended.send(Ended { jobs, event: event.ok() }); // no thread receives when the device closes
 }
 
-impl Part<'_> {
+impl Segment<'_> {
     /// Byte range in the file.
     pub fn range(&self) -> Range<u64> {
         self.job.range(&self.units)
@@ -279,7 +279,7 @@ impl Part<'_> {
     /// Reads the part past the page cache. Returns the offset of its first byte in `out`, or `None` when it could not.
     ///
     /// # Errors
-    /// As [`Part::read`].
+    /// As [`Segment::read`].
     pub fn read_past_cache(&self, out: &mut [u8]) -> Result<Option<usize>, BackendError> {
         let (file, range) = (self.job.tensor.file(), self.range());
         if self.job.failed.lock().is_some() {

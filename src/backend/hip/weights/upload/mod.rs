@@ -272,7 +272,7 @@ impl Drop for Uploader {
     }
 }
 
-/// Marks each tensor as resident after its event. Holds the weight until then, so that its memory has no other owner
+/// Marks each tensor as resident after its event. Holds the weight until then, so that its memory has no other purpose
 /// while a copy is in flight. The load fails if the file has changed or shrunk meanwhile.
 fn tell(ends: &Receiver<Ended>, shared: &Shared) {
     let mut last = Instant::now();

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use super::job::{Job, Part, Piece, end};
+use super::job::{Job, Piece, Segment, end};
 use super::routes::{CopyRates, LONG_BYTES, Routes, Way};
 use super::{
     BUFFER_BYTES, BUFFERS, Ended, FileReads, Queue, REGISTERED_BYTES, STREAMS, Shared, Streams, UploadPath,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::{
-    ALIGN, Buffer, Device, Event, HipError, Owner, PinnedBuffer, RegisteredPages, Stream,
+    ALIGN, Buffer, Device, Event, HipError, PinnedBuffer, Purpose, RegisteredPages, Stream,
 };
 use crate::lock::Mutex;
 use crate::tensor::BLOCK_BYTES;
@@ -76,7 +76,7 @@ impl Staging {
             Ok(Lane {
                 pinned: pinned.then(|| device.pinned(room)).transpose()?,
                 plain: Vec::new(),
-                slot: device.take(BUFFER_BYTES, Owner::Staging)?,
+                slot: device.take(BUFFER_BYTES, Purpose::Staging)?,
                 cold: true,
                 copied: device.event(false)?,
                 laid_out: device.event(false)?,
@@ -157,7 +157,7 @@ impl Staging {
     /// Uploads pieces that fit into one host buffer.
     fn carry(&mut self, shared: &Shared, pieces: Vec<Piece>, path: UploadPath) -> Carried {
         let mut results = Vec::new();
-        let parts: Vec<Part<'_>> = pieces.iter().map(Piece::part).collect();
+        let parts: Vec<Segment<'_>> = pieces.iter().map(Piece::part).collect();
         let brought = self.bring(shared, &parts, path, &mut results);
         drop(parts);
         results.resize_with(pieces.len(), || Ok(()));
@@ -170,7 +170,7 @@ impl Staging {
     fn bring(
         &mut self,
         shared: &Shared,
-        parts: &[Part<'_>],
+        parts: &[Segment<'_>],
         path: UploadPath,
         read: &mut Vec<Result<(), BackendError>>,
     ) -> Result<(), BackendError> {
@@ -186,7 +186,7 @@ impl Staging {
             }
         };
         if lane.cold && !direct {
-            parts.iter().for_each(Part::will_need);
+            parts.iter().for_each(Segment::will_need);
         }
         let begun = Instant::now();
         let (placed, first) = match parts {
@@ -252,7 +252,7 @@ impl Staging {
     fn bring_each<'p>(
         &mut self,
         shared: &Shared,
-        parts: impl Iterator<Item = Part<'p>>,
+        parts: impl Iterator<Item = Segment<'p>>,
     ) -> Result<(), BackendError> {
         for part in parts {
             let mut read = Vec::new();
@@ -265,7 +265,7 @@ impl Staging {
     fn bring_pages(
         &mut self,
         shared: &Shared,
-        part: &Part<'_>,
+        part: &Segment<'_>,
         from: &mut RegisteredPages,
     ) -> Result<(), BackendError> {
         let pair = self.pair(shared)?;
@@ -294,11 +294,11 @@ impl Staging {
 }
 
 /// Parts with their offset in a buffer.
-type Placed<'p> = Vec<(&'p Part<'p>, usize)>;
+type Placed<'p> = Vec<(&'p Segment<'p>, usize)>;
 
 /// Reads one part past the page cache if possible. Returns the part and the offset of its first byte in `bytes`.
 fn read_part_past_cache<'p>(
-    part: &'p Part<'p>,
+    part: &'p Segment<'p>,
     bytes: &mut [u8],
     read: &mut Vec<Result<(), BackendError>>,
 ) -> (Placed<'p>, usize) {
@@ -317,7 +317,7 @@ fn read_part_past_cache<'p>(
 
 /// Reads parts one after the other. Returns the parts that could be read; `read` receives the result of each.
 fn read_parts<'p>(
-    parts: &'p [Part<'p>],
+    parts: &'p [Segment<'p>],
     bytes: &mut [u8],
     read: &mut Vec<Result<(), BackendError>>,
 ) -> Placed<'p> {
@@ -338,7 +338,7 @@ fn read_parts<'p>(
 fn submit(
     shared: &Shared,
     streams: &Streams,
-    parts: &[(&Part<'_>, usize)],
+    parts: &[(&Segment<'_>, usize)],
     (slot, copied, laid_out): (&Buffer, &Event, &Event),
     copy: impl FnOnce(&Stream, &Buffer) -> Result<(), HipError>,
 ) -> Result<(), HipError> {

@@ -24,9 +24,9 @@ const WORDS: [Word; 9] = [
         home: "",
         instead: "ActivationType for their form, scratch for their memory",
     },
-    Word { name: "Part", home: "src/program/mod.rs", instead: "Shard of a split file, Piece of an upload" },
+    Word { name: "Part", home: "src/program/mod.rs", instead: "Shard of a split file, Segment of an upload" },
     Word { name: "Model", home: "src/model/mod.rs", instead: "OpenModel for what a backend holds of one" },
-    Word { name: "Room", home: "", instead: "Scratch for memory, RoomMade for what came of a search" },
+    Word { name: "Room", home: "", instead: "ScratchNeed for memory, RoomMade for what came of a search" },
     Word {
         name: "Form",
         home: "src/backend/hip/step/bind/forms.rs",

@@ -195,7 +195,7 @@ fn layer_of(path: &str) -> Option<usize> {
     }
     let module = path.strip_prefix("src/")?.split(['/', '.']).next()?;
     let at = LAYERS.iter().position(|layer| *layer == module);
-    assert!(at.is_some(), "{path}: neither a layer nor wiring; name it in tests/tidy/layers.rs");
+    assert!(at.is_some(), "{path}: neither a layer nor wiring; name it in xtask/tests/tidy/layers.rs");
     at
 }
 

@@ -148,7 +148,7 @@ fn a_broken_contract_is_found() {
     let good = "// scale: y = a * x\n//\n// In place.\n\
                 // Shapes     x: f32[n]\n//            y: f32[n]\n// Requires   n > 0\n\
                 // Launch     grid = n\n// Alignment  4 bytes\n// Sums in    f32\n// Tolerance  0\n\
-                // Reference  f64 in tests/tidy/main.rs\n// Moves      8 * n bytes\n#include \"a.h\"\n// Launch\n";
+                // Reference  f64 in tests/kernels/main.rs\n// Moves      8 * n bytes\n#include \"a.h\"\n// Launch\n";
     assert_eq!(check("scale", good), Vec::<String>::new());
     let launch = "// Launch     grid = n\n";
     for (from, to, fault) in [
@@ -170,8 +170,8 @@ fn a_broken_contract_is_found() {
         ("// Moves      8", "// Requires   8", "Requires stands after Reference"),
         ("// Sums in    f32", "// Launch     f32", "Launch stands after Alignment"),
         ("// Alignment  4 bytes", "// Shapes     4 bytes", "Shapes stands after Launch"),
-        ("tests/tidy/main.rs", "f64", "Reference names no file of tests/"),
-        ("tests/tidy/main.rs", "tests/tidy/none.rs", "tests/tidy/none.rs does not exist"),
+        ("tests/kernels/main.rs", "f64", "Reference names no file of tests/"),
+        ("tests/kernels/main.rs", "tests/kernels/none.rs", "tests/kernels/none.rs does not exist"),
     ] {
         let text = good.replacen(from, to, 1);
         assert_ne!(text, good, "{from}");

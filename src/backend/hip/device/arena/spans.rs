@@ -12,7 +12,7 @@ pub(super) struct Place {
 
 /// The free pieces of all chunks, by size and by place.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub(super) struct Spans {
     /// (bytes, chunk, start). The first entry that is large enough is the best fit; among equal sizes the lowest place
     /// wins.
     by_size: BTreeSet<(usize, u32, usize)>,
@@ -22,7 +22,7 @@ pub(super) struct Blocks {
     chunks: BTreeMap<u32, usize>,
 }
 
-impl Blocks {
+impl Spans {
     /// Adds a new chunk, all of it free.
     pub fn add(&mut self, chunk: u32, bytes: usize) {
         self.chunks.insert(chunk, bytes);
@@ -52,13 +52,13 @@ impl Blocks {
         Some(self.cut(chunk, start, size, bytes))
     }
 
-    /// The empty chunk that [`Blocks::take`] would cut `bytes` bytes from, and its size.
+    /// The empty chunk that [`Spans::take`] would cut `bytes` bytes from, and its size.
     pub fn whole(&self, bytes: usize) -> Option<(u32, usize)> {
         let (size, chunk, _) = *self.by_size.range((bytes, 0, 0)..).next()?;
         (self.chunks.get(&chunk) == Some(&size)).then_some((chunk, size))
     }
 
-    /// Like [`Blocks::take`], but from this chunk.
+    /// Like [`Spans::take`], but from this chunk.
     pub fn take_in(&mut self, chunk: u32, bytes: usize) -> Option<Place> {
         let of_chunk = self.by_place.range((chunk, 0)..=(chunk, usize::MAX));
         let (start, size) = of_chunk
@@ -111,34 +111,34 @@ mod tests {
 
     #[test]
     fn the_smallest_hole_that_fits_is_taken() {
-        let mut blocks = Blocks::default();
-        blocks.add(0, 1000);
+        let mut spans = Spans::default();
+        spans.add(0, 1000);
         let places: Vec<Place> =
-            [100, 300, 100, 200, 100].map(|bytes| blocks.take(bytes).expect("free")).into();
-        blocks.give(places[1]);
-        blocks.give(places[3]);
-        assert_eq!(blocks.take(150), Some(Place { chunk: 0, start: 500, bytes: 150 }));
-        assert_eq!(blocks.take(201), Some(Place { chunk: 0, start: 100, bytes: 201 }));
-        assert_eq!(blocks.take(201), None);
+            [100, 300, 100, 200, 100].map(|bytes| spans.take(bytes).expect("free")).into();
+        spans.give(places[1]);
+        spans.give(places[3]);
+        assert_eq!(spans.take(150), Some(Place { chunk: 0, start: 500, bytes: 150 }));
+        assert_eq!(spans.take(201), Some(Place { chunk: 0, start: 100, bytes: 201 }));
+        assert_eq!(spans.take(201), None);
     }
 
     #[test]
     fn a_chunk_that_would_be_cut_first_is_known() {
-        let mut blocks = Blocks::default();
-        blocks.add(0, 1000);
-        blocks.add(1, 300);
+        let mut spans = Spans::default();
+        spans.add(0, 1000);
+        spans.add(1, 300);
         assert_eq!(
-            (blocks.whole(200), blocks.whole(400), blocks.whole(2000)),
+            (spans.whole(200), spans.whole(400), spans.whole(2000)),
             (Some((1, 300)), Some((0, 1000)), None)
         );
-        let place = blocks.take(200).expect("free");
+        let place = spans.take(200).expect("free");
         assert_eq!(
-            (blocks.whole(50), blocks.whole(150)),
+            (spans.whole(50), spans.whole(150)),
             (None, Some((0, 1000))),
             "the rest of the other is cut"
         );
-        blocks.give(place);
-        assert_eq!(blocks.whole(50), Some((1, 300)));
+        spans.give(place);
+        assert_eq!(spans.whole(50), Some((1, 300)));
     }
 
     proptest! {
@@ -149,10 +149,10 @@ mod tests {
             ops in prop::collection::vec((1usize..40, any::<bool>(), any::<prop::sample::Index>()), 1..120),
             chunks in prop::collection::vec(20usize..100, 1..4),
         ) {
-            let mut blocks = Blocks::default();
+            let mut spans = Spans::default();
             let mut bytes: Vec<Vec<bool>> = Vec::new();
             for (id, size) in chunks.iter().enumerate() {
-                blocks.add(id as u32, *size);
+                spans.add(id as u32, *size);
                 bytes.push(vec![false; *size]);
             }
             let mut taken: Vec<Place> = Vec::new();
@@ -160,7 +160,7 @@ mod tests {
                 if take || taken.is_empty() {
                     let longest = |chunk: &Vec<bool>| chunk.split(|used| *used).map(<[bool]>::len).max().unwrap_or(0);
                     let fits = bytes.iter().map(longest).max().unwrap_or(0) >= size;
-                    let got = blocks.take(size);
+                    let got = spans.take(size);
                     prop_assert_eq!(got.is_some(), fits);
                     if let Some(place) = got {
                         let range = &mut bytes[place.chunk as usize][place.start..place.start + place.bytes];
@@ -171,18 +171,18 @@ mod tests {
                 } else {
                     let place = taken.swap_remove(which.index(taken.len()));
                     bytes[place.chunk as usize][place.start..place.start + place.bytes].fill(false);
-                    blocks.give(place);
+                    spans.give(place);
                 }
                 for (id, chunk) in bytes.iter().enumerate() {
-                    prop_assert_eq!(blocks.is_empty(id as u32), chunk.iter().all(|used| !*used));
+                    prop_assert_eq!(spans.is_empty(id as u32), chunk.iter().all(|used| !*used));
                 }
             }
             for place in taken {
-                blocks.give(place);
+                spans.give(place);
             }
-            prop_assert_eq!(blocks.empty_chunks().count(), chunks.len());
-            prop_assert_eq!(blocks.by_place.len(), chunks.len());
-            prop_assert_eq!(blocks.by_size.len(), chunks.len());
+            prop_assert_eq!(spans.empty_chunks().count(), chunks.len());
+            prop_assert_eq!(spans.by_place.len(), chunks.len());
+            prop_assert_eq!(spans.by_size.len(), chunks.len());
         }
     }
 }

@@ -36,7 +36,7 @@ impl Source {
 
 /// The workspace's root.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace")
 }
 
 /// Every text file of the project, in order of path. Left out: build output, the corpus, `.git`, files that are
