@@ -61,7 +61,18 @@ impl Right {
                     || rules.idle_s.is_some();
                 Some(if changes { Self::Pin } else { Self::Run })
             }
-            _ => None,
+            // Written out, so that a new request does not pass without a decision.
+            ClientMessage::Ping(_)
+            | ClientMessage::Info(_)
+            | ClientMessage::List(_)
+            | ClientMessage::Ps(_)
+            | ClientMessage::Status(_)
+            | ClientMessage::Doctor(_)
+            | ClientMessage::Residency(_)
+            | ClientMessage::Subscribe(_)
+            | ClientMessage::Cancel(_)
+            | ClientMessage::Credit(_)
+            | ClientMessage::Fail(_) => None,
         }
     }
 }

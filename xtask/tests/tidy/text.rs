@@ -38,8 +38,8 @@ const LAYOUT: [&str; 25] = [
 ];
 
 /// Words that no file may hold: names of hosts that serve packages (package clients have them in their settings),
-/// paths of one machine, and notes of unfinished work. Written in pieces, so that this file does not hold them.
-const FORBIDDEN: [[&str; 2]; 12] = [
+/// paths of one machine, notes of unfinished work, and marks of an unfinished merge. Written in pieces, so that this file does not hold them.
+const FORBIDDEN: [[&str; 2]; 14] = [
     ["py", "pi.org"],
     ["pythonhos", "ted.org"],
     ["static.cr", "ates.io"],
@@ -52,6 +52,8 @@ const FORBIDDEN: [[&str; 2]; 12] = [
     ["is", "sue #"],
     ["FIX", "ME"],
     ["TO", "DO"],
+    ["<<<<", "<<< "],
+    [">>>>", ">>> "],
 ];
 
 #[test]
