@@ -45,8 +45,6 @@ pub struct Scratch {
     pub part_stats: Buffer,
     /// Number of finished splits; 0 between launches.
     pub counters: Buffer,
-    /// The row numbers 0, 1, 2, ...
-    pub row_numbers: Buffer,
     /// Expanded weights in f16.
     pub slab: Buffer,
 }
@@ -55,7 +53,7 @@ pub struct Scratch {
 struct Sizes {
     slots: Vec<usize>,
     /// The buffers after the slots, in field order.
-    others: [usize; 5],
+    others: [usize; 4],
 }
 
 impl Sizes {
@@ -74,7 +72,6 @@ impl Sizes {
                 words(bound.room.head_values.saturating_mul(splits)),
                 words(bound.room.heads.saturating_mul(2 * splits)),
                 words(bound.room.heads),
-                words(rows),
                 if expands { slab } else { 0 },
             ],
         }
@@ -100,19 +97,16 @@ impl Scratch {
         let slots = sizes.slots.into_iter().map(|bytes| take(device, bytes));
         let slots = slots.collect::<Result<Vec<Buffer>, _>>()?;
         let place = |slot: &u32| slots.get(*slot as usize).map_or(DevicePtr::NULL, Buffer::ptr);
-        let [values, stats, counters, numbers, slab] = sizes.others;
+        let [values, stats, counters, slab] = sizes.others;
         let scratch = Self {
             planes: bound.places.iter().map(place).collect(),
             slots,
             part_values: take(device, values)?,
             part_stats: take(device, stats)?,
             counters: take(device, counters)?,
-            row_numbers: take(device, numbers)?,
             slab: take(device, slab)?,
         };
         stream.fill(scratch.counters.all(), 0)?;
-        let numbers: Vec<u32> = (0..bound.rows(Rows::All) as u32).collect();
-        stream.upload(scratch.row_numbers.all(), numbers.as_slice())?;
         Ok(scratch)
     }
 

@@ -96,33 +96,36 @@ impl Run<'_> {
         }
         let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
         let cols = unit.heads * unit.head_dim;
+        let padded = padded(cols as usize);
         let direct = form == Form::A8 && writes_a8(self.bound.modes.kv, unit.head_dim, group);
         let out = if direct { DevicePtr::NULL } else { self.floats(&unit.out) };
         let A8 { codes, scales, sums } = self.a8(&unit.out);
         let blocks = unit.kv.heads * group.div_ceil(heads);
         for first in (0..self.layout.rows).step_by(ATTENTION_ROWS) {
             let rows = (self.layout.rows - first).min(ATTENTION_ROWS) as u32;
+            // Addresses of the first row, and no row numbers: then the extents of all rows are known.
+            let (values, codes_before) = (first * cols as usize, first * padded);
             let arguments = AttnDecode {
-                q: self.at(unit.queries),
-                rows: self.scratch.row_numbers.ptr().offset(first),
-                positions: self.places.positions,
-                row_seq: self.places.sequences,
+                q: self.at(unit.queries).offset(values),
+                rows: DevicePtr::NULL,
+                positions: self.places.positions.offset(first),
+                row_seq: self.places.sequences.offset(first),
                 page_tables: self.places.tables,
                 page_base: self.pages,
                 part_values: self.scratch.part_values.ptr(),
                 part_stats: self.scratch.part_stats.ptr(),
                 counters: self.scratch.counters.ptr(),
-                out,
-                codes: if direct { codes } else { DevicePtr::NULL },
-                scales,
-                sums,
+                out: out.offset(values),
+                codes: if direct { codes.offset(codes_before) } else { DevicePtr::NULL },
+                scales: scales.offset(codes_before / 32),
+                sums: sums.offset(codes_before / 16),
                 layer_offset: unit.kv.offset,
                 scale: unit.scale,
                 n_heads: unit.heads,
                 n_kv_heads: unit.kv.heads,
                 head_dim: unit.head_dim,
                 table_stride: self.layout.stride as u32,
-                padded: padded(cols as usize) as u32,
+                padded: padded as u32,
                 window: unit.window,
             };
             let grid = Grid::xyz(blocks, self.splits(unit.windows_at), rows);
