@@ -3,11 +3,11 @@
 // Shapes     x: f32, row m at m * x_stride; out: f32, row m at m * out_stride; out may be x at the same stride
 //            keep: 0 or 1; with 0, out is not read
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes for all planes. Where cols or a stride is no multiple of 4, values are read and written one by one
+// Alignment  16 bytes for all planes. If cols or a stride is not a multiple of 4, values are read and written one by one
 // Sums in    f32, one rounding per value: an fma, or a product where keep is 0
 // Tolerance  0: the same bits
 // Reference  f32 mul_add, or a product where keep is 0, in tests/kernels/rows.rs
-// Moves      4 * cols bytes in, as many again where keep is 1, 4 * cols out per row; memory-bound
+// Moves      8 * cols bytes in if keep is 1, else 4 * cols; 4 * cols out per row; memory-bound
 #include "prelude/prelude.h"
 #include "common/activation.h"
 

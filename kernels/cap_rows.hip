@@ -3,7 +3,7 @@
 // Shapes     x: f32, row m at m * stride, changed in place
 // Requires   cap finite and above 0
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes. Where cols or stride is no multiple of 4, values are read and written one by one
+// Alignment  16 bytes. If cols or stride is not a multiple of 4, values are read and written one by one
 // Sums in    no sums; f32. Values far from 0 become cap or -cap; a NaN stays NaN
 // Tolerance  |got - want| <= 2^-21 * cap
 // Reference  f64 tanh in tests/kernels/rows.rs

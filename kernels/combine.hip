@@ -2,7 +2,7 @@
 //
 // Shapes     results: f32[M * used][cols]; weights: f32[M][used]; residual: f32[M][cols]
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes for all planes. Where cols is no multiple of 4, values are read and written one by one
+// Alignment  16 bytes for all planes. If cols is not a multiple of 4, values are read and written one by one
 // Sums in    f32, j rising, then added to the residual: no bit depends on other rows
 // Tolerance  |got - want| <= 1e-6 * (|residual| + sum over j of |weight * result|)
 // Reference  f64 sums in tests/kernels/experts.rs

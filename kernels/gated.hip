@@ -6,7 +6,7 @@
 //            gated_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
 // Launch     gated_a8: grid = (ceil(padded / 1024), M); gated_f32: grid = (ceil(cols / 1024), M); gated_x16: grid = M;
 //            block = 256
-// Alignment  16 bytes for all planes. Where cols or stride is no multiple of 4, values are read one by one
+// Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
 // Sums in    no sums; f32. Where e^-x overflows, the gate becomes 0, as it should: x / inf. A NaN stays NaN
 // Tolerance  gated_f32: |got - want| <= 4e-6 * |want| + 1e-6 * largest |want| of the launch; for gates of 20 to the
 //            largest f32, of either sign, with no up: 1e-5 * |want| + 1e-37

@@ -7,7 +7,7 @@
 //            device idle
 // Launch     grid = (ceil(rows / SIDE), ceil(n / SIDE)), block = 256. Rows vary fastest, so that the blocks in flight share few
 //            weights and find them in a cache
-// Alignment  16 bytes for w and x. Where k is no multiple of 32 or a stride no multiple of 8, values are read one by one
+// Alignment  16 bytes for w and x. If k is not a multiple of 32 or a stride is not one of 8, values are read one by one
 // Sums in    f32, over k in one order for all sizes and both SIDEs: steps of 32, within a step as the matrix unit adds
 // Tolerance  |got - want| <= 2e-6 * sum of the terms' magnitudes + 1e-30; both variants give the same bits
 // Reference  f64 sums in tests/kernels/matmul/gemm.rs

@@ -8,7 +8,7 @@
 //            norm_f32: f32, row m at m * out_stride; where `add` is 1, the result is added to the row of out
 //            common/activation.h defines A8 and X16
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
-// Alignment  16 bytes for all planes. Where cols or a stride is no multiple of 4, values are read and written one by one
+// Alignment  16 bytes for all planes. If cols or a stride is not a multiple of 4, values are read and written one by one
 // Sums in    f32: a lane's values in rising order, 32 lanes as a tree, then these in order; squares are summed after the mean
 //            is known. A row's bits depend on the row and the block's size alone, not on M and not on the wave size
 // Tolerance  norm_f32: |got - want| <= 4e-6 * |want| + s, s the sum of: 4e-6 * largest |bias|; where centre is 1, 1e-6 *

@@ -5,7 +5,7 @@
 // Variants   quantise_a8: A8 rows of `padded` values (a multiple of 32, >= cols);
 //            quantise_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
 // Launch     quantise_a8: grid = (ceil(padded / 1024), M); quantise_x16: grid = M; block = 256
-// Alignment  16 bytes for all planes. Where cols or stride is no multiple of 4, values are read one by one
+// Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
 // Sums in    i32 for the sums of A8 codes, which are exact; else no sums, f32
 // Tolerance  quantise_a8: scale within 4e-6 of amax / 127, values within scale / 2 + 8e-6 * amax, sums exact
 //            quantise_x16: the scale brings amax into [2^13, 2^14); |got - want| <= (2^-11 + 4e-6) * |want| + 2^-38 * amax

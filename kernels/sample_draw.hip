@@ -205,7 +205,7 @@ struct Draw {
     DEV u64 portion(u64 shares) const {
         double wanted = (double)settings.top_p * (double)shares;
         u64 whole = wanted > 0.0 ? (u64)wanted : 0;
-        // The sum need only reach top_p: one less, unless there is a fraction.
+        // The sum may equal top_p of the shares, so the target is one less if that is whole.
         return whole > 0 && (double)whole == wanted ? whole - 1 : whole;
     }
 

@@ -2,7 +2,7 @@
 //
 // Shapes     x: f32, row r at r * x_stride; rows: u32[M]; out: f32[M][cols], no part of x
 // Launch     grid = (ceil(cols / 1024), M), block = 256
-// Alignment  16 bytes for all planes. Where cols or x_stride is no multiple of 4, values are read and written one by one
+// Alignment  16 bytes for all planes. If cols or x_stride is not a multiple of 4, values are read and written one by one
 // Sums in    no sums: values are copied
 // Tolerance  0: equal values
 // Reference  the rows themselves, picked in tests/kernels/rows.rs

@@ -57,7 +57,7 @@ pub struct Limits {
     pub connections_per_uid: u32,
     /// Most queued token requests in all.
     pub queued: u32,
-    /// Most token requests of one uid, queued and running.
+    /// Most token requests, loads to a device and subscriptions of one uid at once, queued and running.
     pub requests_per_uid: u32,
     /// Most sequences that run at once.
     pub running: u32,

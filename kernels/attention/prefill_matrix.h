@@ -1,8 +1,8 @@
 // attn_prefill on a matrix unit: f16 queries, keys, weights and values, f32 sums; head_dim known when compiled.
 //
 // A wave keeps 16 queries as fragments, and 16 x head_dim sums. A page goes through LDS, keys by token, values transposed, so
-// that both are read along a fragment's inner index; the next page loads meanwhile. Scores pass through LDS too: there a row
-// lies in few lanes whatever the fragment's layout is, and is read back as the operand of weights.
+// that both are read along a fragment's inner index; the next page loads meanwhile. Scores pass through LDS,
+// because there a few lanes hold a whole row for every fragment layout. Weights are read back from there as an operand.
 #pragma once
 #include "prefill.h"
 

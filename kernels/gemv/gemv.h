@@ -18,7 +18,7 @@
 // Requires   cols a multiple of the type's block; A8 out: n a multiple of 32
 // Launch     grid = (any width, ceil(rows / m)), for experts (any width, pairs), block = 256. Block column x takes tiles x,
 //            x + grid x, ... of 16 outputs of one matrix, gated of 32
-// Alignment  16 bytes for weights, A8 codes and x. Where x_stride is no multiple of 4, x is read value by value
+// Alignment  16 bytes for weights, A8 codes and x. If x_stride is not a multiple of 4, x is read value by value
 // Sums in    f32, for A8 codes of exact i32 sums; a lane's units rising, then a fixed tree of 32 lanes (gemv/dots.h). A row's
 //            bits do not depend on m, on the other rows or on grid
 // Tolerance  gemv, experts: |got - want| <= 2e-6 * size + 1e-30, size the sum of the terms' magnitudes. With x before it was
@@ -37,8 +37,8 @@ template <class T> DEV u32 units_of(u32 cols) {
     else return cols / 32;
 }
 
-// The row and activation row of the one sum of R x M that a lane holds: value lane / (32 / (R * M)). The first lane that holds
-// it writes it.
+// Each lane holds one of R x M sums. This says which: row r and activation row m of sum lane / (32 / (R * M)). The first lane
+// that holds a sum writes it.
 template <u32 R, u32 M> struct Place {
     u32 r, m;
     bool writes;
@@ -195,7 +195,7 @@ template <class T, u32 P, u32 M> struct GatedJob {
         }
         return at;
     }
-    // The next launch is a product as large; spread among the blocks of this launch it would run slower than after it.
+    // The next launch is as large. Overlapping with this one would slow it down.
     DEV void first_use() const { wait_for_predecessor_alone(); }
     DEV void begin(u32) const {}
     DEV void end(u32 item, const f32 (&lane_sums)[2 * P * M]) const {

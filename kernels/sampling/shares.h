@@ -73,7 +73,7 @@ DEV void clear_bins(Room& room) {
     barrier_lds();
 }
 
-// Two 32-bit additions. When the low word passes 2^32, the one lane whose addition did it carries.
+// Two 32-bit additions. The lane whose addition overflows the low word adds the carry.
 DEV void add_to_bin(Room& room, u32 bin, u64 weight) {
     u32 low = (u32)weight, high = (u32)(weight >> 32);
     if (low != 0) {

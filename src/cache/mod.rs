@@ -27,7 +27,7 @@ pub struct CacheCounters {
     pub load_bytes: u64,
     /// Requests for tensors that were resident or in flight.
     pub hits: u64,
-    /// Parts of models evicted to make room.
+    /// Parts of models evicted: to make room, by a model's idle rule, or on request.
     pub evictions: u64,
     /// Device bytes freed by these evictions.
     pub evicted_bytes: u64,

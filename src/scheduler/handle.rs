@@ -3,7 +3,7 @@
 //! Commands go through an inbox under one short lock, which is never held across an await or a step.
 //! [`EngineOptions::queue_max`](super::EngineOptions) bounds `jobs`, `loads` and `orders`; the mapped models bound
 //! `gone`. The live sequences bound the rest, because a command for a sequence that is not live is dropped at once.
-//! Lock order: `inbox`, then `published` or `facts`.
+//! Lock order, by [`Rank`]: `Inbox` (`inbox`), `Snapshot` (`published`), `DeviceFacts` (`facts`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

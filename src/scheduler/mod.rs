@@ -6,8 +6,9 @@
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
-//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence owns KV pages
-//! from admission to its end. While its credit is 0 it keeps them, and the schedule skips it.
+//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence reserves KV
+//! bytes at admission, takes pages as it grows, and frees them at its end. While its credit is 0 it is `Stalled`: it
+//! keeps its pages, and the schedule skips it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //!
 //! While a layer computes, the next layers load ([`Backend::parts_ahead`]). A load without room evicts parts of other
 //! models in the order of [`Eviction`], but never pinned ones. If there are none, the current model exceeds the room.
-//! Then its own part with the latest next use is evicted, which is the one used last. So a fixed share of the model
+//! Then it evicts the model's most recently used part, because that part is needed last. So a fixed share of the model
 //! stays and the rest streams through. Three kinds of parts are never evicted: the current layer, those loaded ahead,
 //! and the layer before the current one. The last operation of that layer may not be launched yet.
 
@@ -289,7 +289,7 @@ impl Residency {
     /// Handles of a model's tensors, as far as they are loaded.
     ///
     /// # Errors
-    /// [`BackendError::Batch`] for an unknown model.
+    /// [`BackendError::Absent`] for an unknown model.
     pub fn weights(&self, id: ModelId) -> Result<Weights<'_>, BackendError> {
         let place =
             self.places.get(&id).ok_or(BackendError::Absent("a model that has no place on the device"))?;
@@ -431,7 +431,7 @@ impl Residency {
         if let Some(part) = used_again_last(there, window.at, head) {
             return self.evict(window.model, part, backend).map(|_| RoomMade::Evicted);
         }
-        // A step does not wait on the host: it may have used a part before the cache sees that part arrive.
+        // Only parts seen as arrived are evicted: the step may already use one that the cache still counts as loading.
         let coming = own().find_map(|(part, _)| self.on_its_way(window.model, part));
         Ok(coming.map_or(others, RoomMade::InFlight))
     }
@@ -463,7 +463,7 @@ impl Residency {
     }
 
     fn evict(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<u64, BackendError> {
-        backend.retire()?; // before the last handle drops
+        backend.retire()?; // This must precede the drop of the last handle.
         if let Some(place) = self.places.get_mut(&id) {
             place.resident.forget_part(part);
         }

@@ -114,7 +114,7 @@ impl ResidentModel {
     /// Begins the loads of the expert tensors that rows chose in a resolved part.
     ///
     /// # Errors
-    /// [`BackendError`] of a load, or [`BackendError::Batch`] for a tensor that the part does not have.
+    /// [`BackendError`] of a load, or [`BackendError::Absent`] for a tensor that the part does not have.
     pub fn resolve_chosen(
         &mut self,
         part: u32,

@@ -92,7 +92,8 @@ impl Answer {
         }
     }
 
-    /// Must run before the last frame is sent: a client that has seen the end may open the next stream at once.
+    /// Frees the stream's number. Call it before sending the last frame: a client that has seen the end may open the
+    /// next stream at once.
     fn close(&mut self) {
         self.ended = true;
         self.connection.streams.lock().remove(&self.stream);

@@ -1,7 +1,7 @@
 //! Maps errors of the layers below to their codes on the wire.
 //!
-//! One table, so that each code has one meaning. The errors supply the texts; the texts name models by name, never by
-//! path.
+//! One table, so that each code has one meaning. Errors of framing and payloads (`HeaderError`, `CodecError`,
+//! `ReceiveError`) carry their own codes. The errors supply the texts; the texts name models by name, never by path.
 
 use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 

@@ -1,4 +1,4 @@
-//! Token requests: checked here, run by the scheduler, streamed back.
+//! Checks token requests, submits them and streams the answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! One connected client: its open requests, from frame to job and back.
+//! A session serves one connected client. It turns the client's frames into requests and jobs. It sends the results
+//! back as frames.
 //!
 //! This layer does no I/O: the socket layer delivers [`Frame`]s and takes frames out of the [`Outbox`]. A frame becomes
 //! a message (decoded, each field within its limit), then a valid request (checked against the model and the limits).

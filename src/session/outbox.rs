@@ -23,7 +23,7 @@ pub const BYTES_MAX: usize = 1 << 20;
 /// Bytes that may stay queued for long. If more are queued, the client must read this many in [`SOFT_TIME`].
 pub const BYTES_SOFT: usize = 256 << 10;
 
-/// Longest time that more than [`BYTES_SOFT`] may be queued while the client reads less than that.
+/// A client over [`BYTES_SOFT`] must read that many bytes within this time.
 pub const SOFT_TIME: Duration = Duration::from_secs(10);
 
 /// Room for frames sent in turn, in bytes: one of the largest fits.

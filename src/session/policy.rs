@@ -1,4 +1,4 @@
-//! Which client may make which request, once connected.
+//! Decides which requests a connected client may make.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A request's prompt: from the client's form to ids that were checked against the model and the limits.
+//! Turns a client's prompt into checked token ids.
 
 use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
 

@@ -38,7 +38,8 @@ const RENDERING_WAIT: Duration = Duration::from_secs(5);
 pub struct Settings {
     /// Most positions of one sequence.
     pub context_tokens: u32,
-    /// Most token requests of one uid, queued and running.
+    /// Most requests of one uid that hold a ticket at once: tokens, loads to a device, subscriptions. Counts queued and
+    /// running ones.
     pub requests_per_uid: u32,
     /// The program that renders chat templates and inspects GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
     pub program: PathBuf,
@@ -46,7 +47,7 @@ pub struct Settings {
 
 /// Keeps state across a restart of the daemon.
 pub trait OutlivesRestart: std::fmt::Debug + Send + Sync {
-    /// Call after models were passed or unloaded, or their rules changed. Returns once the state is kept. Blocks.
+    /// Stores the state after a client passed or unloaded a model, or changed rules. Blocks until it is stored.
     fn keep_state(&self);
 
     /// The kept state as text for display.
@@ -105,15 +106,15 @@ impl Pressure {
     }
 }
 
-/// Token requests, queued and running. Bounded by the engine's queue and by `requests_per_uid`.
+/// Requests that hold a [`Ticket`]: tokens, loads to a device, subscriptions. `requests_per_uid` bounds those of a uid.
 #[derive(Debug, Default)]
 struct Active {
     per_uid: HashMap<u32, u32>,
-    /// Each sequence's uid, and the model name that its client used.
+    /// Token requests in the engine: each sequence's uid, and the model name that its client used.
     sequences: HashMap<SequenceId, (u32, String)>,
 }
 
-/// One token request, counted until it drops.
+/// A request for tokens, a load to a device or a subscription. It counts against its uid until the ticket drops.
 #[derive(Debug)]
 pub(super) struct Ticket {
     service: Arc<Service>,
@@ -219,7 +220,7 @@ impl Service {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Refuses new work while the daemon stops.
+    /// Refuses new work while the daemon drains; checks nothing else.
     pub(super) fn admit(&self) -> Result<(), Failure> {
         if self.is_draining() {
             return Err(failure(
@@ -230,7 +231,10 @@ impl Service {
         Ok(())
     }
 
-    /// Counts a token request against its uid.
+    /// Counts a request for tokens, a load to a device or a subscription against its uid.
+    ///
+    /// # Errors
+    /// `Quota` if the uid holds `requests_per_uid` tickets.
     pub(super) fn ticket(self: &Arc<Self>, uid: u32) -> Result<Ticket, Failure> {
         let limit = self.settings.requests_per_uid;
         let mut active = self.active.lock();

@@ -1,5 +1,5 @@
-//! `gemma3`: the text part of Gemma 3. Norms before and after each half of a layer, GELU, scaled embeddings. Most
-//! layers have windows and a RoPE base of their own.
+//! `gemma3`: the text part of Gemma 3. Each half of a layer has a norm before and after it. It uses GELU and scales
+//! embeddings. Most layers have windows and a RoPE base of their own.
 
 use super::Written;
 use super::sizes::{Sizes, norm};

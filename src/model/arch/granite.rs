@@ -1,4 +1,5 @@
-//! `granite`: Granite 3 and later, dense. Embeddings, scores, layer halves and logits have their own factors.
+//! `granite`: Granite 3 and later, dense. Embeddings, scores and layer halves have their own factors. Logits are
+//! divided by `logit_scale`.
 
 use super::Written;
 use super::sizes::{Sizes, norm};

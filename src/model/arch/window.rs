@@ -27,7 +27,7 @@ impl Window {
     }
 }
 
-/// Reads the windows. `rotated` is the number of rotated values of a head. Where the metadata name no layers, the last
+/// Reads the windows. `rotated` is the number of rotated values of a head. If the metadata name no layers, the last
 /// layer of each run of `period` has no window.
 pub(super) fn window(
     metadata: &Metadata<'_>,

@@ -15,7 +15,7 @@ use crate::program::{
 };
 use crate::tensor::LazyTensor;
 
-/// How many of an architecture's files have a tensor.
+/// Says whether files of an architecture have a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     /// None; a file that has the tensor is refused.
@@ -113,8 +113,7 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// The angles of a rotary embedding. Belongs to the first part. `factors` names the tensor of the frequency
-    /// divisors.
+    /// Adds a rotary embedding to the first part, with the file's frequency divisors if it has any.
     pub fn rope(&mut self, rope: &super::rope::Rope) -> RopeId {
         let factors = rope.factors(&mut self.tensors);
         let factors = factors.map(|tensor| self.put(Some(tensor), Residence::Host));

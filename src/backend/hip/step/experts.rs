@@ -37,7 +37,8 @@ pub fn tables(
         }
     }
     let buffer = device.take(addresses.len() * size_of::<u64>(), Purpose::Scratch)?;
-    stream.upload(buffer.all(), addresses.as_slice())?; // waits, so no work uses the old tables any more
+    // The upload waits for the stream, so no kernel still reads the old table.
+    stream.upload(buffer.all(), addresses.as_slice())?;
     let table = |part: usize, MatrixShape { dtype, rows, cols }| {
         let table = buffer.ptr_at(part * count * size_of::<u64>())?.first(count);
         Ok::<_, BackendError>(ExpertTable { table, dtype, rows, cols })

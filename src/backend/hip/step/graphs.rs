@@ -5,7 +5,7 @@
 //! generation, so older recordings do not run again.
 //!
 //! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a
-//! bit differs, or recording fails, this device replays nothing any more and logs the reason.
+//! bit differs, or recording fails, the device stops replaying and logs the reason.
 
 use crate::backend::hip::device::wait::Waiter;
 use crate::backend::hip::step::arrays::{Layout, Places};
@@ -145,7 +145,7 @@ pub fn run(
     let bytes = not_ours(device)?.saturating_sub(before);
     let generations = generations().collect();
     let recorded = &mut model.graphs.recorded;
-    recorded.retain(|old| old.key != key); // its weights moved
+    recorded.retain(|old| old.key != key); // Drop the recording with the old weight addresses.
     if recorded.len() >= RECORDED_MAX {
         recorded.remove(0);
     }

@@ -1,5 +1,5 @@
-//! Steps of a program on a device: `bind` makes a list of units of it once, `model` holds what an open one has on the device,
-//! `resolve` finds the addresses of its weights, `run` launches units, `graphs` replays them, `sampling` draws tokens.
+//! Runs steps of a program. `bind` turns it into units; `model` is an open program on the device; `resolve` finds the
+//! addresses of its weights; `run` launches units; `graphs` replays them; `sampling` draws tokens.
 
 mod arrays;
 pub mod bind;

@@ -212,7 +212,8 @@ impl OpenModel {
     /// Enters a part, or continues the current one.
     ///
     /// # Errors
-    /// [`BackendError::Batch`] for a part out of order; [`BackendError`] of tables and launches.
+    /// [`BackendError::OutOfOrder`] if no step has begun or it is not the part's turn; [`BackendError`] of tables and
+    /// launches.
     pub fn enter(
         &mut self,
         device: &Device,
@@ -257,8 +258,8 @@ impl OpenModel {
         self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit)
     }
 
-    /// Looks up what that unit uses.
-    /// Resolves the weights that this unit uses.
+    /// Looks up the addresses of the current unit's weights.
+    ///
     /// # Errors
     /// As [`Addresses::look_up`].
     pub fn look_up(&mut self, loads: &Loads<'_>, weights: &Weights<'_>) -> Result<(), BackendError> {
@@ -321,7 +322,7 @@ impl OpenModel {
         Ok(())
     }
 
-    /// What the units of the current step share.
+    /// Makes the state that all units of the step share.
     ///
     /// # Errors
     /// [`BackendError`] when arrays exceed their buffer: a bug.

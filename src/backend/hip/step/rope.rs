@@ -72,7 +72,8 @@ fn make(
     let bytes = table.len() * size_of::<[f32; 2]>();
     let buffer = device.take(bytes, Purpose::Scratch)?;
     if bytes > 0 {
-        stream.upload(buffer.all(), table.as_slice())?; // waits, so no work uses the old table any more
+        // The upload waits for the stream, so no kernel still reads the old table.
+        stream.upload(buffer.all(), table.as_slice())?;
     }
     let address = buffer.ptr();
     Ok((Made { positions: room, _buffer: buffer }, address))

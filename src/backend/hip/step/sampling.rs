@@ -87,7 +87,7 @@ impl Sampler {
         if rows.len() > self.rows {
             return Err(BackendError::Batch("there are more rows to sample than the model was opened for"));
         }
-        let (count, vocab) = (rows.len() as u32, self.vocab as u32); // both checked when the model was opened
+        let (count, vocab) = (rows.len() as u32, self.vocab as u32); // Both fit: `open` checked them.
         let most =
             rows.iter().map(|row| row.top_logprobs.min(TOP_MAX).min(vocab)).max().unwrap_or(0) as usize;
         self.make_lists(device, most)?;

@@ -19,7 +19,7 @@ pub const MATRIX_ROWS: usize = 64;
 /// Bytes of weights expanded at a time for many rows. They stay in the last-level cache until they are multiplied.
 pub const SLAB_BYTES: usize = 32 << 20;
 
-/// The same for fewer than [`WIDE_ROWS`] rows, where small slabs would leave most of a device idle.
+/// Most slab bytes in steps below [`WIDE_ROWS`] rows; smaller slabs would leave the device idle.
 const SLAB_BYTES_MAX: usize = 128 << 20;
 
 /// From this many rows on, one slab's product fills a large device.

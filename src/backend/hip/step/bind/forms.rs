@@ -102,8 +102,8 @@ pub fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F16 would lose precision of F32
-/// weights.
+/// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F32 weights stay f32, because f16
+/// would round them.
 pub fn form(activations: ActivationType, dtype: DType, rows: u32, cols: u32) -> Form {
     let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
     match activations {

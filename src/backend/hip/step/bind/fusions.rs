@@ -1,7 +1,8 @@
 //! Operations that one kernel computes together.
 //!
-//! Heads: norms of query and key heads, their rotation, and the store of keys and values, in the place of the last of
-//! these. Gates: two products of one input, and their gate. Rows with logits: their copy, and the norm that reads it.
+//! Heads: norms of query and key heads, their rotation, and the store of keys and values. The fused unit runs where
+//! the last of them stood. Gates: two products of one input, and their gate. Rows with logits: their copy, and the norm
+//! that reads it.
 
 use super::uses::{Uses, VersionId};
 use crate::program::{NormKind, Op, Program, RopeId, State, StateId, TensorId};

@@ -215,7 +215,7 @@ impl Lower<'_> {
         View { plane, column: 0, stride: cols }
     }
 
-    /// New planes for all forms except f32, with `times` rows per row.
+    /// New planes for all forms except f32. Each row of the step takes `times` rows of the planes.
     pub fn other_forms(&mut self, forms: Forms, cols: u32, rows: Rows, times: usize) -> Home {
         let values = padded(cols as usize) * times;
         let mut plane = |bytes: usize| self.planes.add(bytes, rows, self.units);
@@ -224,7 +224,7 @@ impl Lower<'_> {
         Home { float: None, a8, half }
     }
 
-    /// A new home for a version that is written whole; with f32 too if `float` is set.
+    /// A new home for a version that is written whole. It includes f32 if `float` is set.
     pub fn fresh(&mut self, version: VersionId, float: bool) -> Result<Home, BackendError> {
         let Version { value, wanted, .. } = self.version(version)?;
         let Value { width, rows, .. } = self.value(value)?;

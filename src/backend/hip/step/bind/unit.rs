@@ -12,9 +12,9 @@ pub struct Operand(pub u32);
 /// A unit and what it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
-    /// What it computes.
+    /// The computation with its operands and planes.
     pub work: Work,
-    /// Kind of rows it computes.
+    /// All rows of a step, or only those with logits.
     pub rows: Rows,
     /// This unit and all units before it use only operands of the part below this number.
     pub operands: u32,
@@ -54,7 +54,7 @@ impl Home {
 pub struct Product {
     /// The matrix.
     pub weight: Operand,
-    /// Its bias.
+    /// Added to the outputs.
     pub bias: Option<Operand>,
     /// Element type.
     pub dtype: DType,
@@ -115,7 +115,7 @@ pub struct Embed {
     pub cols: u32,
     /// Factor of the rows.
     pub scale: f32,
-    /// Output.
+    /// Rows to write.
     pub out: View,
 }
 
@@ -124,7 +124,7 @@ pub struct Embed {
 pub struct Take {
     /// Input with all rows.
     pub from: View,
-    /// Output.
+    /// The gathered rows.
     pub out: View,
     /// Values of a row.
     pub cols: u32,
@@ -141,7 +141,7 @@ pub struct Norm {
     pub weight: Operand,
     /// `[group]`, added at the end.
     pub bias: Option<Operand>,
-    /// Input.
+    /// Rows to read.
     pub from: View,
     /// `from` has all rows, and only the rows with logits are read.
     pub takes: bool,
@@ -149,7 +149,7 @@ pub struct Norm {
     pub group: u32,
     /// Groups of a row.
     pub groups: u32,
-    /// Output.
+    /// Rows to write, in each of `forms`.
     pub out: Home,
     /// Forms to write; forms except f32 need whole rows without gaps.
     pub forms: Wanted,
@@ -207,7 +207,7 @@ pub struct Turn {
     pub rope: RopeId,
     /// Values of a head that rotate.
     pub dims: u32,
-    /// Which values form pairs.
+    /// Layout of the rotated pairs.
     pub layout: RopeLayout,
 }
 
@@ -256,7 +256,7 @@ pub struct GatedProducts {
     pub up: Product,
     /// Rows of `[gate | up]`, for row counts without a fused kernel.
     pub both: Option<View>,
-    /// Output.
+    /// Rows to write, in the wanted form.
     pub out: Home,
     /// Form that readers want, exactly one.
     pub forms: Wanted,
@@ -273,7 +273,7 @@ pub struct Gate {
     pub up: Option<View>,
     /// Values of a row.
     pub cols: u32,
-    /// Output.
+    /// Rows to write, in the wanted form.
     pub out: Home,
     /// Form that readers want, exactly one.
     pub forms: Wanted,
@@ -290,7 +290,7 @@ pub struct Route {
     pub normalise: bool,
     /// Factor of the weights, applied last.
     pub scale: f32,
-    /// Output.
+    /// Planes to write: the chosen experts and their weights.
     pub out: Choice,
     /// Numbers of the part's expert sets that use the choice.
     pub sets: Vec<usize>,
@@ -318,9 +318,9 @@ pub struct Experts {
 /// Adds rows, or copies them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Add {
-    /// Input.
+    /// Rows to read.
     pub from: View,
-    /// Output.
+    /// Rows to write or to add to.
     pub out: View,
     /// Factor of `from`.
     pub scale: f32,

@@ -1,4 +1,4 @@
-//! Versions: which operations write and read each value.
+//! Tracks which operations write and read each value.
 //!
 //! Every write makes a new version of the value, and a reader sees the last version before it. A version that updates
 //! another keeps its place.
@@ -11,7 +11,7 @@ use crate::program::{Access, Op, Program, Rows, ValueId};
 /// Number of a version.
 pub type VersionId = usize;
 
-/// An operation number after every operation.
+/// Greater than every operation number: the value is never read or overwritten.
 const NEVER: usize = usize::MAX;
 
 /// One version of a value.
