@@ -10,11 +10,7 @@ use std::time::Instant;
 use rocmforge::model::tokenizer::Tokenizers;
 use rocmforge::model::{Model, ModelId};
 
-use forge::{Value, tiny_llama};
-
-#[path = "../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // the tests' code
-mod forge;
+use rocmforge_test_support::forge::{Value, tiny_llama};
 
 type Failure = Box<dyn std::error::Error>;
 

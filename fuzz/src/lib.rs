@@ -5,9 +5,6 @@
 #[allow(missing_docs)]
 pub mod allocations;
 mod config;
-#[path = "../../tests/common/forge/mod.rs"]
-#[allow(missing_docs)]
-pub mod forge;
 mod frame;
 mod gguf;
 mod message;
@@ -20,6 +17,7 @@ pub use config::config;
 pub use frame::frame_header;
 pub use gguf::gguf_parse;
 pub use message::message;
+pub use rocmforge_test_support::forge;
 pub use semantic::gguf_semantic;
 pub use session::session;
 pub use template::chat_template;

@@ -9,8 +9,6 @@ mod common;
 #[path = "../../fuzz/src/config.rs"]
 mod config;
 mod corpus;
-#[path = "../common/forge/mod.rs"]
-mod forge;
 #[path = "../../fuzz/src/frame.rs"]
 mod frame;
 mod gguf;
@@ -19,8 +17,6 @@ mod gguf_fields;
 mod gguf_parse;
 mod gguf_values;
 mod lost_bytes;
-#[path = "../common/malformed/mod.rs"]
-mod malformed;
 #[path = "../../fuzz/src/message.rs"]
 mod message;
 mod model_fields;
@@ -34,6 +30,8 @@ mod session;
 mod template;
 #[path = "../../fuzz/src/tokenizer.rs"]
 mod tokenizer;
+
+use rocmforge_test_support::{forge, malformed};
 
 /// Stubs for the fuzz targets' planted faults: nothing is planted here.
 fn planted(_: &[u8]) {}

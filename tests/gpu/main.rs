@@ -7,8 +7,6 @@ mod cold;
 mod common;
 mod experts;
 mod faults;
-#[path = "../common/forge/mod.rs"]
-mod forge;
 mod gate;
 #[path = "../common/gpu.rs"]
 mod gpu;
@@ -20,3 +18,5 @@ mod residency;
 mod rig;
 mod truncated;
 mod upload;
+
+use rocmforge_test_support::forge;

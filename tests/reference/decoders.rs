@@ -1,6 +1,6 @@
 //! Small random decoders of each architecture and position scaling against another engine, in exact arithmetic.
 //!
-//! tests/common/forge/decoders.rs makes the files; `cargo xtask oracle` made tests/reference/expected/decoders.* and
+//! tests/support/src/forge/decoders.rs makes the files; `cargo xtask oracle` made tests/reference/expected/decoders.* and
 //! newer.* from the same bytes. That engine reads GELU from a coarse table, so answers of decoders with GELU come from
 //! plain.py, which agrees with the engine on all others.
 

@@ -4,8 +4,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/forge/mod.rs"]
-mod forge;
 #[path = "../common/good.rs"]
 mod good;
 #[path = "../common/gpu.rs"]
@@ -29,3 +27,5 @@ mod steps;
 mod template;
 mod tokenizer;
 mod written;
+
+use rocmforge_test_support::forge;

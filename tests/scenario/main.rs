@@ -18,8 +18,6 @@ mod disks;
 mod experts;
 mod faults;
 mod files;
-#[path = "../common/forge/mod.rs"]
-mod forge;
 mod frame_fields;
 mod frames;
 #[path = "../common/good.rs"]
@@ -31,8 +29,6 @@ mod gpu;
 mod hooked;
 mod kept;
 mod lifecycle;
-#[path = "../common/malformed/mod.rs"]
-mod malformed;
 mod malformed_models;
 mod many;
 mod metrics;
@@ -49,3 +45,5 @@ mod split;
 mod top;
 mod units;
 mod users;
+
+use rocmforge_test_support::{forge, malformed};

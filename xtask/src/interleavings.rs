@@ -25,7 +25,7 @@ pub struct Args {
 /// [`Error::Command`] if an order fails: the tests' output has the failed assertion, or the deadlocked threads.
 pub fn run(args: &Args) -> Result<String> {
     let mut command = host::cargo();
-    command.args(["test", "--quiet", "--workspace", "--lib", "--features", "loom"]);
+    command.args(["test", "--quiet", "--package", "rocmforge", "--lib", "--features", "loom"]);
     // Not optimised, because the compiler would take longer than the tests.
     command.args(["--config", "profile.dev.package.rocmforge.opt-level=0", "--", "--nocapture"]);
     command.arg(format!("interleavings::{}", args.name)).stderr(Stdio::inherit());

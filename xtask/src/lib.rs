@@ -9,9 +9,6 @@ pub mod coverage;
 pub mod daemon;
 pub mod demo;
 pub mod error;
-#[path = "../../tests/common/forge/mod.rs"]
-#[allow(clippy::unwrap_used)] // shared with the tests
-pub mod forge;
 pub mod host;
 pub mod install;
 pub mod interleavings;
@@ -19,6 +16,5 @@ pub mod lab;
 pub mod lookalike;
 pub mod models;
 pub mod mutants;
-pub mod oracle;
 pub mod progress;
 pub mod python;

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use xtask::{
     bench, boot, check, coverage, demo, error, install, interleavings, lab, lookalike, models, mutants,
-    oracle,
 };
 
 #[derive(Parser)]
@@ -45,7 +44,8 @@ enum Command {
     /// Remove what `install` with the same arguments installed.
     Uninstall(install::Args),
     /// Make the expected answers of the reference tests again, with another engine.
-    Oracle(oracle::Args),
+    #[command(disable_help_flag = true)]
+    Oracle(lab::Args),
     /// Ask llama.cpp about every malformed model file of the tests, and show where and why our verdict differs.
     #[command(disable_help_flag = true)]
     Verdicts(lab::Args),
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Command::Docs(args) => lab::hand_on("docs", &args),
         Command::Install(args) => install::install(&args),
         Command::Uninstall(args) => install::uninstall(&args),
-        Command::Oracle(args) => oracle::run(&args),
+        Command::Oracle(args) => lab::hand_on("oracle", &args),
         Command::Verdicts(args) => lab::hand_on("verdicts", &args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
         Command::Soak(args) => lab::hand_on("soak", &args),

@@ -3,9 +3,7 @@
 mod docs;
 mod gpu_report;
 mod kernels;
-#[path = "../../../tests/common/malformed/mod.rs"]
-#[allow(clippy::unwrap_used)] // shared with the tests
-mod malformed;
+mod oracle;
 mod soak;
 mod stage;
 mod synthetic;
@@ -14,7 +12,7 @@ mod verdicts;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{error, forge};
+use xtask::error;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Project commands of ROCmForge that need its library")]
@@ -33,6 +31,8 @@ enum Command {
     Synthetic(synthetic::Args),
     /// Write manual pages and shell completions, made from command lines and documents.
     Docs(docs::Args),
+    /// Make the expected answers of the reference tests again, with another engine.
+    Oracle(oracle::Args),
     /// Ask llama.cpp about every malformed model file of the tests, and show where and why our verdict differs.
     Verdicts(verdicts::Args),
     /// Run many clients against a private daemon for a while, and check that it leaks nothing.
@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Kernels(args) => kernels::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),
         Command::Docs(args) => docs::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
         Command::Verdicts(args) => verdicts::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::GpuReport(args) => gpu_report::run(&args),

@@ -27,6 +27,7 @@ pub const PARTS: [Part; 2] = [
             "tests/adversarial/gguf_fields.rs",
             "tests/adversarial/gguf_values.rs",
             "tests/common",
+            "tests/support/src/forge",
             "tests/models/tinystories-260k-f32.gguf",
         ],
         written: &[
@@ -87,7 +88,7 @@ debug = false
 
 const PARSER_TESTS: &str = r#"#![allow(dead_code, clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 mod allocations;
-#[path = "../common/forge/mod.rs"]
+#[path = "../support/src/forge/mod.rs"]
 mod forge;
 mod gguf;
 mod gguf_values;
@@ -97,7 +98,7 @@ const PARSER_LONGER_TESTS: &str = r#"#![allow(dead_code, clippy::expect_used, cl
 mod allocations;
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/forge/mod.rs"]
+#[path = "../support/src/forge/mod.rs"]
 mod forge;
 mod gguf_fields;
 "#;

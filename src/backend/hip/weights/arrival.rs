@@ -170,7 +170,7 @@ impl<E> Arrival<E> {
 mod interleavings {
     use std::sync::atomic::AtomicU32;
 
-    use crate::backend::hip::*;
+    use super::*;
     use crate::lock::checker::{explore, spawn};
 
     fn failed() -> BackendError {

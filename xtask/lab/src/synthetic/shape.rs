@@ -1,7 +1,7 @@
 //! Shapes of real models, and the tensors and types in their files.
 
 use rocmforge::tensor::DType;
-use xtask::forge::{Forge, Tensor as Row, Value, kind};
+use rocmforge_test_support::forge::{Forge, Tensor as Row, Value, kind};
 
 /// Offsets of tensors are multiples of this.
 const ALIGNMENT: u64 = 32;

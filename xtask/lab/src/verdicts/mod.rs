@@ -15,10 +15,11 @@ use rocmforge::model::Model;
 use rocmforge::model::gguf::Gguf;
 use rocmforge::model::store::Store;
 use rocmforge::session::store_code;
+use rocmforge_test_support::malformed::{Case, cases, numbers, templates};
 use xtask::error::{Error, Result};
-use xtask::{host, models, oracle};
+use xtask::{host, models};
 
-use crate::malformed::{Case, cases, numbers, templates};
+use crate::oracle;
 
 #[derive(clap::Args)]
 pub struct Args {

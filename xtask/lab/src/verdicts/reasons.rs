@@ -114,7 +114,7 @@ pub fn of(class: u8, what: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::REASONS;
-    use crate::malformed::{cases, templates};
+    use rocmforge_test_support::malformed::{cases, templates};
 
     #[test]
     fn every_reason_is_of_a_file() {

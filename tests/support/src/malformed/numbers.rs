@@ -1,7 +1,7 @@
 //! Class 10: weights that are NaN, infinite or too large, in every type that is computed. The file is well-formed; the
 //! answer is finite or refused.
 
-use crate::forge::{Forge, Random, Value, ggml};
+use crate::forge::{Forge, Random};
 
 /// A model whose matrices all have one type and repeat one kind of block.
 pub struct Numbers {

@@ -3,8 +3,6 @@
 //! All cases start from one good file of a whole small model, so that only the fault decides. Each call gives the same
 //! bytes.
 
-#![allow(dead_code, unused_imports)] // each test binary uses a part
-
 mod counts;
 mod files;
 mod meaning;

@@ -3,8 +3,6 @@
 //!
 //! Written from ggml's `docs/gguf.md`; shares no code with the parser under test.
 
-#![allow(dead_code, unused_imports)] // each test binary uses a part
-
 use std::ops::Range;
 
 mod decoders;

@@ -7,8 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Error, Result};
-use crate::{forge, host, models, python};
+use rocmforge_test_support::forge;
+use xtask::error::{Error, Result};
+use xtask::{host, models, python};
 
 /// Packages of the environment. The expected files name the first two.
 const PACKAGES: [&str; 3] = [python::LLAMA_CPP, python::GGUF, "numpy"];
