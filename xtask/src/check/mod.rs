@@ -46,7 +46,7 @@ impl Done {
         Self { note: "skipped".into(), skipped: vec![why.into()] }
     }
 
-    /// Writes it for [`stage`].
+    /// Writes it, for the check to read from the lab's process.
     ///
     /// # Errors
     /// [`Error::Io`].
