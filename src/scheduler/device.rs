@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::handle::Facts;
 use super::life::HostedModels;
 use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
 use super::residency::{Asked, Residency, RoomMade, Window};
 use super::schedule::Schedule;
 use super::{Bytes, JobError};
-use crate::backend::{Backend, BackendError, ModelSlot, StepLimits};
+use crate::backend::{Backend, BackendError, ModelSlot};
 use crate::lock;
 use crate::model::{Model, ModelId};
 use crate::tensor::LazyTensor;
@@ -39,12 +40,20 @@ impl Device {
     ///
     /// # Errors
     /// [`BackendError`] of [`Backend::open_model`].
-    pub fn open(&mut self, model: &Model, limits: StepLimits, pages: u32) -> Result<ModelSlot, BackendError> {
+    pub fn open(
+        &mut self,
+        model: &Model,
+        facts: &Facts,
+        schedule: &Schedule,
+    ) -> Result<ModelSlot, BackendError> {
         if let Some(slot) = self.models.get(model.id).and_then(|hosted| hosted.slot) {
             return Ok(slot);
         }
-        let slot = self.backend.open_model(&model.plan.program, limits, pages)?;
-        self.models.opened(model.id, slot);
+        let program = &model.plan.program;
+        let pages = schedule.pool_pages(facts.page_bytes(program));
+        let slot = self.backend.open_model(program, facts.limits, pages)?;
+        // Kept: a GPU binds the program to know it, which takes 0.3 ms for 32 layers, and every snapshot shows it.
+        self.models.opened(model.id, slot, facts.scratch_bytes(program));
         Ok(slot)
     }
 

@@ -68,6 +68,8 @@ pub(super) struct Hosted {
     pub life: Life,
     /// Handle of its activations and KV pool while they are open.
     pub slot: Option<ModelSlot>,
+    /// Device bytes of its activations while they are open.
+    pub scratch_bytes: u64,
 }
 
 /// All models of one device, by id.
@@ -77,7 +79,8 @@ pub(super) struct HostedModels(BTreeMap<ModelId, Hosted>);
 impl HostedModels {
     /// Adds a model as idle. A model that is already hosted keeps its state.
     pub fn enter(&mut self, model: &Arc<Model>, now: Instant) {
-        let hosted = || Hosted { model: Arc::clone(model), life: Life::Idle(now), slot: None };
+        let hosted =
+            || Hosted { model: Arc::clone(model), life: Life::Idle(now), slot: None, scratch_bytes: 0 };
         self.0.entry(model.id).or_insert_with(hosted);
     }
 
@@ -112,15 +115,17 @@ impl HostedModels {
     }
 
     /// Records that a model's activations and KV pool are open.
-    pub fn opened(&mut self, id: ModelId, slot: ModelSlot) {
+    pub fn opened(&mut self, id: ModelId, slot: ModelSlot, scratch_bytes: u64) {
         if let Some(hosted) = self.0.get_mut(&id) {
-            hosted.slot = Some(slot);
+            (hosted.slot, hosted.scratch_bytes) = (Some(slot), scratch_bytes);
         }
     }
 
     /// Takes a model's slot so that the caller can close it in the backend.
     pub fn take_slot(&mut self, id: ModelId) -> Option<ModelSlot> {
-        self.0.get_mut(&id)?.slot.take()
+        let hosted = self.0.get_mut(&id)?;
+        hosted.scratch_bytes = 0;
+        hosted.slot.take()
     }
 
     /// Takes out one unloaded model that has no sequence left.

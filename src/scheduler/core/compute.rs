@@ -62,8 +62,7 @@ impl Core {
         let Some(hosted) = self.device.models.get(step.model) else { return nothing };
         let (model, facts) = (Arc::clone(&hosted.model), self.shared.facts());
         self.device.residency.used(step.model);
-        let pages = self.schedule.pool_pages(facts.page_bytes(&model.plan.program));
-        let slot = self.device.open(&model, facts.limits, pages)?;
+        let slot = self.device.open(&model, &facts, &self.schedule)?;
         let stride = step.work.iter().map(|w| self.schedule.pages(w.id).len()).max().unwrap_or(0);
         self.arrays.clear(stride);
         for work in &step.work {
