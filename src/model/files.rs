@@ -224,7 +224,7 @@ impl Shard {
         for (key, want) in [("split.count", parts), ("split.no", number)] {
             let found = self.gguf.unsigned(key);
             if found != Some(want as u64) {
-                let found = found.map_or_else(|| "nothing".to_owned(), |n| n.to_string());
+                let found = found.map_or_else(|| "missing".to_owned(), |n| n.to_string());
                 return Err(FilesError::Number { part: number + 1, parts, key, found, want });
             }
         }

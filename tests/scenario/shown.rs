@@ -77,7 +77,7 @@ fn what_no_reply_could_hold_is_refused_with_numbers() {
     let request = DetokenizeRequest { model: TINY.into(), ids, show_special: false, ext: vec![] };
     let error = refusal(client.detokenize(&request));
     assert_eq!(error.code, ErrorCode::LimitExceeded as u16, "{error}");
-    assert!(error.message.contains("the text of 261120 tokens may not fit a reply"), "{error}");
+    assert!(error.message.contains("the text of 261120 tokens may not fit into one reply"), "{error}");
     rig.assert_serves();
 }
 
