@@ -233,7 +233,6 @@ impl OpenModel {
         addresses.enter(bound, weights, generation);
         let lacks = addresses.lacks_any();
         if part == FIRST_PART && self.step.unit == 0 {
-            self.ropes.cover(device, stream, &self.program, self.step.positions)?;
             self.take_embeddings();
         }
         if lacks {
@@ -258,10 +257,10 @@ impl OpenModel {
         self.bound.parts.get(self.step.part as usize)?.units.get(self.step.unit)
     }
 
-    /// Looks up the addresses of the current unit's weights.
+    /// Looks up the addresses of the current unit's weights, and makes the rotary tables that it reads.
     ///
     /// # Errors
-    /// As [`Addresses::look_up`].
+    /// As [`Addresses::look_up`] and [`RopeTables::cover`].
     pub fn look_up(&mut self, loads: &Loads<'_>, weights: &Weights<'_>) -> Result<(), BackendError> {
         let Some(part) = self.bound.parts.get(self.step.part as usize) else { return Ok(()) };
         let (Some(unit), Some(addresses)) =
@@ -269,7 +268,12 @@ impl OpenModel {
         else {
             return Ok(());
         };
-        addresses.look_up(loads, &self.program, part, unit, weights)
+        addresses.look_up(loads, &self.program, part, unit, weights)?;
+        if matches!(unit.work, Work::Heads(_)) {
+            // Not before: a model's first tables take the host some ms, in which its first layers are already in flight.
+            self.ropes.cover(loads.device, loads.stream, &self.program, self.step.positions)?;
+        }
+        Ok(())
     }
 
     /// Launches this unit, unless the step is deferred, and moves to the next.
