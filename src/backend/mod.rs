@@ -138,6 +138,13 @@ pub trait Backend: Send {
     /// Bytes that the KV pages of `slot` take now.
     fn kv_bytes(&self, slot: ModelSlot) -> u64;
 
+    /// Bytes that `slot` took before its first KV page: [`Backend::scratch_bytes`] of its program, known without binding
+    /// it again. 0 for a model that is not open.
+    fn open_bytes(&self, slot: ModelSlot) -> u64 {
+        let _ = slot; // the default has no memory of its own
+        0
+    }
+
     /// Starts a step on `slot`. Checks the batch: lengths agree, and page numbers are in the pool.
     ///
     /// # Errors

@@ -367,7 +367,7 @@ fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<St
     let tokenizers = Tokenizers::default();
     let open = move |id, name: &str, files| {
         let model = Model::open_beside(id, name, files, &tokenizers)?;
-        check.check_program(&model.plan.program)?;
+        check.check_model(&model)?;
         Ok::<_, OpenError>(model)
     };
     let engine = engine.clone();

@@ -223,7 +223,10 @@ impl EngineHandle {
     }
 
     /// As [`EngineHandle::check_program`], once for each mapped model and device.
-    fn check_model(&self, model: &Model) -> Result<(), BackendError> {
+    ///
+    /// # Errors
+    /// As [`EngineHandle::check_program`].
+    pub fn check_model(&self, model: &Model) -> Result<(), BackendError> {
         let facts = {
             let device = self.shared.device.lock();
             if device.accepted.contains(&model.id) {

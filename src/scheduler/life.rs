@@ -68,8 +68,6 @@ pub(super) struct Hosted {
     pub life: Life,
     /// Handle of its activations and KV pool while they are open.
     pub slot: Option<ModelSlot>,
-    /// Device bytes of its activations while they are open.
-    pub scratch_bytes: u64,
 }
 
 /// All models of one device, by id.
@@ -79,8 +77,7 @@ pub(super) struct HostedModels(BTreeMap<ModelId, Hosted>);
 impl HostedModels {
     /// Adds a model as idle. A model that is already hosted keeps its state.
     pub fn enter(&mut self, model: &Arc<Model>, now: Instant) {
-        let hosted =
-            || Hosted { model: Arc::clone(model), life: Life::Idle(now), slot: None, scratch_bytes: 0 };
+        let hosted = || Hosted { model: Arc::clone(model), life: Life::Idle(now), slot: None };
         self.0.entry(model.id).or_insert_with(hosted);
     }
 
@@ -115,17 +112,15 @@ impl HostedModels {
     }
 
     /// Records that a model's activations and KV pool are open.
-    pub fn opened(&mut self, id: ModelId, slot: ModelSlot, scratch_bytes: u64) {
+    pub fn opened(&mut self, id: ModelId, slot: ModelSlot) {
         if let Some(hosted) = self.0.get_mut(&id) {
-            (hosted.slot, hosted.scratch_bytes) = (Some(slot), scratch_bytes);
+            hosted.slot = Some(slot);
         }
     }
 
     /// Takes a model's slot so that the caller can close it in the backend.
     pub fn take_slot(&mut self, id: ModelId) -> Option<ModelSlot> {
-        let hosted = self.0.get_mut(&id)?;
-        hosted.scratch_bytes = 0;
-        hosted.slot.take()
+        self.0.get_mut(&id)?.slot.take()
     }
 
     /// Takes out one unloaded model that has no sequence left.

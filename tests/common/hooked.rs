@@ -110,6 +110,9 @@ impl Backend for Hooked {
     fn kv_bytes(&self, slot: ModelSlot) -> u64 {
         self.inner.kv_bytes(slot)
     }
+    fn open_bytes(&self, slot: ModelSlot) -> u64 {
+        self.inner.open_bytes(slot)
+    }
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.inner.begin_step(slot, batch)
     }

@@ -381,6 +381,10 @@ impl Backend for HipBackend {
         self.models.get(&slot).map_or(0, |model| model.kv.bytes())
     }
 
+    fn open_bytes(&self, slot: ModelSlot) -> u64 {
+        self.models.get(&slot).map_or(0, |model| model::open_bytes(&model.bound, &model.program))
+    }
+
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.current = None;
         self.wait_for_device()?; // the new step overwrites the last step's arrays

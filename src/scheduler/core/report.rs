@@ -69,7 +69,7 @@ impl Core {
             parts: self.device.residency.part_states(id),
             weight_bytes: self.device.residency.held(id).map(|(_, held)| held.bytes).sum(),
             kv_bytes: hosted.slot.map_or(0, |slot| backend.kv_bytes(slot)),
-            scratch_bytes: hosted.scratch_bytes,
+            scratch_bytes: hosted.slot.map_or(0, |slot| backend.open_bytes(slot)),
             rules: self.device.residency.rules(id),
             idle_since: hosted.life.idle_since(),
             eviction_place: order.iter().zip(1..).find(|(other, _)| **other == id).map_or(0, |(_, n)| n),

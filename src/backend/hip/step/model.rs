@@ -72,10 +72,14 @@ pub struct Step {
 
 /// Device bytes that [`OpenModel::open`] takes; `u64::MAX` when that is impossible.
 pub fn scratch_bytes(program: &Program, limits: StepLimits, modes: Modes) -> u64 {
-    let Ok(bound) = bind::bind(program, limits, modes) else { return u64::MAX };
-    let sampler = Sampler::bytes(program.vocab(), limits.wanted_rows);
+    bind::bind(program, limits, modes).map_or(u64::MAX, |bound| open_bytes(&bound, program))
+}
+
+/// As [`scratch_bytes`], for a program that is bound.
+pub fn open_bytes(bound: &Bound, program: &Program) -> u64 {
+    let sampler = Sampler::bytes(program.vocab(), bound.limits.wanted_rows);
     let others = (KvPool::TABLE_BYTES + Arrays::BYTES).saturating_add(sampler);
-    scratch::bytes(&bound).saturating_add(others)
+    scratch::bytes(bound).saturating_add(others)
 }
 
 impl OpenModel {
