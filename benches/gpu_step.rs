@@ -2,7 +2,7 @@
 //! first needed, and steps are replayed from graphs if enabled. The same run also measures the rate at which the device
 //! reads its memory.
 //!
-//! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--rows N] [--rounds N] [--device N]
+//! `gpu_step MODEL.gguf [MORE.gguf ...] [--prompt N] [--tokens N] [--sequences N] [--users N] [--rows N] [--rounds N] [--device N]
 //! [--graphs off] [--threads N] [--upload auto|ring|copy|registered] [--f32] [--read-mib N] [--json]`
 //!
 //! With `--json`, each value is also printed as a line `measured {...}` for programs.
@@ -21,7 +21,7 @@ use rocmforge::program::Residence;
 use rocmforge::scheduler::{Engine, EngineOptions};
 use serde_json::json;
 
-use common::{Failure, run};
+use common::{Failure, run, run_of_users};
 
 mod common;
 
@@ -31,6 +31,8 @@ struct Arguments {
     prompt: usize,
     tokens: u32,
     sequences: usize,
+    /// Users that the sequences belong to, in turn.
+    users: u32,
     rows: usize,
     rounds: u32,
     /// Bytes of device memory that are read to measure the rate.
@@ -107,8 +109,8 @@ fn main() -> Result<(), Failure> {
 
     let weights = bytes_per_step(&model);
     for round in 0..arguments.rounds {
-        let Arguments { prompt, tokens, sequences, .. } = arguments;
-        let done = run(&handle, &model, sequences, prompt, tokens, 2 + round as usize)?;
+        let Arguments { prompt, tokens, sequences, users, .. } = arguments;
+        let done = run_of_users(&handle, &model, sequences, users, prompt, tokens, 2 + round as usize)?;
         let prefill = (prompt * sequences) as f64 / done.first.as_secs_f64();
         let steps = f64::from(tokens - 1) / done.decode.as_secs_f64();
         println!(
@@ -120,7 +122,7 @@ fn main() -> Result<(), Failure> {
             weights * steps / stream,
         );
         arguments.measured(&json!({
-            "what": "step", "prompt": prompt, "tokens": tokens, "sequences": sequences, "round": round,
+            "what": "step", "prompt": prompt, "tokens": tokens, "sequences": sequences, "users": users, "round": round,
             "prefill_tok_s": prefill, "decode_tok_s": steps * sequences as f64, "decode_ms": 1e3 / steps,
             "all_s": done.all.as_secs_f64(),
             "gb_s": weights * steps / 1e9, "of_reading": weights * steps / stream,
@@ -152,6 +154,7 @@ fn arguments() -> Result<Arguments, Failure> {
         prompt: 4096,
         tokens: 128,
         sequences: 1,
+        users: 1,
         rows: 1024,
         rounds: 3,
         read_bytes: 1 << 30,
@@ -167,6 +170,7 @@ fn arguments() -> Result<Arguments, Failure> {
             "--prompt" => parsed.prompt = value()?.parse()?,
             "--tokens" => parsed.tokens = value()?.parse()?,
             "--sequences" => parsed.sequences = value()?.parse()?,
+            "--users" => parsed.users = value()?.parse()?,
             "--rows" => parsed.rows = value()?.parse()?,
             "--rounds" => parsed.rounds = value()?.parse()?,
             "--device" => parsed.options.index = value()?.parse()?,

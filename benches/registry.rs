@@ -90,7 +90,7 @@ fn main() -> Result<(), Failure> {
         let (begun, processor) = (Instant::now(), processor_s()?);
         for number in 0..count {
             let file = File::open(file.path())?;
-            opened.push(Model::open_beside(ModelId(number), "many", vec![file], &tokenizers)?);
+            opened.push(Model::open_beside(ModelId(number), "many", vec![file], &tokenizers, None)?);
         }
         Ok([begun.elapsed().as_secs_f64() * 1e3, (processor_s()? - processor) * 1e3])
     };

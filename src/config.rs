@@ -12,6 +12,11 @@ use serde::Deserialize;
 use crate::backend::hip::{FileReads, UploadPath};
 use crate::backend::{ActivationType, KvType};
 use crate::model::pages::{HostPolicy, PageResidency};
+use crate::share::limits::OutOfRange;
+
+mod limits;
+
+pub use limits::{Limits, UserConfig};
 
 /// Longest configuration file; the file is read whole.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -45,30 +50,6 @@ pub struct Config {
     pub log: Log,
 }
 
-/// Bounds on client requests.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Most positions of one sequence, unless the model's own context length is less. 16 to 131072.
-    pub context_tokens: u32,
-    /// Most open connections in all.
-    pub connections: u32,
-    /// Most open connections of one uid.
-    pub connections_per_uid: u32,
-    /// Most queued token requests in all.
-    pub queued: u32,
-    /// Most token requests, loads to a device and subscriptions of one uid at once, queued and running.
-    pub requests_per_uid: u32,
-    /// Most sequences that run at once.
-    pub running: u32,
-    /// Most token rows of one step; longer prompts are split into such chunks. 0: suited to the device.
-    pub step_rows: u32,
-    /// Most model files that one uid may have passed by descriptor at a time.
-    pub passed_models_per_uid: u32,
-    /// Seconds that running answers get to finish when the daemon stops; it ends within two more.
-    pub drain_s: u32,
-}
-
 /// Rights of users that may connect.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -85,9 +66,11 @@ pub struct PolicyConfig {
     pub unload: Vec<Party>,
     /// Change the rules of own models.
     pub pin: Vec<Party>,
+    /// Unmap, evict and pin models of the directories, and limit other users.
+    pub manage: Vec<Party>,
     /// Lock models' files in the machine's memory.
     pub lock: Vec<Party>,
-    /// See names of other users' models, and which users run requests on them.
+    /// See other users' requests, and names of models that they passed.
     pub see: Vec<Party>,
 }
 
@@ -111,6 +94,7 @@ impl Default for PolicyConfig {
             preload: everyone(),
             unload: everyone(),
             pin: everyone(),
+            manage: vec![],
             lock: vec![],
             see: vec![],
         }
@@ -326,23 +310,6 @@ impl Default for Config {
     }
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            context_tokens: 8192,
-            // Each takes one descriptor and, when idle, about 10 KiB; LimitNOFILE of the unit is 65536.
-            connections: 8192,
-            connections_per_uid: 4096,
-            queued: 4096,
-            requests_per_uid: 1024,
-            running: 32,
-            step_rows: 0,
-            passed_models_per_uid: 64,
-            drain_s: 8,
-        }
-    }
-}
-
 /// `/run/rocmforge/api.sock` for root, else a path in the user's own runtime directory.
 fn default_socket() -> PathBuf {
     rocmforge_client::user_socket().unwrap_or_else(|| PathBuf::from(rocmforge_client::DEFAULT_SOCKET))
@@ -398,6 +365,26 @@ pub enum ConfigError {
         /// The name found.
         name: String,
     },
+    /// A limit of a single user is out of range.
+    #[error("limits.users.{name:?}: {source}")]
+    UserLimit {
+        /// The user, as the configuration names it.
+        name: String,
+        /// The limit.
+        #[source]
+        source: OutOfRange,
+    },
+    /// Limits are set for something that is not a user, or twice for the same one.
+    #[error(
+        "limits.users names {name:?}, which {why}: write users as \"alice\" or \"1000\"; write users that are not in \
+         /etc/passwd by number"
+    )]
+    User {
+        /// The name found.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// A path that is not absolute.
     #[error("{key} must be an absolute path, not {}", path.display())]
     Relative {
@@ -438,7 +425,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 16] = [
+        let ranges: [(&'static str, u64, u64, u64); 18] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -446,6 +433,9 @@ impl Config {
             ("limits.requests_per_uid", l.requests_per_uid.into(), 1, 1 << 20),
             ("limits.running", l.running.into(), 1, 1024),
             ("limits.step_rows", l.step_rows.into(), 0, 4096),
+            // Less than 8 MiB would leave some users no room for one of the largest frames.
+            ("limits.request_mib", l.request_mib, 8, 1 << 20),
+            ("limits.header_mib", l.header_mib, 8, 1 << 20),
             ("limits.passed_models_per_uid", l.passed_models_per_uid.into(), 1, 4096),
             ("limits.drain_s", l.drain_s.into(), 0, 3600),
             ("device.index", d.index.into(), 0, 63),
@@ -461,6 +451,7 @@ impl Config {
                 return Err(ConfigError::Range { key, value, min, max });
             }
         }
+        l.check_users()?;
         let paths = [("socket", &self.socket)].into_iter().chain(self.models.iter().map(|m| ("models", m)));
         for (key, path) in paths {
             if !path.is_absolute() {
@@ -525,8 +516,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 39,
-            "socket, models, 9 limits, 8 policy, 9 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
+            keys, 44,
+            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
         );
     }
 
@@ -552,6 +543,19 @@ mod tests {
             let config = Config::parse(text).expect(text);
             assert!(config.check().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn limits_of_single_users_are_read_and_checked() {
+        let text = "[limits.users.alice]\nrequests = 0\nshare = 50\n[limits.users.\"1000\"]\nconnections = 3";
+        let config = Config::parse(text).unwrap();
+        let alice = config.limits.users["alice"].limits();
+        assert_eq!((alice.requests, alice.share, alice.connections), (Some(0), Some(50), None));
+        assert_eq!(config.limits.users["1000"].connections, Some(3));
+        config.check().unwrap();
+        let wrong = Config::parse("[limits.users.alice]\nshare = 1001").unwrap().check().unwrap_err();
+        assert_eq!(wrong.to_string(), "limits.users.\"alice\": share = 1001 is not in 1..=1000");
+        assert!(Config::parse("[limits.users.alice]\nrunning = 1").is_err());
     }
 
     #[test]

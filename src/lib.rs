@@ -1,9 +1,10 @@
 //! ROCmForge: a resident inference daemon for GGUF models.
 //!
 //! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `program` >
-//! `tensor` > `lock`.
+//! `tensor` > `share` > `lock`.
 //! `cargo tidy` holds them to it. ARCHITECTURE.md has the map.
 
+pub mod aside;
 pub mod backend;
 pub mod cache;
 pub mod config;
@@ -13,5 +14,6 @@ pub mod model;
 pub mod program;
 pub mod scheduler;
 pub mod session;
+pub mod share;
 pub mod socket;
 pub mod tensor;

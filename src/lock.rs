@@ -20,8 +20,8 @@ pub use bare::{atomic, now, pause};
 pub enum Rank {
     /// Open connections.
     Connections,
-    /// Limits for new connections.
-    ConnectionLimits,
+    /// Uids whose connections were refused.
+    LoggedUids,
     /// Requests of one connection.
     Streams,
     /// Credit of one request; held while its job is handed to the engine.
@@ -32,6 +32,10 @@ pub enum Rank {
     RequestMemory,
     /// Users of blocking threads, and waiters for one.
     Turns,
+    /// Users' allowances of processor time for texts.
+    TextTime,
+    /// The kernel's counts of models' pages; held while it counts.
+    PageCounts,
     /// The last report about GPUs; held while a new one is made.
     Doctor,
     /// Frames queued for one client.
@@ -72,6 +76,14 @@ pub enum Rank {
     Capture,
     /// The panic of a computing thread.
     ThreadPool,
+    /// Work on threads that may be lost.
+    Aside,
+    /// Descriptors that are being closed; a request may drop under any lock.
+    Closing,
+    /// Limits of users, read under any lock.
+    UserLimits,
+    /// Users' shares of a resource. Last, because a charge may drop under any lock.
+    Shares,
 }
 
 // A model checker runs its threads on one thread of the process, so the thread-local table would be wrong.
@@ -82,7 +94,7 @@ mod order {
 
     use super::Rank;
 
-    const RANKS: usize = Rank::ThreadPool as usize + 1;
+    const RANKS: usize = Rank::Shares as usize + 1;
 
     thread_local! {
         /// Bit n: the thread holds a lock of rank n. It never holds two locks of one rank.

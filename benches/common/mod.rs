@@ -33,10 +33,23 @@ pub fn run(
     tokens: u32,
     salt: usize,
 ) -> Result<Times, Failure> {
+    run_of_users(handle, model, sequences, 1, prompt, tokens, salt)
+}
+
+/// As [`run`]; the requests come from that many users in turn.
+pub fn run_of_users(
+    handle: &EngineHandle,
+    model: &Arc<Model>,
+    sequences: usize,
+    users: u32,
+    prompt: usize,
+    tokens: u32,
+    salt: usize,
+) -> Result<Times, Failure> {
     let begin = Instant::now();
     let mut running = Vec::new();
-    for sequence in 0..sequences {
-        running.push(submit(handle, model, prompt, tokens, salt * sequences + sequence)?);
+    for (sequence, uid) in (0..sequences).zip((0..users.max(1)).cycle()) {
+        running.push(submit(handle, model, uid, prompt, tokens, salt * sequences + sequence)?);
     }
     let mut times = Times::default();
     for events in &mut running {
@@ -59,6 +72,7 @@ pub fn run(
 fn submit(
     handle: &EngineHandle,
     model: &Arc<Model>,
+    uid: u32,
     prompt: usize,
     tokens: u32,
     salt: usize,
@@ -67,7 +81,8 @@ fn submit(
     let vocab = model.plan.program.vocab();
     let job = Job {
         id: handle.new_sequence_id(),
-        uid: 0,
+        uid,
+        connection: 0,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
         max_tokens: tokens,

@@ -15,18 +15,26 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::connection::{Connection, lock};
-use crate::error::ClientError;
+use crate::error::{ClientError, ProtocolError};
 use crate::generation::Generation;
 use crate::options::Options;
 use crate::wire::{
-    Call, DetokenizeReply, DetokenizeRequest, DoctorReply, DoctorRequest, FailRequest, GenerateRequest,
-    InfoReply, InfoRequest, ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply,
-    PsRequest, ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest,
-    UnloadReply, UnloadRequest,
+    Call, CancelRequestsReply, CancelRequestsRequest, DetokenizeReply, DetokenizeRequest, DoctorReply,
+    DoctorRequest, FailRequest, GenerateRequest, InfoReply, InfoRequest, LimitUserReply, LimitUserRequest,
+    ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply, PsRequest, RequestScope,
+    ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply,
+    UnloadRequest,
 };
 
 /// Pause before a call is repeated, if the daemon names none.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Most parts of one list: each fills a frame, so a list that has more is no list of models or tensors.
+const PARTS_MAX: u32 = 256;
+
+/// Counts the parts of a list, which a broken daemon would send without end.
+#[derive(Debug, Default)]
+pub(crate) struct Parts(u32);
 
 /// A client of one daemon. Every call except [`Client::generate`] is safe to repeat, so the client repeats it on a
 /// new connection if the old one ended. `generate` only reconnects: a request that was sent is never repeated.
@@ -78,9 +86,11 @@ impl Client {
     /// As [`Connection::call`].
     pub fn list(&self) -> Result<ListReply, ClientError> {
         let mut whole = self.call(&ListRequest::default())?;
+        let mut parts = Parts::default();
         while whole.more
             && let Some(last) = whole.models.last()
         {
+            self.one_more(&mut parts)?;
             let mut next = self.call(&ListRequest { after: last.name.clone(), ext: vec![] })?;
             whole.more = next.more && !next.models.is_empty();
             whole.models.append(&mut next.models);
@@ -96,6 +106,7 @@ impl Client {
         let mut request =
             ShowRequest { model: model.to_owned(), full, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
         let mut whole = self.call(&request)?;
+        let mut parts = Parts::default();
         loop {
             let (metadata, tensors) = (count(&whole.metadata), count(&whole.tensors));
             let complete = metadata >= whole.metadata_total && tensors >= whole.tensors_total;
@@ -103,6 +114,7 @@ impl Client {
                 return Ok(whole);
             }
             (request.skip_metadata, request.skip_tensors) = (metadata, tensors);
+            self.one_more(&mut parts)?;
             let mut more = self.call(&request)?;
             if more.metadata.is_empty() && more.tensors.is_empty() {
                 return Ok(whole);
@@ -158,14 +170,33 @@ impl Client {
     /// As [`Connection::call`].
     pub fn ps(&self) -> Result<PsReply, ClientError> {
         let mut whole = self.call(&PsRequest::default())?;
+        let mut parts = Parts::default();
         while whole.more
             && let Some(last) = whole.sequences.last()
         {
+            self.one_more(&mut parts)?;
             let mut next = self.call(&PsRequest { after: last.id, ext: vec![] })?;
             whole.more = next.more && !next.sequences.is_empty();
             whole.sequences.append(&mut next.sequences);
         }
         Ok(whole)
+    }
+
+    /// Cancels requests for tokens of any connection, the caller's own or, for an administrator, anybody's. Returns
+    /// their number.
+    ///
+    /// # Errors
+    /// `NotFound` if no such request is live, `Forbidden` for another user's; else [`ClientError`] of the call.
+    pub fn cancel_requests(&self, scope: RequestScope) -> Result<CancelRequestsReply, ClientError> {
+        self.call(&CancelRequestsRequest { scope, ext: vec![] })
+    }
+
+    /// Changes the limits of a user, or returns limits: of one user, or of all that have some of their own.
+    ///
+    /// # Errors
+    /// `Forbidden` without the right `policy.manage`; else as [`Connection::call`].
+    pub fn limit_user(&self, request: &LimitUserRequest) -> Result<LimitUserReply, ClientError> {
+        self.call(request)
     }
 
     /// The state of the daemon and its devices.
@@ -222,6 +253,16 @@ impl Client {
     /// As [`Connection::call`].
     pub fn call<C: Call>(&self, request: &C) -> Result<C::Reply, ClientError> {
         self.call_with_descriptors(request, &[])
+    }
+
+    /// Allows the request for one more part of a list, or ends the connection.
+    pub(crate) fn one_more(&self, parts: &mut Parts) -> Result<(), ClientError> {
+        parts.0 += 1;
+        if parts.0 < PARTS_MAX {
+            return Ok(());
+        }
+        let error = ProtocolError::TooManyParts { max: PARTS_MAX };
+        Err(self.connection()?.end_with(error))
     }
 
     fn call_with_descriptors<C: Call>(

@@ -16,9 +16,11 @@ use crate::generation::{DeviceLoading, Events, Generation};
 use crate::inbox::Inbox;
 use crate::options::Options;
 use crate::transport::{Frame, FrameReader, ReadError, Transport};
+use crate::watch::{Due, Watch};
 use crate::wire::{
     Call, Cancel, Credit, FEATURE_CHECKSUM, FailRequest, Flags, GenerateRequest, LoadToDeviceRequest,
-    Message, Op, ServerHello, SubscribeRequest, WireError, decode, encode_frame_with_descriptors,
+    Message, Op, PingRequest, ServerHello, SubscribeRequest, WireError, decode,
+    encode_frame_with_descriptors,
 };
 
 /// Value of `next_stream` when the connection has used all its stream ids.
@@ -36,6 +38,7 @@ struct Shared {
     hello: ServerHello,
     flags: Flags,
     reply_timeout: Duration,
+    ping_timeout: Duration,
     /// Id of the next request. The lock is held while a request is written, so ids rise on the wire.
     next_stream: Mutex<u32>,
     state: Mutex<State>,
@@ -47,6 +50,9 @@ struct State {
     inbox: Inbox,
     /// `None` while a thread reads.
     reader: Option<FrameReader>,
+    watch: Watch,
+    /// Stream of the last ping that the watch asked for.
+    ping_stream: u32,
     /// The first error that made the connection unusable.
     broken: Option<ClientError>,
 }
@@ -61,6 +67,8 @@ impl Connection {
         let state = State {
             inbox: Inbox::default(),
             reader: Some(FrameReader::new(hello.limits.max_frame)),
+            watch: Watch::new(options.ping_after, options.ping_timeout),
+            ping_stream: 0,
             broken: None,
         };
         let checksum = hello.features & FEATURE_CHECKSUM != 0;
@@ -70,6 +78,7 @@ impl Connection {
                 hello,
                 flags: if checksum { Flags::CRC } else { Flags::NONE },
                 reply_timeout: options.reply_timeout,
+                ping_timeout: options.ping_timeout,
                 next_stream: Mutex::new(1),
                 state: Mutex::new(state),
                 arrived: Condvar::new(),
@@ -176,6 +185,11 @@ impl Connection {
         self.shared.write(&guard, stream, Op::Cancel, &Cancel::default(), &[])
     }
 
+    /// Ends the connection, because the daemon broke the protocol.
+    pub(crate) fn end_with(&self, error: ProtocolError) -> ClientError {
+        self.shared.break_with(error.into())
+    }
+
     /// Lets the server send more items on a stream.
     pub(crate) fn grant(&self, stream: u32, items: u32) -> Result<(), ClientError> {
         let guard = lock(&self.shared.next_stream);
@@ -236,11 +250,24 @@ impl Shared {
     /// server has hung up, only writing fails: frames that it sent before can still be read.
     fn write<T: Message>(
         &self,
+        whole: &MutexGuard<'_, u32>,
+        stream: u32,
+        op: Op,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let deadline = Instant::now().checked_add(self.reply_timeout);
+        self.write_until(whole, stream, op, message, fds, deadline)
+    }
+
+    fn write_until<T: Message>(
+        &self,
         _whole: &MutexGuard<'_, u32>,
         stream: u32,
         op: Op,
         message: &T,
         fds: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
     ) -> Result<(), ClientError> {
         let n_fds = u8::try_from(fds.len()).unwrap_or(u8::MAX);
         let frame = encode_frame_with_descriptors(
@@ -251,54 +278,116 @@ impl Shared {
             n_fds,
             message,
         )?;
-        let deadline = Instant::now() + self.reply_timeout;
-        self.transport.write_all(&frame, fds, Some(deadline)).map_err(|error| match error.kind() {
+        self.transport.write_all(&frame, fds, deadline).map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => disconnected(&error),
             _ => self.break_with(disconnected(&error)),
         })
     }
 
-    /// The next frame of a stream. Reads for all streams if no other thread is reading.
+    /// The next frame of a stream.
     fn next_frame(&self, stream: u32, deadline: Option<Instant>) -> Result<Frame, ClientError> {
         let start = Instant::now();
-        let timeout =
-            || ClientError::Timeout { waited_ms: start.elapsed().as_millis().try_into().unwrap_or(u64::MAX) };
+        self.state().watch.begin(start);
+        let outcome = self.wait_for_frame(stream, deadline);
+        self.state().watch.end();
+        outcome?.ok_or_else(|| ClientError::Timeout { waited_ms: milliseconds(start.elapsed()) })
+    }
+
+    /// The next frame of a stream; `None` after the deadline. Reads for all streams if no other thread is reading.
+    fn wait_for_frame(&self, stream: u32, deadline: Option<Instant>) -> Result<Option<Frame>, ClientError> {
         let mut state = self.state();
         loop {
             if let Some(frame) = state.inbox.take(stream) {
-                return Ok(frame);
+                return Ok(Some(frame));
             }
             if let Some(error) = &state.broken {
                 return Err(error.clone());
             }
-            let Some(mut reader) = state.reader.take() else {
-                state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                    None => self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
-                    Some(Duration::ZERO) => return Err(timeout()),
-                    Some(left) => {
-                        self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                    }
-                };
-                continue;
-            };
-            drop(state);
-            let outcome = reader.read(&self.transport, deadline);
-            state = self.state();
-            state.reader = Some(reader);
-            let filed = match outcome {
-                Ok(frame) => state.file(frame),
-                Err(ReadError::Protocol(error)) => Err(error.into()),
-                Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
-                    self.arrived.notify_all();
-                    return Err(timeout());
+            if let Some(reader) = state.reader.take() {
+                let in_time;
+                (state, in_time) = self.read_for_all(state, reader, deadline);
+                let is_late = !in_time && deadline.is_some_and(|deadline| deadline <= Instant::now());
+                if is_late && state.broken.is_none() && !state.inbox.has(stream) {
+                    return Ok(None);
                 }
-                Err(ReadError::Io(error)) => Err(disconnected(&error)),
-            };
-            if let Err(error) = filed {
-                state.broken.get_or_insert(error);
+                continue;
             }
-            self.arrived.notify_all();
+            state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return Ok(None),
+                Some(left) => {
+                    self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
+    }
+
+    /// Reads one frame, files it, and wakes the other threads. It ends without one, and returns false, at the deadline
+    /// or at the watch's next check; a silent daemon is then pinged or given up.
+    fn read_for_all<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        mut reader: FrameReader,
+        deadline: Option<Instant>,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let until = [deadline, state.watch.next_check()].into_iter().flatten().min();
+        drop(state);
+        let outcome = reader.read(&self.transport, until);
+        let mut state = self.state();
+        state.reader = Some(reader);
+        let now = Instant::now();
+        let (mut in_time, mut due) = (true, Due::Nothing);
+        let filed = match outcome {
+            Ok(frame) => {
+                state.watch.heard(now);
+                state.file(frame)
+            }
+            Err(ReadError::Protocol(error)) => Err(error.into()),
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                (in_time, due) = (false, state.watch.due(now));
+                match due {
+                    Due::GiveUp(silence) => Err(ClientError::Silent { waited_ms: milliseconds(silence) }),
+                    Due::Nothing | Due::Ping => Ok(()),
+                }
+            }
+            Err(ReadError::Io(error)) => Err(disconnected(&error)),
+        };
+        if let Err(error) = filed {
+            state.broken.get_or_insert(error);
+        }
+        self.arrived.notify_all();
+        if due == Due::Ping {
+            drop(state);
+            self.ping();
+            state = self.state();
+        }
+        (state, in_time)
+    }
+
+    /// Asks the daemon for a sign of life. The answer is dropped: that it comes is enough.
+    fn ping(&self) {
+        let mut next_stream = lock(&self.next_stream);
+        let stream = *next_stream;
+        {
+            let mut state = self.state();
+            let ping_stream = state.ping_stream;
+            if state.inbox.is_open(ping_stream) {
+                return; // one that is still unanswered asks the same
+            }
+            let full = state.inbox.open_count() >= self.hello.limits.max_streams as usize;
+            if full || stream == STREAMS_USED_UP {
+                // One stream more would break the protocol. Without a ping, silence proves nothing.
+                state.watch.heard(Instant::now());
+                return;
+            }
+            state.inbox.open(stream, None);
+            state.inbox.abandon(stream);
+            state.ping_stream = stream;
+        }
+        *next_stream = stream.checked_add(2).unwrap_or(STREAMS_USED_UP);
+        let deadline = Instant::now().checked_add(self.ping_timeout);
+        // If this fails, the connection is broken or at its end, and the next read finds out.
+        let _ = self.write_until(&next_stream, stream, Op::Ping, &PingRequest::default(), &[], deadline);
     }
 
     /// Records the first reason why the connection is unusable, and returns it.
@@ -410,6 +499,10 @@ impl<R: Message> Pending<R> {
         let frame = self.ticket.next_frame(Some(deadline))?;
         self.ticket.decode(&frame)
     }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 fn disconnected(error: &io::Error) -> ClientError {

@@ -11,7 +11,8 @@ use crate::error::{ClientError, ProtocolError};
 use crate::options::Options;
 use crate::transport::Transport;
 use crate::wire::{
-    ClientHello, ErrorClass, ErrorCode, FEATURE_CHECKSUM, SERVER_HELLO_BYTES, ServerHello, VERSION_MAJOR,
+    ClientHello, ErrorClass, ErrorCode, FEATURE_CHECKSUM, PAYLOAD_BYTES_MIN, SERVER_HELLO_BYTES, ServerHello,
+    VERSION_MAJOR,
 };
 
 /// First pause between attempts; it doubles up to the maximum.
@@ -70,6 +71,7 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     if options.checksum {
         hello.features |= FEATURE_CHECKSUM;
     }
+    let hello_max_frame = hello.max_frame;
     let hello = hello.to_bytes().map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     transport.write_all(&hello, &[], Some(deadline)).map_err(Failed::Passing)?;
     // The check comes after the write, because a connect to a full queue can succeed without a peer. The write rules
@@ -80,6 +82,7 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     let answer =
         ServerHello::parse(&answer).map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     accepted(&answer)?;
+    check_limits(&answer, hello_max_frame)?;
     Ok((transport, answer))
 }
 
@@ -135,6 +138,22 @@ fn accepted(hello: &ServerHello) -> Result<(), Failed> {
                 }
                 _ => Err(Failed::Final(refused)),
             }
+        }
+    }
+}
+
+/// Refuses limits with which no request could be answered, and frames larger than this client takes.
+fn check_limits(hello: &ServerHello, max_frame: u32) -> Result<(), Failed> {
+    let limits = &hello.limits;
+    let ranges = [
+        ("max_frame", limits.max_frame, PAYLOAD_BYTES_MIN, max_frame),
+        ("max_streams", limits.max_streams, 1, u32::MAX),
+        ("initial_credit", limits.initial_credit, 1, u32::MAX),
+    ];
+    match ranges.into_iter().find(|(_, value, min, max)| !(min..=max).contains(&value)) {
+        None => Ok(()),
+        Some((field, value, min, max)) => {
+            Err(Failed::Final(ProtocolError::HelloLimit { field, value, min, max }.into()))
         }
     }
 }

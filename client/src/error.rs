@@ -87,6 +87,16 @@ pub enum ClientError {
         /// Time waited, in milliseconds.
         waited_ms: u64,
     },
+    /// The daemon sent nothing, and did not answer a ping.
+    #[error(
+        "the daemon has not answered for {} s, not even a ping: it hangs or is stopped; \
+         `systemctl status rocmforged.service` shows its state",
+        waited_ms / 1000
+    )]
+    Silent {
+        /// Time without a frame, in milliseconds.
+        waited_ms: u64,
+    },
     /// The connection ended.
     #[error("the connection to the daemon ended: {reason}")]
     Disconnected {
@@ -141,6 +151,38 @@ pub enum ProtocolError {
         /// The frame's stream.
         stream: u32,
     },
+    /// The limits in the daemon's hello are not those of a daemon.
+    #[error("its hello has {field} {value}, but {min} to {max} are allowed")]
+    HelloLimit {
+        /// The hello's field.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// Smallest value allowed.
+        min: u32,
+        /// Largest value allowed.
+        max: u32,
+    },
+    /// More frames wait to be taken than any correct daemon sends.
+    #[error("{bytes} bytes of unread frames, but at most {max} are kept")]
+    TooMuchUnread {
+        /// Size of the unread frames.
+        bytes: usize,
+        /// Largest size kept.
+        max: usize,
+    },
+    /// A list that is sent in parts does not end.
+    #[error("a list of more than {max} parts")]
+    TooManyParts {
+        /// Most parts that are taken.
+        max: u32,
+    },
+    /// An answer that is kept whole does not end.
+    #[error("an answer of more than {max} bytes")]
+    AnswerTooLong {
+        /// Most bytes that are kept.
+        max: usize,
+    },
     /// The daemon sent file descriptors with a frame.
     #[error("{n_fds} file descriptors with a frame of the server")]
     Descriptors {
@@ -162,6 +204,7 @@ impl ClientError {
             Self::Request(error) => error.code().name(),
             Self::TooManyStreams { .. } => ErrorCode::TooManyStreams.name(),
             Self::Timeout { .. } => "Timeout",
+            Self::Silent { .. } => "Silent",
             Self::Disconnected { .. } => "Disconnected",
             Self::Protocol(_) => "Protocol",
             Self::Server(error) => error.code_name(),
@@ -191,7 +234,7 @@ impl ClientError {
             // The class decides for a code that this version does not know.
             Self::Refused { code, .. } => ErrorCode::from_u16(*code)
                 .map_or(ErrorClass::of(*code) == Some(ErrorClass::Capacity), ErrorCode::retryable),
-            Self::Unavailable { .. } | Self::Disconnected { .. } => true,
+            Self::Unavailable { .. } | Self::Disconnected { .. } | Self::Silent { .. } => true,
             _ => false,
         }
     }
@@ -210,7 +253,7 @@ impl ClientError {
     pub fn is_unreachable(&self) -> bool {
         const GOING: [u16; 2] = [ErrorCode::ServerDraining as u16, ErrorCode::Unavailable as u16];
         match self {
-            Self::Unavailable { .. } | Self::Disconnected { .. } => true,
+            Self::Unavailable { .. } | Self::Disconnected { .. } | Self::Silent { .. } => true,
             Self::Refused { code, .. } => ErrorClass::of(*code) == Some(ErrorClass::Capacity),
             Self::Server(error) => GOING.contains(&error.code),
             _ => false,

@@ -9,6 +9,13 @@ use crate::error::ProtocolError;
 use crate::transport::Frame;
 use crate::wire::Op;
 
+/// Most bytes of frames that wait to be taken, so that a broken daemon cannot fill the memory. Requests that may be open at
+/// once are answered with at most 64 frames of 1 MiB, and items, which are small.
+const UNREAD_BYTES_MAX: usize = 256 << 20;
+
+/// Bytes counted for a frame beside its payload.
+const FRAME_OVERHEAD_BYTES: usize = size_of::<Frame>();
+
 #[derive(Debug, Default)]
 struct OpenStream {
     /// Frames not yet taken; at most the granted items and one end.
@@ -25,6 +32,12 @@ struct OpenStream {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     streams: HashMap<u32, OpenStream>,
+    /// Size of all frames not yet taken.
+    unread_bytes: usize,
+}
+
+fn size_of_frame(frame: &Frame) -> usize {
+    frame.payload.len() + FRAME_OVERHEAD_BYTES
 }
 
 impl Inbox {
@@ -71,6 +84,11 @@ impl Inbox {
             _ => return Err(ProtocolError::UnexpectedOp { stream: id, op }),
         }
         if !stream.abandoned {
+            let bytes = self.unread_bytes + size_of_frame(&frame);
+            if bytes > UNREAD_BYTES_MAX {
+                return Err(ProtocolError::TooMuchUnread { bytes, max: UNREAD_BYTES_MAX });
+            }
+            self.unread_bytes = bytes;
             stream.frames.push_back(frame);
         } else if stream.ended {
             self.streams.remove(&id);
@@ -82,15 +100,22 @@ impl Inbox {
     pub fn take(&mut self, id: u32) -> Option<Frame> {
         let stream = self.streams.get_mut(&id)?;
         let frame = stream.frames.pop_front();
+        self.unread_bytes -= frame.as_ref().map_or(0, size_of_frame);
         if stream.ended && stream.frames.is_empty() {
             self.streams.remove(&id);
         }
         frame
     }
 
+    /// Whether a frame of the stream can be taken.
+    pub fn has(&self, id: u32) -> bool {
+        self.streams.get(&id).is_some_and(|stream| !stream.frames.is_empty())
+    }
+
     /// The owner drops the stream. True if the server has yet to end it, so that a cancel is worth sending.
     pub fn abandon(&mut self, id: u32) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
+        self.unread_bytes -= stream.frames.iter().map(size_of_frame).sum::<usize>();
         if stream.ended {
             self.streams.remove(&id);
             return false;
@@ -162,6 +187,28 @@ mod tests {
         assert!(inbox.take(1).is_none());
         inbox.file(frame(1, Op::Error)).unwrap();
         assert!(inbox.streams.is_empty());
+    }
+
+    #[test]
+    fn unread_frames_have_a_bound_and_taken_ones_make_room() {
+        let mut inbox = Inbox::default();
+        inbox.open(1, Some(u32::MAX));
+        inbox.open(3, Some(u32::MAX));
+        let large = |stream| Frame { payload: vec![0; 1 << 20], ..frame(stream, Op::Item) };
+        let fill = |inbox: &mut Inbox| loop {
+            if let Err(error) = inbox.file(large(3)) {
+                return error;
+            }
+        };
+        inbox.file(frame(1, Op::Item)).unwrap();
+        assert!(matches!(fill(&mut inbox), ProtocolError::TooMuchUnread { .. }));
+        assert!(inbox.unread_bytes <= UNREAD_BYTES_MAX);
+        inbox.take(3).unwrap();
+        inbox.file(large(3)).unwrap();
+        inbox.abandon(3);
+        assert_eq!(inbox.unread_bytes, FRAME_OVERHEAD_BYTES, "the item of stream 1");
+        inbox.take(1).unwrap();
+        assert_eq!(inbox.unread_bytes, 0);
     }
 
     #[test]

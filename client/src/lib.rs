@@ -34,8 +34,10 @@ mod generation;
 mod inbox;
 pub mod metrics;
 mod options;
+mod printable;
 mod residency;
 mod transport;
+mod watch;
 
 pub mod wire;
 
@@ -43,4 +45,7 @@ pub use client::{Client, random_request_id};
 pub use connection::{Connection, Pending};
 pub use error::{ClientError, ProtocolError};
 pub use generation::{DeviceLoading, Events, Generation, Items};
-pub use options::{DEFAULT_SOCKET, Options, SOCKET_VARIABLE, ServerTrust, user_socket};
+pub use options::{
+    DEFAULT_SOCKET, Options, PING_AFTER, PING_TIMEOUT, SOCKET_VARIABLE, ServerTrust, uid_of, user_socket,
+};
+pub use printable::{printable, printable_text};

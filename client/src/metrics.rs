@@ -52,6 +52,11 @@ fn daemon(page: &mut Page, status: &StatusReply) {
             (&[("kind", "locked")][..], status.host.locked_bytes as f64),
         ],
     );
+    page.gauge(
+        "lost_threads",
+        "Threads that wait for a file system whose server does not answer.",
+        [(&[][..], f64::from(status.lost_threads()))],
+    );
     page.counter(
         "memory_pressure_events_total",
         "Times that host memory was short.",

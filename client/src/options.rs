@@ -21,6 +21,13 @@ pub fn user_socket() -> Option<PathBuf> {
 /// Environment variable that names another socket.
 pub const SOCKET_VARIABLE: &str = "ROCMFORGE_SOCKET";
 
+/// Silence after which a daemon that is waited for is pinged.
+pub const PING_AFTER: Duration = Duration::from_secs(30);
+
+/// Further silence after which its connection is given up. A daemon answers a ping at once, also while a request waits
+/// or a model loads; this is long enough for a machine that swaps.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How to reach the daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -37,6 +44,10 @@ pub struct Options {
     pub reply_timeout: Duration,
     /// Time during which [`crate::Client`] repeats a call that is safe to repeat.
     pub retry_timeout: Duration,
+    /// While a request waits and no frame comes for this long, the daemon is pinged on the same connection.
+    pub ping_after: Duration,
+    /// If no frame comes for this long after that ping, every request of the connection fails.
+    pub ping_timeout: Duration,
     /// The uids that may serve.
     pub trust: ServerTrust,
     /// Checksums on all frames, both ways. The kernel loses no bytes of a local socket; use them to find faults.
@@ -73,6 +84,8 @@ impl Default for Options {
             absent_timeout: Duration::from_millis(300),
             reply_timeout: Duration::from_secs(30),
             retry_timeout: Duration::from_secs(5),
+            ping_after: PING_AFTER,
+            ping_timeout: PING_TIMEOUT,
             trust: ServerTrust::Usual,
             checksum: false,
         }
@@ -126,7 +139,7 @@ impl ServerTrust {
 }
 
 /// Uid of a user in the text of a passwd file. System users are in it, because systemd-sysusers writes them there.
-fn uid_of(user: &str, passwd: &str) -> Option<u32> {
+pub fn uid_of(user: &str, passwd: &str) -> Option<u32> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next()? == user).then(|| fields.nth(1)?.parse().ok()).flatten()

@@ -1,6 +1,6 @@
 //! Models' weights on a device: loads, evictions, memory use.
 
-use crate::client::Client;
+use crate::client::{Client, Parts};
 use crate::error::ClientError;
 use crate::generation::{DeviceLoading, Events};
 use crate::wire::{
@@ -101,9 +101,11 @@ impl Client {
     /// As [`crate::Connection::call`].
     pub fn residency(&self) -> Result<ResidencyReply, ClientError> {
         let mut whole = self.call(&ResidencyRequest::default())?;
+        let mut parts = Parts::default();
         while whole.more
             && let Some(last) = whole.models.last()
         {
+            self.one_more(&mut parts)?;
             let mut next = self.call(&ResidencyRequest { after: last.id, ext: vec![] })?;
             whole.more = next.more && !next.models.is_empty();
             whole.models.append(&mut next.models);

@@ -73,6 +73,8 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::Load(m) => encode(m),
         M::Unload(m) => encode(m),
         M::Ps(m) => encode(m),
+        M::CancelRequests(m) => encode(m),
+        M::LimitUser(m) => encode(m),
         M::Status(m) => encode(m),
         M::Tokenize(m) => encode(m),
         M::Detokenize(m) => encode(m),

@@ -52,6 +52,10 @@ impl Backend for Closed {
         refuse()
     }
 
+    fn resume_step(&mut self, _: ModelSlot) -> Result<(), BackendError> {
+        refuse()
+    }
+
     fn run(&mut self, _: u32, _: &Weights<'_>) -> Result<Progress, BackendError> {
         refuse()
     }

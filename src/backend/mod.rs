@@ -162,6 +162,21 @@ pub trait Backend: Send {
     /// [`BackendError`] of an operation; it ends the step.
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError>;
 
+    /// Suspends the step between two parts: steps of other models may begin before [`Backend::resume_step`]. Its
+    /// model begins no other step until then, unless the suspended one is given up.
+    ///
+    /// # Errors
+    /// As [`Backend::run`].
+    fn suspend_step(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Makes the suspended step of `slot` the current one.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfOrder`] if no step of `slot` has begun.
+    fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError>;
+
     /// Draws one token for each of `batch.logits_rows`; `rows` and the result are parallel to it. A row whose logits
     /// are not finite fails alone with [`BackendError::NotFinite`].
     ///

@@ -103,9 +103,10 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
-                    "some changed settings take effect at the next start: a reload changes only models, [host], [weights], [policy] and the limits of connections"
+                    "some changed settings take effect at the next start: a reload changes only models, [host], [weights], [policy] and the limits of connections and of users"
                 );
             }
+            daemon.limit_users(&new);
             daemon.reload(config, &new).await;
             config.models = new.models;
             config.limits = new.limits;
@@ -132,6 +133,10 @@ fn needs_restart(old: &Config, new: &Config) -> bool {
     comparable.weights.clone_from(&old.weights);
     comparable.limits.connections = old.limits.connections;
     comparable.limits.connections_per_uid = old.limits.connections_per_uid;
+    comparable.limits.requests_per_uid = old.limits.requests_per_uid;
+    comparable.limits.passed_models_per_uid = old.limits.passed_models_per_uid;
+    comparable.limits.users.clone_from(&old.limits.users);
+    comparable.limits.passed_remote_files = old.limits.passed_remote_files;
     comparable != *old
 }
 

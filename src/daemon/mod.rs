@@ -22,7 +22,9 @@ use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
 use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
 use crate::session::{ModelEvents, OutlivesRestart, Service, Settings};
-use crate::socket::{Acceptor, ConnectionLimits, Endpoint, ListenError};
+use crate::share::limits::UserLimits;
+use crate::share::privileged_uids;
+use crate::socket::{Acceptor, Endpoint, ListenError};
 
 pub mod allocator;
 pub mod arguments;
@@ -34,6 +36,7 @@ mod lifecycle;
 pub mod logging;
 pub mod policy;
 mod pressure;
+mod trim;
 mod watchdog;
 mod weights;
 
@@ -138,13 +141,15 @@ impl Daemon {
         kept::drop_unknown(&unknown);
         config.check()?;
         let policy = policy::resolve(&config.policy)?;
+        let users: Arc<UserLimits> = Arc::default();
+        users.configure(config.limits.of_every_user(), policy::limited_users(&config.limits)?);
         let endpoint = Arc::new(match listener {
             Some(fd) => Endpoint::from_systemd(fd)?,
             None => Endpoint::bind(&config.socket)?,
         });
-        let engine = Engine::start(engine_options(config), factory)?;
+        let engine = Engine::start(engine_options(config, &users), factory)?;
         let events = ModelEvents::default();
-        let store = store(config, &engine.handle(), &events);
+        let store = store(config, &engine.handle(), &events, &users);
         let scan = Arc::clone(&store);
         let os = |what| move |e: tokio::task::JoinError| DaemonError::Os { what, source: e.into() };
         tokio::task::spawn_blocking(move || scan.rescan()).await.map_err(os("looking for models"))?;
@@ -154,7 +159,9 @@ impl Daemon {
         let program = PathBuf::from("/proc/self/exe");
         let settings = Settings {
             context_tokens: config.limits.context_tokens,
-            requests_per_uid: config.limits.requests_per_uid,
+            users,
+            request_bytes: config.limits.request_mib << 20,
+            descriptors: descriptors_in_requests(),
             program,
         };
         let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
@@ -162,10 +169,13 @@ impl Daemon {
         service.set_policy(policy);
         let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
-        let acceptor = Acceptor::new(Arc::clone(&service), connection_limits(config));
+        let acceptor = Acceptor::new(Arc::clone(&service), config.limits.connections);
         let (stop_accepting, close) = (CancellationToken::new(), CancellationToken::new());
         let accept = Arc::clone(&acceptor).run(Arc::clone(&endpoint), stop_accepting.clone(), close.clone());
         let accepting = tokio::spawn(accept);
+        let (requests, headers) = (Arc::clone(&service), Arc::clone(store.headers()));
+        let freed = move || requests.budget.returned_bytes().wrapping_add(headers.returned());
+        drop(tokio::spawn(trim::run(freed, close.clone())));
         // Runs in the background while clients are answered.
         map_wanted(Arc::clone(&store));
         let wanted = weights::changes(&Default::default(), &config.weights.models);
@@ -187,9 +197,10 @@ impl Daemon {
     }
 
     /// Applies the settings that can change at run time: model directories, residency in memory and on a device, the
-    /// policy, and the limits of connections. `old` is the configuration in force.
+    /// policy, and the limit of connections. `old` is the configuration in force.
     pub async fn reload(&self, old: &Config, config: &Config) {
-        self.acceptor.set_limits(connection_limits(config));
+        self.acceptor.set_total(config.limits.connections);
+        self.store.allow_remote_files(config.limits.passed_remote_files);
         match policy::resolve(&config.policy) {
             Ok(policy) => self.service.set_policy(policy),
             Err(error) => tracing::error!(%error, "the new policy is not valid: the one in force stays"),
@@ -207,6 +218,14 @@ impl Daemon {
         }
         // Sent even without changes: a model that was missing may exist now. The task lives as long as this daemon.
         let _ = self.weights.send(weights::changes(&old.weights.models, &config.weights.models)).await;
+    }
+
+    /// Applies the limits of users; those that requests set are dropped.
+    pub fn limit_users(&self, config: &Config) {
+        match policy::limited_users(&config.limits) {
+            Ok(limited) => self.service.users().configure(config.limits.of_every_user(), limited),
+            Err(error) => tracing::error!(%error, "the new limits are not valid: those in force stay"),
+        }
     }
 
     /// Stops: refuses new work, lets running answers finish for `limits.drain_s`, then ends them with a typed error.
@@ -263,7 +282,7 @@ struct Pulses {
     service: Arc<Service>,
 }
 
-fn engine_options(config: &Config) -> EngineOptions {
+fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {
     EngineOptions {
         rows_max: match config.limits.step_rows as usize {
             0 => None,
@@ -272,6 +291,8 @@ fn engine_options(config: &Config) -> EngineOptions {
         sequences_max: config.limits.running as usize,
         queue_max: config.limits.queued as usize,
         kv_budget_bytes: config.kv_budget_bytes(),
+        privileged: privileged_uids().to_vec(),
+        users: Arc::clone(users),
         ..EngineOptions::default()
     }
 }
@@ -358,15 +379,22 @@ fn watch_pressure(
     }
 }
 
-fn connection_limits(config: &Config) -> ConnectionLimits {
-    ConnectionLimits { total: config.limits.connections, per_uid: config.limits.connections_per_uid }
+/// A quarter of this process's descriptors: clients pass them with requests that may wait.
+fn descriptors_in_requests() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.unwrap_or(u64::from(u32::MAX)) / 4
 }
 
-fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<Store> {
+fn store(
+    config: &Config,
+    engine: &EngineHandle,
+    events: &ModelEvents,
+    users: &Arc<UserLimits>,
+) -> Arc<Store> {
     let check = engine.clone();
     let tokenizers = Tokenizers::default();
-    let open = move |id, name: &str, files| {
-        let model = Model::open_beside(id, name, files, &tokenizers)?;
+    let open = move |id, name: &str, files, charge| {
+        let model = Model::open_beside(id, name, files, &tokenizers, charge)?;
         check.check_model(&model)?;
         Ok::<_, OpenError>(model)
     };
@@ -376,8 +404,10 @@ fn store(config: &Config, engine: &EngineHandle, events: &ModelEvents) -> Arc<St
         engine.model_gone(id);
         events.unmapped(id);
     };
-    let passed = config.limits.passed_models_per_uid as usize;
-    Store::new(config.models.clone(), passed, Box::new(open), Box::new(on_gone))
+    let store = Store::new(config.models.clone(), Arc::clone(users), Box::new(open), Box::new(on_gone));
+    store.headers().set(config.limits.header_mib << 20);
+    store.allow_remote_files(config.limits.passed_remote_files);
+    store
 }
 
 /// Source of the configuration: a file, and the command-line options that override it.
@@ -406,6 +436,7 @@ impl ConfigSource {
         }
         config.check()?;
         policy::resolve(&config.policy)?;
+        policy::limited_users(&config.limits)?;
         Ok(config)
     }
 }

@@ -1,9 +1,10 @@
-//! The configuration's policy, with names resolved to uids and gids.
+//! The configuration's policy and limits of users, with names resolved to uids and gids.
 
 use std::collections::BTreeMap;
 
-use crate::config::{ConfigError, Party, PolicyConfig};
+use crate::config::{ConfigError, Limits, Party, PolicyConfig};
 use crate::session::{Policy, Right, Who};
+use crate::share::limits::OfOneUser;
 
 /// Users and groups by name.
 #[derive(Debug, Default)]
@@ -17,9 +18,33 @@ struct Names {
 /// # Errors
 /// [`ConfigError::Who`] for an unknown name.
 pub fn resolve(config: &PolicyConfig) -> Result<Policy, ConfigError> {
+    with(config, &names())
+}
+
+/// Resolves the users with limits of their own by /etc/passwd.
+///
+/// # Errors
+/// [`ConfigError::User`] for an unknown name, and for a user that is named twice.
+pub fn limited_users(config: &Limits) -> Result<BTreeMap<u32, OfOneUser>, ConfigError> {
+    limited(config, &names())
+}
+
+fn names() -> Names {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let names = Names { users: ids(&text("/etc/passwd")), groups: ids(&text("/etc/group")) };
-    with(config, &names)
+    Names { users: ids(&text("/etc/passwd")), groups: ids(&text("/etc/group")) }
+}
+
+fn limited(config: &Limits, names: &Names) -> Result<BTreeMap<u32, OfOneUser>, ConfigError> {
+    let mut limited = BTreeMap::new();
+    for (name, user) in &config.users {
+        let wrong = |why| ConfigError::User { name: name.clone(), why };
+        let uid = name.parse().ok().or_else(|| names.users.get(name).copied());
+        let uid = uid.ok_or_else(|| wrong("is not a user"))?;
+        if limited.insert(uid, user.limits()).is_some() {
+            return Err(wrong("names a user that another entry names too"));
+        }
+    }
+    Ok(limited)
 }
 
 fn with(config: &PolicyConfig, names: &Names) -> Result<Policy, ConfigError> {
@@ -32,6 +57,7 @@ fn with(config: &PolicyConfig, names: &Names) -> Result<Policy, ConfigError> {
             Right::Preload => ("policy.preload", &config.preload),
             Right::Unload => ("policy.unload", &config.unload),
             Right::Pin => ("policy.pin", &config.pin),
+            Right::Manage => ("policy.manage", &config.manage),
             Right::Lock => ("policy.lock", &config.lock),
             Right::See => ("policy.see", &config.see),
         };
@@ -79,6 +105,7 @@ fn who(key: &'static str, parties: &[Party], names: &Names) -> Result<Who, Confi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::UserConfig;
     use crate::session::Credentials;
 
     #[test]
@@ -104,6 +131,25 @@ mod tests {
             let config = PolicyConfig { see: vec![name(unknown)], ..PolicyConfig::default() };
             let error = with(&config, &names).unwrap_err();
             assert!(error.to_string().contains("policy.see"), "{error}");
+        }
+    }
+
+    #[test]
+    fn limited_users_are_found_by_name_and_number() {
+        let names = Names { users: ids("alice:x:1000:100:A::\n"), groups: ids("ai:x:44:bob\n") };
+        let config = |entries: &[&str]| {
+            let user = UserConfig { requests: Some(3), ..UserConfig::default() };
+            Limits {
+                users: entries.iter().map(|name| ((*name).into(), user.clone())).collect(),
+                ..Limits::default()
+            }
+        };
+        let found = limited(&config(&["alice", "1001"]), &names).unwrap();
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [1000, 1001]);
+        assert_eq!(found[&1000].requests, Some(3));
+        for wrong in [&["bob"][..], &["@ai"], &["*"], &[""], &["alice", "1000"]] {
+            let error = limited(&config(wrong), &names).unwrap_err().to_string();
+            assert!(error.starts_with("limits.users names"), "{error}");
         }
     }
 

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::gguf::{Gguf, GgufError, Known, TensorInfo};
+use crate::share::Charge;
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
 /// Most parts of a model. Each part takes one slot of the SIGBUS guard's table.
@@ -20,6 +21,8 @@ pub struct ModelFiles {
     others: Vec<Shard>,
     /// Index in `others` of the part that holds a tensor. Tensors of the first part are looked up in `first`.
     elsewhere: HashMap<Box<str>, usize>,
+    /// For the headers of a passed model; given back when the mapping goes.
+    _charge: Option<Charge>,
 }
 
 #[derive(Debug)]
@@ -103,31 +106,33 @@ impl ModelFiles {
     /// # Errors
     /// [`FilesError`].
     pub fn open(files: Vec<File>) -> Result<Self, FilesError> {
-        Self::open_beside(files, &|_| Vec::new())
+        Self::open_beside(files, &|_| Vec::new(), None)
     }
 
-    /// As [`ModelFiles::open`], and shares metadata with other models: see [`Gguf::open_beside`].
+    /// As [`ModelFiles::open`], and shares metadata with other models: see [`Gguf::open_charged`]. The charge is for the
+    /// first file: only single files are passed.
     ///
     /// # Errors
     /// As [`ModelFiles::open`].
-    pub fn open_beside(files: Vec<File>, known: Known<'_>) -> Result<Self, FilesError> {
+    pub fn open_beside(
+        files: Vec<File>,
+        known: Known<'_>,
+        charge: Option<Charge>,
+    ) -> Result<Self, FilesError> {
         let parts = files.len();
         let mut files = files.into_iter();
-        let first = match files.next() {
-            Some(file) => Shard::open(file, known)?,
+        let (first, _charge) = match files.next() {
+            Some(file) => Shard::open(file, known, charge)?,
             None => return Err(GgufError::from(MapError::Empty).into()),
         };
         if parts == 1 {
-            return Self::single(first);
+            return Self::single(first, _charge);
         }
         first.check_numbers(0, parts)?;
         let (mut others, mut elsewhere) = (Vec::new(), HashMap::new());
         for (number, file) in (1..).zip(files) {
-            let other = Shard::open(file, &|_| Vec::new()).map_err(|source| FilesError::Part {
-                part: number + 1,
-                parts,
-                source,
-            })?;
+            let opened = Shard::open(file, &|_| Vec::new(), None);
+            let (other, _) = opened.map_err(|source| FilesError::Part { part: number + 1, parts, source })?;
             other.check_numbers(number, parts)?;
             for tensor in other.gguf.tensors() {
                 let name: Box<str> = tensor.name.as_str().into();
@@ -143,18 +148,18 @@ impl ModelFiles {
         let found = first.gguf.tensors().len() + elsewhere.len();
         match first.gguf.unsigned("split.tensors.count") {
             Some(want) if want != found as u64 => Err(FilesError::Tensors { parts, found, want }),
-            _ => Ok(Self { first, others, elsewhere }),
+            _ => Ok(Self { first, others, elsewhere, _charge }),
         }
     }
 
     /// A model of one file. A joined file may state 1 part or 0.
-    fn single(first: Shard) -> Result<Self, FilesError> {
+    fn single(first: Shard, _charge: Option<Charge>) -> Result<Self, FilesError> {
         match first.gguf.unsigned("split.count") {
             Some(parts) if parts > 1 => {
                 let part = first.gguf.unsigned("split.no").unwrap_or(0).saturating_add(1);
                 Err(FilesError::Alone { part, parts })
             }
-            _ => Ok(Self { first, others: Vec::new(), elsewhere: HashMap::new() }),
+            _ => Ok(Self { first, others: Vec::new(), elsewhere: HashMap::new(), _charge }),
         }
     }
 
@@ -211,12 +216,24 @@ impl ModelFiles {
     pub fn check_unchanged(&self) -> Result<(), MapError> {
         self.mappings().try_for_each(|file| file.check_unchanged())
     }
+
+    /// Fails when any file's content may have changed since it was mapped, whatever its modification time says.
+    ///
+    /// # Errors
+    /// As [`MappedFile::check_untouched`].
+    pub fn check_untouched(&self) -> Result<(), MapError> {
+        self.mappings().try_for_each(|file| file.check_untouched())
+    }
 }
 
 impl Shard {
-    fn open(file: File, known: Known<'_>) -> Result<Self, GgufError> {
-        let (gguf, file) = Gguf::open_beside(file, known)?;
-        Ok(Self { gguf, file })
+    fn open(
+        file: File,
+        known: Known<'_>,
+        charge: Option<Charge>,
+    ) -> Result<(Self, Option<Charge>), GgufError> {
+        let (gguf, file, charge) = Gguf::open_charged(file, known, charge)?;
+        Ok((Self { gguf, file }, charge))
     }
 
     /// Checks that the file is part `number`, from 0, of `parts`.

@@ -3,6 +3,7 @@
 //! States of a model: `Registered` (a name and a file) -> `Mapped` ([`Model`]: header checked, tokenizer and plan
 //! built, no weight byte read) -> `Draining` -> freed; `Poisoned` from any state.
 
+use crate::share::Charge;
 use crate::tensor::is_shortage;
 
 pub mod arch;
@@ -35,6 +36,17 @@ pub struct Model {
     pub plan: plan::ExecutionPlan,
     /// Context length the file states, in tokens.
     pub context_length: u32,
+    /// Set if not the file is mapped but a copy of it.
+    pub copied: Option<Copied>,
+}
+
+/// A model's file whose pages may never come, because its file system's server may hang. It is served from memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// Type of the file system, as the kernel names it.
+    pub file_system: String,
+    /// Bytes in memory.
+    pub bytes: u64,
 }
 
 /// Chat template of a file (`tokenizer.chat_template`).
@@ -97,11 +109,12 @@ impl Model {
     /// # Errors
     /// [`ModelError`].
     pub fn open(id: ModelId, name: &str, files: Vec<std::fs::File>) -> Result<Self, ModelError> {
-        Self::open_beside(id, name, files, &tokenizer::Tokenizers::default())
+        Self::open_beside(id, name, files, &tokenizer::Tokenizers::default(), None)
     }
 
     /// Maps the model's files, the first part first, checks them and builds the plan. Builds a tokenizer unless
-    /// `tokenizers` holds one of the same vocabulary. Reads headers by pread, no weight byte.
+    /// `tokenizers` holds one of the same vocabulary. Reads headers by pread, no weight byte. `charge` grows by what the
+    /// header takes, and is held as long as the model.
     ///
     /// Blocks for 10-35 ms with a vocabulary of 150,000 tokens, or about 3 ms where a mapped model has the same one.
     /// Call it off the runtime threads.
@@ -113,8 +126,9 @@ impl Model {
         name: &str,
         files: Vec<std::fs::File>,
         tokenizers: &tokenizer::Tokenizers,
+        charge: Option<Charge>,
     ) -> Result<Self, ModelError> {
-        let mut files = files::ModelFiles::open_beside(files, &tokenizers.known())?;
+        let mut files = files::ModelFiles::open_beside(files, &tokenizers.known(), charge)?;
         let tokenizer = tokenizers.of(files.header())?;
         files.header_mut().share(tokenizer.entries());
         let header = files.header();
@@ -122,7 +136,8 @@ impl Model {
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
         let context_length = plan.context_length;
         let pages = pages::Pages::default();
-        Ok(Self { id, name: name.to_owned(), files, pages, tokenizer, chat_template, plan, context_length })
+        let name = name.to_owned();
+        Ok(Self { id, name, files, pages, tokenizer, chat_template, plan, context_length, copied: None })
     }
 }
 

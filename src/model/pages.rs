@@ -107,7 +107,7 @@ pub enum PagesState {
 }
 
 /// The current state of a model's pages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PagesReport {
     /// Wanted residency.
     pub wanted: PageResidency,

@@ -22,6 +22,7 @@ use crate::backend::{Backend, BackendError, BackendInfo, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
 use crate::program::Program;
+use crate::share::limits::UserLimits;
 use crate::tensor::LazyTensor;
 
 /// Events that a watcher may lag behind: two for each layer of a few large models.
@@ -482,6 +483,10 @@ pub struct EngineOptions {
     pub kv_budget_bytes: u64,
     /// A sequence that had no credit for this long fails.
     pub slow_reader: Duration,
+    /// Users whose requests do not wait for places that other users' sequences hold.
+    pub privileged: Vec<u32>,
+    /// Limits of users, for their shares of the device's time.
+    pub users: Arc<UserLimits>,
     /// A model without sequences for this long frees its activations and KV pool; its weights stay.
     pub idle_release: Duration,
 }
@@ -494,6 +499,8 @@ impl Default for EngineOptions {
             queue_max: 1024,
             kv_budget_bytes: 4 << 30,
             slow_reader: Duration::from_secs(30),
+            privileged: Vec::new(),
+            users: Arc::default(),
             idle_release: Duration::from_secs(60),
         }
     }

@@ -1,14 +1,15 @@
 //! Decides which sequence runs next, and runs the one loop that computes them.
 //!
-//! Three state machines are pure: `schedule` (queues, turns, KV pages, credits), `life` (a model on a device) and
+//! Three state machines are pure: `schedule` (queues, users' shares, KV pages, credits), `life` (a model on a device) and
 //! `loads` (weights that clients requested). They use no I/O, no device and no clock; callers pass in the instants.
+//! `accounts` (device time by user) and `costs` (how long a step takes) are the schedule's.
 //! `residency` decides which weights are on the device and begins every tensor's load. `device` holds these beside the
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
 //! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence reserves KV
-//! bytes at admission, takes pages as it grows, and frees them at its end. While its credit is 0 it is `Stalled`: it
-//! keeps its pages, and the schedule skips it.
+//! bytes at admission, takes pages as it grows, and frees them at its end. While its credit is 0 it is `Stalled`: the
+//! schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,9 @@ use crate::backend::{BackendError, KV_PAGE_TOKENS};
 use crate::model::Model;
 use crate::tensor::MapError;
 
+mod accounts;
 mod core;
+mod costs;
 mod device;
 mod engine;
 mod handle;
@@ -73,6 +76,8 @@ pub struct Job {
     pub id: SequenceId,
     /// User id that is charged for the request.
     pub uid: u32,
+    /// Number of the connection that the request came on: a user's connections take turns.
+    pub connection: u64,
     /// The model to run.
     pub model: Arc<Model>,
     /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.

@@ -1,20 +1,27 @@
 //! Decides the order in which sequences run. Pure: no I/O, no device, and no clock except the instants that callers
 //! pass in.
 //!
-//! - Admission is first come, first served over all models. An admitted sequence has reserved KV pages for the most
-//!   positions it can fill, so it never runs out of pages. It gets page *numbers* as it grows.
-//! - Each step belongs to one model; models with runnable sequences take turns.
-//! - A step takes one row of every decoding sequence, then fills up to `rows_max` with prompt chunks in order of
-//!   admission. At most `rows_max` sequences are admitted, so a prompt always gets at least one row.
-//! - A sequence without credit keeps its pages and is skipped.
+//! - Users share the device: its time (`accounts`), its places and its KV bytes. `admission` says who gets a place and
+//!   who gives one up, `compose` which rows a step takes.
+//! - An admitted sequence has reserved KV pages for the most positions it can fill, so it never runs out of pages. It
+//!   gets page *numbers* as it grows.
+//! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
+//! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
+//! - A long step may be suspended between two parts, so that another model's step can run. It is resumed before any
+//!   other step of its model.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::accounts::Accounts;
+use super::costs::Cost;
 use super::pages::PagePool;
-use super::sequence::{Answer, Sequence};
+use super::sequence::{Answer, Request, Sequence};
 use super::{SequenceId, SequenceState};
 use crate::model::ModelId;
+
+mod admission;
+mod compose;
 
 /// Limits of the schedule.
 #[derive(Clone, Debug)]
@@ -27,12 +34,20 @@ pub(super) struct Limits {
     pub kv_budget_bytes: u64,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,
+    /// Users whose requests never wait for a place that another user's sequence holds.
+    pub privileged: Vec<u32>,
 }
 
 /// Rows of one sequence in a step: positions `start..start + rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub id: SequenceId,
+    /// The user that is charged for the rows.
+    pub uid: u32,
+    /// The user's connection, charged likewise.
+    pub connection: u64,
+    /// [`Sequence::restarts`] when the step was planned: a sequence that restarted since then discards the result.
+    pub restarts: u32,
     pub start: u32,
     pub rows: u32,
     /// The last row is the last known token, and its logits give the next one.
@@ -48,6 +63,15 @@ pub(super) struct StepPlan {
     pub work: Vec<Work>,
     /// The previous step belonged to another model.
     pub switched: bool,
+    /// The step was suspended and goes on.
+    pub resumed: bool,
+}
+
+impl StepPlan {
+    /// Number of token rows.
+    pub fn rows(&self) -> u32 {
+        self.work.iter().map(|work| work.rows).sum()
+    }
 }
 
 /// Why a sequence has expired.
@@ -72,6 +96,9 @@ pub(super) struct Schedule<A = Answer> {
     limits: Limits,
     /// Waiting sequences in order of arrival. The engine's inbox bounds their number.
     queue: VecDeque<Sequence<A>>,
+    /// Number of waiting sequences by user and connection. Steps and admissions ask for users; the queue may have
+    /// thousands.
+    waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     pools: BTreeMap<ModelId, PagePool>,
@@ -80,6 +107,21 @@ pub(super) struct Schedule<A = Answer> {
     turn: Option<ModelId>,
     /// Until this instant the same model also gets the next step, if it can run.
     turn_kept: Option<Instant>,
+    accounts: Accounts<u32>,
+    /// Device time of each user's connections.
+    connections: BTreeMap<u32, Accounts<u64>>,
+    /// What is known of the time of each model's steps.
+    costs: BTreeMap<ModelId, Cost>,
+    /// The last step that a user led on a model.
+    turns: BTreeMap<(u32, ModelId), u64>,
+    /// Suspended steps; at most one of a model.
+    suspended: BTreeMap<ModelId, StepPlan>,
+    /// Until this instant steps are kept short, because sequences of several users were live not long ago.
+    contended: Option<Instant>,
+    /// Number of sequences submitted.
+    arrivals: u64,
+    /// Number of steps planned.
+    steps: u64,
 }
 
 impl<A> Schedule<A> {
@@ -90,12 +132,26 @@ impl<A> Schedule<A> {
         Self {
             limits,
             queue: VecDeque::new(),
+            waiting: BTreeMap::new(),
             running: Vec::new(),
             pools: BTreeMap::new(),
             reserved_bytes: 0,
             turn: None,
             turn_kept: None,
+            accounts: Accounts::default(),
+            connections: BTreeMap::new(),
+            costs: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            suspended: BTreeMap::new(),
+            contended: None,
+            arrivals: 0,
+            steps: 0,
         }
+    }
+
+    /// Replaces the shares of device time of users that have another one than most.
+    pub fn set_shares(&mut self, shares: BTreeMap<u32, u32>) {
+        self.accounts.set_shares(shares);
     }
 
     pub fn limits(&self) -> &Limits {
@@ -109,73 +165,47 @@ impl<A> Schedule<A> {
     }
 
     /// Appends a sequence to the queue.
-    pub fn submit(&mut self, sequence: Sequence<A>) {
-        self.queue.push_back(sequence);
+    pub fn submit(&mut self, mut sequence: Sequence<A>) {
+        sequence.arrival = self.arrivals;
+        self.arrivals += 1;
+        self.enqueue(sequence);
     }
 
-    /// Admits sequences from the head of the queue while the limits allow. A head that does not fit blocks those behind
-    /// it.
-    pub fn admit(&mut self, now: Instant) -> Vec<SequenceId> {
-        let mut admitted = Vec::new();
-        while self.running.len() < self.limits.sequences_max as usize {
-            let Some(head) = self.queue.front() else { break };
-            let reserved = self.reserved_bytes.saturating_add(head.reserved_bytes());
-            if reserved > self.limits.kv_budget_bytes {
-                break;
-            }
-            let Some(mut head) = self.queue.pop_front() else { break };
-            self.reserved_bytes = reserved;
-            let pages = self.pool_pages(head.request.page_bytes);
-            self.pools.entry(head.request.model).or_insert_with(|| PagePool::new(pages));
-            head.stalled = (head.credit == 0).then_some(now);
-            admitted.push(head.request.id);
-            self.running.push(head);
-        }
-        admitted
+    /// Puts a sequence into the queue, at its place in the order of arrival.
+    fn enqueue(&mut self, sequence: Sequence<A>) {
+        let of_user = self.waiting.entry(sequence.request.uid).or_default();
+        *of_user.entry(sequence.request.connection).or_default() += 1;
+        let before = self.queue.partition_point(|other| other.arrival < sequence.arrival);
+        self.queue.insert(before, sequence);
     }
 
-    /// Plans the next step and assigns pages to its rows; `None` when no sequence can run.
-    pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
-        let model = self.next_turn(now)?;
-        let switched = self.turn.replace(model) != Some(model);
-        let mut rows_left = self.limits.rows_max;
-        let mut work = Vec::new();
-        for decode in [true, false] {
-            let runs =
-                |s: &&mut Sequence<A>| s.request.model == model && s.is_runnable() && s.decodes() == decode;
-            for sequence in self.running.iter_mut().filter(runs) {
-                let rows = sequence.pending().min(rows_left);
-                if rows == 0 {
-                    break;
-                }
-                rows_left -= rows;
-                let samples = rows == sequence.pending();
-                work.push(Work { id: sequence.request.id, start: sequence.computed, rows, samples, decode });
-                let pool = self.pools.get_mut(&model)?;
-                while sequence.needs_page(rows) {
-                    sequence.pages.push(pool.take());
+    /// Takes a sequence out of the queue.
+    fn dequeue(&mut self, at: usize) -> Option<Sequence<A>> {
+        let sequence = self.queue.remove(at)?;
+        let Request { uid, connection, .. } = sequence.request;
+        if let Some(of_user) = self.waiting.get_mut(&uid) {
+            if let Some(count) = of_user.get_mut(&connection) {
+                *count -= 1;
+                if *count == 0 {
+                    of_user.remove(&connection);
                 }
             }
+            if of_user.is_empty() {
+                self.waiting.remove(&uid);
+            }
         }
-        Some(StepPlan { model, work, switched })
+        Some(sequence)
+    }
+
+    /// Users with a live sequence.
+    fn users(&self) -> BTreeSet<u32> {
+        self.running.iter().map(|s| s.request.uid).chain(self.waiting.keys().copied()).collect()
     }
 
     /// Lets the model of the last step keep its turn until this instant, as long as it can run. Its loaded weights are
     /// then used before another model evicts them.
     pub fn keep_turn(&mut self, until: Option<Instant>) {
         self.turn_kept = until;
-    }
-
-    /// The next runnable model after that of the last step, in a circle by id.
-    fn next_turn(&self, now: Instant) -> Option<ModelId> {
-        let runnable = || self.running.iter().filter(|s| s.is_runnable()).map(|s| s.request.model);
-        if self.turn_kept.is_some_and(|until| now < until)
-            && let Some(same) = runnable().find(|m| self.turn == Some(*m))
-        {
-            return Some(same);
-        }
-        let after = runnable().filter(|&m| self.turn.is_some_and(|last| m > last)).min();
-        after.or_else(|| runnable().min())
     }
 
     fn all(&self) -> impl Iterator<Item = &Sequence<A>> {
@@ -205,20 +235,43 @@ impl<A> Schedule<A> {
     /// Removes a sequence in any state and frees its pages. The returned sequence still lists them.
     pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<A>> {
         if let Some(at) = self.queue.iter().position(|s| s.request.id == id) {
-            return self.queue.remove(at);
+            return self.dequeue(at);
         }
         let at = self.running.iter().position(|s| s.request.id == id)?;
+        Some(self.take_running(at))
+    }
+
+    /// Takes out an admitted sequence, with its reservation and its pages.
+    fn take_running(&mut self, at: usize) -> Sequence<A> {
         let sequence = self.running.remove(at);
         self.reserved_bytes -= sequence.reserved_bytes();
         if let Some(pool) = self.pools.get_mut(&sequence.request.model) {
             pool.give_back(&sequence.pages);
         }
-        Some(sequence)
+        sequence
+    }
+
+    /// Keeps a step that stopped between two parts; [`Schedule::next_step`] returns it again.
+    pub fn suspend(&mut self, step: StepPlan) {
+        self.suspended.insert(step.model, step);
+    }
+
+    /// Drops the suspended step of a model if all of its sequences have ended or restarted. True if it did.
+    pub fn drop_unwanted(&mut self, model: ModelId) -> bool {
+        let Some(step) = self.suspended.get(&model) else { return false };
+        let wanted = |work: &Work| self.get(work.id).is_some_and(|s| s.restarts == work.restarts);
+        let unwanted = !step.work.iter().any(wanted);
+        if unwanted {
+            self.suspended.remove(&model);
+        }
+        unwanted
     }
 
     /// Removes all sequences, reservations and pools.
     pub fn clear(&mut self) -> Vec<Sequence<A>> {
         self.pools.clear();
+        self.suspended.clear();
+        self.waiting.clear();
         self.reserved_bytes = 0;
         self.running.drain(..).chain(self.queue.drain(..)).collect()
     }
@@ -245,9 +298,9 @@ impl<A> Schedule<A> {
 
     /// Drops the computed positions of a model whose KV pool is gone; its sequences prefill all their tokens again.
     pub fn rewind(&mut self, model: ModelId) {
+        self.suspended.remove(&model);
         for sequence in self.running.iter_mut().filter(|s| s.request.model == model) {
-            sequence.computed = 0;
-            sequence.pages.clear();
+            sequence.restart();
         }
         if let Some(pool) = self.pools.get_mut(&model) {
             *pool = PagePool::new(pool.size());
@@ -258,6 +311,7 @@ impl<A> Schedule<A> {
     pub fn close_pool(&mut self, model: ModelId) {
         if !self.running.iter().any(|s| s.request.model == model) {
             self.pools.remove(&model);
+            self.costs.remove(&model);
         }
     }
 

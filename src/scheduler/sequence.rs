@@ -16,6 +16,10 @@ use crate::model::ModelId;
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub id: SequenceId,
+    /// The user that is charged.
+    pub uid: u32,
+    /// Number of the user's connection.
+    pub connection: u64,
     pub model: ModelId,
     /// Bytes of one KV page of the model; above 0.
     pub page_bytes: u64,
@@ -39,15 +43,55 @@ pub(super) struct Sequence<A = Answer> {
     pub pages: Vec<u32>,
     /// Token events that its client has granted and not yet received.
     pub credit: u32,
-    /// The instant since which it has been admitted without credit.
+    /// The instant since which it has had no credit after its admission.
     pub stalled: Option<Instant>,
+    /// Number in the order of arrival.
+    pub arrival: u64,
+    /// The instant since which it waits in the queue.
+    pub queued: Option<Instant>,
+    /// The instant of its first admission.
+    pub first_admitted: Option<Instant>,
+    /// The instant of its last admission; `None` while it waits.
+    pub admitted: Option<Instant>,
+    /// The instant at which it first sampled a token after its last admission.
+    pub ready: Option<Instant>,
+    /// Number of the last step that took rows of it.
+    pub served: u64,
+    /// How often it lost its computed positions.
+    pub restarts: u32,
+    /// Device time charged for it.
+    pub device_time: Duration,
     pub answer: A,
 }
 
 impl<A> Sequence<A> {
     pub fn new(request: Request, prompt: Vec<u32>, answer: A) -> Self {
         let credit = request.credit;
-        Self { request, tokens: prompt, computed: 0, pages: Vec::new(), credit, stalled: None, answer }
+        Self {
+            request,
+            tokens: prompt,
+            computed: 0,
+            pages: Vec::new(),
+            credit,
+            stalled: None,
+            arrival: 0,
+            queued: None,
+            first_admitted: None,
+            admitted: None,
+            ready: None,
+            served: 0,
+            restarts: 0,
+            device_time: Duration::ZERO,
+            answer,
+        }
+    }
+
+    /// Forgets its computed positions and pages: it prefills all its known tokens again.
+    pub fn restart(&mut self) {
+        self.computed = 0;
+        self.pages.clear();
+        self.ready = None;
+        self.restarts = self.restarts.wrapping_add(1);
     }
 
     /// KV bytes of the most positions that it can fill.
@@ -98,6 +142,7 @@ impl<A> Sequence<A> {
         self.computed += rows;
         if let Some(token) = drawn {
             self.tokens.push(token);
+            self.ready.get_or_insert(now);
             self.credit = self.credit.saturating_sub(1);
             self.stalled = (self.credit == 0).then_some(now);
         }
@@ -109,7 +154,6 @@ impl<A> Sequence<A> {
 pub(super) struct Answer {
     pub job: Job,
     text: AnswerText,
-    admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     /// Time that its steps waited for weights, until its first token.
@@ -121,6 +165,8 @@ impl Sequence {
     pub fn of(mut job: Job, page_bytes: u64) -> Self {
         let request = Request {
             id: job.id,
+            uid: job.uid,
+            connection: job.connection,
             model: job.model.id,
             page_bytes,
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
@@ -129,18 +175,14 @@ impl Sequence {
             deadline: job.deadline,
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
-        let (admitted, first_token, last_token) = (None, None, None);
-        let answer = Answer { job, text, admitted, first_token, last_token, load: Duration::ZERO };
-        Self::new(request, prompt, answer)
+        let (first_token, last_token, queued) = (None, None, Some(job.arrived));
+        let answer = Answer { job, text, first_token, last_token, load: Duration::ZERO };
+        Self { queued, ..Self::new(request, prompt, answer) }
     }
 
     /// Most tokens that the answer can have.
     pub fn answer_tokens(&self) -> u32 {
         self.answer.job.answer_tokens(self.request.prompt_tokens)
-    }
-
-    pub fn admit(&mut self, now: Instant) {
-        self.answer.admitted = Some(now);
     }
 
     /// Adds time that a step of this sequence waited for weights.
@@ -197,15 +239,16 @@ impl Sequence {
             _ => Duration::ZERO,
         };
         let generated_tokens = self.generated_tokens();
-        let Answer { job, text, admitted, first_token, last_token, load } = &mut self.answer;
+        let admitted = self.first_admitted;
+        let Answer { job, text, first_token, last_token, load } = &mut self.answer;
         Outcome {
             reason,
             text: text.finish(),
             prompt_tokens: self.request.prompt_tokens,
             generated_tokens,
-            queue: between(Some(job.arrived), *admitted),
+            queue: between(Some(job.arrived), admitted),
             load: *load,
-            prefill: between(*admitted, *first_token).saturating_sub(*load),
+            prefill: between(admitted, *first_token).saturating_sub(*load),
             decode: between(*first_token, *last_token),
         }
     }

@@ -66,6 +66,8 @@ pub struct Counters {
     pub sequences_failed: u64,
     /// Sequences that their client cancelled, or whose client disconnected.
     pub sequences_cancelled: u64,
+    /// Times that a sequence gave its place up for another user's.
+    pub sequences_parked: u64,
     /// Loads begun, of one tensor each.
     pub tensors_loaded: u64,
     /// Requests for tensors that were already resident or in flight.
@@ -189,6 +191,8 @@ pub struct SequenceSnapshot {
     pub max_tokens: u32,
     /// KV pages in use.
     pub kv_pages: u32,
+    /// Device time charged for it.
+    pub device_time: Duration,
     /// When it arrived.
     pub arrived: Instant,
     /// Position in the queue, from 1; 0 once admitted.

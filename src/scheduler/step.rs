@@ -75,10 +75,20 @@ pub(super) struct StepDevice<'a> {
     /// True when no client wants the step any more. A step calls it between parts, and only while it still loads
     /// weights: a step over resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
+    /// True when the step should make way for others. Called between parts.
+    pub is_due: &'a dyn Fn() -> bool,
 }
 
-/// Runs a step. Returns one sampled token, or the cause of a failure, for each sequence that samples, in the order of
-/// [`StepArrays::push`].
+/// How far a step came.
+pub(super) enum Ran {
+    /// To its end: one sampled token, or the cause of a failure, for each sequence that samples, in the order of
+    /// [`StepArrays::push`].
+    Done(Vec<Result<Sampled, BackendError>>),
+    /// It made way for others before this part.
+    Suspended(u32),
+}
+
+/// Runs a step, from `resumed` if it was suspended there.
 ///
 /// # Errors
 /// [`BackendError`] of the first load or part that failed, or [`BackendError::GivenUp`]. The KV rows of this step are
@@ -86,15 +96,26 @@ pub(super) struct StepDevice<'a> {
 pub(super) fn run(
     device: StepDevice<'_>,
     arrays: &StepArrays,
-) -> Result<Vec<Result<Sampled, BackendError>>, BackendError> {
-    let StepDevice { backend, residency, model, parts, slot, heartbeat, given_up } = device;
-    backend.begin_step(slot, &arrays.batch())?;
+    resumed: Option<u32>,
+) -> Result<Ran, BackendError> {
+    let StepDevice { backend, residency, model, parts, slot, heartbeat, given_up, is_due } = device;
+    match resumed {
+        None => backend.begin_step(slot, &arrays.batch())?,
+        Some(_) => backend.resume_step(slot)?,
+    }
     let cold = !residency.is_resolved(model);
     // No sequence samples, so no logits are needed: skip the head.
     let parts = if arrays.samples.is_empty() { parts.saturating_sub(1) } else { parts };
-    for part in FIRST_PART..parts {
-        if cold && part > FIRST_PART && given_up() {
-            return Err(BackendError::GivenUp);
+    let first = resumed.unwrap_or(FIRST_PART);
+    for part in first..parts {
+        if part > first {
+            if cold && given_up() {
+                return Err(BackendError::GivenUp);
+            }
+            if is_due() {
+                backend.suspend_step()?;
+                return Ok(Ran::Suspended(part));
+            }
         }
         residency.bring(model, part, backend)?;
         while let Progress::Needs(chosen) = backend.run(part, &residency.weights(model)?)? {
@@ -104,7 +125,7 @@ pub(super) fn run(
         heartbeat.fetch_add(1, Ordering::Relaxed);
     }
     if arrays.samples.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Ran::Done(Vec::new()));
     }
     let sampled = backend.sample(&arrays.samples)?;
     if sampled.len() != arrays.samples.len() {
@@ -112,5 +133,5 @@ pub(super) fn run(
             "the sampler returned a different number of tokens than requested".to_owned(),
         ));
     }
-    Ok(sampled)
+    Ok(Ran::Done(sampled))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rocmforge_client::wire::{self, ErrorCode, Flags, Message, Op, WireError};
 
 use super::Connection;
-use super::error::{Failure, of_codec};
+use super::error::{Failure, of_codec, of_unread};
 
 /// Answers one stream exactly once. Dropping it unanswered sends an `Internal` error, so that no stream stays open.
 #[derive(Debug)]
@@ -23,11 +23,11 @@ impl Answer {
     /// Sends the first of several items, which may be large: waits for room.
     ///
     /// # Errors
-    /// A message that does not fit a frame.
+    /// A message that does not fit a frame, or for which the user's unread answers leave no room.
     pub(super) async fn first_item<T: Message>(&self, message: &T) -> Result<(), Failure> {
         let frame = self.frame(Op::Item, Flags::MORE, message)?;
-        self.connection.outbox.send_in_turn(frame, || ()).await;
-        Ok(())
+        let sent = self.connection.outbox.send_in_turn(frame, || ()).await;
+        sent.map_err(|refusal| of_unread(&refusal))
     }
 
     /// Sends one of several items; the stream goes on.
@@ -48,7 +48,9 @@ impl Answer {
         };
         if let Some(frame) = frame {
             let outbox = self.connection.outbox.clone();
-            outbox.send_in_turn(frame, || self.close()).await;
+            if let Err(refusal) = outbox.send_in_turn(frame, || self.close()).await {
+                self.fail(&of_unread(&refusal));
+            }
         }
     }
 

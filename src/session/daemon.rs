@@ -1,17 +1,21 @@
 //! Requests about the daemon itself.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use rocmforge_client::wire::{
-    self, DeviceStatus, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest, PsReply,
-    PsRequest, SequenceEntry, StatusReply, WireError,
+    self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_TIME, EXT_STATUS_LOST_THREADS,
+    ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest, PsReply, PsRequest,
+    RequestScope, SequenceEntry, StatusReply, WireError,
 };
 
 use super::models::{fill, page_room};
+use super::service::Preparing;
 use super::{Call, Failure, failure, host};
 use crate::backend::{BackendInfo, DeviceCounters};
-use crate::scheduler::{EngineSnapshot, SequenceSnapshot, SequenceState};
+use crate::scheduler::{EngineSnapshot, SequenceId, SequenceSnapshot, SequenceState};
 
 /// Version that clients see.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -47,40 +51,92 @@ pub(super) fn info(call: &Call) -> InfoReply {
     }
 }
 
-/// All token requests. Other users' model names are empty unless public or the client has [`super::Right::See`].
+/// The client's token requests; those of all users if it has [`super::Right::See`].
 pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failure> {
-    let snapshot = call.service().engine.snapshot();
+    let (service, peer) = (call.service(), call.peer());
+    let shown = |id: SequenceId, uid: u32| id.0 > request.after && (peer.sees || uid == peer.uid);
+    // Before the snapshot: a request that goes to the engine meanwhile is in both lists, not in none.
+    let preparing = service.preparing(shown);
+    let snapshot = service.engine.snapshot();
     let mut all: Vec<&SequenceSnapshot> = snapshot.sequences.iter().collect();
-    all.retain(|sequence| sequence.id.0 > request.after);
-    all.sort_unstable_by_key(|sequence| sequence.id.0);
-    let of_all = all.len();
-    all.truncate(wire::limits::SEQUENCES_MAX);
-    let names = names(&call, &all);
-    let entries = all.into_iter().zip(names).map(|(sequence, model)| entry(sequence, model));
+    all.retain(|sequence| shown(sequence.id, sequence.uid));
+    let names = service.model_names(all.iter().map(|sequence| sequence.id));
+    let entries = all.into_iter().zip(names).map(|(sequence, model)| (sequence.id, entry(sequence, model)));
+    let mut entries: BTreeMap<SequenceId, SequenceEntry> = entries.collect();
+    for asked in preparing {
+        entries.entry(asked.id).or_insert_with(|| of_preparing(asked));
+    }
+    let of_all = entries.len();
     let mut room = page_room(call.connection.limits.max_frame);
+    let entries = entries.into_values().take(wire::limits::SEQUENCES_MAX);
     let sequences = fill(&mut room, entries, entry_bytes);
     Ok(PsReply { more: sequences.len() < of_all, sequences, ext: Ext::new() })
 }
 
 /// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &SequenceEntry) -> usize {
-    entry.model.len() + 64
+    entry.model.len() + 82
 }
 
-/// Each sequence's model name, or empty if the client may not know it.
-fn names(call: &Call, sequences: &[&SequenceSnapshot]) -> Vec<String> {
+/// Cancels requests for tokens, whatever connection they belong to.
+pub(super) async fn cancel(
+    call: Call,
+    request: CancelRequestsRequest,
+) -> Result<CancelRequestsReply, Failure> {
     let (peer, service) = (call.peer(), call.service());
-    let asked_by = service.asked_by(sequences.iter().map(|sequence| sequence.id));
-    let names = asked_by.iter().map(|asked| asked.as_ref().map_or("", |(_, name)| name.as_str()));
-    let public = service.store.are_public(names);
-    let told = |(asked, public): (Option<(u32, String)>, bool)| match asked {
-        Some((uid, name)) if uid == peer.uid || peer.sees || public => name,
-        _ => String::new(),
+    let mut wanted = service.sequences();
+    wanted.retain(|(id, uid)| match request.scope {
+        RequestScope::Id(wanted) => id.0 == wanted,
+        RequestScope::Uid(wanted) => *uid == wanted,
+    });
+    let asked = match request.scope {
+        RequestScope::Id(id) => format!("request {id}"),
+        RequestScope::Uid(uid) => format!("request of uid {uid}"),
     };
-    asked_by.into_iter().zip(public).map(told).collect()
+    // The same answer whether another user has such a request or not.
+    let own = match request.scope {
+        RequestScope::Id(_) => wanted.iter().any(|(_, uid)| *uid == peer.uid),
+        RequestScope::Uid(uid) => uid == peer.uid,
+    };
+    if !own && !peer.administrator {
+        let text =
+            format!("uid {} has no {asked}: only an administrator cancels those of other users", peer.uid);
+        return Err(failure(ErrorCode::Forbidden, &text));
+    }
+    if wanted.is_empty() {
+        let text = format!("no {asked} is waiting or running: `ps` lists them");
+        return Err(failure(ErrorCode::InvalidArgument, &text));
+    }
+    for (id, uid) in &wanted {
+        tracing::info!(name: "cancelled", uid, request = id.0, by = peer.uid, "a request was cancelled");
+        service.cancel(*id);
+    }
+    Ok(CancelRequestsReply { cancelled: u32::try_from(wanted.len()).unwrap_or(u32::MAX), ext: Ext::new() })
+}
+
+fn of_preparing(asked: Preparing) -> SequenceEntry {
+    SequenceEntry {
+        id: asked.id.0,
+        uid: asked.uid,
+        model: asked.model,
+        state: wire::SequenceState::Preparing,
+        prompt_tokens: 0,
+        prefilled_tokens: 0,
+        generated_tokens: 0,
+        max_tokens: 0,
+        kv_pages: 0,
+        age_ms: milliseconds_since(asked.arrived),
+        queue_position: 0,
+        ext: Ext::new(),
+    }
+}
+
+fn milliseconds_since(moment: Instant) -> u64 {
+    u64::try_from(moment.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
+    let device_us = u64::try_from(sequence.device_time.as_micros()).unwrap_or(u64::MAX);
     SequenceEntry {
         id: sequence.id.0,
         uid: sequence.uid,
@@ -96,9 +152,9 @@ fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
         generated_tokens: sequence.generated_tokens,
         max_tokens: sequence.max_tokens,
         kv_pages: sequence.kv_pages,
-        age_ms: u64::try_from(sequence.arrived.elapsed().as_millis()).unwrap_or(u64::MAX),
+        age_ms: milliseconds_since(sequence.arrived),
         queue_position: sequence.queue_position,
-        ext: Ext::new(),
+        ext: vec![(EXT_DEVICE_TIME, device_us.to_le_bytes().to_vec())],
     }
 }
 
@@ -111,21 +167,45 @@ pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
     let service = call.service();
     Ok(StatusReply {
         version: VERSION.to_owned(),
-        uptime_ms: u64::try_from(service.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        uptime_ms: milliseconds_since(service.started),
         pid: std::process::id(),
         draining: service.is_draining(),
         connections: service.connections(),
         models_mapped: u32::try_from(service.store.mapped()).unwrap_or(u32::MAX),
-        devices: vec![device(&call, &service.engine.snapshot())],
+        devices: vec![Coarse::of(&call).status(device(&call, &service.engine.snapshot()))],
         rss_anon_bytes: memory.anon_bytes,
         rss_file_bytes: memory.file_bytes,
         host,
-        ext: StatusReply::notes_ext(
-            [("you may", call.rights()), ("kept", service.kept())]
-                .into_iter()
-                .filter(|(_, text)| !text.is_empty()),
-        ),
+        ext: status_ext(&call),
     })
+}
+
+/// Notes about the daemon, and the number of its lost threads.
+fn status_ext(call: &Call) -> Ext {
+    let service = call.service();
+    let (copies, bytes) = service.store.copied();
+    let copies = (copies > 0).then(|| {
+        format!(
+            "{copies} models, {bytes} bytes in memory, because the servers of their file systems may hang"
+        )
+    });
+    let lost = service.lost_threads();
+    let silent =
+        (lost > 0).then(|| format!("{lost} wait for file systems that do not answer; the log names them"));
+    let notes = [
+        ("you may", Some(call.rights())),
+        ("kept", Some(service.kept())),
+        ("copies", copies),
+        ("lost threads", silent),
+    ];
+    let notes =
+        notes.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
+    let mut ext = StatusReply::notes_ext(notes);
+    if lost > 0 {
+        let lost = u32::try_from(lost).unwrap_or(u32::MAX);
+        ext.push((EXT_STATUS_LOST_THREADS, lost.to_le_bytes().to_vec()));
+    }
+    ext
 }
 
 fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
@@ -157,6 +237,62 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         device_bytes: snapshot.device_bytes,
         step_sequences: counters.step_sequences,
         ext: DeviceStatus::notes_ext(notes(&info, snapshot)),
+    }
+}
+
+/// Counters that tell how long others' prompts and answers are, in steps too large for that: for users without
+/// [`super::Right::See`], unless all requests were their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Coarse(bool);
+
+/// Steps of counted rows. A prompt or an answer has seldom more.
+const ROWS_STEP: u64 = 1024;
+/// Steps of counted KV pages; a page holds 16 positions or more.
+const PAGES_STEP: u32 = 64;
+/// Steps of bytes of KV pages.
+const KV_BYTES_STEP: u64 = 64 << 20;
+/// Steps of counted tensors: a step of a model uses hundreds.
+const TENSORS_STEP: u64 = 1 << 20;
+
+impl Coarse {
+    /// Exact counters.
+    #[cfg(test)]
+    pub(super) const NO: Self = Self(false);
+
+    pub(super) fn of(call: &Call) -> Self {
+        let peer = call.peer();
+        Self(!peer.sees && !call.service().is_alone(peer.uid))
+    }
+
+    fn down(self, count: u64, step: u64) -> u64 {
+        if self.0 { count / step * step } else { count }
+    }
+
+    pub(super) fn rows(self, count: u64) -> u64 {
+        self.down(count, ROWS_STEP)
+    }
+
+    pub(super) fn tensors(self, count: u64) -> u64 {
+        self.down(count, TENSORS_STEP)
+    }
+
+    pub(super) fn kv_bytes(self, bytes: u64) -> u64 {
+        self.down(bytes, KV_BYTES_STEP)
+    }
+
+    fn status(self, exact: DeviceStatus) -> DeviceStatus {
+        let pages = self.down(exact.kv_pages_used.into(), PAGES_STEP.into());
+        DeviceStatus {
+            kv_pages_used: u32::try_from(pages).unwrap_or(u32::MAX),
+            kv_bytes: self.kv_bytes(exact.kv_bytes),
+            steps: self.rows(exact.steps),
+            rows: self.rows(exact.rows),
+            decode_rows: self.rows(exact.decode_rows),
+            prefill_rows: self.rows(exact.prefill_rows),
+            step_sequences: self.rows(exact.step_sequences),
+            tensor_hits: self.tensors(exact.tensor_hits),
+            ..exact
+        }
     }
 }
 
@@ -209,8 +345,15 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn coarse_counters_do_not_tell_lengths() {
+        let coarse = Coarse(true);
+        assert_eq!((coarse.rows(1023), coarse.rows(5000)), (0, 4096));
+        assert_eq!((coarse.kv_bytes(65 << 20), coarse.tensors(272 * 100)), (64 << 20, 0));
+        assert_eq!((Coarse::NO.rows(5000), Coarse::NO.kv_bytes(7)), (5000, 7));
+    }
     use crate::model::ModelId;
-    use crate::scheduler::SequenceId;
 
     #[test]
     fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
@@ -224,7 +367,8 @@ mod tests {
             generated_tokens: 1,
             max_tokens: 1,
             kv_pages: 1,
-            arrived: std::time::Instant::now(),
+            device_time: std::time::Duration::ZERO,
+            arrived: Instant::now(),
             queue_position: 1,
         };
         let longest = || entry(&sequence, "n".repeat(wire::limits::NAME_BYTES_MAX));

@@ -10,6 +10,7 @@ pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {
     report.checks.extend(uploads(&call));
     report.checks.push(rights(&call));
     report.checks.extend(locks(&call));
+    report.checks.extend(files(&call));
     Ok(reply(&report))
 }
 
@@ -39,6 +40,15 @@ fn locks(call: &Call) -> Option<Check> {
     let found = format!("{count} models are not locked: {}", refusal?);
     let advice = "raise LimitMEMLOCK= of the unit, or host.lock_mib; then pin them again".to_owned();
     Some(Check { name: "locked memory".into(), state: State::Problem, found, advice })
+}
+
+/// File systems whose servers do not answer.
+fn files(call: &Call) -> Option<Check> {
+    let lost = call.service().lost_threads();
+    let found =
+        format!("{lost} threads wait for file systems that do not answer; the log names their models");
+    let advice = "mend the file system's server, or unmount it (umount -f)".to_owned();
+    (lost > 0).then(|| Check { name: "model files".into(), state: State::Problem, found, advice })
 }
 
 fn reply(report: &Report) -> DoctorReply {

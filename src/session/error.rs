@@ -10,10 +10,11 @@ use crate::model::ModelError;
 use crate::model::files::FilesError;
 use crate::model::gguf::GgufError;
 use crate::model::plan::PlanError;
-use crate::model::store::{OpenError, StoreError};
+use crate::model::store::{CopyError, OpenError, StoreError};
 use crate::model::template::TemplateError;
 use crate::model::tokenizer::TokenizerError;
 use crate::scheduler::JobError;
+use crate::share::{Refusal, Whose};
 use crate::tensor::{MapError, is_shortage};
 
 /// Retry delay sent to clients when queues are full.
@@ -45,6 +46,30 @@ pub(super) fn shortage(what: &str) -> Failure {
          its unit and the machine's free memory"
     );
     failure(ErrorCode::Busy, &text)
+}
+
+/// The code of a refused share: the user's own fault, or that of all together.
+pub fn share_code(refusal: &Refusal) -> ErrorCode {
+    match refusal.whose {
+        Whose::Own => ErrorCode::Quota,
+        Whose::Everybody => ErrorCode::Busy,
+    }
+}
+
+/// A refused share; `about` begins the sentence, amounts are in `unit`s of the name `what`.
+pub(super) fn of_refusal(refusal: &Refusal, about: &str, unit: u64, what: &str) -> Failure {
+    let text = format!("{about}: {}", refusal.words(unit, what));
+    failure(share_code(refusal), &text)
+        .with_detail("wanted", refusal.wanted)
+        .with_detail("own", refusal.own)
+        .with_detail("limit", refusal.limit)
+        .with_detail("held", refusal.held)
+        .with_detail("total", refusal.total)
+}
+
+/// An answer that was made but not sent, because the user does not read its answers.
+pub(super) fn of_unread(refusal: &Refusal) -> Failure {
+    of_refusal(refusal, "there is no room for this answer beside unread ones", 1 << 10, "KiB")
 }
 
 pub(super) fn of_store(error: &StoreError) -> Failure {
@@ -102,12 +127,17 @@ pub fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Open { source, .. } => match &**source {
             OpenError::Model(error) => model_code(error),
             OpenError::Backend(error) => backend_code(error),
+            OpenError::Copy(CopyError::Changed { .. }) => ErrorCode::ModelChanged,
+            OpenError::Copy(_) => ErrorCode::Unavailable,
             OpenError::Panicked(_) => ErrorCode::Internal,
         },
+        StoreError::NoAnswer { .. } => ErrorCode::Unavailable,
         StoreError::Changed { .. } => ErrorCode::ModelChanged,
         StoreError::Poisoned { .. } => ErrorCode::ModelCorrupt,
-        StoreError::NotYours { .. } | StoreError::NotAdministrator { .. } => ErrorCode::Forbidden,
-        StoreError::Quota { .. } => ErrorCode::Quota,
+        StoreError::NotYours { .. } | StoreError::NotAdministrator { .. } | StoreError::Remote { .. } => {
+            ErrorCode::Forbidden
+        }
+        StoreError::Quota { .. } | StoreError::Pins { .. } => ErrorCode::Quota,
     }
 }
 
@@ -150,6 +180,7 @@ fn gguf_code(error: &GgufError) -> ErrorCode {
     match error {
         GgufError::Map(error) => map_code(error),
         GgufError::Read { .. } => ErrorCode::Unavailable,
+        GgufError::NoRoom { refusal } => share_code(refusal),
         GgufError::Magic { .. } => ErrorCode::NotAModelFile,
         GgufError::BigEndian { .. } | GgufError::Version { .. } | GgufError::TensorType { .. } => {
             ErrorCode::ModelUnsupported
@@ -276,7 +307,7 @@ mod tests {
             (of_job(&JobError::SlowReader { waited_s: 30 }), ErrorCode::SlowReader),
             (of_store(&StoreError::Poisoned { name: "m".into() }), ErrorCode::ModelCorrupt),
             (of_store(&StoreError::Changed { name: "m".into() }), ErrorCode::ModelChanged),
-            (of_store(&StoreError::Quota { limit: 8 }), ErrorCode::Quota),
+            (of_store(&StoreError::Pins { limit: 8 }), ErrorCode::Quota),
             (of_template(&TemplateError::RequestTooLong { bytes: 9, limit: 8 }), ErrorCode::LimitExceeded),
         ];
         for (failure, code) in faults {

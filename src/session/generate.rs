@@ -7,13 +7,14 @@ use rocmforge_client::wire::{
     self, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio_util::sync::CancellationToken;
 
 use super::answer::Answer;
 use super::error::{Failure, failure, of_job};
 use super::service::random;
 use super::{Call, prompt};
 use crate::model::store::Lease;
-use crate::scheduler::{Event, Job, Outcome, Sampling, StopReason, TokenBatch};
+use crate::scheduler::{Event, Job, JobError, Outcome, Sampling, SequenceId, StopReason, TokenBatch};
 
 /// Highest temperature: beyond it all tokens are equally likely.
 const TEMPERATURE_MAX: f32 = 100.0;
@@ -38,18 +39,19 @@ pub(super) async fn run(
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
-    let prepare = prompt::prepare(call, model.clone(), prompt, max_tokens);
-    let valid = before_the_job(call, deadline, prepare).await?;
-
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
+    let stopped = ticket.becomes(id, &model, arrived);
+    let prepare = prompt::prepare(call, model.clone(), prompt, max_tokens);
+    let valid = before_the_job(call, &stopped, deadline, prepare).await?;
+
     let (sender, mut events) = unbounded_channel();
     let prompt_ids = valid.prompt.clone();
     let seed = sampling.seed;
-    ticket.runs_as(id, &model);
     let job = |credit| Job {
         id,
         uid: call.peer().uid,
+        connection: call.connection.number,
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
         max_tokens: valid.max_tokens,
@@ -63,19 +65,27 @@ pub(super) async fn run(
         events: sender,
     };
     call.control.submit(id, |credit| engine.submit(job(credit))).map_err(|error| of_job(&error))?;
+    ticket.submitted();
     let lease = Arc::new(valid.lease);
     let answered = async {
-        let outcome = stream(call, answer, id, prompt_ids, &mut events).await?;
+        let outcome = stream(call, answer, id, &stopped, prompt_ids, &mut events).await?;
         check_whole(call, Arc::clone(&lease)).await?;
         Ok(end(outcome, seed))
     };
-    let answered: Result<GenerateEnd, Failure> = answered.await;
+    let mut answered: Result<GenerateEnd, Failure> = answered.await;
+    if let Err(error) = &answered
+        && error.code == ErrorCode::ModelChanged as u16
+    {
+        answered = Err(settled(call, &lease, error.clone()).await);
+    }
     let (uid, request) = (call.peer().uid, id.0);
     match &answered {
         Ok(_) => tracing::debug!(name: "answered", uid, request, model, "answered a request"),
         Err(error) => {
-            let code = error.code;
-            tracing::info!(name: "failed", uid, request, model, code, error = error.message, "a request failed");
+            if let Some(untold) = call.service().may_log(uid) {
+                let (code, text) = (error.code, &error.message);
+                tracing::info!(name: "failed", uid, request, model, code, untold, error = text, "a request failed");
+            }
         }
     }
     if answered.is_err() {
@@ -84,9 +94,18 @@ pub(super) async fn run(
     answered
 }
 
-/// Runs `prepare` until it ends, the client cancels, or the deadline passes.
+/// Time after which a file's size and time belong together, also where the thread that truncates was interrupted.
+const SETTLES: Duration = Duration::from_millis(50);
+
+/// A request that its client did not cancel on its stream.
+fn cancelled_elsewhere() -> Failure {
+    failure(ErrorCode::Cancelled, "cancelled by an administrator, or by another connection of the same user")
+}
+
+/// Runs `prepare` until it ends, somebody cancels the request, or the deadline passes.
 async fn before_the_job<T>(
     call: &Call,
+    stopped: &CancellationToken,
     deadline: Option<Instant>,
     prepare: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -99,6 +118,7 @@ async fn before_the_job<T>(
     tokio::select! {
         result = prepare => result,
         () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
+        () = stopped.cancelled() => Err(cancelled_elsewhere()),
         () = passed => Err(failure(ErrorCode::DeadlineExceeded, "the deadline passed while the prompt was prepared")),
     }
 }
@@ -129,18 +149,25 @@ fn sampling(options: &SamplingOptions) -> Result<Sampling, Failure> {
 async fn stream(
     call: &Call,
     answer: &Answer,
-    id: crate::scheduler::SequenceId,
+    id: SequenceId,
+    stopped: &CancellationToken,
     mut prompt_ids: Vec<u32>,
     events: &mut UnboundedReceiver<Event>,
 ) -> Result<Outcome, Failure> {
     let engine = &call.service().engine;
-    let mut cancelled = false;
+    let (mut cancelled, mut stopping) = (false, false);
     let mut unsent = None;
     loop {
         let event = tokio::select! {
             biased;
             () = call.control.cancel.cancelled(), if !cancelled => {
                 cancelled = true;
+                engine.cancel(id);
+                continue;
+            }
+            // It may have come before the engine had the sequence.
+            () = stopped.cancelled(), if !stopping => {
+                stopping = true;
                 engine.cancel(id);
                 continue;
             }
@@ -169,9 +196,22 @@ async fn stream(
                     return Ok(outcome);
                 }
             },
+            Some(Event::Failed(JobError::Cancelled)) if !cancelled && unsent.is_none() => {
+                return Err(cancelled_elsewhere());
+            }
             Some(Event::Failed(error)) => return Err(unsent.unwrap_or_else(|| of_job(&error))),
             None => return Err(failure(ErrorCode::Internal, "the engine ended without an answer")),
         }
+    }
+}
+
+/// The failure of a request whose model's file changed. A truncation may look like a change at first, because file systems
+/// set a file's time before its size: a look a moment later has both.
+async fn settled(call: &Call, lease: &Arc<Lease>, changed: Failure) -> Failure {
+    tokio::time::sleep(SETTLES).await;
+    match check_whole(call, Arc::clone(lease)).await {
+        Err(now) if now.code == ErrorCode::ModelCorrupt as u16 => now,
+        _ => changed,
     }
 }
 

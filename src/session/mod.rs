@@ -10,9 +10,8 @@
 //! is a [`Fatal`] error that ends the connection; any other error ends its stream.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures_util::FutureExt;
 use rocmforge_client::wire::{
@@ -22,6 +21,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 mod answer;
+pub mod budget;
 mod daemon;
 mod device_load;
 mod doctor;
@@ -29,6 +29,8 @@ mod error;
 mod events;
 mod generate;
 mod host;
+mod limit;
+mod logged;
 mod memory;
 mod models;
 pub mod outbox;
@@ -38,19 +40,24 @@ mod residency;
 mod service;
 mod subscribe;
 mod text;
+mod text_time;
 mod turns;
 
 use answer::Answer;
-pub use error::store_code;
-use error::{Failure, failure, of_codec, of_store, shortage};
+use budget::Held;
+use error::{Failure, failure, of_codec, of_refusal, of_store, shortage};
+pub use error::{share_code, store_code};
 pub use events::ModelEvents;
+pub use logged::LoggedUids;
 pub use outbox::Outbox;
 pub use policy::{Credentials, Policy, Right, Who};
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
+use crate::aside::ReceivedFd;
 use crate::lock::{Mutex, Rank};
 use crate::model::store::Lease;
 use crate::scheduler::SequenceId;
+use crate::share::Refusal;
 
 /// A received frame. Its header was checked; payload and descriptors have the lengths that the header announced.
 #[derive(Debug)]
@@ -60,9 +67,13 @@ pub struct Frame {
     /// Encoded message.
     pub payload: Vec<u8>,
     /// File descriptors that arrived with the frame.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<ReceivedFd>,
     /// True when the process had no free descriptors for all that arrived; then `fds` is incomplete.
     pub fds_lost: bool,
+    /// Why the descriptors were closed: the user's requests hold too many. Then `fds` is empty.
+    pub fds_refused: Option<Refusal>,
+    /// What the request holds until it was answered.
+    pub held: Held,
 }
 
 /// The client's user and its rights under the policy in force.
@@ -86,6 +97,17 @@ pub struct Fatal {
     pub message: String,
 }
 
+/// Tells whether a session has work, without keeping it alive.
+#[derive(Debug)]
+pub struct SessionWatch(Weak<Connection>);
+
+impl SessionWatch {
+    /// True while a request of the session is open.
+    pub fn has_open_streams(&self) -> bool {
+        self.0.upgrade().is_some_and(|connection| !connection.streams.lock().is_empty())
+    }
+}
+
 /// One client after its hello.
 #[derive(Debug)]
 pub struct Session {
@@ -97,6 +119,8 @@ pub struct Session {
 /// State that all requests of a session share.
 #[derive(Debug)]
 struct Connection {
+    /// Unique while the daemon runs.
+    number: u64,
     service: Arc<Service>,
     peer: Credentials,
     outbox: Outbox,
@@ -129,6 +153,7 @@ impl Session {
     pub fn new(service: Arc<Service>, peer: Credentials, hello: &ServerHello, outbox: Outbox) -> Self {
         let crc = hello.features & wire::FEATURE_CHECKSUM != 0;
         let connection = Connection {
+            number: service.new_connection(),
             service,
             peer,
             outbox,
@@ -137,6 +162,11 @@ impl Session {
             streams: Mutex::new(Rank::Streams, HashMap::new()),
         };
         Self { connection: Arc::new(connection), last_stream: 0 }
+    }
+
+    /// A look at the session from outside.
+    pub fn watch(&self) -> SessionWatch {
+        SessionWatch(Arc::downgrade(&self.connection))
     }
 
     /// Handles a frame: starts a request, or steers a running one. Never blocks.
@@ -206,7 +236,7 @@ impl Session {
         self.start(frame, control, answer)
     }
 
-    /// Decodes the request and answers it: at once if that takes no time, else in a task of its own.
+    /// Decodes the request, checks it, and has it answered.
     fn start(&mut self, frame: Frame, control: Arc<Control>, answer: Answer) -> Result<(), Fatal> {
         let message = match ClientMessage::decode(frame.header.op, &frame.payload) {
             Ok(message) => message,
@@ -229,50 +259,30 @@ impl Session {
             answer.fail(&shortage("the kernel could not hand over the model's descriptor"));
             return Ok(());
         }
+        if let Some(refusal) = &frame.fds_refused {
+            answer.fail(&of_refusal(refusal, "too many descriptors wait in requests", 1, "descriptors"));
+            return Ok(());
+        }
         if let Some(right) = Right::of(&message)
             && let Err(refusal) = self.connection.service.policy().check(&self.connection.peer, right)
         {
-            tracing::info!(
-                name: "refused",
-                uid = self.connection.peer.uid,
-                rule = right.key(),
-                "a request was refused by the policy"
-            );
+            let (uid, rule) = (self.connection.peer.uid, right.key());
+            if let Some(untold) = self.connection.service.may_log(uid) {
+                tracing::info!(name: "refused", uid, rule, untold, "a request was refused by the policy");
+            }
             answer.fail(&refusal);
             return Ok(());
         }
-        let call = Call { connection: Arc::clone(&self.connection), control };
-        match message {
-            ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
-            ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
-            ClientMessage::Info(_) => answer.reply(&daemon::info(&call)),
-            ClientMessage::Ps(request) => call.spawn(answer, daemon::ps(call.clone(), request)),
-            ClientMessage::Status(_) => call.spawn(answer, daemon::status(call.clone())),
-            ClientMessage::Doctor(_) => call.spawn(answer, doctor::doctor(call.clone())),
-            ClientMessage::List(request) => call.spawn(answer, models::list(call.clone(), request)),
-            ClientMessage::Show(request) => call.spawn(answer, models::show(call.clone(), request)),
-            ClientMessage::Load(request) => {
-                let fd = frame.fds.into_iter().next();
-                call.spawn(answer, models::load(call.clone(), request, fd, frame.payload));
+        let open = match self.connection.service.budget.open(self.connection.peer.uid) {
+            Ok(charge) => Some(charge),
+            Err(refusal) => {
+                answer.fail(&of_refusal(&refusal, "too many requests are open", 1, "open requests"));
+                return Ok(());
             }
-            ClientMessage::LoadToDevice(request) => call.spawn_device_load(answer, request),
-            ClientMessage::ClearCache(request) => call.spawn(answer, residency::clear(call.clone(), request)),
-            ClientMessage::SetRules(request) => {
-                call.spawn(answer, residency::set_rules(call.clone(), request))
-            }
-            ClientMessage::Subscribe(_) => call.spawn_subscribe(answer),
-            ClientMessage::Plan(request) => call.spawn(answer, residency::plan(call.clone(), request)),
-            ClientMessage::Residency(request) => {
-                call.spawn(answer, residency::residency(call.clone(), request));
-            }
-            ClientMessage::Unload(request) => {
-                call.spawn(answer, models::unload(call.clone(), request, frame.payload));
-            }
-            ClientMessage::Tokenize(request) => call.spawn(answer, text::tokenize(call.clone(), request)),
-            ClientMessage::Detokenize(request) => call.spawn(answer, text::detokenize(call.clone(), request)),
-            ClientMessage::Generate(request) => call.spawn_generate(answer, request),
-            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // handled by `steer`
-        }
+        };
+        let held = Arc::new(Held { open, ..frame.held });
+        let call = Call { connection: Arc::clone(&self.connection), control, _held: held };
+        call.answer(message, answer, frame.fds, frame.payload);
         Ok(())
     }
 
@@ -298,9 +308,50 @@ impl Drop for Session {
 struct Call {
     connection: Arc<Connection>,
     control: Arc<Control>,
+    /// Given back when no task and no thread works on the request any more.
+    _held: Arc<Held>,
 }
 
 impl Call {
+    /// Answers a request that may run: at once if that takes no time, else in a task of its own.
+    fn answer(self, message: ClientMessage, answer: Answer, fds: Vec<ReceivedFd>, payload: Vec<u8>) {
+        match message {
+            ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
+            ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
+            ClientMessage::Info(_) => answer.reply(&daemon::info(&self)),
+            ClientMessage::Ps(request) => self.spawn(answer, daemon::ps(self.clone(), request)),
+            ClientMessage::CancelRequests(request) => {
+                self.spawn(answer, daemon::cancel(self.clone(), request));
+            }
+            ClientMessage::LimitUser(request) => self.spawn(answer, limit::limit(self.clone(), request)),
+            ClientMessage::Status(_) => self.spawn(answer, daemon::status(self.clone())),
+            ClientMessage::Doctor(_) => self.spawn(answer, doctor::doctor(self.clone())),
+            ClientMessage::List(request) => self.spawn(answer, models::list(self.clone(), request)),
+            ClientMessage::Show(request) => self.spawn(answer, models::show(self.clone(), request)),
+            ClientMessage::Load(request) => {
+                let fd = fds.into_iter().next();
+                self.spawn(answer, models::load(self.clone(), request, fd, payload));
+            }
+            ClientMessage::LoadToDevice(request) => self.spawn_device_load(answer, request),
+            ClientMessage::ClearCache(request) => self.spawn(answer, residency::clear(self.clone(), request)),
+            ClientMessage::SetRules(request) => {
+                self.spawn(answer, residency::set_rules(self.clone(), request))
+            }
+            ClientMessage::Subscribe(_) => self.spawn_subscribe(answer),
+            ClientMessage::Plan(request) => self.spawn(answer, residency::plan(self.clone(), request)),
+            ClientMessage::Residency(request) => {
+                self.spawn(answer, residency::residency(self.clone(), request));
+            }
+            ClientMessage::Unload(request) => {
+                self.spawn(answer, models::unload(self.clone(), request, payload));
+            }
+            ClientMessage::Tokenize(request) => self.spawn(answer, text::tokenize(self.clone(), request)),
+            ClientMessage::Detokenize(request) => self.spawn(answer, text::detokenize(self.clone(), request)),
+            ClientMessage::Generate(request) => self.spawn_generate(answer, request),
+            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // handled by `steer`
+        }
+    }
+
     fn service(&self) -> &Arc<Service> {
         &self.connection.service
     }

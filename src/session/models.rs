@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +14,8 @@ use tokio::sync::watch;
 
 use super::error::{Failure, failure, of_codec, of_store};
 use super::memory::Recall;
-use super::{Call, Service, host};
+use super::{Call, Right, Service, host};
+use crate::aside::ReceivedFd;
 use crate::model::gguf::{Array, Value};
 use crate::model::plan::ExecutionPlan;
 use crate::model::store::{Lease, Listing, ModelStatus};
@@ -55,7 +55,7 @@ pub(super) fn page_room(payload_bytes_max: u32) -> usize {
 pub(super) async fn load(
     call: Call,
     request: LoadRequest,
-    fd: Option<OwnedFd>,
+    fd: Option<ReceivedFd>,
     payload: Vec<u8>,
 ) -> Result<LoadReply, Failure> {
     call.service().admit()?;
@@ -64,6 +64,9 @@ pub(super) async fn load(
         let begun = Instant::now();
         let (_lease, mapped_now) = match fd {
             Some(fd) => {
+                let fd = fd
+                    .into_fd()
+                    .ok_or_else(|| failure(ErrorCode::BadDescriptors, "no descriptor arrived"))?;
                 let passed = pass(call, &request.name, fd)?;
                 call.service().keep_state();
                 passed
@@ -82,7 +85,7 @@ pub(super) async fn load(
     .await
 }
 
-fn pass(call: &Call, name: &str, fd: OwnedFd) -> Result<(Lease, bool), Failure> {
+fn pass(call: &Call, name: &str, fd: std::os::fd::OwnedFd) -> Result<(Lease, bool), Failure> {
     let passed = call.service().store.pass(call.peer().uid, name, File::from(fd));
     let (lease, mapped_now) = passed.map_err(|error| of_store(&error))?;
     if mapped_now {
@@ -99,7 +102,7 @@ pub(super) async fn unload(
     let id = request.request_id;
     once(&call, id, Op::Unload, &payload, move |call| {
         let peer = call.peer();
-        let unloaded = call.service().store.unload(peer.uid, peer.administrator, &request.name);
+        let unloaded = call.service().store.unload(peer.uid, call.may(Right::Manage), &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
         call.service().keep_state();
         Ok(UnloadReply {
@@ -192,20 +195,21 @@ pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, 
         let (lease, _) = call.acquire(&request.model)?;
         let mut summary = summary_of(call, &request.model)?;
         summary.sequences = summary.sequences.saturating_sub(1); // this request itself
-        describe(lease.model(), summary, &request, call.connection.limits.max_frame)
+        describe(call, lease.model(), summary, &request, call.connection.limits.max_frame)
     })
     .await
 }
 
 /// A reply of at most `payload_bytes_max` bytes.
 fn describe(
+    call: &Call,
     model: &Model,
     summary: ModelSummary,
     request: &ShowRequest,
     payload_bytes_max: u32,
 ) -> Result<ShowReply, Failure> {
     let mut reply = overview(model, summary);
-    reply.host = host::of_model(model);
+    reply.host = host::of_model(call.service(), model);
     if request.full {
         let taken = wire::encode(&reply).map_err(|error| of_codec(&error))?.len();
         let mut room = (payload_bytes_max as usize).saturating_sub(taken).min(SHOW_BYTES);
@@ -264,12 +268,16 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
         metadata: Vec::new(),
         tensors: Vec::new(),
         host: HostMemory::default(),
-        ext: notes(&model.plan),
+        ext: notes(model),
     }
 }
 
-/// Notes that only some models have: experts and scaled positions.
-fn notes(plan: &ExecutionPlan) -> Ext {
+/// Notes that only some models have: experts, scaled positions, and that it is a copy.
+fn notes(model: &Model) -> Ext {
+    let plan: &ExecutionPlan = &model.plan;
+    let copy = model.copied.as_ref().map(|copy| {
+        format!("{} bytes, because the server of its file system ({}) may hang", copy.bytes, copy.file_system)
+    });
     let experts = plan
         .shape
         .experts
@@ -287,7 +295,7 @@ fn notes(plan: &ExecutionPlan) -> Ext {
     let factors = factors.map(|tensor| format!("by {}", tensor.lazy.name()));
     let positions: Vec<String> = scaling.into_iter().chain(factors).collect();
     let positions = (!positions.is_empty()).then(|| positions.join(", "));
-    [(wire::EXT_SHOW_EXPERTS, experts), (wire::EXT_SHOW_POSITIONS, positions)]
+    [(wire::EXT_SHOW_EXPERTS, experts), (wire::EXT_SHOW_POSITIONS, positions), (wire::EXT_SHOW_COPY, copy)]
         .into_iter()
         .filter_map(|(key, text)| Some((key, label(&text?).into_bytes())))
         .collect()

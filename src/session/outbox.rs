@@ -5,6 +5,9 @@
 //! wait ([`Outbox::send_in_turn`]: whole answers, up to one frame each) have another [`BYTES_MAX`] and wait for room
 //! there. So many large answers at once never drop a client that reads.
 //!
+//! What all connections of a user queue is charged to that user's share of [`Budget`](super::budget::Budget). Without
+//! room there, an answer is replaced by an error, and a frame that cannot wait drops the client.
+//!
 //! The daemon disconnects a client that reads too slowly, and no other. It is too slow if it reads less than
 //! [`BYTES_SOFT`] in [`SOFT_TIME`] while more than that is queued or an answer waits for room.
 
@@ -16,6 +19,7 @@ use rocmforge_client::wire::HEADER_BYTES;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::lock::{Guard, Mutex, Rank};
+use crate::share::{Charge, Refusal};
 
 /// Most queued bytes of either kind; a single larger frame may exceed it.
 pub const BYTES_MAX: usize = 1 << 20;
@@ -29,6 +33,9 @@ pub const SOFT_TIME: Duration = Duration::from_secs(10);
 /// Room for frames sent in turn, in bytes: one of the largest fits.
 const ROOM: usize = BYTES_MAX + HEADER_BYTES;
 
+/// Bytes that each queue may have without a charge, and the step of a charge: a queue of tokens takes no common lock.
+const FREE_BYTES: usize = 16 << 10;
+
 /// Bytes of one write call, unless one frame is larger.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -41,8 +48,11 @@ struct State {
     in_turn: usize,
     /// The part of `in_turn` that is in the chunk being written.
     writing_in_turn: usize,
-    /// Number of frames that wait for room.
+    /// Number of frames that wait for room, and their bytes.
     waiting: usize,
+    waiting_bytes: usize,
+    /// Covers the bytes over [`FREE_BYTES`]. `None` where nothing is charged, or no longer.
+    charge: Option<Charge>,
     /// Start of the time over the soft limit.
     over_since: Option<Instant>,
     /// Bytes written since `over_since`.
@@ -75,26 +85,30 @@ struct Inner {
 pub struct Outbox(Arc<Inner>);
 
 /// One frame that waits for room, counted until it drops.
-struct Waiting<'a>(&'a Inner);
+struct Waiting<'a> {
+    inner: &'a Inner,
+    bytes: usize,
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().waiting -= 1;
+        self.inner.state.lock().waits_no_more(self.bytes);
     }
 }
 
 impl Default for Outbox {
     fn default() -> Self {
-        let room = Semaphore::new(ROOM);
-        let (readable, gone) = (Notify::new(), Notify::new());
-        Self(Arc::new(Inner { state: Mutex::new(Rank::Outbox, State::default()), room, readable, gone }))
+        Self::new(None)
     }
 }
 
 impl Outbox {
-    /// An empty queue.
-    pub fn new() -> Self {
-        Self::default()
+    /// An empty queue; `charge` is the user's, and empty.
+    pub fn new(charge: Option<Charge>) -> Self {
+        let room = Semaphore::new(ROOM);
+        let (readable, gone) = (Notify::new(), Notify::new());
+        let state = Mutex::new(Rank::Outbox, State { charge, ..State::default() });
+        Self(Arc::new(Inner { state, room, readable, gone }))
     }
 
     /// Queues a frame at once. Ignored once closed: senders learn of the end from their own cancellation.
@@ -105,32 +119,45 @@ impl Outbox {
             self.overflow(&mut state);
             return;
         }
+        if !state.closed && state.cover(frame.len()).is_err() {
+            self.overflow(&mut state);
+            return;
+        }
         self.push(state, Queued { frame, room: 0 });
     }
 
     /// Queues a frame once it has room, first come, first served. Calls `before` just before it queues the frame.
     /// Returns at once, without the frame, when the queue is closed.
-    pub async fn send_in_turn(&self, frame: Vec<u8>, before: impl FnOnce()) {
+    ///
+    /// # Errors
+    /// [`Refusal`] at once: the user's share of unread answers is full. `before` was not called.
+    pub async fn send_in_turn(&self, frame: Vec<u8>, before: impl FnOnce()) -> Result<(), Refusal> {
         let room = frame.len().min(ROOM);
-        let waiting = self.wait();
+        let waiting = self.wait(frame.len())?;
         let permit = self.0.room.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await;
-        drop(waiting);
         before();
-        let Ok(permit) = permit else { return };
+        let Ok(permit) = permit else { return Ok(()) };
         permit.forget(); // `written` returns it
         let mut state = self.0.state.lock();
+        state.waits_no_more(waiting.bytes);
+        std::mem::forget(waiting); // counted out in the line before, under the same lock as the push
         if !state.closed {
             state.in_turn += room;
             self.push(state, Queued { frame, room });
         }
+        Ok(())
     }
 
     /// Counts a frame that waits for room; the client makes room by reading.
-    fn wait(&self) -> Waiting<'_> {
+    fn wait(&self, bytes: usize) -> Result<Waiting<'_>, Refusal> {
         let mut state = self.0.state.lock();
+        if !state.closed {
+            state.cover(bytes)?;
+        }
         state.waiting += 1;
+        state.waiting_bytes += bytes;
         state.look_at(Instant::now());
-        Waiting(&self.0)
+        Ok(Waiting { inner: &self.0, bytes })
     }
 
     fn push(&self, mut state: Guard<'_, State>, queued: Queued) {
@@ -212,6 +239,7 @@ impl Outbox {
             state.over_since = None; // the client reads: restart the clock
         }
         state.look_at(Instant::now());
+        state.uncover();
         drop(state);
         self.0.room.add_permits(room);
     }
@@ -232,6 +260,7 @@ impl Outbox {
             let mut state = self.0.state.lock();
             state.frames.clear();
             (state.bytes, state.in_turn, state.writing_in_turn) = (0, 0, 0);
+            state.charge = None;
         }
         self.close();
     }
@@ -241,6 +270,7 @@ impl Outbox {
         state.overflowed = true;
         state.closed = true;
         state.frames.clear();
+        state.charge = None;
         self.0.tell_the_end();
     }
 }
@@ -254,6 +284,37 @@ impl Inner {
 }
 
 impl State {
+    /// The charge for `more` bytes beside those that are queued or wait.
+    fn due(&self, more: usize) -> u64 {
+        let bytes = self.bytes.saturating_add(self.waiting_bytes).saturating_add(more);
+        (bytes.saturating_sub(FREE_BYTES).div_ceil(FREE_BYTES) * FREE_BYTES) as u64
+    }
+
+    /// Charges what `more` bytes need in addition.
+    fn cover(&mut self, more: usize) -> Result<(), Refusal> {
+        let due = self.due(more);
+        let Some(charge) = &mut self.charge else { return Ok(()) };
+        match due.saturating_sub(charge.amount()) {
+            0 => Ok(()),
+            missing => charge.grow(missing),
+        }
+    }
+
+    /// Gives back the charge for bytes that are gone.
+    fn uncover(&mut self) {
+        let due = self.due(0);
+        if let Some(charge) = &mut self.charge
+            && charge.amount() > due
+        {
+            charge.shrink(charge.amount() - due);
+        }
+    }
+
+    fn waits_no_more(&mut self, bytes: usize) {
+        self.waiting -= 1;
+        self.waiting_bytes -= bytes;
+    }
+
     /// Starts the clock when the client is over the soft limit, and stops it when it is not.
     fn look_at(&mut self, now: Instant) {
         if self.bytes <= BYTES_SOFT && self.waiting == 0 {
@@ -268,10 +329,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::{Shares, Taker};
 
     #[tokio::test]
     async fn frames_come_out_in_order_and_the_end_after_them() {
-        let outbox = Outbox::new();
+        let outbox = Outbox::new(None);
         outbox.send(vec![1; 10]);
         outbox.send(vec![2; CHUNK_BYTES]);
         outbox.close_with(vec![3]);
@@ -285,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_hard_limit_drops_the_client_and_counts_what_is_being_written() {
-        let outbox = Outbox::new();
+        let outbox = Outbox::new(None);
         outbox.send(vec![0; BYTES_MAX + 16]);
         assert!(!outbox.overflowed(), "one frame always passes");
         let chunk = outbox.next_chunk().await.unwrap();
@@ -294,7 +356,7 @@ mod tests {
         outbox.written(chunk.len());
         assert_eq!(outbox.next_chunk().await, None);
 
-        let outbox = Outbox::new();
+        let outbox = Outbox::new(None);
         for _ in 0..BYTES_MAX / 1024 {
             outbox.send(vec![0; 1024]);
         }
@@ -305,7 +367,7 @@ mod tests {
 
     #[test]
     fn the_soft_limit_needs_time() {
-        let outbox = Outbox::new();
+        let outbox = Outbox::new(None);
         outbox.send(vec![0; BYTES_SOFT + 1]);
         outbox.check_soft_limit(Instant::now());
         assert!(!outbox.overflowed());
@@ -319,8 +381,8 @@ mod tests {
 
     #[tokio::test]
     async fn answers_wait_for_room_and_leave_that_of_tokens_alone() {
-        let outbox = Outbox::new();
-        outbox.send_in_turn(vec![1; BYTES_MAX + 16], || ()).await;
+        let outbox = Outbox::new(None);
+        outbox.send_in_turn(vec![1; BYTES_MAX + 16], || ()).await.unwrap();
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2; 600 << 10], || ()));
         assert!(futures_util::poll!(&mut second).is_pending(), "there is no room");
         outbox.send(vec![3; BYTES_MAX]);
@@ -330,7 +392,7 @@ mod tests {
         outbox.written(16 + (500 << 10));
         assert!(futures_util::poll!(&mut second).is_pending(), "too little was read");
         outbox.written(chunk.len() - 16 - (500 << 10));
-        second.await;
+        second.await.unwrap();
         assert_eq!(outbox.next_chunk().await, Some(vec![3; BYTES_MAX]));
         outbox.written(BYTES_MAX);
         let chunk = outbox.next_chunk().await.unwrap();
@@ -344,20 +406,20 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_room_learns_of_the_end() {
-        let outbox = Outbox::new();
-        outbox.send_in_turn(vec![1; ROOM], || ()).await;
+        let outbox = Outbox::new(None);
+        outbox.send_in_turn(vec![1; ROOM], || ()).await.unwrap();
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2], || ()));
         assert!(futures_util::poll!(&mut second).is_pending());
         outbox.close();
-        second.await;
+        second.await.unwrap();
         assert_eq!(outbox.next_chunk().await, Some(vec![1; ROOM]));
         assert_eq!(outbox.next_chunk().await, None);
     }
 
     #[tokio::test]
     async fn an_answer_that_waits_starts_the_clock_and_reading_restarts_it() {
-        let outbox = Outbox::new();
-        outbox.send_in_turn(vec![1; BYTES_SOFT], || ()).await;
+        let outbox = Outbox::new(None);
+        outbox.send_in_turn(vec![1; BYTES_SOFT], || ()).await.unwrap();
         outbox.check_soft_limit(Instant::now() + SOFT_TIME * 2);
         assert!(!outbox.overflowed(), "the queue is within the soft limit");
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2; BYTES_MAX], || ()));
@@ -368,6 +430,40 @@ mod tests {
         assert_eq!(outbox.0.state.lock().over_since, Some(begun), "a slow client gains no time");
         outbox.check_soft_limit(begun + SOFT_TIME);
         assert!(outbox.overflowed());
-        second.await;
+        second.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn unread_bytes_are_charged_to_their_user_until_they_are_read() {
+        let shares = Shares::new(4 << 20);
+        let user = |uid| Some(shares.take(Taker { uid, privileged: false }, 0).unwrap());
+        let outboxes: Vec<Outbox> = (0..4).map(|_| Outbox::new(user(1))).collect();
+        outboxes[0].send(vec![0; FREE_BYTES]);
+        assert_eq!(shares.held(), 0, "short answers need no charge");
+        outboxes[0].send_in_turn(vec![1; BYTES_MAX], || ()).await.unwrap();
+        assert_eq!(shares.held(), BYTES_MAX as u64);
+        // What waits for room counts too.
+        let mut waits = Box::pin(outboxes[0].send_in_turn(vec![1; 512 << 10], || ()));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        assert_eq!(shares.held(), 3 << 19);
+        outboxes[1].send_in_turn(vec![2; 300 << 10], || ()).await.unwrap();
+        let called = std::cell::Cell::new(false);
+        let refused = outboxes[2].send_in_turn(vec![3; BYTES_MAX], || called.set(true)).await.unwrap_err();
+        assert_eq!((refused.whose, called.get()), (crate::share::Whose::Own, false));
+        outboxes[3].send(vec![4; BYTES_MAX]);
+        assert!(outboxes[3].overflowed(), "a frame that cannot wait drops its client");
+        let other = Outbox::new(user(2));
+        other.send_in_turn(vec![5; BYTES_MAX], || ()).await.unwrap();
+        other.abandon();
+        for _ in 0..2 {
+            let chunk = outboxes[0].next_chunk().await.unwrap();
+            outboxes[0].written(chunk.len());
+        }
+        waits.await.unwrap();
+        let chunk = outboxes[0].next_chunk().await.unwrap();
+        outboxes[0].written(chunk.len());
+        assert_eq!(shares.held(), 288 << 10, "of the second connection");
+        drop(outboxes);
+        assert_eq!(shares.held(), 0);
     }
 }

@@ -15,20 +15,22 @@ pub enum Right {
     Load,
     /// Load weights to a device before they are needed.
     Preload,
-    /// Unmap models that the user loaded, and evict their weights.
+    /// Unmap models that the user passed, and evict their weights.
     Unload,
-    /// Change the rules of models that the user loaded.
+    /// Change the rules of models that the user passed.
     Pin,
+    /// Do with models of the directories what [`Self::Unload`] and [`Self::Pin`] allow with one's own, and limit users.
+    Manage,
     /// Lock models' files in the machine's memory.
     Lock,
-    /// See the names of models that other users passed, and which users run requests on them.
+    /// See other users' requests, and the names of models that they passed.
     See,
 }
 
 impl Right {
     /// All rights, in the order of [`Policy::rules`].
-    pub const ALL: [Self; 7] =
-        [Self::Run, Self::Load, Self::Preload, Self::Unload, Self::Pin, Self::Lock, Self::See];
+    pub const ALL: [Self; 8] =
+        [Self::Run, Self::Load, Self::Preload, Self::Unload, Self::Pin, Self::Manage, Self::Lock, Self::See];
 
     /// The right's key in the configuration's table `policy`.
     pub const fn key(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Right {
             Self::Preload => "preload",
             Self::Unload => "unload",
             Self::Pin => "pin",
+            Self::Manage => "manage",
             Self::Lock => "lock",
             Self::See => "see",
         }
@@ -54,6 +57,7 @@ impl Right {
             ClientMessage::Load(_) => Some(Self::Load),
             ClientMessage::LoadToDevice(_) => Some(Self::Preload),
             ClientMessage::Unload(_) | ClientMessage::ClearCache(_) => Some(Self::Unload),
+            ClientMessage::LimitUser(_) => Some(Self::Manage),
             ClientMessage::SetRules(rules) => {
                 let changes = rules.pinned.is_some()
                     || rules.priority.is_some()
@@ -66,6 +70,7 @@ impl Right {
             | ClientMessage::Info(_)
             | ClientMessage::List(_)
             | ClientMessage::Ps(_)
+            | ClientMessage::CancelRequests(_) // decided by whose they are
             | ClientMessage::Status(_)
             | ClientMessage::Doctor(_)
             | ClientMessage::Residency(_)
@@ -124,11 +129,11 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// Every user may run, load and manage its own models. Only administrators lock files and see other users'
-    /// requests.
+    /// Every user may run all models, and load and manage its own. Only administrators manage models of the directories,
+    /// lock files and see other users' requests.
     fn default() -> Self {
         let rules = Right::ALL.map(|right| match right {
-            Right::Lock | Right::See => Who::default(),
+            Right::Manage | Right::Lock | Right::See => Who::default(),
             _ => Who::everyone(),
         });
         let own_uid = rustix::process::geteuid().as_raw();
@@ -140,6 +145,11 @@ impl Policy {
     /// True if the user has every right.
     pub fn is_administrator(&self, credentials: &Credentials) -> bool {
         [0, self.own_uid].contains(&credentials.uid) || self.administrators.has(credentials)
+    }
+
+    /// True if the policy names the user as an administrator, or it always is one. Its groups are not known.
+    pub(super) fn names_administrator(&self, uid: u32) -> bool {
+        self.is_administrator(&Credentials { uid, gids: Vec::new() })
     }
 
     /// True if the user has that right.
@@ -186,7 +196,9 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::{GenerateRequest, LoadRequest, PingRequest, Prompt, SetRulesRequest};
+    use rocmforge_client::wire::{
+        GenerateRequest, LimitUserRequest, LoadRequest, PingRequest, Prompt, SetRulesRequest,
+    };
 
     use super::*;
 
@@ -224,7 +236,7 @@ mod tests {
         assert_eq!(error.detail[0].value, "policy.load");
         assert_eq!(
             policy.rights(&user(6, &[6])),
-            "run, preload, unload, pin; not policy.load, policy.lock, policy.see"
+            "run, preload, unload, pin; not policy.load, policy.manage, policy.lock, policy.see"
         );
         policy.rules = Right::ALL.map(|_| Who::default());
         assert!(policy.rights(&user(6, &[6])).starts_with("nothing; see policy.run, policy.load"));
@@ -249,5 +261,6 @@ mod tests {
         rules.idle_s = Some(0);
         assert_eq!(Right::of(&ClientMessage::SetRules(rules)), Some(Right::Pin));
         assert_eq!(Right::of(&ClientMessage::Ping(PingRequest::default())), None);
+        assert_eq!(Right::of(&ClientMessage::LimitUser(LimitUserRequest::default())), Some(Right::Manage));
     }
 }

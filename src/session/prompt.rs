@@ -1,5 +1,7 @@
 //! Turns a client's prompt into checked token ids.
 
+use std::time::Instant;
+
 use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
 
 use super::Call;
@@ -13,6 +15,9 @@ use crate::model::{ChatTemplate, Model};
 /// Bytes of the first item reserved for everything but the prompt's ids. With the largest frames, `IDS_MAX` ids still
 /// fit.
 const FIRST_ITEM_BYTES: usize = 4096;
+
+/// Rendering a template takes about as long as tokenising this many bytes: 10 ms.
+const RENDERING_BYTES: usize = 50_000;
 
 /// A request that was checked against the model and the limits.
 pub(super) struct ValidRequest {
@@ -37,16 +42,16 @@ pub(super) async fn prepare(
                 .await;
         }
         Prompt::Text(text) => {
-            return call
-                .blocking(move |call| {
-                    let (lease, _) = call.acquire(&name)?;
-                    let options = EncodeOptions { add_special: true, parse_special: false };
-                    let ids = lease.model().tokenizer.encode(&text, options);
-                    valid_request(call, lease, ids, max_tokens)
-                })
-                .await;
+            let bytes = text.len();
+            let work = move |call: &Call, lease: Lease| {
+                let options = EncodeOptions { add_special: true, parse_special: false };
+                let ids = lease.model().tokenizer.encode(&text, options);
+                valid_request(call, lease, ids, max_tokens)
+            };
+            return call.text_work(bytes, move |call| Ok(call.acquire(&name)?.0), work).await;
         }
     };
+    let messages_bytes = messages.iter().map(|message| message.content.len()).sum::<usize>();
     let (lease, request) = call
         .blocking(move |call| {
             let (lease, _) = call.acquire(&name)?;
@@ -56,13 +61,16 @@ pub(super) async fn prepare(
         .await?;
     // The model is open and has a template: only requests that will be rendered wait for a turn.
     let turn = call.service().rendering_turn(call.peer().uid).await?;
-    call.blocking(move |call| {
+    let bytes = messages_bytes.saturating_add(RENDERING_BYTES);
+    let work = move |call: &Call, ()| {
+        let begun = Instant::now();
         let text = call.service().renderer.render(&request).map_err(|error| of_template(&error));
+        call.service().text_time.charge(call.peer().uid, begun.elapsed());
         drop((turn, request));
         let ids = rendered_ids(&lease.model().tokenizer, &text?);
         valid_request(call, lease, ids, max_tokens)
-    })
-    .await
+    };
+    call.text_work(bytes, |_| Ok(()), work).await
 }
 
 fn valid_request(

@@ -8,6 +8,7 @@ use rocmforge_client::wire::{
     SetRulesRequest, StreamedFit, limits,
 };
 
+use super::daemon::Coarse;
 use super::error::{of_job, of_store};
 use super::models::{fill, page_room};
 use super::{Call, Failure, Right, failure};
@@ -25,7 +26,7 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
     let (peer, service) = (call.peer(), call.service());
     let model = match request.scope {
         CacheScope::Model(name) => {
-            let owned = service.store.owned(peer.uid, peer.administrator, &name);
+            let owned = service.store.owned(peer.uid, call.may(Right::Manage), &name);
             let Some(model) = owned.map_err(|error| of_store(&error))? else {
                 return Ok(ClearCacheReply::default()); // not mapped: it has no weights on the device
             };
@@ -34,7 +35,7 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
         CacheScope::All if peer.administrator => None,
         CacheScope::All => {
             let text =
-                "only an administrator may evict the weights of all models: name a model that you loaded";
+                "only an administrator may evict the weights of all models: name a model that you passed";
             return Err(failure(ErrorCode::Forbidden, text));
         }
     };
@@ -54,7 +55,7 @@ pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<Se
         let peer = call.peer();
         let (lease, _) = call.acquire(&request.model)?;
         let store = &call.service().store;
-        store.owned(peer.uid, peer.administrator, &request.model).map_err(|error| of_store(&error))?;
+        store.owned(peer.uid, call.may(Right::Manage), &request.model).map_err(|error| of_store(&error))?;
         Ok((lease, pin_file(call, &request)))
     };
     let (lease, (host_pinned, host_reason)) = call.blocking(acquire).await?;
@@ -140,6 +141,7 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
 /// Memory use by model. Other users' model names are empty unless public or the client has [`Right::See`].
 pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<ResidencyReply, Failure> {
     let (peer, service) = (call.peer(), call.service());
+    let coarse = Coarse::of(&call);
     let snapshot = service.engine.snapshot();
     let mut all: Vec<&ModelResidency> = snapshot.models.iter().collect();
     all.retain(|model| model.model.0 > request.after);
@@ -150,7 +152,7 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     let mut names = service.store.names_of(peer.uid, peer.sees, &ids);
     let entries = all.into_iter().map(|model| {
         let name = names.remove(&model.model).unwrap_or_default();
-        entry(model, name, snapshot.sequences_of(model.model))
+        entry(model, name, snapshot.sequences_of(model.model), coarse)
     });
     let devices = vec![device(&call, &snapshot)];
     let mut room = page_room(call.connection.limits.max_frame).saturating_sub(DEVICE_BYTES * devices.len());
@@ -166,14 +168,14 @@ fn entry_bytes(entry: &ResidencyEntry) -> usize {
     entry.model.len() + entry.parts.len() + 112
 }
 
-fn entry(model: &ModelResidency, name: String, sequences: usize) -> ResidencyEntry {
+fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: Coarse) -> ResidencyEntry {
     ResidencyEntry {
         id: model.model.0,
         device: DEVICE,
         model: name,
         parts: model.parts.iter().take(limits::PARTS_MAX).map(letter).collect(),
         weight_bytes: model.weight_bytes,
-        kv_bytes: model.kv_bytes,
+        kv_bytes: coarse.kv_bytes(model.kv_bytes),
         scratch_bytes: model.scratch_bytes,
         rules: rules(model.rules),
         sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
@@ -221,28 +223,29 @@ fn rules(rules: ResidencyRules) -> Rules {
 fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
     let info = call.service().engine.info();
     let (memory, counters) = (snapshot.memory, snapshot.counters);
+    let coarse = Coarse::of(call);
     let (running, queued) = snapshot.running_and_queued();
     let label = |text: &str| wire::cut_text(text, limits::LABEL_BYTES_MAX).to_owned();
     DeviceMemory {
         kind: label(info.kind),
         device: label(&info.device),
         weight_bytes: memory.weights,
-        kv_bytes: memory.kv,
+        kv_bytes: coarse.kv_bytes(memory.kv),
         scratch_bytes: memory.scratch,
         staging_bytes: memory.staging,
         graph_bytes: memory.graphs,
-        taken_bytes: memory.taken,
+        taken_bytes: coarse.kv_bytes(memory.taken),
         budget_bytes: memory.budget,
-        available_bytes: memory.available(),
+        available_bytes: coarse.kv_bytes(memory.available()),
         total_bytes: memory.total,
-        free_bytes: memory.free,
+        free_bytes: coarse.kv_bytes(memory.free),
         others_bytes: memory.others(),
         sequences_running: u32::try_from(running).unwrap_or(u32::MAX),
         sequences_queued: u32::try_from(queued).unwrap_or(u32::MAX),
-        decode_rows: counters.decode_rows,
-        prefill_rows: counters.prefill_rows,
+        decode_rows: coarse.rows(counters.decode_rows),
+        prefill_rows: coarse.rows(counters.prefill_rows),
         loads: counters.tensors_loaded,
-        hits: counters.tensor_hits,
+        hits: coarse.tensors(counters.tensor_hits),
         load_bytes: counters.load_bytes,
         evictions: counters.evictions,
         evicted_bytes: counters.evicted_bytes,
@@ -286,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
-        let longest = || entry(&longest(), "n".repeat(limits::NAME_BYTES_MAX), 3);
+        let longest = || entry(&longest(), "n".repeat(limits::NAME_BYTES_MAX), 3, Coarse::NO);
         let label = "d".repeat(limits::LABEL_BYTES_MAX);
         let device = DeviceMemory { kind: label.clone(), device: label, ..DeviceMemory::default() };
         let mut room = page_room(wire::PAYLOAD_BYTES_MIN) - DEVICE_BYTES;

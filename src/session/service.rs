@@ -9,18 +9,25 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{ErrorCode, ServerOffer};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::budget::Budget;
 use super::error::{Failure, failure};
 use super::events::ModelEvents;
+use super::host::PageCounts;
+use super::logged::LoggedUids;
 use super::memory::RequestMemory;
 use super::policy::Policy;
+use super::text_time::TextTime;
 use super::turns::{Turn, Turns};
+use crate::aside::ReceivedFd;
 use crate::backend::doctor::Doctor;
 use crate::lock::{Mutex, Rank};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
+use crate::share::limits::UserLimits;
 
 /// Most requests that block a thread at once (opening models, tokenising, rendering), in all and for one uid.
 pub const BLOCKING_MAX: usize = 64;
@@ -33,14 +40,20 @@ const RENDERING_MAX_OF_UID: usize = 2;
 /// Longest wait for a turn to render a chat template.
 const RENDERING_WAIT: Duration = Duration::from_secs(5);
 
+/// Most lines of the log in ten seconds about one uid's failed requests and refused frames.
+const LOG_LINES_MAX: u32 = 20;
+
 /// Bounds on requests, from the configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Most positions of one sequence.
     pub context_tokens: u32,
-    /// Most requests of one uid that hold a ticket at once: tokens, loads to a device, subscriptions. Counts queued and
-    /// running ones.
-    pub requests_per_uid: u32,
+    /// Limits of users. [`UserLimits::of`] bounds the requests of one uid that hold a ticket at once, queued and running.
+    pub users: Arc<UserLimits>,
+    /// Most bytes of payloads of unanswered requests, and as many of unread answers.
+    pub request_bytes: u64,
+    /// Most descriptors of unanswered requests.
+    pub descriptors: u64,
     /// The program that renders chat templates and inspects GPUs: `rocmforged` itself, see [`Renderer`] and [`Doctor`].
     pub program: PathBuf,
 }
@@ -64,9 +77,13 @@ pub struct Service {
     pub(super) events: ModelEvents,
     pub(super) renderer: Renderer,
     pub(super) doctor: Doctor,
+    /// What users' requests and answers share.
+    pub budget: Budget,
     pub(super) memory: Mutex<RequestMemory>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
+    pub(super) text_time: TextTime,
+    pub(super) page_counts: PageCounts,
     /// Requests of all sessions; the daemon waits for them when it stops.
     pub(super) tasks: TaskTracker,
     /// Source and count of memory-pressure events.
@@ -79,7 +96,10 @@ pub struct Service {
     offer: ServerOffer,
     draining: AtomicBool,
     connections: AtomicU32,
+    /// The last number of a connection.
+    numbered: AtomicU64,
     active: Mutex<Active>,
+    logged: Mutex<LoggedUids>,
 }
 
 /// Memory-pressure counters for reports.
@@ -106,12 +126,54 @@ impl Pressure {
     }
 }
 
-/// Requests that hold a [`Ticket`]: tokens, loads to a device, subscriptions. `requests_per_uid` bounds those of a uid.
+/// Requests that hold a [`Ticket`]: tokens, loads to a device, subscriptions. [`UserLimits`] bound those of a uid.
 #[derive(Debug, Default)]
 struct Active {
     per_uid: HashMap<u32, u32>,
-    /// Token requests in the engine: each sequence's uid, and the model name that its client used.
-    sequences: HashMap<SequenceId, (u32, String)>,
+    askers: Askers,
+    /// Token requests, from their arrival on.
+    sequences: HashMap<SequenceId, Asked>,
+}
+
+/// The users of all requests that ever held a [`Ticket`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Askers {
+    #[default]
+    Nobody,
+    One(u32),
+    Several,
+}
+
+impl Askers {
+    fn and(self, uid: u32) -> Self {
+        match self {
+            Self::Nobody => Self::One(uid),
+            Self::One(only) if only == uid => self,
+            _ => Self::Several,
+        }
+    }
+}
+
+/// A token request.
+#[derive(Debug)]
+struct Asked {
+    uid: u32,
+    /// The model name that its client used.
+    model: String,
+    arrived: Instant,
+    /// The engine does not have it yet.
+    preparing: bool,
+    /// Cancelled by a request of another stream.
+    stopped: CancellationToken,
+}
+
+/// A token request whose prompt is being tokenised or rendered.
+#[derive(Debug)]
+pub(super) struct Preparing {
+    pub id: SequenceId,
+    pub uid: u32,
+    pub model: String,
+    pub arrived: Instant,
 }
 
 /// A request for tokens, a load to a device or a subscription. It counts against its uid until the ticket drops.
@@ -141,11 +203,14 @@ impl Service {
             engine,
             renderer: Renderer::new(&settings.program),
             doctor: Doctor::new(&settings.program),
+            budget: Budget::new(settings.request_bytes, settings.descriptors),
             settings,
             events,
             memory: Mutex::new(Rank::RequestMemory, RequestMemory::default()),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
+            page_counts: PageCounts::default(),
+            text_time: TextTime::new(std::thread::available_parallelism().map_or(1, usize::from)),
             tasks: TaskTracker::new(),
             pressure: Pressure::default(),
             kept: OnceLock::new(),
@@ -155,7 +220,9 @@ impl Service {
             offer,
             draining: AtomicBool::new(false),
             connections: AtomicU32::new(0),
+            numbered: AtomicU64::new(0),
             active: Mutex::new(Rank::ActiveRequests, Active::default()),
+            logged: Mutex::new(Rank::LoggedUids, LoggedUids::new(LOG_LINES_MAX)),
         })
     }
 
@@ -173,9 +240,19 @@ impl Service {
         Arc::clone(&self.policy.lock())
     }
 
+    /// Limits of users.
+    pub fn users(&self) -> &Arc<UserLimits> {
+        &self.settings.users
+    }
+
     /// The model store.
     pub fn store(&self) -> Arc<Store> {
         Arc::clone(&self.store)
+    }
+
+    /// Threads that wait for file systems that do not answer.
+    pub(super) fn lost_threads(&self) -> usize {
+        self.store.aside().lost() + ReceivedFd::lost_threads()
     }
 
     /// Sets the object that keeps state across restarts. Only the first call counts.
@@ -216,6 +293,11 @@ impl Service {
         self.connections.store(count, Ordering::Relaxed);
     }
 
+    /// A number for a new connection.
+    pub(super) fn new_connection(&self) -> u64 {
+        self.numbered.fetch_add(1, Ordering::Relaxed)
+    }
+
     pub(super) fn connections(&self) -> u32 {
         self.connections.load(Ordering::Relaxed)
     }
@@ -231,23 +313,37 @@ impl Service {
         Ok(())
     }
 
+    /// Number of lines about that uid that were left out since the last one; `None` if the next one is left out too.
+    /// Call before a line that a client can cause at will.
+    pub fn may_log(&self, uid: u32) -> Option<u64> {
+        self.logged.lock().tell(uid, Instant::now()).map(|untold| untold.of_uid)
+    }
+
     /// Counts a request for tokens, a load to a device or a subscription against its uid.
     ///
     /// # Errors
-    /// `Quota` if the uid holds `requests_per_uid` tickets.
+    /// `Quota` if the uid holds as many tickets as it may.
     pub(super) fn ticket(self: &Arc<Self>, uid: u32) -> Result<Ticket, Failure> {
-        let limit = self.settings.requests_per_uid;
+        let limit = self.users().of(uid).requests;
         let mut active = self.active.lock();
-        let count = active.per_uid.entry(uid).or_default();
-        if *count >= limit {
-            let text = format!(
-                "uid {uid} has {count} requests, queued and running; the limit is {limit}: wait for some to end"
-            );
-            return Err(failure(ErrorCode::Quota, &text));
+        let count = active.per_uid.get(&uid).copied().unwrap_or(0);
+        if count >= limit.value {
+            let end = if count > 0 { ": wait for some to end" } else { "" };
+            let text =
+                format!("uid {uid} has {count} requests, queued and running; {}{end}", limit.words(uid));
+            return Err(failure(ErrorCode::Quota, &text)
+                .with_detail("own", count)
+                .with_detail("limit", limit.value));
         }
-        *count += 1;
+        active.per_uid.insert(uid, count + 1);
+        active.askers = active.askers.and(uid);
         drop(active);
         Ok(Ticket { service: Arc::clone(self), uid, sequence: None })
+    }
+
+    /// True if all requests that ever held a ticket were that user's: the daemon's counters then tell nothing of others.
+    pub(super) fn is_alone(&self, uid: u32) -> bool {
+        self.active.lock().askers.and(uid) == Askers::One(uid)
     }
 
     /// Waits up to [`RENDERING_WAIT`] for the uid's turn to render a chat template.
@@ -262,18 +358,57 @@ impl Service {
         })
     }
 
-    /// The uid and the model name of each of these sequences.
-    pub(super) fn asked_by(&self, ids: impl Iterator<Item = SequenceId>) -> Vec<Option<(u32, String)>> {
+    /// The token requests with their uids.
+    pub(super) fn sequences(&self) -> Vec<(SequenceId, u32)> {
+        self.active.lock().sequences.iter().map(|(id, asked)| (*id, asked.uid)).collect()
+    }
+
+    /// Cancels a token request at whatever stage it is. Ignores one that has ended.
+    pub(super) fn cancel(&self, id: SequenceId) {
+        let stopped = self.active.lock().sequences.get(&id).map(|asked| asked.stopped.clone());
+        if let Some(stopped) = stopped {
+            stopped.cancel();
+        }
+        // At once: the request's task may wait for its client.
+        self.engine.cancel(id);
+    }
+
+    /// The token requests that the engine does not have yet, and for which `wanted` holds.
+    pub(super) fn preparing(&self, wanted: impl Fn(SequenceId, u32) -> bool) -> Vec<Preparing> {
         let active = self.active.lock();
-        ids.map(|id| active.sequences.get(&id).cloned()).collect()
+        let of = |(id, asked): (&SequenceId, &Asked)| {
+            let Asked { uid, arrived, .. } = *asked;
+            Preparing { id: *id, uid, model: asked.model.clone(), arrived }
+        };
+        let all = active.sequences.iter().filter(|(id, asked)| asked.preparing && wanted(**id, asked.uid));
+        all.map(of).collect()
+    }
+
+    /// The model name that each of these sequences was asked for with; empty once it has ended.
+    pub(super) fn model_names(&self, ids: impl Iterator<Item = SequenceId>) -> Vec<String> {
+        let active = self.active.lock();
+        let name = |id| active.sequences.get(&id).map_or_else(String::new, |asked| asked.model.clone());
+        ids.map(name).collect()
     }
 }
 
 impl Ticket {
-    /// Records the sequence that the request became.
-    pub(super) fn runs_as(&mut self, id: SequenceId, model: &str) {
+    /// Records the sequence that the request is to become. The token is cancelled when another request cancels it.
+    pub(super) fn becomes(&mut self, id: SequenceId, model: &str, arrived: Instant) -> CancellationToken {
         self.sequence = Some(id);
-        self.service.active.lock().sequences.insert(id, (self.uid, model.to_owned()));
+        let stopped = CancellationToken::new();
+        let (model, token) = (model.to_owned(), stopped.clone());
+        let asked = Asked { uid: self.uid, model, arrived, preparing: true, stopped: token };
+        self.service.active.lock().sequences.insert(id, asked);
+        stopped
+    }
+
+    /// Call when the engine has the sequence.
+    pub(super) fn submitted(&self) {
+        let mut active = self.service.active.lock();
+        if let Some(asked) = self.sequence.and_then(|id| active.sequences.get_mut(&id)) {
+            asked.preparing = false;
+        }
     }
 }
 

@@ -4,17 +4,17 @@ use rocmforge_client::wire::{
     DetokenizeReply, DetokenizeRequest, ErrorCode, Ext, TokenizeReply, TokenizeRequest, limits,
 };
 
-use super::Call;
-use super::error::{Failure, failure};
+use super::error::{Failure, failure, shortage};
+use super::{Call, panicked};
+use crate::model::store::Lease;
 use crate::model::tokenizer::EncodeOptions;
 
 pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<TokenizeReply, Failure> {
     call.service().admit()?;
-    call.blocking(move |call| {
-        let (lease, _) = call.acquire(&request.model)?;
-        let options =
-            EncodeOptions { add_special: request.add_special, parse_special: request.parse_special };
-        let ids = lease.model().tokenizer.encode(&request.text, options);
+    let bytes = request.text.len();
+    let TokenizeRequest { model, text, add_special, parse_special, .. } = request;
+    let work = move |_: &Call, lease: Lease| {
+        let ids = lease.model().tokenizer.encode(&text, EncodeOptions { add_special, parse_special });
         if ids.len() > limits::IDS_MAX {
             let text = format!(
                 "the text has {} tokens, a reply holds at most {}: send it in parts",
@@ -24,33 +24,35 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
             return Err(failure(ErrorCode::LimitExceeded, &text));
         }
         Ok(TokenizeReply { ids, ext: Ext::new() })
-    })
-    .await
+    };
+    call.text_work(bytes, move |call| Ok(call.acquire(&model)?.0), work).await
 }
 
 pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result<DetokenizeReply, Failure> {
     call.service().admit()?;
-    call.blocking(move |call| {
-        let (lease, _) = call.acquire(&request.model)?;
+    let DetokenizeRequest { model, ids, show_special, .. } = request;
+    // Writing a token takes about as long as reading four bytes.
+    let bytes = ids.len().saturating_mul(4);
+    let work = move |_: &Call, lease: Lease| {
         let tokenizer = &lease.model().tokenizer;
-        check_ids(&request.ids, tokenizer.vocab_size())?;
+        check_ids(&ids, tokenizer.vocab_size())?;
         // Checked before the text is built: a few long tokens, repeated often enough, would make gigabytes.
         let bytes = |id: &u32| tokenizer.token_bytes(*id, true).map_or(0, <[u8]>::len);
-        let total: usize = request.ids.iter().map(bytes).sum();
+        let total: usize = ids.iter().map(bytes).sum();
         // Each byte of invalid UTF-8 becomes three.
         if total > limits::TEXT_BYTES_MAX / 3 {
             let text = format!(
                 "the text of {} tokens may not fit into one reply: send the tokens in parts",
-                request.ids.len()
+                ids.len()
             );
             return Err(failure(ErrorCode::LimitExceeded, &text));
         }
-        let text = tokenizer.decode(&request.ids, request.show_special);
+        let text = tokenizer.decode(&ids, show_special);
         let text =
             text.ok_or_else(|| failure(ErrorCode::TokenOutOfRange, "a token id is outside the vocabulary"))?;
         Ok(DetokenizeReply { text, ext: Ext::new() })
-    })
-    .await
+    };
+    call.text_work(bytes, move |call| Ok(call.acquire(&model)?.0), work).await
 }
 
 /// Refuses ids outside the vocabulary; the message names the first one.
@@ -63,6 +65,43 @@ pub(super) fn check_ids(ids: &[u32], vocab: usize) -> Result<(), Failure> {
                 ids[index]
             );
             Err(failure(ErrorCode::TokenOutOfRange, &text))
+        }
+    }
+}
+
+impl Call {
+    /// Runs `prepare` as [`blocking`](Self::blocking) work, then `work` on its result within the user's allowance of
+    /// [`TextTime`](super::text_time::TextTime), or else in the background. `bytes` is the length of the text.
+    pub(super) async fn text_work<I: Send + 'static, T: Send + 'static>(
+        &self,
+        bytes: usize,
+        prepare: impl FnOnce(&Call) -> Result<I, Failure> + Send + 'static,
+        work: impl FnOnce(&Call, I) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let uid = self.peer().uid;
+        let begun = self.blocking(move |call| {
+            let input = prepare(call)?;
+            match call.service().text_time.claim(uid, bytes) {
+                Some(_claim) => work(call, input).map(Ok),
+                None => Ok(Err((work, input))),
+            }
+        });
+        match begun.await? {
+            Ok(done) => Ok(done),
+            Err((work, input)) => self.in_background(move |call| work(call, input)).await,
+        }
+    }
+
+    /// Runs text work beyond the user's allowance.
+    async fn in_background<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let call = self.clone();
+        match self.service().text_time.in_background(self.peer().uid, move || work(&call)).await {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(panicked()),
+            Err(error) => Err(shortage(&format!("no thread for a long text: {error}"))),
         }
     }
 }

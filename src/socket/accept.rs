@@ -1,10 +1,9 @@
 //! The accept loop: takes connections within the limits, and refuses the rest with a reason.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use interprocess::local_socket::traits::StreamCommon;
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
@@ -15,9 +14,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::listener::Endpoint;
+use super::open::Open;
 use super::{connection, groups};
 use crate::lock::{Mutex, Rank};
-use crate::session::{Credentials, Service};
+use crate::session::{Credentials, LoggedUids, Service};
+use crate::share::{Refusal, Taker, Whose};
 
 /// Longest time between two ticks of an idle loop.
 const TICK: Duration = Duration::from_secs(1);
@@ -35,70 +36,34 @@ const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Delay after which a refused client may retry.
 const REFUSAL_RETRY_MS: u32 = 1000;
 
-/// Bounds on open connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    /// Total.
-    pub total: u32,
-    /// For each uid.
-    pub per_uid: u32,
-}
-
 /// Accepts connections.
 #[derive(Debug)]
 pub struct Acceptor {
     service: Arc<Service>,
-    open: Arc<Mutex<Open>>,
-    limits: Mutex<ConnectionLimits>,
+    open: Arc<Open>,
+    refused: Mutex<LoggedUids>,
     refusals: Arc<Semaphore>,
     ticks: AtomicU64,
     tasks: TaskTracker,
 }
 
-/// Counts of open connections.
-#[derive(Debug, Default)]
-struct Open {
-    total: u32,
-    per_uid: HashMap<u32, u32>,
-}
-
-/// A connection, counted until this drops.
-struct Counted {
-    open: Arc<Mutex<Open>>,
-    service: Arc<Service>,
-    uid: u32,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut open = self.open.lock();
-        open.total -= 1;
-        if let Some(count) = open.per_uid.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                open.per_uid.remove(&self.uid);
-            }
-        }
-        self.service.set_connections(open.total);
-    }
-}
-
 impl Acceptor {
-    /// An acceptor for sessions of `service`.
-    pub fn new(service: Arc<Service>, limits: ConnectionLimits) -> Arc<Self> {
+    /// An acceptor for sessions of `service`, of at most `total` connections.
+    pub fn new(service: Arc<Service>, total: u32) -> Arc<Self> {
+        let open = Open::new(total, Arc::clone(service.users()));
         Arc::new(Self {
             service,
-            open: Arc::new(Mutex::new(Rank::Connections, Open::default())),
-            limits: Mutex::new(Rank::ConnectionLimits, limits),
+            open,
+            refused: Mutex::new(Rank::LoggedUids, LoggedUids::new(1)),
             refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             ticks: AtomicU64::new(0),
             tasks: TaskTracker::new(),
         })
     }
 
-    /// Sets the limits for new connections.
-    pub fn set_limits(&self, limits: ConnectionLimits) {
-        *self.limits.lock() = limits;
+    /// Sets the most connections of all users; open ones stay.
+    pub fn set_total(&self, total: u32) {
+        self.open.set_total(total);
     }
 
     /// A counter that increases at least once a second while the loop runs.
@@ -152,28 +117,41 @@ impl Acceptor {
                 return self.refuse(stream, ErrorCode::PeerRefused, 0);
             }
         };
-        let Some(counted) = self.count(peer.uid) else {
-            return self.refuse(stream, ErrorCode::Quota, REFUSAL_RETRY_MS);
+        let place = match self.open.place(Taker::of(peer.uid), Instant::now()) {
+            Ok(place) => place,
+            Err(refusal) => return self.refuse_for_room(stream, peer.uid, &refusal),
         };
+        self.service.set_connections(self.open.count());
         let service = Arc::clone(&self.service);
-        let close = close.clone();
+        let (close, open) = (close.clone(), Arc::clone(&self.open));
         self.tasks.spawn(async move {
-            connection::serve(stream, peer, service, close).await;
-            drop(counted);
+            connection::serve(stream, peer, Arc::clone(&service), close, place.life()).await;
+            drop(place);
+            service.set_connections(open.count());
         });
     }
 
-    fn count(&self, uid: u32) -> Option<Counted> {
-        let limits = *self.limits.lock();
-        let mut open = self.open.lock();
-        let of_uid = open.per_uid.get(&uid).copied().unwrap_or(0);
-        if open.total >= limits.total || of_uid >= limits.per_uid {
-            return None;
+    /// `Quota` where the user has its own share, `Busy` where all users together leave no room.
+    fn refuse_for_room(&self, stream: Stream, uid: u32, refusal: &Refusal) {
+        if let Some(more) = self.refused.lock().tell(uid, Instant::now()) {
+            let mut why = refusal.words(1, "connections");
+            let limit = self.service.users().of(uid).connections;
+            if refusal.fixed && limit.is_own() {
+                why = format!("{why}; {}", limit.words(uid));
+            }
+            tracing::warn!(
+                name: "refused",
+                uid,
+                untold = more.of_uid,
+                untold_of_others = more.of_others,
+                "refused a connection: {why}"
+            );
         }
-        open.total += 1;
-        open.per_uid.insert(uid, of_uid + 1);
-        self.service.set_connections(open.total);
-        Some(Counted { open: Arc::clone(&self.open), service: Arc::clone(&self.service), uid })
+        let code = match refusal.whose {
+            Whose::Own => ErrorCode::Quota,
+            Whose::Everybody => ErrorCode::Busy,
+        };
+        self.refuse(stream, code, REFUSAL_RETRY_MS);
     }
 
     /// Sends the reason, then waits briefly for the client to read it. Closing at once would make its own hello fail

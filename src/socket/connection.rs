@@ -8,7 +8,9 @@ use rocmforge_client::wire::{ClientHello, ErrorCode, ServerHello};
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
+use super::open::{IDLE, Life};
 use super::receive::{self, ReceiveError};
+use crate::session::budget::UserBudget;
 use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
 /// Longest time that a closing connection may take to deliver its queued output.
@@ -25,29 +27,38 @@ pub(super) async fn serve(
     peer: Credentials,
     service: Arc<Service>,
     close: CancellationToken,
+    life: Arc<Life>,
 ) {
     let stream = Arc::new(stream);
     let hello = tokio::select! {
         hello = handshake(&stream, &service) => hello,
         () = close.cancelled() => None,
+        () = life.given_up.cancelled() => None,
     };
     let Some(hello) = hello else { return };
-    let outbox = Outbox::new();
-    let payload_bytes_max = hello.limits.max_frame;
     let uid = peer.uid;
-    let mut session = Session::new(service, peer, &hello, outbox.clone());
+    let outbox = Outbox::new(service.budget.answers(uid));
+    let room = service.budget.room(uid);
+    let payload_bytes_max = hello.limits.max_frame;
+    let mut session = Session::new(Arc::clone(&service), peer, &hello, outbox.clone());
     let overflow = session.last_words(&Fatal {
         code: ErrorCode::OutputOverflow,
         message: "too much unread output is queued: read answers as they arrive".to_owned(),
     });
-    let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone(), overflow));
+    life.serves(session.watch());
+    life.moved();
+    let writer = tokio::spawn(write(Arc::clone(&stream), outbox.clone(), overflow, Arc::clone(&life)));
     let end = tokio::select! {
-        end = read(&stream, payload_bytes_max, &mut session) => end,
+        end = read(&stream, payload_bytes_max, &room, &mut session, &life) => end,
+        () = life.given_up.cancelled() => End::Tell(given_up()),
         () = outbox.closed() => End::Quiet,
         () = close.cancelled() => End::Quiet,
     };
     if let End::Tell(fatal) = end {
-        tracing::info!(uid, code = fatal.code as u16, reason = fatal.message, "closed a connection");
+        if let Some(untold) = service.may_log(uid) {
+            let code = fatal.code as u16;
+            tracing::info!(uid, code, untold, reason = fatal.message, "closed a connection");
+        }
         match session.last_words(&fatal) {
             Some(frame) => outbox.close_with(frame),
             None => outbox.close(),
@@ -55,7 +66,7 @@ pub(super) async fn serve(
     } else {
         outbox.close();
     }
-    if outbox.overflowed() {
+    if outbox.overflowed() && service.may_log(uid).is_some() {
         tracing::info!(uid, "disconnected a client that does not read");
     }
     drop(session);
@@ -73,9 +84,26 @@ enum End {
     Tell(Fatal),
 }
 
-async fn read(stream: &Stream, payload_bytes_max: u32, session: &mut Session) -> End {
+/// The end of an idle connection whose place another user needs.
+fn given_up() -> Fatal {
+    let message = format!(
+        "the daemon has no room for another user's connection, and this one was idle for {} s: connect again when needed",
+        IDLE.as_secs()
+    );
+    Fatal { code: ErrorCode::Busy, message }
+}
+
+async fn read(
+    stream: &Stream,
+    payload_bytes_max: u32,
+    room: &UserBudget,
+    session: &mut Session,
+    life: &Life,
+) -> End {
     loop {
-        let fatal = match receive::frame(stream, payload_bytes_max).await {
+        let received = receive::frame(stream, payload_bytes_max, room).await;
+        life.moved();
+        let fatal = match received {
             Ok(frame) => match session.on_frame(frame) {
                 Ok(()) => continue,
                 Err(fatal) => fatal,
@@ -107,7 +135,7 @@ async fn handshake(stream: &Stream, service: &Service) -> Option<ServerHello> {
 
 /// Writes the outbox's frames until it ends, the client hangs up, or the client reads too slowly; then, last,
 /// `overflow`.
-async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>) {
+async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>, life: Arc<Life>) {
     let mut stream = &*stream;
     while let Some(chunk) = outbox.next_chunk().await {
         let mut rest = chunk.as_slice();
@@ -115,6 +143,7 @@ async fn write(stream: Arc<Stream>, outbox: Outbox, overflow: Option<Vec<u8>>) {
             tokio::select! {
                 written = stream.write(rest) => match written {
                     Ok(bytes @ 1..) => {
+                        life.moved();
                         outbox.written(bytes);
                         rest = &rest[bytes..];
                     }

@@ -7,7 +7,8 @@ mod accept;
 mod connection;
 mod groups;
 mod listener;
+mod open;
 mod receive;
 
-pub use accept::{Acceptor, ConnectionLimits};
+pub use accept::Acceptor;
 pub use listener::{Endpoint, ListenError};

@@ -109,6 +109,8 @@ pub struct MappedFile {
     /// File for reads past the page cache, opened at first use; `None` inside where these are not supported.
     direct: OnceLock<Option<File>>,
     identity: FileIdentity,
+    /// Number of the file's names when it was mapped.
+    links: u64,
 }
 
 impl MappedFile {
@@ -160,7 +162,8 @@ impl MappedFile {
         // SAFETY: the range is the mapping made above, which starts at a page. It is read only through `bytes`, whose
         // references borrow the MappedFile. So they end before `watched` is dropped, which is before `map` is.
         let watched = unsafe { Watched::new(start..start.saturating_add(len)) }?;
-        Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity }))
+        let links = rustix::fs::fstat(&file).map_err(os("fstat"))?.st_nlink;
+        Ok(Arc::new(Self { watched, map, file, direct: OnceLock::new(), identity, links }))
     }
 
     /// Length in bytes, fixed at mapping time.
@@ -260,10 +263,13 @@ impl MappedFile {
     pub fn check_unchanged(&self) -> Result<(), MapError> {
         let look = || Ok(FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?));
         let mut now: FileIdentity = look()?;
-        // The kernel reads the size, then the time, and a truncation may come between: 1 in 1,000 did. A second look, after the
-        // new time, has the size that belongs to it.
-        if now.size == self.identity.size && now.mtime_ns != self.identity.mtime_ns {
-            now = look()?;
+        // A truncation between the kernel's reads of size and time is seen as a new time: 1 in 1,000 was. Some file
+        // systems also set the time before the size. A look after a moment has the size that belongs to the time.
+        for _ in 0..2 {
+            if now.size == self.identity.size && now.mtime_ns != self.identity.mtime_ns {
+                std::thread::sleep(SIZE_FOLLOWS);
+                now = look()?;
+            }
         }
         if now.size < self.identity.size {
             return Err(MapError::Poisoned);
@@ -271,7 +277,23 @@ impl MappedFile {
         let same = (now.size, now.mtime_ns) == (self.identity.size, self.identity.mtime_ns);
         if same { Ok(()) } else { Err(MapError::Changed) }
     }
+
+    /// As [`check_unchanged`](Self::check_unchanged), and fails when the inode's change time is another: a writer can
+    /// set the modification time back, but not that one. A rename or new permissions change it too. A new or removed
+    /// name is told from a change: clients may remove a file that they passed.
+    ///
+    /// # Errors
+    /// As [`check_unchanged`](Self::check_unchanged).
+    pub fn check_untouched(&self) -> Result<(), MapError> {
+        self.check_unchanged()?;
+        let stat = rustix::fs::fstat(&self.file).map_err(os("fstat"))?;
+        let same = FileIdentity::of(&stat).ctime_ns == self.identity.ctime_ns || stat.st_nlink != self.links;
+        if same { Ok(()) } else { Err(MapError::Changed) }
+    }
 }
+
+/// Longest time from a new time to the size that belongs to it.
+const SIZE_FOLLOWS: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// True when the operating system lacked descriptors or memory, in this process or system-wide. The request itself is
 /// sound and may succeed later.

@@ -155,6 +155,13 @@ fn a_sparse_tebibyte_costs_only_its_header() {
         assert!(matches!(result, Err(GgufError::Count { what: "array elements", .. })));
         assert!(peak < 1 << 20, "{peak}");
     }
+    // A header may have these, but they are not on disk: refused before 250 MiB of zeros are read.
+    for (element, count) in [(kind::U8, 250 << 20), (kind::STRING, 31 << 20), (kind::U64, 31 << 20)] {
+        let forge = Forge::new(0).add(b"hole", Value::array(element, count, &[]));
+        let (result, peak) = open_sparse(&forge.build().bytes, TIB);
+        assert!(matches!(result, Err(GgufError::Sparse { stored_bytes: ..=65_536, .. })), "{result:?}");
+        assert!(peak < 1 << 20, "{peak}");
+    }
     let mut forge = Forge::new(0);
     forge.n_tensors = Some(1 << 18);
     let (result, peak) = open_sparse(&forge.build().bytes, TIB);
@@ -167,7 +174,7 @@ fn a_sparse_tebibyte_costs_only_its_header() {
 
 #[test]
 fn a_header_past_its_limit_is_refused_by_name() {
-    // 16 strings of 16 MiB from a hole; the last ends past the header limit of 256 MiB.
+    // 16 strings of 16 MiB without content; the last ends past the header limit of 256 MiB.
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let mut forge = Forge::new(0);
     forge.n_entries = Some(17);
@@ -184,6 +191,11 @@ fn a_header_past_its_limit_is_refused_by_name() {
     }
     // The end of the first string past the limit.
     let end = ends[15];
+    file.as_file().set_len(end).unwrap();
+    let (result, peak) = peak_of(|| Gguf::open(File::open(file.path()).unwrap()));
+    assert!(matches!(result, Err(GgufError::Sparse { .. })), "the strings lie in a hole: {result:?}");
+    assert!(peak < 1 << 20, "{peak}");
+    rustix::fs::fallocate(file.as_file(), rustix::fs::FallocateFlags::empty(), 0, end).unwrap();
     // First a file far longer than a header may be, then one of exactly the announced length.
     for length in [TIB, end] {
         file.as_file().set_len(length).unwrap();

@@ -221,6 +221,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
     Some(Job {
         id: engine.new_sequence_id(),
         uid: 0,
+        connection: 0,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

@@ -22,8 +22,8 @@ const NAME: &str = "bad";
 fn store() -> Arc<Store> {
     Store::new(
         Vec::new(),
-        16,
-        Box::new(|id, name, files| Ok(Model::open(id, name, files)?)),
+        Arc::default(),
+        Box::new(|id, name, files, _charge| Ok(Model::open(id, name, files)?)),
         Box::new(|_| {}),
     )
 }

@@ -116,6 +116,12 @@ impl Backend for Hooked {
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.inner.begin_step(slot, batch)
     }
+    fn suspend_step(&mut self) -> Result<(), BackendError> {
+        self.inner.suspend_step()
+    }
+    fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        self.inner.resume_step(slot)
+    }
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         if (1..=self.layers).contains(&part) {
             (self.before_layer)(part - 1)?;

@@ -55,6 +55,15 @@ struct LoadToDeviceItem: tensors u32; tensors_total u32; device_bytes u64; devic
     ext Ext
 struct LoadToDeviceEnd: tensors u32; device_bytes u64; elapsed_us u64; ext Ext
 struct ClearCacheRequest: scope CacheScope; ext Ext
+struct CancelRequestsRequest: scope RequestScope; ext Ext
+enum RequestScope: 0 Id u64; 1 Uid u32
+struct CancelRequestsReply: cancelled u32; ext Ext
+struct LimitUserRequest: uid u32?; clear bool; requests u32?; connections u32?; passed_models u32?; share u32?; ext Ext
+struct LimitUserReply: users [UserLimitsEntry] USERS; ext Ext
+struct UserLimitsEntry: uid u32; requests LimitInForce; connections LimitInForce; passed_models LimitInForce;
+    share LimitInForce; ext Ext
+struct LimitInForce: value u32; origin LimitOrigin
+enum LimitOrigin: 0 EveryUser; 1 Configuration; 2 Request
 enum CacheScope: 0 All; 1 Model string NAME
 struct ClearCacheReply: parts u64; device_bytes u64; ext Ext
 struct PlanRequest: model string NAME; context_tokens u32; ext Ext
@@ -104,7 +113,7 @@ struct PsRequest: after u64; ext Ext
 struct PsReply: sequences [SequenceEntry] SEQUENCES; more bool; ext Ext
 struct SequenceEntry: id u64; uid u32; model string NAME; state SequenceState; prompt_tokens u32; prefilled_tokens
     u32; generated_tokens u32; max_tokens u32; kv_pages u32; age_ms u64; queue_position u32; ext Ext
-enum SequenceState: 0 Queued; 1 Prefill; 2 Decode; 3 Stalled
+enum SequenceState: 0 Queued; 1 Prefill; 2 Decode; 3 Stalled; 4 Preparing
 struct StatusRequest: ext Ext
 struct StatusReply: version string LABEL; uptime_ms u64; pid u32; draining bool; connections u32; models_mapped u32;
     devices [DeviceStatus] DEVICES; rss_anon_bytes u64; rss_file_bytes u64; host HostStatus; ext Ext
@@ -131,6 +140,7 @@ REQUESTS = {
     26: ("GenerateRequest", None), 27: ("FailRequest", None), 28: ("DoctorRequest", "DoctorReply"),
     29: ("LoadToDeviceRequest", None), 30: ("ClearCacheRequest", "ClearCacheReply"), 31: ("PlanRequest", "PlanReply"),
     32: ("ResidencyRequest", "ResidencyReply"), 33: ("SetRulesRequest", "SetRulesReply"), 34: ("SubscribeRequest", None),
+    35: ("CancelRequestsRequest", "CancelRequestsReply"), 36: ("LimitUserRequest", "LimitUserReply"),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
 ANSWERS = {
@@ -150,7 +160,7 @@ HELLOS = {
 PAYLOAD_MAX, FDS_MAX = 1048576, 4
 LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
-    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
+    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "USERS": 1024, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
     "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024, "EVENTS": 64,
     "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
 }

@@ -131,6 +131,7 @@ impl Rig {
         let job = Job {
             id: handle.new_sequence_id(),
             uid: 1000,
+            connection: 0,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

@@ -48,6 +48,7 @@ impl Rig {
         let job = Job {
             id: self.engine.handle().new_sequence_id(),
             uid: 0,
+            connection: 0,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

@@ -58,6 +58,23 @@ fn compare(gpu: &mut Runner, cpu: &mut Runner, ids: &[u32], prompt: usize, most:
 }
 
 #[test]
+fn a_step_that_makes_way_for_another_models_has_the_same_logits() {
+    let path = common::tinystories();
+    let ids: Vec<u32> = (0..80).map(|i| 3 + i * 37 % 500).collect();
+    let open = |on: &dyn Fn() -> Option<Runner>| on().zip(on());
+    let (activations, kv) = (ActivationType::Int8, KvType::F16);
+    let cpu = open(&|| Some(on_cpu(&path, activations, kv)));
+    let gpu = open(&|| on_gpu(&path, activations, kv));
+    for (mut whole, mut interrupted) in cpu.into_iter().chain(gpu) {
+        interrupted.interrupt();
+        // A prompt, then single rows: a GPU records and replays these.
+        for chunk in std::iter::once(&ids[..60]).chain(ids[60..].chunks(1)) {
+            assert_eq!(interrupted.feed(chunk), whole.feed(chunk), "{}", whole.describe());
+        }
+    }
+}
+
+#[test]
 fn tinystories_has_the_cpu_backends_logits() {
     let path = common::tinystories();
     let ids: Vec<u32> = (0..70).map(|i| 3 + i * 37 % 500).collect();

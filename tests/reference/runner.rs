@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use rocmforge::backend::{ActivationType, Backend, KV_PAGE_TOKENS, KvType, StepBatch, StepLimits};
+use rocmforge::backend::{ActivationType, Backend, KV_PAGE_TOKENS, KvType, ModelSlot, StepBatch, StepLimits};
 use rocmforge::model::{Model, ModelId};
 
 use super::loaded::Loaded;
@@ -21,6 +21,8 @@ pub struct Runner {
     loaded: Loaded<Box<dyn Backend>>,
     pages: Vec<u32>,
     position: usize,
+    /// Another open model on the same device, whose steps come between the parts of this one's.
+    other: Option<ModelSlot>,
 }
 
 impl Runner {
@@ -38,13 +40,38 @@ impl Runner {
         let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
         let loaded = Loaded::new(model.plan.program.as_ref().clone(), backend, limits, pages);
         // Pages in descending order: their numbers must not matter.
-        Self { model, loaded, pages: (0..pages).rev().collect(), position: 0 }
+        Self { model, loaded, pages: (0..pages).rev().collect(), position: 0, other: None }
     }
 
     /// Description of the backend, for messages.
     pub fn describe(&self) -> String {
         let info = self.loaded.backend.info();
         format!("{} {}, {:?} activations, {:?} cache", info.kind, info.isa, info.activations, info.kv)
+    }
+
+    /// Makes each step from now on make way between its parts for a whole step of another model.
+    pub fn interrupt(&mut self) {
+        let Loaded { backend, program, .. } = &mut self.loaded;
+        let limits = StepLimits { rows: ROWS_MAX, wanted_rows: 1 };
+        self.other =
+            Some(backend.open_model(program, limits, self.pages.len() as u32).expect("no second model"));
+    }
+
+    fn make_way(&mut self) {
+        let Some(other) = self.other else { return };
+        let batch = StepBatch {
+            token_ids: &[5, 6, 7],
+            positions: &[0, 1, 2],
+            row_sequences: &[0; 3],
+            page_tables: &self.pages,
+            page_table_stride: self.pages.len(),
+            logits_rows: &[2],
+        };
+        self.loaded.backend.suspend_step().expect("the step was not suspended");
+        self.loaded.backend.begin_step(other, &batch).expect("the other model's batch was refused");
+        (0..=self.loaded.program.head_part()).for_each(|part| self.loaded.run(part));
+        self.loaded.backend.logits(0).expect("the other model's logits are not finite");
+        self.loaded.backend.resume_step(self.loaded.slot).expect("the step was not resumed");
     }
 
     /// Drops the sequence.
@@ -75,7 +102,10 @@ impl Runner {
         };
         self.loaded.backend.begin_step(self.loaded.slot, &batch).expect("the batch was refused");
         let head = self.loaded.program.head_part();
-        (0..head).for_each(|part| self.loaded.run(part));
+        (0..head).for_each(|part| {
+            self.loaded.run(part);
+            self.make_way();
+        });
         self.position += ids.len();
         if logits_rows.is_empty() {
             return None;

@@ -4,14 +4,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rocmforge_client::wire::{ChatMessage, ErrorCode, GenerateRequest, Op, Prompt};
+use rocmforge_client::wire::{
+    ChatMessage, ErrorCode, GenerateRequest, Op, Prompt, RequestScope, SequenceState,
+};
 use rocmforge_client::{Client, Options, ServerTrust};
 
 use crate::child;
 use crate::common;
 use crate::forge::{Value, tiny_llama};
 use crate::raw::Raw;
-use crate::rig::{Rig, answer};
+use crate::rig::{PATIENCE, Rig, answer, code};
 
 /// Computes for the allowed 2 s of processor time, then fails.
 const SLOW: &str =
@@ -89,5 +91,39 @@ fn slow_chats_of_one_user_are_not_waited_for_by_another() {
         stop.store(true, Ordering::Relaxed);
         assert_eq!(line, "Ok(1)");
     });
+    rig.assert_serves();
+}
+
+#[test]
+fn chats_that_are_being_rendered_are_listed_and_cancelled() {
+    let mut rig = Rig::start();
+    models(&rig);
+    const COUNT: usize = 8;
+    let (mut raw, client) = (Raw::connect(&rig), rig.client());
+    for n in 0..COUNT as u32 {
+        raw.send(1 + 2 * n, Op::Generate, &chat("slow"));
+    }
+    let until = std::time::Instant::now() + PATIENCE;
+    // Two are rendered at once, for 2 s: the last ones wait for their turn.
+    let listed = loop {
+        let listed = client.ps().unwrap().sequences;
+        if listed.len() == COUNT {
+            break listed;
+        }
+        assert!(std::time::Instant::now() < until, "{listed:?}");
+    };
+    for request in &listed {
+        assert_eq!((request.state, request.model.as_str()), (SequenceState::Preparing, "slow"));
+        assert_eq!((request.uid, request.prompt_tokens), (rustix::process::geteuid().as_raw(), 0));
+    }
+    let last = listed.last().unwrap();
+    assert_eq!(client.cancel_requests(RequestScope::Id(last.id)).unwrap().cancelled, 1);
+    let all = client.cancel_requests(RequestScope::Uid(last.uid)).unwrap().cancelled as usize;
+    let ended: Vec<u16> = (0..COUNT).map(|_| raw.error().1.code).collect();
+    let cancelled = ended.iter().filter(|code| **code == ErrorCode::Cancelled as u16).count();
+    assert!(cancelled >= 2 && cancelled <= 1 + all, "{cancelled} of {all}: {ended:?}");
+    assert_eq!(client.ps().unwrap().sequences, []);
+    let nothing = client.cancel_requests(RequestScope::Uid(last.uid));
+    assert_eq!(code(nothing), ErrorCode::InvalidArgument as u16);
     rig.assert_serves();
 }

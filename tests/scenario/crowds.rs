@@ -11,13 +11,16 @@ use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocmforge_client::wire::{ClientHello, ErrorCode, Op, SERVER_HELLO_BYTES, ServerHello};
+use rocmforge_client::wire::{
+    self, ClientHello, ErrorCode, Flags, Op, PAYLOAD_BYTES_MAX, SERVER_HELLO_BYTES, ServerHello,
+    TokenizeRequest,
+};
 use rocmforge_client::{Client, Connection, Options, ServerTrust};
 
 use crate::child;
 use crate::common;
 use crate::raw::{Raw, header};
-use crate::rig::{PATIENCE, Rig, anonymous, answer, code, collect, story};
+use crate::rig::{PATIENCE, Rig, TINY, anonymous, answer, code, collect, story};
 
 const CLIENTS: usize = 1000;
 
@@ -101,7 +104,7 @@ fn one_visit(rig: &Rig) -> bool {
             true
         }
         status => {
-            assert_eq!(status, ErrorCode::Quota as u16);
+            assert!([ErrorCode::Quota as u16, ErrorCode::Busy as u16].contains(&status), "{status}");
             false
         }
     }
@@ -203,7 +206,7 @@ fn one_that_does_not_read_leaves_fifteen_others_their_answers() {
     }
     rig.eventually("the request waits for credit", |_| {
         let sequences = rig.client().ps().unwrap().sequences;
-        sequences.iter().filter(|s| s.state == rocmforge_client::wire::SequenceState::Stalled).count() == 8
+        sequences.iter().filter(|s| s.state == wire::SequenceState::Stalled).count() == 8
     });
     let before = rig.client().status().unwrap().devices[0].steps;
     let connections: Vec<_> = (0..15).map(|_| Connection::connect(&rig.options()).unwrap()).collect();
@@ -278,6 +281,185 @@ fn quotas_are_of_a_uid() {
         assert!(Instant::now() < until);
     }
     rig.assert_idle();
+    rig.assert_serves();
+}
+
+/// A user's process of [`unfinished_frames_take_one_users_share`].
+#[test]
+fn a_user_with_a_long_text() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    println!("\nDONE {}", client.tokenize(&long_text(400_000)).unwrap().ids.len());
+}
+
+fn long_text(bytes: usize) -> TokenizeRequest {
+    TokenizeRequest {
+        model: TINY.into(),
+        text: "a long story ".repeat(bytes / 13),
+        add_special: true,
+        parse_special: false,
+        ext: vec![],
+    }
+}
+
+/// Connections that sent all but the last byte of `frame`, as far as the daemon reads.
+fn unfinished(rig: &Rig, count: usize, frame: &[u8]) -> Vec<Raw> {
+    let sends = &frame[..frame.len() - 1];
+    let begin = |_| {
+        let raw = Raw::connect(rig);
+        raw.0.set_nonblocking(true).unwrap();
+        raw
+    };
+    let mut all: Vec<(Raw, usize)> = (0..count).map(begin).map(|raw| (raw, 0)).collect();
+    for _ in 0..40 {
+        for (raw, sent) in &mut all {
+            while let Ok(bytes @ 1..) = raw.0.write(&sends[*sent..]) {
+                *sent += bytes;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    all.into_iter().map(|(raw, _)| raw).inspect(|raw| raw.0.set_nonblocking(false).unwrap()).collect()
+}
+
+#[test]
+fn unfinished_frames_take_one_users_share() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nrequest_mib = 32\n");
+    rig.assert_serves();
+    let before = anonymous(&rig);
+    let frame = [header(1 << 20, 1, Op::Tokenize as u16, 0, 0), vec![0; 1 << 20]].concat();
+    let halves = unfinished(&rig, 200, &frame);
+    let taken = anonymous(&rig).saturating_sub(before);
+    println!("200 unfinished frames of 1 MiB take {} MiB", taken >> 20);
+    assert!(taken < 32 << 20, "{taken}");
+    rig.assert_serves(); // a short request needs no room
+    if rustix::process::geteuid().is_root() {
+        for (path, mode) in [(rig.dir.path(), 0o755), (&rig.socket(), 0o666)] {
+            fs_mode(path, mode);
+        }
+        let mut other =
+            child::Process::start_as("crowds::a_user_with_a_long_text", &rig.socket(), "", |command| {
+                command.uid(STRANGER).gid(STRANGER);
+            });
+        other.go();
+        assert!(other.line("DONE ").parse::<usize>().unwrap() > 10_000);
+    }
+    let mut codes = std::collections::BTreeMap::new();
+    for mut raw in halves {
+        let (stream, error) = raw.error();
+        assert_eq!(stream, 0, "{error:?}");
+        if error.code == ErrorCode::Quota as u16 {
+            assert!(error.message.contains("this user's share is used up"), "{}", error.message);
+        }
+        *codes.entry(error.code).or_insert(0) += 1;
+        raw.assert_closed();
+    }
+    println!("{codes:?}");
+    let [quota, timeout] = [ErrorCode::Quota, ErrorCode::FrameTimeout].map(|code| codes[&(code as u16)]);
+    assert_eq!(quota + timeout, 200, "{codes:?}");
+    assert!(timeout >= 16 && quota >= 100, "{codes:?}");
+    rig.assert_serves();
+}
+
+#[test]
+fn memory_of_long_requests_goes_back_to_the_system() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
+    rig.assert_serves();
+    let before = anonymous(&rig);
+    // Of an absent model: what is measured is the requests' memory, not the tokeniser's work.
+    let request = TokenizeRequest { model: "absent".into(), ..long_text(1_000_000) };
+    let frame = wire::encode_frame(1, Op::Tokenize, Flags::NONE, PAYLOAD_BYTES_MAX, &request).unwrap();
+    let mut clients = unfinished(&rig, 100, &frame);
+    let most = anonymous(&rig).saturating_sub(before) >> 20;
+    for raw in &mut clients {
+        raw.write(&frame[frame.len() - 1..]);
+    }
+    for raw in &mut clients {
+        assert_eq!(raw.error().1.code, ErrorCode::ModelNotFound as u16);
+    }
+    let kept = anonymous(&rig).saturating_sub(before) >> 20;
+    let begun = Instant::now();
+    let after = loop {
+        let after = anonymous(&rig).saturating_sub(before);
+        if after <= 32 << 20 || begun.elapsed() > Duration::from_secs(10) {
+            break after;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    println!(
+        "100 texts of 1 MB: {most} MiB, {kept} MiB when answered, {} MiB after {:?}",
+        after >> 20,
+        begun.elapsed()
+    );
+    assert!(after <= 32 << 20, "{after}");
+    rig.assert_serves();
+}
+
+const GREEDY: [u32; 2] = [54_323, 54_324];
+
+/// A greedy user's process of [`idle_connections_shut_nobody_out`]: connects until refused and holds what it got.
+#[test]
+fn a_greedy_user() {
+    let Some((socket, _)) = child::inside() else { return };
+    let mut held = Vec::new();
+    let status = loop {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let _ = stream.write_all(&ClientHello::new("greedy").to_bytes().unwrap());
+        let mut bytes = [0; SERVER_HELLO_BYTES];
+        stream.read_exact(&mut bytes).unwrap();
+        match ServerHello::parse(&bytes).unwrap().status {
+            0 => held.push(stream),
+            status => break status,
+        }
+    };
+    println!("\nDONE {} {status}", held.len());
+    std::thread::sleep(PATIENCE * 10); // the test ends this process
+}
+
+#[test]
+fn idle_connections_shut_nobody_out() {
+    if !rustix::process::geteuid().is_root() {
+        return common::skip("only root can act as several users");
+    }
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nconnections = 64\n");
+    for (path, mode) in [(rig.dir.path(), 0o755), (&rig.socket(), 0o666)] {
+        fs_mode(path, mode);
+    }
+    let socket = rig.socket();
+    let greedy = |uid: u32| {
+        let mut process = child::Process::start_as("crowds::a_greedy_user", &socket, "", |command| {
+            command.uid(uid).gid(uid);
+        });
+        process.go();
+        let held = process.line("DONE ");
+        (process, held)
+    };
+    let [quota, busy] = [ErrorCode::Quota as u16, ErrorCode::Busy as u16];
+    let (first, second) = (greedy(GREEDY[0]), greedy(GREEDY[1]));
+    // The first has its part of 60. The second has less than a third, because the first has more.
+    assert_eq!([&first.1, &second.1], [&format!("30 {quota}"), &format!("15 {busy}")]);
+    let mut other = child::Process::start_as("crowds::a_second_user", &rig.socket(), "", |command| {
+        command.uid(STRANGER).gid(STRANGER);
+    });
+    other.go();
+    assert_eq!(other.line("DONE "), ", there was a little girl", "a third user is shut out");
+    rig.assert_serves();
+    let log = rig.log_text();
+    for uid in GREEDY {
+        let lines =
+            log.lines().filter(|line| line.contains(&format!("uid={uid}")) && line.contains("refused"));
+        assert_eq!(lines.count(), 1, "{log}");
+    }
+    // Two more users leave a little; then idle connections of the first make room for a newcomer.
+    let more: Vec<_> = (54_330..54_336).map(greedy).collect();
+    std::thread::sleep(Duration::from_secs(6));
+    let mut newcomer = child::Process::start_as("crowds::a_second_user", &rig.socket(), "", |command| {
+        command.uid(STRANGER).gid(STRANGER);
+    });
+    newcomer.go();
+    assert_eq!(newcomer.line("DONE "), ", there was a little girl", "idle connections shut a newcomer out");
+    drop((first, second, more));
+    rig.eventually("the greedy users are disconnected", |status| status.connections == 1);
     rig.assert_serves();
 }
 

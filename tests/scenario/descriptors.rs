@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rocmforge_client::Connection;
 use rocmforge_client::wire::{
     self, ErrorCode, Flags, GenerateRequest, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
-    encode_frame_with_descriptors,
+    TokenizeRequest, encode_frame_with_descriptors,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -112,6 +112,48 @@ fn a_daemon_without_descriptors_says_so_and_keeps_its_names() {
     drop(held);
     rig.assert_serves();
     assert!(rig.client().load("other").unwrap().mapped_now);
+}
+
+#[test]
+fn loads_that_wait_take_a_share_of_the_descriptors() {
+    const LOADS: u32 = 60;
+    /// A quarter of 256 descriptors for all requests, half of it for one user.
+    const SHARE: u32 = 32;
+    let mut rig = Rig::start_with_descriptors(256);
+    let text = TokenizeRequest {
+        model: TINY.into(),
+        text: "a long story ".repeat(15_000),
+        add_special: true,
+        parse_special: false,
+        ext: vec![],
+    };
+    // The user's turns to block a thread are taken for a while.
+    let mut busy: Vec<Raw> = (0..32).map(|_| Raw::connect(&rig)).collect();
+    let mut loader = Raw::connect(&rig);
+    rig.eventually("all are connected", |status| status.connections == 34);
+    let before = rig.descriptors();
+    busy.iter_mut().for_each(|raw| raw.send(1, Op::Tokenize, &text));
+    let file = File::open(rig.model(TINY)).unwrap();
+    for number in 0..LOADS {
+        let name = format!("m{number}");
+        let request = LoadRequest { name, by_descriptor: true, request_id: 0, ext: vec![] };
+        let (stream, max) = (2 * number + 1, PAYLOAD_BYTES_MAX);
+        let frame = encode_frame_with_descriptors(stream, Op::Load, Flags::NONE, max, 1, &request).unwrap();
+        loader.send_with(&frame, &[file.as_fd()]);
+    }
+    for number in SHARE..LOADS {
+        let (stream, error) = loader.error();
+        assert_eq!((stream, error.code), (2 * number + 1, ErrorCode::Quota as u16), "{error:?}");
+        assert!(error.message.starts_with("too many descriptors wait in requests"), "{}", error.message);
+    }
+    // Refused ones are closed by other threads, a moment later.
+    rig.assert_descriptors(before + SHARE as usize + 2);
+    for _ in 0..SHARE {
+        assert_eq!(loader.receive().0.known_op(), Some(Op::Reply));
+    }
+    drop((busy, loader));
+    rig.assert_serves();
+    assert!(rig.client().load_file(&rig.model(TINY), Some("m1")).is_ok(), "the share is free again");
 }
 
 #[test]

@@ -131,6 +131,14 @@ fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
     let client = rig.client();
     let plan = client.plan(TINY, 0).unwrap();
     assert_eq!((plan.fit, plan.budget_bytes, plan.kv_bytes), (Fit::Whole, 0, 0));
+    let bytes = [
+        plan.weight_bytes,
+        plan.resident_bytes,
+        plan.scratch_bytes,
+        plan.available_bytes,
+        plan.leaving_bytes,
+    ];
+    assert_eq!((bytes, plan.leaving.len(), plan.load_ms), ([0; 5], 0, None));
     rig.assert_serves();
     let reply = client.residency().unwrap();
     assert_eq!((reply.devices[0].kind.as_str(), reply.devices[0].budget_bytes), ("cpu", 0));
@@ -319,12 +327,12 @@ fn another_user() {
     assert_eq!(code(client.plan("private", 0)), ErrorCode::ModelNotFound as u16);
     let error = refusal(client.evict_weights(Some(TINY)));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
-    assert!(error.message.contains("was loaded by another user"), "{error}");
+    assert!(error.message.contains("is also other users'"), "{error}");
     let error = refusal(client.evict_weights(None));
     assert_eq!(error.code, ErrorCode::Forbidden as u16);
     assert_eq!(code(client.evict_weights(Some("private"))), ErrorCode::ModelNotFound as u16);
     assert_eq!(code(client.pin(TINY)), ErrorCode::Forbidden as u16);
-    // A second name for a file that another user loaded gives no right to evict its weights.
+    // A file of one's own is one's own.
     client.load_file(&common::tinystories(), Some("own")).unwrap();
     assert!(
         client.evict_weights(Some("own")).is_ok(),

@@ -1,11 +1,12 @@
 //! Bytes that break the framing rules: a typed error on stream 0, then the daemon closes that connection and no other.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    Cancel, ClientHello, Credit, ErrorCode, FEATURE_CHECKSUM, Flags, Op, PAYLOAD_BYTES_MIN, PingRequest,
-    ShowReply, ShowRequest, TokenizeRequest, WireError, decode, encode_frame,
+    Cancel, ClientHello, Credit, ErrorCode, FEATURE_CHECKSUM, Flags, FrameHeader, Op, PAYLOAD_BYTES_MAX,
+    PAYLOAD_BYTES_MIN, PingRequest, ShowReply, ShowRequest, TokenizeRequest, WireError, decode, encode_frame,
 };
 
 use crate::forge::{Value, tiny_llama};
@@ -98,6 +99,28 @@ fn more_streams_than_agreed_close_the_connection_and_end_its_requests() {
         }
     }
     drop(raw);
+    rig.assert_idle();
+    rig.assert_serves();
+}
+
+#[test]
+fn a_client_that_closes_its_writing_side_gets_what_is_ready() {
+    let mut rig = Rig::start();
+    let mut raw = Raw::connect(&rig);
+    raw.send(1, Op::Generate, &story(500));
+    raw.ping(3);
+    raw.0.shutdown(Shutdown::Write).unwrap();
+    let mut bytes = Vec::new();
+    raw.0.read_to_end(&mut bytes).unwrap();
+    let (mut rest, mut ended) = (bytes.as_slice(), Vec::new());
+    while let Some((first, after)) = rest.split_first_chunk() {
+        let header = FrameHeader::parse(first, PAYLOAD_BYTES_MAX).unwrap();
+        if !header.flags.contains(Flags::MORE) {
+            ended.push(header.stream);
+        }
+        rest = &after[header.len as usize..];
+    }
+    assert_eq!(ended, [3], "the story ends without a last frame");
     rig.assert_idle();
     rig.assert_serves();
 }

@@ -16,6 +16,7 @@ mod device;
 mod device_memory;
 mod disks;
 mod experts;
+mod fairness;
 mod faults;
 mod files;
 mod frame_fields;
@@ -25,10 +26,12 @@ mod good;
 mod good_models;
 #[path = "../common/gpu.rs"]
 mod gpu;
+mod hanging;
 #[path = "../common/hooked.rs"]
 mod hooked;
 mod kept;
 mod lifecycle;
+mod limits;
 mod malformed_models;
 mod many;
 mod metrics;
@@ -46,4 +49,4 @@ mod top;
 mod units;
 mod users;
 
-use rocmforge_test_support::{forge, malformed};
+use rocmforge_test_support::{forge, hanging as hangs, malformed};

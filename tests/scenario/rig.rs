@@ -48,9 +48,14 @@ impl Rig {
 
     /// A daemon that serves the kept model, with a limit of 48 descriptors.
     pub fn start_with_few_descriptors() -> Self {
+        Self::start_with_descriptors(48)
+    }
+
+    /// A daemon that serves the kept model, with this limit of descriptors.
+    pub fn start_with_descriptors(limit: u32) -> Self {
         let mut rig = Self::idle();
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "ulimit -n 48; exec \"$@\"", "sh"]);
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$@\""), "sh"]);
         let daemon = rig.command();
         command.arg(daemon.get_program()).args(daemon.get_args());
         rig.spawn(&mut command);
@@ -204,7 +209,11 @@ impl Rig {
             if wanted(&status) {
                 return status;
             }
-            assert!(Instant::now() < until, "timed out waiting until {what}; {status:?}");
+            assert!(
+                Instant::now() < until,
+                "timed out waiting until {what}; {status:?}; the log:\n{}",
+                self.log_text()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -58,6 +58,8 @@ pub enum Error {
     Parts { failed: usize, report: PathBuf },
     #[error("the daemon changed during the soak (seed {seed}):\n  {faults}")]
     Soaked { seed: u64, faults: String },
+    #[error("one user changed too much for the others:\n  {faults}")]
+    Attacked { faults: String },
     #[error("interrupted")]
     Interrupted,
 }

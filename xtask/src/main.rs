@@ -54,6 +54,9 @@ enum Command {
     /// Run many clients against a private daemon for a while, and check that it leaks nothing.
     #[command(disable_help_flag = true)]
     Soak(lab::Args),
+    /// Let one user take all it can get from a private daemon, and measure what that costs others. Needs root.
+    #[command(disable_help_flag = true)]
+    Attack(lab::Args),
     /// Install the Debian package under a real systemd in a container; start, kill, hang, restart, drain and remove it.
     Boot(boot::Args),
     /// Measure prefill and decode beside llama.cpp's own bench, interleaved, on the same threads.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Verdicts(args) => lab::hand_on("verdicts", &args),
         Command::Interleavings(args) => interleavings::run(&args).map(|tried| println!("{tried}")),
         Command::Soak(args) => lab::hand_on("soak", &args),
+        Command::Attack(args) => lab::hand_on("attack", &args),
         Command::Boot(args) => boot::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::GpuReport(args) => lab::hand_on("gpu-report", &args),

@@ -9,7 +9,7 @@ use rocmforge_client::wire::limits::LAYERS_MAX;
 const EXIT_CODES: &str = "\
 Exit codes:
   0    success; also when the reader of the output closed it
-  1    the request failed
+  1    the request failed, or the system gave this program no thread or file
   2    the arguments are invalid
   3    the daemon cannot be reached, is stopping, or is not trusted
   4    the model is missing, damaged or unsupported
@@ -97,7 +97,7 @@ pub enum Command {
         after_help = "Examples:\n  rocmforge-client clear-cache llama-3-8b\n  rocmforge-client clear-cache --all --json | jq .device_bytes"
     )]
     ClearCache {
-        /// A model that you loaded, pinned or not
+        /// A model that you passed as a file, or may manage; pinned or not
         #[arg(required_unless_present = "all", conflicts_with = "all")]
         model: Option<String>,
         /// All models that are not pinned; administrators only
@@ -106,7 +106,7 @@ pub enum Command {
     },
     /// Keep a model's weights on the device, and its file in host memory
     #[command(
-        after_help = "Allowed for the user who loaded the model and for administrators. Only administrators also lock the file in memory.\n\n\
+        after_help = "Allowed for a model that you passed as a file; policy.manage says who pins others. Only administrators also lock the file.\n\n\
             Example:\n  rocmforge-client pin llama-3-8b"
     )]
     Pin {
@@ -166,9 +166,24 @@ pub enum Command {
     },
     /// List running and waiting requests
     #[command(
-        after_help = "Examples:\n  rocmforge-client ps\n  rocmforge-client ps --json | jq '.sequences | length'"
+        after_help = "Each user with work gets an equal share of the device's time, unless `limit` sets another; DEVICE shows what each request took.\n\n\
+            Examples:\n  rocmforge-client ps\n  rocmforge-client ps --json | jq '.sequences | length'",
+        visible_alias = "requests"
     )]
     Ps,
+    /// Cancel running and waiting requests
+    #[command(after_help = "Everyone may cancel their own requests, an administrator anybody's.\n\n\
+            Examples:\n  rocmforge-client cancel 17\n  rocmforge-client cancel --uid 1000")]
+    Cancel {
+        /// Number of the request, as `ps` shows it
+        #[arg(required_unless_present = "uid", conflicts_with = "uid")]
+        id: Option<u64>,
+        /// All requests of this user
+        #[arg(long)]
+        uid: Option<u32>,
+    },
+    /// Limit what a user may take, or show the limits in force
+    Limit(LimitArguments),
     /// Show the state of the daemon and its devices
     #[command(
         after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
@@ -182,7 +197,7 @@ pub enum Command {
             rocmforge-client metrics --out /var/lib/prometheus/node-exporter/rocmforge.prom --period 15"
     )]
     Metrics {
-        /// Write to this file
+        /// Write to this file: a new one, or a regular file, which keeps its mode
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         /// Write again every so many seconds, until Ctrl-C or until the daemon stops
@@ -279,6 +294,41 @@ pub struct RunArguments {
     /// Print tokens per second and times to standard error at the end
     #[arg(long, visible_alias = "verbose")]
     pub stats: bool,
+}
+
+const LIMIT_HELP: &str = "\
+Needs the right policy.manage, which administrators have. Limits that you set here last until the
+daemon stops or reads its configuration again; limits.users of the configuration sets lasting ones.
+What a user holds already stays its own: a lower limit refuses only what comes next.
+Without a user, shows all users with limits of their own; without options, the user's limits.
+
+Examples:
+  rocmforge-client limit alice --requests 2 --share 50
+  rocmforge-client limit 1000 --clear
+  rocmforge-client limit --json | jq '.users[] | {uid, requests: .requests.value}'";
+
+/// Limit what a user may take.
+#[derive(Debug, Args)]
+#[command(after_help = LIMIT_HELP)]
+pub struct LimitArguments {
+    /// The user, by name or uid
+    #[arg(value_name = "UID|NAME")]
+    pub user: Option<String>,
+    /// Most requests for tokens, loads to a device and subscriptions at once; 0: none
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub requests: Option<u32>,
+    /// Most open connections, at least 1
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub connections: Option<u32>,
+    /// Most model files passed to the daemon at a time; 0: none
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub passed_models: Option<u32>,
+    /// Share of the device's time while other users want it too, 1 to 1000; users without one have 100
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
+    pub share: Option<u32>,
+    /// First drop what was set here before: the configuration's limits hold again
+    #[arg(long, requires = "user")]
+    pub clear: bool,
 }
 
 /// Print the token ids of a text.

@@ -2,6 +2,7 @@
 
 mod args;
 mod doctor;
+mod limits;
 mod metrics;
 mod prompt;
 mod report;
@@ -104,6 +105,17 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
         Command::Residency => output.show(&client.residency()?, residency::residency)?,
         Command::Unload { model } => output.show(&client.unload(model)?, tables::unload)?,
         Command::Ps => output.show(&client.ps()?, tables::ps)?,
+        Command::Cancel { id, uid } => {
+            let scope = match (id, uid) {
+                (Some(id), _) => wire::RequestScope::Id(*id),
+                (None, Some(uid)) => wire::RequestScope::Uid(*uid),
+                (None, None) => {
+                    return Err(Failure::usage("name a request by its number, or a user with --uid"));
+                }
+            };
+            output.show(&client.cancel_requests(scope)?, tables::cancelled)?
+        }
+        Command::Limit(limit) => limits::run(&client, limit, output)?,
         Command::Status => output.show_as(&client.status()?, report::status, tables::status)?,
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => return doctor::run(&client, &socket, output),

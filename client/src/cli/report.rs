@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use rocmforge_client::ClientError;
 use rocmforge_client::wire::{ErrorClass, ErrorCode, StatusReply, WireError};
+use rocmforge_client::{ClientError, printable};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -28,6 +28,8 @@ pub enum Failure {
     File(String),
     /// Standard output could not be written.
     Output(io::Error),
+    /// The system gave this process no thread or no descriptor.
+    Resources(String),
 }
 
 impl Failure {
@@ -40,7 +42,7 @@ impl Failure {
         let error = match self {
             Self::Usage(_) => return EXIT_USAGE,
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
-            Self::Output(_) | Self::File(_) | Self::TooLong(_) => return EXIT_FAILED,
+            Self::Output(_) | Self::File(_) | Self::TooLong(_) | Self::Resources(_) => return EXIT_FAILED,
             Self::Client(error) => error,
         };
         match **error {
@@ -65,6 +67,7 @@ impl Failure {
             Self::Client(error) => (error.code_name(), error.code()),
             Self::File(_) => ("File", None),
             Self::Output(_) => ("Output", None),
+            Self::Resources(_) => ("Resources", None),
         };
         let client = match self {
             Self::Client(error) => Some(&**error),
@@ -90,7 +93,10 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Usage(message) | Self::TooLong(message) | Self::File(message) => f.write_str(message),
+            Self::Usage(message)
+            | Self::TooLong(message)
+            | Self::File(message)
+            | Self::Resources(message) => f.write_str(message),
             Self::Client(error) => match &**error {
                 ClientError::Server(error) => f.write_str(&error.message),
                 error => write!(f, "{error}"),
@@ -173,7 +179,8 @@ impl Output {
                         printable(&failure.to_string())
                     )
                 }
-                (false, _) => writeln!(stderr, "rocmforge-client: {failure}"),
+                // Messages quote paths and arguments.
+                (false, _) => writeln!(stderr, "rocmforge-client: {}", printable(&failure.to_string())),
             };
         }
         ExitCode::from(code)
@@ -189,7 +196,9 @@ pub fn for_scripts(value: Value) -> Value {
             Value::Object(
                 keep.map(|(key, value)| {
                     let value = match value {
-                        Value::String(name) if ["state", "wanted", "kind"].contains(&key.as_str()) => {
+                        Value::String(name)
+                            if ["state", "wanted", "kind", "origin"].contains(&key.as_str()) =>
+                        {
                             Value::from(snake_case(&name))
                         }
                         other => for_scripts(other),
@@ -228,11 +237,6 @@ pub fn snake_case(name: &str) -> String {
         snake.push(c.to_ascii_lowercase());
     }
     snake
-}
-
-/// A text from a file or the daemon, without terminal control characters.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! Commands for models' weights on a device.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 use rocmforge_client::wire::{
     ClearCacheReply, DeviceMemory, EventEntry, EventKind, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem,
     LoadingProgress, PART_ABSENT, PlanReply, Preload, ResidencyEntry, ResidencyReply, Rules, SetRulesReply,
 };
-use rocmforge_client::{Client, ClientError};
+use rocmforge_client::{Client, ClientError, printable};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::report::{Failure, Output, printable, snake_case};
+use super::report::{Failure, Output, snake_case};
 use super::tables::{Out, bytes, load, pairs, table};
 
 /// Shown instead of the name of another user's model.
@@ -35,19 +35,24 @@ pub fn bring(
     let told = !output.json && io::stderr().is_terminal();
     let followed = loop {
         match loading.next_item() {
-            Ok(Some(item)) if told => eprint!("\r\x1b[K{}", progress(&item)),
+            Ok(Some(item)) if told => show_progress(&progress(&item)),
             Ok(Some(_)) => {}
             ended => break ended,
         }
     };
     // Clears the progress line, so that the next message or error starts on a line of its own.
     if told {
-        eprint!("\r\x1b[K");
+        show_progress("");
     }
     followed?;
     let broken =
         || ClientError::Disconnected { reason: "the load ended without its final message".to_owned() };
     Ok(loading.end().cloned().ok_or_else(broken)?)
+}
+
+/// Writes over the line of progress. A terminal that is gone does not end the load.
+fn show_progress(line: &str) {
+    let _ = write!(io::stderr(), "\r\x1b[K{line}");
 }
 
 /// A line that shows the progress of a load.

@@ -4,7 +4,9 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rocmforge_client::{Client, Connection, Generation, random_request_id, wire};
+use rocmforge_client::{
+    Client, ClientError, Connection, Generation, ProtocolError, printable_text, random_request_id, wire,
+};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
@@ -14,6 +16,9 @@ use super::args::RunArguments;
 use super::report::{EXIT_CANCELLED, Failure, Output, snake_case};
 use super::{model_named, prompt};
 
+/// Most bytes of an answer, which is kept whole: a million tokens with twenty log-probabilities each have fewer.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+
 /// The answer received so far.
 #[derive(Debug, Default)]
 struct Answer {
@@ -22,6 +27,8 @@ struct Answer {
     ids: Vec<u32>,
     logprobs: Vec<TokenLogprob>,
     end: Option<GenerateEnd>,
+    /// Size of the fields above.
+    bytes: usize,
 }
 
 pub fn run(client: &Client, arguments: &RunArguments, output: Output) -> Result<ExitCode, Failure> {
@@ -93,15 +100,21 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
 /// Before this is set up, Ctrl-C ends the program as usual, and the daemon cancels the request when the connection
 /// closes.
 fn cancel_on_interrupt(connection: Connection, stream: u32) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT])?;
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
+    let mut signals = Signals::new([SIGINT])
+        .map_err(|error| Failure::Resources(format!("Ctrl-C could not be watched: {error}")))?;
+    let watch = move || {
         let mut pending = signals.forever();
         if pending.next().is_none() || connection.cancel(stream).is_ok() {
             pending.next();
         }
         std::process::exit(EXIT_CANCELLED.into());
-    })?;
-    Ok(())
+    };
+    let begun = std::thread::Builder::new().name("signals".into()).spawn(watch);
+    begun.map(drop).map_err(|error| {
+        Failure::Resources(format!(
+            "no thread could be started: {error}; `ulimit -u` shows how many processes and threads you may have"
+        ))
+    })
 }
 
 /// Receives every item; without `--json` prints its text at once.
@@ -110,6 +123,10 @@ fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> 
     while let Some(mut item) = generation.next_item()? {
         if !output.json {
             printer.print(&item.text)?;
+        }
+        answer.bytes += bytes_of(&item);
+        if answer.bytes > ANSWER_BYTES_MAX {
+            return Err(ClientError::from(ProtocolError::AnswerTooLong { max: ANSWER_BYTES_MAX }).into());
         }
         answer.text.push_str(&item.text);
         answer.prompt_ids.append(&mut item.prompt_ids);
@@ -125,8 +142,12 @@ fn receive(generation: &mut Generation, answer: &mut Answer, output: Output) -> 
     Ok(())
 }
 
-/// Prints a model's text. To a terminal it prints no control characters, because a model could use them to control
-/// it.
+fn bytes_of(item: &wire::GenerateItem) -> usize {
+    let tops = item.logprobs.iter().map(|token| size_of_val(token) + size_of_val(&*token.top));
+    item.text.len() + size_of_val(&*item.ids) + size_of_val(&*item.prompt_ids) + tops.sum::<usize>()
+}
+
+/// Prints a model's text. A terminal gets its control characters escaped, because a model could use them to control it.
 struct Printer {
     terminal: bool,
 }
@@ -138,9 +159,7 @@ impl Printer {
         }
         let mut stdout = io::stdout().lock();
         if self.terminal {
-            let shown: String =
-                text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
-            stdout.write_all(shown.as_bytes())?;
+            stdout.write_all(printable_text(text).as_bytes())?;
         } else {
             stdout.write_all(text.as_bytes())?;
         }

@@ -1,15 +1,16 @@
 //! Prints answers as text for people.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use rocmforge_client::wire::{
-    DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus, InfoReply, ListReply,
-    LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply, TokenizeReply,
-    UnloadReply,
+    CancelRequestsReply, DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus,
+    InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply,
+    TokenizeReply, UnloadReply,
 };
+use rocmforge_client::{printable, printable_text};
 
 use super::PingTimes;
-use super::report::{printable, snake_case};
+use super::report::snake_case;
 
 pub type Out<'a> = &'a mut dyn Write;
 
@@ -54,6 +55,7 @@ pub fn show(out: Out<'_>, reply: &ShowReply) -> io::Result<()> {
         ("chat template", if reply.chat_template { "yes" } else { "no" }.to_owned()),
         ("ends at", join(&reply.end_of_generation)),
         ("in memory", in_memory(&reply.host)),
+        ("copy in memory", printable(reply.copy().unwrap_or_default())),
         ("kept in memory", kept(&reply.host)),
         ("reason", printable(&summary.reason)),
     ];
@@ -140,10 +142,16 @@ pub fn ps(out: Out<'_>, reply: &PsReply) -> io::Result<()> {
             format!("{}/{}", sequence.prefilled_tokens, sequence.prompt_tokens),
             format!("{}/{}", sequence.generated_tokens, sequence.max_tokens),
             sequence.kv_pages.to_string(),
+            sequence.device_time_us().map_or(String::new(), |us| format!("{:.2} s", us as f64 / 1e6)),
             format!("{:.1} s", sequence.age_ms as f64 / 1e3),
         ]
     });
-    table(out, ["ID", "UID", "MODEL", "STATE", "PROMPT", "GENERATED", "KV PAGES", "AGE"], rows)
+    table(out, ["ID", "UID", "MODEL", "STATE", "PROMPT", "GENERATED", "KV PAGES", "DEVICE", "AGE"], rows)
+}
+
+pub fn cancelled(out: Out<'_>, reply: &CancelRequestsReply) -> io::Result<()> {
+    let requests = if reply.cancelled == 1 { "request" } else { "requests" };
+    writeln!(out, "cancelled {} {requests}", reply.cancelled)
 }
 
 pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
@@ -250,9 +258,14 @@ pub fn ids(out: Out<'_>, reply: &TokenizeReply) -> io::Result<()> {
     writeln!(out, "{}", join(&reply.ids))
 }
 
-/// Only the text, without a newline, so that it can be piped.
+/// Only the text, without a newline, so that it can be piped. A terminal gets its control characters escaped, because a
+/// model could use them to control it.
 pub fn text(out: Out<'_>, reply: &DetokenizeReply) -> io::Result<()> {
-    out.write_all(reply.text.as_bytes())
+    if io::stdout().is_terminal() {
+        out.write_all(printable_text(&reply.text).as_bytes())
+    } else {
+        out.write_all(reply.text.as_bytes())
+    }
 }
 
 pub fn ping(out: Out<'_>, times: &PingTimes) -> io::Result<()> {
@@ -349,8 +362,8 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert_eq!(
             text,
-            "NAME    STATE   SIZE     ARCHITECTURE  REQUESTS  REASON\n\
-             a\u{fffd}[31m  mapped  2.0 KiB  llama         3\n"
+            "NAME         STATE   SIZE     ARCHITECTURE  REQUESTS  REASON\n\
+             a\\u{1b}[31m  mapped  2.0 KiB  llama         3\n"
         );
     }
 }

@@ -72,6 +72,10 @@ ops! {
     SetRules = 33,
     /// Client: [`SubscribeRequest`], answered by [`SubscribeItem`]s and, when the daemon stops, one [`SubscribeEnd`].
     Subscribe = 34,
+    /// Client: [`CancelRequestsRequest`], answered by [`CancelRequestsReply`].
+    CancelRequests = 35,
+    /// Client: [`LimitUserRequest`], answered by [`LimitUserReply`].
+    LimitUser = 36,
     /// Server: the whole answer; the request's op gives its type. Ends the stream.
     Reply = 0x8000,
     /// Server: one of several; the request's op gives [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`].
@@ -167,6 +171,8 @@ mapping! {
         Load: LoadRequest => LoadReply,
         Unload: UnloadRequest => UnloadReply,
         Ps: PsRequest => PsReply,
+        CancelRequests: CancelRequestsRequest => CancelRequestsReply,
+        LimitUser: LimitUserRequest => LimitUserReply,
         Status: StatusRequest => StatusReply,
         Doctor: DoctorRequest => DoctorReply,
         ClearCache: ClearCacheRequest => ClearCacheReply,

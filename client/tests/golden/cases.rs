@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::common::{Largest, Smallest, filled};
 
+mod limits;
 mod residency;
 
 /// Compares bytes and JSON of a message.
@@ -255,6 +256,7 @@ pub fn all() -> Vec<Golden> {
     cases.extend(connection());
     cases.extend(models());
     cases.extend(residency::all());
+    cases.extend(limits::all());
     cases.extend(tokens());
     cases.extend(daemon());
     cases
@@ -293,6 +295,10 @@ pub fn message_names() -> Vec<&'static str> {
         UnloadReply::NAME,
         PsRequest::NAME,
         PsReply::NAME,
+        CancelRequestsRequest::NAME,
+        CancelRequestsReply::NAME,
+        LimitUserRequest::NAME,
+        LimitUserReply::NAME,
         StatusRequest::NAME,
         StatusReply::NAME,
         DoctorRequest::NAME,
@@ -523,6 +529,8 @@ fn daemon() -> Vec<Golden> {
         three(Op::Reply, info),
         three(Op::Ps, PsRequest { after: 40, ext: vec![] }),
         three(Op::Reply, PsReply { sequences: vec![sequence], more: true, ext: vec![] }),
+        three(Op::CancelRequests, CancelRequestsRequest { scope: RequestScope::Uid(1000), ext: vec![] }),
+        three(Op::Reply, CancelRequestsReply { cancelled: 31, ext: vec![] }),
         three(Op::Status, StatusRequest { ext: vec![] }),
         three(Op::Reply, status),
         three(Op::Doctor, DoctorRequest { ext: vec![] }),

@@ -61,6 +61,7 @@ fn the_document_states_the_limits_of_the_code() {
         ("ROLE", limits::ROLE_BYTES_MAX),
         ("MODELS", limits::MODELS_MAX),
         ("SEQUENCES", limits::SEQUENCES_MAX),
+        ("USERS", limits::USERS_MAX),
         ("DEVICES", limits::DEVICES_MAX),
         ("CHECKS", limits::CHECKS_MAX),
         ("OPS", limits::OPS_MAX),

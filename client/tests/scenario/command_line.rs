@@ -304,6 +304,51 @@ fn list_and_ping_print_for_people_and_scripts() {
 }
 
 /// Answers a load to the device; `what` is the expected request.
+#[test]
+fn limit_changes_a_user_and_shows_its_limits() {
+    let limit = |value, origin| LimitInForce { value, origin };
+    let (set, every) = (LimitOrigin::Request, LimitOrigin::EveryUser);
+    let reply = LimitUserReply {
+        users: vec![UserLimitsEntry {
+            uid: 0,
+            requests: limit(2, set),
+            connections: limit(9, every),
+            passed_models: limit(8, every),
+            share: limit(50, set),
+            ext: vec![],
+        }],
+        ext: vec![],
+    };
+    let wanted = [
+        LimitUserRequest { uid: Some(0), requests: Some(2), share: Some(50), ..LimitUserRequest::default() },
+        LimitUserRequest { uid: Some(1000), clear: true, ..LimitUserRequest::default() },
+        LimitUserRequest::default(),
+    ];
+    let ask = |wanted: LimitUserRequest, arguments: &[&str]| {
+        let reply = reply.clone();
+        let server = Server::greeting(move |mut peer| {
+            let request = peer.request().unwrap();
+            assert_eq!(request.message, ClientMessage::LimitUser(wanted));
+            peer.send(request.header.stream, Op::Reply, &reply);
+        });
+        let ran = run(&server, arguments);
+        server.join();
+        ran
+    };
+    let [change, clear, all] = wanted;
+    let (code, text, _) = ask(change, &["limit", "root", "--requests", "2", "--share", "50"]);
+    assert_eq!((code, text.lines().nth(1)), (0, Some("0    2 (set)   9            8              50 (set)")));
+    assert_eq!(ask(clear, &["limit", "1000", "--clear"]).0, 0);
+    let json: serde_json::Value = serde_json::from_str(&ask(all, &["limit", "--json"]).1).unwrap();
+    assert_eq!(json["users"][0]["share"], serde_json::json!({ "value": 50, "origin": "request" }));
+    let server = Server::greeting(|_| ());
+    for usage in
+        [&["limit", "no such user"][..], &["limit", "--requests", "1"], &["limit", "0", "--share", "x"]]
+    {
+        assert_eq!(run(&server, usage).0, 2, "{usage:?}");
+    }
+}
+
 fn bring(peer: &mut Peer, what: &Preload) {
     let request = peer.request().unwrap();
     let ClientMessage::LoadToDevice(load) = &request.message else { panic!("{:?}", request.message) };

@@ -89,6 +89,28 @@ fn only_regular_files_are_passed() {
 }
 
 #[test]
+fn metrics_replace_a_regular_file_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("page.prom");
+    for (path, exit) in [(file.as_path(), 0), (Path::new("/dev/full"), 1), (dir.path(), 1)] {
+        let server = Server::greeting(|mut peer| {
+            let status = peer.request().unwrap();
+            peer.send(status.header.stream, Op::Reply, &StatusReply::default());
+            let residency = peer.request().unwrap();
+            let reply = ResidencyReply { devices: vec![], models: vec![], more: false, ext: vec![] };
+            peer.send(residency.header.stream, Op::Reply, &reply);
+        });
+        let (code, stdout, stderr) = run(&server, &["metrics", "--out", path.to_str().unwrap()]);
+        assert_eq!((code, stdout.as_str()), (exit, ""), "{stderr}");
+        let says = stderr.contains(path.to_str().unwrap()) && stderr.contains("not a regular file");
+        assert_eq!(says, exit != 0, "{stderr}");
+        server.join();
+    }
+    assert!(std::fs::read_to_string(&file).unwrap().contains("rocmforge_uptime_seconds"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a file was left beside the page");
+}
+
+#[test]
 fn options_that_would_be_dropped_are_refused() {
     let server = unasked();
     for arguments in

@@ -6,6 +6,9 @@ mod command_line;
 mod connecting;
 mod failing;
 mod server;
+mod shortage;
+mod silent;
+mod terminal;
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -349,12 +352,17 @@ fn a_server_that_breaks_the_protocol_is_left() {
     fn frame<T: Message>(stream: u32, op: Op, message: &T) -> Vec<u8> {
         encode_frame(stream, op, Flags::NONE, PAYLOAD_BYTES_MAX, message).unwrap()
     }
-    let cases: [(&str, Script); 7] = [
+    let cases: [(&str, Script); 8] = [
         ("UnknownStream", |stream| frame(stream + 2, Op::Item, &item("x"))),
         ("UnexpectedOp", |stream| frame(stream, Op::Reply, &PingReply::default())),
         ("UnexpectedOp", |stream| frame(stream, Op::Ping, &PingRequest::default())),
         ("Payload", |stream| frame(stream, Op::Item, &Cancel::default())),
         ("Header", |_| vec![0xff; HEADER_BYTES]),
+        ("Header", |stream| {
+            let mut longer = frame(stream, Op::Item, &item("x"));
+            longer[..4].copy_from_slice(&(PAYLOAD_BYTES_MAX + 1).to_le_bytes());
+            longer
+        }),
         ("Descriptors", |stream| {
             encode_frame_with_descriptors(stream, Op::End, Flags::NONE, PAYLOAD_BYTES_MAX, 1, &end()).unwrap()
         }),

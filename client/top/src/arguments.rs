@@ -27,7 +27,7 @@ Examples:
 
 Exit codes:
   0    ended by q, or all was printed; also when the reader of the output closed it
-  1    a request or the terminal failed
+  1    a request or the terminal failed, or the system gave this program no thread
   2    the arguments are invalid
   3    the daemon cannot be reached at the start, or is not trusted
   130  ended by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP

@@ -43,6 +43,8 @@ pub enum Failure {
     Client(Box<ClientError>),
     /// The terminal or the output failed.
     Output(io::Error),
+    /// The system gave this process no thread.
+    Thread(io::Error),
 }
 
 impl From<ClientError> for Failure {
@@ -61,7 +63,7 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Output(_) => EXIT_FAILED,
+            Self::Output(_) | Self::Thread(_) => EXIT_FAILED,
             Self::Client(error) => match **error {
                 ClientError::SocketPath { .. } => EXIT_USAGE,
                 ClientError::PermissionDenied { .. }
@@ -83,6 +85,10 @@ impl std::fmt::Display for Failure {
                 write!(f, "{}: {}", error.code_name(), text::printable(&error.to_string()))
             }
             Self::Output(error) => write!(f, "output: {error}"),
+            Self::Thread(error) => write!(
+                f,
+                "no thread could be started: {error}; `ulimit -u` shows how many processes and threads you may have"
+            ),
         }
     }
 }

@@ -31,7 +31,7 @@ fn two_samples(arguments: &Arguments) -> Result<App, Failure> {
     options.check()?;
     let mut app = App::default();
     let mut samples = 0;
-    for update in watch::start(&options, arguments.interval) {
+    for update in watch::start(&options, arguments.interval)? {
         samples += u32::from(matches!(update, Update::Sample(..)));
         match update {
             Update::Gone(error) => return Err(error.into()),
@@ -54,7 +54,7 @@ pub fn json_lines(arguments: &Arguments, out: &mut dyn Write) -> Result<Option<u
     let options = arguments.options();
     options.check()?;
     let mut app = App::default();
-    for update in watch::start(&options, arguments.interval) {
+    for update in watch::start(&options, arguments.interval)? {
         match update {
             Update::Gone(error) if app.sample.is_none() => return Err(error.into()),
             Update::Gone(error) => {

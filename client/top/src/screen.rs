@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<Option<u8>, Failure> {
         let value = usize::try_from(number).unwrap_or(0);
         signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
     }
-    let updates = watch::start(&options, arguments.interval);
+    let updates = watch::start(&options, arguments.interval)?;
     let mut app = App::default();
     // If the daemon never answered, that is an error on the normal screen. If it goes away later, the view waits for
     // it.

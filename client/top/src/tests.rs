@@ -399,7 +399,7 @@ fn strips_and_texts_are_cut_to_their_place() {
         (cut("模型模型", 5).as_str(), fit("模型", 6).as_str(), fit("模型", 3).as_str()),
         ("模型~", "模型  ", "模~")
     );
-    assert_eq!(printable("a\u{1b}b\u{202e}"), "a\u{fffd}b\u{fffd}");
+    assert_eq!(printable("a\u{1b}b\u{202e}e\u{301}"), "a\\u{1b}b\\u{202e}e\u{fffd}");
     assert_eq!(
         [0, 99_949, 100_000, 6_000_000, 400_000_000].map(age),
         ["0.0 s", "99.9 s", "1 min", "1 h", "4 d"]

@@ -344,7 +344,8 @@ fn requests(app: &App, width: usize) -> List {
     let mut sequences: Vec<_> = all.iter().collect();
     // Running requests first, then the waiting ones in queue order.
     sequences.sort_by_key(|sequence| (sequence.queue_position, sequence.id));
-    let waiting = all.iter().filter(|sequence| sequence.state == SequenceState::Queued).count();
+    let waits = |state| matches!(state, SequenceState::Queued | SequenceState::Preparing);
+    let waiting = all.iter().filter(|sequence| waits(sequence.state)).count();
     let name_columns = width.saturating_sub(58).clamp(8, 32);
     let head = format!(
         "  {} {} {} {} {} {}",
@@ -381,7 +382,7 @@ fn request_line(sequence: &SequenceEntry, name_columns: usize, width: usize) -> 
         fit_right(&age(sequence.age_ms), 8)
     );
     let colour = match sequence.state {
-        SequenceState::Queued => Color::DarkGray,
+        SequenceState::Queued | SequenceState::Preparing => Color::DarkGray,
         SequenceState::Stalled => Color::Red,
         SequenceState::Prefill => Color::Yellow,
         SequenceState::Decode => Color::Reset,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rocmforge_client::wire::SubscribeItem;
 use rocmforge_client::{Client, ClientError, Options};
 
+use crate::Failure;
 use crate::sample::Sample;
 
 /// Pause before a daemon that does not answer is asked again.
@@ -31,7 +32,10 @@ pub enum Update {
 }
 
 /// Starts both threads. They end at their next update after the receiver is dropped.
-pub fn start(options: &Options, interval: Duration) -> Receiver<Update> {
+///
+/// # Errors
+/// [`Failure::Thread`].
+pub fn start(options: &Options, interval: Duration) -> Result<Receiver<Update>, Failure> {
     let (sender, receiver) = sync_channel(UPDATES_MAX);
     let (events, of_events) = (sender.clone(), options.clone());
     let (begun, first) = channel();
@@ -39,15 +43,19 @@ pub fn start(options: &Options, interval: Duration) -> Receiver<Update> {
         // This fails once the first sample no longer waits.
         let _ = begun.send(());
     };
-    thread::spawn(move || while listen(&Client::new(of_events.clone()), &events, &begins).is_some() {});
+    spawn("events", move || while listen(&Client::new(of_events.clone()), &events, &begins).is_some() {})?;
     let client = Client::new(options.clone());
-    thread::spawn(move || {
+    spawn("samples", move || {
         // Without events, samples still come.
         let _ = first.recv_timeout(FIRST);
         drop(first);
         while sample(&client, interval, &sender).is_some() {}
-    });
-    receiver
+    })?;
+    Ok(receiver)
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    thread::Builder::new().name(name.to_owned()).spawn(run).map(drop).map_err(Failure::Thread)
 }
 
 /// `None` once the receiver is dropped.

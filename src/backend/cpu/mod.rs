@@ -220,6 +220,12 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        let begun = self.models.get(&slot).is_some_and(|model| model.step.rows() > 0);
+        self.current = begun.then_some(slot);
+        if begun { Ok(()) } else { Err(BackendError::OutOfOrder("no step of the model has begun")) }
+    }
+
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let (compute, model) = self.step()?;
         run::run(compute, model, part, weights)

@@ -397,6 +397,26 @@ impl Backend for HipBackend {
         Ok(())
     }
 
+    fn suspend_step(&mut self) -> Result<(), BackendError> {
+        let (device, stream) = (&self.device, &self.stream);
+        let model = self.current.and_then(|slot| self.models.get_mut(&slot));
+        // Weights that a deferred launch reads could be evicted before the step goes on.
+        model.map_or(Ok(()), |model| model.launch_deferred(device, stream))
+    }
+
+    fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        let begun = self.models.get(&slot).is_some_and(|model| model.step.begun);
+        self.current = begun.then_some(slot);
+        if !begun {
+            return Err(BackendError::OutOfOrder("no step of the model has begun"));
+        }
+        // Its loads' times were those of another step since: it counts as one that waited.
+        self.waited.set(true);
+        self.load_waits.get_mut().begin();
+        self.waiter.set_busy();
+        Ok(())
+    }
+
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let (device, stream) = (&self.device, &self.stream);
         let model = self.current.and_then(|slot| self.models.get_mut(&slot));

@@ -1,5 +1,6 @@
 //! Errors of the GGUF parser.
 
+use crate::share::Refusal;
 use crate::tensor::{DType, MapError};
 
 /// The place that the parser was reading when it stopped.
@@ -63,6 +64,15 @@ pub enum GgufError {
          incomplete or damaged; copy or download it again"
     )]
     Truncated { place: Place, offset: u64, need: u64, file_bytes: u64 },
+    /// A sparse file whose header lies in its holes.
+    #[error(
+        "{place} at byte {offset} needs {need} bytes, but only {stored_bytes} bytes of the file are on disk: a header cannot \
+         lie in the holes of a sparse file"
+    )]
+    Sparse { place: Place, offset: u64, need: u64, stored_bytes: u64 },
+    /// The headers of mapped models leave no room.
+    #[error("no room for the header (limits.header_mib): {}", refusal.words(1 << 20, "MiB"))]
+    NoRoom { refusal: Refusal },
     /// The header is longer than the parser reads.
     #[error("{place} at byte {offset} needs {need} bytes and ends past the header limit of {limit} bytes")]
     HeaderTooLong { place: Place, offset: u64, need: u64, limit: u64 },

@@ -125,6 +125,8 @@ impl<S: ReadAt + ?Sized> Cursor<'_, S> {
             let place = self.place.clone();
             return Err(GgufError::Count { place, what: "array elements", offset, found, limit });
         }
+        // Refuses an array in the hole of a sparse file before its elements get memory.
+        self.expect_left(found.saturating_mul(element_bytes_min))?;
         // The file holds `found` elements and a header has at most 2^28 bytes, so this fits in usize.
         let count = found as usize;
         Ok(match number {

@@ -11,8 +11,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use crate::share::Charge;
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
 mod error;
@@ -33,6 +35,9 @@ use limits::{
     TENSOR_ROW_BYTES_MIN, TENSORS_MAX,
 };
 use source::{Cursor, FileSource};
+
+/// Heap bytes of a metadata entry or a tensor beside its value: names, indices, and the plan's operations.
+const ROW_HEAP_BYTES: u64 = 512;
 
 /// A checked GGUF header: metadata and tensor table.
 #[derive(Clone, Debug)]
@@ -75,13 +80,46 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`].
     pub fn open_beside(file: File, known: Known<'_>) -> Result<(Self, Arc<MappedFile>), GgufError> {
+        let (gguf, mapped, _) = Self::open_charged(file, known, None)?;
+        Ok((gguf, mapped))
+    }
+
+    /// As [`Gguf::open_beside`]. The charge grows before each read; in the end it is what the header's own values take,
+    /// with the tables that are made of them.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`], and [`GgufError::NoRoom`].
+    pub fn open_charged(
+        file: File,
+        known: Known<'_>,
+        charge: Option<Charge>,
+    ) -> Result<(Self, Arc<MappedFile>, Option<Charge>), GgufError> {
         let identity = MappedFile::inspect(&file)?;
-        let gguf = Self::parse_beside(&FileSource { file: &file, bytes: identity.size }, known)?;
+        let meta = file.metadata().map_err(|source| GgufError::Read { offset: 0, source })?;
+        // The unit of st_blocks is 512 bytes on every file system.
+        let stored = meta.blocks().saturating_mul(512);
+        let source = FileSource { file: &file, bytes: identity.size, stored };
+        let (gguf, mut charge) = Self::parse_charged(&source, known, charge)?;
+        if let Some(charge) = &mut charge {
+            charge.shrink(charge.amount().saturating_sub(gguf.heap_charge()));
+        }
         let mapped = MappedFile::map(file)?;
         if mapped.identity() != identity {
-            return Err(MapError::Changed.into());
+            // A truncation may set the file's time some moments before its size.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let cut =
+                mapped.len() < identity.size || matches!(mapped.check_unchanged(), Err(MapError::Poisoned));
+            return Err(if cut { MapError::Poisoned } else { MapError::Changed }.into());
         }
-        Ok((gguf, mapped))
+        Ok((gguf, mapped, charge))
+    }
+
+    /// Heap bytes to charge for this header. Values that it shares with other headers cost nothing.
+    fn heap_charge(&self) -> u64 {
+        let own = self.metadata.entries.iter().filter(|(_, value)| Arc::strong_count(value) == 1);
+        let values = own.map(|(_, value)| value.heap_bytes() as u64).fold(0, u64::saturating_add);
+        let rows = (self.metadata.entries.len() as u64).saturating_add(self.tensors.len() as u64);
+        values.saturating_mul(source::HEAP_PER_BYTE).saturating_add(rows.saturating_mul(ROW_HEAP_BYTES))
     }
 
     /// Reads and checks the header in `source`.
@@ -97,7 +135,15 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::parse`].
     pub fn parse_beside<S: ReadAt + ?Sized>(source: &S, known: Known<'_>) -> Result<Self, GgufError> {
-        let mut cursor = Cursor::new(source);
+        Ok(Self::parse_charged(source, known, None)?.0)
+    }
+
+    fn parse_charged<S: ReadAt + ?Sized>(
+        source: &S,
+        known: Known<'_>,
+        charge: Option<Charge>,
+    ) -> Result<(Self, Option<Charge>), GgufError> {
+        let mut cursor = Cursor::new(source, charge);
         let version = version(&mut cursor)?;
         let tensor_count = count(&mut cursor, "tensors", TENSORS_MAX, TENSOR_ROW_BYTES_MIN)?;
         let entry_count = count(&mut cursor, "metadata entries", METADATA_MAX, METADATA_ENTRY_BYTES_MIN)?;
@@ -115,7 +161,8 @@ impl Gguf {
         let data_start = header_bytes.checked_next_multiple_of(alignment.into()).unwrap_or(u64::MAX);
         let tensors = tensors::place_in_file(rows, data_start, alignment, cursor.file_bytes())?;
         tensors::check_overlap(&tensors)?;
-        Ok(Self { version, alignment, header_bytes, metadata, tensors, tensor_index })
+        let gguf = Self { version, alignment, header_bytes, metadata, tensors, tensor_index };
+        Ok((gguf, cursor.into_charge()))
     }
 
     /// GGUF version of the file: 2 or 3.

@@ -6,11 +6,17 @@ use std::os::unix::fs::FileExt;
 
 use super::error::{GgufError, Place};
 use super::limits::HEADER_BYTES_MAX;
+use crate::share::Charge;
 
 /// Random access to bytes: a file, or memory in tests and fuzzers.
 pub trait ReadAt {
     /// Total length in bytes.
     fn byte_len(&self) -> u64;
+
+    /// Bytes that the source really stores: fewer than its length where a file is sparse.
+    fn stored_bytes(&self) -> u64 {
+        self.byte_len()
+    }
 
     /// Reads up to `buf.len()` bytes from `offset`. Returns 0 at the end.
     ///
@@ -24,11 +30,17 @@ pub trait ReadAt {
 pub(super) struct FileSource<'f> {
     pub file: &'f File,
     pub bytes: u64,
+    /// Bytes on disk. A file system that does not tell says 0; then the length counts.
+    pub stored: u64,
 }
 
 impl ReadAt for FileSource<'_> {
     fn byte_len(&self) -> u64 {
         self.bytes
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        if self.stored == 0 { self.bytes } else { self.stored }
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -50,6 +62,10 @@ impl ReadAt for [u8] {
     }
 }
 
+/// Heap bytes charged for each byte of a header, before it is read: a vocabulary of 128,000 tokens has 8 MB in the file,
+/// and takes 30 MiB with the tokenizer's tables.
+pub(super) const HEAP_PER_BYTE: u64 = 4;
+
 /// First read: holds the whole header of a model without a vocabulary.
 const CHUNK_BYTES_FIRST: usize = 64 << 10;
 /// Largest read, and largest piece returned by [`Cursor::take`]. Read sizes double up to it.
@@ -60,6 +76,9 @@ pub(super) const CHUNK_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Cursor<'s, S: ReadAt + ?Sized> {
     source: &'s S,
     file_bytes: u64,
+    stored_bytes: u64,
+    /// Grows with the bytes read; see [`HEAP_PER_BYTE`].
+    charge: Option<Charge>,
     /// Read but unconsumed bytes start at `taken`. `buf[0]` is the byte at file offset `start`.
     buf: Vec<u8>,
     start: u64,
@@ -72,10 +91,12 @@ pub(super) struct Cursor<'s, S: ReadAt + ?Sized> {
 /// A vocabulary string takes a few of these calls. A million one-byte strings take 10 ms with the calls inlined and the
 /// rare paths out of line, and 20 ms without.
 impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
-    pub fn new(source: &'s S) -> Self {
+    pub fn new(source: &'s S, charge: Option<Charge>) -> Self {
         Self {
             source,
             file_bytes: source.byte_len(),
+            stored_bytes: source.stored_bytes(),
+            charge,
             buf: Vec::new(),
             start: 0,
             taken: 0,
@@ -105,6 +126,11 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         self.file_bytes.min(HEADER_BYTES_MAX).saturating_sub(self.offset())
     }
 
+    /// Takes the charge, for the header that was read.
+    pub fn into_charge(self) -> Option<Charge> {
+        self.charge
+    }
+
     /// Length of the file.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
@@ -113,7 +139,7 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
     /// Fails unless `need` bytes may still be read.
     #[inline(always)]
     pub fn expect_left(&self, need: u64) -> Result<(), GgufError> {
-        if need <= self.left() {
+        if need <= self.left().min(self.stored_bytes.saturating_sub(self.offset())) {
             return Ok(());
         }
         Err(self.too_short(need))
@@ -125,6 +151,9 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         let (place, offset) = (self.place.clone(), self.offset());
         if need > self.file_bytes.saturating_sub(offset) {
             return GgufError::Truncated { place, offset, need, file_bytes: self.file_bytes };
+        }
+        if need <= self.left() {
+            return GgufError::Sparse { place, offset, need, stored_bytes: self.stored_bytes };
         }
         GgufError::HeaderTooLong { place, offset, need, limit: HEADER_BYTES_MAX }
     }
@@ -191,6 +220,10 @@ impl<'s, S: ReadAt + ?Sized> Cursor<'s, S> {
         // `left` counts from `start`, so it covers what is already in the buffer.
         let want = self.chunk.max(count).min(usize::try_from(self.left()).unwrap_or(usize::MAX));
         self.chunk = self.chunk.saturating_mul(2).min(CHUNK_BYTES_MAX);
+        if let Some(charge) = &mut self.charge {
+            let more = (want as u64).saturating_sub(have as u64).saturating_mul(HEAP_PER_BYTE);
+            charge.grow(more).map_err(|refusal| GgufError::NoRoom { refusal })?;
+        }
         self.buf.resize(want.max(have), 0);
         while have < count {
             let offset = self.start.saturating_add(have as u64);

@@ -113,7 +113,30 @@ impl<'a> FromIterator<&'a str> for Strings {
     }
 }
 
+impl Value {
+    /// Heap bytes held.
+    pub fn heap_bytes(&self) -> usize {
+        match self {
+            Self::String(text) => text.capacity(),
+            Self::Array(array) => array.heap_bytes(),
+            _ => 0,
+        }
+    }
+}
+
 impl Array {
+    /// Heap bytes held.
+    pub fn heap_bytes(&self) -> usize {
+        let element = match self {
+            Self::U8(_) | Self::I8(_) | Self::Bool(_) => 1,
+            Self::U16(_) | Self::I16(_) => 2,
+            Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
+            Self::U64(_) | Self::I64(_) | Self::F64(_) => 8,
+            Self::String(strings) => return strings.heap_bytes(),
+        };
+        self.len().saturating_mul(element)
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {

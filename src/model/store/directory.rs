@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub unusable: Option<String>,
     /// True when parts are missing; `unusable` names them.
     pub incomplete: bool,
+    /// Device number of the first file's mount, if it could be examined.
+    pub device: Option<u64>,
 }
 
 impl Entry {
@@ -36,7 +38,7 @@ impl Entry {
 /// The result of the last scan of each directory.
 ///
 /// An unreadable directory keeps its names: a daemon short of descriptors or a brief disk fault is no reason to unmap
-/// models. A removed directory has no names.
+/// models. So does one whose scan hangs. A removed directory has no names.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     directories: HashMap<PathBuf, Look>,
@@ -52,22 +54,73 @@ struct Look {
     nameless: usize,
     /// The error of the last read.
     fault: Option<ErrorKind>,
+    state: Busy,
 }
 
+/// Whether a directory is being read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Busy {
+    #[default]
+    No,
+    Reads,
+    /// For so long that nobody waits for it any more.
+    Hangs,
+}
+
+/// What was found in one directory: models by name, and the number of files with invalid names.
+pub(super) type Found = std::io::Result<(BTreeMap<String, Entry>, usize)>;
+
 impl Looks {
-    /// Scans `directories` and returns all models by name. Of equal names, the first directory's is served. Within a
-    /// directory, a whole file precedes a split one, and fewer parts precede more.
+    /// Forgets all other directories. Returns those to read now: all but the ones that are still being read.
+    pub(super) fn begin(&mut self, directories: &[PathBuf]) -> Vec<PathBuf> {
+        // One that hangs is remembered, so that it is not read a second time if it comes back.
+        self.directories.retain(|directory, look| directories.contains(directory) || look.state != Busy::No);
+        let mut free = Vec::new();
+        for directory in directories {
+            let look = self.directories.entry(directory.clone()).or_default();
+            if look.state == Busy::No {
+                look.state = Busy::Reads;
+                free.push(directory.clone());
+            }
+        }
+        free
+    }
+
+    /// True while a directory is read that does not hang.
+    pub(super) fn is_busy(&self) -> bool {
+        self.directories.values().any(|look| look.state == Busy::Reads)
+    }
+
+    /// Waits no more for directories that are being read; logs each once.
+    pub(super) fn give_up(&mut self) {
+        for (directory, look) in self.directories.iter_mut().filter(|(_, look)| look.state == Busy::Reads) {
+            look.state = Busy::Hangs;
+            let names_kept = look.entries.len();
+            tracing::warn!(directory = %directory.display(), names_kept, "a model directory does not answer; its known names stay, and it is read no further until it does");
+        }
+    }
+
+    /// Takes the result of reading a directory. True if nobody waited for it any more.
+    pub(super) fn read(&mut self, directory: &Path, found: Found) -> bool {
+        let Some(look) = self.directories.get_mut(directory) else { return false };
+        let hung = std::mem::take(&mut look.state) == Busy::Hangs;
+        if hung {
+            tracing::info!(directory = %directory.display(), "a model directory answers again");
+        }
+        look.update(directory, found);
+        hung
+    }
+
+    /// All models of `directories` by name. Of equal names, the first directory's is served. Within a directory, a whole
+    /// file precedes a split one, and fewer parts precede more.
     ///
-    /// Opens no file. A fault is logged once when it begins and once when it ends, because clients can trigger scans as
-    /// often as they like.
-    pub(super) fn look(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {
-        self.directories.retain(|directory, _| directories.contains(directory));
+    /// A fault is logged once when it begins and once when it ends, because clients can trigger scans as often as they
+    /// like.
+    pub(super) fn all(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {
         let mut all: BTreeMap<String, Entry> = BTreeMap::new();
         let mut cut_off = None;
         for directory in directories {
-            let look = self.directories.entry(directory.clone()).or_default();
-            look.again(directory);
-            for (name, entry) in &look.entries {
+            for (name, entry) in self.directories.get(directory).into_iter().flat_map(|look| &look.entries) {
                 if all.len() < NAMES_MAX {
                     all.entry(name.clone()).or_insert_with(|| entry.clone());
                 } else if !all.contains_key(name) {
@@ -86,8 +139,8 @@ impl Looks {
 }
 
 impl Look {
-    fn again(&mut self, directory: &Path) {
-        let fault = match read(directory) {
+    fn update(&mut self, directory: &Path, found: Found) {
+        let fault = match found {
             Ok((entries, nameless)) => {
                 self.entries = entries;
                 if self.nameless != nameless && nameless > 0 {
@@ -116,12 +169,18 @@ impl Look {
     }
 }
 
-/// The models of one directory, at most [`NAMES_MAX`] + 1, and the number of further files with invalid names.
-fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
+/// The models of one directory, at most [`NAMES_MAX`] + 1, and the number of further files with invalid names. Opens no
+/// file. `alive` is called before each step with the device that it asks, if that is known.
+pub(super) fn read(directory: &Path, alive: &dyn Fn(Option<u64>)) -> Found {
     let (mut entries, mut parts) = (BTreeMap::new(), Shards::default());
     let mut nameless = 0;
-    for item in std::fs::read_dir(directory)? {
-        let path = item?.path();
+    alive(None);
+    let mut items = std::fs::read_dir(directory)?;
+    let device = rustix::fs::stat(directory)?.st_dev;
+    loop {
+        alive(Some(device));
+        let Some(item) = items.next().transpose()? else { break };
+        let path = item.path();
         if path.extension().is_none_or(|extension| extension != "gguf") {
             continue;
         }
@@ -129,15 +188,22 @@ fn read(directory: &Path) -> std::io::Result<(BTreeMap<String, Entry>, usize)> {
             nameless += 1;
             continue;
         };
+        // The file of a link may be anywhere.
+        let is_link = item.file_type().is_ok_and(|kind| kind.is_symlink());
         match Shard::of(&name) {
             Some(part) => parts.add(&part, path),
-            None => drop(entries.insert(name, inspect(vec![path]))),
+            None => {
+                alive((!is_link).then_some(device));
+                entries.insert(name, inspect(vec![path]));
+            }
         }
         if entries.len() + parts.models() > NAMES_MAX {
             break;
         }
     }
+    alive(None);
     for (name, entry) in parts.entries() {
+        alive(None);
         entries.entry(name).or_insert(entry);
     }
     Ok((entries, nameless))
@@ -157,21 +223,22 @@ pub(super) fn is_name(name: &str) -> bool {
 /// Inspects files without opening them. Follows links: the administrator controls the directories.
 pub(super) fn inspect(paths: Vec<PathBuf>) -> Entry {
     let split = paths.len() > 1;
-    let (mut bytes, mut unusable) = (0u64, None);
+    let (mut bytes, mut unusable, mut device) = (0u64, None, None);
     for path in &paths {
-        let (more, why) = inspect_file(path);
+        let (more, why, on) = inspect_file(path);
+        device = device.or(on);
         bytes = bytes.saturating_add(more);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let why = why.map(|why| if split { format!("{name}: {why}") } else { why });
         unusable = unusable.or(why);
     }
-    Entry { paths, bytes, unusable, incomplete: false }
+    Entry { paths, bytes, unusable, incomplete: false, device }
 }
 
-/// The file's size, and the reason why it cannot be a model.
-fn inspect_file(path: &Path) -> (u64, Option<String>) {
+/// The file's size, the reason why it cannot be a model, and the device number of its mount.
+fn inspect_file(path: &Path) -> (u64, Option<String>, Option<u64>) {
     let stat = match rustix::fs::stat(path) {
-        Err(errno) => return (0, Some(errno.to_string())),
+        Err(errno) => return (0, Some(errno.to_string()), None),
         Ok(stat) => stat,
     };
     let bytes = u64::try_from(stat.st_size).unwrap_or(0);
@@ -183,7 +250,7 @@ fn inspect_file(path: &Path) -> (u64, Option<String>) {
         let readable = rustix::fs::accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS);
         readable.err().map(|errno| format!("not readable by the daemon: {errno}"))
     };
-    (bytes, why)
+    (bytes, why, Some(stat.st_dev))
 }
 
 /// Opens a file for reading without waiting for the writer of a pipe.
@@ -197,6 +264,37 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
+
+    impl Looks {
+        fn look(&mut self, directories: &[PathBuf]) -> BTreeMap<String, Entry> {
+            for directory in self.begin(directories) {
+                let found = read(&directory, &|_| ());
+                assert!(!self.read(&directory, found));
+            }
+            self.all(directories)
+        }
+    }
+
+    #[test]
+    fn a_directory_that_hangs_keeps_its_names_and_is_not_read_twice() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let directories = dirs.each_ref().map(|dir| dir.path().to_path_buf());
+        std::fs::write(directories[0].join("a.gguf"), "x").unwrap();
+        std::fs::write(directories[1].join("b.gguf"), "x").unwrap();
+        let mut looks = Looks::default();
+        assert_eq!(looks.look(&directories).len(), 2);
+        assert_eq!(looks.begin(&directories), directories);
+        looks.read(&directories[0], read(&directories[0], &|_| ()));
+        assert!(looks.is_busy());
+        looks.give_up();
+        assert!(!looks.is_busy());
+        assert_eq!(looks.all(&directories).len(), 2, "the known names stay");
+        assert_eq!(looks.begin(&directories[..1]), directories[..1], "the other one hangs");
+        assert!(looks.begin(&directories).is_empty());
+        std::fs::remove_file(directories[1].join("b.gguf")).unwrap();
+        assert!(looks.read(&directories[1], read(&directories[1], &|_| ())), "nobody waited");
+        assert_eq!(looks.all(&directories).into_keys().collect::<Vec<_>>(), ["a"]);
+    }
 
     #[test]
     fn only_gguf_entries_count_and_bad_ones_say_why() {

@@ -42,7 +42,7 @@ impl Store {
         }
         let (lease, _) = self.acquire(uid, name)?;
         if !self.tables.lock().pin(uid, name) {
-            return Err(StoreError::Quota { limit: NAMES_MAX });
+            return Err(StoreError::Pins { limit: NAMES_MAX });
         }
         if lease.model().pages.want(PageResidency::Lock) {
             self.keeper.work_on(lease.model());

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use super::directory::Entry;
+use super::listing::{InTables, ModelStatus};
 use super::{Identity, Model, ModelId, NAMES_MAX, OpenError, Passed, Source, StoreError, Unloaded};
 use crate::model::pages::{HostPolicy, PageResidency};
-use crate::tensor::MapError;
 
 /// The result of an opening, shared with its waiters.
 pub(super) type Opened = OnceLock<Result<Arc<Model>, Arc<OpenError>>>;
@@ -21,11 +21,9 @@ pub(super) struct Slot {
     identity: Identity,
     state: SlotState,
     /// Requests that hold a lease or wait for the opening.
-    in_use: u32,
+    pub(super) in_use: u32,
     /// No name keeps the mapping. A new request for the same file revives it.
-    retired: bool,
-    /// Uid of the first request.
-    loaded_by: u32,
+    pub(super) retired: bool,
 }
 
 #[derive(Clone)]
@@ -36,11 +34,16 @@ pub(super) enum SlotState {
 
 impl Slot {
     /// A slot in the opening state, in use by its opener.
-    pub(super) fn opening(identity: Identity, loaded_by: u32, flight: Arc<Opened>) -> Self {
-        Self { identity, state: SlotState::Opening(flight), in_use: 1, retired: false, loaded_by }
+    pub(super) fn opening(identity: Identity, flight: Arc<Opened>) -> Self {
+        Self { identity, state: SlotState::Opening(flight), in_use: 1, retired: false }
     }
 
-    fn model(&self) -> Option<&Arc<Model>> {
+    /// Total size of the files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.identity.bytes()
+    }
+
+    pub(super) fn model(&self) -> Option<&Arc<Model>> {
         match &self.state {
             SlotState::Ready(model) => Some(model),
             SlotState::Opening(_) => None,
@@ -55,58 +58,6 @@ struct Listed {
     seen: Option<Identity>,
     /// The error of that file's opening.
     failure: Option<String>,
-}
-
-/// State of a name's model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelStatus {
-    /// A name and a file; nothing is read yet.
-    Registered,
-    /// Ready for requests.
-    Mapped,
-    /// Unloaded while requests run on it.
-    Draining,
-    /// Its file lost bytes or changed while it was mapped.
-    Poisoned,
-    /// The file cannot be a model, or it failed to open.
-    Unusable,
-}
-
-/// A name and the state of its model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listing {
-    /// The model's name for the asking uid.
-    pub name: String,
-    /// State of the model.
-    pub status: ModelStatus,
-    /// Total size of the files.
-    pub file_bytes: u64,
-    /// Architecture; empty while not mapped.
-    pub architecture: String,
-    /// Requests that use the model or wait for its mapping.
-    pub in_use: u32,
-    /// The reason when poisoned or unusable; otherwise empty.
-    pub reason: String,
-}
-
-/// A listing from the tables alone. The file itself is checked later, without the lock.
-pub(super) struct InTables {
-    listing: Listing,
-    model: Option<Arc<Model>>,
-}
-
-impl InTables {
-    /// Completes the listing with the file's current state.
-    pub(super) fn look_at_file(self) -> Listing {
-        let Self { mut listing, model } = self;
-        let Some(model) = model else { return listing };
-        let whole = model.files.check_poison().and_then(|()| model.files.check_unchanged());
-        if let Err(error @ (MapError::Poisoned | MapError::Changed)) = whole {
-            listing.status = ModelStatus::Poisoned;
-            listing.reason = error.to_string();
-        }
-        listing
-    }
 }
 
 /// Names and mappings.
@@ -190,6 +141,17 @@ impl Tables {
                 .map(|(id, _)| *id)
         })?;
         self.slots.get(&id).map(|slot| (id, slot.state.clone()))
+    }
+
+    /// True if these files are mapped, and whole as far as is known.
+    pub(super) fn is_ready(&self, identity: &Identity) -> bool {
+        let current = self.current(identity);
+        matches!(current, Some((_, SlotState::Ready(model))) if model.files.check_poison().is_ok())
+    }
+
+    /// Requests that use a mapping or wait for it.
+    pub(super) fn in_use(&self, id: ModelId) -> u32 {
+        self.slots.get(&id).map_or(0, |slot| slot.in_use)
     }
 
     pub(super) fn ready(&self, id: ModelId) -> Option<Arc<Model>> {
@@ -287,8 +249,9 @@ impl Tables {
         if passed || self.is_seen(identity) { Vec::new() } else { self.retire(id) }
     }
 
-    pub(super) fn may_pass(&self, uid: u32, name: &str, limit: usize) -> bool {
-        self.passed.contains_key(&(uid, name.to_owned())) || of_uid(&self.passed, uid).count() < limit
+    pub(super) fn may_pass(&self, uid: u32, name: &str, limit: u32) -> bool {
+        let passed = of_uid(&self.passed, uid).count() as u64;
+        self.passed.contains_key(&(uid, name.to_owned())) || passed < u64::from(limit)
     }
 
     /// Gives a passed file a name and retires the name's previous mapping.
@@ -311,16 +274,16 @@ impl Tables {
     pub(super) fn unload(
         &mut self,
         uid: u32,
-        administrator: bool,
+        manages: bool,
         name: &str,
-        draining_max: usize,
+        draining_max: u32,
     ) -> Result<(Unloaded, Gone), StoreError> {
         let own = (uid, name.to_owned());
         if let Some(id) = self.passed.remove(&own) {
             let was_mapped = self.slots.contains_key(&id);
             let gone = self.unnamed(id);
             let in_use = self.slots.get(&id).filter(|slot| slot.retired).map_or(0, |slot| slot.in_use);
-            if in_use > 0 && of_uid(&self.draining, uid).count() < draining_max {
+            if in_use > 0 && (of_uid(&self.draining, uid).count() as u64) < u64::from(draining_max) {
                 self.draining.insert(own, id);
             }
             return Ok((Unloaded { was_mapped, in_use }, gone));
@@ -330,7 +293,7 @@ impl Tables {
         let Some((id, slot)) = id.and_then(|id| Some((id, self.slots.get(&id)?))) else {
             return Ok((Unloaded { was_mapped: false, in_use: 0 }, Vec::new()));
         };
-        if !administrator && slot.loaded_by != uid {
+        if !manages {
             return Err(StoreError::NotYours { name: name.into() });
         }
         let in_use = slot.in_use;
@@ -438,7 +401,7 @@ impl Tables {
     pub(super) fn owned(
         &self,
         uid: u32,
-        administrator: bool,
+        manages: bool,
         name: &str,
     ) -> Result<Option<Arc<Model>>, StoreError> {
         let id = match (self.passed.get(&(uid, name.to_owned())), self.listed.get(name)) {
@@ -447,11 +410,19 @@ impl Tables {
             (None, None) => return Err(StoreError::NotFound { name: name.into() }),
         };
         match id.and_then(|id| self.slots.get(&id)) {
-            Some(slot) if !administrator && slot.loaded_by != uid => {
+            Some(slot) if !manages && !self.has_alone(uid, slot) => {
                 Err(StoreError::NotYours { name: name.into() })
             }
             slot => Ok(slot.and_then(Slot::model).cloned()),
         }
+    }
+
+    /// True if all names of a mapping are names under which that uid passed it.
+    fn has_alone(&self, uid: u32, slot: &Slot) -> bool {
+        let id = self.current.get(&slot.identity);
+        let mut owners =
+            self.passed.iter().filter(|(_, passed)| Some(*passed) == id).map(|((owner, _), _)| *owner);
+        !self.is_seen(&slot.identity) && owners.all(|owner| owner == uid)
     }
 
     /// The current mapping of a directory's name.
@@ -492,10 +463,6 @@ impl Tables {
         self.slots.values().filter(|slot| slot.model().is_some()).count()
     }
 
-    pub(super) fn is_public(&self, name: &str) -> bool {
-        self.listed.contains_key(name)
-    }
-
     pub(super) fn list(&self, uid: u32) -> Vec<InTables> {
         let mut all: BTreeMap<&String, InTables> = BTreeMap::new();
         for (name, listed) in &self.listed {
@@ -523,13 +490,13 @@ impl Tables {
 
     /// `None` where another name keeps the mapping.
     fn draining_listing(&self, name: &str, id: ModelId) -> Option<InTables> {
-        self.slots.get(&id).filter(|slot| slot.retired).map(|slot| slot_listing(name, slot))
+        self.slots.get(&id).filter(|slot| slot.retired).map(|slot| InTables::of_slot(name, slot))
     }
 
     fn passed_listing(&self, name: &str, id: ModelId) -> InTables {
         match self.slots.get(&id) {
-            Some(slot) => slot_listing(name, slot),
-            None => unmapped(name, 0, ModelStatus::Unusable, "the mapping is gone: load it again"),
+            Some(slot) => InTables::of_slot(name, slot),
+            None => InTables::unmapped(name, 0, ModelStatus::Unusable, "the mapping is gone: load it again"),
         }
     }
 
@@ -538,38 +505,17 @@ impl Tables {
             let current = self.current.get(identity).and_then(|id| self.slots.get(id));
             current.or_else(|| self.slots.values().find(|slot| slot.identity == *identity))
         });
-        if let Some(slot) = slot {
-            return slot_listing(name, slot);
-        }
-        match listed.entry.unusable.as_ref().or(listed.failure.as_ref()) {
-            Some(reason) => unmapped(name, listed.entry.bytes, ModelStatus::Unusable, reason),
-            None => unmapped(name, listed.entry.bytes, ModelStatus::Registered, ""),
-        }
+        let bytes = listed.entry.bytes;
+        let found = match (slot, listed.entry.unusable.as_ref().or(listed.failure.as_ref())) {
+            (Some(slot), _) => InTables::of_slot(name, slot),
+            (None, Some(reason)) => InTables::unmapped(name, bytes, ModelStatus::Unusable, reason),
+            (None, None) => InTables::unmapped(name, bytes, ModelStatus::Registered, ""),
+        };
+        InTables { directory: Some(listed.entry.device), ..found }
     }
 }
 
 /// The uid's own entries of `names`.
 fn of_uid(names: &BTreeMap<(u32, String), ModelId>, uid: u32) -> impl Iterator<Item = (&String, ModelId)> {
     names.range((uid, String::new())..).take_while(move |((u, _), _)| *u == uid).map(|((_, n), id)| (n, *id))
-}
-
-fn slot_listing(name: &str, slot: &Slot) -> InTables {
-    let opening = unmapped(name, slot.identity.bytes(), ModelStatus::Registered, "");
-    let listing = Listing { in_use: slot.in_use, ..opening.listing };
-    let Some(model) = slot.model() else { return InTables { listing, model: None } };
-    let status = if slot.retired { ModelStatus::Draining } else { ModelStatus::Mapped };
-    let architecture = model.plan.architecture.clone();
-    InTables { listing: Listing { status, architecture, ..listing }, model: Some(Arc::clone(model)) }
-}
-
-fn unmapped(name: &str, file_bytes: u64, status: ModelStatus, reason: &str) -> InTables {
-    let listing = Listing {
-        name: name.to_owned(),
-        status,
-        file_bytes,
-        architecture: String::new(),
-        in_use: 0,
-        reason: reason.to_owned(),
-    };
-    InTables { listing, model: None }
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::model::pages::{HostPolicy, PageResidency, PagesReport, PagesState};
+use crate::share::limits::{Limit, OfEveryUser, OfOneUser, Origin};
 use crate::tensor::HostPages;
 
 const ALICE: u32 = 1001;
@@ -21,18 +22,27 @@ struct Fixture {
     gone: Arc<Mutex<Vec<ModelId>>>,
 }
 
+/// Limits by which each uid passes at most this many files.
+fn passing(passed_models: u32) -> Arc<UserLimits> {
+    UserLimits::new(OfEveryUser { passed_models, ..OfEveryUser::default() })
+}
+
 /// A store of one directory with a model `tiny`. `before` runs in each opening.
 fn fixture(before: impl Fn(usize) + Send + Sync + 'static) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     copy_model(&dir.path().join("tiny.gguf"));
     let (opened, gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (count, list) = (Arc::clone(&opened), Arc::clone(&gone));
-    let open = move |id, name: &str, files| {
+    let open = move |id, name: &str, files, _charge| {
         before(count.fetch_add(1, Ordering::SeqCst));
         Ok(Model::open(id, name, files)?)
     };
-    let store =
-        Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(move |id| list.lock().push(id)));
+    let store = Store::new(
+        vec![dir.path().into()],
+        passing(2),
+        Box::new(open),
+        Box::new(move |id| list.lock().push(id)),
+    );
     store.rescan();
     Fixture { dir, store, opened, gone }
 }
@@ -153,8 +163,11 @@ fn a_file_changed_in_place_is_told_from_one_that_only_got_another_name() {
 fn an_unloaded_model_drains_and_is_mapped_again_when_asked_for() {
     let f = fixture(|_| ());
     let (lease, _) = f.store.acquire(ALICE, "tiny").unwrap();
-    assert!(matches!(f.store.unload(BOB, false, "tiny"), Err(StoreError::NotYours { .. })));
-    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 1 });
+    for uid in [ALICE, BOB] {
+        // Also for the user that asked first: a directory's model belongs to nobody.
+        assert!(matches!(f.store.unload(uid, false, "tiny"), Err(StoreError::NotYours { .. })));
+    }
+    assert_eq!(f.store.unload(ALICE, true, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 1 });
     assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Draining));
     // The same file again: the draining mapping serves it, and no second mapping is made.
     let (again, mapped_now) = f.store.acquire(BOB, "tiny").unwrap();
@@ -164,7 +177,7 @@ fn an_unloaded_model_drains_and_is_mapped_again_when_asked_for() {
     drop((lease, again));
     assert_eq!((f.gone.lock().len(), f.store.mapped()), (1, 0));
     assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Registered));
-    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: false, in_use: 0 });
+    assert_eq!(f.store.unload(ALICE, true, "tiny").unwrap(), Unloaded { was_mapped: false, in_use: 0 });
 }
 
 #[test]
@@ -180,7 +193,7 @@ fn a_passed_file_shares_the_mapping_and_its_name_is_its_uids_alone() {
     assert_eq!(f.store.list(ALICE).len(), 2);
     drop((of_directory, passed));
     // The directory's name is unloaded; the passed one keeps the mapping.
-    f.store.unload(ALICE, false, "tiny").unwrap();
+    f.store.unload(ALICE, true, "tiny").unwrap();
     assert_eq!(f.store.mapped(), 1);
     f.store.unload(ALICE, false, "mine").unwrap();
     assert!(matches!(f.store.acquire(ALICE, "mine"), Err(StoreError::NotFound { .. })));
@@ -196,11 +209,11 @@ fn an_unload_tells_what_its_own_mapping_waits_for() {
     let stays = Unloaded { was_mapped: true, in_use: 0 };
     assert_eq!(f.store.unload(ALICE, false, "mine").unwrap(), stays, "the directory's name has it");
     assert_eq!(f.status(ALICE, "mine"), None, "nothing of it drains");
-    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), stays, "his name has it");
+    assert_eq!(f.store.unload(ALICE, true, "tiny").unwrap(), stays, "his name has it");
     assert_eq!(f.status(ALICE, "tiny"), Some(ModelStatus::Mapped));
     f.store.unload(BOB, false, "his").unwrap();
     let goes = Unloaded { was_mapped: true, in_use: 1 };
-    assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), goes);
+    assert_eq!(f.store.unload(ALICE, true, "tiny").unwrap(), goes);
     drop(running);
     assert_eq!(f.store.mapped(), 0);
 }
@@ -229,7 +242,7 @@ fn a_passed_model_is_listed_while_it_drains() {
     for name in ["a", "b", "c"] {
         f.store.unload(ALICE, false, "mine").ok();
         drop(f.store.pass(ALICE, name, File::open(f.path("other")).unwrap()).unwrap());
-        f.store.unload(ALICE, false, name).unwrap();
+        f.store.unload(ALICE, true, name).unwrap();
     }
     assert_eq!(f.store.list(ALICE).len(), 1 + 2);
     drop(running);
@@ -266,7 +279,14 @@ fn passed_files_are_bounded_and_checked() {
     let file = |name: &str| File::open(f.path(name)).unwrap();
     f.store.pass(ALICE, "a", file("a")).unwrap();
     f.store.pass(ALICE, "b", file("b")).unwrap();
-    assert!(matches!(f.store.pass(ALICE, "c", file("c")), Err(StoreError::Quota { limit: 2 })));
+    let own = OfOneUser { passed_models: Some(1), ..OfOneUser::default() };
+    f.store.users.request(ALICE, false, own);
+    let error = f.store.pass(ALICE, "c", file("c")).unwrap_err();
+    assert!(error.to_string().contains("an administrator set the limit of uid 1001 to 1"), "{error}");
+    f.store.users.request(ALICE, true, OfOneUser::default());
+    let limit = Limit { value: 2, origin: Origin::EveryUser };
+    let refused = f.store.pass(ALICE, "c", file("c")).map(drop).unwrap_err();
+    assert!(matches!(refused, StoreError::Quota { uid: ALICE, limit: found } if found == limit));
     f.store.pass(BOB, "c", file("c")).unwrap();
     f.store.pass(ALICE, "a", file("c")).unwrap();
     assert_eq!(f.gone.lock().len(), 1, "what `a` named before is gone");
@@ -285,6 +305,26 @@ fn passed_files_are_bounded_and_checked() {
 }
 
 #[test]
+fn a_passed_file_that_was_rewritten_is_refused_though_its_time_was_set_back() {
+    use std::os::unix::fs::FileExt;
+    let f = fixture(|_| ());
+    copy_model(&f.path("mine"));
+    let pass = || f.store.pass(ALICE, "mine", File::open(f.path("mine")).unwrap()).unwrap();
+    let (lease, _) = pass();
+    let writer = File::options().write(true).open(f.path("mine")).unwrap();
+    let before = writer.metadata().unwrap().modified().unwrap();
+    // The file system's clock ticks every 4 ms or so.
+    std::thread::sleep(Duration::from_millis(30));
+    writer.write_all_at(b"x", 100_000).unwrap();
+    writer.set_modified(before).unwrap();
+    assert!(lease.model().files.check_unchanged().is_ok(), "size and modification time are as before");
+    assert!(matches!(f.store.acquire(ALICE, "mine"), Err(StoreError::Changed { .. })));
+    let (again, mapped_now) = pass();
+    assert!(mapped_now && again.model().id != lease.model().id);
+    assert!(f.store.acquire(ALICE, "mine").is_ok());
+}
+
+#[test]
 fn files_mapped_while_the_quota_filled_are_let_go() {
     let all_open = Barrier::new(4);
     let f = fixture(move |_| {
@@ -298,7 +338,7 @@ fn files_mapped_while_the_quota_filled_are_let_go() {
         let callers = ["a", "b", "c", "d"].map(|name| scope.spawn(move || pass(name)));
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
-    let refused = results.iter().filter(|r| matches!(r, Err(StoreError::Quota { limit: 2 }))).count();
+    let refused = results.iter().filter(|r| matches!(r, Err(StoreError::Quota { .. }))).count();
     assert_eq!((refused, f.store.mapped(), f.gone.lock().len()), (2, 2, 2));
     drop(results);
     assert_eq!(f.store.mapped(), 2, "what has a name stays");
@@ -367,7 +407,7 @@ fn a_model_unloaded_while_it_is_opened_serves_who_waits_and_goes_with_them() {
         while f.store.status(ALICE, "tiny").unwrap().in_use < 3 {
             std::thread::yield_now();
         }
-        assert_eq!(f.store.unload(ALICE, false, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 3 });
+        assert_eq!(f.store.unload(ALICE, true, "tiny").unwrap(), Unloaded { was_mapped: true, in_use: 3 });
         pause.wait();
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
@@ -386,12 +426,12 @@ fn a_mapping_is_unmapped_after_the_tables_are_free() {
     let on_gone = move |_| {
         count.fetch_add(Weak::strong_count(&seen.lock()), Ordering::SeqCst);
     };
-    let open = |id, name: &str, files| Ok(Model::open(id, name, files)?);
-    let store = Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(on_gone));
+    let open = |id, name: &str, files, _charge| Ok(Model::open(id, name, files)?);
+    let store = Store::new(vec![dir.path().into()], passing(2), Box::new(open), Box::new(on_gone));
     let (lease, _) = store.acquire(ALICE, "tiny").unwrap();
     *model.lock() = Arc::downgrade(lease.model());
     drop(lease);
-    store.unload(ALICE, false, "tiny").unwrap();
+    store.unload(ALICE, true, "tiny").unwrap();
     // `on_gone` runs without the lock, and nothing it still finds was dropped under the lock.
     assert_eq!((alive.load(Ordering::SeqCst), model.lock().strong_count()), (1, 0));
 }
@@ -504,8 +544,8 @@ fn models_of_one_vocabulary_have_one_tokenizer_for_as_long_as_one_is_mapped() {
     let names: Vec<String> = (0..100).map(|number| format!("m{number}")).collect();
     names.iter().for_each(|name| copy_model(&dir.path().join(format!("{name}.gguf"))));
     let known = Arc::clone(&tokenizers);
-    let open = move |id, name: &str, files| Ok(Model::open_beside(id, name, files, &known)?);
-    let store = Store::new(vec![dir.path().into()], 2, Box::new(open), Box::new(|_| ()));
+    let open = move |id, name: &str, files, charge| Ok(Model::open_beside(id, name, files, &known, charge)?);
+    let store = Store::new(vec![dir.path().into()], passing(2), Box::new(open), Box::new(|_| ()));
     store.rescan();
     let leases: Vec<Lease> = names.iter().map(|name| store.acquire(ALICE, name).unwrap().0).collect();
     assert!(leases.iter().all(|lease| lease.model().tokenizer.is(&leases[0].model().tokenizer)));
@@ -516,4 +556,36 @@ fn models_of_one_vocabulary_have_one_tokenizer_for_as_long_as_one_is_mapped() {
     assert_eq!(tokenizers.living(), 1, "requests still use it");
     drop(leases);
     assert_eq!((store.mapped(), tokenizers.living()), (0, 0));
+}
+
+#[test]
+fn headers_of_passed_models_are_charged_to_their_user_until_they_are_unmapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let copies: Vec<PathBuf> = (0..4).map(|number| dir.path().join(format!("m{number}.gguf"))).collect();
+    copies.iter().for_each(|path| copy_model(path));
+    let open = |id, name: &str, files, charge| {
+        let own_vocabulary = crate::model::tokenizer::Tokenizers::default();
+        Ok(Model::open_beside(id, name, files, &own_vocabulary, charge)?)
+    };
+    let store = Store::new(vec![dir.path().into()], passing(4), Box::new(open), Box::new(|_| ()));
+    let pass = |uid, number: usize| {
+        let file = File::open(&copies[number]).unwrap();
+        store.pass(uid, &format!("p{number}"), file).map(drop)
+    };
+    store.rescan();
+    drop(store.acquire(ALICE, "m0").unwrap());
+    assert_eq!(store.headers().held(), 0, "a directory's model is charged to nobody");
+    pass(ALICE, 1).unwrap();
+    let one = store.headers().held();
+    assert!((10_000..400_000).contains(&one), "{one}");
+    // While it is read, the first chunk of 64 KiB is charged four times.
+    store.headers().set(2 * one + (1 << 20));
+    pass(BOB, 2).unwrap();
+    store.headers().set(2 * one + 1000);
+    let error = pass(BOB, 3).unwrap_err();
+    assert!(error.to_string().contains("limits.header_mib"), "{error}");
+    store.unload(ALICE, true, "p1").unwrap();
+    assert_eq!(store.headers().most(), Some((BOB, one)));
+    store.unload(BOB, true, "p2").unwrap();
+    assert_eq!(store.headers().held(), 0);
 }

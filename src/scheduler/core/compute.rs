@@ -6,8 +6,10 @@ use std::time::Duration;
 use super::Core;
 use crate::backend::{BackendError, Sampled};
 use crate::lock;
+use crate::model::ModelId;
+use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::StepPlan;
-use crate::scheduler::step::{self, StepDevice};
+use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
 use crate::scheduler::{Event, JobError};
 
 /// If the first step of a model's turn loads weights, the model keeps its turn for this many times that step's
@@ -19,30 +21,71 @@ const TURN_KEPT_MAX: Duration = Duration::from_secs(2);
 /// Result of sampling one token of a sequence.
 type Drawn = Result<Sampled, BackendError>;
 
+/// A step runs at least this long before it makes way for others.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// What the engine keeps of a suspended step.
+pub(super) struct Paused {
+    arrays: StepArrays,
+    /// The part that runs next.
+    part: u32,
+    /// Computing time so far.
+    time: Duration,
+    /// The step loaded weights.
+    loaded: bool,
+    /// KV pages of sequences that left meanwhile: the step may still write them.
+    freed: Vec<u32>,
+}
+
+/// How a stretch of a step ended.
+enum Stretch {
+    /// The step is done: sampled tokens, and the time that it waited for weights.
+    Done(Vec<Drawn>, Duration),
+    /// It made way for others before this part.
+    Suspended(u32),
+}
+
 impl Core {
     pub(super) fn step(&mut self, step: StepPlan) {
+        let mut paused = self.paused.remove(&step.model).unwrap_or_else(|| Paused::new(&mut self.arrays));
         let Some(hosted) = self.device.models.get(step.model) else { return };
         let model = Arc::clone(&hosted.model);
         if let Err(error) = model.files.check_unchanged() {
+            self.release(step.model, paused.freed);
             return self.fail_model(step.model, error);
         }
         let (begun, loads, switched) = (lock::now(), self.device.residency.counters().loads, step.switched);
         self.in_step = Some(step);
-        let result = self.compute();
+        let result = self.compute(&mut paused);
+        let loaded = self.device.residency.counters().loads > loads;
         if switched {
             // Other models that need the same room wait until the loads have paid off.
-            let loaded =
-                self.device.residency.counters().loads > loads && self.device.backend.parts_ahead() > 0;
+            let pays = loaded && self.device.backend.parts_ahead() > 0;
             let now = lock::now();
-            self.schedule.keep_turn(loaded.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX)));
+            self.schedule.keep_turn(pays.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX)));
         }
         let Some(step) = self.in_step.take() else { return };
+        let time = lock::now() - begun;
+        self.schedule.charge(&step, time);
+        paused.time += time;
+        paused.loaded |= loaded;
+        if let Ok(Stretch::Suspended(part)) = result {
+            paused.part = part;
+            self.schedule.suspend(step.clone());
+            self.paused.insert(step.model, paused);
+            return;
+        }
+        if result.is_ok() && !paused.loaded {
+            self.schedule.observe(&step, paused.time);
+        }
+        self.release(step.model, std::mem::take(&mut paused.freed));
+        self.arrays = paused.arrays;
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }
         match result {
-            Ok((sampled, load)) => self.deliver(&step, sampled, load),
-            Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
+            Ok(Stretch::Done(sampled, load)) => self.deliver(&step, sampled, load),
+            Ok(Stretch::Suspended(_)) | Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
             // The next turn tries again, as long as something can be freed.
             Err(error) if error.is_out_of_memory() => self.out_of_memory(&step, &error),
             Err(error @ BackendError::DeviceLost { .. }) => self.replace_device(&error),
@@ -55,27 +98,26 @@ impl Core {
         }
     }
 
-    /// Computes `in_step`. The returned time is how long the step waited for weights.
-    fn compute(&mut self) -> Result<(Vec<Drawn>, Duration), BackendError> {
-        let nothing = Ok((Vec::new(), Duration::ZERO));
+    /// Computes a stretch of `in_step`.
+    fn compute(&mut self, paused: &mut Paused) -> Result<Stretch, BackendError> {
+        let nothing = Ok(Stretch::Done(Vec::new(), Duration::ZERO));
         let Some(step) = &self.in_step else { return nothing };
         let Some(hosted) = self.device.models.get(step.model) else { return nothing };
         let (model, facts) = (Arc::clone(&hosted.model), self.shared.facts());
         self.device.residency.used(step.model);
         let slot = self.device.open(&model, &facts, &self.schedule)?;
-        let stride = step.work.iter().map(|w| self.schedule.pages(w.id).len()).max().unwrap_or(0);
-        self.arrays.clear(stride);
-        for work in &step.work {
-            if let Some(sequence) = self.schedule.get(work.id) {
-                let sample = || sequence.sample_row();
-                self.arrays.push(work, &sequence.tokens, &sequence.pages, sample);
-            }
+        if !step.resumed {
+            paused.fill(step, &self.schedule);
         }
-        let (shared, schedule) = (&self.shared, &self.schedule);
+        let (shared, schedule, begun) = (&self.shared, &self.schedule, lock::now());
         let given_up = || {
             let inbox = shared.inbox.lock();
             let unwanted = |id| inbox.cancels.contains(&id) || schedule.get(id).is_none_or(|s| s.is_deaf());
             inbox.stop || step.work.iter().all(|work| unwanted(work.id))
+        };
+        let is_due = || {
+            let time = lock::now() - begun;
+            time >= SLICE && (schedule.is_due(step, time) || shared.inbox.lock().pending())
         };
         let device = StepDevice {
             backend: self.device.backend.as_mut(),
@@ -85,13 +127,35 @@ impl Core {
             slot,
             heartbeat: &shared.heartbeat,
             given_up: &given_up,
+            is_due: &is_due,
         };
-        let drawn = step::run(device, &self.arrays);
-        let result = drawn.and_then(|drawn| Ok((drawn, self.device.backend.load_wait()?)));
+        let ran = step::run(device, &paused.arrays, step.resumed.then_some(paused.part));
+        let result = ran.and_then(|ran| match ran {
+            Ran::Done(drawn) => Ok(Stretch::Done(drawn, self.device.backend.load_wait()?)),
+            Ran::Suspended(part) => Ok(Stretch::Suspended(part)),
+        });
         if result.is_err() {
             self.device.residency.forget_handles(step.model); // a load in flight may fail yet
         }
         result
+    }
+
+    /// Releases KV pages on the device, or later if a suspended step may still write them.
+    pub(super) fn release(&mut self, model: ModelId, pages: Vec<u32>) {
+        if pages.is_empty() {
+            return;
+        }
+        if let Some(paused) = self.paused.get_mut(&model) {
+            paused.freed.extend(pages);
+            if !self.schedule.drop_unwanted(model) {
+                return;
+            }
+            let freed = self.paused.remove(&model).map(|paused| paused.freed).unwrap_or_default();
+            return self.release(model, freed);
+        }
+        if let Some(slot) = self.device.models.get(model).and_then(|hosted| hosted.slot) {
+            self.device.backend.release_pages(slot, &pages);
+        }
     }
 
     fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
@@ -107,7 +171,8 @@ impl Core {
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
             let drawn = if work.samples { sampled.next() } else { None };
-            let Some(sequence) = self.schedule.get_mut(work.id) else { continue };
+            let sequence = self.schedule.get_mut(work.id).filter(|s| s.restarts == work.restarts);
+            let Some(sequence) = sequence else { continue }; // it ended, or lost its pages to another sequence
             sequence.add_load(load);
             let token = match drawn {
                 None => {
@@ -116,7 +181,8 @@ impl Core {
                 }
                 Some(Ok(token)) => token,
                 Some(Err(error)) => {
-                    tracing::warn!(model = step.model.0, %error, "no token could be sampled");
+                    // The session logs it, within the user's bound: a passed model of NaNs fails each request.
+                    tracing::debug!(model = step.model.0, %error, "no token could be sampled");
                     self.fail(work.id, JobError::Backend(error));
                     continue;
                 }
@@ -146,6 +212,25 @@ impl Core {
                 }
             }
             Err(lost) => self.replace_device(&lost),
+        }
+    }
+}
+
+impl Paused {
+    /// A step that has not begun; reuses the arrays of the last one.
+    fn new(arrays: &mut StepArrays) -> Self {
+        let (time, loaded, freed) = (Duration::ZERO, false, Vec::new());
+        Self { arrays: std::mem::take(arrays), part: 0, time, loaded, freed }
+    }
+
+    fn fill(&mut self, step: &StepPlan, schedule: &Schedule) {
+        let stride = step.work.iter().map(|w| schedule.pages(w.id).len()).max().unwrap_or(0);
+        self.arrays.clear(stride);
+        for work in &step.work {
+            if let Some(sequence) = schedule.get(work.id) {
+                let sample = || sequence.sample_row();
+                self.arrays.push(work, &sequence.tokens, &sequence.pages, sample);
+            }
         }
     }
 }

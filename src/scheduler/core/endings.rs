@@ -44,11 +44,7 @@ impl Core {
         let (model, pages) = (sequence.request.model, sequence.pages.clone());
         self.ended.push((sequence, event)); // before the device is touched: a panic there must not swallow the event
         self.device.models.ended(model, lock::now());
-        if let Some(slot) = self.device.models.get(model).and_then(|hosted| hosted.slot)
-            && !pages.is_empty()
-        {
-            self.device.backend.release_pages(slot, &pages);
-        }
+        self.release(model, pages);
     }
 
     /// Publishes a snapshot without the sequences that ended, then sends their last events.

@@ -7,6 +7,7 @@
 //! tokens again. A panic elsewhere or during cleanup fails everything and reopens the device, and so does the loss of
 //! the device. The engine continues after each of these. It ends, and reports that, only when no device can be opened.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,6 +22,7 @@ use super::step::StepArrays;
 use super::{Counters, EngineOptions, Event, Job, JobError};
 use crate::backend::Backend;
 use crate::lock;
+use crate::model::ModelId;
 
 mod compute;
 mod endings;
@@ -52,6 +54,8 @@ pub(super) struct Core {
     schedule: Schedule,
     arrays: StepArrays,
     counters: Counters,
+    /// Suspended steps, beside those of the schedule.
+    paused: BTreeMap<ModelId, compute::Paused>,
     /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
     /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
@@ -60,6 +64,8 @@ pub(super) struct Core {
     drain: Option<Instant>,
     published: Instant,
     housekept: Instant,
+    /// The version of users' shares that the schedule has.
+    shares_seen: u64,
     /// No device could be opened.
     lost: bool,
 }
@@ -81,11 +87,13 @@ impl Core {
             schedule,
             arrays: StepArrays::default(),
             counters: Counters::default(),
+            paused: BTreeMap::new(),
             in_step: None,
             ended: Vec::new(),
             drain: None,
             published: now,
             housekept: now,
+            shares_seen: 0,
             lost: false,
         };
         core.publish();
@@ -150,6 +158,9 @@ impl Core {
         if self.take_commands() {
             return Turn::Stop;
         }
+        if let Some(shares) = self.options.users.shares_since(&mut self.shares_seen) {
+            self.schedule.set_shares(shares);
+        }
         let now = lock::now();
         self.expire(now);
         let admitted = self.admit(now);
@@ -188,7 +199,8 @@ impl Core {
         let mut until = lock::now() + IDLE_WAKE;
         // The last turn ended every expired sequence, so an instant in the past cannot make this loop spin.
         let drain = self.drain.filter(|_| !self.schedule.is_empty());
-        for moment in [self.schedule.next_expiry(), drain].into_iter().flatten() {
+        let admission = self.schedule.next_admission_change(lock::now());
+        for moment in [self.schedule.next_expiry(), drain, admission].into_iter().flatten() {
             until = until.min(moment);
         }
         let mut inbox = self.shared.inbox.lock();
@@ -257,13 +269,13 @@ impl Core {
     }
 
     fn admit(&mut self, now: Instant) -> bool {
-        let admitted = self.schedule.admit(now);
-        for id in &admitted {
-            if let Some(sequence) = self.schedule.get_mut(*id) {
-                sequence.admit(now);
-            }
+        let admission = self.schedule.admit(now);
+        self.counters.sequences_parked += admission.parked.len() as u64;
+        for parked in admission.parked {
+            tracing::debug!(sequence = parked.id.0, "a sequence gave its place up for another user's");
+            self.release(parked.model, parked.pages);
         }
-        !admitted.is_empty()
+        !admission.admitted.is_empty()
     }
 }
 
@@ -275,5 +287,6 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: facts.kv_budget_bytes,
         slow_reader: options.slow_reader,
+        privileged: options.privileged.clone(),
     }
 }

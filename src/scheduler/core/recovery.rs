@@ -29,6 +29,7 @@ impl Core {
                 for work in &step.work {
                     self.fail(work.id, JobError::Panicked(text.clone()));
                 }
+                self.paused.remove(&step.model);
                 self.schedule.rewind(step.model);
                 self.send_ended();
             }))
@@ -60,6 +61,7 @@ impl Core {
     /// When no device can be opened.
     pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
         self.in_step = None;
+        self.paused.clear();
         self.fail_loads(None, error);
         let sequences = self.schedule.clear();
         self.counters.sequences_failed += sequences.len() as u64;
@@ -72,6 +74,7 @@ impl Core {
             self.device.backend = backend;
         });
         self.schedule = Schedule::new(limits(&self.options, &self.shared));
+        self.shares_seen = 0;
         self.send_ended();
         opened
     }

@@ -25,6 +25,7 @@ impl Core {
                 generated_tokens: sequence.generated_tokens(),
                 max_tokens: sequence.answer_tokens(),
                 kv_pages: sequence.pages.len() as u32,
+                device_time: sequence.device_time,
                 arrived: job.arrived,
                 queue_position: view.queue_position,
             }

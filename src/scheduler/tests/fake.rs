@@ -66,6 +66,9 @@ struct State {
     in_attention: Option<(u32, Hook)>,
     /// The wait for weights that the next step reports.
     load_wait: Duration,
+    /// Time of each part, by slot.
+    part_times: HashMap<u32, Duration>,
+    suspensions: usize,
 }
 
 struct Hook(Box<dyn FnOnce() + Send>);
@@ -93,7 +96,7 @@ impl Control {
             state.slots.clear();
             state.pages.clear();
             drop(state);
-            Ok(Box::new(Fake { control: control.clone(), step: None }))
+            Ok(Box::new(Fake { control: control.clone(), step: None, suspended: Vec::new() }))
         }
     }
 
@@ -152,6 +155,16 @@ impl Control {
         state.in_attention = Some((0, Hook(Box::new(move || std::thread::sleep(time)))));
     }
 
+    /// Makes each part of a slot's steps take this long. Slots are numbered from 1 as models are opened.
+    pub fn slow_down(&self, slot: u32, part: Duration) {
+        self.0.0.lock().part_times.insert(slot, part);
+    }
+
+    /// How often a step was suspended.
+    pub fn suspensions(&self) -> usize {
+        self.0.0.lock().suspensions
+    }
+
     pub fn loads(&self) -> Vec<String> {
         self.0.0.lock().loads.clone()
     }
@@ -179,7 +192,9 @@ struct Step {
 
 struct Fake {
     control: Control,
+    /// The step in progress.
     step: Option<Step>,
+    suspended: Vec<Step>,
 }
 
 impl Fake {
@@ -302,6 +317,7 @@ impl Backend for Fake {
 
     fn begin_step(&mut self, slot: ModelSlot, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.control.1.step_over();
+        self.suspended.retain(|step| step.slot != slot); // the new step replaces one that was given up
         let mut state = self.control.0.0.lock();
         while state.allowed.is_some_and(|allowed| state.steps >= allowed) {
             state.held = true;
@@ -337,12 +353,27 @@ impl Backend for Fake {
         self.control.0.0.lock().ahead
     }
 
+    fn suspend_step(&mut self) -> Result<(), BackendError> {
+        self.control.0.0.lock().suspensions += 1;
+        self.suspended.extend(self.step.take());
+        Ok(())
+    }
+
+    fn resume_step(&mut self, slot: ModelSlot) -> Result<(), BackendError> {
+        let at = self.suspended.iter().position(|step| step.slot == slot);
+        let at = at.ok_or(BackendError::OutOfOrder("no step of the model was suspended"))?;
+        self.step = Some(self.suspended.remove(at));
+        Ok(())
+    }
+
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError> {
         let slot = self.step.as_ref().ok_or(BackendError::Batch("no step"))?.slot;
         let program = self.control.0.0.lock().slots.get(&slot.0).expect("the slot is open").0.clone();
         if part == program.head_part() && self.control.take(&[Fault::FailInHead]).is_some() {
             return Err(BackendError::NotFinite);
         }
+        let part_time = self.control.0.0.lock().part_times.get(&slot.0).copied();
+        part_time.into_iter().for_each(std::thread::sleep);
         let content = &program.parts()[part as usize];
         for op in &content.ops {
             if matches!(op, Op::Attend { .. }) {

@@ -10,6 +10,7 @@ mod residency;
 mod schedules;
 mod sharing;
 mod text;
+mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -168,6 +169,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
     let job = Job {
         id,
         uid: 1000,
+        connection: 0,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

@@ -1,5 +1,6 @@
 //! The project commands that need the library. `cargo xtask <command>` hands them on to here.
 
+mod attack;
 mod docs;
 mod gpu_report;
 mod kernels;
@@ -37,11 +38,16 @@ enum Command {
     Verdicts(verdicts::Args),
     /// Run many clients against a private daemon for a while, and check that it leaks nothing.
     Soak(soak::Args),
+    /// Let one user take all it can get from a private daemon, and measure what that costs others. Needs root.
+    Attack(attack::Args),
     /// Test and measure this machine's GPU, and write one report file to read and to send. Needs no network.
     GpuReport(gpu_report::Args),
     /// Run a stage of the check.
     #[command(hide = true)]
     Stage(stage::Args),
+    /// A user of an attack.
+    #[command(hide = true)]
+    AttackAs(attack::UserArgs),
     /// Examine the GPUs in this process, and print the findings for the parent process.
     #[command(name = rocmforge::backend::doctor::SUBCOMMAND, hide = true)]
     ExamineGpus,
@@ -52,6 +58,9 @@ fn main() -> ExitCode {
     if matches!(command, Command::ExamineGpus) {
         return rocmforge::backend::doctor::child_main();
     }
+    if let Command::AttackAs(args) = &command {
+        return attack::as_user(args);
+    }
     error::exit(|| match command {
         Command::Kernels(args) => kernels::run(&args),
         Command::Synthetic(args) => synthetic::run(&args),
@@ -59,8 +68,9 @@ fn main() -> ExitCode {
         Command::Oracle(args) => oracle::run(&args),
         Command::Verdicts(args) => verdicts::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Attack(args) => attack::run(&args),
         Command::GpuReport(args) => gpu_report::run(&args),
         Command::Stage(args) => stage::run(&args),
-        Command::ExamineGpus => Ok(()),
+        Command::ExamineGpus | Command::AttackAs(_) => Ok(()),
     })
 }

@@ -3,11 +3,22 @@
 use crate::source::{Source, files};
 
 /// Highest first. A module uses those after it in the list, never those before it.
-const LAYERS: [&str; 9] =
-    ["socket", "session", "scheduler", "model", "cache", "backend", "program", "tensor", "lock"];
+const LAYERS: [&str; 11] = [
+    "socket",
+    "session",
+    "scheduler",
+    "model",
+    "cache",
+    "backend",
+    "program",
+    "tensor",
+    "share",
+    "aside",
+    "lock",
+];
 
 /// Files that wire the layers together and stand above them all.
-const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config.rs", "src/daemon"];
+const WIRING: [&str; 4] = ["src/main.rs", "src/lib.rs", "src/config", "src/daemon"];
 
 /// Names that only some files may use, and why.
 struct Room {

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Ext;
-use crate::wire::validate::{any, extensions, limits, list, nested, numbers, text, validate};
+use crate::wire::validate::{
+    Validate, Violation, any, extensions, limits, list, nested, numbers, text, validate,
+};
 
 /// Stops the stream's request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +153,46 @@ pub enum SequenceState {
     Decode,
     /// Waits for its client's credit.
     Stalled,
+    /// Its prompt is being tokenised or rendered; its counts are 0.
+    Preparing,
+}
+
+/// Cancels requests for tokens, waiting or running: the client's own, or for an administrator anybody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RequestScope {
+    /// The request of this id.
+    Id(u64),
+    /// All requests of this uid.
+    Uid(u32),
+}
+
+/// Cancels requests of any connection. Each ends with `Cancelled`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelRequestsRequest {
+    /// The requests to cancel.
+    pub scope: RequestScope,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// The cancelled requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelRequestsReply {
+    /// Number of requests cancelled.
+    pub cancelled: u32,
+    /// Extensions.
+    pub ext: Ext,
+}
+
+/// Key of [`SequenceEntry`]'s `ext`: device time charged for the request in microseconds, as a little-endian u64.
+pub const EXT_DEVICE_TIME: u16 = 1;
+
+impl SequenceEntry {
+    /// Device time charged for the request in microseconds; `None` if the daemon does not say.
+    pub fn device_time_us(&self) -> Option<u64> {
+        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_DEVICE_TIME)?;
+        Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?))
+    }
 }
 
 /// Asks for the daemon's state.
@@ -280,9 +322,19 @@ fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
     if text.is_empty() { Ext::new() } else { vec![(NOTES_KEY, text.into_bytes())] }
 }
 
+/// Key of [`StatusReply`]'s `ext`: number of lost threads, as a u32; absent for none.
+pub const EXT_STATUS_LOST_THREADS: u16 = 2;
+
 impl StatusReply {
+    /// Threads that wait for a file system whose server does not answer.
+    pub fn lost_threads(&self) -> u32 {
+        let found = self.ext.iter().find(|(key, _)| *key == EXT_STATUS_LOST_THREADS);
+        found.and_then(|(_, bytes)| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?))).unwrap_or(0)
+    }
+
     /// More facts about the daemon, as names and values: `you may`, the rights that the policy gives the client;
-    /// `kept`, the state that survives a restart.
+    /// `kept`, the state that survives a restart; `copies`, models that are copies of their files in memory; `lost
+    /// threads`, file systems that do not answer.
     pub fn notes(&self) -> Vec<(&str, &str)> {
         notes_of(&self.ext)
     }
@@ -328,6 +380,14 @@ validate!(Credit { items: any, ext: extensions });
 validate!(PingRequest { payload: numbers(limits::PING_BYTES_MAX), ext: extensions });
 validate!(PingReply { payload: numbers(limits::PING_BYTES_MAX), ext: extensions });
 validate!(InfoRequest { ext: extensions });
+impl Validate for RequestScope {
+    fn validate(&self) -> Result<(), Violation> {
+        Ok(())
+    }
+}
+
+validate!(CancelRequestsRequest { scope: nested, ext: extensions });
+validate!(CancelRequestsReply { cancelled: any, ext: extensions });
 validate!(InfoReply {
     version: text(limits::LABEL_BYTES_MAX),
     ops: list(limits::OPS_MAX),

@@ -6,12 +6,14 @@
 mod daemon;
 mod doctor;
 mod generate;
+mod limits;
 mod model;
 mod residency;
 
 pub use daemon::*;
 pub use doctor::*;
 pub use generate::*;
+pub use limits::*;
 pub use model::*;
 pub use residency::*;
 

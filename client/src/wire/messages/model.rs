@@ -182,6 +182,9 @@ pub const EXT_SHOW_EXPERTS: u16 = 1;
 /// Key of [`ShowReply`]'s `ext`: how positions past the trained context are scaled into it, as text.
 pub const EXT_SHOW_POSITIONS: u16 = 2;
 
+/// Key of [`ShowReply`]'s `ext`: that and why the model is a copy of its file in memory, as text.
+pub const EXT_SHOW_COPY: u16 = 3;
+
 impl ShowReply {
     /// Experts of the layers, in words; `None` for a model without experts, or if the daemon does not say.
     pub fn experts(&self) -> Option<&str> {
@@ -191,6 +194,11 @@ impl ShowReply {
     /// Scaling of the rotary positions, in words; `None` without scaling.
     pub fn positions(&self) -> Option<&str> {
         self.text(EXT_SHOW_POSITIONS)
+    }
+
+    /// Why the model is a copy of its file in memory, in words; `None` if its file is mapped.
+    pub fn copy(&self) -> Option<&str> {
+        self.text(EXT_SHOW_COPY)
     }
 
     fn text(&self, key: u16) -> Option<&str> {

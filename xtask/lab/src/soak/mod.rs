@@ -8,7 +8,7 @@
 mod clients;
 mod judge;
 mod pause;
-mod process;
+pub(crate) mod process;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -94,6 +94,22 @@ pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl Fn
     Ok(())
 }
 
+/// Writes only the header of such a model, and makes the file as long as the model's: its weights are zeros and take no
+/// space on the disk.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_sparse(path: &Path, shape: &Shape, mixture: Mixture) -> Result<()> {
+    let header = shape::header(shape, &shape::tensors(shape, mixture));
+    let length = (header.len() as u64).saturating_add(bytes(shape, mixture));
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(&header)?;
+        file.set_len(length)
+    };
+    write().map_err(Error::at(path))
+}
+
 fn fill(file: &mut File, shape: &Shape, mixture: Mixture, progress: &mut impl FnMut(u64)) -> Result<()> {
     let tensors = shape::tensors(shape, mixture);
     // Buffers paddings and norms; larger writes bypass the buffer.

@@ -178,8 +178,8 @@ fn first_file(dir: &Path, name: &str) -> Result<PathBuf> {
 
 /// Our verdict: opens a model like the daemon.
 fn open(dir: &Path, name: &str) -> Ours {
-    let open = |id, name: &str, files| Ok(Model::open(id, name, files)?);
-    let store = Store::new(vec![dir.to_path_buf()], 16, Box::new(open), Box::new(|_| {}));
+    let open = |id, name: &str, files, _charge| Ok(Model::open(id, name, files)?);
+    let store = Store::new(vec![dir.to_path_buf()], Arc::default(), Box::new(open), Box::new(|_| {}));
     store.rescan();
     match Arc::clone(&store).acquire(0, name) {
         Ok(_) => Ours::Opens,

@@ -4,15 +4,26 @@ use super::*;
 use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::sequence::Request;
 
+mod users;
+
+const ROOT: u32 = 0;
 const PAGE: u32 = KV_PAGE_TOKENS as u32;
 
 fn limits() -> Limits {
-    Limits { rows_max: 8, sequences_max: 4, kv_budget_bytes: 1 << 20, slow_reader: Duration::from_secs(30) }
+    Limits {
+        rows_max: 8,
+        sequences_max: 4,
+        kv_budget_bytes: 1 << 20,
+        slow_reader: Duration::from_secs(30),
+        privileged: vec![ROOT],
+    }
 }
 
 fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
     Request {
         id: SequenceId(id),
+        uid: 1000,
+        connection: 1,
         model: ModelId(model),
         page_bytes: 1 << 10,
         prompt_tokens,
@@ -48,7 +59,7 @@ fn a_long_prompt_shares_steps_with_answers() {
     let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
     submit(&mut schedule, request(1, 1, 3, 50));
     submit(&mut schedule, request(2, 1, 20, 50));
-    assert_eq!(schedule.admit(now), [SequenceId(1), SequenceId(2)]);
+    assert_eq!(schedule.admit(now).admitted, [SequenceId(1), SequenceId(2)]);
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 0, 3, true), (2, 0, 5, false)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 3, 1, true), (2, 5, 7, false)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 4, 1, true), (2, 12, 7, false)]));
@@ -73,12 +84,12 @@ fn nobody_passes_a_head_that_does_not_fit() {
     submit(&mut schedule, request(1, 1, 1, 1000 * PAGE)); // of 1024 pages
     submit(&mut schedule, request(2, 1, 1, 25 * PAGE));
     submit(&mut schedule, request(3, 1, 1, PAGE));
-    assert_eq!(schedule.admit(now), [SequenceId(1)]);
+    assert_eq!(schedule.admit(now).admitted, [SequenceId(1)]);
     assert_eq!(schedule.queued(), [SequenceId(2), SequenceId(3)]);
     let places: Vec<u32> = schedule.views().map(|v| v.queue_position).collect();
     assert_eq!(places, [0, 1, 2]);
     schedule.remove(SequenceId(1));
-    assert_eq!(schedule.admit(now), [SequenceId(2), SequenceId(3)]);
+    assert_eq!(schedule.admit(now).admitted, [SequenceId(2), SequenceId(3)]);
     assert_eq!(schedule.reserved_bytes(), 26 << 10);
 }
 
@@ -168,6 +179,7 @@ impl Rules {
             sequences_max: 1 + random.below(12) as u32,
             kv_budget_bytes: (8 + random.below(40)) << 10,
             slow_reader: Duration::from_secs(30),
+            privileged: Vec::new(),
         };
         Self {
             schedule: Schedule::new(limits),
@@ -202,7 +214,7 @@ impl Rules {
     }
 
     fn admit(&mut self) {
-        for id in self.schedule.admit(self.now) {
+        for id in self.schedule.admit(self.now).admitted {
             assert_eq!(self.waiting.remove(0), id, "seed {}: first come, first served", self.seed);
         }
         let running: Vec<_> = self.admitted.iter().filter(|s| !self.waiting.contains(&s.0.id)).collect();

@@ -1,0 +1,110 @@
+//! Estimates how long a step of a model takes: a fixed time (the weights are read once) and a time for each row.
+//!
+//! A straight line through the last steps, older ones weigh less. Pure: callers pass in the times.
+
+use std::time::Duration;
+
+/// Weight that the sums keep with each further step: about the last twenty count.
+const KEPT: f64 = 0.95;
+
+/// What is known of one model's steps, as weighted sums over rows and seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    steps: f64,
+    rows: f64,
+    time: f64,
+    rows_rows: f64,
+    rows_time: f64,
+}
+
+/// An estimate in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Estimate {
+    /// For a step of any size.
+    pub fixed: f64,
+    /// For each row.
+    pub row: f64,
+    /// False while all steps had about the same number of rows.
+    pub certain: bool,
+}
+
+impl Cost {
+    /// Records a step.
+    pub fn observe(&mut self, rows: u32, time: Duration) {
+        let (rows, time) = (f64::from(rows), time.as_secs_f64());
+        for (sum, term) in [
+            (&mut self.steps, 1.0),
+            (&mut self.rows, rows),
+            (&mut self.time, time),
+            (&mut self.rows_rows, rows * rows),
+            (&mut self.rows_time, rows * time),
+        ] {
+            *sum = *sum * KEPT + term;
+        }
+    }
+
+    /// The estimate; `None` before the first step. While all steps had the same number of rows, all time counts as the
+    /// rows' own, so that the next step is rather too small than too large.
+    pub fn estimate(&self) -> Option<Estimate> {
+        if self.steps <= 0.0 || self.rows <= 0.0 {
+            return None;
+        }
+        let (rows, time) = (self.rows / self.steps, self.time / self.steps);
+        let spread = self.rows_rows / self.steps - rows * rows;
+        let together = self.rows_time / self.steps - rows * time;
+        let proportional = time / rows;
+        // Rows differ by less than a tenth of their mean: a slope would be noise.
+        let certain = spread >= 0.01 * rows * rows;
+        let row = if certain { (together / spread).clamp(0.0, proportional) } else { proportional };
+        Some(Estimate { fixed: (time - row * rows).max(0.0), row, certain })
+    }
+}
+
+impl Estimate {
+    /// How many rows fit into `time`, in seconds, beyond the fixed one.
+    pub fn rows_within(&self, time: f64) -> u32 {
+        (time / self.row.max(1e-9)).min(f64::from(u32::MAX)) as u32
+    }
+
+    /// As [`Estimate::rows_within`], at least 1.
+    pub fn rows_in(&self, time: f64) -> u32 {
+        self.rows_within(time).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_and_followed() {
+        let mut cost = Cost::default();
+        assert_eq!(cost.estimate(), None);
+        let mut observe = |fixed: f64, row: f64, count: u32| {
+            for i in 0..count {
+                let rows = [1, 2, 1, 16, 1, 5][i as usize % 6];
+                cost.observe(rows, Duration::from_secs_f64(fixed + row * f64::from(rows)));
+            }
+            cost.estimate().unwrap()
+        };
+        let near = |a: f64, b: f64| (a - b).abs() < 0.02 * b;
+        let first = observe(0.010, 0.002, 60);
+        assert!(near(first.fixed, 0.010) && near(first.row, 0.002), "{first:?}");
+        assert_eq!(first.rows_in(0.05), 25);
+        let slower = observe(0.030, 0.004, 200);
+        assert!(near(slower.fixed, 0.030) && near(slower.row, 0.004), "{slower:?}");
+    }
+
+    #[test]
+    fn without_a_spread_of_rows_the_time_is_theirs() {
+        let mut cost = Cost::default();
+        cost.observe(4, Duration::from_millis(8));
+        assert_eq!(cost.estimate().map(|e| (e.fixed, e.row)), Some((0.0, 0.002)));
+        assert_eq!(cost.estimate().map(|e| e.rows_in(0.0001)), Some(1));
+        cost.observe(4, Duration::ZERO);
+        assert!(cost.estimate().is_some_and(|e| e.row >= 0.0 && e.fixed >= 0.0));
+        let mut none = Cost::default();
+        none.observe(1, Duration::ZERO);
+        assert_eq!(none.estimate().map(|e| e.rows_in(0.05)), Some(50_000_000));
+    }
+}

@@ -1,0 +1,266 @@
+//! Decides which waiting sequence gets a place and KV bytes, and which sequence gives its own up for it.
+//!
+//! - The user with the fewest places is served first. Of a user, the connection with the fewest places is, then that with
+//!   the least device time; its sequences in order of arrival. A sequence that does not fit blocks others of the same
+//!   user only.
+//! - A user may hold all places and bytes while nobody else wants them. A user below its equal share takes the lack
+//!   from the user that holds most above its own.
+//! - A connection takes a place from another one of the same user that has at least two more.
+//! - A sequence that was without credit for [`YIELD`] gives way to any sequence that waits.
+//! - A user without a place that waited for [`PATIENCE`], because it needs more than its share, takes turns with the
+//!   others. A privileged user waits for nobody.
+//!
+//! A sequence that gives its place up is parked: it waits in order of arrival again and prefills its known tokens when
+//! its turn comes. Its tokens do not depend on that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::Schedule;
+use crate::model::ModelId;
+use crate::scheduler::SequenceId;
+use crate::scheduler::pages::PagePool;
+use crate::scheduler::sequence::Sequence;
+
+/// A sequence without credit for this long gives way to others.
+pub(super) const YIELD: Duration = Duration::from_secs(1);
+/// A user that needs more than its share waits this long before it takes a turn.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// The first waiting sequence of each user is looked for in the whole queue, that of each connection among so many.
+const LOOKED_AT: usize = 512;
+/// Longest time that a sequence keeps its place from a user that waits for a turn.
+const PROTECTED_MAX: Duration = Duration::from_secs(30);
+
+/// A sequence that gave its place up, and the pages to release on the device.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::scheduler) struct Parked {
+    pub id: SequenceId,
+    pub model: ModelId,
+    pub pages: Vec<u32>,
+}
+
+/// What [`Schedule::admit`] did.
+#[derive(Debug, Default)]
+pub(in crate::scheduler) struct Admission {
+    pub admitted: Vec<SequenceId>,
+    pub parked: Vec<Parked>,
+}
+
+/// Places and KV bytes of one user.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    places: u64,
+    bytes: u64,
+}
+
+/// What a waiting sequence lacks.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    places: u64,
+    bytes: u64,
+}
+
+impl<A> Schedule<A> {
+    /// Admits all sequences that fit, or for which others give way.
+    pub fn admit(&mut self, now: Instant) -> Admission {
+        let mut admission = Admission::default();
+        while let Some((at, victims)) = self.next_admission(now) {
+            let Some(sequence) = self.dequeue(at) else { break };
+            for id in victims {
+                admission.parked.extend(self.park(id, now));
+            }
+            admission.admitted.push(sequence.request.id);
+            self.enter(sequence, now);
+        }
+        admission
+    }
+
+    fn enter(&mut self, mut sequence: Sequence<A>, now: Instant) {
+        self.reserved_bytes = self.reserved_bytes.saturating_add(sequence.reserved_bytes());
+        let pages = self.pool_pages(sequence.request.page_bytes);
+        self.pools.entry(sequence.request.model).or_insert_with(|| PagePool::new(pages));
+        sequence.stalled = (sequence.credit == 0).then_some(now);
+        sequence.first_admitted.get_or_insert(now);
+        (sequence.admitted, sequence.queued) = (Some(now), None);
+        self.running.push(sequence);
+    }
+
+    /// Returns an admitted sequence to the queue, at its place in the order of arrival.
+    fn park(&mut self, id: SequenceId, now: Instant) -> Option<Parked> {
+        let at = self.running.iter().position(|s| s.request.id == id)?;
+        let mut sequence = self.take_running(at);
+        let parked = Parked { id, model: sequence.request.model, pages: std::mem::take(&mut sequence.pages) };
+        sequence.restart();
+        (sequence.admitted, sequence.queued) = (None, Some(now));
+        self.enqueue(sequence);
+        Some(parked)
+    }
+
+    /// The next sequence to admit, by its index in the queue, and the sequences to park for it.
+    fn next_admission(&self, now: Instant) -> Option<(usize, Vec<SequenceId>)> {
+        let held = self.held();
+        let mut heads = self.heads();
+        let places = |uid: u32| held.get(&uid).map_or(0, |held| held.places);
+        heads.sort_by_key(|(at, s)| (!self.is_privileged(s.request.uid), places(s.request.uid), *at));
+        heads.into_iter().find_map(|(at, head)| Some((at, self.victims(head, &held, now)?)))
+    }
+
+    /// The waiting sequence of each user that is served first, with its index in the queue.
+    fn heads(&self) -> Vec<(usize, &Sequence<A>)> {
+        let connections: usize = self.waiting.values().map(BTreeMap::len).sum();
+        let mut held: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+        for sequence in &self.running {
+            *held.entry((sequence.request.uid, sequence.request.connection)).or_default() += 1;
+        }
+        let mut seen = BTreeSet::new();
+        let mut heads = BTreeMap::new();
+        for (at, sequence) in self.queue.iter().enumerate() {
+            if heads.len() == self.waiting.len() && (seen.len() == connections || at >= LOOKED_AT) {
+                break;
+            }
+            // A parked sequence without credit has nothing to do with a place.
+            let idle = sequence.stalled.is_some() && sequence.credit == 0;
+            let (uid, connection) = (sequence.request.uid, sequence.request.connection);
+            if idle || !seen.insert((uid, connection)) {
+                continue;
+            }
+            let places = held.get(&(uid, connection)).copied().unwrap_or(0);
+            let place = (places, self.time_of_connection(&sequence.request), at);
+            let head = heads.entry(uid).or_insert((place, sequence));
+            if place < head.0 {
+                *head = (place, sequence);
+            }
+        }
+        heads.into_values().map(|((.., at), sequence)| (at, sequence)).collect()
+    }
+
+    /// The sequences to park so that `head` fits: none if it fits already, `None` if it must wait.
+    fn victims(
+        &self,
+        head: &Sequence<A>,
+        held: &BTreeMap<u32, Held>,
+        now: Instant,
+    ) -> Option<Vec<SequenceId>> {
+        let mut held = held.clone();
+        let mut victims = Vec::new();
+        let (mut places, mut bytes) = (self.running.len() as u64, self.reserved_bytes);
+        loop {
+            let lack = Lack {
+                places: (places + 1).saturating_sub(u64::from(self.limits.sequences_max)),
+                bytes: bytes
+                    .saturating_add(head.reserved_bytes())
+                    .saturating_sub(self.limits.kv_budget_bytes),
+            };
+            if (lack.places, lack.bytes) == (0, 0) {
+                return Some(victims);
+            }
+            let victim = self.next_victim(head, &held, lack, &victims, now)?;
+            victims.push(victim.request.id);
+            places -= 1;
+            bytes -= victim.reserved_bytes();
+            if let Some(held) = held.get_mut(&victim.request.uid) {
+                held.places -= 1;
+                held.bytes -= victim.reserved_bytes();
+            }
+        }
+    }
+
+    fn next_victim(
+        &self,
+        head: &Sequence<A>,
+        held: &BTreeMap<u32, Held>,
+        lack: Lack,
+        parked: &[SequenceId],
+        now: Instant,
+    ) -> Option<&Sequence<A>> {
+        let left = || self.running.iter().filter(|s| !parked.contains(&s.request.id));
+        let without = |s: &&Sequence<A>| {
+            s.credit == 0 && s.stalled.is_some_and(|since| now.saturating_duration_since(since) >= YIELD)
+        };
+        if let Some(stalled) = left().filter(without).min_by_key(|s| s.stalled) {
+            return Some(stalled);
+        }
+        let (uid, share) = (head.request.uid, self.share());
+        let own = held.get(&uid).copied().unwrap_or_default();
+        let privileged = self.is_privileged(uid);
+        let within =
+            own.places < share.places && own.bytes.saturating_add(head.reserved_bytes()) <= share.bytes;
+        let since = head.queued.map(|since| now.saturating_duration_since(since));
+        let urgent = privileged || own.places == 0 && since.is_some_and(|waited| waited >= PATIENCE);
+        // The user among `left` that holds most above `least`, and its latest sequence: that one loses the least.
+        let latest = |least: Held, may: &dyn Fn(&Sequence<A>) -> bool| {
+            let amount = |uid: u32| {
+                let held = held.get(&uid).copied().unwrap_or_default();
+                let above = [(lack.bytes, held.bytes, least.bytes), (lack.places, held.places, least.places)];
+                above.into_iter().find(|(lack, ..)| *lack > 0).filter(|(_, has, least)| has > least)
+            };
+            let others = left().filter(|s| s.request.uid != uid && may(s));
+            let others = others.filter(|s| privileged || !self.is_privileged(s.request.uid));
+            let above = others.filter_map(|s| Some((amount(s.request.uid)?.1, s.admitted, s)));
+            above.max_by_key(|(amount, admitted, _)| (*amount, *admitted)).map(|(.., s)| s)
+        };
+        let over = (within || privileged).then(|| latest(share, &|_| true)).flatten();
+        let turn = || latest(Held::default(), &|s| privileged || !s.is_protected(now));
+        over.or_else(|| self.own_victim(head, parked)).or_else(|| urgent.then(turn).flatten())
+    }
+
+    /// The latest sequence of the same user's connection that has most places, if it has at least two more than the
+    /// connection of `head`. With one more, the two would take it from each other for ever.
+    fn own_victim(&self, head: &Sequence<A>, parked: &[SequenceId]) -> Option<&Sequence<A>> {
+        let own = |s: &&Sequence<A>| s.request.uid == head.request.uid && !parked.contains(&s.request.id);
+        let mut places: BTreeMap<u64, u64> = BTreeMap::new();
+        for sequence in self.running.iter().filter(own) {
+            *places.entry(sequence.request.connection).or_default() += 1;
+        }
+        let few = places.get(&head.request.connection).copied().unwrap_or(0);
+        let (connection, most) = places.into_iter().max_by_key(|(_, places)| *places)?;
+        let of_most = |s: &&Sequence<A>| own(s) && s.request.connection == connection;
+        (most >= few + 2).then(|| self.running.iter().filter(of_most).max_by_key(|s| s.admitted)).flatten()
+    }
+
+    /// Places and bytes by user.
+    fn held(&self) -> BTreeMap<u32, Held> {
+        let mut held: BTreeMap<u32, Held> = BTreeMap::new();
+        for sequence in &self.running {
+            let user = held.entry(sequence.request.uid).or_default();
+            user.places += 1;
+            user.bytes = user.bytes.saturating_add(sequence.reserved_bytes());
+        }
+        held
+    }
+
+    /// Equal share of each user with a live sequence.
+    fn share(&self) -> Held {
+        let users = (self.users().len() as u64).max(1);
+        Held {
+            places: (u64::from(self.limits.sequences_max) / users).max(1),
+            bytes: self.limits.kv_budget_bytes / users,
+        }
+    }
+
+    fn is_privileged(&self, uid: u32) -> bool {
+        self.limits.privileged.contains(&uid)
+    }
+
+    /// The next instant after `now` at which a waiting sequence may take another's place.
+    pub fn next_admission_change(&self, now: Instant) -> Option<Instant> {
+        let stalled = self.running.iter().filter_map(|s| s.stalled?.checked_add(YIELD));
+        let patient = self.queue.iter().filter_map(|s| s.queued?.checked_add(PATIENCE));
+        let waits = !self.queue.is_empty();
+        stalled.chain(patient).filter(|moment| waits && *moment > now).min()
+    }
+}
+
+impl<A> Sequence<A> {
+    /// True while a user that waits for its turn does not take the sequence's place: until it has decoded for as long as
+    /// it prefilled, so that what a restart costs is not most of its time.
+    fn is_protected(&self, now: Instant) -> bool {
+        let Some(admitted) = self.admitted else { return false };
+        let since = |moment: Instant| now.saturating_duration_since(moment);
+        let keeps = match self.ready {
+            None => true,
+            Some(ready) => since(ready) < YIELD.max(ready.saturating_duration_since(admitted)),
+        };
+        keeps && since(admitted) < PROTECTED_MAX
+    }
+}

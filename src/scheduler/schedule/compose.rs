@@ -1,0 +1,305 @@
+//! Decides which rows the next step takes.
+//!
+//! The user with the least device time chooses the model. Others join the step, so that weights are read once for all:
+//! those on the same model whose time is not far ahead, and others of no smaller share with rows that cost next to
+//! nothing. Where several users have work, a step is short: it takes as many rows as fit into [`QUANTUM`], or into the
+//! time that reading the weights takes anyway. Users share these rows equally. Of a user, decoding sequences go before
+//! prompts, and those of the connection with the least device time before others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::{Schedule, StepPlan, Work};
+use crate::model::ModelId;
+use crate::scheduler::costs::Estimate;
+use crate::scheduler::sequence::{Request, Sequence};
+
+/// Time for the rows of one step where several users have work.
+pub(in crate::scheduler) const QUANTUM: Duration = Duration::from_millis(40);
+/// The same for a user alone: another user that comes waits for the step.
+const QUANTUM_ALONE: Duration = Duration::from_secs(1);
+/// Rows of a user alone may take this many times as long as reading the weights: they then cost 3 % of a long prompt.
+const WEIGHTS_READS_ALONE: f64 = 30.0;
+/// Users whose time is ahead still join a step with rows that make it this much longer than reading the weights alone.
+const FREE_PART: f64 = 0.125;
+/// Rows of users that want more than another may make a step twice as long as if all wanted as little, or take this
+/// long: a shorter step would be mostly its own overhead.
+const EXCESS: f64 = 2.0;
+const EXCESS_LEAST: Duration = Duration::from_millis(1);
+/// With more users than this, none takes a whole [`QUANTUM`] for itself.
+const SHORT_TURNS: u32 = 4;
+/// Rows of a contended model's first step.
+const FIRST_ROWS: u32 = 16;
+/// How long steps stay short after a second user's last sequence.
+const CONTENDED: Duration = Duration::from_secs(10);
+
+/// Turns of users and models that are remembered beyond those of live sequences.
+const TURNS_KEPT: usize = 64;
+
+impl<A> Schedule<A> {
+    /// Plans the next step and assigns pages to its rows, or returns a suspended one; `None` when no sequence can run.
+    pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
+        self.look_at_users(now);
+        let runnable = self.running.iter().filter(|s| s.is_runnable()).map(|s| s.request.uid);
+        let leader = self.accounts.choose(runnable.collect())?;
+        let model = self.next_turn(leader, now)?;
+        self.look_at_connections();
+        let switched = self.turn.replace(model) != Some(model);
+        if let Some(step) = self.suspended.remove(&model) {
+            self.turns.insert((leader, model), self.steps);
+            return Some(StepPlan { switched, resumed: true, ..step });
+        }
+        let mut rows = self.rows_of_users(model, now);
+        self.steps += 1;
+        self.turns.insert((leader, model), self.steps);
+        let mut work: Vec<Work> = Vec::new();
+        for at in self.in_order(model, &rows) {
+            let sequence = &mut self.running[at];
+            let Some(left) = rows.get_mut(&sequence.request.uid).filter(|left| **left > 0) else { continue };
+            let rows = sequence.pending().min(*left);
+            *left -= rows;
+            sequence.served = self.steps;
+            work.push(Work {
+                id: sequence.request.id,
+                uid: sequence.request.uid,
+                connection: sequence.request.connection,
+                restarts: sequence.restarts,
+                start: sequence.computed,
+                rows,
+                samples: rows == sequence.pending(),
+                decode: sequence.decodes(),
+            });
+            let pool = self.pools.get_mut(&model)?;
+            while sequence.needs_page(rows) {
+                sequence.pages.push(pool.take());
+            }
+        }
+        Some(StepPlan { model, work, switched, resumed: false })
+    }
+
+    /// Notes whether several users have work, and forgets the accounts of those that left.
+    fn look_at_users(&mut self, now: Instant) {
+        let live = self.users();
+        if live.len() > 1 {
+            self.contended = now.checked_add(CONTENDED);
+        }
+        self.accounts.forget_except(&live);
+        self.connections.retain(|uid, _| live.contains(uid));
+        if self.turns.len() > 2 * (self.running.len() + self.queue.len()) + TURNS_KEPT {
+            let live: BTreeSet<(u32, ModelId)> =
+                self.all().map(|s| (s.request.uid, s.request.model)).collect();
+            self.turns.retain(|turn, _| live.contains(turn));
+        }
+    }
+
+    /// Notes which connections of each user can run, and forgets those that have no live sequence.
+    fn look_at_connections(&mut self) {
+        let mut runnable: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        let mut live: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        for sequence in &self.running {
+            let Request { uid, connection, .. } = sequence.request;
+            live.entry(uid).or_default().insert(connection);
+            if sequence.is_runnable() {
+                runnable.entry(uid).or_default().insert(connection);
+            }
+        }
+        for (uid, connections) in runnable {
+            let accounts = self.connections.entry(uid).or_default();
+            accounts.choose(connections);
+            if let Some(live) = live.get(&uid) {
+                accounts.forget_except(live);
+            }
+        }
+    }
+
+    /// Device time of a sequence's connection, to be compared with that of other connections of its user.
+    pub(super) fn time_of_connection(&self, request: &Request) -> Duration {
+        self.connections.get(&request.uid).map_or(Duration::ZERO, |accounts| accounts.of(request.connection))
+    }
+
+    /// The model of the next step: the one whose turn is kept, or that of the leader that was served longest ago.
+    fn next_turn(&self, leader: u32, now: Instant) -> Option<ModelId> {
+        let runnable = || self.running.iter().filter(|s| s.is_runnable());
+        if self.turn_kept.is_some_and(|until| now < until)
+            && let Some(same) = runnable().map(|s| s.request.model).find(|m| self.turn == Some(*m))
+        {
+            return Some(same);
+        }
+        let models = runnable().filter(|s| s.request.uid == leader).map(|s| s.request.model);
+        models.min_by_key(|model| (self.turns.get(&(leader, *model)).copied().unwrap_or(0), *model))
+    }
+
+    /// Rows of each user in the next step of a model.
+    fn rows_of_users(&self, model: ModelId, now: Instant) -> BTreeMap<u32, u32> {
+        let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
+        for sequence in self.running.iter().filter(|s| s.request.model == model && s.is_runnable()) {
+            let rows = wanted.entry(sequence.request.uid).or_default();
+            *rows = rows.saturating_add(sequence.pending());
+        }
+        let estimate = self.costs.get(&model).and_then(super::Cost::estimate);
+        let least = wanted.keys().map(|uid| self.accounts.of(*uid)).min().unwrap_or_default();
+        let reads = estimate.map_or(Duration::ZERO, |e| Duration::from_secs_f64(2.0 * e.fixed));
+        let users = wanted.len().max(1) as u32;
+        let slack = least.saturating_add(reads.max(QUANTUM / users));
+        let (near, mut ahead): (BTreeMap<u32, u32>, BTreeMap<u32, u32>) =
+            wanted.into_iter().partition(|(uid, _)| self.accounts.of(*uid) <= slack);
+        // Rows that cost next to nothing would give users of different shares the same tokens.
+        let largest = near.keys().map(|uid| self.accounts.share(*uid)).max().unwrap_or(0);
+        ahead.retain(|uid, _| self.accounts.share(*uid) >= largest);
+        let contended = self.contended.is_some_and(|until| now < until);
+        let mut near = near;
+        if let Some(e) = estimate.filter(|_| users > SHORT_TURNS) {
+            // A turn is short beside a user's share of ten seconds, which is 300 ms among 32 users.
+            let turn = (QUANTUM * SHORT_TURNS / users).as_secs_f64().max(e.fixed);
+            near.values_mut().for_each(|rows| *rows = (*rows).min(e.rows_in(turn)));
+        }
+        let limit =
+            row_limit(estimate, contended).min(excess_limit(estimate, &near)).min(self.limits.rows_max);
+        let mut rows = share_rows(near, limit);
+        let taken: u32 = rows.values().sum();
+        let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
+        rows.extend(share_rows(ahead, free.min(self.limits.rows_max.saturating_sub(taken))));
+        rows
+    }
+
+    /// Indices of a model's runnable sequences in the order in which their user's rows go to them: decoding sequences,
+    /// then prompts, those of the connection with the least device time first. If a user has fewer rows than decoding
+    /// sequences, its connections take turns, and of a connection those that were served longest ago go first.
+    fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<usize> {
+        let of_model = |s: &Sequence<A>| s.request.model == model && s.is_runnable();
+        let mut decoding: BTreeMap<u32, u32> = BTreeMap::new();
+        for sequence in self.running.iter().filter(|s| of_model(s) && s.decodes()) {
+            *decoding.entry(sequence.request.uid).or_default() += 1;
+        }
+        let short =
+            |uid: u32| decoding.get(&uid).is_some_and(|n| rows.get(&uid).is_some_and(|rows| rows <= n));
+        let mut order: Vec<usize> =
+            (0..self.running.len()).filter(|at| of_model(&self.running[*at])).collect();
+        order.sort_by_key(|at| {
+            let sequence = &self.running[*at];
+            let time = self.time_of_connection(&sequence.request);
+            let turn =
+                if short(sequence.request.uid) { (time, sequence.served) } else { (Duration::ZERO, 0) };
+            (turn, !sequence.decodes(), time, *at)
+        });
+        order
+    }
+
+    /// Charges a step, or a stretch of one, to its users and sequences. The time of the weights counts equally for all
+    /// users, the rest by rows.
+    pub fn charge(&mut self, step: &StepPlan, time: Duration) {
+        let rows = f64::from(step.rows().max(1));
+        let mut users: BTreeMap<u32, u32> = BTreeMap::new();
+        for work in &step.work {
+            *users.entry(work.uid).or_default() += 1;
+        }
+        let estimate = self.costs.get(&step.model).and_then(super::Cost::estimate);
+        let fixed = estimate.map_or(0.0, |e| e.fixed / (e.fixed + e.row * rows).max(1e-9)).clamp(0.0, 1.0);
+        for work in &step.work {
+            let sequences = f64::from(users.get(&work.uid).copied().unwrap_or(1));
+            let of_weights = fixed / (users.len() as f64 * sequences);
+            let of_rows = (1.0 - fixed) * f64::from(work.rows) / rows;
+            let part = time.mul_f64((of_weights + of_rows).clamp(0.0, 1.0));
+            self.accounts.charge(work.uid, part);
+            self.connections.entry(work.uid).or_default().charge(work.connection, part);
+            if let Some(sequence) = self.get_mut(work.id) {
+                sequence.device_time = sequence.device_time.saturating_add(part);
+            }
+        }
+    }
+
+    /// Records how long a whole step over resident weights took.
+    pub fn observe(&mut self, step: &StepPlan, time: Duration) {
+        self.costs.entry(step.model).or_default().observe(step.rows(), time);
+    }
+
+    /// True if a step in progress should make way after this time: another model's sequence has more right to the
+    /// device, or a sequence waits for a place.
+    pub fn is_due(&self, step: &StepPlan, time: Duration) -> bool {
+        let spent =
+            step.work.iter().map(|work| self.accounts.after(work.uid, time)).min().unwrap_or_default();
+        let others = self.running.iter().filter(|s| s.is_runnable() && s.request.model != step.model);
+        let mut others = others.map(|s| s.request.uid).filter(|uid| step.work.iter().all(|w| w.uid != *uid));
+        others.any(|uid| self.accounts.of(uid) < spent) || !self.queue.is_empty()
+    }
+}
+
+/// Most rows of a step.
+fn row_limit(estimate: Option<Estimate>, contended: bool) -> u32 {
+    match (estimate, contended) {
+        (None, true) => FIRST_ROWS,
+        (Some(e), true) => e.rows_in(QUANTUM.as_secs_f64().max(e.fixed)),
+        (Some(e), false) if e.certain => {
+            e.rows_in(QUANTUM_ALONE.as_secs_f64().max(WEIGHTS_READS_ALONE * e.fixed))
+        }
+        (_, false) => u32::MAX,
+    }
+}
+
+/// Most rows of a step for users of which some want less than others: a user with one short answer is not slowed down
+/// much by another's long prompt.
+fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 {
+    let (Some(e), Some(least)) = (estimate, wanted.values().min()) else { return u32::MAX };
+    if wanted.len() < 2 {
+        return u32::MAX;
+    }
+    let rows = f64::from(*least) * wanted.len() as f64;
+    let time = EXCESS * (e.fixed + e.row * rows) - e.fixed;
+    e.rows_in(time.max(EXCESS_LEAST.as_secs_f64()))
+}
+
+/// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
+/// are enough.
+fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
+    let mut by_need: Vec<(u32, u32)> = wanted.into_iter().collect();
+    by_need.sort_by_key(|(uid, rows)| (*rows, *uid));
+    let (mut left, mut users) = (limit, by_need.len() as u32);
+    let mut shares = BTreeMap::new();
+    for (uid, rows) in by_need {
+        let share = rows.min(left.div_ceil(users.max(1)));
+        shares.insert(uid, share);
+        left -= share;
+        users -= 1;
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_shared_equally_and_none_is_left() {
+        let share = |wanted: &[(u32, u32)], limit| {
+            share_rows(wanted.iter().copied().collect(), limit).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(share(&[(1, 1), (2, 300)], 64), [(1, 1), (2, 63)]);
+        assert_eq!(share(&[(1, 300), (2, 300), (3, 5)], 65), [(1, 30), (2, 30), (3, 5)]);
+        assert_eq!(share(&[(1, 9)], 4), [(1, 4)]);
+        assert_eq!(share(&[(1, 9), (2, 9), (3, 9)], 2).iter().map(|s| s.1).sum::<u32>(), 2);
+    }
+
+    #[test]
+    fn a_long_prompt_makes_anothers_step_twice_as_long_at_most() {
+        let limit = |e, wanted: &[(u32, u32)]| excess_limit(Some(e), &wanted.iter().copied().collect());
+        let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
+        // 14 ms for a row of each; 28 ms are the fixed 10 and nine rows.
+        assert_eq!(limit(e, &[(1, 1), (2, 500)]), 9);
+        assert_eq!(limit(e, &[(1, 8), (2, 500)]), 37);
+        assert_eq!(
+            (limit(e, &[(1, 500)]), excess_limit(None, &BTreeMap::from([(1, 1), (2, 2)]))),
+            (u32::MAX, u32::MAX)
+        );
+        let tiny = Estimate { fixed: 0.0001, row: 0.0001, certain: true };
+        assert_eq!(limit(tiny, &[(1, 1), (2, 500)]), 10, "1 ms");
+    }
+
+    #[test]
+    fn a_contended_step_is_short_and_one_alone_is_not() {
+        let slow = Estimate { fixed: 0.35, row: 0.15, certain: true };
+        assert_eq!((row_limit(Some(slow), true), row_limit(Some(slow), false)), (2, 70));
+        let fast = Estimate { fixed: 0.008, row: 0.0001, certain: true };
+        assert_eq!((row_limit(Some(fast), true), row_limit(Some(fast), false)), (400, 10_000));
+        assert_eq!((row_limit(None, true), row_limit(None, false)), (FIRST_ROWS, u32::MAX));
+    }
+}

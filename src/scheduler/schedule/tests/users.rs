@@ -1,0 +1,369 @@
+//! What users do to each other, on a simulated device whose steps take `fixed + row * rows`.
+
+use super::*;
+use crate::scheduler::schedule::admission::PATIENCE;
+
+/// Time of the simulated device's steps.
+#[derive(Clone, Copy)]
+struct Speed {
+    fixed: Duration,
+    row: Duration,
+    parts: u32,
+}
+
+/// A processor of a few cores with a small model: rows cost more than weights.
+const CPU: Speed = Speed { fixed: Duration::from_millis(5), row: Duration::from_micros(1500), parts: 30 };
+/// A GPU: rows cost next to nothing.
+const GPU: Speed = Speed { fixed: Duration::from_millis(8), row: Duration::from_micros(100), parts: 30 };
+
+struct Device {
+    schedule: Schedule<()>,
+    now: Instant,
+    /// Speed by model.
+    speeds: BTreeMap<ModelId, Speed>,
+    /// Device time of each user, by rows beside an equal part of the weights.
+    times: BTreeMap<u32, Duration>,
+    /// Parts that suspended steps have run.
+    suspended: BTreeMap<ModelId, (u32, Duration)>,
+    /// When each sequence ended.
+    ended: BTreeMap<u64, Instant>,
+    parked: usize,
+    next_id: u64,
+}
+
+impl Device {
+    fn new(speed: Speed) -> Self {
+        let limits = Limits { rows_max: 256, sequences_max: 32, kv_budget_bytes: 1 << 20, ..limits() };
+        Self {
+            schedule: Schedule::new(limits),
+            now: Instant::now(),
+            speeds: BTreeMap::from([(ModelId(1), speed)]),
+            times: BTreeMap::new(),
+            suspended: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            parked: 0,
+            next_id: 1,
+        }
+    }
+
+    fn ask(&mut self, uid: u32, model: u64, prompt: u32, answer: u32) -> SequenceId {
+        self.ask_on((uid, 1), model, prompt, answer)
+    }
+
+    fn ask_on(&mut self, (uid, connection): (u32, u64), model: u64, prompt: u32, answer: u32) -> SequenceId {
+        let id = self.next_id;
+        self.next_id += 1;
+        let request =
+            Request { uid, connection, credit: u32::MAX, ..request(id, model, prompt, prompt + answer) };
+        let sequence = Sequence::new(request, vec![0; prompt as usize], ());
+        self.schedule.submit(Sequence { queued: Some(self.now), ..sequence });
+        SequenceId(id)
+    }
+
+    /// One turn of the engine, as `Core` does it.
+    fn turn(&mut self) {
+        self.parked += self.schedule.admit(self.now).parked.len();
+        let Some(step) = self.schedule.next_step(self.now) else {
+            self.now += Duration::from_millis(1);
+            return;
+        };
+        let speed = self.speeds[&step.model];
+        let whole = speed.fixed + speed.row * step.rows();
+        let (first, before) = self.suspended.remove(&step.model).filter(|_| step.resumed).unwrap_or_default();
+        let mut time = Duration::ZERO;
+        for part in first..speed.parts {
+            if part > first && time >= Duration::from_millis(20) && self.schedule.is_due(&step, time) {
+                self.suspended.insert(step.model, (part, before + time));
+                self.account(&step, time, speed);
+                return self.schedule.suspend(step);
+            }
+            time += whole / speed.parts;
+        }
+        self.account(&step, time, speed);
+        self.schedule.observe(&step, before + time);
+        for work in &step.work {
+            let Some(sequence) = self.schedule.get_mut(work.id) else { continue };
+            if sequence.restarts != work.restarts {
+                continue;
+            }
+            sequence.advance(work.rows, work.samples.then_some(0), self.now);
+            if sequence.token_count() >= sequence.request.positions {
+                self.schedule.remove(work.id);
+                self.ended.insert(work.id.0, self.now);
+            }
+        }
+    }
+
+    fn account(&mut self, step: &StepPlan, time: Duration, speed: Speed) {
+        self.now += time;
+        self.schedule.charge(step, time);
+        let users: BTreeSet<u32> = step.work.iter().map(|w| w.uid).collect();
+        let whole = speed.fixed + speed.row * step.rows();
+        for uid in &users {
+            let rows: u32 = step.work.iter().filter(|w| w.uid == *uid).map(|w| w.rows).sum();
+            let part = speed.fixed / users.len() as u32 + speed.row * rows;
+            *self.times.entry(*uid).or_default() += time.mul_f64(part.as_secs_f64() / whole.as_secs_f64());
+        }
+    }
+
+    fn run_for(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.turn();
+        }
+    }
+
+    /// Time of a request of 16 prompt tokens and 8 of an answer.
+    fn short_request(&mut self, uid: u32, model: u64) -> Duration {
+        let (id, begun) = (self.ask(uid, model, 16, 8), self.now);
+        while !self.ended.contains_key(&id.0) {
+            self.turn();
+            assert!(self.now - begun < Duration::from_secs(60), "the request starves");
+        }
+        self.now - begun
+    }
+}
+
+/// Median and worst time of short requests, one after another with pauses.
+fn times(device: &mut Device, uid: u32, model: u64) -> (Duration, Duration) {
+    let mut times: Vec<Duration> = (0..40u32)
+        .map(|i| {
+            device.run_for(Duration::from_millis(u64::from(37 * i % 101)));
+            device.short_request(uid, model)
+        })
+        .collect();
+    times.sort();
+    (times[20], times[39])
+}
+
+/// Times of a user beside a fair neighbour: one answer after another.
+fn beside_a_fair_neighbour(speed: Speed) -> (Duration, Duration) {
+    let mut device = Device::new(speed);
+    for _ in 0..20 {
+        device.ask(2, 1, 16, 800);
+    }
+    device.schedule.limits.sequences_max = 2;
+    device.run_for(Duration::from_secs(1));
+    times(&mut device, 1, 1)
+}
+
+#[test]
+fn shares_of_device_time_are_equal_whatever_users_ask_for() {
+    for speed in [CPU, GPU] {
+        for users in [1u32, 2, 8, 32] {
+            let mut device = Device::new(speed);
+            for uid in 0..users {
+                // From one long answer to many, and prompts of up to 2000 tokens.
+                for _ in 0..1 + uid % 7 {
+                    device.ask(uid, 1, 1 + 331 * (uid % 7), 20_000);
+                }
+            }
+            device.schedule.limits.kv_budget_bytes = u64::MAX;
+            device.run_for(Duration::from_secs(2));
+            device.times.clear();
+            device.run_for(Duration::from_secs(10));
+            let all: Duration = device.times.values().sum();
+            assert!(all >= Duration::from_secs(10), "the device stands still");
+            let fair = all / users;
+            // A user with one answer cannot use more than a row of every step.
+            for (uid, time) in &device.times {
+                let wants_more = 1 + uid % 7 > 1;
+                let ratio = time.as_secs_f64() / fair.as_secs_f64();
+                assert!(
+                    ratio < 1.1 && (!wants_more || ratio > 0.9),
+                    "fixed {:?}: {users} users, {uid}: {ratio}",
+                    speed.fixed
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_user_with_half_the_share_gets_half_of_the_time_and_alone_all() {
+    for speed in [CPU, GPU] {
+        for (prompt, answer) in [(16, 20_000), (2000, 20_000)] {
+            let mut device = Device::new(speed);
+            device.schedule.limits.kv_budget_bytes = u64::MAX;
+            device.schedule.set_shares(BTreeMap::from([(1, 50)]));
+            for uid in [1, 2] {
+                for _ in 0..8 {
+                    device.ask(uid, 1, prompt, answer);
+                }
+            }
+            let ratio_of_times = |device: &mut Device| {
+                device.times.clear();
+                device.run_for(Duration::from_secs(10));
+                let time = |uid| device.times.get(&uid).copied().unwrap_or_default().as_secs_f64();
+                time(2) / time(1)
+            };
+            device.run_for(Duration::from_secs(2));
+            let ratio = ratio_of_times(&mut device);
+            assert!((1.8..2.2).contains(&ratio), "fixed {:?}, prompts of {prompt}: {ratio}", speed.fixed);
+            device.schedule.set_shares(BTreeMap::new());
+            device.run_for(Duration::from_secs(2));
+            let ratio = ratio_of_times(&mut device);
+            assert!((0.9..1.1).contains(&ratio), "fixed {:?}, prompts of {prompt}: {ratio}", speed.fixed);
+            device.schedule.set_shares(BTreeMap::from([(1, 1)]));
+            (9..=16).for_each(|id| drop(device.schedule.remove(SequenceId(id))));
+            device.times.clear();
+            device.run_for(Duration::from_secs(2));
+            assert!(device.times[&1] >= Duration::from_secs(2), "{:?}", device.times);
+        }
+    }
+}
+
+#[test]
+fn a_user_with_many_requests_costs_another_what_a_fair_neighbour_costs() {
+    for speed in [CPU, GPU] {
+        let (median, worst) = beside_a_fair_neighbour(speed);
+        // Long answers in all places, and a thousand short ones that wait.
+        for (requests, prompt, answer) in [(1000, 16, 8), (64, 16, 20_000), (100, 1000, 100)] {
+            let mut device = Device::new(speed);
+            device.schedule.limits.kv_budget_bytes = 1 << 40;
+            for _ in 0..requests {
+                device.ask(2, 1, prompt, answer);
+            }
+            device.run_for(Duration::from_secs(1));
+            let (m, w) = times(&mut device, 1, 1);
+            let case = format!(
+                "{requests} requests of {prompt} and {answer}: {m:?} {w:?} beside {median:?} {worst:?}"
+            );
+            assert!(m <= 2 * median && w <= 3 * worst, "{case}");
+        }
+    }
+}
+
+/// Time of a short request on a connection of its own, beside 30 requests of the same user's other connection.
+fn beside_another_connection(speed: Speed, own: u64, prompt: u32, places: u32) -> Duration {
+    let mut device = Device::new(speed);
+    device.schedule.limits.kv_budget_bytes = 1 << 40;
+    device.schedule.limits.sequences_max = places;
+    for _ in 0..30 {
+        device.ask_on((1, 1), 1, prompt, 20_000);
+    }
+    device.run_for(Duration::from_secs(1));
+    let (id, begun) = (device.ask_on((1, own), 1, 16, 8), device.now);
+    while !device.ended.contains_key(&id.0) && device.now - begun < Duration::from_secs(120) {
+        device.turn();
+    }
+    device.now - begun
+}
+
+#[test]
+fn a_connection_with_many_requests_does_not_starve_another_of_the_same_user() {
+    for speed in [CPU, GPU] {
+        // No place is free; and long prompts, which would go first in order of admission.
+        for (prompt, places) in [(16, 8), (2000, 8), (2000, 31)] {
+            let same = beside_another_connection(speed, 1, prompt, places);
+            let other = beside_another_connection(speed, 2, prompt, places);
+            let case = format!("fixed {:?}, prompts of {prompt}, {places} places: {other:?}", speed.fixed);
+            assert!(other < Duration::from_secs(5), "{case}, on the same connection {same:?}");
+            assert!(
+                places == 31 || same >= Duration::from_secs(120),
+                "{case}, on the same connection {same:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn connections_of_a_user_get_equal_places_and_leave_none_free() {
+    let mut device = Device::new(GPU);
+    device.schedule.limits.kv_budget_bytes = 1 << 40;
+    device.schedule.limits.sequences_max = 9;
+    let places = |device: &Device| {
+        let of = |connection| {
+            device.schedule.running.iter().filter(|s| s.request.connection == connection).count()
+        };
+        [of(1), of(2), of(3)]
+    };
+    for _ in 0..20 {
+        device.ask_on((1, 1), 1, 16, 20_000);
+    }
+    device.run_for(Duration::from_secs(1));
+    assert_eq!(places(&device), [9, 0, 0]);
+    for _ in 0..20 {
+        device.ask_on((1, 2), 1, 16, 20_000);
+    }
+    device.run_for(Duration::from_secs(1));
+    assert_eq!(places(&device), [5, 4, 0]);
+    let parked = device.parked;
+    device.run_for(Duration::from_secs(20));
+    assert_eq!(
+        (places(&device), device.parked),
+        ([5, 4, 0], parked),
+        "they do not take places back and forth"
+    );
+    device.ask_on((1, 3), 1, 16, 20_000);
+    device.run_for(Duration::from_secs(1));
+    assert_eq!(places(&device), [4, 4, 1]);
+    assert_eq!(
+        device.schedule.connections[&1].of(9),
+        device.schedule.connections[&1].of(10),
+        "no account of strangers"
+    );
+}
+
+#[test]
+fn a_slow_model_of_another_user_delays_a_fast_one_by_little() {
+    let (median, worst) = beside_a_fair_neighbour(CPU);
+    let mut device = Device::new(CPU);
+    // A step of 8 s, as that of a file larger than memory.
+    let slow = Speed { fixed: Duration::from_secs(8), row: Duration::from_millis(100), parts: 200 };
+    device.speeds.insert(ModelId(2), slow);
+    for _ in 0..4 {
+        device.ask(2, 2, 8, 100);
+    }
+    device.run_for(Duration::from_secs(1));
+    let (m, w) = times(&mut device, 1, 1);
+    assert!(m <= 2 * median && w <= 3 * worst, "{m:?} {w:?} beside {median:?} {worst:?}");
+    let before = device.times.get(&2).copied().unwrap_or_default();
+    for _ in 0..200 {
+        device.short_request(1, 1);
+    }
+    let slow_share = device.times[&2] - before;
+    assert!(slow_share > Duration::from_secs(1), "the slow model runs on: {slow_share:?}");
+}
+
+#[test]
+fn sequences_without_credit_give_way_and_come_back() {
+    let mut device = Device::new(GPU);
+    device.schedule.limits.sequences_max = 4;
+    for _ in 0..4 {
+        let id = device.ask(2, 1, 4, 100);
+        device.schedule.get_mut(id).unwrap().credit = 1;
+    }
+    device.run_for(Duration::from_secs(1));
+    let mine = device.ask(2, 1, 4, 4);
+    device.run_for(Duration::from_secs(2));
+    assert!(device.ended.contains_key(&mine.0), "also for a request of the same user");
+    assert!(device.parked > 0);
+    for id in 1..=4 {
+        device.schedule.credit(SequenceId(id), 1000);
+    }
+    device.run_for(Duration::from_secs(5));
+    assert_eq!(device.ended.len(), 5, "parked sequences end");
+    assert_eq!((device.schedule.page_counts().0, device.schedule.reserved_bytes()), (0, 0));
+}
+
+#[test]
+fn a_request_for_the_whole_cache_takes_turns_and_root_waits_for_nobody() {
+    let mut device = Device::new(GPU);
+    let whole = 1024 * PAGE; // of the 1 MiB budget at 1 KiB a page
+    device.ask(2, 1, 8, whole - 8);
+    device.run_for(Duration::from_secs(1));
+    let id = device.ask(3, 1, 8, whole - 8);
+    device.run_for(PATIENCE + Duration::from_secs(1));
+    assert!(device.schedule.get(id).unwrap().computed > 0, "it got its turn");
+    let (root, begun) = (device.ask(ROOT, 1, 8, whole - 8), device.now);
+    while device.schedule.get(root).unwrap().generated_tokens() == 0 {
+        device.turn();
+    }
+    assert!(device.now - begun < Duration::from_millis(100), "{:?}", device.now - begun);
+    device.schedule.remove(root);
+    let progress = |device: &Device, id: u64| device.schedule.get(SequenceId(id)).unwrap().generated_tokens();
+    let before = [progress(&device, 1), progress(&device, 2)];
+    device.run_for(Duration::from_secs(20));
+    assert!(progress(&device, 1) > before[0] + 100 && progress(&device, 2) > before[1] + 100);
+}

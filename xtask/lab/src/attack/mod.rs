@@ -1,0 +1,205 @@
+//! `cargo xtask attack`: one user takes all it can get from a private daemon; measures what that costs the others.
+//!
+//! Each attack runs as a user of its own. Beside it, another user asks for short answers, one after another, and so
+//! does root. Their times are compared with those beside a fair neighbour, who asks for one answer after another.
+
+mod users;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xtask::daemon::{self, Daemon};
+use xtask::error::{Error, Result};
+use xtask::host;
+
+use users::{Attack, Times};
+
+use crate::soak::process::Process;
+pub use users::{UserArgs, as_user};
+
+const ATTACKER: u32 = 54_321;
+const INNOCENT: u32 = 54_322;
+
+/// Most times of the innocent user, in those beside a fair neighbour.
+const MEDIAN_MOST: f64 = 2.0;
+const WORST_MOST: f64 = 3.0;
+/// Longest answer to root.
+const ROOT_MOST: Duration = Duration::from_secs(1);
+/// What the daemon's configuration lets requests, answers, headers and KV pages take, and 256 MiB more.
+const KV_MIB: u64 = 200;
+const MEMORY_MIB_MOST: u64 = 2 * 256 + 1024 + KV_MIB + 256;
+/// Memory that may stay after an attack, and the time until then.
+const LEFT_MIB_MOST: u64 = 64;
+const REST: Duration = Duration::from_secs(10);
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only this attack
+    #[arg(long, value_name = "NAME")]
+    only: Option<Attack>,
+    /// Short answers that the innocent user asks for during each attack
+    #[arg(long, default_value_t = 40, value_name = "N")]
+    requests: u32,
+    /// A model file, larger is more like real use
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Where the attacks compute
+    #[arg(long, default_value = "cpu", value_name = "BACKEND")]
+    backend: String,
+}
+
+/// One line of the table.
+struct Row {
+    name: String,
+    innocent: Times,
+    root: Times,
+    memory_mib: u64,
+    left_mib: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        let text = "it starts processes of several users: run it as root".to_owned();
+        return Err(Error::Unexpected { what: "the user", text });
+    }
+    let binaries = daemon::build()?;
+    let models = models(args)?;
+    let config = format!("[device]\nbackend = '{}'\n[kv]\nbudget_mib = {KV_MIB}\n", args.backend);
+    let daemon = Daemon::start(&binaries, models.path(), &config)?;
+    open_to_all(&daemon.socket())?;
+    let start_mib = memory_mib(daemon.pid())?;
+    let fair = measure(&daemon, Attack::Fair, args.requests, start_mib)?;
+    println!(
+        "{:<14}{:>10}{:>10}{:>8}{:>8}{:>10}{:>10}{:>10}",
+        "attack", "p50 ms", "p99 ms", "p50 x", "p99 x", "root ms", "RSS MiB", "left MiB"
+    );
+    let mut faults = Vec::new();
+    show(&fair, &fair, &mut faults);
+    for attack in Attack::ALL.iter().filter(|a| args.only.is_none_or(|only| only == **a)) {
+        host::check_interrupted()?;
+        let row = measure(&daemon, *attack, args.requests, start_mib)?;
+        show(&row, &fair, &mut faults);
+    }
+    daemon.stop()?;
+    if faults.is_empty() { Ok(()) } else { Err(Error::Attacked { faults: faults.join("\n  ") }) }
+}
+
+/// A directory with the model under the name that all users ask for.
+fn models(args: &Args) -> Result<tempfile::TempDir> {
+    let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
+    let kept = host::root().join("tests/models/tinystories-260k-f32.gguf");
+    let model = args.model.clone().unwrap_or(kept);
+    std::fs::copy(&model, models.path().join(format!("{}.gguf", users::MODEL))).map_err(Error::at(&model))?;
+    Ok(models)
+}
+
+fn open_to_all(socket: &Path) -> Result<()> {
+    let open = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(Error::at(path))
+    };
+    socket.parent().map_or(Ok(()), |dir| open(dir, 0o755))?;
+    open(socket, 0o666)
+}
+
+fn measure(daemon: &Daemon, attack: Attack, requests: u32, start_mib: u64) -> Result<Row> {
+    let mut attacker = user(daemon, attack, requests, ATTACKER)?;
+    thread::sleep(Duration::from_secs(3));
+    let innocent = user(daemon, Attack::Ask, requests, INNOCENT)?;
+    let root = user(daemon, Attack::Ask, requests / 4 + 1, 0)?;
+    let watched = watch(daemon.pid(), [innocent, root])?;
+    let _ = attacker.kill();
+    let _ = attacker.wait();
+    thread::sleep(REST);
+    let left_mib = memory_mib(daemon.pid())?.saturating_sub(start_mib);
+    let [innocent, root] = watched.times;
+    Ok(Row { name: attack.to_string(), innocent, root, memory_mib: watched.memory_mib, left_mib })
+}
+
+/// This program again, as that user.
+fn user(daemon: &Daemon, attack: Attack, requests: u32, uid: u32) -> Result<Child> {
+    use std::os::unix::process::CommandExt;
+    // Other users may not read this program where it was built.
+    let program = daemon.socket().with_file_name("attack");
+    if !program.exists() {
+        let own = std::env::current_exe().map_err(Error::io("this program"))?;
+        std::fs::copy(&own, &program).map_err(Error::at(&program))?;
+    }
+    let mut command = Command::new(&program);
+    command.arg("attack-as").arg(attack.to_string()).arg("--socket").arg(daemon.socket());
+    command.arg("--requests").arg(requests.to_string()).uid(uid).gid(uid).stdout(Stdio::piped());
+    command.spawn().map_err(Error::at(&program))
+}
+
+struct Watched {
+    times: [Times; 2],
+    memory_mib: u64,
+}
+
+/// Waits for both, and reads the daemon's memory meanwhile.
+fn watch(pid: u32, users: [Child; 2]) -> Result<Watched> {
+    let threads = users.map(|user| thread::spawn(move || user.wait_with_output()));
+    let mut memory_mib = 0;
+    while !threads.iter().all(thread::JoinHandle::is_finished) {
+        memory_mib = memory_mib.max(self::memory_mib(pid)?);
+        host::check_interrupted()?;
+        thread::sleep(Duration::from_millis(100));
+    }
+    let mut times = Vec::new();
+    for thread in threads {
+        let output = thread.join().map_err(|_| unexpected("a user's thread panicked"))?;
+        let output = output.map_err(Error::io("a user"))?;
+        times.push(
+            Times::read(&String::from_utf8_lossy(&output.stdout))
+                .ok_or_else(|| unexpected("a user ended early"))?,
+        );
+    }
+    let times = times.try_into().map_err(|_| unexpected("a user is missing"))?;
+    Ok(Watched { times, memory_mib })
+}
+
+fn unexpected(text: &str) -> Error {
+    Error::Unexpected { what: "the attack", text: text.to_owned() }
+}
+
+fn show(row: &Row, fair: &Row, faults: &mut Vec<String>) {
+    let ratio = |a: Duration, b: Duration| a.as_secs_f64() / b.as_secs_f64().max(1e-6);
+    let (median, worst) =
+        (ratio(row.innocent.median, fair.innocent.median), ratio(row.innocent.worst, fair.innocent.worst));
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    println!(
+        "{:<14}{:>10.1}{:>10.1}{median:>8.2}{worst:>8.2}{:>10.1}{:>10}{:>10}",
+        row.name,
+        ms(row.innocent.median),
+        ms(row.innocent.worst),
+        ms(row.root.worst),
+        row.memory_mib,
+        row.left_mib
+    );
+    let failed = row.innocent.failed + row.root.failed;
+    let checks = [
+        (failed > 0, format!("{failed} requests of others failed")),
+        (median > MEDIAN_MOST, format!("p50 is {median:.2} times that beside a fair neighbour")),
+        (worst > WORST_MOST, format!("p99 is {worst:.2} times that beside a fair neighbour")),
+        (row.root.worst > ROOT_MOST, format!("root waited for {:.2} s", row.root.worst.as_secs_f64())),
+        (row.memory_mib > MEMORY_MIB_MOST, format!("the daemon took {} MiB", row.memory_mib)),
+        (row.left_mib > LEFT_MIB_MOST, format!("{} MiB stayed", row.left_mib)),
+    ];
+    faults.extend(
+        checks.into_iter().filter(|(fault, _)| *fault).map(|(_, text)| format!("{}: {text}", row.name)),
+    );
+}
+
+/// Resident memory of the process that is not of files.
+fn memory_mib(pid: u32) -> Result<u64> {
+    Ok(Process::of(pid).sample(Duration::ZERO)?.anon_kib >> 10)
+}
+
+/// Time of one request.
+fn timed<T, E>(work: impl FnOnce() -> std::result::Result<T, E>) -> std::result::Result<Duration, E> {
+    let begun = Instant::now();
+    work().map(|_| begun.elapsed())
+}

@@ -1,0 +1,276 @@
+//! The users of an attack, each in a process of its own.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use rocmforge_client::wire::{
+    ClientHello, Flags, GenerateRequest, Op, Prompt, TokenizeRequest, encode_frame,
+};
+use rocmforge_client::{Client, Connection, Options, ServerTrust};
+
+use crate::synthetic;
+
+/// The model's name.
+pub const MODEL: &str = "story";
+/// Connections and threads of an attacker that uses many.
+const MANY: usize = 16;
+const MIB: usize = 1 << 20;
+
+/// What a user does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Attack {
+    /// One long answer after another.
+    Fair,
+    /// Long answers in all places, without credit.
+    Hold,
+    /// Long answers in all places, without an end.
+    Endless,
+    /// A thousand short answers at a time.
+    Short,
+    /// Long prompts without an end.
+    Prompts,
+    /// Answers of a model of 8 billion weights that the attacker passed, from a file with holes for weights.
+    Slow,
+    /// Texts of 1 MB to tokenize, without an end.
+    Tokenize,
+    /// Frames of 1 MiB that never end.
+    Frames,
+    /// As many connections as the daemon takes.
+    Connections,
+    /// No attack: short answers one after another, timed.
+    Ask,
+}
+
+impl Attack {
+    pub const ALL: [Self; 8] = [
+        Self::Hold,
+        Self::Endless,
+        Self::Short,
+        Self::Prompts,
+        Self::Slow,
+        Self::Tokenize,
+        Self::Frames,
+        Self::Connections,
+    ];
+}
+
+impl std::fmt::Display for Attack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{self:?}").to_lowercase())
+    }
+}
+
+#[derive(clap::Args)]
+pub struct UserArgs {
+    attack: Attack,
+    #[arg(long)]
+    socket: PathBuf,
+    #[arg(long)]
+    requests: u32,
+}
+
+/// Times of a user's answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    pub median: Duration,
+    /// The slowest but one in a hundred.
+    pub worst: Duration,
+    /// Requests that were refused or failed.
+    pub failed: u32,
+}
+
+impl Times {
+    fn of(mut times: Vec<Duration>, failed: u32) -> Self {
+        times.sort();
+        let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1)));
+        let or_worst = |time: Option<&Duration>| time.copied().unwrap_or(Duration::MAX);
+        Self { median: or_worst(at(50)), worst: or_worst(at(99)), failed }
+    }
+
+    fn write(&self) -> String {
+        format!("{} {} {}", self.median.as_micros(), self.worst.as_micros(), self.failed)
+    }
+
+    /// Reads what a user's process printed.
+    pub fn read(text: &str) -> Option<Self> {
+        let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+        let mut next = || numbers.next()?.ok();
+        let (median, worst) = (Duration::from_micros(next()?), Duration::from_micros(next()?));
+        Some(Self { median, worst, failed: u32::try_from(next()?).ok()? })
+    }
+}
+
+/// Runs a user until it is killed, or has its answers.
+pub fn as_user(args: &UserArgs) -> ExitCode {
+    // SAFETY is not needed: the limit only lets the attacker open more.
+    let _ = rustix::process::setrlimit(
+        rustix::process::Resource::Nofile,
+        rustix::process::Rlimit { current: Some(16_384), maximum: Some(16_384) },
+    );
+    let options = Options { socket: args.socket.clone(), trust: ServerTrust::Anyone, ..Options::default() };
+    match args.attack {
+        Attack::Ask => println!("{}", ask(&options, args.requests).write()),
+        Attack::Fair => repeat(&options, 1, &answer_of(200)),
+        Attack::Endless => repeat(&options, 2 * MANY, &answer_of(400)),
+        Attack::Short => short(&options),
+        Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
+        Attack::Slow => slow(&options),
+        Attack::Hold => hold(&options),
+        Attack::Tokenize => tokenize(&options),
+        Attack::Frames => keep(unfinished(&options, 500)),
+        Attack::Connections => {
+            keep((0..10_000).filter_map(|_| Connection::connect(&options).ok()).collect::<Vec<_>>())
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn answer_of(tokens: u32) -> GenerateRequest {
+    let request = GenerateRequest::new(MODEL, Prompt::Text("Once upon a time".into()));
+    GenerateRequest { max_tokens: tokens, ignore_eog: true, ..request }
+}
+
+/// Leaves room for a few tokens in the smallest context of 512.
+fn long_prompt() -> GenerateRequest {
+    GenerateRequest { prompt: Prompt::Text("once upon a time ".repeat(90)), ..answer_of(4) }
+}
+
+fn ask(options: &Options, requests: u32) -> Times {
+    let client = Client::new(options.clone());
+    let (mut times, mut failed) = (Vec::new(), 0);
+    for n in 0..requests {
+        match super::timed(|| collect(client.generate(&answer_of(8)))) {
+            Ok(time) => times.push(time),
+            Err(error) => {
+                eprintln!("a request of {MODEL} failed: {error}");
+                failed += 1;
+            }
+        }
+        thread::sleep(Duration::from_millis(u64::from(37 * n % 101)));
+    }
+    Times::of(times, failed)
+}
+
+fn collect(
+    generation: Result<rocmforge_client::Generation, rocmforge_client::ClientError>,
+) -> Result<(), rocmforge_client::ClientError> {
+    generation?.try_for_each(|item| item.map(drop))
+}
+
+/// The same request again and again, on as many connections.
+fn repeat(options: &Options, connections: usize, request: &GenerateRequest) {
+    thread::scope(|scope| {
+        for _ in 0..connections {
+            scope.spawn(|| {
+                let client = Client::new(options.clone());
+                loop {
+                    if collect(client.generate(request)).is_err() {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Keeps about a thousand short requests waiting.
+fn short(options: &Options) {
+    thread::scope(|scope| {
+        for _ in 0..MANY {
+            scope.spawn(|| {
+                loop {
+                    let Ok(connection) = Connection::connect(options) else { continue };
+                    let open: Vec<_> =
+                        (0..60).filter_map(|_| connection.generate(&answer_of(8)).ok()).collect();
+                    open.into_iter().for_each(|generation| drop(collect(Ok(generation))));
+                }
+            });
+        }
+    });
+}
+
+fn hold(options: &Options) {
+    let Ok(connection) = Connection::connect(options) else { return };
+    keep((0..64).filter_map(|_| connection.generate(&answer_of(400)).ok()).collect::<Vec<_>>());
+}
+
+fn slow(options: &Options) {
+    let Ok(dir) = tempfile::tempdir() else { return };
+    let file = dir.path().join("slow.gguf");
+    if let Err(error) = synthetic::write_sparse(&file, &synthetic::LARGE, synthetic::Mixture::Q4KM) {
+        eprintln!("{}: {error}", file.display());
+        return;
+    }
+    match Client::new(options.clone()).load_file(&file, Some("slow")) {
+        Ok(_) => repeat(options, MANY, &GenerateRequest { model: "slow".into(), ..long_prompt() }),
+        Err(error) => eprintln!("{}: {error}", file.display()),
+    }
+}
+
+fn tokenize(options: &Options) {
+    let request = TokenizeRequest {
+        model: MODEL.into(),
+        text: "a b".repeat(MIB / 4),
+        add_special: false,
+        parse_special: false,
+        ext: vec![],
+    };
+    thread::scope(|scope| {
+        for _ in 0..8 * MANY {
+            scope.spawn(|| {
+                let client = Client::new(options.clone());
+                loop {
+                    if client.tokenize(&request).is_err() {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Connections that each sent all but the last byte of a large frame.
+fn unfinished(options: &Options, count: usize) -> Vec<UnixStream> {
+    let text = TokenizeRequest {
+        model: MODEL.into(),
+        text: "x".repeat(MIB - 8192),
+        add_special: false,
+        parse_special: false,
+        ext: vec![],
+    };
+    let Ok(frame) = encode_frame(1, Op::Tokenize, Flags::NONE, u32::MAX, &text) else { return Vec::new() };
+    let one = || {
+        let mut stream = UnixStream::connect(&options.socket).ok()?;
+        stream.set_write_timeout(Some(Duration::from_millis(50))).ok()?;
+        stream.write_all(&ClientHello::new("attack").to_bytes().ok()?).ok()?;
+        let _ = stream.write_all(&frame[..frame.len() - 1]); // the daemon may not read all of it
+        Some(stream)
+    };
+    (0..count).filter_map(|_| one()).collect()
+}
+
+/// Holds it until this process is killed.
+fn keep<T>(held: T) {
+    thread::sleep(Duration::from_secs(3600));
+    drop(held);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_were_written() {
+        let ms = |n| Duration::from_millis(n);
+        let times = Times::of((1..=200).rev().map(ms).collect(), 3);
+        assert_eq!((times.median, times.worst, times.failed), (ms(101), ms(199), 3));
+        let read = Times::read(&times.write()).unwrap();
+        assert_eq!((read.median, read.worst, read.failed), (times.median, times.worst, times.failed));
+        assert!(Times::read("1 2").is_none() && Times::read("").is_none());
+        assert_eq!(Times::of(vec![], 1).median, Duration::MAX, "no answer is the slowest");
+    }
+}
