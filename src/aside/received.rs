@@ -29,27 +29,29 @@ pub struct ReceivedFd {
     uid: u32,
 }
 
-/// A descriptor that is being closed.
+/// A descriptor that is being closed. Fields drop in order: it counts until it is closed, which may take for ever.
 struct Closing {
-    fd: Option<OwnedFd>,
-    uid: u32,
+    _fd: OwnedFd,
+    _counted: Counted,
 }
+
+/// One of the user's in [`CLOSING`].
+struct Counted(u32);
 
 impl Closing {
     fn of(fd: OwnedFd, uid: u32) -> Self {
         *CLOSING.lock().entry(uid).or_default() += 1;
-        Self { fd: Some(fd), uid }
+        Self { _fd: fd, _counted: Counted(uid) }
     }
 }
 
-impl Drop for Closing {
+impl Drop for Counted {
     fn drop(&mut self) {
-        drop(self.fd.take()); // may take for ever
         let mut closing = CLOSING.lock();
-        if let Some(count) = closing.get_mut(&self.uid) {
+        if let Some(count) = closing.get_mut(&self.0) {
             *count -= 1;
             if *count == 0 {
-                closing.remove(&self.uid);
+                closing.remove(&self.0);
             }
         }
     }

@@ -345,6 +345,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ModelId;
 
     #[test]
     fn coarse_counters_do_not_tell_lengths() {
@@ -353,7 +354,6 @@ mod tests {
         assert_eq!((coarse.kv_bytes(65 << 20), coarse.tensors(272 * 100)), (64 << 20, 0));
         assert_eq!((Coarse::NO.rows(5000), Coarse::NO.kv_bytes(7)), (5000, 7));
     }
-    use crate::model::ModelId;
 
     #[test]
     fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {

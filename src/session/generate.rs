@@ -72,12 +72,7 @@ pub(super) async fn run(
         check_whole(call, Arc::clone(&lease)).await?;
         Ok(end(outcome, seed))
     };
-    let mut answered: Result<GenerateEnd, Failure> = answered.await;
-    if let Err(error) = &answered
-        && error.code == ErrorCode::ModelChanged as u16
-    {
-        answered = Err(settled(call, &lease, error.clone()).await);
-    }
+    let answered: Result<GenerateEnd, Failure> = answered.await;
     let (uid, request) = (call.peer().uid, id.0);
     match &answered {
         Ok(_) => tracing::debug!(name: "answered", uid, request, model, "answered a request"),
@@ -93,9 +88,6 @@ pub(super) async fn run(
     }
     answered
 }
-
-/// Time after which a file's size and time belong together, also where the thread that truncates was interrupted.
-const SETTLES: Duration = Duration::from_millis(50);
 
 /// A request that its client did not cancel on its stream.
 fn cancelled_elsewhere() -> Failure {
@@ -202,16 +194,6 @@ async fn stream(
             Some(Event::Failed(error)) => return Err(unsent.unwrap_or_else(|| of_job(&error))),
             None => return Err(failure(ErrorCode::Internal, "the engine ended without an answer")),
         }
-    }
-}
-
-/// The failure of a request whose model's file changed. A truncation may look like a change at first, because file systems
-/// set a file's time before its size: a look a moment later has both.
-async fn settled(call: &Call, lease: &Arc<Lease>, changed: Failure) -> Failure {
-    tokio::time::sleep(SETTLES).await;
-    match check_whole(call, Arc::clone(lease)).await {
-        Err(now) if now.code == ErrorCode::ModelCorrupt as u16 => now,
-        _ => changed,
     }
 }
 

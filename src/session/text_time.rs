@@ -29,7 +29,7 @@ const NICE: i32 = 10;
 /// One background thread for this many processors.
 const PROCESSORS_PER_THREAD: usize = 4;
 
-/// Users whose full allowance is remembered; more are forgotten.
+/// With allowances of more users than this, full ones are forgotten.
 const USERS_KEPT: usize = 64;
 
 /// Allowances of all users, and turns in the background.
@@ -74,36 +74,26 @@ impl TextTime {
     /// is too small.
     pub(super) fn claim(&self, uid: u32, bytes: usize) -> Option<Claim<'_>> {
         let assumed = LEAST.saturating_add(BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)));
-        let taken = self.take(uid, assumed, Instant::now());
-        let claim = Claim { time: self, uid, assumed, begun: thread_time() };
-        if taken {
-            return Some(claim);
-        }
-        std::mem::forget(claim); // it took nothing, so its drop must give nothing back
-        None
+        self.take(uid, assumed, Instant::now()).then(|| Claim { time: self, uid, assumed, begun: thread_time() })
     }
 
     /// Takes the time if the user has it.
     fn take(&self, uid: u32, time: Duration, now: Instant) -> bool {
         let mut allowances = self.allowances.lock();
-        let left = self.left(&allowances, uid, now);
+        let left = self.left(allowances.get(&uid), now);
         let taken = left >= time.as_secs_f64();
         if taken {
             allowances.insert(uid, Allowance { left: left - time.as_secs_f64(), at: now });
         }
         if allowances.len() > USERS_KEPT {
-            let full: Vec<u32> = allowances
-                .keys()
-                .copied()
-                .filter(|u| self.left(&allowances, *u, now) >= self.saved)
-                .collect();
-            allowances.retain(|uid, _| !full.contains(uid));
+            allowances.retain(|_, allowance| self.left(Some(allowance), now) < self.saved);
         }
         taken
     }
 
-    fn left(&self, allowances: &HashMap<u32, Allowance>, uid: u32, now: Instant) -> f64 {
-        allowances.get(&uid).map_or(self.saved, |allowance| {
+    /// Seconds left of an allowance; a user without one has a full one.
+    fn left(&self, allowance: Option<&Allowance>, now: Instant) -> f64 {
+        allowance.map_or(self.saved, |allowance| {
             let idle = now.saturating_duration_since(allowance.at).as_secs_f64();
             (allowance.left + idle * self.grows).min(self.saved)
         })
@@ -117,7 +107,7 @@ impl TextTime {
     /// Replaces an assumed time by the measured one. A user owes at most as much as it may save.
     fn correct(&self, uid: u32, assumed: Duration, measured: Duration, now: Instant) {
         let mut allowances = self.allowances.lock();
-        let left = self.left(&allowances, uid, now) + assumed.as_secs_f64() - measured.as_secs_f64();
+        let left = self.left(allowances.get(&uid), now) + assumed.as_secs_f64() - measured.as_secs_f64();
         allowances.insert(uid, Allowance { left: left.clamp(-self.saved, self.saved), at: now });
     }
 
@@ -187,7 +177,7 @@ mod tests {
         assert!(time.claim(1, 900_000).is_none(), "a refusal gave nothing back");
         drop(claim);
         time.charge(1, 50 * MS);
-        let left = time.left(&time.allowances.lock(), 1, Instant::now());
+        let left = time.left(time.allowances.lock().get(&1), Instant::now());
         assert!((0.12..=0.16).contains(&left), "{left} of 0.2 s after 50 ms elsewhere");
     }
 

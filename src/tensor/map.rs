@@ -261,20 +261,28 @@ impl MappedFile {
     /// # Errors
     /// [`MapError::Poisoned`] when the file is shorter than before, [`MapError::Changed`], [`MapError::Os`].
     pub fn check_unchanged(&self) -> Result<(), MapError> {
+        self.check_against(&self.identity)
+    }
+
+    /// As [`check_unchanged`](Self::check_unchanged), against an identity that the file had earlier.
+    ///
+    /// # Errors
+    /// As [`check_unchanged`](Self::check_unchanged).
+    pub(crate) fn check_against(&self, earlier: &FileIdentity) -> Result<(), MapError> {
         let look = || Ok(FileIdentity::of(&rustix::fs::fstat(&self.file).map_err(os("fstat"))?));
         let mut now: FileIdentity = look()?;
         // A truncation between the kernel's reads of size and time is seen as a new time: 1 in 1,000 was. Some file
         // systems also set the time before the size. A look after a moment has the size that belongs to the time.
         for _ in 0..2 {
-            if now.size == self.identity.size && now.mtime_ns != self.identity.mtime_ns {
+            if now.size == earlier.size && now.mtime_ns != earlier.mtime_ns {
                 std::thread::sleep(SIZE_FOLLOWS);
                 now = look()?;
             }
         }
-        if now.size < self.identity.size {
+        if now.size < earlier.size {
             return Err(MapError::Poisoned);
         }
-        let same = (now.size, now.mtime_ns) == (self.identity.size, self.identity.mtime_ns);
+        let same = (now.size, now.mtime_ns) == (earlier.size, earlier.mtime_ns);
         if same { Ok(()) } else { Err(MapError::Changed) }
     }
 
@@ -386,6 +394,20 @@ mod tests {
         assert!(matches!(MappedFile::map(open("/proc/self/mem", OFlags::RDONLY)), Err(MapError::Empty)));
         assert!(matches!(MappedFile::map(temp(b"").reopen_read_only()), Err(MapError::Empty)));
         assert_eq!(MappedFile::map(open(path, OFlags::RDONLY)).unwrap().bytes(1..3).unwrap(), b"23");
+    }
+
+    #[test]
+    fn an_earlier_identity_tells_a_cut_from_a_change() {
+        let file = temp(b"12345678");
+        let mapped = MappedFile::map(File::open(file.path()).unwrap()).unwrap();
+        let now = mapped.identity();
+        assert!(mapped.check_against(&now).is_ok());
+        let larger = FileIdentity { size: now.size + 1, ..now };
+        assert!(matches!(mapped.check_against(&larger), Err(MapError::Poisoned)));
+        let older = FileIdentity { mtime_ns: now.mtime_ns - 1, ..now };
+        assert!(matches!(mapped.check_against(&older), Err(MapError::Changed)));
+        let smaller = FileIdentity { size: now.size - 1, ..now };
+        assert!(matches!(mapped.check_against(&smaller), Err(MapError::Changed)));
     }
 
     #[test]

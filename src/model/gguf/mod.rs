@@ -105,11 +105,8 @@ impl Gguf {
         }
         let mapped = MappedFile::map(file)?;
         if mapped.identity() != identity {
-            // A truncation may set the file's time some moments before its size.
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            let cut =
-                mapped.len() < identity.size || matches!(mapped.check_unchanged(), Err(MapError::Poisoned));
-            return Err(if cut { MapError::Poisoned } else { MapError::Changed }.into());
+            mapped.check_against(&identity)?; // tells a file that was cut
+            return Err(MapError::Changed.into());
         }
         Ok((gguf, mapped, charge))
     }

@@ -74,8 +74,9 @@ pub enum StoreError {
     },
     /// A client passed a file of a file system whose server may hang, and the configuration does not allow that.
     #[error(
-        "{name} is on {file_system}, whose server may hang and stop the daemon with it: copy the file to a local disk; an \
-         administrator may allow it with limits.passed_remote_files"
+        "{name} is on {file_system}, whose server may hang. Such files that clients pass are not served, as a copy of each \
+         would be held in memory: copy the file to a local disk; an administrator may allow it with \
+         limits.passed_remote_files"
     )]
     Remote {
         /// Requested name.
