@@ -17,7 +17,7 @@ fn start(rig: &mut Rig, config: &str) -> std::path::PathBuf {
 }
 
 /// Like [`start`], with more environment variables.
-fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Path)]) -> std::path::PathBuf {
+pub fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Path)]) -> std::path::PathBuf {
     let pipe = rig.dir.path().join("pressure");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     rig.configure(config);
@@ -26,7 +26,8 @@ fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Pat
     pipe
 }
 
-fn tell(pipe: &std::path::Path) {
+/// Signals pressure through that pipe.
+pub fn tell(pipe: &std::path::Path) {
     File::options().write(true).open(pipe).unwrap().write_all(b"short").unwrap();
 }
 
