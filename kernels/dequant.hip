@@ -16,11 +16,6 @@
 #include "quant/list.h"
 #include "quant/types.h"
 
-DEV f32 within_f16(f32 v) {
-    const f32 size = abs_f32(v);
-    return size > 65504.0f && size < INFINITY_F32 ? (v < 0.0f ? -65504.0f : 65504.0f) : v;
-}
-
 DEV u32 two_f16(f32 low, f32 high) { return pack_f16x2(within_f16(low), within_f16(high)); }
 
 template <class T> DEV void dequant(const u8* planes, u64 weights, u32 cols, u32 first, u32 rows, u16* out) {

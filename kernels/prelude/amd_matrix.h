@@ -78,3 +78,19 @@ struct Frag {
 #endif
     }
 };
+
+struct Strip {
+    static constexpr u32 K_LANES = 16 / Frag::IN, HELD = 1;
+    u32x4 v[HELD][2];
+    DEV static u32 held(u32) { return lane() % 16; }
+    DEV static u32 k_lane() { return K_LANES == 1 ? 0 : lane() / 16; }
+    // As many operands as the strip fills.
+    struct Operands {
+        Frag::In v[16 / Frag::IN];
+    };
+    DEV static Frag::C mma(const Strip& a, const Strip& b, Frag::C c) {
+        const Operands as = __builtin_bit_cast(Operands, a), bs = __builtin_bit_cast(Operands, b);
+        UNROLL for (u32 i = 0; i < 16 / Frag::IN; i++) c = Frag::mma({as.v[i]}, {bs.v[i]}, c);
+        return c;
+    }
+};

@@ -102,3 +102,20 @@ struct Frag {
         return c;
     }
 };
+
+struct Strip {
+    static constexpr u32 K_LANES = 16 / Frag::IN, HELD = 1;
+    u32x4 v[HELD][2];
+    DEV static u32 held(u32) { return lane() % 16; }
+    DEV static u32 k_lane() { return K_LANES == 1 ? 0 : lane() / 16; }
+    DEV static Frag::C mma(const Strip& a, const Strip& b, Frag::C c, HOST_HERE) {
+        for (u32 i = 0; i < 16 / Frag::IN; i++) {
+            Frag::A one;
+            Frag::B other;
+            memcpy(one.v, (const f16*)a.v + i * Frag::IN, sizeof one.v);
+            memcpy(other.v, (const f16*)b.v + i * Frag::IN, sizeof other.v);
+            c = Frag::mma(one, other, c, file, line);
+        }
+        return c;
+    }
+};

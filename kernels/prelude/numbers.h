@@ -47,9 +47,12 @@ DEV f32x2 unpack_bf16x2(u32 v) { return {as_f32(v << 16), as_f32(v & 0xffff0000u
 DEV f32x2 unpack_f16x2(u32 v) {
     return {f16_to_f32(f16_from_bits((u16)v)), f16_to_f32(f16_from_bits((u16)(v >> 16)))};
 }
+#if !HAS_NUMBER_TRICKS
 DEV u32 pack_f16x2(f32 low, f32 high) {
     return (u32)f16_bits(f32_to_f16(low)) | (u32)f16_bits(f32_to_f16(high)) << 16;
 }
+DEV f32 byte_f32(u32 v, u32 i, f32 less) { return (f32)byte_u8(v, i) - less; }
+#endif
 // Exponent 0 is the denormal 2^-127.
 DEV f32 e8m0_to_f32(u8 e) { return as_f32(e == 0 ? 0x400000u : (u32)e << 23); }
 DEV f32 e8m0_half_to_f32(u8 e) { return as_f32(e < 2 ? 0x200000u << e : (u32)(e - 1) << 23); }

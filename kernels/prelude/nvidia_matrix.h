@@ -101,3 +101,18 @@ struct Frag {
         return c;
     }
 };
+
+struct Strip {
+    static constexpr u32 K_LANES = 4, HELD = 2;
+    u32x4 v[HELD][2];
+    DEV static u32 held(u32 i) { return lane() / 4 + 8 * i; }
+    DEV static u32 k_lane() { return lane() % 4; }
+    DEV static Frag::C mma(const Strip& a, const Strip& b, Frag::C c) {
+        UNROLL for (u32 q = 0; q < 2; q++) {
+            const u32x4 &a0 = a.v[0][q], &a8 = a.v[1][q], &b0 = b.v[0][q], &b8 = b.v[1][q];
+            c = Frag::mma({{a0.x, a8.x, a0.y, a8.y}}, {{b0.x, b0.y, b8.x, b8.y}}, c);
+            c = Frag::mma({{a0.z, a8.z, a0.w, a8.w}}, {{b0.z, b0.w, b8.z, b8.w}}, c);
+        }
+        return c;
+    }
+};

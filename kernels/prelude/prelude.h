@@ -54,7 +54,7 @@
 //   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
 //   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)
-//   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)
+//   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)  f32 byte_f32(u32, i, less) (byte i, less that)
 //   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)
 // Matrix unit, where HAS_MATRIX_UNIT is 1 (else 0 and none of these): D = A B + C, 16x16x16, f16 in, f32 sum, one wave
 //   Frag::A a = Frag::load_a(p, ld)    element (row, k) = p[row*ld + k], rows 16-byte aligned    Frag::A::SIZE elements a lane:
@@ -64,6 +64,9 @@
 //   Frag::load_a_turned(v, row, k), load_bt_turned   where HAS_ASYNC_COPY: 16 x 16 elements of LDS rows of 32 values; row and k
 //                                      are multiples of 16; part p (16 bytes) of a row lies at part p ^ row / 2 % 4
 //   Frag::C c = Frag::zero(); c = Frag::mma(a, b, c); c.get(l) c.set(l, f32)      (A and B may hold an element in several lanes)
+//   Strip   16 rows of A, or columns of B, by 16 of the k of each of K_LANES lanes, for operands made in registers. A lane holds
+//           HELD rows: row held(i), of it 16 values in a row, as v[i][0] and v[i][1]. Which k they are is the caller's choice,
+//           the same for A and B: k_lane() (0..K_LANES) tells the lanes of a row apart. c = Strip::mma(a, b, c) sums over all
 #pragma once
 
 #define ROLLED _Pragma("unroll 1")

@@ -94,3 +94,9 @@ DEV void group_values(const Group& group, f32 (&out)[32]) {
         out[i] = T::affine ? fma_f32(group.scale[0], f32(code), group.min) : group.scale[i / 16] * f32(code);
     }
 }
+
+// Finite values past f16's range become its largest.
+DEV f32 within_f16(f32 v) {
+    const f32 size = abs_f32(v);
+    return size > 65504.0f && size < INFINITY_F32 ? (v < 0.0f ? -65504.0f : 65504.0f) : v;
+}

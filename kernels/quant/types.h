@@ -17,7 +17,7 @@ struct Q8_0 {
         return i == 0 ? PlaneSpec{32, 32} : i == 1 ? PlaneSpec{2, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = false;
+    static constexpr bool affine = false, halves = false, negative = true;
     struct Raw {
         u32x4 q[2];
         u16 d;
@@ -44,7 +44,7 @@ struct Q4_0 {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{2, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 8;
-    static constexpr bool affine = false, halves = false;
+    static constexpr bool affine = false, halves = false, negative = false;
     struct Raw {
         u32x4 q;
         u16 d;
@@ -69,7 +69,7 @@ struct Q4_1 {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{4, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = true, halves = false;
+    static constexpr bool affine = true, halves = false, negative = false;
     struct Raw {
         u32x4 q;
         u32 dm;
@@ -95,7 +95,7 @@ struct Q5_0 {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{4, 32} : i == 2 ? PlaneSpec{2, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 16;
-    static constexpr bool affine = false, halves = false;
+    static constexpr bool affine = false, halves = false, negative = false;
     struct Raw {
         u32x4 q;
         u32 high;
@@ -124,7 +124,7 @@ struct Q5_1 {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{4, 32} : i == 2 ? PlaneSpec{4, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = true, halves = false;
+    static constexpr bool affine = true, halves = false, negative = false;
     struct Raw {
         u32x4 q;
         u32 high, dm;
@@ -154,7 +154,7 @@ struct MXFP4 {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{1, 32} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = false, halves = false;
+    static constexpr bool affine = false, halves = false, negative = true;
     struct Raw {
         u32x4 q;
         u8 e;
@@ -186,7 +186,7 @@ struct Q4_K {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{16, 256} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = true, halves = false;
+    static constexpr bool affine = true, halves = false, negative = false;
     struct Raw {
         u32x4 q, header;
     };
@@ -213,7 +213,7 @@ struct Q5_K {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{4, 32} : i == 2 ? PlaneSpec{16, 256} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 0;
-    static constexpr bool affine = true, halves = false;
+    static constexpr bool affine = true, halves = false, negative = false;
     struct Raw {
         u32x4 q, header;
         u32 high;
@@ -238,7 +238,7 @@ struct Q6_K {
         return i == 0 ? PlaneSpec{16, 32} : i == 1 ? PlaneSpec{8, 32} : i == 2 ? PlaneSpec{2, 32} : i == 3 ? PlaneSpec{2, 256} : PlaneSpec{0, 32};
     }
     static constexpr i32 offset = 32;
-    static constexpr bool affine = false, halves = true;
+    static constexpr bool affine = false, halves = true, negative = false;
     struct Raw {
         u32x4 q;
         u32x2 high;

@@ -4,12 +4,13 @@ use rocmforge::backend::cpu::quant::SUPPORTED;
 use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{ActivationType, KvType};
 use rocmforge::program::RopeLayout;
+use rocmforge::tensor::DType;
 
 use crate::dense::divergence;
 use crate::forward;
 use crate::gpu;
 use crate::small::{Recipe, Small};
-use crate::steps::{Runner, rows, table, tokens};
+use crate::steps::{Batch, Runner, rows, table, tokens};
 
 /// Rows of the steps: many, one alone, and few, so that padding rows fill up recorded steps.
 const STEPS: [usize; 5] = [12, 1, 1, 3, 5];
@@ -107,5 +108,44 @@ fn heads_of_every_shape_give_the_logits_of_f64() {
         if !check_both(&recipe) {
             return;
         }
+    }
+}
+
+/// One row each of many sequences, more than one step after the other: recorded, replayed, and filled up with padding rows.
+#[test]
+fn sequences_that_decode_together_give_the_logits_of_f64() {
+    let Some(runtime) = gpu::runtime() else { return };
+    const LENGTH: usize = 5;
+    let recipe = Recipe { seed: 41, ffn: 256, ..Recipe::plain(DType::Q4_K) };
+    let model = Small::new(&recipe);
+    let options = HipOptions { upload_threads: 1, ..HipOptions::default() };
+    let backend = HipBackend::with_runtime(runtime, options).expect("the device did not open");
+    let mut runner = Runner::on(&model, backend);
+    for sequences in [9, 40, 64] {
+        let ids: Vec<Vec<u32>> = (0..sequences).map(|seed| tokens(500 + seed, LENGTH)).collect();
+        let tables: Vec<Vec<u32>> = (0..sequences as u32).map(|page| vec![page * 3 + 1]).collect();
+        let wants: Vec<_> = ids.iter().map(|ids| forward::logits(&model, ids)).collect();
+        let mut kl = 0.0;
+        for at in 0..LENGTH {
+            let batch = Batch {
+                tokens: ids.iter().map(|ids| ids[at]).collect(),
+                positions: vec![at as u32; ids.len()],
+                sequences: (0..sequences as u32).collect(),
+                logits: (0..sequences as u32).collect(),
+            };
+            let step = runner.step(&batch, &tables);
+            assert_eq!(step.len(), ids.len());
+            for (got, want) in step.iter().zip(&wants) {
+                let got: Vec<f64> = got.iter().map(|&x| f64::from(x)).collect();
+                let off = divergence(&want[at], &got);
+                assert!(
+                    off.is_finite() && off <= 30.0 * INT8_KL,
+                    "{sequences} sequences, token {at}: KL {off:e}"
+                );
+                kl += off / (ids.len() * LENGTH) as f64;
+            }
+        }
+        println!("{sequences} sequences: mean KL {kl:.1e}");
+        assert!(kl <= INT8_KL, "{sequences} sequences: mean KL {kl:e}");
     }
 }

@@ -75,6 +75,11 @@ impl Device {
         Ok(self.inner.module.function(name).ok_or_else(missing)?)
     }
 
+    /// Whether the device's code contains a kernel. It has all but those that need what the device lacks.
+    pub fn has<A: kernels::Arguments>(&self, kernel: kernels::Kernel<A>) -> bool {
+        self.inner.module.function(kernel.name()).is_some()
+    }
+
     /// The device's properties.
     pub fn description(&self) -> &DeviceDescription {
         self.inner.context.description()

@@ -161,6 +161,16 @@ impl Launch {
         if last <= all { rows } else { Count::IMPOSSIBLE }
     }
 
+    /// Activation rows per workgroup.
+    pub fn columns(&self) -> Count {
+        u64::from(self.columns).into()
+    }
+
+    /// The count for a grid of several workgroups in z; 0 for one.
+    pub fn if_split(&self, count: Count) -> Count {
+        if self.z.0 == Some(1) { Count::from(0) } else { count }
+    }
+
     /// Query heads of attention, whose grid has a row of workgroups for each KV head. A grid that reaches past the last
     /// head is impossible.
     pub fn heads(&self, n_heads: Count, n_kv_heads: Count) -> Count {

@@ -84,6 +84,50 @@ kernels! { |launch|
         add: u32,
     }
 
+    /// Up to three quantised matrices times f16 rows, on the matrix unit. Grid: [`choice::gemm_quant_grid`].
+    GemmQuant [] {
+        /// First matrix.
+        w0: DevicePtr<u8> [launch.matrix(n0, cols)],
+        /// Second matrix.
+        w1: DevicePtr<u8> [launch.matrix(n1, cols)],
+        /// Third matrix.
+        w2: DevicePtr<u8> [launch.matrix(n2, cols)],
+        /// Outputs of the first matrix.
+        n0: u32,
+        /// Outputs of the second matrix, 0 for none.
+        n1: u32,
+        /// Outputs of the third matrix, 0 for none.
+        n2: u32,
+        /// f32 `[n0]`, or null.
+        bias0: DevicePtr<f32> [null or n0],
+        /// f32 `[n1]`, or null.
+        bias1: DevicePtr<f32> [null or n1],
+        /// f32 `[n2]`, or null.
+        bias2: DevicePtr<f32> [null or n2],
+        /// Inputs.
+        cols: u32,
+        /// f16 `[rows][x_stride]`.
+        x: DevicePtr<u16> [strided(launch.rows(rows).at_least(1), x_stride, cols)],
+        /// Values from row to row of `x`, a multiple of 8.
+        x_stride: u32,
+        /// f32 `[rows]`.
+        x_scale: DevicePtr<f32> [rows],
+        /// Activation rows.
+        rows: u32,
+        /// f32 `[rows][out_stride]`: outputs of all matrices, one after the other.
+        out: DevicePtr<f32> [strided(launch.rows(rows), out_stride, n0 + n1 + n2)],
+        /// Values from row to row of `out`.
+        out_stride: u32,
+        /// 1 adds to `out`, 0 overwrites it.
+        add: u32,
+        /// f32 `[workgroups][columns][128]`: sums of the splits. None without splits.
+        parts: DevicePtr<f32> [
+            launch.if_split(launch.x * launch.y * launch.z * launch.columns() * u64::from(choice::GEMM_TILE))
+        ],
+        /// `[grid x * grid y]`, all 0 at launch. None without splits.
+        counters: DevicePtr<u32> [launch.if_split(launch.x * launch.y)],
+    }
+
     /// Up to three matrices times 8-bit rows. Grid: [`choice::gemv_grid`].
     GemvA8 [] {
         /// First matrix.

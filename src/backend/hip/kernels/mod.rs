@@ -96,9 +96,11 @@ pub struct Declaration {
     pub name: &'static str,
     /// Arguments in order.
     pub arguments: &'static [Argument],
+    /// Whether only code for devices with a matrix unit contains it.
+    pub needs_matrix_unit: bool,
 }
 
-/// Every kernel that a code object must have.
+/// Every kernel that a code object must have, if its device has what the kernel needs.
 pub fn declared() -> impl Iterator<Item = Declaration> {
     matmul::DECLARED.iter().chain(ops::DECLARED).chain(probe::DECLARED).copied().chain(types::declared())
 }
@@ -310,6 +312,7 @@ macro_rules! kernels {
             $( $( $crate::backend::hip::kernels::Declaration {
                 name: stringify!($kernel),
                 arguments: <$group as $crate::backend::hip::kernels::Arguments>::LAYOUT,
+                needs_matrix_unit: false,
             }, )* )*
         ];
     };

@@ -5,7 +5,7 @@
 //! `kernels/gemv_TYPE.hip` has those of the products. `cargo xtask kernels` holds the code objects to this table.
 
 use super::matmul::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemvA8, GemvF32, GemvGatedA8,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmQuant, GemvA8, GemvF32, GemvGatedA8,
     GemvGatedF32, Repack,
 };
 use super::ops::EmbedRows;
@@ -42,6 +42,8 @@ pub struct WeightType {
     pub repack: Option<Kernel<Repack>>,
     /// Expands weights to f16 rows. F16 needs no expansion.
     pub dequant: Option<Kernel<Dequant>>,
+    /// Products with f16 rows on the matrix unit. Only code for devices that have one contains them.
+    pub gemm: &'static [Columns<GemmQuant>],
     /// Products with 8-bit rows.
     pub gemv_a8: &'static [Columns<GemvA8>],
     /// Products with f32 rows.
@@ -84,6 +86,7 @@ macro_rules! weight_types {
                 embed: Kernel::new(concat!("embed_rows_", $quant_name)).of(DType::$quant),
                 repack: Some(Kernel::new(concat!("repack_", $quant_name)).of(DType::$quant)),
                 dequant: Some(Kernel::new(concat!("dequant_", $quant_name)).of(DType::$quant)),
+                gemm: columns!($quant, "gemm", $quant_name, "x16", [16, 32, 64]),
                 gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
                 gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
                 gated_a8: columns!($quant, "gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
@@ -99,6 +102,7 @@ macro_rules! weight_types {
                 embed: Kernel::new(concat!("embed_rows_", $float_name)).of(DType::$float),
                 repack: None,
                 dequant: $dequant,
+                gemm: &[],
                 gemv_a8: &[],
                 gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
                 gated_a8: &[],
@@ -142,7 +146,7 @@ pub fn fitting<A>(variants: &[Columns<A>], rows: u32) -> Option<Columns<A>> {
 }
 
 fn declaration<A: Arguments>(kernel: &Kernel<A>) -> Declaration {
-    Declaration { name: kernel.name(), arguments: A::LAYOUT }
+    Declaration { name: kernel.name(), arguments: A::LAYOUT, needs_matrix_unit: false }
 }
 
 fn all<A: Arguments>(variants: &'static [Columns<A>]) -> impl Iterator<Item = Declaration> {
@@ -165,7 +169,8 @@ impl WeightType {
             self.experts_gated_a8.as_ref().map(declaration),
             Some(declaration(&self.experts_gated_f32)),
         ];
-        let products = all(self.gemv_a8).chain(all(self.gemv_f32));
+        let gemm = all(self.gemm).map(|declared| Declaration { needs_matrix_unit: true, ..declared });
+        let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
         one.into_iter()
             .flatten()

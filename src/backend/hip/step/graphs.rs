@@ -8,11 +8,11 @@
 //! bit differs, or recording fails, the device stops replaying and logs the reason.
 
 use crate::backend::hip::device::wait::Waiter;
+use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::arrays::{Layout, Places};
 use crate::backend::hip::step::model::OpenModel;
 use crate::backend::hip::step::resolve::Addresses;
 use crate::backend::hip::step::run::Run;
-use crate::backend::hip::step::scratch::GRAPH_ROWS;
 use crate::backend::hip::{Device, DevicePtr, GraphExec, Stream};
 use crate::backend::{BackendError, StepBatch};
 
@@ -74,14 +74,14 @@ impl Replays {
     }
 }
 
-/// Rows of the recorded step that fits `rows` rows: the next power of two. `None` for more than [`GRAPH_ROWS`].
-pub fn bucket(rows: usize) -> Option<usize> {
-    (1..=GRAPH_ROWS).contains(&rows).then(|| rows.next_power_of_two())
+/// Rows of the recorded step that fits `rows` rows: the next power of two. `None` for more than are recorded.
+pub fn bucket(rows: usize, modes: Modes) -> Option<usize> {
+    (1..=modes.graph_rows()).contains(&rows).then(|| rows.next_power_of_two())
 }
 
 /// Whether a step can be recorded: it has few rows, and all of them have logits.
-pub fn suits(batch: &StepBatch<'_>) -> bool {
-    bucket(batch.token_ids.len()).is_some() && batch.logits_rows.len() == batch.token_ids.len()
+pub fn suits(batch: &StepBatch<'_>, modes: Modes) -> bool {
+    bucket(batch.token_ids.len(), modes).is_some() && batch.logits_rows.len() == batch.token_ids.len()
 }
 
 /// Runs a step after all its parts were entered. Replays a recording if there is one; else launches the step and

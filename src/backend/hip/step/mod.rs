@@ -14,6 +14,7 @@ mod sampling;
 mod scratch;
 
 use crate::backend::{ActivationType, KvType};
+use scratch::{GEMM_ROWS, GRAPH_ROWS, GRAPH_ROWS_WITHOUT_GEMM, MATRIX_ROWS};
 
 /// Element types to compute with: the same for all models of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,4 +23,18 @@ pub struct Modes {
     pub activations: ActivationType,
     /// Element type of KV pages.
     pub kv: KvType,
+    /// Whether the device has products of quantised weights with f16 rows: they need a matrix unit.
+    pub gemm: bool,
+}
+
+impl Modes {
+    /// Rows from which products take f16 rows.
+    pub fn matrix_rows(self) -> usize {
+        if self.gemm { GEMM_ROWS } else { MATRIX_ROWS }
+    }
+
+    /// Most rows of a step recorded for replay.
+    pub fn graph_rows(self) -> usize {
+        if self.gemm { GRAPH_ROWS } else { GRAPH_ROWS_WITHOUT_GEMM }
+    }
 }

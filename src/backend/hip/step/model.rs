@@ -126,8 +126,10 @@ impl OpenModel {
         batch.check(self.program.vocab(), self.bound.limits)?;
         self.place_rows(device, stream, batch)?;
         let rows = batch.token_ids.len();
-        self.step.deferred = replay && self.warm && graphs::suits(batch);
-        let many = rows >= MATRIX_ROWS;
+        let modes = self.bound.modes;
+        self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
+        // Rows that all have logits are one of a sequence each: tiles of queries would hold one.
+        let many = rows >= MATRIX_ROWS && !graphs::suits(batch, modes);
         let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
         let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
         let mut layout = Layout {
@@ -138,7 +140,7 @@ impl OpenModel {
             tiles: tiles.len(),
             embedding_bytes: row_bytes.next_multiple_of(4),
         };
-        if let Some(bucket) = graphs::bucket(rows).filter(|_| self.step.deferred) {
+        if let Some(bucket) = graphs::bucket(rows, modes).filter(|_| self.step.deferred) {
             // Few distinct sizes, so that a recorded step is found again.
             layout.rows = bucket;
             layout.logits = bucket;

@@ -6,15 +6,27 @@ use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Purpose, Stream};
 use crate::backend::{ActivationType, BackendError};
 use crate::program::Rows;
 
-/// Rows per decode attention launch: bounds the size of partial results.
+/// Rows per decode attention launch with the most splits: bounds the size of partial results.
 pub const ATTENTION_ROWS: usize = 8;
+
+/// Rows per decode attention launch with few splits.
+pub const ATTENTION_ROWS_MAX: usize = 64;
 
 /// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
 
-/// From this many rows on, weights are expanded for a matrix product. Below, reading them once per eight rows is
-/// faster.
+/// From this many rows on, weights are expanded for a matrix product, where quantised weights have none of their own.
+/// Below, reading them once per eight rows is faster.
 pub const MATRIX_ROWS: usize = 64;
+
+/// From this many rows on, quantised weights are multiplied on the matrix unit without being expanded.
+pub const GEMM_ROWS: usize = 9;
+
+/// Most rows of such products. With more rows, expanded weights are multiplied faster.
+pub const GEMM_ROWS_MAX: u32 = 128;
+
+/// Words that count the workgroups of such a product that have ended: one per tile of outputs and rows.
+const GEMM_COUNTERS: usize = 1024;
 
 /// Bytes of weights expanded at a time for many rows. They stay in the last-level cache until they are multiplied.
 pub const SLAB_BYTES: usize = 32 << 20;
@@ -25,8 +37,11 @@ const SLAB_BYTES_MAX: usize = 128 << 20;
 /// From this many rows on, one slab's product fills a large device.
 pub const WIDE_ROWS: u32 = 512;
 
-/// Most rows of a step recorded for replay. Scratch always has room for them.
-pub const GRAPH_ROWS: usize = 8;
+/// Most rows of a step recorded for replay.
+pub const GRAPH_ROWS: usize = 64;
+
+/// The same on devices where more rows are multiplied eight at a time, or expanded.
+pub const GRAPH_ROWS_WITHOUT_GEMM: usize = 8;
 
 /// `cols` rounded up to whole groups of 32. Rows of quantised weights are always whole groups.
 pub fn padded(cols: usize) -> usize {
@@ -43,9 +58,9 @@ pub struct Scratch {
     pub part_values: Buffer,
     /// Maximum score and sum of each partial result.
     pub part_stats: Buffer,
-    /// Number of finished splits; 0 between launches.
+    /// Number of finished splits, of attention and of products; 0 between launches.
     pub counters: Buffer,
-    /// Expanded weights in f16.
+    /// Expanded weights in f16, or the sums of a product's splits.
     pub slab: Buffer,
 }
 
@@ -64,14 +79,16 @@ impl Sizes {
         let slot = |slot: &crate::backend::hip::step::bind::Slot| {
             slot.row_bytes.saturating_mul(bound.rows(slot.rows))
         };
-        let expands = rows >= MATRIX_ROWS && bound.modes.activations == ActivationType::Int8;
+        let expands = rows >= bound.modes.matrix_rows() && bound.modes.activations == ActivationType::Int8;
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
         Self {
             slots: bound.slots.iter().map(slot).collect(),
             others: [
                 words(bound.room.head_values.saturating_mul(splits)),
                 words(bound.room.heads.saturating_mul(2 * splits)),
-                words(bound.room.heads),
+                words(
+                    bound.room.heads.saturating_mul(ATTENTION_ROWS_MAX / ATTENTION_ROWS).max(GEMM_COUNTERS),
+                ),
                 if expands { slab } else { 0 },
             ],
         }

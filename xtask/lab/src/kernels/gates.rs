@@ -18,7 +18,7 @@ const LDS_MAX: u64 = 64 << 10;
 /// Kernels whose loops stream weights. Of the bytes that these loops load, at least [`WIDE_OF_100`] percent must be
 /// loaded 16 at a time. The rest are scales, addresses and rows that are no multiple of 16 bytes. With codes loaded 8
 /// or 4 bytes at a time, almost nothing would be wide.
-const STREAMS: [&str; 2] = ["gemv_", "probe_read"];
+const STREAMS: [&str; 4] = ["gemv_", "gemm_q", "gemm_mxfp4", "probe_read"];
 const WIDE_OF_100: u32 = 40;
 
 /// Metadata of one kernel.
@@ -79,7 +79,7 @@ pub fn faults(target: &Target, kernels: &[Kernel], listings: &Path, names: &[Str
     for kernel in kernels {
         resources(kernel, &mut faults);
     }
-    arguments(kernels, &mut faults);
+    arguments(target, kernels, &mut faults);
     for name in names {
         let path = listings.join(format!("{name}.s"));
         let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
@@ -101,8 +101,9 @@ fn resources(kernel: &Kernel, faults: &mut Vec<String>) {
     }
 }
 
-fn arguments(kernels: &[Kernel], faults: &mut Vec<String>) {
-    let all: Vec<Declaration> = declared().collect();
+fn arguments(target: &Target, kernels: &[Kernel], faults: &mut Vec<String>) {
+    let present = |kernel: &Declaration| target.has_matrix_unit() || !kernel.needs_matrix_unit;
+    let all: Vec<Declaration> = declared().filter(present).collect();
     for declaration in &all {
         let Some(kernel) = kernels.iter().find(|kernel| kernel.name == declaration.name) else {
             faults.push(format!("{} is declared in Rust, but there is no such kernel", declaration.name));

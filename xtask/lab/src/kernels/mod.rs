@@ -12,7 +12,7 @@ mod mutate;
 mod note;
 mod nvidia;
 mod recipe;
-mod targets;
+pub mod targets;
 mod wheels;
 mod zig;
 

@@ -23,6 +23,13 @@ const fn generic(name: &'static str) -> Target {
     Target { name, code_object_version: 6 }
 }
 
+impl Target {
+    /// Whether its devices have a matrix unit that the kernels use (`HAS_MATRIX_UNIT` of kernels/prelude/amd.h).
+    pub fn has_matrix_unit(&self) -> bool {
+        !matches!(self.name, "gfx906" | "gfx1030" | "gfx10-3-generic")
+    }
+}
+
 /// Targets with almost the same code are adjacent. The rest of gfx9 (Vega 10, its APUs) has no dot products of four
 /// bytes and no matrix unit: not worth an object.
 pub const ALL: [Target; 15] = [

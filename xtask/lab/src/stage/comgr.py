@@ -1,10 +1,10 @@
-"""comgr.py FOLDER: reads FOLDER/<target>.co with AMD's own code object manager and compares with FOLDER/kernels.json.
+"""comgr.py FOLDER: reads FOLDER/<target>.co with AMD's own code object manager and compares with FOLDER/<target>.json.
 
 The HIP runtime reads code objects through this library. The script checks for each object: the architecture that the
 library reports, whether it finds the object for a device of that architecture, and the arguments of every kernel in the
 metadata. The first two checks need an architecture that this version knows; the others are listed as unknown. Old versions
 (2.4, of ROCm 5.2) refuse code objects of version 5: they are given version 4, whose header flags mean the same.
-kernels.json holds the kernels that Rust launches: {kernel: [[offset, size, is a pointer], ...]}.
+<target>.json holds the kernels that Rust launches there: {kernel: [[offset, size, is a pointer], ...]}.
 
 Prints one JSON object: version, whether it reads version 5, number of kernels, targets known and unknown, faults.
 """
@@ -167,12 +167,12 @@ def faults(target, code, want, is_known):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    want = json.loads((folder / "kernels.json").read_text())
     codes = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.co"))}
+    launched = {target: json.loads((folder / f"{target}.json").read_text()) for target in codes}
     targets = known()
     major, minor = Size(), Size()
     comgr.amd_comgr_get_version(ctypes.byref(major), ctypes.byref(minor))
-    report = {"version": f"{major.value}.{minor.value}", "kernels": len(want), "known": [], "unknown": [], "faults": []}
+    report = {"version": f"{major.value}.{minor.value}", "kernels": max(map(len, launched.values())), "known": [], "unknown": [], "faults": []}
     report["takes_version_5"] = all(takes_version_5(code) for target, code in codes.items() if target in targets)
     for target, code in codes.items():
         is_known = target in targets
@@ -180,7 +180,7 @@ def main():
         if code[VERSION_AT] == VERSION_5 and not report["takes_version_5"]:
             code = code[:VERSION_AT] + bytes([VERSION_4]) + code[VERSION_AT + 1:]
         try:
-            report["faults"] += [f"{target}: {fault}" for fault in faults(target, code, want, is_known)]
+            report["faults"] += [f"{target}: {fault}" for fault in faults(target, code, launched[target], is_known)]
         except Failed as error:
             report["faults"].append(f"{target}: {error}")
     print(json.dumps(report))

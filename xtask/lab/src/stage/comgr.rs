@@ -9,13 +9,13 @@ use std::path::Path;
 use std::process::Command;
 
 use rocmforge::backend::hip::kernels::objects::{Archive, ObjectError};
-use rocmforge::backend::hip::kernels::{ArgumentKind, declared};
+use rocmforge::backend::hip::kernels::{ArgumentKind, Declaration, declared};
 use serde::Deserialize;
 use xtask::check::Done;
 use xtask::error::{Error, Result};
 use xtask::host;
 
-use crate::kernels;
+use crate::kernels::{self, targets};
 
 /// Debian's packages of the runtime, newest first; each release has one of them. Each depends on the other libraries.
 const PACKAGES: [&str; 3] = ["libamdhip64-7", "libamdhip64-6", "libamdhip64-5"];
@@ -87,7 +87,7 @@ one(['libamd_comgr.so.3', 'libamd_comgr.so.2', 'libamd_comgr.so'])
 one(['libamdhip64.so.8', 'libamdhip64.so.7', 'libamdhip64.so.6', 'libamdhip64.so', 'libamdhip64.so.5'])
 ";
 
-/// Writes `<target>.co` for each object, and `kernels.json` with the kernels that Rust launches.
+/// Writes `<target>.co` for each object, and `<target>.json` with the kernels that Rust launches there.
 fn write_objects(dir: &Path) -> Result<()> {
     let path = kernels::archive_path();
     let bytes = fs::read(&path).map_err(Error::at(&path))?;
@@ -96,14 +96,23 @@ fn write_objects(dir: &Path) -> Result<()> {
         let path = dir.join(format!("{}.co", entry.name));
         fs::write(&path, entry.unpack().map_err(broken)?).map_err(Error::at(&path))?;
     }
-    let launched: BTreeMap<&str, Vec<(usize, usize, bool)>> = declared()
+    for target in targets::ALL {
+        let present = |kernel: &Declaration| target.has_matrix_unit() || !kernel.needs_matrix_unit;
+        write_launched(dir, target.name, declared().filter(present))?;
+    }
+    Ok(())
+}
+
+/// Writes the kernels that Rust launches on a target.
+fn write_launched(dir: &Path, target: &str, kernels: impl Iterator<Item = Declaration>) -> Result<()> {
+    let launched: BTreeMap<&str, Vec<(usize, usize, bool)>> = kernels
         .map(|kernel| {
             let arguments =
                 kernel.arguments.iter().map(|a| (a.offset, a.size, a.kind == ArgumentKind::Pointer));
             (kernel.name, arguments.collect())
         })
         .collect();
-    let path = dir.join("kernels.json");
+    let path = dir.join(format!("{target}.json"));
     let text = serde_json::to_string(&launched)
         .map_err(|error| Error::Unexpected { what: "serde_json", text: error.to_string() })?;
     fs::write(&path, text).map_err(Error::at(&path))
@@ -140,14 +149,16 @@ mod unit {
         assert!(good.known.iter().any(|target| target == "gfx90a"), "{:?}", good.known);
         let targets = good.known.len() + good.unknown.len();
 
-        let path = dir.path().join("kernels.json");
-        let text = fs::read_to_string(&path).expect("written above");
-        let mut launched: BTreeMap<String, Vec<(usize, usize, bool)>> =
-            serde_json::from_str(&text).expect("written above");
-        launched.get_mut("probe_copy").expect("a kernel")[2].1 = 4;
-        launched.remove("probe_read");
-        launched.insert("probe_nothing".into(), vec![]);
-        fs::write(&path, serde_json::to_string(&launched).expect("written")).expect("written");
+        for target in targets::ALL {
+            let path = dir.path().join(format!("{}.json", target.name));
+            let text = fs::read_to_string(&path).expect("written above");
+            let mut launched: BTreeMap<String, Vec<(usize, usize, bool)>> =
+                serde_json::from_str(&text).expect("written above");
+            launched.get_mut("probe_copy").expect("a kernel")[2].1 = 4;
+            launched.remove("probe_read");
+            launched.insert("probe_nothing".into(), vec![]);
+            fs::write(&path, serde_json::to_string(&launched).expect("written")).expect("written");
+        }
         fs::rename(dir.path().join("gfx906.co"), dir.path().join("gfx908.co")).expect("both are there");
         let bad = read(dir.path()).expect("a report");
         let count = |words: &str| bad.faults.iter().filter(|fault| fault.contains(words)).count();

@@ -5,8 +5,8 @@ use super::super::ops::EmbedRows;
 pub use super::super::types::Columns;
 use super::super::types::{fitting, weight_type};
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmF16, GemvA8, GemvF32, GemvGatedA8,
-    GemvGatedF32, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmF16, GemmQuant, GemvA8, GemvF32,
+    GemvGatedA8, GemvGatedF32, Repack,
 };
 use crate::backend::hip::device::launch::Grid;
 use crate::tensor::DType;
@@ -20,6 +20,25 @@ const GEMV_BLOCKS: u32 = 1024;
 const GATED_TILE: u32 = 32;
 /// With fewer workgroups of `gemm_f16_128`, the smaller tiles of `gemm_f16_64` fill a large device better.
 const GEMM_BLOCKS: u32 = 128;
+
+/// Outputs per workgroup of `gemm_*_x16_*`.
+pub const GEMM_TILE: u32 = 128;
+/// Inputs per step of `gemm_*_x16_*`.
+const GEMM_STEP: u32 = 128;
+/// Workgroups of `gemm_*_x16_*` that fill a large device, two on each of its units.
+const GEMM_QUANT_BLOCKS: u32 = 256;
+/// A split of `gemm_*_x16_*` is worth its sums from this many steps on.
+const GEMM_SPLIT_STEPS: u32 = 4;
+
+/// Grid of a `gemm_*_x16_*` launch. The splits depend on the matrices alone, so a row's bits do not depend on the rows.
+pub fn gemm_quant_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) -> Grid {
+    let tiles = outputs.iter().map(|n| n.div_ceil(GEMM_TILE)).fold(0, u32::saturating_add).max(1);
+    let steps = cols.div_ceil(GEMM_STEP).max(1);
+    let splits = (GEMM_QUANT_BLOCKS / tiles).clamp(1, (steps / GEMM_SPLIT_STEPS).max(1));
+    // As many steps in each but the last: no split is empty.
+    let splits = steps.div_ceil(steps.div_ceil(splits));
+    Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), splits)
+}
 
 /// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.
 pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
@@ -78,6 +97,11 @@ pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
 /// Product with f32 rows.
 pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
     fitting(weight_type(dtype)?.gemv_f32, rows)
+}
+
+/// Product of a quantised type with f16 rows. `None` for a float type.
+pub fn gemm_quant(dtype: DType, rows: u32) -> Option<Columns<GemmQuant>> {
+    fitting(weight_type(dtype)?.gemm, rows)
 }
 
 /// Gate and up products of a quantised type with 8-bit rows.

@@ -1,7 +1,7 @@
 //! Forms that rows of a value take for their weights.
 
 use crate::backend::ActivationType;
-use crate::backend::hip::step::scratch::MATRIX_ROWS;
+use crate::backend::hip::step::Modes;
 use crate::tensor::DType;
 
 /// A form of rows.
@@ -52,10 +52,12 @@ impl Forms {
 /// Forms that a value's readers want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Forms in a step of fewer than [`MATRIX_ROWS`] rows.
+    /// Forms in a step of few rows.
     pub few: Forms,
-    /// Forms in a step of at least [`MATRIX_ROWS`] rows.
+    /// Forms in a step of many rows.
     pub many: Forms,
+    /// Rows that are many; any number where both sets are the same.
+    many_from: usize,
 }
 
 impl Wanted {
@@ -64,26 +66,32 @@ impl Wanted {
 
     /// One form at any row count.
     pub const fn always(form: Form) -> Self {
-        Self { few: Forms::of(form), many: Forms::of(form) }
+        Self { few: Forms::of(form), many: Forms::of(form), many_from: 0 }
     }
 
     /// Forms that a product wants, given the matrix type and columns, in steps of at most `rows` rows.
-    pub fn by_product(activations: ActivationType, dtype: DType, cols: u32, rows: usize) -> Self {
-        let few = Forms::of(form(activations, dtype, 1, cols));
-        if rows < MATRIX_ROWS {
-            return Self { few, many: few };
+    pub fn by_product(modes: Modes, dtype: DType, cols: u32, rows: usize) -> Self {
+        let few = form(modes, dtype, 1, cols);
+        let many_from = modes.matrix_rows();
+        if rows < many_from {
+            return Self::always(few);
         }
-        Self { few, many: Forms::of(form(activations, dtype, MATRIX_ROWS as u32, cols)) }
+        let many = form(modes, dtype, many_from as u32, cols);
+        if many == few {
+            return Self::always(few);
+        }
+        Self { few: Forms::of(few), many: Forms::of(many), many_from }
     }
 
     /// Forms wanted at this row count.
     pub fn at(self, rows: u32) -> Forms {
-        if rows as usize >= MATRIX_ROWS { self.many } else { self.few }
+        if rows as usize >= self.many_from { self.many } else { self.few }
     }
 
     /// The union with another reader's forms.
     pub fn and(self, other: Self) -> Self {
-        Self { few: self.few.and(other.few), many: self.many.and(other.many) }
+        let many_from = self.many_from.max(other.many_from);
+        Self { few: self.few.and(other.few), many: self.many.and(other.many), many_from }
     }
 
     /// Forms wanted at any row count.
@@ -104,9 +112,9 @@ pub fn is_float(dtype: DType) -> bool {
 
 /// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F32 weights stay f32, because f16
 /// would round them.
-pub fn form(activations: ActivationType, dtype: DType, rows: u32, cols: u32) -> Form {
-    let many = rows as usize >= MATRIX_ROWS && cols.is_multiple_of(8) && dtype != DType::F32;
-    match activations {
+pub fn form(modes: Modes, dtype: DType, rows: u32, cols: u32) -> Form {
+    let many = rows as usize >= modes.matrix_rows() && cols.is_multiple_of(8) && dtype != DType::F32;
+    match modes.activations {
         ActivationType::F32 => Form::Float,
         ActivationType::Int8 if many => Form::Half,
         ActivationType::Int8 if is_float(dtype) => Form::Float,
@@ -122,6 +130,7 @@ pub fn pair_form(activations: ActivationType, dtype: DType) -> Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::hip::step::scratch::GEMM_ROWS;
 
     #[test]
     fn sets_hold_what_was_put_in() {
@@ -133,13 +142,19 @@ mod tests {
 
     #[test]
     fn many_rows_meet_other_forms_than_few_where_steps_have_as_many() {
-        let wanted = |dtype, cols, rows| Wanted::by_product(ActivationType::Int8, dtype, cols, rows);
+        let modes = Modes { activations: ActivationType::Int8, ..Modes::default() };
+        let wanted = |dtype, cols, rows| Wanted::by_product(modes, dtype, cols, rows);
         let forms = |wanted: Wanted| (wanted.few.only(), wanted.many.only());
         assert_eq!(forms(wanted(DType::Q4_K, 256, 64)), (Some(Form::A8), Some(Form::Half)));
         assert_eq!(forms(wanted(DType::Q4_K, 256, 63)), (Some(Form::A8), Some(Form::A8)));
         assert_eq!(forms(wanted(DType::F32, 256, 64)), (Some(Form::Float), Some(Form::Float)));
         assert_eq!(forms(wanted(DType::F16, 12, 64)), (Some(Form::Float), Some(Form::Float)));
-        let exact = Wanted::by_product(ActivationType::F32, DType::Q4_K, 256, 64);
+        let gemm = |rows| Wanted::by_product(Modes { gemm: true, ..modes }, DType::Q4_K, 256, rows);
+        assert_eq!(forms(gemm(GEMM_ROWS)), (Some(Form::A8), Some(Form::Half)));
+        let at = |rows| gemm(64).at(rows as u32).only();
+        assert_eq!((at(GEMM_ROWS - 1), at(GEMM_ROWS)), (Some(Form::A8), Some(Form::Half)));
+        let exact = Modes { activations: ActivationType::F32, ..modes };
+        let exact = Wanted::by_product(exact, DType::Q4_K, 256, 64);
         assert_eq!(exact, Wanted::FLOAT);
         assert!(!exact.and(wanted(DType::Q4_K, 256, 64)).is_single());
     }

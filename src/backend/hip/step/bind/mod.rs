@@ -91,11 +91,10 @@ pub fn refuse(program: &Program) -> Option<BackendError> {
 impl Bound {
     /// Most rows of a kind.
     pub fn rows(&self, rows: Rows) -> usize {
-        use crate::backend::hip::step::scratch::GRAPH_ROWS;
         let rows = match rows {
             Rows::All => self.limits.rows,
             Rows::Wanted => self.limits.wanted_rows,
         };
-        rows.max(GRAPH_ROWS)
+        rows.max(self.modes.graph_rows())
     }
 }

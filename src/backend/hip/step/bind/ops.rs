@@ -7,9 +7,10 @@ use super::unit::{
     Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Home, Norm, Product, Products,
     Route, Take, View, Work,
 };
+use crate::backend::BackendError;
+use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
-use crate::backend::hip::step::scratch::{ATTENTION_ROWS, MATRIX_ROWS};
-use crate::backend::{ActivationType, BackendError};
+use crate::backend::hip::step::scratch::ATTENTION_ROWS;
 use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
 use crate::tensor::DType;
 
@@ -135,7 +136,7 @@ impl Lower<'_> {
             Rows::All => self.limits.rows,
             Rows::Wanted => self.limits.wanted_rows,
         };
-        Wanted::by_product(self.modes.activations, product.dtype, product.cols, limit)
+        Wanted::by_product(self.modes, product.dtype, product.cols, limit)
     }
 
     /// Reserves slab room for a matrix with many rows of activations.
@@ -216,7 +217,7 @@ impl Lower<'_> {
         if group <= TILE_QUERIES {
             self.group_max = self.group_max.max(group);
         }
-        let few = ATTENTION_ROWS; // must not be below `GRAPH_ROWS`, which is equal
+        let few = ATTENTION_ROWS;
         self.room.heads = self.room.heads.max(few * heads as usize);
         self.room.head_values = self.room.head_values.max(few * value.width as usize);
         let queries = self.float(read)?;
@@ -265,8 +266,9 @@ impl Lower<'_> {
         let (forms, converts) = self.one_form(wrote)?;
         let home = self.fresh(wrote, converts)?;
         let fused = |rows| self.fuses(&gate, &up, forms, rows);
-        let both =
-            (!fused(1) || !fused(MATRIX_ROWS as u32)).then(|| limits::width(2 * gate.rows)).transpose()?;
+        let both = (!fused(1) || !fused(self.modes.matrix_rows() as u32))
+            .then(|| limits::width(2 * gate.rows))
+            .transpose()?;
         let both = both.map(|cols| self.plane(cols, value.rows));
         let unit = GatedProducts { from, activation, gate, up, both, out: home, forms };
         self.emit(Work::GatedProducts(unit), value.rows);
@@ -276,7 +278,7 @@ impl Lower<'_> {
     /// Whether one launch computes both products and their gate at this row count.
     fn fuses(&self, gate: &Product, up: &Product, forms: Wanted, rows: u32) -> bool {
         let rows = rows.min(self.limits.rows.max(1) as u32);
-        forms.at(rows).only().is_some_and(|out| fuses(self.modes.activations, gate, up, out, rows))
+        forms.at(rows).only().is_some_and(|out| fuses(self.modes, gate, up, out, rows))
     }
 
     fn gate(
@@ -417,8 +419,8 @@ impl Lower<'_> {
 }
 
 /// Whether one launch computes both products and their gate, with the result in form `out`.
-pub fn fuses(activations: ActivationType, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
-    let halves = out == Form::Half || form(activations, gate.dtype, rows, gate.cols) == Form::Half;
+pub fn fuses(modes: Modes, gate: &Product, up: &Product, out: Form, rows: u32) -> bool {
+    let halves = out == Form::Half || form(modes, gate.dtype, rows, gate.cols) == Form::Half;
     let whole = out == Form::Float || gate.rows.is_multiple_of(32);
     !halves && gate.dtype == up.dtype && whole
 }

@@ -153,7 +153,7 @@ fn llama(dtype: DType, layers: u32) -> Program {
 }
 
 const MODES: Modes =
-    Modes { activations: crate::backend::ActivationType::Int8, kv: crate::backend::KvType::F16 };
+    Modes { gemm: false, activations: crate::backend::ActivationType::Int8, kv: crate::backend::KvType::F16 };
 
 fn bound(program: &Program, rows: usize) -> Bound {
     bind(program, StepLimits { rows, wanted_rows: rows.min(16) }, MODES).unwrap()

@@ -144,8 +144,7 @@ fn wanted(
                 Some(Rows::Wanted) => limits.wanted_rows,
                 _ => limits.rows,
             };
-            of.zip(dtype(*weight))
-                .map(|(of, dtype)| Wanted::by_product(modes.activations, dtype, of.width, rows))
+            of.zip(dtype(*weight)).map(|(of, dtype)| Wanted::by_product(modes, dtype, of.width, rows))
         }
         Op::Experts { experts, from, .. } if *from == value => {
             let [gate, ..] = experts.tensors(0);

@@ -6,7 +6,9 @@ use super::prefill::TILE_QUERIES;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted};
-use crate::backend::hip::step::scratch::{ATTENTION_ROWS, MATRIX_ROWS, SPLITS_MAX, padded};
+use crate::backend::hip::step::scratch::{
+    ATTENTION_ROWS, ATTENTION_ROWS_MAX, MATRIX_ROWS, SPLITS_MAX, padded,
+};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType};
 
@@ -82,8 +84,8 @@ pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted
         Some(Form::Float) | None => false,
     };
     let many = forms.many.only();
-    decode(forms.few.only())
-        || rows >= MATRIX_ROWS && if group <= TILE_QUERIES { tiles(many) } else { decode(many) }
+    // Also many rows may be decoded: one of a sequence each.
+    decode(forms.few.only()) || decode(many) || rows >= MATRIX_ROWS && group <= TILE_QUERIES && tiles(many)
 }
 
 impl Run<'_> {
@@ -101,8 +103,11 @@ impl Run<'_> {
         let out = if direct { DevicePtr::NULL } else { self.floats(&unit.out) };
         let A8 { codes, scales, sums } = self.a8(&unit.out);
         let blocks = unit.kv.heads * group.div_ceil(heads);
-        for first in (0..self.layout.rows).step_by(ATTENTION_ROWS) {
-            let rows = (self.layout.rows - first).min(ATTENTION_ROWS) as u32;
+        let splits = self.splits(unit.windows_at);
+        let together = ATTENTION_ROWS * (SPLITS_MAX / splits.clamp(1, SPLITS_MAX)) as usize;
+        let together = together.min(ATTENTION_ROWS_MAX);
+        for first in (0..self.layout.rows).step_by(together) {
+            let rows = (self.layout.rows - first).min(together) as u32;
             // Addresses of the first row, and no row numbers: then the extents of all rows are known.
             let (values, codes_before) = (first * cols as usize, first * padded);
             let arguments = AttnDecode {
@@ -128,7 +133,7 @@ impl Run<'_> {
                 padded: padded as u32,
                 window: unit.window,
             };
-            let grid = Grid::xyz(blocks, self.splits(unit.windows_at), rows);
+            let grid = Grid::xyz(blocks, splits, rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
         match unit.out.float {

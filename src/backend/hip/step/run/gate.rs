@@ -17,7 +17,7 @@ impl Run<'_> {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let out = unit.forms.at(rows).only().unwrap_or(Form::Float);
-        if fuses(self.bound.modes.activations, &unit.gate, &unit.up, out, rows) {
+        if fuses(self.bound.modes, &unit.gate, &unit.up, out, rows) {
             return self.fused(unit, out, rows, weights);
         }
         let Some(both) = unit.both else { return Err(no_kernel("gate", unit.gate.dtype)) };
@@ -42,7 +42,7 @@ impl Run<'_> {
         let (dtype, n, cols) = (gate.dtype, gate.rows, gate.cols);
         let to = self.a8(&unit.out);
         let float = if out == Form::Float { self.floats(&unit.out) } else { super::DevicePtr::NULL };
-        if form(self.bound.modes.activations, dtype, rows, cols) == Form::A8 {
+        if form(self.bound.modes, dtype, rows, cols) == Form::A8 {
             let chosen = choice::gated_a8(dtype, rows).ok_or_else(|| no_kernel("gate", dtype))?;
             let A8 { codes, scales, sums } = self.a8(&unit.from);
             let arguments = GemvGatedA8 {

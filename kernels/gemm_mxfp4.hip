@@ -1,0 +1,5 @@
+// gemm_mxfp4: out[row] = W x[row] (+ bias), W of MXFP4 weights, on the matrix unit
+// Contract   gemm/gemm.h
+#include "gemm/gemm.h"
+
+GEMM_QUANT(mxfp4, MXFP4)

@@ -1,0 +1,199 @@
+//! `gemm_<type>_x16_<rows>`: products of quantised weights with f16 rows on the matrix unit.
+
+use half::f16;
+use rocmforge::backend::hip::Grid;
+use rocmforge::backend::hip::kernels::matmul::{GemmQuant, choice};
+use rocmforge::backend::hip::kernels::types::{Columns, weight_type};
+use rocmforge::tensor::DType;
+
+use super::weights::{Weights, quantised_types};
+use super::{Sum, or_null, untouched};
+use crate::random::Random;
+use crate::rig::{Rig, rig};
+
+/// Bytes that fill `parts` before a launch: NaN as floats.
+const UNREAD: f32 = f32::from_bits(u32::MAX);
+
+struct Product {
+    matrices: Vec<Weights>,
+    /// f16 rows with unused values after each, and their values.
+    bits: Vec<u16>,
+    x: Vec<f32>,
+    stride: usize,
+    scales: Vec<f32>,
+    bias: Option<Vec<Vec<f32>>>,
+    base: Option<Vec<f32>>,
+}
+
+/// The weight as the kernel sees it: rounded to f16, finite values not past its range.
+fn rounded(value: f32) -> f32 {
+    f16::from_f32(value.clamp(-65504.0, 65504.0)).to_f32()
+}
+
+impl Product {
+    fn random(dtype: DType, outputs: &[usize], rows: usize, cols: usize, random: &mut Random) -> Self {
+        let stride = cols + 8;
+        let mut bits = vec![f16::NAN.to_bits(); rows * stride];
+        let mut x = Vec::new();
+        for row in bits.chunks_exact_mut(stride) {
+            for to in &mut row[..cols] {
+                let value = f16::from_f32(random.normal());
+                x.push(value.to_f32());
+                *to = value.to_bits();
+            }
+        }
+        let matrices = outputs.iter().map(|n| Weights::random(dtype, *n, cols, random)).collect();
+        let scales = (0..rows).map(|_| (random.uniform() * 8.0) as f32).collect();
+        Self { matrices, bits, x, stride, scales, bias: None, base: None }
+    }
+
+    fn outputs(&self) -> usize {
+        self.matrices.iter().map(|matrix| matrix.rows).sum()
+    }
+
+    fn cols(&self) -> usize {
+        self.matrices[0].cols
+    }
+
+    /// The first `rows` rows of the product with that many splits; `None` for those of [`choice::gemm_quant_grid`].
+    fn run(&self, rig: &Rig, chosen: Columns<GemmQuant>, rows: usize, splits: Option<u32>) -> Vec<f32> {
+        let (n, stride) = (self.outputs(), self.outputs() + 3);
+        let mut start = vec![UNREAD; rows * stride];
+        if let Some(base) = &self.base {
+            for (to, from) in start.chunks_exact_mut(stride).zip(base.chunks_exact(n)) {
+                to[..n].copy_from_slice(from);
+            }
+        }
+        let sizes = [0, 1, 2].map(|i| self.matrices.get(i).map_or(0, |matrix| matrix.rows as u32));
+        let mut grid = choice::gemm_quant_grid(sizes, self.cols() as u32, rows as u32, chosen.columns);
+        if let Some(splits) = splits {
+            let [x, y, _] = grid.workgroups;
+            grid = Grid::xyz(x, y, splits);
+        }
+        let blocks: u32 = grid.workgroups.iter().product();
+        let parts = rig.output::<f32>((blocks * chosen.columns * choice::GEMM_TILE) as usize);
+        let counters = rig.upload(&vec![0u32; (grid.workgroups[0] * grid.workgroups[1]) as usize]);
+        let weights: Vec<_> = self.matrices.iter().map(|matrix| matrix.lay_out(rig)).collect();
+        let biases: Vec<_> = self.bias.iter().flatten().map(|bias| rig.upload(bias)).collect();
+        let (x, scales, out) = (rig.upload(&self.bits), rig.upload(&self.scales), rig.upload(&start));
+        let arguments = GemmQuant {
+            w0: or_null(weights.first()),
+            w1: or_null(weights.get(1)),
+            w2: or_null(weights.get(2)),
+            n0: sizes[0],
+            n1: sizes[1],
+            n2: sizes[2],
+            bias0: or_null(biases.first()),
+            bias1: or_null(biases.get(1)),
+            bias2: or_null(biases.get(2)),
+            cols: self.cols() as u32,
+            x: x.ptr(),
+            x_stride: self.stride as u32,
+            x_scale: scales.ptr(),
+            rows: rows as u32,
+            out: out.ptr(),
+            out_stride: stride as u32,
+            add: u32::from(self.base.is_some()),
+            parts: parts.ptr(),
+            counters: counters.ptr(),
+        };
+        rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0), "counters are not 0 again");
+        let mut got = Vec::new();
+        for row in rig.download::<f32>(&out).chunks_exact(stride) {
+            got.extend_from_slice(&row[..n]);
+            assert!(row[n..].iter().copied().all(untouched), "wrote between rows");
+        }
+        got
+    }
+
+    fn check(&self, got: &[f32]) {
+        let (n, cols) = (self.outputs(), self.cols());
+        for (i, &got) in got.iter().enumerate() {
+            let (row, output) = (i / n, i % n);
+            let scale = f64::from(self.scales[row]);
+            let x: Vec<f64> = self.x[row * cols..][..cols].iter().map(|&v| f64::from(v) * scale).collect();
+            let (mut at, mut of) = (output, 0);
+            while at >= self.matrices[of].rows {
+                at -= self.matrices[of].rows;
+                of += 1;
+            }
+            let weights: Vec<f32> = self.matrices[of].row(at).iter().map(|&w| rounded(w)).collect();
+            let sum = Sum::of(&weights, &x).plus(self.bias.as_ref().map_or(0.0, |bias| bias[of][at]));
+            let sum = sum.plus(self.base.as_ref().map_or(0.0, |base| base[i]));
+            let dtype = self.matrices[0].dtype;
+            sum.check(got, &|| format!("{dtype}, {cols} inputs, row {row}, matrix {of}, output {at}"));
+        }
+    }
+}
+
+fn kernels(dtype: DType) -> &'static [Columns<GemmQuant>] {
+    weight_type(dtype).unwrap().gemm
+}
+
+/// The rig, if its device has a matrix unit.
+fn rig_with_gemm() -> Option<&'static Rig> {
+    rig().filter(|rig| rig.device.has(kernels(DType::Q4_K)[0].kernel))
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Whole and partial tiles of outputs and rows, steps that end early, one matrix and several.
+#[test]
+fn products_of_every_type_are_the_sums_of_their_terms() {
+    let Some(rig) = rig_with_gemm() else { return };
+    let mut random = Random::new();
+    for dtype in quantised_types() {
+        let long = dtype.block_len() == 256;
+        for (outputs, rows, cols) in [
+            (&[128][..], 16, if long { 256 } else { 128 }),
+            (&[37, 130, 5], 9, if long { 768 } else { 352 }),
+            (&[1], 67, if long { 256 } else { 32 }),
+        ] {
+            let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
+            let all = kernels(dtype);
+            let got = product.run(rig, all[0], rows, Some(1));
+            product.check(&got);
+            for chosen in &all[1..] {
+                let same = same_bits(&product.run(rig, *chosen, rows, Some(1)), &got);
+                assert!(same, "{dtype}: {} rows a block give other bits", chosen.columns);
+            }
+            product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
+            product.base = Some(random.normals(rows * product.outputs()));
+            product.check(&product.run(rig, choice::gemm_quant(dtype, rows as u32).unwrap(), rows, Some(2)));
+        }
+    }
+}
+
+/// A row's bits depend on the splits, but not on the rows beside it; with every number of splits, empty ones too, the sums
+/// are right.
+#[test]
+fn splits_are_added_in_order_and_rows_do_not_depend_on_each_other() {
+    let Some(rig) = rig_with_gemm() else { return };
+    let mut random = Random::new();
+    let (rows, cols) = (70, 1280);
+    let product = Product::random(DType::Q4_K, &[140], rows, cols, &mut random);
+    for splits in [None, Some(1), Some(3), Some(10), Some(12)] {
+        let all = product.run(rig, kernels(DType::Q4_K)[2], rows, splits);
+        product.check(&all);
+        for (few, chosen) in [(1, 0), (17, 1), (64, 2), (70, 0)] {
+            let got = product.run(rig, kernels(DType::Q4_K)[chosen], few, splits);
+            assert!(same_bits(&got, &all[..got.len()]), "{few} rows give other bits with {splits:?} splits");
+        }
+    }
+}
+
+#[test]
+fn small_matrices_are_split_and_large_ones_are_not() {
+    let grid =
+        |outputs, cols, rows, columns| choice::gemm_quant_grid(outputs, cols, rows, columns).workgroups;
+    // The matrices of an 8B model: query, key and value; output; gate and up; down; head.
+    assert_eq!(grid([4096, 1024, 1024], 4096, 16, 16), [48, 1, 5]);
+    assert_eq!(grid([4096, 0, 0], 4096, 16, 16), [32, 1, 8]);
+    assert_eq!(grid([14336, 14336, 0], 4096, 33, 64), [224, 1, 1]);
+    assert_eq!(grid([4096, 0, 0], 14336, 65, 64), [32, 2, 8]);
+    assert_eq!(grid([128256, 0, 0], 4096, 9, 16), [1002, 1, 1]);
+    assert_eq!(grid([5, 0, 0], 32, 1, 16), [1, 1, 1]);
+}
