@@ -34,6 +34,8 @@ pub enum Rank {
     Turns,
     /// Users' allowances of processor time for texts.
     TextTime,
+    /// What users have paid for their frames.
+    Pace,
     /// The kernel's counts of models' pages; held while it counts.
     PageCounts,
     /// The last report about GPUs; held while a new one is made.

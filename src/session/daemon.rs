@@ -11,6 +11,7 @@ use rocmforge_client::wire::{
     RequestScope, SequenceEntry, StatusReply, WireError,
 };
 
+use super::coarse::{Coarse, Count};
 use super::models::{fill, page_room};
 use super::service::Preparing;
 use super::{Call, Failure, failure, host};
@@ -172,7 +173,7 @@ pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
         draining: service.is_draining(),
         connections: service.connections(),
         models_mapped: u32::try_from(service.store.mapped()).unwrap_or(u32::MAX),
-        devices: vec![Coarse::of(&call).status(device(&call, &service.engine.snapshot()))],
+        devices: vec![device(&call, &service.engine.snapshot())],
         rss_anon_bytes: memory.anon_bytes,
         rss_file_bytes: memory.file_bytes,
         host,
@@ -213,7 +214,8 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
     let counters = &snapshot.counters;
     let (running, queued) = snapshot.running_and_queued();
     let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    DeviceStatus {
+    let coarse = Coarse::of(call);
+    let exact = DeviceStatus {
         kind: info.kind.to_owned(),
         device: wire::cut_text(&info.device, wire::limits::LABEL_BYTES_MAX).to_owned(),
         isa: info.isa.clone(),
@@ -236,68 +238,17 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         tensor_hits: counters.tensor_hits,
         device_bytes: snapshot.device_bytes,
         step_sequences: counters.step_sequences,
-        ext: DeviceStatus::notes_ext(notes(&info, snapshot)),
-    }
-}
-
-/// Counters that tell how long others' prompts and answers are, in steps too large for that: for users without
-/// [`super::Right::See`], unless all requests were their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Coarse(bool);
-
-/// Steps of counted rows. A prompt or an answer has seldom more.
-const ROWS_STEP: u64 = 1024;
-/// Steps of counted KV pages; a page holds 16 positions or more.
-const PAGES_STEP: u32 = 64;
-/// Steps of bytes of KV pages.
-const KV_BYTES_STEP: u64 = 64 << 20;
-/// Steps of counted tensors: a step of a model uses hundreds.
-const TENSORS_STEP: u64 = 1 << 20;
-
-impl Coarse {
-    /// Exact counters.
-    #[cfg(test)]
-    pub(super) const NO: Self = Self(false);
-
-    pub(super) fn of(call: &Call) -> Self {
-        let peer = call.peer();
-        Self(!peer.sees && !call.service().is_alone(peer.uid))
-    }
-
-    fn down(self, count: u64, step: u64) -> u64 {
-        if self.0 { count / step * step } else { count }
-    }
-
-    pub(super) fn rows(self, count: u64) -> u64 {
-        self.down(count, ROWS_STEP)
-    }
-
-    pub(super) fn tensors(self, count: u64) -> u64 {
-        self.down(count, TENSORS_STEP)
-    }
-
-    pub(super) fn kv_bytes(self, bytes: u64) -> u64 {
-        self.down(bytes, KV_BYTES_STEP)
-    }
-
-    fn status(self, exact: DeviceStatus) -> DeviceStatus {
-        let pages = self.down(exact.kv_pages_used.into(), PAGES_STEP.into());
-        DeviceStatus {
-            kv_pages_used: u32::try_from(pages).unwrap_or(u32::MAX),
-            kv_bytes: self.kv_bytes(exact.kv_bytes),
-            steps: self.rows(exact.steps),
-            rows: self.rows(exact.rows),
-            decode_rows: self.rows(exact.decode_rows),
-            prefill_rows: self.rows(exact.prefill_rows),
-            step_sequences: self.rows(exact.step_sequences),
-            tensor_hits: self.tensors(exact.tensor_hits),
-            ..exact
-        }
-    }
+        ext: DeviceStatus::notes_ext(notes(&info, snapshot, &coarse)),
+    };
+    coarse.status(exact)
 }
 
 /// Device details for display, beside the numbers.
-fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<Item = (&'a str, String)> {
+fn notes<'a>(
+    info: &'a BackendInfo,
+    snapshot: &EngineSnapshot,
+    coarse: &Coarse,
+) -> impl Iterator<Item = (&'a str, String)> {
     let device = snapshot.device;
     let fixed = info.notes.iter().map(|(name, value)| (*name, value.clone()));
     let uploads = (device.uploads + device.upload_failures > 0).then(|| {
@@ -307,8 +258,16 @@ fn notes<'a>(info: &'a BackendInfo, snapshot: &EngineSnapshot) -> impl Iterator<
     let rates = device.upload_rates.into_iter().filter(|rate| rate.in_use || rate.refused || rate.bytes > 0);
     let rates = rates.map(|rate| (if rate.in_use { "upload" } else { "upload tried" }, rate.to_string()));
     let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
-    let graphs = (device.graphs > 0)
-        .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
+    let graphs = (device.graphs > 0).then(|| {
+        (
+            "graphs",
+            format!(
+                "{} recorded, {} replays",
+                device.graphs,
+                coarse.count(Count::Replays, device.graph_replays)
+            ),
+        )
+    });
     let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
     let memory = snapshot.memory;
     let kernel =
@@ -346,14 +305,6 @@ impl Memory {
 mod tests {
     use super::*;
     use crate::model::ModelId;
-
-    #[test]
-    fn coarse_counters_do_not_tell_lengths() {
-        let coarse = Coarse(true);
-        assert_eq!((coarse.rows(1023), coarse.rows(5000)), (0, 4096));
-        assert_eq!((coarse.kv_bytes(65 << 20), coarse.tensors(272 * 100)), (64 << 20, 0));
-        assert_eq!((Coarse::NO.rows(5000), Coarse::NO.kv_bytes(7)), (5000, 7));
-    }
 
     #[test]
     fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {

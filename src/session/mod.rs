@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use rocmforge_client::wire::{
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 mod answer;
 pub mod budget;
+mod coarse;
 mod daemon;
 mod device_load;
 mod doctor;
@@ -34,6 +36,7 @@ mod logged;
 mod memory;
 mod models;
 pub mod outbox;
+mod pace;
 mod policy;
 mod prompt;
 mod residency;
@@ -52,6 +55,7 @@ pub use logged::LoggedUids;
 pub use outbox::Outbox;
 pub use policy::{Credentials, Policy, Right, Who};
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
+pub use text_time::thread_time;
 
 use crate::aside::ReceivedFd;
 use crate::lock::{Mutex, Rank};
@@ -189,6 +193,13 @@ impl Session {
             Some(Op::Cancel | Op::Credit) => self.steer(&frame),
             _ => self.open_stream(frame),
         }
+    }
+
+    /// Charges the client's user for a frame that took so much processor time. Returns when the next one may be read, if
+    /// that is not now.
+    pub fn pace(&self, took: Duration) -> Option<Instant> {
+        let Connection { service, peer, .. } = &*self.connection;
+        if service.policy().is_administrator(peer) { None } else { service.pace.frame(peer.uid, took) }
     }
 
     /// Handles `Cancel` and `Credit`. Both are ignored if their stream has ended.
@@ -383,8 +394,9 @@ impl Call {
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) {
         let cancel = self.control.cancel.clone();
+        let (service, uid) = (Arc::clone(self.service()), self.connection.peer.uid);
         self.service().tasks.spawn(async move {
-            let work = AssertUnwindSafe(work).catch_unwind();
+            let work = AssertUnwindSafe(service.pace.paid(uid, work)).catch_unwind();
             let result = tokio::select! {
                 result = work => result.unwrap_or_else(|_| Err(panicked())),
                 () = cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
@@ -396,7 +408,9 @@ impl Call {
     fn spawn_generate(self, answer: Answer, request: wire::GenerateRequest) {
         let tasks = self.service().tasks.clone();
         tasks.spawn(async move {
-            let work = AssertUnwindSafe(generate::run(&self, &answer, request)).catch_unwind();
+            let work =
+                self.service().pace.paid(self.connection.peer.uid, generate::run(&self, &answer, request));
+            let work = AssertUnwindSafe(work).catch_unwind();
             let result = work.await.unwrap_or_else(|_| Err(panicked()));
             answer.in_turn(Op::End, result).await;
         });

@@ -60,8 +60,8 @@ pub(super) async fn prepare(
         })
         .await?;
     // The model is open and has a template: only requests that will be rendered wait for a turn.
-    let turn = call.service().rendering_turn(call.peer().uid).await?;
     let bytes = messages_bytes.saturating_add(RENDERING_BYTES);
+    let turn = call.service().rendering_turn(call.peer().uid, bytes).await?;
     let work = move |call: &Call, ()| {
         let begun = Instant::now();
         let text = call.service().renderer.render(&request).map_err(|error| of_template(&error));

@@ -8,7 +8,7 @@ use rocmforge_client::wire::{
     SetRulesRequest, StreamedFit, limits,
 };
 
-use super::daemon::Coarse;
+use super::coarse::{Coarse, Count};
 use super::error::{of_job, of_store};
 use super::models::{fill, page_room};
 use super::{Call, Failure, Right, failure};
@@ -152,7 +152,7 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     let mut names = service.store.names_of(peer.uid, peer.sees, &ids);
     let entries = all.into_iter().map(|model| {
         let name = names.remove(&model.model).unwrap_or_default();
-        entry(model, name, snapshot.sequences_of(model.model), coarse)
+        entry(model, name, snapshot.sequences_of(model.model), &coarse)
     });
     let devices = vec![device(&call, &snapshot)];
     let mut room = page_room(call.connection.limits.max_frame).saturating_sub(DEVICE_BYTES * devices.len());
@@ -168,14 +168,14 @@ fn entry_bytes(entry: &ResidencyEntry) -> usize {
     entry.model.len() + entry.parts.len() + 112
 }
 
-fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: Coarse) -> ResidencyEntry {
+fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse) -> ResidencyEntry {
     ResidencyEntry {
         id: model.model.0,
         device: DEVICE,
         model: name,
         parts: model.parts.iter().take(limits::PARTS_MAX).map(letter).collect(),
         weight_bytes: model.weight_bytes,
-        kv_bytes: coarse.kv_bytes(model.kv_bytes),
+        kv_bytes: coarse.count(Count::ModelBytes(model.model.0), model.kv_bytes),
         scratch_bytes: model.scratch_bytes,
         rules: rules(model.rules),
         sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
@@ -230,22 +230,22 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
         kind: label(info.kind),
         device: label(&info.device),
         weight_bytes: memory.weights,
-        kv_bytes: coarse.kv_bytes(memory.kv),
+        kv_bytes: coarse.count(Count::KvBytes, memory.kv),
         scratch_bytes: memory.scratch,
         staging_bytes: memory.staging,
         graph_bytes: memory.graphs,
-        taken_bytes: coarse.kv_bytes(memory.taken),
+        taken_bytes: coarse.count(Count::TakenBytes, memory.taken),
         budget_bytes: memory.budget,
-        available_bytes: coarse.kv_bytes(memory.available()),
+        available_bytes: coarse.count(Count::AvailableBytes, memory.available()),
         total_bytes: memory.total,
-        free_bytes: coarse.kv_bytes(memory.free),
+        free_bytes: coarse.count(Count::FreeBytes, memory.free),
         others_bytes: memory.others(),
         sequences_running: u32::try_from(running).unwrap_or(u32::MAX),
         sequences_queued: u32::try_from(queued).unwrap_or(u32::MAX),
-        decode_rows: coarse.rows(counters.decode_rows),
-        prefill_rows: coarse.rows(counters.prefill_rows),
+        decode_rows: coarse.count(Count::DecodeRows, counters.decode_rows),
+        prefill_rows: coarse.count(Count::PrefillRows, counters.prefill_rows),
         loads: counters.tensors_loaded,
-        hits: coarse.tensors(counters.tensor_hits),
+        hits: coarse.count(Count::TensorHits, counters.tensor_hits),
         load_bytes: counters.load_bytes,
         evictions: counters.evictions,
         evicted_bytes: counters.evicted_bytes,
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
-        let longest = || entry(&longest(), "n".repeat(limits::NAME_BYTES_MAX), 3, Coarse::NO);
+        let longest = || entry(&longest(), "n".repeat(limits::NAME_BYTES_MAX), 3, &Coarse::NO);
         let label = "d".repeat(limits::LABEL_BYTES_MAX);
         let device = DeviceMemory { kind: label.clone(), device: label, ..DeviceMemory::default() };
         let mut room = page_room(wire::PAYLOAD_BYTES_MIN) - DEVICE_BYTES;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use super::events::ModelEvents;
 use super::host::PageCounts;
 use super::logged::LoggedUids;
 use super::memory::RequestMemory;
+use super::pace::Pace;
 use super::policy::Policy;
 use super::text_time::TextTime;
 use super::turns::{Turn, Turns};
@@ -33,9 +35,13 @@ use crate::share::limits::UserLimits;
 pub const BLOCKING_MAX: usize = 64;
 const BLOCKING_MAX_OF_UID: usize = 16;
 
-/// Most chat templates rendered at once, in all and for one uid. Their processes take at most 1 GiB together.
+/// Most chat templates rendered at once within users' allowances, in all and for one uid. Their processes, with those of
+/// [`RENDERING_LATER_MAX`], take at most 1.5 GiB together.
 const RENDERING_MAX: usize = 4;
-const RENDERING_MAX_OF_UID: usize = 2;
+const RENDERING_MAX_OF_UID: usize = 1;
+
+/// Most chat templates rendered at once for users whose allowance is used up, one for each.
+const RENDERING_LATER_MAX: usize = 2;
 
 /// Longest wait for a turn to render a chat template.
 const RENDERING_WAIT: Duration = Duration::from_secs(5);
@@ -82,7 +88,11 @@ pub struct Service {
     pub(super) memory: Mutex<RequestMemory>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
+    rendering_later: Arc<Turns>,
     pub(super) text_time: TextTime,
+    pub(super) pace: Pace,
+    /// Decides where rounded counts jump.
+    pub(super) secret: RandomState,
     pub(super) page_counts: PageCounts,
     /// Requests of all sessions; the daemon waits for them when it stops.
     pub(super) tasks: TaskTracker,
@@ -198,6 +208,7 @@ impl Service {
             boot_id: uuid_bytes(boot_id.trim()),
             ..ServerOffer::default()
         };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             store,
             engine,
@@ -209,8 +220,11 @@ impl Service {
             memory: Mutex::new(Rank::RequestMemory, RequestMemory::default()),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
+            rendering_later: Turns::new(RENDERING_LATER_MAX, 1),
             page_counts: PageCounts::default(),
-            text_time: TextTime::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            text_time: TextTime::new(processors),
+            pace: Pace::new(processors),
+            secret: RandomState::new(),
             tasks: TaskTracker::new(),
             pressure: Pressure::default(),
             kept: OnceLock::new(),
@@ -346,12 +360,23 @@ impl Service {
         self.active.lock().askers.and(uid) == Askers::One(uid)
     }
 
-    /// Waits up to [`RENDERING_WAIT`] for the uid's turn to render a chat template.
-    pub(super) async fn rendering_turn(&self, uid: u32) -> Result<Turn, Failure> {
-        tokio::time::timeout(RENDERING_WAIT, self.rendering.take(uid)).await.map_err(|_| {
+    /// Waits up to [`RENDERING_WAIT`] for the uid's turn to render a chat template. Templates may take long, so users
+    /// whose allowance of [`TextTime`] is used up wait in a queue of their own.
+    pub(super) async fn rendering_turn(&self, uid: u32, bytes: usize) -> Result<Turn, Failure> {
+        let turn = async {
+            if self.text_time.may_claim(uid, bytes) {
+                let turn = self.rendering.take(uid).await;
+                // The uid's templates before this one may have used the allowance up.
+                if self.text_time.may_claim(uid, bytes) {
+                    return turn;
+                }
+            }
+            self.rendering_later.take(uid).await
+        };
+        tokio::time::timeout(RENDERING_WAIT, turn).await.map_err(|_| {
             let text = format!(
-                "the daemon renders at most {RENDERING_MAX} chat templates at once, {RENDERING_MAX_OF_UID} of a uid; none \
-                 ended within {} s: try again later",
+                "the daemon renders {RENDERING_MAX} chat templates at once, {RENDERING_MAX_OF_UID} of a uid, and \
+                 {RENDERING_LATER_MAX} of users whose texts took much time; none ended within {} s: try again later",
                 RENDERING_WAIT.as_secs()
             );
             failure(ErrorCode::Busy, &text)
@@ -429,7 +454,7 @@ impl Drop for Ticket {
 
 /// A random number: the standard library seeds its hashers from the operating system.
 pub(super) fn random() -> u64 {
-    std::hash::RandomState::new().build_hasher().finish()
+    RandomState::new().build_hasher().finish()
 }
 
 /// The 16 bytes of a UUID's text; zeros if the text is not a UUID.

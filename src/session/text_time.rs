@@ -19,6 +19,8 @@ use crate::lock::{Mutex, Rank};
 const GROWS: f64 = 1.0 / 40.0;
 /// The allowance grows for at most this long: 100 ms of each processor, 1 MB of text on two.
 const SAVED: Duration = Duration::from_secs(4);
+/// A user owes at most this many times what it may save: after 20 s it owes nothing.
+const OWED: f64 = 5.0;
 /// Assumed time of a byte of text, until it was measured; the slowest tokenizer took 0.2 µs.
 const BYTE: Duration = Duration::from_nanos(200);
 /// Time that any work takes, whatever its length.
@@ -73,8 +75,13 @@ impl TextTime {
     /// Takes the time that a text of this length is assumed to need from the user's allowance; `None` if the allowance
     /// is too small.
     pub(super) fn claim(&self, uid: u32, bytes: usize) -> Option<Claim<'_>> {
-        let assumed = LEAST.saturating_add(BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)));
-        self.take(uid, assumed, Instant::now()).then(|| Claim { time: self, uid, assumed, begun: thread_time() })
+        let assumed = assumed(bytes);
+        self.take(uid, assumed, Instant::now()).then(|| Claim {
+            time: self,
+            uid,
+            assumed,
+            begun: thread_time(),
+        })
     }
 
     /// Takes the time if the user has it.
@@ -104,11 +111,16 @@ impl TextTime {
         self.correct(uid, Duration::ZERO, time, Instant::now());
     }
 
-    /// Replaces an assumed time by the measured one. A user owes at most as much as it may save.
+    /// Whether the user's allowance has that much left for a text of this length.
+    pub(super) fn may_claim(&self, uid: u32, bytes: usize) -> bool {
+        self.left(self.allowances.lock().get(&uid), Instant::now()) >= assumed(bytes).as_secs_f64()
+    }
+
+    /// Replaces an assumed time by the measured one. A user owes at most [`OWED`] times as much as it may save.
     fn correct(&self, uid: u32, assumed: Duration, measured: Duration, now: Instant) {
         let mut allowances = self.allowances.lock();
         let left = self.left(allowances.get(&uid), now) + assumed.as_secs_f64() - measured.as_secs_f64();
-        allowances.insert(uid, Allowance { left: left.clamp(-self.saved, self.saved), at: now });
+        allowances.insert(uid, Allowance { left: left.clamp(-OWED * self.saved, self.saved), at: now });
     }
 
     /// Runs work on a background thread once it is the user's turn. Work that has begun runs to its end, even if no
@@ -141,8 +153,13 @@ impl Drop for Claim<'_> {
     }
 }
 
+/// Time that a text of this length is assumed to need.
+fn assumed(bytes: usize) -> Duration {
+    LEAST.saturating_add(BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)))
+}
+
 /// Processor time of this thread.
-fn thread_time() -> Duration {
+pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let whole = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(whole, u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -165,8 +182,11 @@ mod tests {
         time.correct(1, 60 * MS, 10 * MS, now + 210 * MS);
         assert!(time.take(1, 50 * MS, now + 210 * MS), "it took less than assumed");
         time.correct(2, 200 * MS, 1000 * MS, now);
-        assert!(!time.take(2, MS, now + 3_900 * MS), "it took more, and waits until that has grown again");
-        assert!(time.take(2, MS, now + 4_100 * MS), "but it owes no more than it may save");
+        assert!(!time.take(2, MS, now + 15_900 * MS), "it took more, and waits until that has grown again");
+        assert!(time.take(2, MS, now + 16_100 * MS));
+        time.correct(3, Duration::ZERO, 60_000 * MS, now);
+        assert!(!time.take(3, MS, now + 19_900 * MS));
+        assert!(time.take(3, MS, now + 20_100 * MS), "but it owes no more than five times what it may save");
     }
 
     #[test]

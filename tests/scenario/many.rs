@@ -16,7 +16,7 @@ const MODELS: u64 = 100;
 const MIB: u64 = 1 << 20;
 
 /// A small model's header with the vocabulary of the file at `path`, and the full length of its file.
-fn with_vocabulary(path: &std::path::Path) -> (Vec<u8>, u64) {
+fn with_vocabulary(path: &Path) -> (Vec<u8>, u64) {
     let (vocabulary, _) = Gguf::open(File::open(path).unwrap()).unwrap();
     let mut model = tiny_llama(3);
     model.entries.retain(|(key, _)| !key.starts_with(b"tokenizer."));

@@ -17,7 +17,11 @@ fn start(rig: &mut Rig, config: &str) -> std::path::PathBuf {
 }
 
 /// Like [`start`], with more environment variables.
-pub fn start_with(rig: &mut Rig, config: &str, environment: &[(&str, &std::path::Path)]) -> std::path::PathBuf {
+pub fn start_with(
+    rig: &mut Rig,
+    config: &str,
+    environment: &[(&str, &std::path::Path)],
+) -> std::path::PathBuf {
     let pipe = rig.dir.path().join("pressure");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     rig.configure(config);

@@ -22,7 +22,7 @@ impl Core {
 
     /// Fails all sequences of a model whose file can no longer be trusted, and unloads the model from the device.
     pub(super) fn fail_model(&mut self, id: ModelId, error: MapError) {
-        tracing::warn!(model = id.0, %error, "the model's file can no longer be trusted: its requests fail");
+        tracing::debug!(model = id.0, %error, "the model's file can no longer be trusted: its requests fail");
         let error = Arc::new(error);
         for sequence in self.schedule.ids(|sequence| sequence.request.model == id) {
             self.fail(sequence, JobError::Model(Arc::clone(&error)));

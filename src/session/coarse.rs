@@ -1,0 +1,158 @@
+//! Counters as users see them that may not see others' requests.
+//!
+//! A count of rows tells how long others' prompts and answers are, also a rounded one: a user that adds rows of its own,
+//! one by one, sees where it jumps. So a count jumps at places that nobody can know: one in each step, by a secret of
+//! this process. Memory in use goes up and down, so the same place could be passed again and again: there the places
+//! change all [`SLOT`]. A user that asks for long learns averages.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use rocmforge_client::wire::DeviceStatus;
+
+use super::Call;
+
+/// Steps of counted rows. A prompt or an answer has seldom more.
+const ROWS_STEP: u64 = 1024;
+/// Steps of bytes of KV pages.
+const BYTES_STEP: u64 = 64 << 20;
+/// Steps of counted tensors: a step of a model uses hundreds.
+const TENSORS_STEP: u64 = 1 << 20;
+
+/// Time after which the places change at which memory in use jumps.
+const SLOT: Duration = Duration::from_secs(10);
+
+/// What is counted: each count jumps at places of its own.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(super) enum Count {
+    Steps,
+    Rows,
+    DecodeRows,
+    PrefillRows,
+    StepSequences,
+    TensorHits,
+    Replays,
+    KvBytes,
+    TakenBytes,
+    AvailableBytes,
+    FreeBytes,
+    /// KV bytes of the model with that number.
+    ModelBytes(u64),
+}
+
+impl Count {
+    fn step(self) -> u64 {
+        match self {
+            Self::Steps
+            | Self::Rows
+            | Self::DecodeRows
+            | Self::PrefillRows
+            | Self::StepSequences
+            | Self::Replays => ROWS_STEP,
+            Self::TensorHits => TENSORS_STEP,
+            Self::KvBytes
+            | Self::TakenBytes
+            | Self::AvailableBytes
+            | Self::FreeBytes
+            | Self::ModelBytes(_) => BYTES_STEP,
+        }
+    }
+
+    fn goes_down(self) -> bool {
+        self.step() == BYTES_STEP
+    }
+}
+
+/// Rounds counts for users without [`super::Right::See`], unless all requests were their own.
+#[derive(Clone, Debug)]
+pub(super) struct Coarse {
+    /// The secret; `None` gives exact counts.
+    secret: Option<RandomState>,
+    slot: u64,
+    /// KV pages of the user's own requests.
+    own_pages: u32,
+}
+
+impl Coarse {
+    /// Exact counts.
+    #[cfg(test)]
+    pub(super) const NO: Self = Self { secret: None, slot: 0, own_pages: 0 };
+
+    pub(super) fn of(call: &Call) -> Self {
+        let (peer, service) = (call.peer(), call.service());
+        let exact = peer.sees || service.is_alone(peer.uid);
+        let slot = Instant::now().saturating_duration_since(service.started).as_secs() / SLOT.as_secs();
+        let own = |(uid, pages)| if uid == peer.uid { pages } else { 0 };
+        let snapshot = service.engine.snapshot();
+        let own_pages = snapshot.sequences.iter().map(|sequence| own((sequence.uid, sequence.kv_pages)));
+        let own_pages = own_pages.fold(0, u32::saturating_add);
+        Self { secret: (!exact).then(|| service.secret.clone()), slot, own_pages }
+    }
+
+    /// The count, or a multiple of its step next to it.
+    pub(super) fn count(&self, what: Count, count: u64) -> u64 {
+        let Some(secret) = &self.secret else { return count };
+        let step = what.step();
+        let (whole, rest) = (count / step, count % step);
+        let slot = if what.goes_down() { self.slot } else { 0 };
+        let place = secret.hash_one((what, whole, slot)) % step;
+        whole.saturating_add(u64::from(rest > place)).saturating_mul(step)
+    }
+
+    pub(super) fn status(&self, exact: DeviceStatus) -> DeviceStatus {
+        DeviceStatus {
+            kv_pages_used: if self.secret.is_some() { self.own_pages } else { exact.kv_pages_used },
+            kv_bytes: self.count(Count::KvBytes, exact.kv_bytes),
+            steps: self.count(Count::Steps, exact.steps),
+            rows: self.count(Count::Rows, exact.rows),
+            decode_rows: self.count(Count::DecodeRows, exact.decode_rows),
+            prefill_rows: self.count(Count::PrefillRows, exact.prefill_rows),
+            step_sequences: self.count(Count::StepSequences, exact.step_sequences),
+            tensor_hits: self.count(Count::TensorHits, exact.tensor_hits),
+            ..exact
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn coarse(secret: &RandomState, slot: u64) -> Coarse {
+        Coarse { secret: Some(secret.clone()), slot, own_pages: 3 }
+    }
+
+    #[test]
+    fn counts_rise_in_steps_at_places_that_differ() {
+        let secret = RandomState::new();
+        let rows = |count| coarse(&secret, 0).count(Count::Rows, count);
+        assert_eq!(rows(0), 0);
+        let mut places = Vec::new();
+        for count in 1..64 * ROWS_STEP {
+            let (before, now) = (rows(count - 1), rows(count));
+            assert!(now >= before && now.abs_diff(count) <= ROWS_STEP && now % ROWS_STEP == 0);
+            if now > before {
+                places.push(count % ROWS_STEP);
+            }
+        }
+        // Even places would tell a user that counts its own rows between two jumps what others added.
+        let (least, most) = (places.iter().min().unwrap(), places.iter().max().unwrap());
+        assert!(places.len() >= 63 && most - least > ROWS_STEP / 2, "{places:?}");
+        let other = coarse(&RandomState::new(), 0);
+        assert!((1..64 * ROWS_STEP).any(|count| other.count(Count::Rows, count) != rows(count)), "a secret");
+        assert!(
+            (1..64 * ROWS_STEP).any(|count| coarse(&secret, 0).count(Count::Steps, count) != rows(count))
+        );
+    }
+
+    #[test]
+    fn memory_jumps_at_other_places_in_each_slot_and_pages_are_ones_own() {
+        let secret = RandomState::new();
+        let bytes = |slot, count| coarse(&secret, slot).count(Count::KvBytes, count);
+        assert!((0..64).any(|slot| bytes(slot, 40 << 20) != bytes(0, 40 << 20)));
+        assert!((0..64).all(|slot| bytes(slot, 40 << 20).abs_diff(40 << 20) <= BYTES_STEP));
+        let exact = DeviceStatus { kv_pages_used: 70, rows: 5000, ..DeviceStatus::default() };
+        assert_eq!(coarse(&secret, 0).status(exact.clone()).kv_pages_used, 3);
+        assert_eq!(Coarse::NO.status(exact.clone()), exact);
+    }
+}
