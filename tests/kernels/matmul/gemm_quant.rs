@@ -197,3 +197,19 @@ fn small_matrices_are_split_and_large_ones_are_not() {
     assert_eq!(grid([128256, 0, 0], 4096, 9, 16), [1002, 1, 1]);
     assert_eq!(grid([5, 0, 0], 32, 1, 16), [1, 1, 1]);
 }
+
+#[test]
+fn the_sums_of_splits_have_room() {
+    for n in [1, 128, 129, 4096, 32640, 32641, 40000] {
+        for cols in [32, 4096, 14336, 28672] {
+            for rows in [1, 9, 16, 17, 32, 33, 64, 65, 128] {
+                let chosen = choice::gemm_quant(DType::Q4_K, rows).unwrap();
+                let [x, y, z] = choice::gemm_quant_grid([n, n, 5], cols, rows, chosen.columns).workgroups;
+                let bytes =
+                    if z > 1 { 4 * (x * y * z * chosen.columns * choice::GEMM_TILE) as usize } else { 0 };
+                let room = choice::gemm_quant_parts(rows as usize);
+                assert!(bytes <= room, "{n} outputs, {cols} inputs, {rows} rows: {bytes} of {room} bytes");
+            }
+        }
+    }
+}

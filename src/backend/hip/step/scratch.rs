@@ -1,6 +1,7 @@
 //! Memory of one model for a step's rows between kernels: the slots that planes share, and extra buffers for attention
 //! and for products of many rows.
 
+use crate::backend::hip::kernels::matmul::choice;
 use crate::backend::hip::step::bind::{Bound, PlaneId};
 use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Purpose, Stream};
 use crate::backend::{ActivationType, BackendError};
@@ -79,8 +80,13 @@ impl Sizes {
         let slot = |slot: &crate::backend::hip::step::bind::Slot| {
             slot.row_bytes.saturating_mul(bound.rows(slot.rows))
         };
-        let expands = rows >= bound.modes.matrix_rows() && bound.modes.activations == ActivationType::Int8;
+        let many = rows >= bound.modes.matrix_rows() && bound.modes.activations == ActivationType::Int8;
+        let splits_sums = many && bound.modes.gemm;
+        let expands = many && (!bound.modes.gemm || bound.room.floats || rows > GEMM_ROWS_MAX as usize);
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
+        let slab =
+            [(expands, slab), (splits_sums, choice::gemm_quant_parts(rows.min(GEMM_ROWS_MAX as usize)))];
+        let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
         Self {
             slots: bound.slots.iter().map(slot).collect(),
             others: [
@@ -89,7 +95,7 @@ impl Sizes {
                 words(
                     bound.room.heads.saturating_mul(ATTENTION_ROWS_MAX / ATTENTION_ROWS).max(GEMM_COUNTERS),
                 ),
-                if expands { slab } else { 0 },
+                slab,
             ],
         }
     }

@@ -40,6 +40,12 @@ pub fn gemm_quant_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) ->
     Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), splits)
 }
 
+/// Most bytes of `parts` of a `gemm_*_x16_*` launch with so many rows.
+pub fn gemm_quant_parts(rows: usize) -> usize {
+    let rows = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
+    (4 * GEMM_QUANT_BLOCKS * GEMM_TILE) as usize * rows
+}
+
 /// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.
 pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
     let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add).max(1);

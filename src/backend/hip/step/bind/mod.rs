@@ -73,6 +73,8 @@ pub struct ScratchNeed {
     pub head_values: usize,
     /// Values of the largest matrix that is expanded for many rows.
     pub matrix: usize,
+    /// Whether there are float matrices that many rows expand.
+    pub floats: bool,
 }
 
 /// Binds a program for steps of at most `limits` rows.
@@ -95,6 +97,7 @@ impl Bound {
             Rows::All => self.limits.rows,
             Rows::Wanted => self.limits.wanted_rows,
         };
-        rows.max(self.modes.graph_rows())
+        // A recorded step has as many rows as the next power of two.
+        rows.max(rows.next_power_of_two().min(self.modes.graph_rows()))
     }
 }

@@ -141,6 +141,7 @@ impl Lower<'_> {
 
     /// Reserves slab room for a matrix with many rows of activations.
     fn expands(&mut self, product: &Product, rows: Rows) {
+        self.room.floats |= product.dtype == DType::BF16;
         if rows == Rows::All {
             let values = product.rows as usize * product.cols as usize;
             self.room.matrix = self.room.matrix.max(values);
