@@ -84,8 +84,10 @@ impl Sizes {
         let splits_sums = many && bound.modes.gemm;
         let expands = many && (!bound.modes.gemm || bound.room.floats || rows > GEMM_ROWS_MAX as usize);
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
-        let slab =
-            [(expands, slab), (splits_sums, choice::gemm_quant_parts(rows.min(GEMM_ROWS_MAX as usize)))];
+        let slab = [
+            (expands, slab),
+            (splits_sums, choice::gemm_quant_parts(bound.room.sums, rows.min(GEMM_ROWS_MAX as usize))),
+        ];
         let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
         Self {
             slots: bound.slots.iter().map(slot).collect(),

@@ -30,20 +30,37 @@ const GEMM_QUANT_BLOCKS: u32 = 256;
 /// A split of `gemm_*_x16_*` is worth its sums from this many steps on.
 const GEMM_SPLIT_STEPS: u32 = 4;
 
+/// Matrices of a `gemm_*_x16_*` launch.
+const GEMM_MATRICES: u32 = 3;
+
 /// Grid of a `gemm_*_x16_*` launch. The splits depend on the matrices alone, so a row's bits do not depend on the rows.
 pub fn gemm_quant_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) -> Grid {
     let tiles = outputs.iter().map(|n| n.div_ceil(GEMM_TILE)).fold(0, u32::saturating_add).max(1);
+    Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), gemm_quant_splits(tiles, cols))
+}
+
+fn gemm_quant_splits(tiles: u32, cols: u32) -> u32 {
     let steps = cols.div_ceil(GEMM_STEP).max(1);
     let splits = (GEMM_QUANT_BLOCKS / tiles).clamp(1, (steps / GEMM_SPLIT_STEPS).max(1));
     // As many steps in each but the last: no split is empty.
-    let splits = steps.div_ceil(steps.div_ceil(splits));
-    Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), splits)
+    steps.div_ceil(steps.div_ceil(splits))
 }
 
-/// Most bytes of `parts` of a `gemm_*_x16_*` launch with so many rows.
-pub fn gemm_quant_parts(rows: usize) -> usize {
+/// Most tiles with all their splits of a `gemm_*_x16_*` launch that has a matrix of that shape, and no larger ones. 0 if it
+/// is not split.
+pub fn gemm_quant_sums(outputs: u32, cols: u32) -> u32 {
+    let tiles = outputs.div_ceil(GEMM_TILE).max(1);
+    match gemm_quant_splits(tiles, cols) {
+        // With other matrices beside it, it has no more splits.
+        1 => 0,
+        splits => (GEMM_MATRICES * tiles * splits).min(GEMM_QUANT_BLOCKS),
+    }
+}
+
+/// Bytes of `parts` of a `gemm_*_x16_*` launch with so many tiles and splits, and so many rows.
+pub fn gemm_quant_parts(sums: u32, rows: usize) -> usize {
     let rows = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
-    (4 * GEMM_QUANT_BLOCKS * GEMM_TILE) as usize * rows
+    (4 * sums * GEMM_TILE) as usize * rows
 }
 
 /// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.

@@ -73,6 +73,8 @@ pub struct ScratchNeed {
     pub head_values: usize,
     /// Values of the largest matrix that is expanded for many rows.
     pub matrix: usize,
+    /// Most tiles, with their splits, of a product on the matrix unit.
+    pub sums: u32,
     /// Whether there are float matrices that many rows expand.
     pub floats: bool,
 }

@@ -8,6 +8,7 @@ use super::unit::{
     Route, Take, View, Work,
 };
 use crate::backend::BackendError;
+use crate::backend::hip::kernels::matmul::choice;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
 use crate::backend::hip::step::scratch::ATTENTION_ROWS;
@@ -142,6 +143,7 @@ impl Lower<'_> {
     /// Reserves slab room for a matrix with many rows of activations.
     fn expands(&mut self, product: &Product, rows: Rows) {
         self.room.floats |= product.dtype == DType::BF16;
+        self.room.sums = self.room.sums.max(choice::gemm_quant_sums(product.rows, product.cols));
         if rows == Rows::All {
             let values = product.rows as usize * product.cols as usize;
             self.room.matrix = self.room.matrix.max(values);
