@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt;
 use rocmforge_client::wire::{
@@ -55,7 +55,6 @@ pub use logged::LoggedUids;
 pub use outbox::Outbox;
 pub use policy::{Credentials, Policy, Right, Who};
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
-pub use text_time::thread_time;
 
 use crate::aside::ReceivedFd;
 use crate::lock::{Mutex, Rank};
@@ -173,11 +172,21 @@ impl Session {
         SessionWatch(Arc::downgrade(&self.connection))
     }
 
-    /// Handles a frame: starts a request, or steers a running one. Never blocks.
+    /// Handles a frame: starts a request, or steers a running one. Never blocks. Returns when the next frame may be read,
+    /// if that is not now: its user then has paid for the processor time of this one.
     ///
     /// # Errors
     /// [`Fatal`]: send it on stream 0 (see [`Session::last_words`]), then close the connection.
-    pub fn on_frame(&mut self, frame: Frame) -> Result<(), Fatal> {
+    pub fn on_frame(&mut self, frame: Frame) -> Result<Option<Instant>, Fatal> {
+        let begun = pace::thread_time();
+        self.handle(frame)?;
+        let took = pace::thread_time().saturating_sub(begun);
+        let Connection { service, peer, .. } = &*self.connection;
+        let free = service.policy().is_administrator(peer);
+        Ok(if free { None } else { service.pace.frame(peer.uid, took) })
+    }
+
+    fn handle(&mut self, frame: Frame) -> Result<(), Fatal> {
         let op = frame.header.known_op();
         if frame.header.flags.contains(Flags::MORE) {
             return Err(fatal(ErrorCode::BadFrame, "a client's message must be one frame, but MORE is set"));
@@ -193,13 +202,6 @@ impl Session {
             Some(Op::Cancel | Op::Credit) => self.steer(&frame),
             _ => self.open_stream(frame),
         }
-    }
-
-    /// Charges the client's user for a frame that took so much processor time. Returns when the next one may be read, if
-    /// that is not now.
-    pub fn pace(&self, took: Duration) -> Option<Instant> {
-        let Connection { service, peer, .. } = &*self.connection;
-        if service.policy().is_administrator(peer) { None } else { service.pace.frame(peer.uid, took) }
     }
 
     /// Handles `Cancel` and `Credit`. Both are ignored if their stream has ended.

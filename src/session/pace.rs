@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use super::text_time::thread_time;
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::lock::{Mutex, Rank};
 
 /// The part of all processors' time that a user pays with.
@@ -63,6 +64,13 @@ impl Pace {
         })
         .await
     }
+}
+
+/// Processor time of this thread.
+pub(super) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let whole = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(whole, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
+use super::pace::thread_time;
 use super::turns::Turns;
 use crate::lock::{Mutex, Rank};
 
@@ -156,13 +156,6 @@ impl Drop for Claim<'_> {
 /// Time that a text of this length is assumed to need.
 fn assumed(bytes: usize) -> Duration {
     LEAST.saturating_add(BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)))
-}
-
-/// Processor time of this thread.
-pub fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let whole = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(whole, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

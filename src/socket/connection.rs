@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::open::{IDLE, Life};
 use super::receive::{self, ReceiveError};
 use crate::session::budget::UserBudget;
-use crate::session::{Credentials, Fatal, Outbox, Service, Session, thread_time};
+use crate::session::{Credentials, Fatal, Outbox, Service, Session};
 
 /// Longest time that a closing connection may take to deliver its queued output.
 const LINGER: Duration = Duration::from_secs(1);
@@ -104,18 +104,14 @@ async fn read(
         let received = receive::frame(stream, payload_bytes_max, room).await;
         life.moved();
         let fatal = match received {
-            Ok(frame) => {
-                let begun = thread_time();
-                match session.on_frame(frame) {
-                    Ok(()) => {
-                        if let Some(paid) = session.pace(thread_time().saturating_sub(begun)) {
-                            tokio::time::sleep_until(paid.into()).await;
-                        }
-                        continue;
-                    }
-                    Err(fatal) => fatal,
+            Ok(frame) => match session.on_frame(frame) {
+                Ok(None) => continue,
+                Ok(Some(paid)) => {
+                    tokio::time::sleep_until(paid.into()).await;
+                    continue;
                 }
-            }
+                Err(fatal) => fatal,
+            },
             Err(error) => match error.code() {
                 None => return End::Quiet,
                 Some(code) => Fatal { code, message: error.to_string() },
