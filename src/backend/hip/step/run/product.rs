@@ -7,7 +7,6 @@ use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemvA8, 
 use crate::backend::hip::step::bind::{Form, Home, Products, form};
 use crate::backend::hip::step::scratch::{GEMM_ROWS_MAX, SLAB_BYTES, WIDE_ROWS};
 use crate::backend::hip::{DevicePtr, Grid};
-use crate::tensor::DType;
 
 /// Most matrices per launch.
 const TOGETHER: usize = 3;
@@ -64,7 +63,31 @@ impl Run<'_> {
                     && rows <= GEMM_ROWS_MAX
                     && choice::gemm_quant(dtype, rows).is_some() =>
             {
-                self.gemm(group, input, rows, out, out_stride, add)?;
+                let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
+                let (x, x_scale) = self.halves(input);
+                let arguments = GemmQuant {
+                    w0: w(0),
+                    w1: w(1),
+                    w2: w(2),
+                    n0: outputs[0],
+                    n1: outputs[1],
+                    n2: outputs[2],
+                    bias0: bias(0),
+                    bias1: bias(1),
+                    bias2: bias(2),
+                    cols,
+                    x,
+                    x_stride: cols,
+                    x_scale,
+                    rows,
+                    out,
+                    out_stride,
+                    add,
+                    parts: self.scratch.slab.ptr(),
+                    counters: self.scratch.counters.ptr(),
+                };
+                let grid = choice::gemm_quant_grid(outputs, cols, rows, chosen.columns);
+                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
             }
             Form::Half => {
                 let mut column = 0;
@@ -123,48 +146,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Product of up to three quantised matrices on the matrix unit, without expanding them.
-    fn gemm(
-        &self,
-        group: &[Matrix],
-        input: &Home,
-        rows: u32,
-        out: DevicePtr<f32>,
-        out_stride: u32,
-        add: u32,
-    ) -> Result<(), BackendError> {
-        let of = |index: usize| group.get(index);
-        let (w, n) = (|i| of(i).map_or(DevicePtr::NULL, |m| m.at), |i| of(i).map_or(0, |m| m.rows));
-        let bias = |i| of(i).map_or(DevicePtr::NULL, |m| m.bias);
-        let outputs = [n(0), n(1), n(2)];
-        let (dtype, cols) = of(0).map_or((DType::F32, 0), |first| (first.dtype, first.cols));
-        let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
-        let (x, x_scale) = self.halves(input);
-        let arguments = GemmQuant {
-            w0: w(0),
-            w1: w(1),
-            w2: w(2),
-            n0: outputs[0],
-            n1: outputs[1],
-            n2: outputs[2],
-            bias0: bias(0),
-            bias1: bias(1),
-            bias2: bias(2),
-            cols,
-            x,
-            x_stride: cols,
-            x_scale,
-            rows,
-            out,
-            out_stride,
-            add,
-            parts: self.scratch.slab.ptr(),
-            counters: self.scratch.counters.ptr(),
-        };
-        let grid = choice::gemm_quant_grid(outputs, cols, rows, chosen.columns);
-        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
     /// Matrix product of many rows. Expands weights to f16 one slab at a time and multiplies each slab while it is
