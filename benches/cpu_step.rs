@@ -202,9 +202,14 @@ impl<'a> Run<'a> {
         };
         backend.begin_step(self.slot, &batch)?;
         let weights = Weights { tensors: &self.tensors, generations: &self.generations };
-        let mut run = |part: u32| match backend.run(part, &weights)? {
-            Progress::Done => Ok::<_, Failure>(()),
-            Progress::Needs(_) => Err("all experts are resident".into()),
+        let mut run = |part: u32| {
+            loop {
+                match backend.run(part, &weights)? {
+                    Progress::Done => return Ok::<_, Failure>(()),
+                    Progress::Needs(_) => return Err("all experts are resident".into()),
+                    Progress::Paused => {}
+                }
+            }
         };
         run(0)?;
         lap(0);

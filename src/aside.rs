@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::lock::{Condvar, Guard, Mutex, Rank};
 
 mod received;
@@ -389,6 +391,13 @@ impl Table {
         let of = self.running.values().filter(|running| is(&running.subject));
         of.map(|running| running.since.elapsed()).filter(|silence| *silence >= patience).max()
     }
+}
+
+/// Processor time that this thread has taken.
+pub(crate) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let whole = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(whole, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

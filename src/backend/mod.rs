@@ -35,6 +35,12 @@ pub trait Backend: Send {
     /// plain function, because sessions call it on threads of their own.
     fn refuses(&self) -> fn(&Program) -> Option<BackendError>;
 
+    /// True if the device computes from the mapped file. The engine then has the pages of weights read in before it runs
+    /// their part, and may suspend a step inside a part.
+    fn reads_in_place(&self) -> bool {
+        false
+    }
+
     /// Makes `tensor` usable. The CPU reads it in place at no cost. A GPU starts an upload and returns at once: parts
     /// wait for the tensors they use, and fail with [`BackendError::Upload`] if one fails to arrive.
     ///
@@ -155,7 +161,8 @@ pub trait Backend: Send {
     /// device](crate::program::Residence::Device), and those chosen experts' tensors that an earlier step needed.
     ///
     /// Where rows chose experts that are not resident, the part stops and [names their tensors](Progress::Needs). The
-    /// caller loads them and calls again: the part resumes where it stopped. Such a stop waits for the device; a part
+    /// caller loads them and calls again: the part resumes where it stopped. A part that computes for long
+    /// [pauses](Progress::Paused) and resumes likewise. A stop for experts waits for the device; a part
     /// with all its experts does not.
     ///
     /// # Errors

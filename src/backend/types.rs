@@ -157,6 +157,8 @@ pub enum Progress {
     Done,
     /// The part stopped at experts that rows chose and that are not resident. Holds their tensors, each once.
     Needs(Vec<TensorId>),
+    /// The part has run for a while and is not done. The next call goes on; a suspension may come before it.
+    Paused,
 }
 
 /// Variable data of one step: plain arrays of numbers, ready to be copied to a device.

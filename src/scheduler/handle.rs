@@ -15,6 +15,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use super::core::orders::{Cleared, Order, RulesChange};
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
 use super::loads::LoadRequest;
+use super::paging::PageReader;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
@@ -40,7 +41,7 @@ pub(super) struct Inbox {
     pub loads: Vec<LoadRequest>,
     /// Other orders about weights; at most `queue_max`.
     pub orders: Vec<Order>,
-    /// A load completed or failed.
+    /// A load completed or failed, or pages were read.
     pub woken: bool,
     /// Sequences submitted and not ended.
     pub live: HashSet<SequenceId>,
@@ -110,6 +111,7 @@ pub(super) struct Shared {
     /// The device in use; replaced after a device loss. Innermost lock: held for one clone or one lookup.
     device: Mutex<DeviceInUse>,
     next_id: AtomicU64,
+    page_reader: PageReader,
 }
 
 /// A device, and models that it can compute.
@@ -184,6 +186,7 @@ impl Shared {
             events: broadcast::Sender::new(EVENTS_KEPT),
             device: Mutex::new(Rank::DeviceFacts, DeviceInUse::of(backend, options)),
             next_id: AtomicU64::new(1),
+            page_reader: options.page_reader.clone(),
         }
     }
 
@@ -462,6 +465,11 @@ impl EngineHandle {
         let _ = self.shared.failed.subscribe().wait_for(|failed| *failed).await;
     }
 
+    /// Threads that read pages of weights from a disk that does not answer.
+    pub fn lost_readers(&self) -> usize {
+        self.shared.page_reader.lost()
+    }
+
     /// A counter of progress. It moves with every unit of a step, and at least once a second when idle. It also moves
     /// during waits for the device or for weights, which have a time limit. A counter that stands still means that the
     /// engine hangs.
@@ -489,6 +497,8 @@ pub struct EngineOptions {
     pub users: Arc<UserLimits>,
     /// A model without sequences for this long frees its activations and KV pool; its weights stay.
     pub idle_release: Duration,
+    /// How pages of weights are read that a device uses in the file.
+    pub page_reader: PageReader,
 }
 
 impl Default for EngineOptions {
@@ -502,6 +512,7 @@ impl Default for EngineOptions {
             privileged: Vec::new(),
             users: Arc::default(),
             idle_release: Duration::from_secs(60),
+            page_reader: PageReader::default(),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Three state machines are pure: `schedule` (queues, users' shares, KV pages, credits), `life` (a model on a device) and
 //! `loads` (weights that clients requested). They use no I/O, no device and no clock; callers pass in the instants.
 //! `accounts` (device time by user) and `costs` (how long a step takes) are the schedule's.
-//! `residency` decides which weights are on the device and begins every tensor's load. `device` holds these beside the
+//! `residency` decides which weights are on the device and begins every tensor's load. `paging` reads the pages of weights
+//! that a step uses in the file. `device` holds these beside the
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
@@ -28,6 +29,7 @@ mod life;
 mod loading;
 mod loads;
 mod pages;
+mod paging;
 mod plan;
 mod residency;
 mod resident;
@@ -41,6 +43,7 @@ pub use self::core::orders::{Cleared, RulesChange};
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
 pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
+pub use paging::PageReader;
 pub use plan::{Fit, Leaving, ResidencyPlan};
 pub use residency::ResidencyRules;
 pub use snapshot::{

@@ -116,6 +116,8 @@ pub(super) struct Schedule<A = Answer> {
     turns: BTreeMap<(u32, ModelId), u64>,
     /// Suspended steps; at most one of a model.
     suspended: BTreeMap<ModelId, StepPlan>,
+    /// Models whose suspended steps wait for pages of weights.
+    waits: BTreeSet<ModelId>,
     /// Until this instant steps are kept short, because sequences of several users were live not long ago.
     contended: Option<Instant>,
     /// Number of sequences submitted.
@@ -143,6 +145,7 @@ impl<A> Schedule<A> {
             costs: BTreeMap::new(),
             turns: BTreeMap::new(),
             suspended: BTreeMap::new(),
+            waits: BTreeSet::new(),
             contended: None,
             arrivals: 0,
             steps: 0,
@@ -254,6 +257,21 @@ impl<A> Schedule<A> {
     /// Keeps a step that stopped between two parts; [`Schedule::next_step`] returns it again.
     pub fn suspend(&mut self, step: StepPlan) {
         self.suspended.insert(step.model, step);
+    }
+
+    /// Replaces the models whose suspended steps cannot go on yet.
+    pub fn set_waiting(&mut self, models: BTreeSet<ModelId>) {
+        self.waits = models;
+    }
+
+    /// True if a step could take rows of this admitted sequence now.
+    fn can_run(&self, sequence: &Sequence<A>) -> bool {
+        sequence.is_runnable() && !self.waits.contains(&sequence.request.model)
+    }
+
+    /// True if a sequence of the model is live.
+    pub fn has_model(&self, model: ModelId) -> bool {
+        self.all().any(|sequence| sequence.request.model == model)
     }
 
     /// Drops the suspended step of a model if all of its sequences have ended or restarted. True if it did.

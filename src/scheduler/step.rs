@@ -1,12 +1,15 @@
 //! One step: runs a batch of rows through the parts of one model's program.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::paging::Paging;
 use super::residency::Residency;
 use super::schedule::Work;
 use crate::backend::{Backend, BackendError, ModelSlot, Progress, SampleRow, Sampled, StepBatch};
-use crate::model::ModelId;
+use crate::model::{Model, ModelId};
 use crate::program::FIRST_PART;
+use crate::tensor::MapError;
 
 /// Input arrays of a step, reused by the next: plain numbers, ready for the copy to a device.
 #[derive(Debug, Default)]
@@ -72,6 +75,8 @@ pub(super) struct StepDevice<'a> {
     pub slot: ModelSlot,
     /// Incremented after every part.
     pub heartbeat: &'a AtomicU64,
+    /// For a backend that reads weights in place.
+    pub paging: Option<(&'a mut Paging, &'a Arc<Model>)>,
     /// True when no client wants the step any more. A step calls it between parts, and only while it still loads
     /// weights: a step over resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
@@ -84,8 +89,12 @@ pub(super) enum Ran {
     /// To its end: one sampled token, or the cause of a failure, for each sequence that samples, in the order of
     /// [`StepArrays::push`].
     Done(Vec<Result<Sampled, BackendError>>),
-    /// It made way for others before this part.
+    /// It made way for others before this part, or inside it.
     Suspended(u32),
+    /// As `Suspended`, until pages of weights are read.
+    Waits(u32),
+    /// Its model's file does not answer.
+    Unreadable(MapError),
 }
 
 /// Runs a step, from `resumed` if it was suspended there.
@@ -98,7 +107,8 @@ pub(super) fn run(
     arrays: &StepArrays,
     resumed: Option<u32>,
 ) -> Result<Ran, BackendError> {
-    let StepDevice { backend, residency, model, parts, slot, heartbeat, given_up, is_due } = device;
+    let StepDevice { backend, residency, model, parts, slot, heartbeat, mut paging, given_up, is_due } =
+        device;
     match resumed {
         None => backend.begin_step(slot, &arrays.batch())?,
         Some(_) => backend.resume_step(slot)?,
@@ -118,11 +128,34 @@ pub(super) fn run(
             }
         }
         residency.bring(model, part, backend)?;
-        while let Progress::Needs(chosen) = backend.run(part, &residency.weights(model)?)? {
-            heartbeat.fetch_add(1, Ordering::Relaxed);
-            residency.bring_chosen(model, part, &chosen, backend)?;
+        if let Some((paging, of)) = &mut paging {
+            match paging.has_part(of, part, &arrays.token_ids) {
+                Ok(true) => {}
+                Ok(false) => return waits(backend, part),
+                Err(error) => return Ok(Ran::Unreadable(error)),
+            }
         }
-        heartbeat.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let progress = backend.run(part, &residency.weights(model)?)?;
+            heartbeat.fetch_add(1, Ordering::Relaxed);
+            let chosen = match progress {
+                Progress::Done => break,
+                Progress::Needs(chosen) => chosen,
+                Progress::Paused if is_due() => {
+                    backend.suspend_step()?;
+                    return Ok(Ran::Suspended(part));
+                }
+                Progress::Paused => continue,
+            };
+            residency.bring_chosen(model, part, &chosen, backend)?;
+            if let Some((paging, of)) = &mut paging {
+                match paging.has_chosen(of, part, &chosen) {
+                    Ok(true) => {}
+                    Ok(false) => return waits(backend, part),
+                    Err(error) => return Ok(Ran::Unreadable(error)),
+                }
+            }
+        }
     }
     if arrays.samples.is_empty() {
         return Ok(Ran::Done(Vec::new()));
@@ -134,4 +167,9 @@ pub(super) fn run(
         ));
     }
     Ok(Ran::Done(sampled))
+}
+
+fn waits(backend: &mut dyn Backend, part: u32) -> Result<Ran, BackendError> {
+    backend.suspend_step()?;
+    Ok(Ran::Waits(part))
 }

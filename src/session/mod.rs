@@ -56,7 +56,7 @@ pub use outbox::Outbox;
 pub use policy::{Credentials, Policy, Right, Who};
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
-use crate::aside::ReceivedFd;
+use crate::aside::{ReceivedFd, thread_time};
 use crate::lock::{Mutex, Rank};
 use crate::model::store::Lease;
 use crate::scheduler::SequenceId;
@@ -178,9 +178,9 @@ impl Session {
     /// # Errors
     /// [`Fatal`]: send it on stream 0 (see [`Session::last_words`]), then close the connection.
     pub fn on_frame(&mut self, frame: Frame) -> Result<Option<Instant>, Fatal> {
-        let begun = pace::thread_time();
+        let begun = thread_time();
         self.handle(frame)?;
-        let took = pace::thread_time().saturating_sub(begun);
+        let took = thread_time().saturating_sub(begun);
         let Connection { service, peer, .. } = &*self.connection;
         let free = service.policy().is_administrator(peer);
         Ok(if free { None } else { service.pace.frame(peer.uid, took) })

@@ -8,8 +8,7 @@ use std::collections::HashMap;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
+use crate::aside::thread_time;
 use crate::lock::{Mutex, Rank};
 
 /// The part of all processors' time that a user pays with.
@@ -64,13 +63,6 @@ impl Pace {
         })
         .await
     }
-}
-
-/// Processor time of this thread.
-pub(super) fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let whole = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(whole, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -266,7 +266,7 @@ impl Service {
 
     /// Threads that wait for file systems that do not answer.
     pub(super) fn lost_threads(&self) -> usize {
-        self.store.aside().lost() + ReceivedFd::lost_threads()
+        self.store.aside().lost() + ReceivedFd::lost_threads() + self.engine.lost_readers()
     }
 
     /// Sets the object that keeps state across restarts. Only the first call counts.

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::pace::thread_time;
 use super::turns::Turns;
+use crate::aside::thread_time;
 use crate::lock::{Mutex, Rank};
 
 /// The part of all processors' time that a user's allowance grows by.

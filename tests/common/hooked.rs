@@ -64,6 +64,9 @@ impl Backend for Hooked {
     fn watch_loads(&mut self, under_way: bool) -> Result<(), BackendError> {
         self.inner.watch_loads(under_way)
     }
+    fn reads_in_place(&self) -> bool {
+        self.inner.reads_in_place()
+    }
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()
     }

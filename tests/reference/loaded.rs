@@ -72,6 +72,7 @@ impl<B: Device> Loaded<B> {
             match self.try_run(part).expect("a part failed") {
                 Progress::Done => return,
                 Progress::Needs(chosen) => self.load(part, &chosen),
+                Progress::Paused => unreachable!("the part was run on"),
             }
         }
     }
@@ -79,7 +80,12 @@ impl<B: Device> Loaded<B> {
     /// Runs a part of the current step with the tensors that are loaded.
     pub fn try_run(&mut self, part: u32) -> Result<Progress, BackendError> {
         let weights = Weights { tensors: &self.tensors, generations: &self.generations };
-        self.backend.get().run(part, &weights)
+        loop {
+            match self.backend.get().run(part, &weights)? {
+                Progress::Paused => {}
+                progress => return Ok(progress),
+            }
+        }
     }
 
     /// Loads chosen experts of a part.

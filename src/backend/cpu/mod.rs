@@ -165,6 +165,10 @@ impl Backend for CpuBackend {
         run::refuses
     }
 
+    fn reads_in_place(&self) -> bool {
+        true
+    }
+
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
         if !quant::is_supported(tensor.dtype()) {
             let (tensor, dtype) = (tensor.name().to_owned(), tensor.dtype());

@@ -3,6 +3,8 @@
 //! The caller's thread does norms, rotation and quantisation for few rows; all threads share them for many. Products
 //! and attention are phases of the pool: four phases per typical layer at one row, five if attention is split.
 
+use std::time::{Duration, Instant};
+
 use super::attention::{self, Problem};
 use super::bind::{Input, Matrix, NormSpec, Place, Unit};
 use super::compute::{Compute, Projection, Store, append_values};
@@ -14,7 +16,10 @@ use super::row_ops;
 use crate::backend::{BackendError, DeviceTensor, Progress, Weights};
 use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
 
-/// Runs the remaining units of a part.
+/// A part that has taken this long pauses after the current unit: parts of large models take seconds.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Runs the remaining units of a part, or some of them.
 ///
 /// # Errors
 /// [`BackendError`] of a unit, and of a part that does not follow the last one.
@@ -32,11 +37,16 @@ pub fn run(
         _ => return Err(BackendError::OutOfOrder("a part was run out of turn")),
     };
     let bound = std::sync::Arc::clone(&model.bound);
+    let begun = Instant::now();
     let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);
     for (number, unit) in units.iter().enumerate().skip(first) {
         model.at = (part, number);
         if let Progress::Needs(tensors) = run_unit(compute, model, unit, weights)? {
             return Ok(Progress::Needs(tensors));
+        }
+        if number + 1 < units.len() && begun.elapsed() >= PAUSE {
+            model.at = (part, number + 1);
+            return Ok(Progress::Paused);
         }
     }
     model.at = (part, units.len());

@@ -1,7 +1,7 @@
 //! Runs a step and delivers its results.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Core;
 use crate::backend::{BackendError, Sampled};
@@ -11,6 +11,7 @@ use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::StepPlan;
 use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
 use crate::scheduler::{Event, JobError};
+use crate::tensor::MapError;
 
 /// If the first step of a model's turn loads weights, the model keeps its turn for this many times that step's
 /// duration. Models that share the room of one model then spend a fifth of the time on loads.
@@ -33,6 +34,9 @@ pub(super) struct Paused {
     time: Duration,
     /// The step loaded weights.
     loaded: bool,
+    /// Since when it waits for pages of weights, and how long it has waited before.
+    waits: Option<Instant>,
+    waited: Duration,
     /// KV pages of sequences that left meanwhile: the step may still write them.
     freed: Vec<u32>,
 }
@@ -43,6 +47,10 @@ enum Stretch {
     Done(Vec<Drawn>, Duration),
     /// It made way for others before this part.
     Suspended(u32),
+    /// It waits for pages before this part, or inside it.
+    Waits(u32),
+    /// Its model's file does not answer.
+    Unreadable(MapError),
 }
 
 impl Core {
@@ -55,6 +63,7 @@ impl Core {
             return self.fail_model(step.model, error);
         }
         let (begun, loads, switched) = (lock::now(), self.device.residency.counters().loads, step.switched);
+        paused.waited += paused.waits.take().map_or(Duration::ZERO, |since| begun - since);
         self.in_step = Some(step);
         let result = self.compute(&mut paused);
         let loaded = self.device.residency.counters().loads > loads;
@@ -66,11 +75,12 @@ impl Core {
         }
         let Some(step) = self.in_step.take() else { return };
         let time = lock::now() - begun;
-        self.schedule.charge(&step, time);
+        self.schedule.charge(&step, time + self.paging.take_spent(step.model));
         paused.time += time;
         paused.loaded |= loaded;
-        if let Ok(Stretch::Suspended(part)) = result {
+        if let Ok(Stretch::Suspended(part) | Stretch::Waits(part)) = result {
             paused.part = part;
+            paused.waits = matches!(result, Ok(Stretch::Waits(_))).then(lock::now);
             self.schedule.suspend(step.clone());
             self.paused.insert(step.model, paused);
             return;
@@ -84,8 +94,9 @@ impl Core {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
         }
         match result {
-            Ok(Stretch::Done(sampled, load)) => self.deliver(&step, sampled, load),
-            Ok(Stretch::Suspended(_)) | Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
+            Ok(Stretch::Done(sampled, load)) => self.deliver(&step, sampled, load + paused.waited),
+            Ok(Stretch::Unreadable(error)) => self.fail_model(step.model, error),
+            Ok(Stretch::Suspended(_) | Stretch::Waits(_)) | Err(BackendError::GivenUp) => {} // the next turn reads the reason from the inbox
             // The next turn tries again, as long as something can be freed.
             Err(error) if error.is_out_of_memory() => self.out_of_memory(&step, &error),
             Err(error @ BackendError::DeviceLost { .. }) => self.replace_device(&error),
@@ -106,6 +117,10 @@ impl Core {
         let (model, facts) = (Arc::clone(&hosted.model), self.shared.facts());
         self.device.residency.used(step.model);
         let slot = self.device.open(&model, &facts, &self.schedule)?;
+        let in_place = self.device.backend.reads_in_place();
+        if in_place && !step.resumed && self.paging.begin(&model) {
+            self.device.residency.forget_handles(step.model); // so that the step names its experts once more
+        }
         if !step.resumed {
             paused.fill(step, &self.schedule);
         }
@@ -126,6 +141,7 @@ impl Core {
             parts: model.plan.program.part_count(),
             slot,
             heartbeat: &shared.heartbeat,
+            paging: in_place.then_some((&mut self.paging, &model)),
             given_up: &given_up,
             is_due: &is_due,
         };
@@ -133,11 +149,24 @@ impl Core {
         let result = ran.and_then(|ran| match ran {
             Ran::Done(drawn) => Ok(Stretch::Done(drawn, self.device.backend.load_wait()?)),
             Ran::Suspended(part) => Ok(Stretch::Suspended(part)),
+            Ran::Waits(part) => Ok(Stretch::Waits(part)),
+            Ran::Unreadable(error) => Ok(Stretch::Unreadable(error)),
         });
         if result.is_err() {
             self.device.residency.forget_handles(step.model); // a load in flight may fail yet
         }
         result
+    }
+
+    /// Lets steps wait for pages that are being read, and fails requests of models whose disk does not answer.
+    pub(super) fn look_at_pages(&mut self) {
+        let schedule = &self.schedule;
+        let waiting = self.paging.waiting(|id| schedule.has_model(id));
+        for (id, error) in self.paging.silent(&waiting) {
+            tracing::warn!(model = id.0, %error, "requests of the model fail");
+            self.fail_model(id, error);
+        }
+        self.schedule.set_waiting(waiting);
     }
 
     /// Releases KV pages on the device, or later if a suspended step may still write them.
@@ -219,8 +248,15 @@ impl Core {
 impl Paused {
     /// A step that has not begun; reuses the arrays of the last one.
     fn new(arrays: &mut StepArrays) -> Self {
-        let (time, loaded, freed) = (Duration::ZERO, false, Vec::new());
-        Self { arrays: std::mem::take(arrays), part: 0, time, loaded, freed }
+        Self {
+            arrays: std::mem::take(arrays),
+            part: 0,
+            time: Duration::ZERO,
+            loaded: false,
+            waits: None,
+            waited: Duration::ZERO,
+            freed: Vec::new(),
+        }
     }
 
     fn fill(&mut self, step: &StepPlan, schedule: &Schedule) {

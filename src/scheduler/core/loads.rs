@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Core;
+use super::{Core, waker};
 use crate::lock;
 use crate::model::ModelId;
 use crate::scheduler::JobError;
@@ -16,13 +16,10 @@ impl Core {
             return true;
         }
         let mut moved = self.device.loads.look();
-        let shared = Arc::clone(&self.shared);
+        let waker = waker(&self.shared);
         let wake = || -> Box<dyn FnOnce() + Send> {
-            let shared = Arc::clone(&shared);
-            Box::new(move || {
-                shared.inbox.lock().woken = true;
-                shared.wake.notify_one();
-            })
+            let waker = Arc::clone(&waker);
+            Box::new(move || waker())
         };
         while let Some(ended) = self.device.drive_loads(&mut self.schedule, &wake, &mut moved) {
             let lost = ended.error.as_ref().and_then(lost_device);

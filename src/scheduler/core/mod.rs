@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
+use super::paging::Paging;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
 use super::sequence::Sequence;
 use super::step::StepArrays;
@@ -56,6 +57,8 @@ pub(super) struct Core {
     counters: Counters,
     /// Suspended steps, beside those of the schedule.
     paused: BTreeMap<ModelId, compute::Paused>,
+    /// Pages of weights that steps read in place.
+    paging: Paging,
     /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
     /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
@@ -78,6 +81,7 @@ impl Core {
         factory: Factory,
     ) -> Self {
         let schedule = Schedule::new(limits(&options, &shared));
+        let paging = Paging::new(options.page_reader.clone(), waker(&shared));
         let now = lock::now();
         let mut core = Self {
             options,
@@ -88,6 +92,7 @@ impl Core {
             arrays: StepArrays::default(),
             counters: Counters::default(),
             paused: BTreeMap::new(),
+            paging,
             in_step: None,
             ended: Vec::new(),
             drain: None,
@@ -167,6 +172,7 @@ impl Core {
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
         let loaded = self.drive_loads();
+        self.look_at_pages();
         let step = self.schedule.next_step(now);
         let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {
@@ -233,6 +239,7 @@ impl Core {
             self.fail_loads(Some(id), &|| JobError::Cancelled);
         }
         self.device.remove_left(&mut self.schedule);
+        self.paging.keep(|id| self.device.models.get(id).is_some());
         if commands.drain.is_some() && self.drain.is_none() {
             for id in self.schedule.queued() {
                 self.fail(id, JobError::Draining);
@@ -277,6 +284,15 @@ impl Core {
         }
         !admission.admitted.is_empty()
     }
+}
+
+/// Wakes the engine thread.
+fn waker(shared: &Arc<Shared>) -> Arc<dyn Fn() + Send + Sync> {
+    let shared = Arc::clone(shared);
+    Arc::new(move || {
+        shared.inbox.lock().woken = true;
+        shared.wake.notify_one();
+    })
 }
 
 fn limits(options: &EngineOptions, shared: &Shared) -> Limits {

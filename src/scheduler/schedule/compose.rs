@@ -40,7 +40,7 @@ impl<A> Schedule<A> {
     /// Plans the next step and assigns pages to its rows, or returns a suspended one; `None` when no sequence can run.
     pub fn next_step(&mut self, now: Instant) -> Option<StepPlan> {
         self.look_at_users(now);
-        let runnable = self.running.iter().filter(|s| s.is_runnable()).map(|s| s.request.uid);
+        let runnable = self.running.iter().filter(|s| self.can_run(s)).map(|s| s.request.uid);
         let leader = self.accounts.choose(runnable.collect())?;
         let model = self.next_turn(leader, now)?;
         self.look_at_connections();
@@ -119,7 +119,7 @@ impl<A> Schedule<A> {
 
     /// The model of the next step: the one whose turn is kept, or that of the leader that was served longest ago.
     fn next_turn(&self, leader: u32, now: Instant) -> Option<ModelId> {
-        let runnable = || self.running.iter().filter(|s| s.is_runnable());
+        let runnable = || self.running.iter().filter(|s| self.can_run(s));
         if self.turn_kept.is_some_and(|until| now < until)
             && let Some(same) = runnable().map(|s| s.request.model).find(|m| self.turn == Some(*m))
         {
@@ -218,7 +218,7 @@ impl<A> Schedule<A> {
     pub fn is_due(&self, step: &StepPlan, time: Duration) -> bool {
         let spent =
             step.work.iter().map(|work| self.accounts.after(work.uid, time)).min().unwrap_or_default();
-        let others = self.running.iter().filter(|s| s.is_runnable() && s.request.model != step.model);
+        let others = self.running.iter().filter(|s| self.can_run(s) && s.request.model != step.model);
         let mut others = others.map(|s| s.request.uid).filter(|uid| step.work.iter().all(|w| w.uid != *uid));
         others.any(|uid| self.accounts.of(uid) < spent) || !self.queue.is_empty()
     }

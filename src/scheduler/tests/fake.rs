@@ -69,6 +69,10 @@ struct State {
     /// Time of each part, by slot.
     part_times: HashMap<u32, Duration>,
     suspensions: usize,
+    /// Weights are read in the mapped file.
+    in_place: bool,
+    /// How often each part pauses.
+    pauses: u32,
 }
 
 struct Hook(Box<dyn FnOnce() + Send>);
@@ -160,6 +164,16 @@ impl Control {
         self.0.0.lock().part_times.insert(slot, part);
     }
 
+    /// Makes each part pause so often, each time after the slot's time of a part.
+    pub fn pause_inside_parts(&self, times: u32) {
+        self.0.0.lock().pauses = times;
+    }
+
+    /// Makes the engine read pages before steps use them.
+    pub fn read_in_place(&self) {
+        self.0.0.lock().in_place = true;
+    }
+
     /// How often a step was suspended.
     pub fn suspensions(&self) -> usize {
         self.0.0.lock().suspensions
@@ -188,6 +202,8 @@ struct Step {
     logits: Vec<u32>,
     /// Parts run so far, to check their order.
     parts: Vec<u32>,
+    /// Pauses of the current part so far.
+    paused: u32,
 }
 
 struct Fake {
@@ -248,6 +264,10 @@ impl Backend for Fake {
             let (dtype, tensor) = program.dtypes().into_iter().find(|(dtype, _)| *dtype != DType::F32)?;
             Some(BackendError::Unsupported { tensor: tensor.name().to_owned(), dtype, backend: "fake" })
         }
+    }
+
+    fn reads_in_place(&self) -> bool {
+        self.control.0.0.lock().in_place
     }
 
     fn load_tensor(&mut self, tensor: &LazyTensor) -> Result<DeviceTensor, BackendError> {
@@ -338,6 +358,7 @@ impl Backend for Fake {
             stride: batch.page_table_stride,
             logits: batch.logits_rows.to_vec(),
             parts: Vec::new(),
+            paused: 0,
         };
         for row in 0..step.tokens.len() {
             let position = step.positions[row];
@@ -374,6 +395,13 @@ impl Backend for Fake {
         }
         let part_time = self.control.0.0.lock().part_times.get(&slot.0).copied();
         part_time.into_iter().for_each(std::thread::sleep);
+        let (step, pauses) =
+            (self.step.as_mut().expect("a step is under way"), self.control.0.0.lock().pauses);
+        if step.paused < pauses {
+            step.paused += 1;
+            return Ok(Progress::Paused);
+        }
+        step.paused = 0;
         let content = &program.parts()[part as usize];
         for op in &content.ops {
             if matches!(op, Op::Attend { .. }) {

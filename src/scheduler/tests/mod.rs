@@ -6,6 +6,7 @@ mod faults;
 #[cfg(feature = "loom")]
 mod interleavings;
 mod memory;
+mod paging;
 mod residency;
 mod schedules;
 mod sharing;

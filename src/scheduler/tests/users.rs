@@ -46,6 +46,25 @@ fn a_slow_step_makes_way_for_another_users_model() {
 }
 
 #[test]
+fn a_part_that_takes_long_makes_way_inside_it() {
+    let rig = Rig::new(EngineOptions::default());
+    let slow = open(2, &kept_model());
+    rig.control.slow_down(1, Duration::from_millis(25));
+    rig.control.pause_inside_parts(200); // each part takes 5 s
+    let mut slow_one = rig.ask_as(ALICE, &slow, &prompt(1, 20), 3);
+    assert!(rig.comes(|s| s.sequences.first().is_some_and(|s| s.state == SequenceState::Prefill)));
+    let answer = rig.ask_as(BOB, &rig.model, &prompt(2, 20), 2).finish();
+    assert_eq!(answer.ids, expected(&prompt(2, 20), 2));
+    assert!(
+        rig.control.suspensions() > 0 && slow_one.events.try_recv().is_err(),
+        "its first part was not over"
+    );
+    rig.control.pause_inside_parts(1);
+    assert_eq!(slow_one.finish().ids, expected(&prompt(1, 20), 3));
+    rig.assert_empty();
+}
+
+#[test]
 fn shares_that_change_at_run_time_reach_the_schedule() {
     let users: Arc<UserLimits> = Arc::default();
     let rig = Rig::new(EngineOptions { users: Arc::clone(&users), ..EngineOptions::default() });
