@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use crate::printable::is_hidden;
 use crate::wire::{DeviceMemory, DeviceStatus, ResidencyEntry, ResidencyReply, StatusReply};
 
 /// Labels of a value.
@@ -228,7 +229,7 @@ fn escaped(text: &str) -> String {
             '\\' => escaped.push_str("\\\\"),
             '"' => escaped.push_str("\\\""),
             '\n' => escaped.push_str("\\n"),
-            c if c.is_control() => escaped.push('\u{fffd}'),
+            c if is_hidden(c) => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags};
+use unicode_properties::{GeneralCategory, UnicodeGeneralCategory};
 
 use super::shards::{Shard, Shards};
 use super::{NAME_BYTES_MAX, NAMES_MAX};
@@ -215,9 +216,17 @@ fn name_of(path: &Path) -> Option<String> {
     is_name(name).then(|| name.to_owned())
 }
 
-/// True for a valid model name.
+/// True for a valid model name: one that readers can tell from others. No character of it shows nothing, steers a terminal
+/// or turns the text around, and U+0020 is its only white space, inside.
 pub(super) fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(char::is_control)
+    let plain = |c: char| c == ' ' || !(c.is_whitespace() || is_hidden(c));
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.trim() == name && name.chars().all(plain)
+}
+
+fn is_hidden(c: char) -> bool {
+    use GeneralCategory::{Control, Format, LineSeparator, ParagraphSeparator, PrivateUse, Unassigned};
+    [Control, Format, LineSeparator, ParagraphSeparator, PrivateUse, Unassigned]
+        .contains(&c.general_category())
 }
 
 /// Inspects files without opening them. Follows links: the administrator controls the directories.
@@ -388,7 +397,11 @@ mod tests {
     fn names_are_short_and_printable() {
         assert!(is_name("llama-3.2 1b"));
         assert!(!is_name(""));
-        assert!(!is_name("a\nb"));
+        for hidden in "\n\u{7f}\u{9b}\u{ad}\u{200b}\u{202e}\u{2028}\u{2029}\u{e0041}\u{e000}\u{378}".chars() {
+            assert!(!is_name(&format!("a{hidden}b")), "{hidden:?}");
+        }
+        assert!(!is_name(" a") && !is_name("a ") && !is_name(" ") && is_name("a b"));
+        assert!(is_name("模型-é"));
         assert!(!is_name(&"x".repeat(NAME_BYTES_MAX + 1)));
     }
 }
