@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::config::{ConfigError, Limits, Party, PolicyConfig};
 use crate::session::{Policy, Right, Who};
-use crate::share::limits::OfOneUser;
+use crate::share::limits::{OfOneUser, UID_MAX};
 
 /// Users and groups by name.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ fn limited(config: &Limits, names: &Names) -> Result<BTreeMap<u32, OfOneUser>, C
     for (name, user) in &config.users {
         let wrong = |why| ConfigError::User { name: name.clone(), why };
         let uid = name.parse().ok().or_else(|| names.users.get(name).copied());
-        let uid = uid.ok_or_else(|| wrong("is not a user"))?;
+        let uid = uid.filter(|uid| *uid <= UID_MAX).ok_or_else(|| wrong("is not a user"))?;
         if limited.insert(uid, user.limits()).is_some() {
             return Err(wrong("names a user that another entry names too"));
         }
@@ -147,7 +147,7 @@ mod tests {
         let found = limited(&config(&["alice", "1001"]), &names).unwrap();
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), [1000, 1001]);
         assert_eq!(found[&1000].requests, Some(3));
-        for wrong in [&["bob"][..], &["@ai"], &["*"], &[""], &["alice", "1000"]] {
+        for wrong in [&["bob"][..], &["@ai"], &["*"], &[""], &["4294967295"], &["alice", "1000"]] {
             let error = limited(&config(wrong), &names).unwrap_err().to_string();
             assert!(error.starts_with("limits.users names"), "{error}");
         }

@@ -5,7 +5,7 @@ use rocmforge_client::wire::{
 };
 
 use super::{Call, Failure, failure};
-use crate::share::limits::{InForce, Limit, OfOneUser, Origin, USERS_MAX};
+use crate::share::limits::{InForce, Limit, OfOneUser, Origin, UID_MAX, USERS_MAX};
 
 /// Changes the limits of a user, or reports limits.
 pub(super) async fn limit(call: Call, request: LimitUserRequest) -> Result<LimitUserReply, Failure> {
@@ -20,6 +20,10 @@ pub(super) async fn limit(call: Call, request: LimitUserRequest) -> Result<Limit
         let all = users.all().into_iter().map(|(uid, limits)| entry(uid, &limits));
         return Ok(LimitUserReply { users: all.take(USERS_MAX).collect(), ext: Ext::new() });
     };
+    if uid > UID_MAX {
+        let text = format!("uid = {uid} is not in 0..={UID_MAX}");
+        return Err(failure(ErrorCode::InvalidArgument, &text));
+    }
     if changes {
         if !peer.administrator && call.service().policy().names_administrator(uid) {
             let text = format!("uid {uid} is an administrator: only an administrator limits it");

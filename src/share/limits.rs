@@ -13,6 +13,9 @@ use crate::lock::{Mutex, Rank};
 /// A user's share of the device's time, unless an administrator set another one.
 pub const SHARE: u32 = 100;
 
+/// The greatest uid: the kernel keeps the next number for no user.
+pub const UID_MAX: u32 = u32::MAX - 1;
+
 /// Most users with limits of their own: all of them fit one answer of the smallest frame.
 pub const USERS_MAX: usize = 1024;
 

@@ -9,7 +9,7 @@ use rocmforge_client::{Client, ClientError, Connection, Options, ServerTrust};
 
 use crate::child;
 use crate::common;
-use crate::rig::{Rig, answer, code, refusal, story};
+use crate::rig::{Rig, answer, refusal, story};
 
 const LIMITED: u32 = 54_321;
 const OTHER: u32 = 54_322;
@@ -175,9 +175,15 @@ fn a_user_is_limited_by_request_and_by_configuration_and_others_are_not() {
         LimitUserRequest { uid: None, requests: Some(1), ..of(0) },
         LimitUserRequest { share: Some(0), ..of(LIMITED) },
         LimitUserRequest { connections: Some(0), ..of(LIMITED) },
+        LimitUserRequest { requests: Some(u32::MAX), ..of(LIMITED) },
+        LimitUserRequest { passed_models: Some(4097), ..of(LIMITED) },
+        LimitUserRequest { requests: Some(1), ..of(u32::MAX) },
+        of(u32::MAX),
     ];
     for request in wrong {
-        assert_eq!(code(client.limit_user(&request)), ErrorCode::InvalidArgument as u16, "{request:?}");
+        let refusal = refusal(client.limit_user(&request));
+        assert_eq!(refusal.code, ErrorCode::InvalidArgument as u16, "{request:?}");
+        assert!(request.uid.is_none() || refusal.message.contains("..="), "the range is named: {refusal:?}");
     }
     rig.assert_serves();
 }

@@ -314,13 +314,13 @@ pub struct LimitArguments {
     /// The user, by name or uid
     #[arg(value_name = "UID|NAME")]
     pub user: Option<String>,
-    /// Most requests for tokens, loads to a device and subscriptions at once; 0: none
+    /// Most requests for tokens, loads to a device and subscriptions at once, 0 to 1048576; 0: none
     #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
     pub requests: Option<u32>,
-    /// Most open connections, at least 1
+    /// Most open connections, 1 to 60000
     #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
     pub connections: Option<u32>,
-    /// Most model files passed to the daemon at a time; 0: none
+    /// Most model files passed to the daemon at a time, 0 to 4096; 0: none
     #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "user")]
     pub passed_models: Option<u32>,
     /// Share of the device's time while other users want it too, 1 to 1000; users without one have 100

@@ -26,7 +26,12 @@ pub fn run(client: &Client, arguments: &LimitArguments, output: Output) -> Resul
 /// The uid of a user, given by uid or by its name in /etc/passwd.
 fn uid_of(user: &str) -> Result<u32, Failure> {
     let passwd = || std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let uid = user.parse().ok().or_else(|| rocmforge_client::uid_of(user, &passwd()));
+    // The kernel keeps the greatest number for no user.
+    let uid = user
+        .parse()
+        .ok()
+        .filter(|uid| *uid != u32::MAX)
+        .or_else(|| rocmforge_client::uid_of(user, &passwd()));
     uid.ok_or_else(|| {
         Failure::usage(&format!("{user:?} is no user in /etc/passwd: give a name that is there, or a uid"))
     })
@@ -85,6 +90,6 @@ mod tests {
     fn users_are_given_by_name_or_uid() {
         assert_eq!(uid_of("4711").unwrap(), 4711);
         assert_eq!(uid_of("root").unwrap(), 0);
-        assert!(uid_of("no such user").is_err());
+        assert!(uid_of("no such user").is_err() && uid_of("4294967295").is_err());
     }
 }
