@@ -333,6 +333,15 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
+    /// The file was emptied while the daemon serves.
+    #[error(
+        "the configuration {} is empty, as after an interrupted write: for the defaults, write a comment into it",
+        path.display()
+    )]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is not valid TOML, or has unknown keys or values.
     #[error("the configuration {} is not valid: {source}", path.display())]
     Parse {
@@ -396,17 +405,20 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and checks a file. An empty one, which an interrupted write leaves, is refused unless it `may_be_empty`.
     ///
     /// # Errors
     /// [`ConfigError`].
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+    pub fn read(path: &Path, may_be_empty: bool) -> Result<Self, ConfigError> {
         let read = |source| ConfigError::Read { path: path.into(), source };
         let meta = std::fs::metadata(path).map_err(read)?;
         if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
             return Err(ConfigError::NotAFile { path: path.into() });
         }
         let text = std::fs::read_to_string(path).map_err(read)?;
+        if text.trim().is_empty() && !may_be_empty {
+            return Err(ConfigError::Empty { path: path.into() });
+        }
         Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })
     }
 

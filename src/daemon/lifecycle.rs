@@ -99,7 +99,7 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "reading the monotonic clock for the service manager failed"),
     }
-    match source.load() {
+    match source.reload() {
         Ok(new) => {
             if needs_restart(config, &new) {
                 tracing::warn!(
@@ -107,7 +107,15 @@ async fn reload(daemon: &Daemon, source: &ConfigSource, config: &mut Config) {
                 );
             }
             daemon.limit_users(&new);
+            let before = daemon.store.names();
             daemon.reload(config, &new).await;
+            if before > 0 && daemon.store.names() == 0 {
+                tracing::warn!(
+                    dropped = before,
+                    directories = ?new.models,
+                    "this reload drops all {before} models: no directory of the configuration has any"
+                );
+            }
             config.models = new.models;
             config.limits = new.limits;
             config.host = new.host;

@@ -427,7 +427,20 @@ impl ConfigSource {
     /// # Errors
     /// [`ConfigError`].
     pub fn load(&self) -> Result<Config, ConfigError> {
-        let mut config = self.file.as_deref().map_or_else(|| Ok(Config::default()), Config::read)?;
+        self.read(true)
+    }
+
+    /// As [`ConfigSource::load`], for a daemon that serves: an empty file is refused.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn reload(&self) -> Result<Config, ConfigError> {
+        self.read(false)
+    }
+
+    fn read(&self, may_be_empty: bool) -> Result<Config, ConfigError> {
+        let file = self.file.as_deref().map(|file| Config::read(file, may_be_empty));
+        let mut config = file.unwrap_or_else(|| Ok(Config::default()))?;
         if let Some(socket) = &self.socket {
             config.socket.clone_from(socket);
         }

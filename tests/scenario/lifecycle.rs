@@ -192,7 +192,16 @@ fn a_reload_reads_the_configuration_and_keeps_models_and_answers() {
         other.log_text().contains("the one in force stays")
     });
     assert_eq!(names(&other), ["extra", TINY]);
+    // So does an empty one, which an interrupted write leaves.
+    other.configure("\n");
+    other.signal(Signal::HUP);
+    other.eventually("the log reports the empty file", |_| other.log_text().contains("is empty, as after"));
+    assert_eq!(names(&other), ["extra", TINY]);
     other.assert_serves();
+    // A file that names no models is obeyed, and the log warns.
+    other.reload(&config(&[]));
+    assert!(names(&other).len() < 2);
+    assert!(other.log_text().contains("drops all 2 models"), "{}", other.log_text());
 
     rig.signal(Signal::HUP);
     assert_eq!(collect(&mut running).unwrap().text.len(), {
