@@ -59,8 +59,8 @@ pub(super) async fn load(
     payload: Vec<u8>,
 ) -> Result<LoadReply, Failure> {
     call.service().admit()?;
-    let id = request.request_id;
-    once(&call, id, Op::Load, &payload, move |call| {
+    let (id, kind) = (request.request_id, if fd.is_some() { Kind::Passes } else { Kind::Names });
+    once(&call, (id, Op::Load), kind, &payload, move |call| {
         let begun = Instant::now();
         let (_lease, mapped_now) = match fd {
             Some(fd) => {
@@ -100,7 +100,7 @@ pub(super) async fn unload(
     payload: Vec<u8>,
 ) -> Result<UnloadReply, Failure> {
     let id = request.request_id;
-    once(&call, id, Op::Unload, &payload, move |call| {
+    once(&call, (id, Op::Unload), Kind::Names, &payload, move |call| {
         let peer = call.peer();
         let unloaded = call.service().store.unload(peer.uid, call.may(Right::Manage), &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
@@ -114,13 +114,22 @@ pub(super) async fn unload(
     .await
 }
 
+/// Kinds of requests about models.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It names a model.
+    Names,
+    /// It passes a file, whose header takes processor time.
+    Passes,
+}
+
 /// Does `work`, which blocks, once for each request id. A repeated request waits for the first answer and gets a copy.
 ///
 /// The work runs to its end, and its answer is kept, even if the client is gone: repeats exist for this case.
 async fn once<T: wire::Message + Send + 'static>(
     call: &Call,
-    id: u128,
-    op: Op,
+    (id, op): (u128, Op),
+    kind: Kind,
     payload: &[u8],
     work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -141,13 +150,16 @@ async fn once<T: wire::Message + Send + 'static>(
         }
     };
     let running = Running { service: Arc::clone(call.service()), uid, id, _ended: ended };
-    call.blocking(move |call| {
+    let work = move |call: &Call| {
         let reply = work(call)?;
         let bytes = wire::encode(&reply).map_err(|error| of_codec(&error))?;
         running.service.memory.lock().remember(uid, id, &request, bytes);
         Ok(reply)
-    })
-    .await
+    };
+    match kind {
+        Kind::Names => call.blocking(work).await,
+        Kind::Passes => call.header_work(work).await,
+    }
 }
 
 /// A running request that its repeats wait for. Drops when the request was answered, or failed and was forgotten.

@@ -6,6 +6,7 @@ use rocmforge_client::wire::{
 
 use super::error::{Failure, failure, shortage};
 use super::{Call, panicked};
+use crate::aside::thread_time;
 use crate::model::store::Lease;
 use crate::model::tokenizer::EncodeOptions;
 
@@ -89,6 +90,40 @@ impl Call {
         match begun.await? {
             Ok(done) => Ok(done),
             Err((work, input)) => self.in_background(move |call| work(call, input)).await,
+        }
+    }
+
+    /// Runs work that opens a passed file, and charges the user for the processor time that it takes. It is
+    /// [`blocking`](Self::blocking) work until the user's allowance is used up, and then less urgent than the engine.
+    /// Administrators do not pay.
+    pub(super) async fn header_work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (service, uid) = (self.service(), self.peer().uid);
+        if self.peer().administrator {
+            return self.blocking(work).await;
+        }
+        let (turn, later) = service.text_time.header_turn(uid).await;
+        let work = move |call: &Call| {
+            let begun = thread_time();
+            let result = work(call);
+            call.service().text_time.charge(uid, thread_time().saturating_sub(begun));
+            result
+        };
+        if !later {
+            return self
+                .blocking(move |call| {
+                    let _turn = turn;
+                    work(call)
+                })
+                .await;
+        }
+        let call = self.clone();
+        match self.service().text_time.on_nice_thread(turn, move || work(&call)).await {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(panicked()),
+            Err(error) => Err(shortage(&format!("no thread to open the file: {error}"))),
         }
     }
 

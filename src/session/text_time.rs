@@ -1,5 +1,5 @@
-//! Processor time of text work (tokenising, detokenising, rendering templates), so that long texts do not slow the
-//! engine's threads down.
+//! Processor time of text work (tokenising, detokenising, rendering templates) and of opening passed files, so that long
+//! texts and vocabularies do not slow the engine's threads down.
 //!
 //! Each user has an allowance of processor time, which grows with time up to [`SAVED`] of it. Work within the allowance
 //! runs at once. Other work runs in the background: few threads, with low scheduling priority, one for each user at a
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use crate::aside::thread_time;
 use crate::lock::{Mutex, Rank};
 
@@ -31,6 +31,12 @@ const NICE: i32 = 10;
 /// One background thread for this many processors.
 const PROCESSORS_PER_THREAD: usize = 4;
 
+/// Passed files of one user that are opened at a time.
+const HEADERS_OF_UID: usize = 2;
+/// Reading the header of a passed file is assumed to take as long as tokenising this many bytes: 10 ms. A vocabulary of
+/// 1.5 million tokens takes a second.
+const HEADER_BYTES: usize = 50_000;
+
 /// With allowances of more users than this, full ones are forgotten.
 const USERS_KEPT: usize = 64;
 
@@ -42,6 +48,7 @@ pub(super) struct TextTime {
     grows: f64,
     saved: f64,
     background: Arc<Turns>,
+    headers: Arc<Turns>,
 }
 
 /// Seconds that a user had left at that time.
@@ -69,6 +76,8 @@ impl TextTime {
             grows,
             saved: grows * SAVED.as_secs_f64(),
             background: Turns::new(processors.div_ceil(PROCESSORS_PER_THREAD), 1),
+            // No bound of all: a file whose disk is slow must not keep other users from opening theirs.
+            headers: Turns::new(tokio::sync::Semaphore::MAX_PERMITS, HEADERS_OF_UID),
         }
     }
 
@@ -133,7 +142,25 @@ impl TextTime {
         uid: u32,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> std::io::Result<Option<T>> {
-        let turn = self.background.take(uid).await;
+        self.on_nice_thread(self.background.take(uid).await, work).await
+    }
+
+    /// Waits for the user's turn to open a passed file; true if its allowance is used up.
+    pub(super) async fn header_turn(&self, uid: u32) -> (Turn, bool) {
+        let turn = self.headers.take(uid).await;
+        let later = !self.may_claim(uid, HEADER_BYTES);
+        (turn, later)
+    }
+
+    /// Runs work on a thread of low priority. `None` if it panicked.
+    ///
+    /// # Errors
+    /// The error of starting a thread.
+    pub(super) async fn on_nice_thread<T: Send + 'static>(
+        &self,
+        turn: Turn,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<Option<T>> {
         let (done, result) = oneshot::channel();
         std::thread::Builder::new().name("text".into()).spawn(move || {
             // Only less urgent: without it the work is done all the same.
@@ -222,5 +249,22 @@ mod tests {
         assert_eq!(second.await.unwrap(), Some(2));
         assert_eq!(time.in_background(1, || panic!("as a test")).await.unwrap(), None::<()>);
         assert_eq!(nice(), own, "this thread stays as it was");
+    }
+
+    #[tokio::test]
+    async fn headers_are_opened_in_turn_and_later_once_the_allowance_is_used_up() {
+        let time = TextTime::new(2);
+        let (first, later) = time.header_turn(1).await;
+        let (_second, _) = time.header_turn(1).await;
+        assert!(!later);
+        let mut third = Box::pin(time.header_turn(1));
+        assert!(futures_util::poll!(&mut third).is_pending(), "two of one user at a time");
+        assert!(!time.header_turn(2).await.1, "another user does not wait");
+        time.charge(1, 1000 * MS); // what the first one took
+        drop(first);
+        let (third, later) = third.await;
+        assert!(later);
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        assert_eq!(time.on_nice_thread(third, nice).await.unwrap(), Some(nice().max(NICE)));
     }
 }
