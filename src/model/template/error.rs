@@ -55,7 +55,10 @@ pub enum TemplateError {
         /// Limit in bytes.
         limit: usize,
     },
-    /// The rendering process died unexpectedly; most likely the template nests too deep for its stack.
+    /// The template, or a value that it makes, nests too deep for the stack of the rendering process.
+    #[error("the model's chat template nests too deep, or makes values that do")]
+    TooDeep,
+    /// The rendering process died unexpectedly.
     #[error("the process that renders the chat template died: {status}")]
     Died {
         /// Exit status or signal.

@@ -98,6 +98,10 @@ impl Renderer {
         if stderr.contains("memory allocation of") || stderr.contains("capacity overflow") {
             return TemplateError::OutOfMemory { limit_mib: MEMORY_MIB_MAX };
         }
+        // Rust's message before it aborts.
+        if stderr.contains("has overflowed its stack") {
+            return TemplateError::TooDeep;
+        }
         if CPU.contains(&status.signal()) {
             return TemplateError::TooSlow { limit: format!("{CPU_SECONDS_MAX} s of processor time") };
         }
