@@ -35,11 +35,6 @@ pub struct EngineSnapshot {
 }
 
 impl EngineSnapshot {
-    /// Counts the live sequences of a model.
-    pub fn sequences_of(&self, model: ModelId) -> usize {
-        self.sequences.iter().filter(|s| s.model == model).count()
-    }
-
     /// Numbers of admitted and of waiting sequences.
     pub fn running_and_queued(&self) -> (usize, usize) {
         let queued = self.sequences.iter().filter(|s| s.state == SequenceState::Queued).count();

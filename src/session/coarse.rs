@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 use rocmforge_client::wire::DeviceStatus;
 
 use super::Call;
+use crate::scheduler::SequenceState;
 
 /// Steps of counted rows. A prompt or an answer has seldom more.
 const ROWS_STEP: u64 = 1024;
 /// Steps of bytes of KV pages.
 const BYTES_STEP: u64 = 64 << 20;
+/// Steps of open connections.
+const CONNECTIONS_STEP: u64 = 64;
 /// Steps of counted tensors: a step of a model uses hundreds.
 const TENSORS_STEP: u64 = 1 << 20;
 
@@ -32,6 +35,13 @@ pub(super) enum Count {
     StepSequences,
     TensorHits,
     Replays,
+    Done,
+    Failed,
+    Cancelled,
+    Connections,
+    TensorsLoaded,
+    AnonBytes,
+    FileBytes,
     KvBytes,
     TakenBytes,
     AvailableBytes,
@@ -48,9 +58,15 @@ impl Count {
             | Self::DecodeRows
             | Self::PrefillRows
             | Self::StepSequences
-            | Self::Replays => ROWS_STEP,
-            Self::TensorHits => TENSORS_STEP,
-            Self::KvBytes
+            | Self::Replays
+            | Self::Done
+            | Self::Failed
+            | Self::Cancelled => ROWS_STEP,
+            Self::TensorHits | Self::TensorsLoaded => TENSORS_STEP,
+            Self::Connections => CONNECTIONS_STEP,
+            Self::AnonBytes
+            | Self::FileBytes
+            | Self::KvBytes
             | Self::TakenBytes
             | Self::AvailableBytes
             | Self::FreeBytes
@@ -59,7 +75,7 @@ impl Count {
     }
 
     fn goes_down(self) -> bool {
-        self.step() == BYTES_STEP
+        [BYTES_STEP, CONNECTIONS_STEP].contains(&self.step())
     }
 }
 
@@ -69,24 +85,37 @@ pub(super) struct Coarse {
     /// The secret; `None` gives exact counts.
     secret: Option<RandomState>,
     slot: u64,
-    /// KV pages of the user's own requests.
-    own_pages: u32,
+    own: Own,
+}
+
+/// The user's own requests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    pages: u32,
+    running: u32,
+    queued: u32,
 }
 
 impl Coarse {
     /// Exact counts.
     #[cfg(test)]
-    pub(super) const NO: Self = Self { secret: None, slot: 0, own_pages: 0 };
+    pub(super) const NO: Self = Self { secret: None, slot: 0, own: Own { pages: 0, running: 0, queued: 0 } };
 
     pub(super) fn of(call: &Call) -> Self {
         let (peer, service) = (call.peer(), call.service());
         let exact = peer.sees || service.is_alone(peer.uid);
         let slot = Instant::now().saturating_duration_since(service.started).as_secs() / SLOT.as_secs();
-        let own = |(uid, pages)| if uid == peer.uid { pages } else { 0 };
-        let snapshot = service.engine.snapshot();
-        let own_pages = snapshot.sequences.iter().map(|sequence| own((sequence.uid, sequence.kv_pages)));
-        let own_pages = own_pages.fold(0, u32::saturating_add);
-        Self { secret: (!exact).then(|| service.secret.clone()), slot, own_pages }
+        let mut own = Own::default();
+        for sequence in service.engine.snapshot().sequences.iter().filter(|s| s.uid == peer.uid) {
+            own.pages = own.pages.saturating_add(sequence.kv_pages);
+            *(if sequence.state == SequenceState::Queued { &mut own.queued } else { &mut own.running }) += 1;
+        }
+        Self { secret: (!exact).then(|| service.secret.clone()), slot, own }
+    }
+
+    /// Numbers of running and of queued requests: the user's own, unless counts are exact.
+    pub(super) fn running_and_queued(&self, exact: (u32, u32)) -> (u32, u32) {
+        if self.secret.is_some() { (self.own.running, self.own.queued) } else { exact }
     }
 
     /// The count, or a multiple of its step next to it.
@@ -100,8 +129,16 @@ impl Coarse {
     }
 
     pub(super) fn status(&self, exact: DeviceStatus) -> DeviceStatus {
+        let (sequences_running, sequences_queued) =
+            self.running_and_queued((exact.sequences_running, exact.sequences_queued));
         DeviceStatus {
-            kv_pages_used: if self.secret.is_some() { self.own_pages } else { exact.kv_pages_used },
+            sequences_running,
+            sequences_queued,
+            sequences_done: self.count(Count::Done, exact.sequences_done),
+            sequences_failed: self.count(Count::Failed, exact.sequences_failed),
+            sequences_cancelled: self.count(Count::Cancelled, exact.sequences_cancelled),
+            tensors_loaded: self.count(Count::TensorsLoaded, exact.tensors_loaded),
+            kv_pages_used: if self.secret.is_some() { self.own.pages } else { exact.kv_pages_used },
             kv_bytes: self.count(Count::KvBytes, exact.kv_bytes),
             steps: self.count(Count::Steps, exact.steps),
             rows: self.count(Count::Rows, exact.rows),
@@ -119,7 +156,7 @@ mod tests {
     use super::*;
 
     fn coarse(secret: &RandomState, slot: u64) -> Coarse {
-        Coarse { secret: Some(secret.clone()), slot, own_pages: 3 }
+        Coarse { secret: Some(secret.clone()), slot, own: Own { pages: 3, running: 1, queued: 2 } }
     }
 
     #[test]
@@ -152,7 +189,10 @@ mod tests {
         assert!((0..64).any(|slot| bytes(slot, 40 << 20) != bytes(0, 40 << 20)));
         assert!((0..64).all(|slot| bytes(slot, 40 << 20).abs_diff(40 << 20) <= BYTES_STEP));
         let exact = DeviceStatus { kv_pages_used: 70, rows: 5000, ..DeviceStatus::default() };
-        assert_eq!(coarse(&secret, 0).status(exact.clone()).kv_pages_used, 3);
+        let exact = DeviceStatus { sequences_running: 9, sequences_done: 5, ..exact };
+        let shown = coarse(&secret, 0).status(exact.clone());
+        assert_eq!((shown.kv_pages_used, shown.sequences_running, shown.sequences_queued), (3, 1, 2));
+        assert_eq!(shown.sequences_done % ROWS_STEP, 0);
         assert_eq!(Coarse::NO.status(exact.clone()), exact);
     }
 }

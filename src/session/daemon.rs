@@ -165,17 +165,19 @@ pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
         Ok((Memory::read(service.memory_use.as_ref()), host::of_daemon(service)))
     };
     let (memory, host) = call.blocking(ask).await?;
-    let service = call.service();
+    let (service, coarse, sees) = (call.service(), Coarse::of(&call), call.peer().sees);
+    let count = |what, count: u32| u32::try_from(coarse.count(what, count.into())).unwrap_or(u32::MAX);
+    let mapped = if sees { service.store.mapped() } else { service.store.mapped_for(call.peer().uid) };
     Ok(StatusReply {
         version: VERSION.to_owned(),
         uptime_ms: milliseconds_since(service.started),
         pid: std::process::id(),
         draining: service.is_draining(),
-        connections: service.connections(),
-        models_mapped: u32::try_from(service.store.mapped()).unwrap_or(u32::MAX),
+        connections: count(Count::Connections, service.connections()),
+        models_mapped: u32::try_from(mapped).unwrap_or(u32::MAX),
         devices: vec![device(&call, &service.engine.snapshot())],
-        rss_anon_bytes: memory.anon_bytes,
-        rss_file_bytes: memory.file_bytes,
+        rss_anon_bytes: coarse.count(Count::AnonBytes, memory.anon_bytes),
+        rss_file_bytes: coarse.count(Count::FileBytes, memory.file_bytes),
         host,
         ext: status_ext(&call),
     })

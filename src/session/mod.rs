@@ -9,7 +9,7 @@
 //! ended by `Reply`, `End` or `Error`. `Cancel` and the connection's end cancel the request. Breaking the framing rules
 //! is a [`Fatal`] error that ends the connection; any other error ends its stream.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -453,6 +453,11 @@ impl Call {
             self.service().events.mapped(lease.model().id);
         }
         Ok((lease, mapped_now))
+    }
+
+    /// Numbers of the user's own requests by model; `None` if it may see those of all users.
+    fn own_sequences(&self) -> Option<BTreeMap<String, u32>> {
+        (!self.peer().sees).then(|| self.service().sequences_of(self.peer().uid))
     }
 
     /// Runs blocking work off the runtime's threads, once it is this uid's turn. Work that has begun runs to its end

@@ -31,11 +31,12 @@ const SHOWN_BYTES: usize = 1024;
 
 pub(super) async fn list(call: Call, request: ListRequest) -> Result<ListReply, Failure> {
     call.blocking(move |call| {
+        let own = call.own_sequences();
         let mut all = call.service().store.list(call.peer().uid);
         all.retain(|listing| listing.name > request.after);
         let of_all = all.len();
         let mut room = page_room(call.connection.limits.max_frame);
-        let all = all.into_iter().take(limits::MODELS_MAX).map(summary);
+        let all = all.into_iter().take(limits::MODELS_MAX).map(|listing| summary(listing, own.as_ref()));
         let models = fill(&mut room, all, summary_bytes);
         Ok(ListReply { more: models.len() < of_all, models, ext: Ext::new() })
     })
@@ -73,8 +74,7 @@ pub(super) async fn load(
             }
             None => call.acquire(&request.name)?,
         };
-        let mut summary = summary_of(call, &request.name)?;
-        summary.sequences = summary.sequences.saturating_sub(1); // this request itself
+        let summary = summary_of(call, &request.name)?;
         Ok(LoadReply {
             summary,
             mapped_now,
@@ -86,12 +86,17 @@ pub(super) async fn load(
 }
 
 fn pass(call: &Call, name: &str, fd: std::os::fd::OwnedFd) -> Result<(Lease, bool), Failure> {
-    let passed = call.service().store.pass(call.peer().uid, name, File::from(fd));
-    let (lease, mapped_now) = passed.map_err(|error| of_store(&error))?;
+    let (uid, store) = (call.peer().uid, &call.service().store);
+    let own = store.passed().into_iter().filter(|passed| passed.uid == uid);
+    let had: Vec<_> = own.map(|passed| passed.model.id).collect();
+    let (lease, mapped_now) = store.pass(uid, name, File::from(fd)).map_err(|error| of_store(&error))?;
+    let id = lease.model().id;
     if mapped_now {
-        call.service().events.mapped(lease.model().id);
+        call.service().events.mapped(id);
     }
-    Ok((lease, mapped_now))
+    // Whether another user passed the same file is not for this one to know.
+    let shown = if call.peer().sees { mapped_now } else { !had.contains(&id) };
+    Ok((lease, shown))
 }
 
 pub(super) async fn unload(
@@ -102,12 +107,13 @@ pub(super) async fn unload(
     let id = request.request_id;
     once(&call, (id, Op::Unload), Kind::Names, &payload, move |call| {
         let peer = call.peer();
+        let own = call.own_sequences().map(|own| own.get(&request.name).copied().unwrap_or(0));
         let unloaded = call.service().store.unload(peer.uid, call.may(Right::Manage), &request.name);
         let unloaded = unloaded.map_err(|error| of_store(&error))?;
         call.service().keep_state();
         Ok(UnloadReply {
             was_mapped: unloaded.was_mapped,
-            draining_sequences: unloaded.in_use,
+            draining_sequences: own.unwrap_or(unloaded.in_use),
             ext: Ext::new(),
         })
     })
@@ -178,12 +184,17 @@ impl Drop for Running {
 }
 
 fn summary_of(call: &Call, name: &str) -> Result<ModelSummary, Failure> {
-    let listing = call.service().store.status(call.peer().uid, name);
+    let mut listing = call.service().store.status(call.peer().uid, name);
+    if let Some(listing) = &mut listing {
+        listing.in_use = listing.in_use.saturating_sub(1); // this request itself
+    }
     let gone = || failure(ErrorCode::ModelNotFound, &format!("{name:?} was unloaded at the same time"));
-    listing.map(summary).ok_or_else(gone)
+    listing.map(|listing| summary(listing, call.own_sequences().as_ref())).ok_or_else(gone)
 }
 
-fn summary(listing: Listing) -> ModelSummary {
+/// A model's summary. It counts the requests of `own` alone, if the client may not see others'.
+fn summary(listing: Listing, own: Option<&BTreeMap<String, u32>>) -> ModelSummary {
+    let sequences = own.map_or(listing.in_use, |own| own.get(&listing.name).copied().unwrap_or(0));
     ModelSummary {
         name: listing.name,
         state: match listing.status {
@@ -195,7 +206,7 @@ fn summary(listing: Listing) -> ModelSummary {
         },
         file_bytes: listing.file_bytes,
         architecture: label(&listing.architecture),
-        sequences: listing.in_use,
+        sequences,
         reason: wire::cut_text(&listing.reason, limits::ERROR_BYTES_MAX).to_owned(),
         ext: Ext::new(),
     }
@@ -205,8 +216,7 @@ pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, 
     call.service().admit()?;
     call.blocking(move |call| {
         let (lease, _) = call.acquire(&request.model)?;
-        let mut summary = summary_of(call, &request.model)?;
-        summary.sequences = summary.sequences.saturating_sub(1); // this request itself
+        let summary = summary_of(call, &request.model)?;
         describe(call, lease.model(), summary, &request, call.connection.limits.max_frame)
     })
     .await

@@ -152,7 +152,9 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     let mut names = service.store.names_of(peer.uid, peer.sees, &ids);
     let entries = all.into_iter().map(|model| {
         let name = names.remove(&model.model).unwrap_or_default();
-        entry(model, name, snapshot.sequences_of(model.model), &coarse)
+        let of_model = snapshot.sequences.iter().filter(|sequence| sequence.model == model.model);
+        let sequences = of_model.filter(|sequence| peer.sees || sequence.uid == peer.uid).count();
+        entry(model, name, sequences, &coarse)
     });
     let devices = vec![device(&call, &snapshot)];
     let mut room = page_room(call.connection.limits.max_frame).saturating_sub(DEVICE_BYTES * devices.len());
@@ -225,6 +227,8 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
     let (memory, counters) = (snapshot.memory, snapshot.counters);
     let coarse = Coarse::of(call);
     let (running, queued) = snapshot.running_and_queued();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let (sequences_running, sequences_queued) = coarse.running_and_queued((count(running), count(queued)));
     let label = |text: &str| wire::cut_text(text, limits::LABEL_BYTES_MAX).to_owned();
     DeviceMemory {
         kind: label(info.kind),
@@ -240,8 +244,8 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
         total_bytes: memory.total,
         free_bytes: coarse.count(Count::FreeBytes, memory.free),
         others_bytes: memory.others(),
-        sequences_running: u32::try_from(running).unwrap_or(u32::MAX),
-        sequences_queued: u32::try_from(queued).unwrap_or(u32::MAX),
+        sequences_running,
+        sequences_queued,
         decode_rows: coarse.count(Count::DecodeRows, counters.decode_rows),
         prefill_rows: coarse.count(Count::PrefillRows, counters.prefill_rows),
         loads: counters.tensors_loaded,

@@ -1,6 +1,6 @@
 //! State that all sessions share: models, engine, limits, counters.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::hash::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -396,6 +396,15 @@ impl Service {
         }
         // At once: the request's task may wait for its client.
         self.engine.cancel(id);
+    }
+
+    /// Numbers of a user's token requests, by the model names that it used.
+    pub(super) fn sequences_of(&self, uid: u32) -> BTreeMap<String, u32> {
+        let mut counts = BTreeMap::new();
+        for asked in self.active.lock().sequences.values().filter(|asked| asked.uid == uid) {
+            *counts.entry(asked.model.clone()).or_default() += 1;
+        }
+        counts
     }
 
     /// The token requests that the engine does not have yet, and for which `wanted` holds.

@@ -114,11 +114,26 @@ fn asks_for_little() {
     println!("\nDONE {}", slowest.as_millis());
 }
 
-/// Exact counters would tell how long other users' prompts and answers are.
+/// Exact counters would tell how long other users' prompts and answers are, and when they are there.
 #[test]
 fn counters_of_others_are_coarse() {
     let Some((socket, _)) = child::inside() else { return };
-    let device = Client::new(options(socket)).status().unwrap().devices.remove(0);
+    let client = Client::new(options(socket));
+    let mut status = client.status().unwrap();
+    let memory = [status.rss_anon_bytes, status.rss_file_bytes];
+    assert!(
+        status.connections.is_multiple_of(64) && memory.iter().all(|bytes| bytes % (64 << 20) == 0),
+        "{status:?}"
+    );
+    let device = status.devices.remove(0);
+    let sequences = [device.sequences_running, device.sequences_queued];
+    assert!(
+        sequences == [0; 2] && device.sequences_done.is_multiple_of(1024),
+        "it has no request now: {device:?}"
+    );
+    let models = client.list().unwrap().models;
+    assert!(models.iter().all(|model| model.sequences == 0), "{models:?}");
+    assert!(client.residency().unwrap().models.iter().all(|model| model.sequences == 0));
     let (rows, pages) = ([device.rows, device.decode_rows, device.prefill_rows], device.kv_pages_used);
     assert!(rows.iter().all(|rows| rows % 1024 == 0) && pages % 64 == 0, "{device:?}");
     println!("\nDONE");

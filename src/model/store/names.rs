@@ -26,6 +26,13 @@ impl Store {
         self.tables.lock().mapped_names()
     }
 
+    /// Number of mapped models that this user has a name for.
+    pub fn mapped_for(&self, uid: u32) -> usize {
+        let names = self.mapped_names().into_iter();
+        let own = names.filter(|(of, ..)| of.is_none_or(|of| of == uid)).map(|(.., id)| id);
+        own.collect::<std::collections::BTreeSet<_>>().len()
+    }
+
     /// All names locked by [`Store::pin`]. The uid is as in [`Store::mapped_names`].
     pub fn pinned_names(&self) -> Vec<(Option<u32>, String)> {
         self.tables.lock().pinned_names()
