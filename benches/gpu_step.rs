@@ -131,10 +131,12 @@ fn main() -> Result<(), Failure> {
     let snapshot = handle.snapshot();
     let device = snapshot.device;
     println!(
-        "graphs: {} recorded, {} replays in {} steps; uploads: {} tensors, {} bytes; {} MiB of the device in use",
+        "graphs: {} recorded, {} replays in {} steps, {} run again; uploads: {} tensors, {} bytes; {} MiB of the device \
+         in use",
         device.graphs,
         device.graph_replays,
         snapshot.counters.steps,
+        device.steps_repeated,
         device.uploads,
         device.upload_bytes,
         device.used_bytes >> 20

@@ -4,8 +4,8 @@
 //            activation: 0 is SiLU, x / (1 + e^-x); 1 is GELU by tanh (`activated` in prelude/numbers.h)
 // Variants   gated_a8: A8 rows of `padded` values (a multiple of 32, >= cols); gated_f32: f32[M][cols];
 //            gated_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
-// Launch     gated_a8: grid = (ceil(padded / 1024), M); gated_f32: grid = (ceil(cols / 1024), M); gated_x16: grid = M;
-//            block = 256
+// Launch     gated_a8: grid = (ceil(padded / 1024), M); gated_f32: grid = (ceil(cols / 1024), M); gated_x16: grid = M,
+//            block = 64 to 1024; others: block = 256
 // Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
 // Sums in    no sums; f32. Where e^-x overflows, the gate becomes 0, as it should: x / inf. A NaN stays NaN
 // Tolerance  gated_f32: |got - want| <= 4e-6 * |want| + 1e-6 * largest |want| of the launch; for gates of 20 to the
@@ -57,7 +57,7 @@ KERNEL(256, gated_f32, const f32* gate, const f32* up, f32* out, u32 stride, u32
     store_four(out + (u64)block_y() * cols, k, cols, rows_are_wide(out, cols), row.at(k));
 }
 
-KERNEL(256, gated_x16, const f32* gate, const f32* up, f16* out, f32* row_scales, u32 stride, u32 cols, u32 activation) {
+KERNEL(1024, gated_x16, const f32* gate, const f32* up, f16* out, f32* row_scales, u32 stride, u32 cols, u32 activation) {
     LDS(room, u32[TEAMS_MAX]);
     gated::Row row(gate, up, block_x(), stride, cols, activation);
     u32 amax = 0;

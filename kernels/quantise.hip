@@ -4,7 +4,8 @@
 // Shapes     x: f32, row m at m * stride
 // Variants   quantise_a8: A8 rows of `padded` values (a multiple of 32, >= cols);
 //            quantise_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
-// Launch     quantise_a8: grid = (ceil(padded / 1024), M); quantise_x16: grid = M; block = 256
+// Launch     quantise_a8: grid = (ceil(padded / 1024), M); quantise_x16: grid = M, block = 64 to
+//            1024; quantise_a8: block = 256
 // Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
 // Sums in    i32 for the sums of A8 codes, which are exact; else no sums, f32
 // Tolerance  quantise_a8: scale within 4e-6 of amax / 127, values within scale / 2 + 8e-6 * amax, sums exact
@@ -24,7 +25,7 @@ KERNEL(256, quantise_a8, const f32* x, i8* codes, f32* scales, i16* sums, u32 st
     store_a8(a8_row(codes, scales, sums, block_y(), padded), k, padded, values);
 }
 
-KERNEL(256, quantise_x16, const f32* x, f16* out, f32* row_scales, u32 stride, u32 cols) {
+KERNEL(1024, quantise_x16, const f32* x, f16* out, f32* row_scales, u32 stride, u32 cols) {
     LDS(room, u32[TEAMS_MAX]);
     wait_for_predecessor();
     bool wide = rows_are_wide(x, stride) && cols % 4 == 0, wide_out = rows_are_wide(out, cols);

@@ -4,6 +4,9 @@
 //            with the lower number. weight = e^logit / sum of e^logit * scale; the sum is over the chosen experts where
 //            `normalise` is not 0, else over all
 //            A NaN counts as the largest logit; all weights of its row are NaN
+//            row_seq: u32[M]; NO_SEQUENCE (common/pages.h): the row's experts are NO_EXPERT, its weights 0
+//            table: u64[count], addresses of experts, 0 for those that are not there; absent: u32[1], 1 if a row chose one of
+//            these, else as before. Either is null: no look at the table
 // Requires   1 <= used <= count <= 512
 // Launch     grid = ceil(M / 8), block = 256: 32 lanes a row
 // Alignment  4 bytes
@@ -12,6 +15,8 @@
 // Reference  a sort and f64 exponentials in tests/kernels/experts.rs
 // Moves      4 * count bytes in, 8 * used out per row; bound by latency
 #include "prelude/prelude.h"
+#include "common/experts.h"
+#include "common/pages.h"
 #include "common/reduce.h"
 
 namespace routing {
@@ -31,12 +36,14 @@ DEV u64 rank(f32 logit, u32 expert) {
 
 } // namespace routing
 
-KERNEL(256, route, const f32* logits, u32* experts, f32* weights, f32 scale, u32 rows, u32 count, u32 used, u32 normalise) {
+KERNEL(256, route, const f32* logits, const u32* row_seq, const u64* table, u32* experts, f32* weights, u32* absent, f32 scale,
+       u32 rows, u32 count, u32 used, u32 normalise) {
     using namespace routing;
     wait_for_predecessor();
     u32 wanted = block_x() * (block_threads() / TEAM) + team_id();
     // A team without a row repeats the last and writes nothing: all lanes of a wave reduce together.
     u32 row = min_u32(wanted, rows - 1);
+    const bool padding = row_seq[row] == NO_SEQUENCE, looks = table != nullptr && absent != nullptr && !padding;
     f32 logit[EACH];
     u64 left[EACH];
     u64 best = NONE;
@@ -66,8 +73,9 @@ KERNEL(256, route, const f32* logits, u32* experts, f32* weights, f32 scale, u32
             f32 share = exp_f32(logits[(u64)row * count + expert] - most);
             sum += share;
             if (pass == 1 && team_lane() == 0 && wanted < rows) {
-                experts[(u64)row * used + place] = expert;
-                weights[(u64)row * used + place] = share / total * scale;
+                experts[(u64)row * used + place] = padding ? NO_EXPERT : expert;
+                weights[(u64)row * used + place] = padding ? 0.0f : share / total * scale;
+                if (looks && table[expert] == 0) absent[0] = 1;
             }
         }
         if (pass == 0) total = sum;

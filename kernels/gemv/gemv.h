@@ -10,7 +10,8 @@
 //            act(gate x) * (up x), act by number as `activated` in prelude/numbers.h
 //            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
 //            Block row y is pair y of a row and an expert: the matrix at table[experts[y]] times row y / slots goes to
-//            out[y * out_stride ..]. slots: pairs that share an input row: experts per token, or 1 where each pair has its own
+//            out[y * out_stride ..]; nothing is written for NO_EXPERT (common/experts.h) or an address of 0. slots: pairs
+//            that share an input row: experts per token, or 1 where each pair has its own
 //            gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
 //            The same for gate and up; pair y goes to row y of OUT
 // Variants   a: a8 or f32 (float types: f32 only). m: rows of a block, 1, 2, 4 or 8. A quantised type with f32 activations, a
@@ -30,6 +31,7 @@
 //            memory-bound
 #pragma once
 #include "../common/activation.h"
+#include "../common/experts.h"
 #include "dots.h"
 
 template <class T> DEV u32 units_of(u32 cols) {
@@ -245,8 +247,9 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
     KERNEL(256, gemv_experts_##NAME, const u64* table, const u32* experts, u32 n, u32 cols, __VA_ARGS__, u32 slots, f32* out,  \
            u32 out_stride) {                                                                                                   \
         wait_for_predecessor_alone();                                                                                          \
-        const u32 pair = block_y();                                                                                            \
-        gemv_expert<T, R, U, TILE>(global_address<const u8>(table[experts[pair]]), n, cols, INPUT, pair / slots,               \
+        const u32 pair = block_y(), expert = experts[pair];                                                                    \
+        if (expert == NO_EXPERT || table[expert] == 0) return;                                                                 \
+        gemv_expert<T, R, U, TILE>(global_address<const u8>(table[expert]), n, cols, INPUT, pair / slots,                      \
                                    out + u64(pair) * out_stride);                                                              \
     }
 #define GEMV_EXPERTS_GATED(NAME, T, P, U, TILE, INPUT, ...)                                                                    \
@@ -254,6 +257,7 @@ DEV void gemv_gated(const GateUp& w, const typename Tile::In& in, u32 in_row, u3
            __VA_ARGS__, u32 slots, u32 activation, GEMV_OUT_PARAMS) {                                                          \
         wait_for_predecessor_alone();                                                                                          \
         const u32 pair = block_y(), expert = experts[pair];                                                                    \
+        if (expert == NO_EXPERT || gate_table[expert] == 0) return;                                                            \
         const u8 *gate = global_address<const u8>(gate_table[expert]), *up = global_address<const u8>(up_table[expert]);       \
         gemv_gated<T, P, U, 1, TILE>({gate, up, nullptr, nullptr, n, cols, activation}, INPUT, pair / slots, 1, GEMV_OUT, pair);\
     }

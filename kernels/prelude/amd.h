@@ -37,6 +37,7 @@ extern __attribute__((shared, aligned(16))) u32x4 dynamic_lds[];
 
 typedef u32 V4 __attribute__((ext_vector_type(4)));
 typedef u32 V2 __attribute__((ext_vector_type(2)));
+typedef f16 Halves __attribute__((ext_vector_type(2)));
 } // namespace amd
 
 DEV u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
@@ -207,3 +208,15 @@ DEV f32 f16_to_f32(f16 v) { return (f32)v; }
 DEV f16 f32_to_f16(f32 v) { return (f16)v; }
 DEV u16 f16_bits(f16 v) { return __builtin_bit_cast(u16, v); }
 DEV f16 f16_from_bits(u16 v) { return __builtin_bit_cast(f16, v); }
+
+// Bytes as the last digits of 2^10, less that again: exact.
+template <i32 LESS> DEV u32 bytes_f16x2(u32 v, u32 i) {
+    const u32 both = __builtin_amdgcn_perm(0x64646464u, v, 0x04010400u + 0x10001u * i);
+    const amd::Halves less = (f16)(1024 + LESS);
+    return __builtin_bit_cast(u32, __builtin_bit_cast(amd::Halves, both) - less);
+}
+DEV u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    using amd::Halves;
+    return __builtin_bit_cast(u32, __builtin_elementwise_fma(__builtin_bit_cast(Halves, a), __builtin_bit_cast(Halves, b),
+                                                             __builtin_bit_cast(Halves, c)));
+}

@@ -272,3 +272,16 @@ DEV f32 f16_to_f32(f16 v) { return (f32)v; }
 DEV f16 f32_to_f16(f32 v) { return (f16)v; }
 DEV u16 f16_bits(f16 v) { return __builtin_bit_cast(u16, v); }
 DEV f16 f16_from_bits(u16 v) { return __builtin_bit_cast(f16, v); }
+
+template <i32 LESS> DEV u32 bytes_f16x2(u32 v, u32 i) {
+    const auto one = [&](u32 b) { return (u32)f16_bits((f16)((i32)(v >> 8 * b & 0xff) - LESS)); };
+    return one(i) | one(i + 1) << 16;
+}
+DEV u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    // Products and their sums are exact in f64, or far from a tie of f16.
+    const auto one = [&](u32 shift) {
+        const auto value = [&](u32 v) { return (double)f16_from_bits((u16)(v >> shift)); };
+        return (u32)f16_bits((f16)__builtin_fma(value(a), value(b), value(c))) << shift;
+    };
+    return one(0) | one(16);
+}

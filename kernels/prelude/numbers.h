@@ -51,7 +51,6 @@ DEV f32x2 unpack_f16x2(u32 v) {
 DEV u32 pack_f16x2(f32 low, f32 high) {
     return (u32)f16_bits(f32_to_f16(low)) | (u32)f16_bits(f32_to_f16(high)) << 16;
 }
-DEV f32 byte_f32(u32 v, u32 i, f32 less) { return (f32)byte_u8(v, i) - less; }
 #endif
 // Exponent 0 is the denormal 2^-127.
 DEV f32 e8m0_to_f32(u8 e) { return as_f32(e == 0 ? 0x400000u : (u32)e << 23); }

@@ -10,6 +10,7 @@
 
 #define DEV __device__ __forceinline__
 #define KERNEL(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS) NAME(__VA_ARGS__)
+#define KERNEL_TWICE(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS, 2) NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
 #define LDS(NAME, ...) __shared__ __align__(16) Same<__VA_ARGS__> NAME
 #define LDS_DYNAMIC(T, NAME) T* NAME = (T*)nvidia::dynamic_lds
@@ -64,6 +65,8 @@ template <class T> DEV T uniform(T v) { return v; }
 
 namespace nvidia {
 DEV u32x4 from(uint4 v) { return {v.x, v.y, v.z, v.w}; }
+DEV __half2 halves(u32 v) { return *(const __half2*)&v; }
+DEV u32 bits(__half2 v) { return *(const u32*)&v; }
 } // namespace nvidia
 
 DEV u32x4 load16(const void* p) { return nvidia::from(*(const uint4*)p); }
@@ -157,5 +160,12 @@ DEV u32 pack_f16x2(f32 low, f32 high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
-// A conversion has half the rate of a permutation and a subtraction: the byte as the last digits of 2^23, all exact.
-DEV f32 byte_f32(u32 v, u32 i, f32 less) { return as_f32(__byte_perm(v, 0x4b000000u, 0x7540u | i)) - (8388608.0f + less); }
+// Bytes as the last digits of 2^10, less that again: exact.
+template <i32 LESS> DEV u32 bytes_f16x2(u32 v, u32 i) {
+    const u32 both = __byte_perm(v, 0x64646464u, 0x4140u + 0x101u * i);
+    const __half2 less = __half2half2(__ushort_as_half((u16)(0x6400 + LESS)));
+    return nvidia::bits(__hsub2(nvidia::halves(both), less));
+}
+DEV u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    return nvidia::bits(__hfma2(nvidia::halves(a), nvidia::halves(b), nvidia::halves(c)));
+}

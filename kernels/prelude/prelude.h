@@ -9,6 +9,8 @@
 //
 // Kernels
 //   KERNEL(256, add_f32, const f32* a, f32* b, u32 n) { ... }     at most 256 threads a block; entry point `add_f32`
+//   KERNEL_TWICE(256, name, ...)                                  the same; NVIDIA's compiler keeps registers few enough for two
+//                                                                 blocks on a unit at once
 //   DEV f32 twice(f32 x) { ... }                                  device function or method, always inlined
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
 //   ROLLED for (...)                                              never unrolled: for long bodies
@@ -54,7 +56,8 @@
 //   exp2_f32 log2_f32 rsqrt_f32 rcp_f32 (hardware: an error of 1-2 in the last place)   exp_f32 log_f32 tanh_f32 sigmoid_f32
 //   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)
-//   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)  f32 byte_f32(u32, i, less) (byte i, less that)
+//   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)   pairs of f16: u32 fma_f16x2(a, b, c) (one rounding)
+//   u32 bytes_f16x2<LESS>(u32, i)  bytes i and i + 1 as f16, less LESS (0..128): exact
 //   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)
 // Matrix unit, where HAS_MATRIX_UNIT is 1 (else 0 and none of these): D = A B + C, 16x16x16, f16 in, f32 sum, one wave
 //   Frag::A a = Frag::load_a(p, ld)    element (row, k) = p[row*ld + k], rows 16-byte aligned    Frag::A::SIZE elements a lane:
@@ -87,6 +90,10 @@ typedef float f32;
 #include "nvidia.h"
 #else
 #include "amd.h"
+#endif
+
+#if !defined(KERNEL_TWICE)
+#define KERNEL_TWICE KERNEL
 #endif
 
 #include "numbers.h"

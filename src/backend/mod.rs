@@ -163,7 +163,8 @@ pub trait Backend: Send {
     /// Where rows chose experts that are not resident, the part stops and [names their tensors](Progress::Needs). The
     /// caller loads them and calls again: the part resumes where it stopped. A part that computes for long
     /// [pauses](Progress::Paused) and resumes likewise. A stop for experts waits for the device; a part
-    /// with all its experts does not.
+    /// with all its experts does not. After [`Progress::Again`] the caller goes on with the first part, at most once a
+    /// step.
     ///
     /// # Errors
     /// [`BackendError`] of an operation; it ends the step.

@@ -159,6 +159,9 @@ pub enum Progress {
     Needs(Vec<TensorId>),
     /// The part has run for a while and is not done. The next call goes on; a suspension may come before it.
     Paused,
+    /// The step was launched without a look at the experts that rows choose, and some are not resident. It continues with
+    /// its first part, and looks now.
+    Again,
 }
 
 /// Variable data of one step: plain arrays of numbers, ready to be copied to a device.
@@ -355,6 +358,8 @@ pub struct DeviceCounters {
     pub graphs: u64,
     /// Why graph replay was switched off.
     pub graphs_refused: Option<&'static str>,
+    /// Number of steps run again, because rows chose experts that were not resident.
+    pub steps_repeated: u64,
     /// Bytes of device memory in use: weights, KV pages, scratch.
     pub used_bytes: u64,
 }

@@ -117,7 +117,8 @@ pub(super) fn run(
     // No sequence samples, so no logits are needed: skip the head.
     let parts = if arrays.samples.is_empty() { parts.saturating_sub(1) } else { parts };
     let first = resumed.unwrap_or(FIRST_PART);
-    for part in first..parts {
+    let mut part = first;
+    while part < parts {
         if part > first {
             if cold && given_up() {
                 return Err(BackendError::GivenUp);
@@ -135,11 +136,12 @@ pub(super) fn run(
                 Err(error) => return Ok(Ran::Unreadable(error)),
             }
         }
-        loop {
+        part = loop {
             let progress = backend.run(part, &residency.weights(model)?)?;
             heartbeat.fetch_add(1, Ordering::Relaxed);
             let chosen = match progress {
-                Progress::Done => break,
+                Progress::Done => break part + 1,
+                Progress::Again => break FIRST_PART,
                 Progress::Needs(chosen) => chosen,
                 Progress::Paused if is_due() => {
                     backend.suspend_step()?;
@@ -155,7 +157,7 @@ pub(super) fn run(
                     Err(error) => return Ok(Ran::Unreadable(error)),
                 }
             }
-        }
+        };
     }
     if arrays.samples.is_empty() {
         return Ok(Ran::Done(Vec::new()));

@@ -1,7 +1,8 @@
 //! Routing to experts, and the sum of their results.
 
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::ops::{Combine, Route};
+use rocmforge::backend::hip::kernels::matmul::choice::ExpertTiles;
+use rocmforge::backend::hip::kernels::ops::{Combine, GroupPairs, Route};
 
 use crate::random::Random;
 use crate::rig::rig;
@@ -29,11 +30,20 @@ fn experts_are_chosen_and_summed() {
         }
         let scale = 1.5f32;
         let input = rig.upload(&logits);
+        // Every fourth row is a padding row; every fifth expert is absent.
+        let sequences: Vec<u32> =
+            (0..rows as u32).map(|row| if row % 4 == 3 { u32::MAX } else { row }).collect();
+        let addresses: Vec<u64> =
+            (0..count as u64).map(|expert| if expert % 5 == 4 { 0 } else { 256 }).collect();
+        let (row_seq, table, absent) = (rig.upload(&sequences), rig.upload(&addresses), rig.upload(&[0u32]));
         let (experts, weights) = (rig.output::<u32>(rows * used), rig.output::<f32>(rows * used));
         let arguments = Route {
             logits: input.ptr(),
+            row_seq: row_seq.ptr(),
+            table: table.ptr(),
             experts: experts.ptr(),
             weights: weights.ptr(),
+            absent: absent.ptr(),
             scale,
             rows: rows as u32,
             count: count as u32,
@@ -42,8 +52,15 @@ fn experts_are_chosen_and_summed() {
         };
         rig.device.launch(&rig.stream, Route::route, Grid::x(rows.div_ceil(8) as u32), &arguments).unwrap();
         let (chosen, shares) = (rig.download::<u32>(&experts), rig.download::<f32>(&weights));
+        let lacks = chosen.iter().any(|&expert| expert != u32::MAX && addresses[expert as usize] == 0);
+        assert_eq!(rig.download::<u32>(&absent), [u32::from(lacks)]);
         for (row, logits) in logits.chunks_exact(count).enumerate() {
             let (chosen, shares) = (&chosen[row * used..][..used], &shares[row * used..][..used]);
+            if sequences[row] == u32::MAX {
+                assert!(chosen.iter().all(|&expert| expert == u32::MAX), "{chosen:?} of a padding row");
+                assert!(shares.iter().all(|&share| share == 0.0));
+                continue;
+            }
             if broken && row == rows - 1 {
                 assert!(chosen[0] as usize == count / 2 && shares.iter().all(|s| s.is_nan()), "{shares:?}");
                 continue;
@@ -85,7 +102,7 @@ fn experts_are_chosen_and_summed() {
                     want += part;
                     size += part.abs();
                 }
-                if broken && row == rows - 1 {
+                if broken && row == rows - 1 && sequences[row] != u32::MAX {
                     assert!(got.is_nan());
                 } else {
                     assert!(
@@ -95,5 +112,49 @@ fn experts_are_chosen_and_summed() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn pairs_are_grouped_by_expert_and_cut_into_tiles() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for (pairs, count) in [(1, 1), (72, 128), (511, 60), (8200, 512), (3000, 2)] {
+        // Some pairs have no expert; low numbers are more frequent.
+        let expert = |random: &mut Random| {
+            let below = random.below(count) + 1;
+            if random.below(9) == 0 { u32::MAX } else { random.below(below) as u32 }
+        };
+        let experts: Vec<u32> = (0..pairs).map(|_| expert(random)).collect();
+        let tiles = ExpertTiles::of(pairs as u32, count as u32);
+        let (input, members) = (rig.upload(&experts), rig.output::<u32>(pairs));
+        let out = rig.output::<u32>(4 * tiles.most as usize);
+        let arguments = GroupPairs {
+            experts: input.ptr(),
+            members: members.ptr(),
+            tiles: out.ptr(),
+            pairs: pairs as u32,
+            count: count as u32,
+            size: tiles.size,
+            tiles_max: tiles.most,
+        };
+        rig.device
+            .launch(&rig.stream, GroupPairs::group_pairs, ExpertTiles::group_grid(), &arguments)
+            .unwrap();
+        let (members, out) = (rig.download::<u32>(&members), rig.download::<u32>(&out));
+        let mut seen: Vec<u32> = Vec::new();
+        let (mut last, mut ended) = (0, false);
+        for tile in out.chunks_exact(4) {
+            let [expert, first, held, rest] = [tile[0], tile[1], tile[2], tile[3]];
+            assert_eq!(rest, 0);
+            assert!(held <= tiles.size && (held == 0 || !ended && expert >= last), "{pairs}: {tile:?}");
+            (last, ended) = (last.max(expert), held == 0);
+            let held = &members[first as usize..][..held as usize];
+            assert!(held.iter().all(|&pair| experts[pair as usize] == expert), "{pairs}: {tile:?}");
+            seen.extend(held);
+        }
+        seen.sort_unstable();
+        let want: Vec<u32> = (0..pairs as u32).filter(|&pair| experts[pair as usize] != u32::MAX).collect();
+        assert_eq!(seen, want, "{pairs} pairs among {count} experts");
     }
 }

@@ -65,7 +65,14 @@ impl Gated {
         let out = X16::new(rig, m, cols);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
         let arguments = GatedX16 { gate, up, out: out_ptr, row_scales, stride, cols: cols_arg, activation };
-        rig.device.launch(&rig.stream, GatedX16::gated_x16, Grid::x(m as u32), &arguments).unwrap();
+        rig.device
+            .launch(
+                &rig.stream,
+                GatedX16::gated_x16,
+                Grid::x(m as u32).threads([64, 256, 1024][m % 3]),
+                &arguments,
+            )
+            .unwrap();
         out.check(rig, &want, cols);
 
         let out = A8::new(rig, m, padded);

@@ -305,7 +305,14 @@ fn quantised_rows_stand_for_their_values() {
         let out = X16::new(rig, m, cols);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
         let arguments = QuantiseX16 { x, out: out_ptr, row_scales, stride, cols: cols_arg };
-        rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, Grid::x(m as u32), &arguments).unwrap();
+        rig.device
+            .launch(
+                &rig.stream,
+                QuantiseX16::quantise_x16,
+                Grid::x(m as u32).threads([64, 256, 1024][m % 3]),
+                &arguments,
+            )
+            .unwrap();
         out.check(rig, &want, cols);
     }
 }

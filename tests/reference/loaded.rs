@@ -9,7 +9,7 @@ use rocmforge::backend::hip::HipBackend;
 use rocmforge::backend::{
     Backend, BackendError, DeviceTensor, ModelSlot, Progress, StepLimits, Storage, Weights,
 };
-use rocmforge::program::{Program, Residence, TensorId};
+use rocmforge::program::{FIRST_PART, Program, Residence, TensorId};
 
 /// An owner of a backend.
 pub trait Device {
@@ -73,6 +73,7 @@ impl<B: Device> Loaded<B> {
                 Progress::Done => return,
                 Progress::Needs(chosen) => self.load(part, &chosen),
                 Progress::Paused => unreachable!("the part was run on"),
+                Progress::Again => return (FIRST_PART..=part).for_each(|part| self.run(part)),
             }
         }
     }

@@ -205,6 +205,20 @@ impl HipBackend {
         }
     }
 
+    /// Whether a row of the step, which was launched ahead, chose an expert that is not resident. Starts the step again
+    /// then.
+    fn lacked(&mut self) -> Result<bool, BackendError> {
+        self.wait_for_device()?;
+        let Some(model) = self.current.and_then(|slot| self.models.get_mut(&slot)) else { return Ok(false) };
+        let lacked = model.lacked(&self.stream)?;
+        if lacked {
+            model.start_again(&self.stream)?;
+            self.replays.repeats += 1;
+            self.waiter.set_busy();
+        }
+        Ok(lacked)
+    }
+
     /// Waits until all launched work is done.
     fn wait_for_device(&mut self) -> Result<(), BackendError> {
         self.waiter.wait_for_device(&self.device, &self.stream)
@@ -334,6 +348,7 @@ impl Backend for HipBackend {
             graph_replays: self.replays.replays,
             graphs: self.replays.graphs,
             graphs_refused: self.replays.refused,
+            steps_repeated: self.replays.repeats,
             used_bytes,
         }
     }
@@ -437,6 +452,9 @@ impl Backend for HipBackend {
         (model.step.part, model.step.unit) = (part + 1, 0);
         if part == model.program.head_part() {
             self.flush()?;
+            if self.step()?.may_lack() && self.lacked()? {
+                return Ok(Progress::Again);
+            }
             let model = self.step()?;
             model.warm = warm;
             model.step.has_logits = true;

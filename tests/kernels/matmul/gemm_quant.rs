@@ -2,7 +2,8 @@
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::matmul::{GemmQuant, choice};
+use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, choice};
+use rocmforge::backend::hip::kernels::ops::GroupPairs;
 use rocmforge::backend::hip::kernels::types::{Columns, weight_type};
 use rocmforge::tensor::DType;
 
@@ -28,6 +29,24 @@ struct Product {
 /// The weight as the kernel sees it: rounded to f16, finite values not past its range.
 fn rounded(value: f32) -> f32 {
     f16::from_f32(value.clamp(-65504.0, 65504.0)).to_f32()
+}
+
+/// The largest difference that scales and minimums make that are rounded to f16: those of types with blocks of 256 have more
+/// digits. `|x|` times `2^-12` of the weight and its minimum, each as often as it is rounded.
+fn rounding(matrix: &Weights, row: usize, x: &[f64]) -> f64 {
+    let (len, size) = (matrix.dtype.block_len(), matrix.dtype.block_bytes());
+    if len < 256 {
+        return 0.0;
+    }
+    let blocks = matrix.bytes[row * matrix.cols / len * size..].chunks_exact(size);
+    let of_block = |(block, (x, w)): (&[u8], (&[f64], &[f32]))| {
+        // The second number of the block's header times at most 63. Q6_K, which ends with its header, has no minimums.
+        let header = f16::from_le_bytes([block[2], block[3]]).to_f64().abs();
+        let most = if matrix.dtype == DType::Q6_K { 0.0 } else { 63.0 * header };
+        x.iter().zip(w).map(|(x, w)| x.abs() * (3.0 * f64::from(w.abs()) + 2.0 * most)).sum::<f64>()
+    };
+    let rows = x.chunks_exact(len).zip(matrix.row(row).chunks_exact(len));
+    blocks.zip(rows).map(of_block).sum::<f64>() / 4096.0
 }
 
 impl Product {
@@ -122,7 +141,10 @@ impl Product {
             let sum = Sum::of(&weights, &x).plus(self.bias.as_ref().map_or(0.0, |bias| bias[of][at]));
             let sum = sum.plus(self.base.as_ref().map_or(0.0, |base| base[i]));
             let dtype = self.matrices[0].dtype;
-            sum.check(got, &|| format!("{dtype}, {cols} inputs, row {row}, matrix {of}, output {at}"));
+            let rounding = rounding(&self.matrices[of], at, &x);
+            sum.check_to(rounding, got, &|| {
+                format!("{dtype}, {cols} inputs, row {row}, matrix {of}, output {at}")
+            });
         }
     }
 }
@@ -214,6 +236,120 @@ fn the_sums_of_splits_have_room() {
                     bytes <= room || outputs == [0; 3],
                     "{outputs:?}, {cols} inputs, {rows} rows: {bytes} of {room}"
                 );
+            }
+        }
+    }
+}
+
+/// Pairs of a row and an expert, with the matrices of two products side by side. The expert of number 2 is absent, and the
+/// first pair has none.
+struct Choice {
+    product: Product,
+    /// Gate and up matrix of each expert.
+    experts: Vec<[Weights; 2]>,
+    chosen: Vec<u32>,
+    slots: usize,
+}
+
+impl Choice {
+    fn random(dtype: DType, [n, rows, cols]: [usize; 3], random: &mut Random) -> Self {
+        let (count, slots) = (5, 3);
+        let mut chosen: Vec<u32> = (0..rows * slots).map(|_| random.below(count) as u32).collect();
+        chosen[0] = u32::MAX;
+        let matrix = |random: &mut Random| Weights::random(dtype, n, cols, random);
+        let experts = (0..count).map(|_| [matrix(random), matrix(random)]).collect();
+        Self { product: Product::random(dtype, &[1], rows, cols, random), experts, chosen, slots }
+    }
+
+    /// The products of each pair, with tiles of `chosen.columns` pairs; both matrices, or the first one alone.
+    fn run(&self, rig: &Rig, chosen: Columns<GemmExperts>, both: bool) -> Vec<f32> {
+        let (count, pairs) = (self.experts.len() as u32, self.chosen.len() as u32);
+        let (n, cols) = (self.experts[0][0].rows, self.product.cols());
+        let tiles =
+            choice::ExpertTiles { size: chosen.columns, most: pairs.min(pairs / chosen.columns + count) };
+        let (experts, members) = (rig.upload(&self.chosen), rig.output::<u32>(pairs as usize));
+        let table = rig.output::<u32>(4 * tiles.most as usize);
+        let sort = GroupPairs {
+            experts: experts.ptr(),
+            members: members.ptr(),
+            tiles: table.ptr(),
+            pairs,
+            count,
+            size: tiles.size,
+            tiles_max: tiles.most,
+        };
+        rig.device
+            .launch(&rig.stream, GroupPairs::group_pairs, choice::ExpertTiles::group_grid(), &sort)
+            .unwrap();
+        let weights: Vec<_> =
+            self.experts.iter().map(|both| both.each_ref().map(|w| w.lay_out(rig))).collect();
+        let addresses = [0, 1].map(|which| {
+            let of = |(expert, pair): (usize, &[_; 2])| match expert {
+                2 => 0,
+                _ => rocmforge::backend::hip::Buffer::ptr::<u8>(&pair[which]).address(),
+            };
+            rig.upload(&weights.iter().enumerate().map(of).collect::<Vec<u64>>())
+        });
+        let matrices = if both { 2 } else { 1 };
+        let stride = n * matrices + 3;
+        let out = rig.output::<f32>(pairs as usize * stride);
+        let (x, scales) = (rig.upload(&self.product.bits), rig.upload(&self.product.scales));
+        let arguments = GemmExperts {
+            table0: addresses[0].ptr(),
+            table1: or_null(addresses.get(1).filter(|_| both)),
+            tiles: table.ptr(),
+            members: members.ptr(),
+            n: n as u32,
+            cols: cols as u32,
+            x: x.ptr(),
+            x_stride: self.product.stride as u32,
+            x_scale: scales.ptr(),
+            slots: self.slots as u32,
+            out: out.ptr(),
+            out_stride: stride as u32,
+        };
+        let grid = tiles.grid(n as u32, matrices as u32);
+        rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        rig.download::<f32>(&out)
+    }
+
+    fn check(&self, got: &[f32], both: bool) {
+        let (n, cols) = (self.experts[0][0].rows, self.product.cols());
+        let stride = got.len() / self.chosen.len();
+        for (pair, (got, &expert)) in got.chunks_exact(stride).zip(&self.chosen).enumerate() {
+            let row = pair / self.slots;
+            let scale = f64::from(self.product.scales[row]);
+            let x = &self.product.x[row * cols..][..cols];
+            let x: Vec<f64> = x.iter().map(|&v| f64::from(v) * scale).collect();
+            let written = if expert == u32::MAX || expert == 2 { 0 } else { n * (1 + usize::from(both)) };
+            assert!(got[written..].iter().copied().all(untouched), "pair {pair} of expert {expert}");
+            for (output, &got) in got[..written].iter().enumerate() {
+                let (matrix, at) = (&self.experts[expert as usize][output / n], output % n);
+                let weights: Vec<f32> = matrix.row(at).iter().map(|&w| rounded(w)).collect();
+                Sum::of(&weights, &x).check_to(rounding(matrix, at, &x), got, &|| {
+                    format!("{}, pair {pair}, expert {expert}, output {output}", matrix.dtype)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_multiply_the_rows_that_chose_them() {
+    let Some(rig) = rig_with_gemm() else { return };
+    let mut random = Random::new();
+    for dtype in quantised_types() {
+        let long = dtype.block_len() == 256;
+        for (n, rows, cols, both) in
+            [(130, 33, if long { 512 } else { 352 }, true), (20, 9, if long { 256 } else { 64 }, false)]
+        {
+            let choice = Choice::random(dtype, [n, rows, cols], &mut random);
+            let all = weight_type(dtype).unwrap().gemm_experts;
+            let got = choice.run(rig, all[0], both);
+            choice.check(&got, both);
+            for chosen in &all[1..] {
+                let same = same_bits(&choice.run(rig, *chosen, both), &got);
+                assert!(same, "{dtype}: tiles of {} pairs give other bits", chosen.columns);
             }
         }
     }

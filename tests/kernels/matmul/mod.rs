@@ -95,9 +95,14 @@ impl Sum {
     }
 
     pub fn check(self, got: f32, what: &dyn Fn() -> String) {
+        self.check_to(0.0, got, what);
+    }
+
+    /// The same where something else may differ by `more`.
+    pub fn check_to(self, more: f64, got: f32, what: &dyn Fn() -> String) {
         let off = (f64::from(got) - self.value).abs();
         assert!(
-            off <= TIER_A * self.size + 1e-30,
+            off <= TIER_A * self.size + more + 1e-30,
             "{}: {got} instead of {}, off {off:e} of {:e}",
             what(),
             self.value,

@@ -59,6 +59,11 @@ impl Count {
         self.with(of, u64::checked_next_multiple_of)
     }
 
+    /// The smaller of both numbers.
+    pub fn min(self, other: impl Into<Self>) -> Self {
+        self.with(other, |a, b| Some(a.min(b)))
+    }
+
     /// The same number if it is at least `least`, else impossible.
     pub fn at_least(self, least: impl Into<Self>) -> Self {
         self.with(least, |a, b| (a >= b).then_some(a))
@@ -482,8 +487,11 @@ mod tests {
         // Without rows, `rows - 1` of the kernel would name a row far outside.
         let none = Route {
             logits: DevicePtr::of_len(1000),
+            row_seq: DevicePtr::NULL,
+            table: DevicePtr::NULL,
             experts: DevicePtr::NULL,
             weights: DevicePtr::NULL,
+            absent: DevicePtr::NULL,
             scale: 1.0,
             rows: 0,
             count: 8,

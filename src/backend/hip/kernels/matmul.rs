@@ -128,6 +128,35 @@ kernels! { |launch|
         counters: DevicePtr<u32> [launch.if_split(launch.x * launch.y)],
     }
 
+    /// Quantised matrices of experts times the f16 rows that chose them, on the matrix unit. Grid:
+    /// [`choice::ExpertTiles::grid`].
+    GemmExperts [] {
+        /// Address of each expert's matrix, 0 if it is absent. `tiles` decides which are read.
+        table0: DevicePtr<u64> [at least 1],
+        /// The same of a second matrix, whose outputs follow; or null.
+        table1: DevicePtr<u64> [null or at least 1],
+        /// `[grid y][4]`, from `group_pairs`.
+        tiles: DevicePtr<u32> [4 * launch.y],
+        /// Pair numbers, from `group_pairs`. `tiles` decides which are read.
+        members: DevicePtr<u32> [at least 1],
+        /// Outputs of a matrix.
+        n: u32,
+        /// Inputs.
+        cols: u32,
+        /// f16 `[rows][x_stride]`. `members` decides which are read.
+        x: DevicePtr<u16> [at least cols],
+        /// Values from row to row of `x`, a multiple of 8.
+        x_stride: u32,
+        /// f32 `[rows]`. `members` decides which are read.
+        x_scale: DevicePtr<f32> [at least 1],
+        /// Pairs that share an activation row.
+        slots: u32,
+        /// f32 `[pairs][out_stride]`. `members` decides which are written.
+        out: DevicePtr<f32> [at least n],
+        /// Values from pair to pair of `out`.
+        out_stride: u32,
+    }
+
     /// Up to three matrices times 8-bit rows. Grid: [`choice::gemv_grid`].
     GemvA8 [] {
         /// First matrix.

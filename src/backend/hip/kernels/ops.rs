@@ -370,10 +370,16 @@ kernels! { |launch|
     Route [route] {
         /// f32 `[M][count]`.
         logits: DevicePtr<f32> [rows.at_least(1) * count],
+        /// `[M]`: page table of each row; a padding row gets no experts.
+        row_seq: DevicePtr<u32> [rows.at_least(1)],
+        /// Address of each expert, 0 if it is absent; or null.
+        table: DevicePtr<u64> [null or count],
         /// `[M][used]`, best first.
         experts: DevicePtr<u32> [rows * used],
         /// f32 `[M][used]`.
         weights: DevicePtr<f32> [rows * used],
+        /// `[1]`: becomes 1 when a row chose an absent expert; or null.
+        absent: DevicePtr<u32> [null or 1],
         /// Factor of the weights.
         scale: f32,
         /// Number of rows, M.
@@ -384,6 +390,25 @@ kernels! { |launch|
         used: u32,
         /// 1 normalises weights over the chosen experts, 0 over all.
         normalise: u32,
+    }
+
+    /// Sorts pairs of a row and an expert by expert, in tiles of at most `size`. Grid:
+    /// [`super::matmul::choice::ExpertTiles::group_grid`].
+    GroupPairs [group_pairs] {
+        /// `[pairs]`: expert of each pair.
+        experts: DevicePtr<u32> [pairs],
+        /// `[pairs]`: pair numbers, expert by expert.
+        members: DevicePtr<u32> [pairs],
+        /// `[tiles_max][4]`: expert, first of `members`, pairs, 0.
+        tiles: DevicePtr<u32> [4 * tiles_max.at_least(pairs.min(pairs / size + count))],
+        /// Number of pairs.
+        pairs: u32,
+        /// Number of experts, at most 512.
+        count: u32,
+        /// Most pairs of a tile.
+        size: u32,
+        /// Entries of `tiles`.
+        tiles_max: u32,
     }
 
     /// `out = scale * x`, or `out += scale * x`. Grid: 1024 values per workgroup, rows.

@@ -5,8 +5,8 @@
 //! `kernels/gemv_TYPE.hip` has those of the products. `cargo xtask kernels` holds the code objects to this table.
 
 use super::matmul::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmQuant, GemvA8, GemvF32, GemvGatedA8,
-    GemvGatedF32, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmQuant, GemvA8, GemvF32,
+    GemvGatedA8, GemvGatedF32, Repack,
 };
 use super::ops::EmbedRows;
 use super::{Arguments, Declaration, Kernel};
@@ -44,6 +44,8 @@ pub struct WeightType {
     pub dequant: Option<Kernel<Dequant>>,
     /// Products with f16 rows on the matrix unit. Only code for devices that have one contains them.
     pub gemm: &'static [Columns<GemmQuant>],
+    /// The same for experts.
+    pub gemm_experts: &'static [Columns<GemmExperts>],
     /// Products with 8-bit rows.
     pub gemv_a8: &'static [Columns<GemvA8>],
     /// Products with f32 rows.
@@ -87,6 +89,7 @@ macro_rules! weight_types {
                 repack: Some(Kernel::new(concat!("repack_", $quant_name)).of(DType::$quant)),
                 dequant: Some(Kernel::new(concat!("dequant_", $quant_name)).of(DType::$quant)),
                 gemm: columns!($quant, "gemm", $quant_name, "x16", [16, 32, 64]),
+                gemm_experts: columns!($quant, "gemm_experts", $quant_name, "x16", [16, 32, 64]),
                 gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
                 gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
                 gated_a8: columns!($quant, "gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
@@ -103,6 +106,7 @@ macro_rules! weight_types {
                 repack: None,
                 dequant: $dequant,
                 gemm: &[],
+                gemm_experts: &[],
                 gemv_a8: &[],
                 gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
                 gated_a8: &[],
@@ -169,7 +173,8 @@ impl WeightType {
             self.experts_gated_a8.as_ref().map(declaration),
             Some(declaration(&self.experts_gated_f32)),
         ];
-        let gemm = all(self.gemm).map(|declared| Declaration { needs_matrix_unit: true, ..declared });
+        let gemm = all(self.gemm).chain(all(self.gemm_experts));
+        let gemm = gemm.map(|declared| Declaration { needs_matrix_unit: true, ..declared });
         let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
         one.into_iter()

@@ -9,9 +9,9 @@ use crate::backend::{BackendError, DeviceTensor, Weights};
 /// Matrices of an expert: gate, up, down.
 const PARTS: usize = 3;
 
-/// Builds the address tables of a set of experts, with 0 for experts that are not resident. Returns them with the
-/// buffer that holds them. `weight` returns the address of a loaded tensor once the compute stream may use it. Waits
-/// until no work uses the older tables.
+/// Builds the address tables of a set of experts, with 0 for experts that are not resident, in `kept`, the buffer of the
+/// set's older tables, or in a new one. Returns them with the buffer that holds them. `weight` returns the address of a
+/// loaded tensor once the compute stream may use it. Waits until no work uses the older tables.
 ///
 /// # Errors
 /// [`BackendError`] of `weight` and of the device.
@@ -20,6 +20,7 @@ pub fn tables(
     stream: &Stream,
     set: &ExpertSet,
     weights: &Weights<'_>,
+    kept: Option<Buffer>,
     weight: impl Fn(&DeviceTensor, MatrixShape) -> Result<u64, BackendError>,
 ) -> Result<([ExpertTable; PARTS], Buffer), BackendError> {
     let count = set.range.count as usize;
@@ -36,7 +37,8 @@ pub fn tables(
             }
         }
     }
-    let buffer = device.take(addresses.len() * size_of::<u64>(), Purpose::Scratch)?;
+    let bytes = addresses.len() * size_of::<u64>();
+    let buffer = kept.map_or_else(|| device.take(bytes, Purpose::Scratch), Ok)?;
     // The upload waits for the stream, so no kernel still reads the old table.
     stream.upload(buffer.all(), addresses.as_slice())?;
     let table = |part: usize, MatrixShape { dtype, rows, cols }| {

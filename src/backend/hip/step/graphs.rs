@@ -1,8 +1,8 @@
 //! Steps recorded once and replayed: one submission instead of hundreds.
 //!
 //! A recorded step serves every later step whose arrays have the same sizes and places. Only the arrays' content
-//! differs, and each replay sends it again. A weight that was evicted and loaded elsewhere changes its part's
-//! generation, so older recordings do not run again.
+//! differs, and each replay sends it again. A weight that was evicted and loaded elsewhere has another address, so older
+//! recordings do not run again. Experts that come and go only change the content of their table.
 //!
 //! Before the first replay counts, its logits are compared with those of the same step launched kernel by kernel. If a
 //! bit differs, or recording fails, the device stops replaying and logs the reason.
@@ -11,7 +11,7 @@ use crate::backend::hip::device::wait::Waiter;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::arrays::{Layout, Places};
 use crate::backend::hip::step::model::OpenModel;
-use crate::backend::hip::step::resolve::Addresses;
+use crate::backend::hip::step::resolve::{Addresses, Known};
 use crate::backend::hip::step::run::Run;
 use crate::backend::hip::{Device, DevicePtr, GraphExec, Stream};
 use crate::backend::{BackendError, StepBatch};
@@ -33,8 +33,8 @@ struct Key {
 #[derive(Debug)]
 struct Recorded {
     key: Key,
-    /// Generation of each part's weights, by part number.
-    generations: Vec<Option<u64>>,
+    /// Addresses of each part's weights, by part number.
+    known: Vec<Known>,
     exec: GraphExec,
     /// Estimated device memory of the graph.
     bytes: u64,
@@ -64,6 +64,8 @@ pub struct Replays {
     pub graphs: u64,
     /// Number of steps replayed.
     pub replays: u64,
+    /// Number of steps run again, because rows chose experts that were not resident.
+    pub repeats: u64,
 }
 
 impl Replays {
@@ -106,8 +108,7 @@ pub fn run(
         splits: run.splits.to_vec(),
         angles: run.angles.to_vec(),
     };
-    let generations = || model.addresses.iter().map(Addresses::generation);
-    let same = |recorded: &&Recorded| recorded.generations.iter().copied().eq(generations());
+    let same = |recorded: &&Recorded| recorded.known.iter().eq(model.addresses.iter().map(Addresses::known));
     let known = model.graphs.recorded.iter().find(|recorded| recorded.key == key && same(recorded));
     if let Some(recorded) = known {
         recorded.exec.launch(stream)?;
@@ -117,6 +118,10 @@ pub fn run(
     launch_all(model, &run, stream)?;
     waiter.set_busy();
     waiter.wait_for_device(device, stream)?;
+    if model.lacked(stream)? {
+        // Its logits are undefined: nothing to compare a replay with.
+        return Ok(());
+    }
     let eager = logits(model, stream)?;
     let before = not_ours(device)?;
     let captured =
@@ -143,13 +148,13 @@ pub fn run(
     // An estimate, because other programs allocate and free too. Only the runtime knows a graph's size, and none
     // reports it.
     let bytes = not_ours(device)?.saturating_sub(before);
-    let generations = generations().collect();
+    let known = model.addresses.iter().map(|addresses| addresses.known().clone()).collect();
     let recorded = &mut model.graphs.recorded;
     recorded.retain(|old| old.key != key); // Drop the recording with the old weight addresses.
     if recorded.len() >= RECORDED_MAX {
         recorded.remove(0);
     }
-    recorded.push(Recorded { key, generations, exec, bytes });
+    recorded.push(Recorded { key, known, exec, bytes });
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::backend::hip::step::rope::RopeTables;
 use crate::backend::hip::step::run::{self, Run};
 use crate::backend::hip::step::sampling::Sampler;
 use crate::backend::hip::step::scratch::{self, MATRIX_ROWS, SPLITS_MAX, Scratch};
-use crate::backend::hip::{Buffer, Device, Stream};
+use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
 use crate::program::{FIRST_PART, Program, TensorId};
 
@@ -41,6 +41,8 @@ pub struct OpenModel {
     pub graphs: Graphs,
     /// The last step found all its weights resident.
     pub warm: bool,
+    /// Each choice of experts is for one set of them, so that `route` can tell whether these are resident.
+    routes_alone: bool,
     /// The current step.
     pub step: Step,
 }
@@ -68,6 +70,8 @@ pub struct Step {
     pub has_logits: bool,
     /// All parts are launched, or replayed, at the end.
     pub deferred: bool,
+    /// Launched without a look at the experts that rows choose. At its end the device says whether all were resident.
+    pub ahead: bool,
 }
 
 /// Device bytes that [`OpenModel::open`] takes; `u64::MAX` when that is impossible.
@@ -95,7 +99,9 @@ impl OpenModel {
         pages: u32,
     ) -> Result<Self, BackendError> {
         let bound = bind::bind(program, limits, modes)?;
+        let alone = |unit: &Unit| !matches!(&unit.work, Work::Route(route) if route.sets.len() > 1);
         Ok(Self {
+            routes_alone: bound.parts.iter().flat_map(|part| &part.units).all(alone),
             kv: KvPool::new(device, bound.kv.page_bytes, pages)?,
             scratch: Scratch::new(device, stream, &bound)?,
             arrays: Arrays::new(device)?,
@@ -128,6 +134,7 @@ impl OpenModel {
         let rows = batch.token_ids.len();
         let modes = self.bound.modes;
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
+        self.step.ahead = self.step.deferred && self.routes_alone;
         // Rows that all have logits are one of a sequence each: tiles of queries would hold one.
         let many = rows >= MATRIX_ROWS && !graphs::suits(batch, modes);
         let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
@@ -237,7 +244,7 @@ impl OpenModel {
             return Err(BackendError::OutOfOrder("a part was run out of turn"));
         };
         addresses.enter(bound, weights, generation);
-        let lacks = addresses.lacks_any();
+        let lacks = addresses.lacks_any() && !self.step.ahead;
         if part == FIRST_PART && self.step.unit == 0 {
             self.take_embeddings();
         }
@@ -347,7 +354,36 @@ impl OpenModel {
             pages: self.kv.table().ptr(),
             splits: &self.step.splits,
             angles: self.ropes.addresses(),
+            absent: if self.step.ahead { self.scratch.absent.ptr() } else { DevicePtr::NULL },
         })
+    }
+
+    /// Whether a row chose an expert that is not resident, in a step that was launched ahead. Its results are undefined
+    /// then. The device must be idle if [`OpenModel::may_lack`].
+    ///
+    /// # Errors
+    /// [`BackendError`] of a copy.
+    pub fn lacked(&self, stream: &Stream) -> Result<bool, BackendError> {
+        let mut absent = [0u32];
+        if self.may_lack() {
+            stream.download(self.scratch.absent.range(0, size_of::<u32>())?, absent.as_mut_slice())?;
+        }
+        Ok(absent != [0])
+    }
+
+    /// Whether the step was launched ahead with experts that are not resident.
+    pub fn may_lack(&self) -> bool {
+        self.step.ahead && self.addresses.iter().any(Addresses::lacks_any)
+    }
+
+    /// Takes the step back to its first part, where it looks at the experts that rows choose.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a launch.
+    pub fn start_again(&mut self, stream: &Stream) -> Result<(), BackendError> {
+        (self.step.part, self.step.unit) = (FIRST_PART, 0);
+        (self.step.ahead, self.step.deferred) = (false, false);
+        Ok(stream.fill(self.scratch.absent.all(), 0)?)
     }
 
     /// The logits of all rows that want them, one row after the other.
@@ -362,7 +398,8 @@ impl OpenModel {
     pub fn lacks_chosen(&self) -> bool {
         let addresses = self.addresses.get(self.step.part as usize);
         let lacks = |set: &usize| addresses.is_some_and(|addresses| addresses.lacks(*set));
-        matches!(self.last(), Some(Unit { work: Work::Route(route), .. }) if route.sets.iter().any(lacks))
+        let of_last = || matches!(self.last(), Some(Unit { work: Work::Route(route), .. }) if route.sets.iter().any(lacks));
+        !self.step.ahead && of_last()
     }
 
     fn last(&self) -> Option<&Unit> {
@@ -376,18 +413,10 @@ impl OpenModel {
     pub fn missing(&self, stream: &Stream, weights: &Weights<'_>) -> Result<Vec<TensorId>, BackendError> {
         let Some(Unit { work: Work::Route(route), .. }) = self.last() else { return Ok(Vec::new()) };
         let used = route.out.used as usize;
-        let (rows, own) = (self.arrays.layout().rows, self.step.token_ids.len());
-        let mut chosen = vec![0u32; rows * used];
+        // Padding rows, which follow, choose no experts.
+        let mut chosen = vec![0u32; self.step.token_ids.len() * used];
         let buffer = self.scratch.buffer(&self.bound, route.out.chosen)?;
-        let range = buffer.range(0, chosen.len() * 4)?;
-        stream.download(range, chosen.as_mut_slice())?;
-        if rows > own {
-            // Padding rows hold undefined choices. They copy the first row's choice, whose experts are loaded.
-            let (tokens, filling) = chosen.split_at_mut(own * used);
-            filling.chunks_exact_mut(used).for_each(|row| row.copy_from_slice(&tokens[..used]));
-            stream.upload(range, chosen.as_slice())?;
-        }
-        chosen.truncate(own * used);
+        stream.download(buffer.range(0, chosen.len() * 4)?, chosen.as_mut_slice())?;
         chosen.sort_unstable();
         chosen.dedup();
         let part: Option<&BoundPart> = self.bound.parts.get(self.step.part as usize);

@@ -97,16 +97,22 @@ impl Loads<'_> {
     }
 }
 
+/// What launches of a part read: they stay valid as long as none of these addresses changes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known {
+    /// Addresses by operand number.
+    operands: Vec<DevicePtr<u8>>,
+    /// Expert tables, by number of the expert set. A table keeps its address when the experts in it change.
+    experts: Vec<Option<[ExpertTable; 3]>>,
+}
+
 /// Addresses of a part's weights.
 #[derive(Debug, Default)]
 pub struct Addresses {
     /// Generation of the weights.
     generation: Option<u64>,
-    /// Known addresses, by operand number.
-    operands: Vec<DevicePtr<u8>>,
-    /// Expert tables, by number of the expert set.
-    experts: Vec<Option<[ExpertTable; 3]>>,
-    /// Memory of the tables; an old table is kept until its replacement exists.
+    known: Known,
+    /// Memory of the tables.
     tables: Vec<Option<Buffer>>,
     /// Whether each set of experts has experts that are not resident.
     lacks: Vec<bool>,
@@ -119,8 +125,8 @@ impl Addresses {
             return;
         }
         self.generation = Some(generation);
-        self.operands.clear();
-        self.experts = vec![None; part.experts.len()];
+        self.known.operands.clear();
+        self.known.experts = vec![None; part.experts.len()];
         self.tables.resize_with(part.experts.len(), || None);
         self.lacks.clear();
         for set in &part.experts {
@@ -129,9 +135,9 @@ impl Addresses {
         }
     }
 
-    /// Generation of the known addresses.
-    pub fn generation(&self) -> Option<u64> {
-        self.generation
+    /// The known addresses.
+    pub fn known(&self) -> &Known {
+        &self.known
     }
 
     /// Whether some experts of a set are not resident.
@@ -146,7 +152,7 @@ impl Addresses {
 
     /// The addresses in the form that launches take.
     pub fn weights(&self) -> run::Weights<'_> {
-        run::Weights { operands: &self.operands, experts: &self.experts }
+        run::Weights { operands: &self.known.operands, experts: &self.known.experts }
     }
 
     /// Looks up the missing addresses that a unit of the part uses.
@@ -161,7 +167,7 @@ impl Addresses {
         unit: &Unit,
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
-        let (known, needed) = (self.operands.len(), unit.operands as usize);
+        let (known, needed) = (self.known.operands.len(), unit.operands as usize);
         for id in part.operands.get(known..needed).unwrap_or_default() {
             let tensor = program.tensor(*id).map(|tensor| &tensor.lazy);
             let tensor =
@@ -170,7 +176,7 @@ impl Addresses {
             // Binding has checked that these sizes fit.
             let form =
                 MatrixShape { dtype: tensor.dtype(), rows: shape.rows() as u32, cols: shape.cols() as u32 };
-            self.operands.push(loads.address(weights.tensor(*id)?, form)?);
+            self.known.operands.push(loads.address(weights.tensor(*id)?, form)?);
         }
         if let Work::Experts(experts) = &unit.work {
             self.make_tables(loads, part, experts.set, weights)?;
@@ -186,13 +192,14 @@ impl Addresses {
         weights: &Weights<'_>,
     ) -> Result<(), BackendError> {
         let set = part.experts.get(number);
-        let (Some(set), Some(slot @ None)) = (set, self.experts.get_mut(number)) else { return Ok(()) };
+        let (Some(set), Some(slot @ None), Some(kept)) =
+            (set, self.known.experts.get_mut(number), self.tables.get_mut(number))
+        else {
+            return Ok(());
+        };
         let weight = |tensor: &DeviceTensor, form| Ok(loads.address(tensor, form)?.address());
-        let (made, buffer) = tables(loads.device, loads.stream, set, weights, weight)?;
-        *slot = Some(made);
-        if let Some(kept) = self.tables.get_mut(number) {
-            *kept = Some(buffer);
-        }
+        let (made, buffer) = tables(loads.device, loads.stream, set, weights, kept.take(), weight)?;
+        (*slot, *kept) = (Some(made), Some(buffer));
         Ok(())
     }
 }

@@ -63,13 +63,15 @@ pub struct Scratch {
     pub counters: Buffer,
     /// Expanded weights in f16, or the sums of a product's splits.
     pub slab: Buffer,
+    /// One word: 1 when a row chose an expert that is not resident, in a step that was launched ahead.
+    pub absent: Buffer,
 }
 
 /// Bytes of the buffers of [`Scratch`]; `usize::MAX` for a buffer that exceeds the address space.
 struct Sizes {
     slots: Vec<usize>,
     /// The buffers after the slots, in field order.
-    others: [usize; 4],
+    others: [usize; 5],
 }
 
 impl Sizes {
@@ -98,6 +100,7 @@ impl Sizes {
                     bound.room.heads.saturating_mul(ATTENTION_ROWS_MAX / ATTENTION_ROWS).max(GEMM_COUNTERS),
                 ),
                 slab,
+                size_of::<u32>(),
             ],
         }
     }
@@ -122,7 +125,7 @@ impl Scratch {
         let slots = sizes.slots.into_iter().map(|bytes| take(device, bytes));
         let slots = slots.collect::<Result<Vec<Buffer>, _>>()?;
         let place = |slot: &u32| slots.get(*slot as usize).map_or(DevicePtr::NULL, Buffer::ptr);
-        let [values, stats, counters, slab] = sizes.others;
+        let [values, stats, counters, slab, absent] = sizes.others;
         let scratch = Self {
             planes: bound.places.iter().map(place).collect(),
             slots,
@@ -130,8 +133,10 @@ impl Scratch {
             part_stats: take(device, stats)?,
             counters: take(device, counters)?,
             slab: take(device, slab)?,
+            absent: take(device, absent)?,
         };
         stream.fill(scratch.counters.all(), 0)?;
+        stream.fill(scratch.absent.all(), 0)?;
         Ok(scratch)
     }
 

@@ -5,8 +5,8 @@ use super::super::ops::EmbedRows;
 pub use super::super::types::Columns;
 use super::super::types::{fitting, weight_type};
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmF16, GemmQuant, GemvA8, GemvF32,
-    GemvGatedA8, GemvGatedF32, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant, GemvA8,
+    GemvF32, GemvGatedA8, GemvGatedF32, Repack,
 };
 use crate::backend::hip::device::launch::Grid;
 use crate::tensor::DType;
@@ -61,6 +61,40 @@ pub fn gemm_quant_sums(outputs: u32, cols: u32) -> u32 {
 pub fn gemm_quant_parts(sums: u32, rows: usize) -> usize {
     let rows = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
     (4 * sums * GEMM_TILE) as usize * rows
+}
+
+/// Tiles into which `group_pairs` cuts pairs of a row and an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertTiles {
+    /// Most pairs of a tile: the columns of the kernel.
+    pub size: u32,
+    /// Most tiles: each expert's last one may hold few pairs.
+    pub most: u32,
+}
+
+impl ExpertTiles {
+    /// The tiles of `pairs` pairs among `count` experts: as small as hold most experts' pairs.
+    pub fn of(pairs: u32, count: u32) -> Self {
+        let each = pairs.div_ceil(count.max(1));
+        let size = if each <= 12 {
+            16
+        } else if each <= 26 {
+            32
+        } else {
+            64
+        };
+        Self { size, most: pairs.min((pairs / size).saturating_add(count)).max(1) }
+    }
+
+    /// Grid of a `group_pairs` launch.
+    pub fn group_grid() -> Grid {
+        Grid::x(1).threads(1024)
+    }
+
+    /// Grid of a `gemm_experts_*` launch with so many matrices of an expert.
+    pub fn grid(self, outputs: u32, matrices: u32) -> Grid {
+        Grid::xy(matrices.saturating_mul(outputs.div_ceil(GEMM_TILE)).max(1), self.most)
+    }
 }
 
 /// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.
@@ -125,6 +159,11 @@ pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
 /// Product of a quantised type with f16 rows. `None` for a float type.
 pub fn gemm_quant(dtype: DType, rows: u32) -> Option<Columns<GemmQuant>> {
     fitting(weight_type(dtype)?.gemm, rows)
+}
+
+/// Products of experts of a quantised type with f16 rows, tiles of so many pairs. `None` for a float type.
+pub fn gemm_experts(dtype: DType, size: u32) -> Option<Columns<GemmExperts>> {
+    fitting(weight_type(dtype)?.gemm_experts, size)
 }
 
 /// Gate and up products of a quantised type with 8-bit rows.

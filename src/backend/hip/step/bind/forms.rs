@@ -76,7 +76,22 @@ impl Wanted {
         if rows < many_from {
             return Self::always(few);
         }
-        let many = form(modes, dtype, many_from as u32, cols);
+        Self::either(few, form(modes, dtype, many_from as u32, cols), many_from)
+    }
+
+    /// The form that experts' gate and up matrices want of rows, and down matrices of pairs, in steps of at most `rows`
+    /// rows. `dtype` is the type of the matrices that read.
+    pub fn by_experts(modes: Modes, dtypes: [DType; 2], dtype: DType, rows: usize) -> Self {
+        let few = pair_form(modes.activations, dtype);
+        if are_grouped(modes, dtypes, rows as u32) {
+            Self::either(few, Form::Half, modes.matrix_rows())
+        } else {
+            Self::always(few)
+        }
+    }
+
+    /// One form below `many_from` rows, another one from there on.
+    fn either(few: Form, many: Form, many_from: usize) -> Self {
         if many == few {
             return Self::always(few);
         }
@@ -122,7 +137,14 @@ pub fn form(modes: Modes, dtype: DType, rows: u32, cols: u32) -> Form {
     }
 }
 
-/// Form for pairs of a row and an expert. Each matrix has few rows, so pairs use the form of single rows.
+/// Whether a step of `rows` rows sorts pairs of a row and an expert by expert, so that the matrix unit multiplies those of
+/// an expert together. `dtypes`: the type of gate and up matrices, and of down matrices.
+pub fn are_grouped(modes: Modes, dtypes: [DType; 2], rows: u32) -> bool {
+    let suits = modes.gemm && modes.activations == ActivationType::Int8 && !dtypes.into_iter().any(is_float);
+    suits && rows as usize >= modes.matrix_rows()
+}
+
+/// Form for pairs of a row and an expert that are not grouped: that of single rows.
 pub fn pair_form(activations: ActivationType, dtype: DType) -> Form {
     if is_float(dtype) || activations == ActivationType::F32 { Form::Float } else { Form::A8 }
 }

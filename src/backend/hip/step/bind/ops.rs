@@ -1,11 +1,11 @@
 //! Lowering of single operations, of fused gates, and of rows that are not copied.
 
-use super::forms::{Form, Wanted, form, pair_form};
+use super::forms::{Form, Wanted, are_grouped, form};
 use super::limits;
 use super::lower::Lower;
 use super::unit::{
-    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Home, Norm, Product, Products,
-    Route, Take, View, Work,
+    Add, Attend, Cap, Choice, Embed, ExpertSet, Experts, Gate, GatedProducts, Grouped, Home, Norm, Product,
+    Products, Route, Take, View, Work,
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
@@ -352,18 +352,26 @@ impl Lower<'_> {
             .ok_or_else(|| BackendError::Internal("experts have no routing choice".to_owned()))?;
         let set = self.expert_set(range)?;
         let wrote = self.wrote(number)?;
-        let form = |dtype| pair_form(self.modes.activations, dtype);
-        let from = self.input(read, Wanted::always(form(set.dtypes[0])))?;
+        let (modes, rows) = (self.modes, self.limits.rows);
+        let wanted = |dtype| Wanted::by_experts(modes, set.dtypes, dtype, rows);
+        let from = self.input(read, wanted(set.dtypes[0]))?;
         let pairs = choice.used as usize;
-        let gated = match form(set.dtypes[1]) {
-            Form::Float => {
-                let plane = self.bytes(4 * set.ffn as usize * pairs, Rows::All);
-                let view = View { plane, column: 0, stride: set.ffn };
-                Home { float: Some(view), ..Home::default() }
-            }
-            form => self.other_forms(super::Forms::of(form), set.ffn, Rows::All, pairs),
+        let of_pairs = |lower: &mut Self, cols: u32| {
+            let plane = lower.bytes(4 * cols as usize * pairs, Rows::All);
+            View { plane, column: 0, stride: cols }
         };
+        let forms = wanted(set.dtypes[1]).any();
+        let mut gated = self.other_forms(forms, set.ffn, Rows::All, pairs);
+        if forms.has(Form::Float) {
+            gated.float = Some(of_pairs(self, set.ffn));
+        }
         let results = self.bytes(4 * set.out_cols as usize * pairs, Rows::All);
+        let grouped = if are_grouped(modes, set.dtypes, rows as u32) {
+            let (members, tiles) = (self.bytes(4 * pairs, Rows::All), self.bytes(16 * pairs, Rows::All));
+            Some(Grouped { members, tiles, both: of_pairs(self, limits::width(2 * set.ffn)?) })
+        } else {
+            None
+        };
         let Some(out) = self.updated(wrote)?.float else { return Ok(()) };
         if out.stride != set.out_cols {
             return Err(limits::operation("experts that add to only a part of a row"));
@@ -378,7 +386,7 @@ impl Lower<'_> {
         {
             route.sets.push(number);
         }
-        let unit = Experts { set: number, choice, from, activation, out, gated, results };
+        let unit = Experts { set: number, choice, from, activation, out, gated, results, grouped };
         self.emit(Work::Experts(unit), Rows::All);
         self.convert(wrote)
     }

@@ -313,6 +313,19 @@ pub struct Experts {
     pub gated: Home,
     /// `f32[pairs][cols of out]`.
     pub results: PlaneId,
+    /// Memory to sort pairs by expert; `None` if no step does.
+    pub grouped: Option<Grouped>,
+}
+
+/// Pairs of a row and an expert, sorted by expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grouped {
+    /// `u32[pairs]`: numbers of the pairs.
+    pub members: PlaneId,
+    /// `u32[pairs][4]`: tiles of `members`.
+    pub tiles: PlaneId,
+    /// `f32[pairs][gate | up]`.
+    pub both: View,
 }
 
 /// Adds rows, or copies them.
@@ -374,8 +387,10 @@ impl Work {
             Self::GatedProducts(gated) => of(&[gated.from, gated.out], &[gated.both], &[]),
             Self::Gate(gate) => of(&[gate.out], &[Some(gate.gate), gate.up], &[]),
             Self::Route(Route { logits, out, .. }) => of(&[], &[Some(*logits)], &[out.chosen, out.weights]),
-            Self::Experts(Experts { choice, from, out, gated, results, .. }) => {
-                of(&[*from, *gated], &[Some(*out)], &[choice.chosen, choice.weights, *results])
+            Self::Experts(Experts { choice, from, out, gated, results, grouped, .. }) => {
+                let mut more = vec![choice.chosen, choice.weights, *results];
+                more.extend(grouped.iter().flat_map(|grouped| [grouped.members, grouped.tiles]));
+                of(&[*from, *gated], &[Some(*out), grouped.map(|grouped| grouped.both)], &more)
             }
             Self::Add(add) => of(&[], &[Some(add.from), Some(add.out)], &[]),
             Self::Cap(cap) => of(&[], &[Some(cap.rows)], &[]),

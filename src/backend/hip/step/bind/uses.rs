@@ -3,7 +3,7 @@
 //! Every write makes a new version of the value, and a reader sees the last version before it. A version that updates
 //! another keeps its place.
 
-use super::forms::{Form, Wanted, pair_form};
+use super::forms::{Form, Wanted};
 use crate::backend::StepLimits;
 use crate::backend::hip::step::Modes;
 use crate::program::{Access, Op, Program, Rows, ValueId};
@@ -147,8 +147,9 @@ fn wanted(
             of.zip(dtype(*weight)).map(|(of, dtype)| Wanted::by_product(modes, dtype, of.width, rows))
         }
         Op::Experts { experts, from, .. } if *from == value => {
-            let [gate, ..] = experts.tensors(0);
-            dtype(gate).map(|dtype| Wanted::always(pair_form(modes.activations, dtype)))
+            let [gate, _, down] = experts.tensors(0);
+            let dtypes = dtype(gate).zip(dtype(down));
+            dtypes.map(|(gate, down)| Wanted::by_experts(modes, [gate, down], gate, limits.rows))
         }
         _ => None,
     };

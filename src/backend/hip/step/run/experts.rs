@@ -1,11 +1,13 @@
 //! Expert choice, and the chosen experts' work on pairs of a row and an expert.
 
-use super::forms::A8;
+use super::forms::{A8, row_threads};
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
-use crate::backend::hip::kernels::matmul::{ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, choice};
+use crate::backend::hip::kernels::matmul::{
+    ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, choice,
+};
 use crate::backend::hip::kernels::ops;
-use crate::backend::hip::step::bind::{Experts, Form, Route, pair_form};
+use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::tensor::DType;
 
@@ -26,11 +28,16 @@ pub struct ExpertTable {
 }
 
 impl Run<'_> {
-    pub(super) fn route(&self, unit: &Route, rows: u32) -> Result<(), BackendError> {
+    pub(super) fn route(&self, unit: &Route, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
+        // Binding gives the choice to one set of experts; with several, the step is not launched ahead.
+        let set = unit.sets.first().and_then(|set| weights.experts.get(*set).copied().flatten());
         let arguments = ops::Route {
             logits: self.at(unit.logits),
+            row_seq: self.places.sequences,
+            table: set.map_or(DevicePtr::NULL, |[gate, ..]| gate.table),
             experts: self.plane(unit.out.chosen),
             weights: self.plane(unit.out.weights),
+            absent: self.absent,
             scale: unit.scale,
             rows,
             count: unit.count,
@@ -51,8 +58,13 @@ impl Run<'_> {
         let tables = tables.ok_or(BackendError::Absent("no expert of a layer is loaded"))?;
         let [gate, up, down] = tables;
         let used = unit.choice.used;
-        self.experts_gated(unit, [gate, up], self.pair_form(down.dtype), rows * used)?;
-        self.experts_down(unit, down, rows * used)?;
+        let grouped = are_grouped(self.bound.modes, [gate.dtype, down.dtype], rows);
+        if let Some(grouped) = unit.grouped.filter(|_| grouped) {
+            self.grouped(unit, &grouped, tables, rows * used)?;
+        } else {
+            self.experts_gated(unit, [gate, up], self.pair_form(down.dtype), rows * used)?;
+            self.experts_down(unit, down, rows * used)?;
+        }
         let cols = down.rows;
         let arguments = ops::Combine {
             results: self.plane(unit.results),
@@ -63,6 +75,80 @@ impl Run<'_> {
         };
         let grid = Grid::xy(cols.div_ceil(1024), rows);
         Ok(self.device.launch(self.stream, ops::Combine::combine, grid, &arguments)?)
+    }
+
+    /// Sorts pairs by expert, and multiplies those of an expert together.
+    fn grouped(
+        &self,
+        unit: &Experts,
+        grouped: &Grouped,
+        [gate, up, down]: [ExpertTable; 3],
+        pairs: u32,
+    ) -> Result<(), BackendError> {
+        let count = gate.table.len() as u32; // at most 512, as binding has checked
+        let tiles = choice::ExpertTiles::of(pairs, count);
+        let sort = ops::GroupPairs {
+            experts: self.plane(unit.choice.chosen),
+            members: self.plane(grouped.members),
+            tiles: self.plane(grouped.tiles),
+            pairs,
+            count,
+            size: tiles.size,
+            tiles_max: tiles.most,
+        };
+        self.device.launch(
+            self.stream,
+            ops::GroupPairs::group_pairs,
+            choice::ExpertTiles::group_grid(),
+            &sort,
+        )?;
+        let both = self.at(grouped.both);
+        let slots = unit.choice.used;
+        self.grouped_product(grouped, tiles, [gate, up], &unit.from, slots, both)?;
+        let ((out, row_scales), cols) = (self.halves(&unit.gated), gate.rows);
+        let gated = ops::GatedX16 {
+            gate: both,
+            up: both.offset(cols as usize),
+            out,
+            row_scales,
+            stride: grouped.both.stride,
+            cols,
+            activation: activation(unit.activation),
+        };
+        let grid = Grid::x(pairs).threads(row_threads(cols));
+        self.device.launch(self.stream, ops::GatedX16::gated_x16, grid, &gated)?;
+        self.grouped_product(grouped, tiles, [down], &unit.gated, 1, self.plane(unit.results))
+    }
+
+    /// Products of one matrix of each expert, or two side by side, with the rows of its pairs.
+    fn grouped_product<const N: usize>(
+        &self,
+        grouped: &Grouped,
+        tiles: choice::ExpertTiles,
+        matrices: [ExpertTable; N],
+        from: &Home,
+        slots: u32,
+        out: DevicePtr<f32>,
+    ) -> Result<(), BackendError> {
+        let Some(&ExpertTable { table, dtype, rows: n, cols }) = matrices.first() else { return Ok(()) };
+        let chosen = choice::gemm_experts(dtype, tiles.size).ok_or_else(|| no_kernel("experts", dtype))?;
+        let (x, x_scale) = self.halves(from);
+        let arguments = GemmExperts {
+            table0: table,
+            table1: matrices.get(1).map_or(DevicePtr::NULL, |second| second.table),
+            tiles: self.plane(grouped.tiles),
+            members: self.plane(grouped.members),
+            n,
+            cols,
+            x,
+            x_stride: cols,
+            x_scale,
+            slots,
+            out,
+            out_stride: n * N as u32,
+        };
+        let grid = tiles.grid(n, N as u32);
+        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
     fn pair_form(&self, dtype: DType) -> Form {

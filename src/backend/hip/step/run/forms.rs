@@ -18,9 +18,9 @@ pub(super) struct A8 {
     pub sums: DevicePtr<i16>,
 }
 
-/// Threads of a norm over `cols` values, four values each. A row is bound by latency, so a workgroup takes all of it at
-/// once if it can. The row count must not matter: a row's bits depend on the thread count.
-fn norm_threads(cols: u32) -> u32 {
+/// Threads of a workgroup that takes a row of `cols` values, four values each. A row is bound by latency, so a workgroup
+/// takes all of it at once if it can. The row count must not matter: the bits of a norm depend on the thread count.
+pub(super) fn row_threads(cols: u32) -> u32 {
     cols.div_ceil(4).next_multiple_of(64).clamp(64, 1024)
 }
 
@@ -67,7 +67,7 @@ impl Run<'_> {
             Form::Half => {
                 let (halves, row_scales) = self.halves(out);
                 let arguments = QuantiseX16 { x, out: halves, row_scales, stride, cols };
-                let grid = Grid::x(rows);
+                let grid = Grid::x(rows).threads(row_threads(cols));
                 Ok(self.device.launch(self.stream, QuantiseX16::quantise_x16, grid, &arguments)?)
             }
             Form::A8 => {
@@ -121,7 +121,7 @@ impl Run<'_> {
             padded: padded(norm.group as usize) as u32,
             centre: u32::from(norm.centre),
         };
-        let grid = Grid::x(rows).threads(norm_threads(norm.group));
+        let grid = Grid::x(rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormA8::norm_a8, grid, &arguments)?)
     }
 
@@ -138,7 +138,7 @@ impl Run<'_> {
             cols: norm.group,
             centre: u32::from(norm.centre),
         };
-        let grid = Grid::x(rows).threads(norm_threads(norm.group));
+        let grid = Grid::x(rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)
     }
 
@@ -180,7 +180,7 @@ impl Run<'_> {
             centre: u32::from(norm.centre),
             add: u32::from(norm.add),
         };
-        let grid = Grid::x(rows.rows).threads(norm_threads(norm.group));
+        let grid = Grid::x(rows.rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormF32::norm_f32, grid, &arguments)?)
     }
 }

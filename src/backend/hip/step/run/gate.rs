@@ -1,6 +1,6 @@
 //! Gates: two products and their gate in one launch where a kernel exists, else a gate over computed values.
 
-use super::forms::A8;
+use super::forms::{A8, row_threads};
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::Grid;
@@ -105,7 +105,8 @@ impl Run<'_> {
             Form::Half => {
                 let (out, row_scales) = self.halves(&unit.out);
                 let arguments = GatedX16 { gate, up, out, row_scales, stride, cols, activation };
-                self.device.launch(self.stream, GatedX16::gated_x16, Grid::x(rows), &arguments)?;
+                let grid = Grid::x(rows).threads(row_threads(cols));
+                self.device.launch(self.stream, GatedX16::gated_x16, grid, &arguments)?;
             }
         }
         Ok(())

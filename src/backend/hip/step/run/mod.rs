@@ -66,6 +66,8 @@ pub struct Run<'a> {
     pub splits: &'a [u32],
     /// Addresses of the rotary tables, by number of the rotary embedding.
     pub angles: &'a [DevicePtr<f32>],
+    /// Word that becomes 1 when a row chooses an expert that is not resident; null when the host looks itself.
+    pub absent: DevicePtr<u32>,
 }
 
 impl Run<'_> {
@@ -91,7 +93,7 @@ impl Run<'_> {
             Work::Attend(attend) => self.attend(attend, rows),
             Work::GatedProducts(gated) => self.gated_products(gated, rows, weights),
             Work::Gate(gate) => self.gate(gate, rows),
-            Work::Route(route) => self.route(route, rows),
+            Work::Route(route) => self.route(route, rows, weights),
             Work::Experts(experts) => self.experts(experts, rows, weights),
             Work::Add(add) => self.add(add, rows),
             Work::Cap(cap) => self.cap(cap, rows),
