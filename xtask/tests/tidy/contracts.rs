@@ -37,7 +37,7 @@ fn every_kernel_begins_with_its_contract() {
     assert!(kernels.len() > 20, "only {} kernel files found", kernels.len());
     let faults: Vec<String> = kernels
         .iter()
-        .flat_map(|f| check_file(f, &all).into_iter().map(|fault| format!("{}: {fault}", f.path)))
+        .flat_map(|f| check_file(f, all).into_iter().map(|fault| format!("{}: {fault}", f.path)))
         .collect();
     assert!(faults.is_empty(), "kernels/README.md defines contracts:\n{}", faults.join("\n"));
 }
@@ -182,9 +182,8 @@ fn a_broken_contract_is_found() {
 
 #[test]
 fn a_contract_elsewhere_is_followed() {
-    let file = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
-    let kernel = |text: &str| file("kernels/mul_q4.hip", text);
-    let header = file("kernels/mul/mul.h", "// mul: y = W x\n// Shapes     x: f32[n]\n#pragma once\n");
+    let kernel = |text: &str| Source::new("kernels/mul_q4.hip", text);
+    let header = Source::new("kernels/mul/mul.h", "// mul: y = W x\n// Shapes     x: f32[n]\n#pragma once\n");
     let short = kernel("// mul_q4: y = W x\n// Contract   mul/mul.h\n#include \"mul/mul.h\"\n");
     let found = check_file(&short, &[header]);
     assert!(found.iter().any(|f| f == "mul/mul.h: Launch is missing"), "{found:?}");

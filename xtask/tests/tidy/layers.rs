@@ -134,7 +134,7 @@ fn layers_use_only_what_lies_below() {
         let Some(at) = layer_of(&file.path) else { continue };
         for (line, code) in file.code() {
             faults.extend(
-                used_modules(&code)
+                used_modules(code)
                     .filter(|used| !may_use(at, used))
                     .map(|used| format!("{}:{line}: {} uses {used}", file.path, LAYERS[at])),
             );
@@ -145,10 +145,7 @@ fn layers_use_only_what_lies_below() {
 
 #[test]
 fn an_upward_use_is_found() {
-    let upward = Source {
-        path: "src/cache/mod.rs".into(),
-        text: "use crate::session::Hub;\nuse crate::tensor::X;".into(),
-    };
+    let upward = Source::new("src/cache/mod.rs", "use crate::session::Hub;\nuse crate::tensor::X;");
     let at = layer_of(&upward.path).expect("cache is a layer");
     let found: Vec<String> = upward
         .code()
@@ -166,7 +163,7 @@ fn outside_crates_stay_in_their_rooms() {
     for file in files().iter().filter(|f| f.path.contains("src/") && !f.path.starts_with("xtask/")) {
         for (line, code) in file.code() {
             for room in &ROOMS {
-                let named = room.names.iter().find(|name| names(&code, name));
+                let named = room.names.iter().find(|name| names(code, name));
                 if let Some(name) = named.filter(|_| !room.may.iter().any(|may| file.path.starts_with(may))) {
                     faults.push(format!("{}:{line}: names {name}; {}", file.path, room.why));
                 }
@@ -180,7 +177,7 @@ fn outside_crates_stay_in_their_rooms() {
 fn unsafe_code_stays_in_its_rooms() {
     let mut faults = Vec::new();
     for file in files().iter().filter(|f| f.path.ends_with(".rs") && !f.is_test()) {
-        let unsafe_line = file.code().into_iter().find(|(_, code)| names(code, "unsafe"));
+        let unsafe_line = file.code().iter().find(|(_, code)| names(code, "unsafe"));
         if let Some((line, _)) = unsafe_line.filter(|_| !UNSAFE.iter().any(|may| file.path.starts_with(may)))
         {
             faults.push(format!("{}:{line}: unsafe code outside {}", file.path, UNSAFE.join(", ")));

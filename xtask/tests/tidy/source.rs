@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A text file of the project.
 pub struct Source {
@@ -9,12 +10,22 @@ pub struct Source {
     pub path: String,
     /// The whole content.
     pub text: String,
+    /// What [`Self::code`] found.
+    code: OnceLock<Vec<(usize, String)>>,
 }
 
 impl Source {
+    pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into(), code: OnceLock::new() }
+    }
+
     /// Lines of code outside tests, numbered from 1, with comments and literals blanked. Lines from the first
     /// `#[cfg(test)] mod` on are left out: unit tests come last in a file. Empty for files that hold only tests.
-    pub fn code(&self) -> Vec<(usize, String)> {
+    pub fn code(&self) -> &[(usize, String)] {
+        self.code.get_or_init(|| self.find_code())
+    }
+
+    fn find_code(&self) -> Vec<(usize, String)> {
         if !self.path.ends_with(".rs") || self.is_test() {
             return Vec::new();
         }
@@ -41,7 +52,12 @@ pub fn root() -> &'static Path {
 
 /// Every text file of the project, in order of path. Left out: build output, the corpus, `.git`, files that are
 /// not UTF-8.
-pub fn files() -> Vec<Source> {
+pub fn files() -> &'static [Source] {
+    static FILES: OnceLock<Vec<Source>> = OnceLock::new();
+    FILES.get_or_init(read_files)
+}
+
+fn read_files() -> Vec<Source> {
     let mut found = Vec::new();
     walk(root(), &mut found);
     let mut files: Vec<Source> = found
@@ -49,7 +65,7 @@ pub fn files() -> Vec<Source> {
         .filter_map(|path| {
             let text = fs::read_to_string(&path).ok()?;
             let below = path.strip_prefix(root()).ok()?.to_str()?.to_owned();
-            Some(Source { path: below, text })
+            Some(Source::new(below, text))
         })
         .collect();
     files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -79,7 +95,9 @@ pub fn blank(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut i = 0;
     while i < bytes.len() {
-        let end = literal_end(text, i);
+        // Bytes that begin a comment or a literal; all other bytes are most of a file.
+        let may_start = matches!(bytes[i], b'/' | b'"' | b'\'' | b'r' | b'b' | b'c');
+        let end = if may_start { literal_end(text, i) } else { i };
         if end > i {
             out.extend(text[i..end].chars().map(|c| if c == '\n' { c } else { ' ' }));
             i = end;

@@ -74,11 +74,12 @@ fn files_are_short() {
 
 #[test]
 fn words_are_the_projects_own() {
+    let forbidden = FORBIDDEN.map(|word| word.concat());
     let mut faults = Vec::new();
     // Licence texts are others' words; cargo writes lock files.
     for file in files().iter().filter(|f| !f.path.starts_with("LICENSE") && !f.path.ends_with(".lock")) {
         for (n, line) in file.text.lines().enumerate() {
-            let found = FORBIDDEN.iter().map(|word| word.concat()).find(|word| line.contains(word.as_str()));
+            let found = forbidden.iter().find(|word| line.contains(word.as_str()));
             if let Some(word) = found {
                 faults.push(format!("{}:{}: {word}", file.path, n + 1));
             }
@@ -90,13 +91,13 @@ fn words_are_the_projects_own() {
 #[test]
 fn every_rust_file_says_what_it_is() {
     let silent: Vec<String> = files()
-        .into_iter()
+        .iter()
         .filter(|f| {
             f.path.ends_with(".rs")
                 && !f.is_test()
                 && !f.text.trim_start_matches("#![no_main]").trim_start().starts_with("//!")
         })
-        .map(|f| f.path)
+        .map(|f| f.path.clone())
         .collect();
     assert!(silent.is_empty(), "these start without a `//!` line: {silent:?}");
 }
@@ -105,9 +106,9 @@ fn every_rust_file_says_what_it_is() {
 fn tests_are_never_ignored() {
     let attribute = ["#[ig", "nore"].concat();
     let found: Vec<String> = files()
-        .into_iter()
+        .iter()
         .filter(|f| f.path.ends_with(".rs") && f.text.contains(&attribute))
-        .map(|f| f.path)
+        .map(|f| f.path.clone())
         .collect();
     assert!(found.is_empty(), "ignored tests in {found:?}");
 }

@@ -70,7 +70,7 @@ fn words_that_were_split_keep_one_meaning() {
     let found: Vec<String> = files().iter().filter(|file| of_daemon(file)).flat_map(faults).collect();
     assert!(found.is_empty(), "words with a second meaning:\n{}", found.join("\n"));
     let missing = WORDS.iter().filter(|word| !word.home.is_empty()).filter(|word| {
-        let home = files().into_iter().find(|file| file.path == word.home);
+        let home = files().iter().find(|file| file.path == word.home);
         home.is_none_or(|file| !file.text.contains(&format!(" {} ", word.name)))
     });
     let missing: Vec<&str> = missing.map(|word| word.name).collect();
@@ -79,7 +79,7 @@ fn words_that_were_split_keep_one_meaning() {
 
 #[test]
 fn a_second_meaning_is_found() {
-    let file = |text: &str| Source { path: "src/cache/mod.rs".into(), text: text.into() };
+    let file = |text: &str| Source::new("src/cache/mod.rs", text);
     assert_eq!(faults(&file("pub struct Part {\n    number: u32,\n}\nfn settle() {}")).len(), 2);
     assert!(faults(&file("let part: Part = model.settle();\nstruct PartId;")).is_empty());
 }
