@@ -4,11 +4,13 @@
 //! administrators do: socket activation, reload, kills, restarts under load, a hung daemon, drain, upgrade, purge.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs};
 
 use crate::error::{Error, Result};
+use crate::host::{self, Programs};
+use crate::lab;
 use crate::lookalike::{self, Variant};
-use crate::{host, lab};
 
 /// The version of cargo-deb that the package is made for.
 const CARGO_DEB: &str = "3.8.0";
@@ -42,16 +44,21 @@ impl Default for Args {
     }
 }
 
-/// Builds the package and runs the scenarios.
+/// Builds the package from release programs and runs the scenarios.
 ///
 /// # Errors
 /// An error of the build; [`Error::Command`] if a scenario failed.
 pub fn run(args: &Args) -> Result<()> {
-    if !host::is_root() {
-        return Err(Error::Root { what: "a container with its own systemd" });
-    }
-    let files = stage()?;
-    let mut command = std::process::Command::new(host::root().join("tests/boot/container"));
+    run_with(args, Programs::Release)
+}
+
+/// As [`run`], with a package of these programs.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(args: &Args, programs: Programs) -> Result<()> {
+    let mut command = container()?;
+    let files = stage(programs)?;
     command
         .args(["--timeout", &args.timeout.to_string()])
         .args(args.suite.iter().flat_map(|suite| ["--suite", suite]))
@@ -65,12 +72,27 @@ pub fn run(args: &Args) -> Result<()> {
     host::run(&mut command)
 }
 
+/// Makes sure that the container's root is there.
+///
+/// # Errors
+/// [`Error::Root`], [`Error::Command`].
+pub fn prepare() -> Result<()> {
+    host::run(container()?.arg("--prepare"))
+}
+
+fn container() -> Result<Command> {
+    if !host::is_root() {
+        return Err(Error::Root { what: "a container with its own systemd" });
+    }
+    Ok(Command::new(host::root().join("tests/boot/container")))
+}
+
 /// Prepares the files that are laid over the container's root: the package, the scenarios, a model.
-fn stage() -> Result<PathBuf> {
+fn stage(programs: Programs) -> Result<PathBuf> {
     let files = host::target_dir().join("boot");
     let folder = files.join("opt/boot");
     fs::create_dir_all(&folder).map_err(Error::io(folder.display().to_string()))?;
-    package(&folder.join("rocmforge.deb"))?;
+    package(&folder.join("rocmforge.deb"), programs)?;
     for (from, to) in [
         (host::root().join("tests/boot/inside.py"), "inside.py"),
         (host::root().join("tests/boot/probe.py"), "probe.py"),
@@ -93,15 +115,19 @@ fn stage() -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Builds the Debian package from release binaries.
-fn package(to: &Path) -> Result<()> {
+/// Builds the Debian package from these programs.
+fn package(to: &Path, programs: Programs) -> Result<()> {
     if !host::works(host::cargo().args(["deb", "--version"])) {
         host::install_crate(&format!("cargo-deb@{CARGO_DEB}"))?;
     }
-    host::build_release()?;
-    lab::run(["docs"])?;
+    let docs = programs.build()?.join("docs");
+    lab::run(["docs".as_ref(), "--out".as_ref(), docs.as_os_str()])?;
     let mut command = host::cargo();
     command.args(["deb", "--quiet", "--no-build", "--strip", "--package", "rocmforge", "--output"]).arg(to);
+    if programs == Programs::Tested {
+        // cargo-deb then takes the files of target/debug for those of target/release.
+        command.args(["--profile", "dev"]);
+    }
     if let Some(dir) = env::var_os("CARGO_TARGET_DIR") {
         command.arg("--target-dir").arg(dir);
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
-use crate::host;
+use crate::host::{self, Programs};
 
 /// Most time from the daemon's start to its first answer.
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -33,8 +33,7 @@ pub struct Daemon {
 
 /// Builds the release binaries that are out of date; returns their directory.
 pub fn build() -> Result<PathBuf> {
-    host::build_release()?;
-    Ok(host::target_dir().join("release"))
+    Programs::Release.build()
 }
 
 /// As [`build`], without the programs that the demo does not run.

@@ -114,7 +114,8 @@ pub fn install(package: &'static str) -> Result<()> {
         let mut command = Command::new("apt-get");
         command
             .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["-qq", "-y"])
+            // A stage beside this one may be installing.
+            .args(["-qq", "-y", "-o", "DPkg::Lock::Timeout=600"])
             .args(arguments)
             .stdout(Stdio::null());
         run(&mut command)
@@ -123,6 +124,46 @@ pub fn install(package: &'static str) -> Result<()> {
         apt(&["update"])?;
     }
     apt(&["install", "--no-install-recommends", package])
+}
+
+/// How the programs that a command runs are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Programs {
+    /// As they are shipped
+    Release,
+    /// As the tests run them: with all arithmetic checks, and without a second build of the library
+    Tested,
+}
+
+impl Programs {
+    /// Folder below the target folder.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Tested => "debug",
+        }
+    }
+
+    /// Builds those that are out of date; returns their folder.
+    ///
+    /// # Errors
+    /// [`Error::Command`], [`Error::Interrupted`].
+    pub fn build(self) -> Result<PathBuf> {
+        match self {
+            Self::Release => build_release()?,
+            Self::Tested => build_tested(&["--bins"])?,
+        }
+        Ok(target_dir().join(self.folder()))
+    }
+}
+
+/// Builds programs of the workspace with a test: then dependencies have the features that they have in `cargo test`, so
+/// that the library is compiled once for both. `tidy` is the smallest test.
+///
+/// # Errors
+/// [`Error::Command`], [`Error::Interrupted`].
+pub fn build_tested(programs: &[&str]) -> Result<()> {
+    run(cargo().args(["build", "--quiet", "--workspace", "--test", "tidy"]).args(programs))
 }
 
 /// Builds the release programs: those of the workspace's default members. Always builds the same set of packages:

@@ -33,9 +33,8 @@ pub fn run(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
     host::run(program()?.args(words))
 }
 
-/// Builds the lab. It is built with a test: then dependencies have the features that they have in `cargo test`, so that
-/// the library is compiled once for both. `tidy` is the smallest test.
+/// Builds the lab.
 fn program() -> Result<Command> {
-    host::run(host::cargo().args(["build", "--quiet", "--workspace", "--bin", "lab", "--test", "tidy"]))?;
+    host::build_tested(&["--bin", "lab"])?;
     Ok(Command::new(host::target_dir().join("debug/lab")))
 }

@@ -20,7 +20,8 @@ enum Command {
     /// Fetch a real model, start a daemon on a private socket, ask it a question, show the streamed answer and its
     /// speed.
     Demo(demo::Args),
-    /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, fuzzing.
+    /// Run everything that must pass before a change lands: formatting, lints, tests, documentation, dependencies, the
+    /// service; --long adds fuzzing, sanitizers and release programs.
     Check(check::Args),
     /// Show which lines the tests run: of the wire, the parser, the lifecycle, and all.
     Coverage(coverage::Args),

@@ -1,31 +1,36 @@
-//! The kernel tests on all variants of the CPU look-alike.
+//! The kernel tests on variants of the CPU look-alike.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Done, stage};
+use super::{Done, Form, stage};
 use crate::error::{Error, Result};
 use crate::host;
 use crate::lookalike::{self, Variant};
 
-/// Variants of the look-alike. The stage `tests` also runs on waves of 32 lanes.
-const VARIANTS: [Variant; 4] =
+/// Variants of the look-alike. The stage `tests` runs on waves of 32 lanes, so the short form does not.
+const SHORT: [Variant; 1] = [Variant::Wave64];
+const LONG: [Variant; 4] =
     [Variant::Wave32, Variant::Wave64, Variant::Wave32Sanitized, Variant::Wave64NoMatrix];
 
-/// Runs the kernel tests on each variant and counts the launches. Then makes the GPU owners' report on one variant.
-pub fn run() -> Result<Done> {
+/// Runs the kernel tests on each variant and counts the launches. The long form then makes the GPU owners' report on
+/// one variant.
+pub fn run(form: Form) -> Result<Done> {
+    let variants: &[Variant] = if form == Form::Long { &LONG } else { &SHORT };
     let report = host::target_dir().join("lookalike/launches");
     if report.exists() {
         fs::remove_file(&report).map_err(Error::at(&report))?;
     }
-    for variant in VARIANTS {
+    for &variant in variants {
         let library = lookalike::build(variant)?;
         println!("on {}", library.display());
         host::run(&mut tests_on(&library, variant, &report)?)?;
     }
-    stage("report")?;
+    if form == Form::Long {
+        stage("report", form)?;
+    }
     let launches = read_report(&report)?;
     for (kernel, count) in &launches {
         println!("{count:9} {kernel}");

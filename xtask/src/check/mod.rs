@@ -1,7 +1,8 @@
 //! `cargo xtask check`: everything that must hold before a change lands, in timed stages.
 //!
 //! A stage that cannot run says why and is listed at the end; with `ROCMFORGE_STRICT=1` it counts as failed. Later
-//! stages run even after a failure, so that one run shows all faults.
+//! stages run even after a failure, so that one run shows all faults. The long form (`--long`) adds what is slow, or
+//! what another stage nearly says; the last line of the short form names it.
 
 mod client;
 mod deny;
@@ -14,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::host::Programs;
 use crate::{boot, host, interleavings, lab, models};
 
 pub use tests::count;
@@ -23,9 +25,19 @@ pub struct Args {
     /// Run only these stages
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     only: Vec<String>,
+    /// Run the long form, too: release programs, fuzzing, sanitizers, code objects compiled again
+    #[arg(long)]
+    long: bool,
     /// List the stages and what each does; run nothing
     #[arg(long)]
     list: bool,
+}
+
+/// How much a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Short,
+    Long,
 }
 
 /// Result of a stage that did not fail.
@@ -60,7 +72,9 @@ impl Done {
 struct Stage {
     name: &'static str,
     about: &'static str,
-    run: fn() -> Result<Done>,
+    /// What only the long form does; empty if both forms do the same.
+    long: &'static str,
+    run: fn(Form) -> Result<Done>,
     beside: Beside,
 }
 
@@ -74,56 +88,84 @@ enum Beside {
 }
 
 impl Stage {
-    const fn new(name: &'static str, run: fn() -> Result<Done>, about: &'static str) -> Self {
-        Self { name, about, run, beside: Beside::No }
+    const fn new(name: &'static str, run: fn(Form) -> Result<Done>, about: &'static str) -> Self {
+        Self { name, about, long: "", run, beside: Beside::No }
+    }
+
+    /// A stage of the long form alone.
+    const fn only_long(name: &'static str, run: fn(Form) -> Result<Done>, about: &'static str) -> Self {
+        Self { name, about: "", long: about, run, beside: Beside::No }
+    }
+
+    const fn long(self, long: &'static str) -> Self {
+        Self { long, ..self }
     }
 
     const fn beside(self, beside: Beside) -> Self {
         Self { beside, ..self }
     }
+
+    /// What it does in this form.
+    fn says(&self, form: Form) -> String {
+        let parts = [self.about, if form == Form::Long { self.long } else { "" }];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 17] = [
-    Stage::new("tools", tools, "programs that later stages need; installed if run by root"),
-    Stage::new("models", fetch_models, "test data, fetched beside other stages: cargo xtask models")
+const STAGES: [Stage; 18] = [
+    Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
+    Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
-    Stage::new("fmt", fmt, "cargo fmt --check"),
-    Stage::new("tidy", tidy, "layers, rooms, file length, layout: cargo tidy"),
-    Stage::new("deny", deny::run, "bans, licences, sources, advisories: cargo deny"),
-    Stage::new("clippy", clippy, "cargo clippy of all targets with benches; warnings are errors"),
-    Stage::new("doc", doc, "cargo doc; warnings are errors"),
-    Stage::new("build", build, "release binaries"),
-    Stage::new(
+    Stage::new("root", |_| boot_root(), "the small Debian that boot needs, made beside other stages")
+        .beside(Beside::Until("boot")),
+    Stage::new("fmt", |_| fmt(), "cargo fmt --check"),
+    Stage::new("tidy", |_| tidy(), "layers, rooms, file length, layout: cargo tidy"),
+    Stage::new("deny", |_| deny::run(), "bans, licences, sources, advisories: cargo deny"),
+    Stage::new("clippy", |_| clippy(), "cargo clippy of all targets with benches; warnings are errors"),
+    Stage::new("doc", |_| doc(), "cargo doc; warnings are errors"),
+    Stage::only_long("build", |_| build(), "release programs"),
+    Stage::only_long(
         "client",
-        client::run,
+        |_| client::run(),
         "size of the stripped client, and time from its start to its first byte",
     ),
-    Stage::new("pause", || stage("pause"), "weights stay while no client is connected, beside other stages")
-        .beside(Beside::ToTheEnd),
+    Stage::new(
+        "pause",
+        |form| stage("pause", form),
+        "weights stay while no client is connected, beside other stages",
+    )
+    .beside(Beside::ToTheEnd),
     Stage::new(
         "boot",
         under_systemd,
         "the package under a real systemd: start, kill, hang, restart, drain, remove",
+    )
+    .long("with release programs"),
+    Stage::only_long(
+        "fuzz",
+        |_| fuzz::run(),
+        "a short fuzz of untrusted input, with planted faults that must be found",
     ),
-    Stage::new("fuzz", fuzz::run, "a short fuzz of untrusted input, with planted faults that must be found"),
-    Stage::new(
-        "objects",
-        || stage("objects"),
-        "the kept code objects, two targets compiled again, AMD's own reader, the NVIDIA body",
-    ),
+    Stage::new("objects", |form| stage("objects", form), "the kept code objects, AMD's own reader")
+        .long("two targets compiled again, the NVIDIA body"),
     Stage::new(
         "kernels",
         kernels::run,
-        "kernel tests on the CPU look-alike: waves of 32 and 64 lanes, sanitizers; launches of each kernel",
-    ),
+        "kernel tests on the CPU look-alike with waves of 64 lanes; launches of each kernel",
+    )
+    .long("waves of 32 lanes, sanitizers, no matrix unit, the GPU owners' report"),
     Stage::new(
         "threads",
-        every_order,
+        |_| every_order(),
         "tests in every order of their threads, by a model checker: cargo xtask interleavings",
     ),
-    Stage::new("soak", || stage("soak"), "ten seconds of many clients: cargo xtask soak"),
-    Stage::new("tests", tests::run, "cargo test of the whole workspace"),
+    Stage::new("soak", |form| stage("soak", form), "ten seconds of many clients: cargo xtask soak"),
+    Stage::new(
+        "tests",
+        |_| tests::run(),
+        "cargo test of the whole workspace, kernels with waves of 32 lanes",
+    ),
 ];
 
 /// A stage that runs beside the others.
@@ -141,13 +183,18 @@ enum Verdict {
 pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
     if args.list {
-        STAGES.iter().for_each(|stage| println!("{:8} {}", stage.name, stage.about));
+        STAGES.iter().for_each(list);
         return Ok(());
     }
     if let Some(name) = args.only.iter().find(|name| !STAGES.iter().any(|stage| stage.name == **name)) {
         return Err(Error::UnknownStage { name: name.clone() });
     }
-    let wanted = |stage: &&Stage| args.only.is_empty() || args.only.iter().any(|name| name == stage.name);
+    let form = if args.long { Form::Long } else { Form::Short };
+    let named = |stage: &Stage| args.only.iter().any(|name| name == stage.name);
+    // A stage of the long form also runs if it is named.
+    let wanted = |stage: &&Stage| {
+        if args.only.is_empty() { args.long || !stage.about.is_empty() } else { named(stage) }
+    };
     let mut rows = Vec::new();
     let mut beside: Vec<(&Stage, Running)> = Vec::new();
     for stage in STAGES.iter().filter(wanted) {
@@ -155,22 +202,39 @@ pub fn run(args: &Args) -> Result<()> {
             beside.into_iter().partition(|(other, _)| other.beside == Beside::Until(stage.name));
         beside = later;
         rows.extend(due.into_iter().map(joined));
-        println!("\n== {}: {}", stage.name, stage.about);
+        let form = if stage.about.is_empty() { Form::Long } else { form };
+        println!("\n== {}: {}", stage.name, stage.says(form));
         if stage.beside == Beside::No {
-            let (took, done) = timed(stage.run);
+            let (took, done) = timed(stage.run, form);
             rows.push((stage.name, took, judged(stage.name, done)));
         } else {
-            beside.push((stage, thread::spawn(|| timed(stage.run))));
+            beside.push((stage, thread::spawn(move || timed(stage.run, form))));
         }
         host::check_interrupted()?;
     }
     rows.extend(beside.into_iter().map(joined));
-    report(&rows, begun.elapsed())
+    let reported = report(&rows, begun.elapsed());
+    if form == Form::Short && args.only.is_empty() {
+        println!("\nnot run; `cargo xtask check --long` adds:");
+        let left_out = STAGES.iter().filter(|stage| !stage.long.is_empty());
+        left_out.for_each(|stage| println!("  {}: {}", stage.name, stage.long));
+    }
+    reported
 }
 
-fn timed(run: fn() -> Result<Done>) -> (Duration, Result<Done>) {
+/// Prints what a stage does.
+fn list(stage: &Stage) {
+    if !stage.about.is_empty() {
+        println!("{:8} {}", stage.name, stage.about);
+    }
+    if !stage.long.is_empty() {
+        println!("{:8} --long: {}", stage.name, stage.long);
+    }
+}
+
+fn timed(run: fn(Form) -> Result<Done>, form: Form) -> (Duration, Result<Done>) {
     let started = Instant::now();
-    let done = run();
+    let done = run(form);
     (started.elapsed(), done)
 }
 
@@ -254,8 +318,18 @@ fn tools() -> Result<Done> {
     Ok(done)
 }
 
-fn under_systemd() -> Result<Done> {
-    match boot::run(&boot::Args::default()) {
+/// Makes the root before it is needed: that takes a minute, mostly of waiting.
+fn boot_root() -> Result<Done> {
+    or_skipped(boot::prepare())
+}
+
+fn under_systemd(form: Form) -> Result<Done> {
+    let programs = if form == Form::Long { Programs::Release } else { Programs::Tested };
+    or_skipped(boot::run_with(&boot::Args::default(), programs))
+}
+
+fn or_skipped(result: Result<()>) -> Result<Done> {
+    match result {
         Ok(()) => Ok(Done::default()),
         Err(error @ (Error::Root { .. } | Error::ToolMissing { .. })) => Ok(Done::skipped(error.to_string())),
         Err(error) => Err(error),
@@ -263,10 +337,14 @@ fn under_systemd() -> Result<Done> {
 }
 
 /// Runs a part of the check that needs the library.
-fn stage(part: &str) -> Result<Done> {
+fn stage(part: &str, form: Form) -> Result<Done> {
     let dir = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
     let path = dir.path().join("result");
-    lab::run(["stage".as_ref(), part.as_ref(), "--result".as_ref(), path.as_os_str()])?;
+    let mut words = vec!["stage".as_ref(), part.as_ref(), "--result".as_ref(), path.as_os_str()];
+    if form == Form::Long {
+        words.push("--long".as_ref());
+    }
+    lab::run(words)?;
     let text = std::fs::read(&path).map_err(Error::at(&path))?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::Unexpected { what: "the lab's result", text: error.to_string() })

@@ -1,7 +1,7 @@
 //! Builds the look-alike of libamdhip64 that runs the kernels on the CPU (tests/lookalike/cpu), with the system's
 //! clang.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -121,6 +121,10 @@ pub fn build_changed(root: &Path, dir: &Path, variant: Variant) -> Result<PathBu
 fn build_from(root: &Path, dir: &Path, variant: Variant, flags: &[&str]) -> Result<PathBuf> {
     let compiler = compiler()?;
     fs::create_dir_all(dir).map_err(Error::at(dir))?;
+    // Stages beside each other build the same variant: one builds, the others wait.
+    let path = dir.join(".lock");
+    let lock = File::create(&path).map_err(Error::at(&path))?;
+    lock.lock().map_err(Error::at(&path))?;
     let mut units = Vec::new();
     for source in runtime_sources()? {
         units.push(compile(&compiler, variant, &source, (root, dir), flags)?);
