@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
             loop {
                 match backend.run(part, &weights)? {
                     Progress::Done => return Ok::<_, Failure>(()),
-                    Progress::Needs(_) => return Err("all experts are resident".into()),
+                    Progress::Needs(_) | Progress::Again => return Err("all experts are resident".into()),
                     Progress::Paused => {}
                 }
             }
