@@ -15,8 +15,8 @@ const PATTERN: u32 = 6;
 /// Layers of the 27B model. It scales scores by a width other than that of its heads; no key states this.
 const LAYERS_27B: usize = 62;
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     experts::none(&w.metadata)?;
     // 0 means no cap.

@@ -8,13 +8,13 @@ use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout, RopeSpec};
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;
     w.metadata.refuse_any("deepstack_mapping", "image embeddings in deeper layers", |n| n >= 0)?;
-    // False means no positions: no pair of a head is rotated.
+    // Where the key is false, positions are not used: no pair of a head is rotated.
     let turns = w.metadata.flag_if_there("rope.scaling.finetuned")?.unwrap_or(true);
     // 0 means no factor.
     let factor = |name: &str| Ok::<_, PlanError>(w.metadata.float_if_there(name)?.filter(|by| *by != 0.0));

@@ -9,8 +9,8 @@ use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout};
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::rope(&w.metadata, RopeLayout::Interleaved, heads.dim, sizes.context)?;
     let experts = experts::read(&w.metadata)?;

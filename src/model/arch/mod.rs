@@ -9,7 +9,6 @@ mod glm4;
 mod granite;
 mod llama;
 mod metadata;
-mod neutral;
 mod olmo2;
 mod phi2;
 mod qwen2;
@@ -18,6 +17,7 @@ mod rope;
 mod sizes;
 mod starcoder2;
 mod tensors;
+mod unread_keys;
 mod window;
 mod writer;
 
@@ -40,11 +40,11 @@ struct Written {
 /// An architecture: its `general.architecture`, which is also the prefix of its keys, and the writer of its program.
 struct Architecture {
     name: &'static str,
-    write: fn(&mut Writer<'_>, usize) -> Result<Written, PlanError>,
+    write: fn(&mut Writer<'_>) -> Result<Written, PlanError>,
 }
 
 /// All supported architectures.
-const ARCHITECTURES: [Architecture; 10] = [
+const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "gemma3", write: gemma3::write },
     Architecture { name: "glm4", write: glm4::write },
     Architecture { name: "granite", write: granite::write },
@@ -65,7 +65,7 @@ pub(super) fn plan(files: &ModelFiles, vocab: usize) -> Result<ExecutionPlan, Pl
         return Err(PlanError::Architecture { found: excerpt(name), supported });
     };
     let mut writer = Writer::new(files, architecture.name, vocab);
-    let Written { logits, shape, context } = (architecture.write)(&mut writer, vocab)?;
+    let Written { logits, shape, context } = (architecture.write)(&mut writer)?;
     writer.finish(architecture.name, logits, shape, context)
 }
 

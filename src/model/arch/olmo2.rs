@@ -11,8 +11,8 @@ use crate::program::{Activation, NormKind, RopeLayout, RopeScaling, RopeSpec};
 /// Default period of layers without a window, where the file does not name the layers.
 const PATTERN: u32 = 4;
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, rms) = (sizes.heads, norm(&w.metadata, NormKind::Rms)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;

@@ -7,8 +7,8 @@ use super::{experts, rope};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout};
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let (heads, layer_norm) = (sizes.heads, norm(&w.metadata, NormKind::Layer)?);
     let angles = rope::without_factors(&w.metadata, RopeLayout::Halves, heads.dim, sizes.context)?;
     experts::none(&w.metadata)?;

@@ -8,14 +8,14 @@ use super::writer::{Presence, Writer};
 use crate::model::plan::{PlanError, Shape};
 use crate::program::{Activation, NormKind, RopeLayout};
 
-pub(super) fn write(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     experts::none(&w.metadata)?;
     write_layers(w, &sizes, None)
 }
 
-pub(super) fn write_moe(w: &mut Writer<'_>, vocab: usize) -> Result<Written, PlanError> {
-    let sizes = Sizes::read(&w.metadata, vocab)?;
+pub(super) fn write_moe(w: &mut Writer<'_>) -> Result<Written, PlanError> {
+    let sizes = Sizes::read(&w.metadata, w.vocab)?;
     let experts = experts::read(&w.metadata)?;
     write_layers(w, &sizes, experts.as_ref())
 }

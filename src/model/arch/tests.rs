@@ -225,18 +225,11 @@ fn numbers_stated_otherwise_are_read() {
 #[test]
 fn unknown_architectures_are_named() {
     let other = Forge::llama().with("general.architecture", Meta::Text("mamba"));
-    let supported = vec![
-        "gemma3",
-        "glm4",
-        "granite",
-        "llama",
-        "olmo2",
-        "phi2",
-        "qwen2",
-        "qwen3",
-        "qwen3moe",
-        "starcoder2",
-    ];
+    let supported: Vec<&str> = super::ARCHITECTURES.iter().map(|a| a.name).collect();
+    let readme = include_str!("../../../README.md");
+    for name in &supported {
+        assert!(readme.contains(&format!("`{name}`")), "README.md does not list {name}");
+    }
     other.fails(PlanError::Architecture { found: "mamba".into(), supported });
     Forge::llama().without("general.architecture").fails(PlanError::NoArchitecture);
     let text = Forge::of("qwen2").with("qwen2.expert_count", Meta::Number(8)).plan().unwrap_err().to_string();

@@ -82,7 +82,8 @@ pub(super) struct Writer<'a> {
     program: Builder,
     /// Name prefix of the current part's tensors.
     prefix: String,
-    vocab: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
     embedding: Option<LazyTensor>,
 }
 
@@ -413,7 +414,7 @@ impl<'a> Writer<'a> {
         context_length: u32,
     ) -> Result<ExecutionPlan, PlanError> {
         self.tensors.finish(name)?;
-        super::neutral::check(&self.metadata, shape.hidden, context_length)?;
+        super::unread_keys::check(&self.metadata, shape.hidden, context_length)?;
         let program = self.program.finish(logits)?;
         Ok(ExecutionPlan { architecture: name.to_owned(), program: Arc::new(program), shape, context_length })
     }

@@ -1,7 +1,7 @@
-//! Keys that an architecture does not read, with the values that change nothing.
+//! Refuses files with keys that their architecture does not read, unless the key's value changes nothing.
 //!
 //! A key that is neither read nor listed here may ask for another computation. The file is then refused by that key's
-//! name. Names: llama.cpp `src/llama-arch.cpp`. Keys below `vision.` and `mm.` belong to other converters and to
+//! name. Only the architecture's own keys are checked, those that begin with its name. Names: llama.cpp `src/llama-arch.cpp`. Keys below `vision.` and `mm.` belong to other converters and to
 //! images.
 
 use super::metadata::{Metadata, integers};
@@ -26,7 +26,7 @@ enum Neutral {
 const OTHER_MODELS: [&str; 2] = ["vision.", "mm."];
 
 /// Keys without the architecture's prefix.
-const NEUTRAL: [(&str, Neutral); 47] = [
+const NEUTRAL: &[(&str, Neutral)] = &[
     // The token array gives the count, and the embedding is checked against it.
     ("vocab_size", Neutral::Any),
     // All files have the same layout.
