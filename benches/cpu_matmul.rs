@@ -8,7 +8,7 @@
 //! disturbs them little. The threads' rates are summed. Outputs of every product are checked against f64 sums. Without
 //! `--bench`, as `cargo test --benches` runs it, matrices are small and rounds few.
 
-#![allow(clippy::expect_used)] // all sizes are made in this file
+#![allow(clippy::expect_used, clippy::panic)] // all sizes are made in this file
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -69,7 +69,7 @@ fn options() -> Result<Options, String> {
             "--threads" => options.threads = number(value()?)?,
             "--cols" => options.cols = number(value()?)?,
             name => {
-                let dtype = SUPPORTED.into_iter().find(|t| t.name().eq_ignore_ascii_case(name));
+                let dtype = SUPPORTED.iter().copied().find(|t| t.name().eq_ignore_ascii_case(name));
                 options.dtypes.push(dtype.ok_or(format!("{name}: no such option or type"))?);
             }
         }
@@ -109,7 +109,8 @@ impl Matrix {
             DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
             DType::MXFP4 => &[0],
             DType::Q6_K => &[209],
-            _ => &[1, 3],
+            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[1, 3],
+            other => panic!("say where {other} has its scales"),
         };
         let byte = match dtype {
             DType::F32 | DType::BF16 => 0x3c,

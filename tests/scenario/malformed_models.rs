@@ -92,6 +92,10 @@ fn weights_that_are_no_numbers_are_told_and_harm_nobody() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n");
     let client = rig.client();
     let (mut answered, mut refused) = (0, 0);
+    for dtype in rocmforge::backend::cpu::quant::SUPPORTED {
+        let of_type = format!("{dtype}: ");
+        assert!(numbers().iter().any(|case| case.what.starts_with(&of_type)), "no case of {dtype}");
+    }
     for case in numbers() {
         fs::write(rig.model("numbers"), case.forge.build().bytes).unwrap();
         for temperature in [0.0, 0.8] {

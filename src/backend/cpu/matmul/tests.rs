@@ -48,7 +48,8 @@ impl Weights {
                 }
                 DType::Q6_K => scale(208, 0.001, &mut block),
                 DType::MXFP4 => block[0] = 118 + (random.next() >> 61) as u8,
-                _ => scale(0, 0.01, &mut block),
+                DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => scale(0, 0.01, &mut block),
+                other => panic!("say where {other} has its scales"),
             }
             bytes.extend(block);
         }
@@ -124,7 +125,7 @@ const MODES: [ActivationType; 2] = [ActivationType::Int8, ActivationType::F32];
 #[test]
 fn products_equal_f64_sums_over_the_same_inputs() {
     let mut random = Random(0x5eed_0001);
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         for &cols in col_counts(dtype) {
             let weights = Weights::random(dtype, 37, cols, &mut random);
             for kernels in available() {
@@ -171,7 +172,7 @@ fn check_tier_a(
 #[test]
 fn products_stay_near_unquantised_ones() {
     let mut random = Random(0x5eed_0002);
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         let weights = Weights::random(dtype, 64, 768, &mut random);
         for kernels in available() {
             let acts = activations(kernels, 4, 768, &mut random);
@@ -204,7 +205,7 @@ fn products_stay_near_unquantised_ones() {
 #[test]
 fn bits_depend_on_neither_batch_nor_tile_nor_instruction_set() {
     let mut random = Random(0x5eed_0003);
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         for &cols in &col_counts(dtype)[2..] {
             let weights = Weights::random(dtype, 75, cols, &mut random);
             let portable = Kernels::new(Isa::Portable).unwrap();
@@ -256,14 +257,15 @@ fn check_batch(
 #[test]
 fn extreme_codes_neither_saturate_nor_wrap() {
     let mut random = Random(0x5eed_0004);
-    for dtype in SUPPORTED.into_iter().filter(|&t| GroupKind::of(t).is_some()) {
+    for dtype in SUPPORTED.iter().copied().filter(|&t| GroupKind::of(t).is_some()) {
         for fill in [0x00, 0xff, 0x80, 0x7f] {
             let mut weights = Weights::random(dtype, 33, 512, &mut random);
             let scale_bytes: &[usize] = match dtype {
                 DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 1, 2, 3],
                 DType::Q6_K => &[208, 209],
                 DType::MXFP4 => &[0],
-                _ => &[0, 1],
+                DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0, 1],
+                other => panic!("say where {other} has its scales"),
             };
             for (i, byte) in weights.bytes[1..].iter_mut().enumerate() {
                 if !scale_bytes.contains(&(i % dtype.block_bytes())) {
@@ -307,7 +309,7 @@ fn extreme_codes_neither_saturate_nor_wrap() {
 #[test]
 fn no_numbers_in_give_no_numbers_out() {
     let mut random = Random(0x5eed_0005);
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         let mut weights = Weights::random(dtype, 19, 512, &mut random);
         for kernels in available() {
             for mode in MODES {
@@ -380,7 +382,7 @@ fn shapes_that_do_not_match_are_refused() {
 #[test]
 fn groups_hold_what_dequantisation_gives() {
     let mut random = Random(0x5eed_0006);
-    for dtype in SUPPORTED.into_iter().filter(|&t| GroupKind::of(t).is_some()) {
+    for dtype in SUPPORTED.iter().copied().filter(|&t| GroupKind::of(t).is_some()) {
         let weights = Weights::random(dtype, 3, 768, &mut random);
         for row in 0..3 {
             for (k, want) in weights.values(row).into_iter().enumerate() {

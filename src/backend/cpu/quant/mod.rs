@@ -42,7 +42,7 @@ pub enum QuantError {
 }
 
 /// Types with CPU arithmetic.
-pub const SUPPORTED: [DType; 12] = [
+pub const SUPPORTED: &[DType] = &[
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -109,7 +109,8 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(),
         DType::Q4_K => q4_k,
         DType::Q5_K => q5_k,
         DType::Q6_K => q6_k,
-        _ => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        DType::F32 => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        _ => return Err(QuantError::Unsupported(dtype)),
     };
     for (block, y) in bytes.chunks_exact(dtype.block_bytes()).zip(out.chunks_exact_mut(dtype.block_len())) {
         decode(block, y);

@@ -48,6 +48,11 @@ fn golden_blocks_decode_to_ggmls_bits() {
         seen.push(dtype);
     }
     assert!(SUPPORTED.iter().all(|t| seen.contains(t)), "{seen:?}");
+    let readme = include_str!("../../../../README.md");
+    assert!(
+        SUPPORTED.iter().all(|t| readme.contains(t.name())),
+        "README.md does not list one of {SUPPORTED:?}"
+    );
 }
 
 #[test]

@@ -17,7 +17,7 @@ const UNUSED: u64 = 100;
 
 /// For each type: name, number, values and bytes of a block, and offsets of its half-precision scales. MXFP4's scale is
 /// one byte of exponent.
-const TYPES: [(&str, u32, u64, usize, &[usize]); 12] = [
+const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("F32", 0, 1, 4, &[]),
     ("F16", 1, 1, 2, &[0]),
     ("Q4_0", 2, 32, 18, &[0]),
@@ -39,7 +39,7 @@ const LARGEST: u16 = 0x7bff;
 /// One model for each type and each kind of block.
 pub fn numbers() -> Vec<Numbers> {
     let mut all = Vec::new();
-    for kind in TYPES {
+    for &kind in TYPES {
         for (what, scale) in [("infinite", INFINITY), ("not a number", NAN), ("the largest", LARGEST)] {
             all.push(model(kind, what, &|_, block, _| scaled(kind, block, scale)));
         }
@@ -79,7 +79,10 @@ fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mu
             block.copy_from_slice(&wide.iter().find(|(half, _)| *half == bits).unwrap().1.to_le_bytes());
         }
         "MXFP4" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
-        _ => scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&bits.to_le_bytes())),
+        _ => {
+            assert!(!scales.is_empty(), "say where {name} has its scales");
+            scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&bits.to_le_bytes()));
+        }
     }
 }
 

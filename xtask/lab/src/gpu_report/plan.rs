@@ -196,6 +196,8 @@ fn fits(shape: &Shape, mixture: Mixture, free_bytes: u64) -> bool {
 mod unit {
     #![allow(clippy::expect_used)] // tests fail by panicking
 
+    use rocmforge::backend::cpu::quant::SUPPORTED;
+
     use super::*;
 
     fn sizes(free_gib: u64, quick: bool) -> Sizes {
@@ -216,6 +218,15 @@ mod unit {
 
     fn names(sizes: &Sizes) -> Vec<String> {
         sizes.models.iter().map(|(shape, mixture)| format!("{} {}", shape.name, mixture.name())).collect()
+    }
+
+    #[test]
+    fn every_type_with_arithmetic_is_measured() {
+        let mut measured = TYPES.to_vec();
+        let mut supported: Vec<&str> = SUPPORTED.iter().map(|dtype| dtype.name()).collect();
+        measured.sort_unstable();
+        supported.sort_unstable();
+        assert_eq!(measured, supported);
     }
 
     #[test]
