@@ -3,7 +3,7 @@
 
 mod arrays;
 pub mod bind;
-mod experts;
+mod expert_tables;
 pub mod graphs;
 pub mod kv;
 pub mod model;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::backend::hip::device::wait::Waiter;
 use crate::backend::hip::step::bind::{BoundPart, Unit, Work};
-use crate::backend::hip::step::experts::{is_there, tables};
+use crate::backend::hip::step::expert_tables::{is_there, tables};
 use crate::backend::hip::step::run::{self, ExpertTable};
 use crate::backend::hip::weights::upload::Uploader;
 use crate::backend::hip::weights::waits::LoadWaits;
@@ -64,10 +64,10 @@ impl Loads<'_> {
         Ok(weight)
     }
 
-    /// Device address of a tensor that must have the form `form`.
-    fn address(&self, tensor: &DeviceTensor, form: MatrixShape) -> Result<DevicePtr<u8>, BackendError> {
+    /// Device address of a tensor, which must have that type and these sizes.
+    fn address(&self, tensor: &DeviceTensor, shape: MatrixShape) -> Result<DevicePtr<u8>, BackendError> {
         let weight = self.weight(tensor)?;
-        if weight.form() != form {
+        if weight.shape() != shape {
             let name = tensor.tensor.name();
             return Err(BackendError::Internal(format!("tensor {name} differs from the program's tensor")));
         }

@@ -26,7 +26,7 @@ pub struct MatrixShape {
 /// A tensor's copy on the device.
 pub struct Weight {
     name: String,
-    form: MatrixShape,
+    shape: MatrixShape,
     buffer: Buffer,
     /// Separate from the memory: the uploader drops its buffer reference before it marks the tensor resident.
     arrival: Arc<Arrival<Event>>,
@@ -34,19 +34,19 @@ pub struct Weight {
 
 impl std::fmt::Debug for Weight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Weight").field("name", &self.name).field("form", &self.form).finish_non_exhaustive()
+        f.debug_struct("Weight").field("name", &self.name).field("shape", &self.shape).finish_non_exhaustive()
     }
 }
 
 impl Weight {
     /// A copy in `buffer` that is still to be loaded.
-    pub fn new(name: &str, form: MatrixShape, buffer: Buffer) -> Self {
-        Self { name: name.to_owned(), form, buffer, arrival: Arc::new(Arrival::new()) }
+    pub fn new(name: &str, shape: MatrixShape, buffer: Buffer) -> Self {
+        Self { name: name.to_owned(), shape, buffer, arrival: Arc::new(Arrival::new()) }
     }
 
     /// Type and shape.
-    pub fn form(&self) -> MatrixShape {
-        self.form
+    pub fn shape(&self) -> MatrixShape {
+        self.shape
     }
 
     /// The copy's memory.
