@@ -54,7 +54,7 @@ pub fn privileged_uids() -> [u32; 2] {
     [0, rustix::process::geteuid().as_raw()]
 }
 
-/// What a user holds of a resource; given back when this drops.
+/// A user's holding of a resource; given back when this drops.
 #[derive(Debug)]
 pub struct Charge {
     shares: Arc<Shares>,
@@ -62,7 +62,7 @@ pub struct Charge {
     amount: u64,
 }
 
-/// Whose holdings leave no room.
+/// The user or users whose holdings leave no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     /// The user has its own equal part already, or its fixed bound.
@@ -74,7 +74,7 @@ pub enum Whose {
 /// Why a user gets nothing now, in the unit of the resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Whose holdings leave no room.
+    /// The user or users whose holdings leave no room.
     pub whose: Whose,
     /// What the user wanted in addition.
     pub wanted: u64,
@@ -190,7 +190,7 @@ impl State {
 }
 
 impl Charge {
-    /// What is held.
+    /// The amount held.
     pub fn amount(&self) -> u64 {
         self.amount
     }

@@ -1,7 +1,8 @@
 // The quantised types that kernels read: an entry point's name and the type that decodes it.
 //
 // A kernel file with one entry point a type writes QUANT_TYPES(MACRO) instead of naming them all. The Rust table of the same
-// types is src/backend/hip/kernels/types.rs; products have a file each, gemv_TYPE.hip, so that they compile side by side.
+// types is src/backend/hip/kernels/types.rs; products have files of their own, gemv_TYPE.hip
+// and gemm_TYPE.hip, so that they compile side by side.
 #pragma once
 
 #define QUANT_TYPES(X)                                                                                                         \

@@ -1,6 +1,10 @@
 // Loads and decodes each quantised type's planes, group by group.
 //
-// A type T names its planes and flags, and has
+// A type T names its planes, the offset of its codes (quant/planes.h has the formula) and its flags:
+//   affine            a group has a minimum; otherwise `min` is 0
+//   halves            each half of a group has its own scale; otherwise both are equal
+//   negative          codes are signed bytes; otherwise none is below 0
+// and has
 //   Raw               one group in a lane's registers between load and use
 //   View              addresses of the planes of a tensor, from some group on
 //   view(base, n)     the view of a tensor of n weights at `base`

@@ -281,7 +281,7 @@ pub struct DeviceMemoryUse {
     pub weights: u64,
     /// KV pages.
     pub kv: u64,
-    /// ActivationType and step arrays.
+    /// Activations between kernels, and the step's arrays.
     pub scratch: u64,
     /// Staging: upload data before it is laid out.
     pub staging: u64,

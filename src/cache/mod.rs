@@ -33,7 +33,7 @@ pub struct CacheCounters {
     pub evicted_bytes: u64,
 }
 
-/// What a device holds of a part.
+/// Tensors and bytes of a part on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Bytes of device memory, with those of loads in flight.
@@ -261,13 +261,13 @@ impl TensorCache {
         self.device_bytes = 0;
     }
 
-    /// What is held of a model, by part, in the order of use.
+    /// A model's tensors and bytes on the device, by part, in the order of use.
     pub fn parts_of(&self, model: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
         let all = PartId { model, part: 0 }..=PartId { model, part: u32::MAX };
         self.parts.range(all).map(|(part, members)| (part.part, members.held))
     }
 
-    /// What is held of a part.
+    /// Tensors and bytes of a part on the device.
     pub fn held(&self, part: PartId) -> Held {
         self.parts.get(&part).map(|members| members.held).unwrap_or_default()
     }

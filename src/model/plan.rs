@@ -149,7 +149,7 @@ pub enum PlanError {
         /// `expert_count`.
         count: usize,
     },
-    /// The file lacks required tensors. Lists all of them, with every name that was tried.
+    /// The file lacks required tensors. Lists all of them, with the names that were tried.
     #[error("{} required tensors are missing: {}", missing.len(), list(missing))]
     MissingTensors {
         /// All missing tensors.

@@ -470,7 +470,8 @@ impl EngineHandle {
         self.shared.page_reader.lost()
     }
 
-    /// A counter of progress. It moves with every unit of a step, and at least once a second when idle. It also moves
+    /// A counter of progress. It moves after each call of `Backend::run`, and at least once a second when
+    /// idle. It also moves
     /// during waits for the device or for weights, which have a time limit. A counter that stands still means that the
     /// engine hangs.
     pub fn heartbeat(&self) -> u64 {

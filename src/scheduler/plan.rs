@@ -47,7 +47,7 @@ pub struct ResidencyPlan {
     pub resident_bytes: u64,
     /// KV pages of one sequence with the given number of positions.
     pub kv_bytes: u64,
-    /// ActivationType that are not allocated yet.
+    /// Activations that are not allocated yet.
     pub scratch_bytes: u64,
     /// Memory that is free now.
     pub available_bytes: u64,

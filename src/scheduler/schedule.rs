@@ -7,7 +7,7 @@
 //!   gets page *numbers* as it grows.
 //! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
 //! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
-//! - A long step may be suspended between two parts, so that another model's step can run. It is resumed before any
+//! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run. It is resumed before any
 //!   other step of its model.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -254,7 +254,7 @@ impl<A> Schedule<A> {
         sequence
     }
 
-    /// Keeps a step that stopped between two parts; [`Schedule::next_step`] returns it again.
+    /// Keeps a step that stopped between two parts, on the CPU also inside one; [`Schedule::next_step`] returns it again.
     pub fn suspend(&mut self, step: StepPlan) {
         self.suspended.insert(step.model, step);
     }

@@ -80,7 +80,7 @@ pub(super) struct StepDevice<'a> {
     /// True when no client wants the step any more. A step calls it between parts, and only while it still loads
     /// weights: a step over resident weights is short.
     pub given_up: &'a dyn Fn() -> bool,
-    /// True when the step should make way for others. Called between parts.
+    /// True when the step should make way for others. Called between parts, and when a part pauses.
     pub is_due: &'a dyn Fn() -> bool,
 }
 

@@ -42,7 +42,7 @@ pub struct UserBudget {
     taker: Taker,
 }
 
-/// What a request holds until it was answered.
+/// A request's shares, held until it is answered.
 #[derive(Debug, Default)]
 pub struct Held {
     /// For its payload.

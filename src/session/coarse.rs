@@ -1,9 +1,9 @@
-//! Counters as users see them that may not see others' requests.
+//! Counters, made coarse for users who may not see others' requests.
 //!
 //! A count of rows tells how long others' prompts and answers are, also a rounded one: a user that adds rows of its own,
 //! one by one, sees where it jumps. So a count jumps at places that nobody can know: one in each step, by a secret of
 //! this process. Memory in use goes up and down, so the same place could be passed again and again: there the places
-//! change all [`SLOT`]. A user that asks for long learns averages.
+//! change once per [`SLOT`]. A user that asks for long learns averages.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};

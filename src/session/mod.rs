@@ -75,7 +75,7 @@ pub struct Frame {
     pub fds_lost: bool,
     /// Why the descriptors were closed: the user's requests hold too many. Then `fds` is empty.
     pub fds_refused: Option<Refusal>,
-    /// What the request holds until it was answered.
+    /// The request's shares, held until it is answered.
     pub held: Held,
 }
 

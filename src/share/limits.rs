@@ -98,7 +98,7 @@ impl OfOneUser {
     }
 }
 
-/// Who set a limit.
+/// The origin of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// It holds for every user.
@@ -114,7 +114,7 @@ pub enum Origin {
 pub struct Limit {
     /// The value.
     pub value: u32,
-    /// Who set it.
+    /// Its origin.
     pub origin: Origin,
 }
 

@@ -29,7 +29,7 @@ const INT8: f64 = 2.5e-2;
 
 #[test]
 fn sublayers_are_those_of_f64_for_every_type() {
-    for dtype in rocmforge::backend::cpu::quant::SUPPORTED {
+    for &dtype in rocmforge::backend::cpu::quant::SUPPORTED {
         let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), n_layers: 1, ..Recipe::plain(dtype) };
         for isa in isas() {
             check_sublayers(&recipe, CpuOptions { isa: Some(isa), ..FLOAT }, 33, EXACT);

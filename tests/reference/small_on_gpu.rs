@@ -69,7 +69,7 @@ fn check_both(recipe: &Recipe) -> bool {
 
 #[test]
 fn weights_of_every_type_give_the_logits_of_f64() {
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         let recipe = Recipe { seed: 3 + u64::from(dtype.ggml()), ffn: 256, ..Recipe::plain(dtype) };
         if !check_both(&recipe) {
             return;
@@ -79,7 +79,7 @@ fn weights_of_every_type_give_the_logits_of_f64() {
 
 #[test]
 fn experts_of_every_type_give_the_logits_of_f64() {
-    for dtype in SUPPORTED {
+    for &dtype in SUPPORTED {
         let seed = 203 + u64::from(dtype.ggml());
         let mut recipe = Recipe { seed, ffn: 256, ..Recipe::plain(dtype).with_experts() };
         let experts = recipe.experts.as_mut().unwrap();

@@ -1,8 +1,12 @@
 //! Binds a program: decides which stretches of operations form one unit, and which plane holds each value.
 //!
 //! A unit of several operations computes the same bits as the operations one by one, with fewer planes and fewer
-//! phases of the pool. Four patterns form units: projections of one input side by side; a norm (and the choice of
-//! rows before it) that only they read; a gate over two projections; and runs of operations that work row by row.
+//! phases of the pool. Four patterns form units:
+//!
+//! - projections of one input, side by side
+//! - a norm, and the choice of rows before it, that only such projections read
+//! - a gate over two projections
+//! - runs of operations that work row by row
 
 use std::collections::HashMap;
 

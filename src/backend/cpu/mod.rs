@@ -4,8 +4,8 @@
 //! activations), and `model` holds the state of an open model. Kernels are single-threaded functions; `pool` and
 //! `grid` distribute them.
 //!
-//! **No bit of a row's result depends on** the other rows, their number, how a prompt was cut into steps, the number
-//! of threads, or the instruction set: every sum has one order, fixed by its own length.
+//! Every sum has one order, fixed by its length. So no bit of a row depends on other rows, on their number, on threads
+//! or on the instruction set. Nor does it matter how a prompt was cut into steps.
 
 pub mod activations;
 #[allow(unsafe_code)]

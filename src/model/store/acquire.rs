@@ -93,7 +93,7 @@ impl Store {
             let gone = self.tables.lock().seen(name, &identity);
             self.tell(gone);
             let result = self.lease(name, handed, None);
-            // What is the daemon's or a server's fault says nothing about the file.
+            // A failure of the daemon or of a file server says nothing about the file.
             let failure = result.as_ref().err();
             if !failure.is_some_and(StoreError::passes) {
                 self.tables.lock().note_failure(name, &identity, failure);

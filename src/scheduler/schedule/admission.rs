@@ -252,8 +252,8 @@ impl<A> Schedule<A> {
 }
 
 impl<A> Sequence<A> {
-    /// True while a user that waits for its turn does not take the sequence's place: until it has decoded for as long as
-    /// it prefilled, so that what a restart costs is not most of its time.
+    /// True while a waiting user may not take the sequence's place. It lasts until the sequence has decoded as long as it
+    /// prefilled. So a restart does not cost most of its time.
     fn is_protected(&self, now: Instant) -> bool {
         let Some(admitted) = self.admitted else { return false };
         let since = |moment: Instant| now.saturating_duration_since(moment);

@@ -52,16 +52,16 @@ pub struct UserLimitsEntry {
     pub ext: Ext,
 }
 
-/// A limit and who set it.
+/// A limit and its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitInForce {
     /// The value.
     pub value: u32,
-    /// Who set it.
+    /// Its origin.
     pub origin: LimitOrigin,
 }
 
-/// Who set a limit.
+/// The origin of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LimitOrigin {
     /// It holds for every user.

@@ -179,7 +179,7 @@ kernels! { |launch|
         bias2: DevicePtr<f32> [null or n2],
         /// Inputs.
         cols: u32,
-        /// ActivationType: i8 `[rows][cols]`.
+        /// Activation codes: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.rows(rows), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.rows(rows), cols)],
@@ -209,7 +209,7 @@ kernels! { |launch|
         up_bias: DevicePtr<f32> [null or n],
         /// Inputs.
         cols: u32,
-        /// ActivationType: i8 `[rows][cols]`.
+        /// Activation codes: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.rows(rows), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.rows(rows), cols)],
@@ -239,7 +239,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// ActivationType: i8 `[rows][cols]`.
+        /// Activation codes: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.y.div_ceil(slots), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.y.div_ceil(slots), cols)],
@@ -265,7 +265,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// ActivationType: i8 `[rows][cols]`.
+        /// Activation codes: i8 `[rows][cols]`.
         codes: DevicePtr<i8> [a8_codes(launch.y.div_ceil(slots), cols)],
         /// f32 `[rows][cols / 32]`.
         scales: DevicePtr<f32> [a8_scales(launch.y.div_ceil(slots), cols)],
@@ -307,7 +307,7 @@ kernels! { |launch|
         bias2: DevicePtr<f32> [null or n2],
         /// Inputs.
         cols: u32,
-        /// ActivationType: f32 `[rows][x_stride]`.
+        /// Activations: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.rows(rows), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -335,7 +335,7 @@ kernels! { |launch|
         up_bias: DevicePtr<f32> [null or n],
         /// Inputs.
         cols: u32,
-        /// ActivationType: f32 `[rows][x_stride]`.
+        /// Activations: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.rows(rows), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -363,7 +363,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// ActivationType: f32 `[rows][x_stride]`.
+        /// Activations: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.y.div_ceil(slots), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,
@@ -387,7 +387,7 @@ kernels! { |launch|
         n: u32,
         /// Inputs.
         cols: u32,
-        /// ActivationType: f32 `[rows][x_stride]`.
+        /// Activations: f32 `[rows][x_stride]`.
         x: DevicePtr<f32> [strided(launch.y.div_ceil(slots), x_stride, cols)],
         /// Values from row to row of `x`.
         x_stride: u32,

@@ -39,7 +39,7 @@ pub enum Purpose {
     Weights,
     /// KV pages.
     Kv,
-    /// ActivationType and step arrays.
+    /// Activations between kernels, and the step's arrays.
     Scratch,
     /// Staging buffers: an upload's bytes before the repack kernels run.
     Staging,
