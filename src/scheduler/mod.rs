@@ -225,7 +225,8 @@ pub enum JobError {
     },
     /// The request needs more KV cache than the whole budget.
     #[error(
-        "the KV cache for {context_tokens} tokens needs {need_bytes} bytes; the budget is {budget_bytes} bytes: ask for fewer tokens or raise kv.budget_mib"
+        "the KV cache for {context_tokens} tokens needs {}; the budget is {}: ask for fewer tokens or raise kv.budget_mib",
+        Bytes(*need_bytes), Bytes(*budget_bytes)
     )]
     DoesNotFit {
         /// Positions that the request may fill.

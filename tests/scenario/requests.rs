@@ -264,11 +264,12 @@ fn what_can_never_fit_is_refused_with_its_numbers() {
     let (tokens, need, budget) = (detail("context_tokens"), detail("need_bytes"), detail("budget_bytes"));
     // Keys and values of 256 elements of two bytes in each of two layers, for the tokens of request and prompt.
     assert!(tokens > 4000 && need >= tokens * 2 * 2 * 256 * 2 && budget == 1 << 20, "{error}");
+    let need = need as f64 / f64::from(1 << 20);
     assert_eq!(
         error.message,
         format!(
-            "the KV cache for {tokens} tokens needs {need} bytes; the budget is {budget} bytes: ask for fewer tokens or \
-             raise kv.budget_mib"
+            "the KV cache for {tokens} tokens needs {need:.1} MiB; the budget is 1.0 MiB: ask for fewer tokens or raise \
+             kv.budget_mib"
         )
     );
     assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter request got no tokens");
