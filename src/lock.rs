@@ -3,6 +3,13 @@
 //! Two threads that take the same locks in the same order never wait for each other in a circle. The order is [`Rank`].
 //! A debug build panics when a thread breaks it, with the names of the locks, whether or not another thread contends at
 //! that moment. A release build checks nothing and pays nothing.
+//!
+//! Few of these locks meet in practice:
+//!
+//! - a request's `Credit`, then the engine's `Inbox`, then its `Snapshot`, which takes `UploadRoutes` to read the rates
+//! - an uploader's `UploadQueue`, then its `UploadRoutes`
+//! - its `UploadStreams`, then a tensor's `UploadJob` and `Weight`; a weight notifies its waiters with no lock held
+//! - a device's `Arena`, after all of these
 
 mod bare;
 

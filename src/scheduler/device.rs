@@ -199,7 +199,7 @@ impl Device {
         wake: &dyn Fn() -> Box<dyn FnOnce() + Send>,
     ) -> Begun<TensorFlight> {
         loop {
-            match self.residency.load(id, wanted.part, &wanted.tensor, self.backend.as_mut()) {
+            match self.residency.load_for_client(id, wanted.part, &wanted.tensor, self.backend.as_mut()) {
                 Ok(Asked::Loading(tensor)) => return Begun::Flying(TensorFlight::new(&tensor)),
                 Ok(Asked::After(load)) => {
                     load.when_decided(wake());

@@ -1,6 +1,10 @@
 //! Decides which models' weights are on the device: a step loads them part by part, and a lack of room evicts them part
 //! by part.
 //!
+//! A step's weights: [`Residency::load_part`] -> `resolve` -> `with_room` -> `try_load` -> [`ResidentModel::resolve`] ->
+//! [`TensorCache::load`], which alone calls [`Backend::load_tensor`]. Experts that rows chose come by
+//! [`Residency::load_chosen`], weights that a client asked for by [`Residency::load_for_client`].
+//!
 //! While a layer computes, the next layers load ([`Backend::parts_ahead`]). A load without room evicts parts of other
 //! models in the order of [`Eviction`], but never pinned ones. If there are none, the current model exceeds the room.
 //! Then it evicts the model's most recently used part, because that part is needed last. So a fixed share of the model
@@ -247,7 +251,12 @@ impl Residency {
     ///
     /// # Errors
     /// [`BackendError`] of a load; out of memory only when nothing more can be evicted.
-    pub fn bring(&mut self, id: ModelId, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
+    pub fn load_part(
+        &mut self,
+        id: ModelId,
+        part: u32,
+        backend: &mut dyn Backend,
+    ) -> Result<(), BackendError> {
         if part == FIRST_PART {
             return self.resolve(&Window::none(id), FIRST_PART, backend);
         }
@@ -269,8 +278,8 @@ impl Residency {
     /// Loads the experts that rows of the current step chose in a part.
     ///
     /// # Errors
-    /// As [`Residency::bring`].
-    pub fn bring_chosen(
+    /// As [`Residency::load_part`].
+    pub fn load_chosen(
         &mut self,
         id: ModelId,
         part: u32,
@@ -382,8 +391,8 @@ impl Residency {
     /// Loads one tensor of a part on a client's request, without a step.
     ///
     /// # Errors
-    /// As [`Residency::bring`].
-    pub fn load(
+    /// As [`Residency::load_part`].
+    pub fn load_for_client(
         &mut self,
         id: ModelId,
         part: u32,

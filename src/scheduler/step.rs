@@ -128,7 +128,7 @@ pub(super) fn run(
                 return Ok(Ran::Suspended(part));
             }
         }
-        residency.bring(model, part, backend)?;
+        residency.load_part(model, part, backend)?;
         if let Some((paging, of)) = &mut paging {
             match paging.has_part(of, part, &arrays.token_ids) {
                 Ok(true) => {}
@@ -149,7 +149,7 @@ pub(super) fn run(
                 }
                 Progress::Paused => continue,
             };
-            residency.bring_chosen(model, part, &chosen, backend)?;
+            residency.load_chosen(model, part, &chosen, backend)?;
             if let Some((paging, of)) = &mut paging {
                 match paging.has_chosen(of, part, &chosen) {
                     Ok(true) => {}

@@ -22,7 +22,7 @@ pub(super) async fn run(
     request: LoadToDeviceRequest,
 ) -> Result<LoadToDeviceEnd, Failure> {
     let begun = Instant::now();
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let _ticket = call.service().ticket(call.peer().uid)?;
     tokio::select! {
         loaded = follow(call, answer, request, begun) => loaded,

@@ -26,7 +26,7 @@ pub(super) async fn run(
     request: GenerateRequest,
 ) -> Result<GenerateEnd, Failure> {
     let arrived = Instant::now();
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let mut ticket = call.service().ticket(call.peer().uid)?;
     let sampling = sampling(&request.sampling)?;
     if request.stop.iter().any(String::is_empty) {

@@ -59,7 +59,7 @@ pub(super) async fn load(
     fd: Option<ReceivedFd>,
     payload: Vec<u8>,
 ) -> Result<LoadReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let (id, kind) = (request.request_id, if fd.is_some() { Kind::Passes } else { Kind::Names });
     once(&call, (id, Op::Load), kind, &payload, move |call| {
         let begun = Instant::now();
@@ -213,7 +213,7 @@ fn summary(listing: Listing, own: Option<&BTreeMap<String, u32>>) -> ModelSummar
 }
 
 pub(super) async fn show(call: Call, request: ShowRequest) -> Result<ShowReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     call.blocking(move |call| {
         let (lease, _) = call.acquire(&request.model)?;
         let summary = summary_of(call, &request.model)?;

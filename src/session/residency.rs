@@ -44,7 +44,7 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
 }
 
 pub(super) async fn set_rules(call: Call, request: SetRulesRequest) -> Result<SetRulesReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let change = RulesChange {
         pinned: request.pinned,
         priority: request.priority,
@@ -87,7 +87,7 @@ fn pin_file(call: &Call, request: &SetRulesRequest) -> (bool, String) {
 }
 
 pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     call.blocking(move |call| {
         let service = call.service();
         let (lease, _) = call.acquire(&request.model)?;

@@ -316,8 +316,8 @@ impl Service {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Refuses new work while the daemon drains; checks nothing else.
-    pub(super) fn admit(&self) -> Result<(), Failure> {
+    /// Refuses new work while the daemon drains.
+    pub(super) fn refuse_while_draining(&self) -> Result<(), Failure> {
         if self.is_draining() {
             return Err(failure(
                 ErrorCode::ServerDraining,

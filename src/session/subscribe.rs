@@ -23,7 +23,7 @@ const REMEMBERED: usize = 4096;
 
 /// Answers one request until the client cancels it or the daemon stops.
 pub(super) async fn run(call: &Call, answer: &Answer) -> Result<SubscribeEnd, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let _ticket = call.service().ticket(call.peer().uid)?;
     let mut watch = Watch::new(call);
     tokio::select! {

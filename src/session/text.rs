@@ -11,7 +11,7 @@ use crate::model::store::Lease;
 use crate::model::tokenizer::EncodeOptions;
 
 pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<TokenizeReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let bytes = request.text.len();
     let TokenizeRequest { model, text, add_special, parse_special, .. } = request;
     let work = move |_: &Call, lease: Lease| {
@@ -30,7 +30,7 @@ pub(super) async fn tokenize(call: Call, request: TokenizeRequest) -> Result<Tok
 }
 
 pub(super) async fn detokenize(call: Call, request: DetokenizeRequest) -> Result<DetokenizeReply, Failure> {
-    call.service().admit()?;
+    call.service().refuse_while_draining()?;
     let DetokenizeRequest { model, ids, show_special, .. } = request;
     // Writing a token takes about as long as reading four bytes.
     let bytes = ids.len().saturating_mul(4);

@@ -17,8 +17,8 @@ use super::listener::Endpoint;
 use super::open::Open;
 use super::{connection, groups};
 use crate::lock::{Mutex, Rank};
-use crate::session::{Credentials, LoggedUids, Service};
-use crate::share::{Refusal, Taker, Whose};
+use crate::session::{Credentials, LoggedUids, Service, share_code};
+use crate::share::{Refusal, Taker};
 
 /// Longest time between two ticks of an idle loop.
 const TICK: Duration = Duration::from_secs(1);
@@ -147,11 +147,7 @@ impl Acceptor {
                 "refused a connection: {why}"
             );
         }
-        let code = match refusal.whose {
-            Whose::Own => ErrorCode::Quota,
-            Whose::Everybody => ErrorCode::Busy,
-        };
-        self.refuse(stream, code, REFUSAL_RETRY_MS);
+        self.refuse(stream, share_code(refusal), REFUSAL_RETRY_MS);
     }
 
     /// Sends the reason, then waits briefly for the client to read it. Closing at once would make its own hello fail
