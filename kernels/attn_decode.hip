@@ -14,7 +14,7 @@
 // Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32
 // Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. split_tokens (attention/splits.h)
 //            cuts a row by its position; a row has the splits that reach into its window. splits >= what any row has, and may
-//            be more: blocks past a row's own splits return at once
+//            be more. Blocks past a row's own splits return at once
 // Alignment  16 bytes for pages and q
 // Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, not on grid, not on wave size
 // Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2

@@ -14,8 +14,8 @@
 // Launch     grid = (n_kv_heads, T), block = 4 waves. Tiles of late positions take longest: put them first
 // Alignment  16 bytes for pages and q
 // Sums in    f32, pages in rising order. On the matrix unit queries (times scale) and weights are rounded to f16. A row's bits
-//            depend on its own tokens, with one exception: on the matrix unit a value that is NaN or infinite, and that some
-//            row of a tile sees, reaches the tile's other rows too; all of them are of the same sequence
+//            depend on its own tokens, with one exception on the matrix unit. There a value that is NaN or infinite, and that
+//            some row of a tile sees, reaches the tile's other rows too. All of them are of the same sequence
 // Tolerance  |got - want| <= b * sum of |weight * value|, b = 2e-5 for `any`, 4e-3 for the others, 1e-3 more for scores about
 //            200 from 0 in units of log2. out16: (2^-11 + 4e-6) * |out| + 2^-25 from out
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs

@@ -16,7 +16,7 @@ namespace embed_rows {
 
 // f16 at an even address.
 DEV f32 half_at(const u8* p) { return f16_to_f32(f16_from_bits(*(const u16*)p)); }
-// Value i of a block of 32: the low nibble of byte i for i < 16, the high nibble of byte i - 16 for the others.
+// Value i of a block of 32 is the low nibble of byte i for i < 16, else the high nibble of byte i - 16.
 DEV f32 nibble(const u8* codes, u32 i) { return (f32)(codes[i % 16] >> (i / 16 * 4) & 15); }
 // As `nibble`, with bit i of the four bytes at `high` as the fifth bit.
 DEV f32 five_bits(const u8* codes, const u8* high, u32 i) { return nibble(codes, i) + (f32)((high[i / 8] >> i % 8 & 1) * 16); }

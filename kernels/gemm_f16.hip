@@ -22,7 +22,7 @@ constexpr u32 WAVES = 256 / WAVE;
 template <u32 SIDE> struct Values {
     // Copies in flight need no registers: as many steps as fit 48 KB of LDS, the most without opting in; three or six.
     static constexpr u32 STAGES = 384 / SIDE;
-    // Part p of row r lies at part p ^ r / 2 % 4: the parts of eight rows lie in different banks, with no gaps between rows.
+    // Part p of row r lies at part p ^ r / 2 % 4. The parts of eight rows lie in different banks, with no gaps between rows.
     f16 v[SIDE * STEP];
     DEV f16* part(u32 row, u32 p) { return v + row * STEP + (p ^ (row / 2 % 4)) * 8; }
     DEV Frag::A a(u32 row, u32 k) const { return Frag::load_a_turned(v, row, k); }

@@ -3,8 +3,8 @@
 // The order is that of src/backend/cpu/sample.rs: top-k, top-p and min-p at temperature 1, temperature, draw. Candidates, ranks
 // and random numbers are the same.
 // Shapes     logits: f32[L][vocab]; settings: u32[L][8] as `Settings` below reads them; reports: as sample_greedy wrote them;
-//            tops: u32[L][top_stride][2], or null: id and bits of the logit of the row's likeliest tokens, falling
-//            A row that failed, or that is greedy and wants no list, is not written
+//            tops: u32[L][top_stride][2], or null: id and bits of the logit of the row's likeliest tokens, falling;
+//            a row that failed, or that is greedy and wants no list, is not written
 // Requires   vocab <= 2^20; sample_greedy ran before
 // Launch     grid = L, block = 1024
 // Alignment  4 bytes

@@ -3,7 +3,8 @@
 //! A thread that opens, examines, reads or closes a file of a dead NFS or FUSE server stands still, and nothing ends it.
 //! So the caller hands such work to a thread of its own, an [`Errand`], and waits [`Limits::patience`] for an answer.
 //! Without one the caller goes on, and the thread is lost until its system call returns. Bounds keep one dead server
-//! from taking everything: a few threads for one name, none for a device on which a thread is lost, and a total.
+//! from taking everything. There are a few threads for one name, none for a device on which a thread is lost, and a
+//! total.
 //!
 //! A local file costs one change of threads for that, about 30 us.
 
@@ -53,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// What a piece of work is about.
+/// The subject of a piece of work.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// The operation, for messages: `opening the file`.
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_given_up_and_counted_until_it_returns() {
+    fn hanging_work_is_given_up_and_counted_until_it_returns() {
         let aside = aside(64);
         let (end, result) = hang(&aside, about("a", Some(7)));
         assert!(matches!(result, Err(Unanswered::Silent { .. })), "{result:?}");
@@ -499,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drops_aside_does_not_hold_its_caller() {
+    fn a_drop_aside_does_not_hold_its_caller() {
         struct Slow(Receiver<()>);
         impl Drop for Slow {
             fn drop(&mut self) {

@@ -391,7 +391,7 @@ pub enum ConfigError {
     User {
         /// The name found.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         why: &'static str,
     },
     /// A path that is not absolute.
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_of_weights_is_read_by_model() {
+    fn rules_of_weights_are_read_by_model() {
         let text = "[weights.models]\na = { preload = 'all', pinned = true }\nb = { preload = 3, idle_s = 60 }\nc = {}";
         let models = Config::parse(text).unwrap().weights.models;
         let named = Some(PreloadChoice::Named(PreloadName::All));

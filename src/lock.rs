@@ -41,7 +41,7 @@ pub enum Rank {
     Turns,
     /// Users' allowances of processor time for texts.
     TextTime,
-    /// What users have paid for their frames.
+    /// Payments of users for their frames.
     Pace,
     /// The kernel's counts of models' pages; held while it counts.
     PageCounts,

@@ -76,13 +76,13 @@ pub enum Whose {
 pub struct Refusal {
     /// The user or users whose holdings leave no room.
     pub whose: Whose,
-    /// What the user wanted in addition.
+    /// The amount that the user wanted in addition.
     pub wanted: u64,
-    /// What the user holds.
+    /// The amount that the user holds.
     pub own: u64,
     /// The most that the user may hold now.
     pub limit: u64,
-    /// What all users hold.
+    /// The amount that all users hold.
     pub held: u64,
     /// The whole resource.
     pub total: u64,
@@ -113,7 +113,7 @@ impl Shares {
         Arc::new(Self { state: Mutex::new(Rank::Shares, state) })
     }
 
-    /// Changes the total. What users hold already stays theirs.
+    /// Changes the total. Earlier holdings of users stay theirs.
     pub fn set(&self, total: u64) {
         self.state.lock().total = total;
     }
@@ -135,7 +135,7 @@ impl Shares {
         Ok(Charge { shares: Arc::clone(self), taker, amount })
     }
 
-    /// What all users hold.
+    /// The amount that all users hold.
     pub fn held(&self) -> u64 {
         self.state.lock().held
     }
@@ -157,7 +157,7 @@ impl State {
         let own = self.uids.get(&taker.uid).copied().unwrap_or(0);
         let reserve = if taker.privileged { 0 } else { self.total / RESERVE };
         let usable = self.total.saturating_sub(reserve);
-        // What is free after the taking, and what the user then holds, are equal at half of what others leave. Rounded
+        // The free amount after the taking and the holding of the user are equal at half of what others leave. Rounded
         // up, so that the last piece of a small resource is of use to somebody.
         let fair = usable.saturating_sub(self.held.saturating_sub(own)).div_ceil(2);
         let limit = fair.min(bound);

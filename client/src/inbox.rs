@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_for_an_abandoned_stream_is_dropped_until_its_end() {
+    fn frames_of_an_abandoned_stream_are_dropped_until_its_end() {
         let mut inbox = Inbox::default();
         inbox.open(1, Some(4));
         inbox.file(frame(1, Op::Item)).unwrap();

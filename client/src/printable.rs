@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use unicode_properties::{GeneralCategory, UnicodeGeneralCategory};
 
-/// A name or message for one line: each character that could control a terminal, reorder the text beside it or hide is
+/// A name or message for one line. Each character that could control a terminal, reorder the text beside it or hide is
 /// shown escaped, such as `\u{1b}`. So are spaces at both ends, and all spaces other than U+0020.
 pub fn printable(text: &str) -> String {
     let inner = text.trim_matches(' ');
@@ -21,7 +21,7 @@ pub fn printable_text(text: &str) -> String {
     escaped(text, |c| c.is_control() && !matches!(c, '\n' | '\t'))
 }
 
-/// Controls, marks of direction, characters without width, ends of lines, and characters without a meaning: with them,
+/// Controls, marks of direction, characters without width, ends of lines, and characters without a meaning. With them,
 /// two names that differ look the same, or a terminal shows something else.
 pub(crate) fn is_hidden(c: char) -> bool {
     use GeneralCategory::{Control, Format, LineSeparator, ParagraphSeparator, PrivateUse, Unassigned};

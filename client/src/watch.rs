@@ -15,7 +15,7 @@ pub(crate) struct Watch {
     pinged: Option<Instant>,
 }
 
-/// What to do about the silence.
+/// The action that the silence asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Wait on.

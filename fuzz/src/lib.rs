@@ -33,8 +33,8 @@ fn planted(magic: &[u8]) {
     }
 }
 
-/// As [`planted`] with `b"R"`: for targets that run only some thousand times a second. libFuzzer follows comparisons of
-/// four and of eight bytes; shorter ones are found by chance.
+/// As [`planted`] with `b"R"`: for targets that run only some thousand times a second. The fuzzer follows comparisons
+/// of four and of eight bytes; shorter ones are found by chance.
 fn planted_short(magic: &[u8]) {
     let number = std::hint::black_box(magic.first().copied().unwrap_or(0));
     if number == b'R' {

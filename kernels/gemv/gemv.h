@@ -9,8 +9,8 @@
 //            gemv_gated_t_a_m(gate, up, n, gate_bias, up_bias, cols, IN, rows, activation, OUT)
 //            act(gate x) * (up x), act by number as `activated` in prelude/numbers.h
 //            gemv_experts_t_a(table, experts, n, cols, IN, slots, out, out_stride)
-//            Block row y is pair y of a row and an expert: the matrix at table[experts[y]] times row y / slots goes to
-//            out[y * out_stride ..]; nothing is written for NO_EXPERT (common/experts.h) or an address of 0. slots: pairs
+//            Block row y is pair y of a row and an expert. The matrix at table[experts[y]] times row y / slots goes to out[y *
+//            out_stride ..]; nothing is written for NO_EXPERT (common/experts.h) or an address of 0; slots: pairs
 //            that share an input row: experts per token, or 1 where each pair has its own
 //            gemv_experts_gated_t_a(gate_table, up_table, experts, n, cols, IN, slots, activation, OUT)
 //            The same for gate and up; pair y goes to row y of OUT
@@ -24,8 +24,8 @@
 //            bits do not depend on m, on the other rows or on grid
 // Tolerance  gemv, experts: |got - want| <= 2e-6 * size + 1e-30, size the sum of the terms' magnitudes. With x before it was
 //            quantised to A8: 1.2e-2 of the norm of all results; f32: 1e-6
-//            gated: 2e-6 * (1.13 * size(gate) * |up| + |act(gate)| * size(up)) + (2e-6 + s * |e|) * |want| + 1e-30, e what the
-//            activation raises e to, s = 1.2e-7 for SiLU, 6e-7 for GELU. A8 out: the bits of the f32 result quantised
+//            gated: 2e-6 * (1.13 * size(gate) * |up| + |act(gate)| * size(up)) + (2e-6 + s * |e|) * |want| + 1e-30; e: power to
+//            which the activation raises e; s = 1.2e-7 for SiLU, 6e-7 for GELU. A8 out: the bits of the f32 result quantised
 // Reference  f64 sums over ggml's values in tests/kernels/matmul/gemv.rs and tests/kernels/matmul/gated.rs
 // Moves      every weight once per block row: 17 to 34 bytes per 32 of a quantised type, 2 or 4 per value of a float type;
 //            memory-bound
@@ -175,7 +175,7 @@ template <u32 M> DEV void finish_gated(const GateUp& w, const GateUpSums<M>& sum
     }
 }
 
-// A block's tiles of 32 outputs: a team computes P gate rows and their P up rows at a time, 4 / P times for a tile.
+// A block's tiles of 32 outputs. A team computes P gate rows and their P up rows at a time, 4 / P times for a tile.
 template <class T, u32 P, u32 M> struct GatedJob {
     static constexpr u32 PASSES = 4 / P;
     const GateUp& w;

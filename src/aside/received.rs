@@ -1,9 +1,9 @@
 //! Descriptors that clients sent: closed on threads that may be lost.
 //!
-//! To close a file asks its server (FUSE sends a flush), and any user may send a descriptor of a server that never
-//! answers, with any frame. A runtime thread that closed it would stand still, and there are two of them. A descriptor
-//! that is never closed is lost to the process. So a user with many of them sends no more: the kernel drops them on
-//! arrival, which asks no server.
+//! To close a file asks its server: FUSE sends a flush. Any user may send a descriptor of a server that never answers,
+//! with any frame. A runtime thread that closed it would stand still, and there are two of them. A descriptor that is
+//! never closed is lost to the process. So a user with many of them sends no more: the kernel drops them on arrival,
+//! which asks no server.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

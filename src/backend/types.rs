@@ -9,7 +9,8 @@ use super::BackendError;
 use crate::program::TensorId;
 use crate::tensor::{DType, LazyTensor};
 
-/// Tokens in a KV page: one page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read rate.
+/// Tokens in a KV page. One page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read
+/// rate.
 pub const KV_PAGE_TOKENS: usize = 32;
 
 /// A model opened on a backend; returned by `open_model`.

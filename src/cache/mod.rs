@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_on_its_way_has_memory_until_it_has_come() {
+    fn a_tensor_evicted_in_flight_has_memory_until_its_load_ends() {
         let (mut cache, file) = (TensorCache::new(), file());
         let tensor = tensor(&file, "t", 0, DType::F32).lazy;
         let copy = Arc::new(Copy::default());

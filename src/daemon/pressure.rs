@@ -3,7 +3,8 @@
 //!
 //! `$MEMORY_PRESSURE_WATCH` names the source: a pipe, or a file of the kernel's pressure stall information, into which
 //! `$MEMORY_PRESSURE_WRITE` is written first; `/dev/null` turns watching off. Without the variable, the daemon watches
-//! the kernel's file for its own control group, else for the whole machine. systemd before version 254 does not set it.
+//! the kernel's file for its own control group, else for the whole machine. Before version 254, systemd does not set
+//! it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_tell_is_refused_by_name() {
+    fn a_file_that_cannot_tell_is_refused_by_name() {
         let named = |path: &str| Source::named(path.into(), None).unwrap_err();
         assert!(matches!(named("/dev/null"), SourceError::SwitchedOff));
         assert!(matches!(named("/dev/zero"), SourceError::Kind { .. }));

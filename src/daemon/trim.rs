@@ -14,7 +14,7 @@ const FREED_BYTES: u64 = 32 << 20;
 
 /// Trims the heap whenever `freed` grew by more than [`FREED_BYTES`], until `stop`. `freed` counts bytes modulo 2^64.
 ///
-/// Without trims, the heap once kept 3.4 GB for minutes after 4,000 clients with frames of 1 MiB had left: small blocks
+/// Without trims, the heap once kept 3.4 GB for minutes after 4,000 clients with frames of 1 MiB had left. Small blocks
 /// that lived on lay between the freed ones.
 pub(super) async fn run(freed: impl Fn() -> u64 + Send, stop: CancellationToken) {
     let mut last = freed();

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_what_changes() {
+    fn only_rules_that_differ_change() {
         let pinned = ModelWeights { pinned: true, ..ModelWeights::default() };
         let old = BTreeMap::from(["a", "b", "c"].map(|name| (name.to_owned(), ModelWeights::default())));
         let mut new = old.clone();

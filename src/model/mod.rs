@@ -1,7 +1,7 @@
 //! Models: from the bytes of a GGUF file to a tokenizer, a template and an execution plan.
 //!
-//! States of a model: `Registered` (a name and a file) -> `Mapped` ([`Model`]: header checked, tokenizer and plan
-//! built, no weight byte read) -> `Draining` -> freed; `Poisoned` from any state.
+//! States of a model: `Registered` (a name and a file) -> `Mapped` (a [`Model`]) -> `Draining` -> freed; `Poisoned`
+//! from any state. For a mapped model, the header is checked, tokenizer and plan are built, and no weight byte is read.
 
 use crate::share::Charge;
 use crate::tensor::is_shortage;

@@ -2,9 +2,10 @@
 //!
 //! Each user has an account of the device time charged to it, and the user with the least runs next. Time is charged in
 //! inverse proportion to the user's share: a user with half of another's share gets half of the time. A user that comes
-//! back starts where the user with the least account stands, less the time that it was idle, at most [`HEAD_START`]: a
-//! short request is answered before long ones go on. So users with work get their shares of the device, and a user
-//! alone gets all of it. Connections of one user have such accounts too. Pure: callers pass in the times.
+//! back starts where the user with the least account stands. It gets back the time that it was idle, at most
+//! [`HEAD_START`]: a short request is answered before long ones go on. So users with work get their shares of the
+//! device, and a user alone gets all of it. Connections of one user have such accounts too. Pure: callers pass in the
+//! times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -50,7 +51,7 @@ impl<K: Copy + Ord> Accounts<K> {
         chosen
     }
 
-    /// Replaces the shares of users that have another one than [`SHARE`]. What was charged before stays as it is.
+    /// Replaces the shares of users that have another one than [`SHARE`]. Earlier charges stay as they are.
     pub fn set_shares(&mut self, shares: BTreeMap<K, u32>) {
         self.shares = shares;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Weight that the sums keep with each further step: about the last twenty count.
 const KEPT: f64 = 0.95;
 
-/// What is known of one model's steps, as weighted sums over rows and seconds.
+/// Measurements of one model's steps, as weighted sums over rows and seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     steps: f64,
@@ -44,7 +44,7 @@ impl Cost {
     }
 
     /// The estimate; `None` before the first step. While all steps had the same number of rows, all time counts as the
-    /// rows' own, so that the next step is rather too small than too large.
+    /// rows' own. So the next step is rather too small than too large.
     pub fn estimate(&self) -> Option<Estimate> {
         if self.steps <= 0.0 || self.rows <= 0.0 {
             return None;

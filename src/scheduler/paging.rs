@@ -1,9 +1,9 @@
 //! Pages of weights that a step reads in place, read in before the step needs them.
 //!
-//! A page that is not in memory stops the thread that touches it, for as long as the disk takes, or the kernel to fill
-//! a hole of a sparse file: 2 s for 3 GiB. So other threads touch the pages first, some parts ahead of the step. A step
-//! that reaches a part whose pages are still to come is suspended, and other models' steps run meanwhile. The threads
-//! are less urgent than the engine's, and may be lost to a disk that never answers.
+//! A page that is not in memory stops the thread that touches it, for as long as the disk takes. To fill a hole of a
+//! sparse file, the kernel takes 2 s for 3 GiB. So other threads touch the pages first, some parts ahead of the step. A
+//! step that reaches a part whose pages are still to come is suspended, and other models' steps run meanwhile. The
+//! threads are less urgent than the engine's, and may be lost to a disk that never answers.
 //!
 //! Pages that were read are trusted while steps use the model. The kernel may take them all the same where memory is
 //! short; the step then waits for them itself.
@@ -72,7 +72,7 @@ pub(super) struct Paging {
     models: BTreeMap<ModelId, Pages>,
 }
 
-/// What is known of one model's pages.
+/// Pages of one model that were looked at.
 #[derive(Debug)]
 struct Pages {
     progress: Arc<Progress>,
@@ -89,7 +89,7 @@ struct Pages {
     awaited: Awaited,
 }
 
-/// What a suspended step waits for.
+/// Pages that a suspended step waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
     Nothing,
@@ -99,7 +99,7 @@ enum Awaited {
     End,
 }
 
-/// What the reading thread reports.
+/// Report of the reading thread.
 #[derive(Debug, Default)]
 struct Progress {
     busy: AtomicBool,
@@ -139,7 +139,7 @@ impl Paging {
         Self { reader, wake, models: BTreeMap::new() }
     }
 
-    /// Begins a step. What is known of the model's pages is forgotten if it is old: true then.
+    /// Begins a step. Forgets the model's pages if the last look at them is old: true then.
     pub fn begin(&mut self, model: &Arc<Model>) -> bool {
         let now = lock::now();
         let old = self
@@ -207,7 +207,7 @@ impl Paging {
         Ok(false)
     }
 
-    /// Models whose suspended steps cannot go on yet. What is read for models that are not `wanted` stops.
+    /// Models whose suspended steps cannot go on yet. Reading for models that are not `wanted` stops.
     pub fn waiting(&mut self, wanted: impl Fn(ModelId) -> bool) -> BTreeSet<ModelId> {
         let busy = self.models.iter().filter(|(_, pages)| pages.is_busy());
         let waiting = busy.filter(|(id, pages)| {

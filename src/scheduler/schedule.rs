@@ -110,7 +110,7 @@ pub(super) struct Schedule<A = Answer> {
     accounts: Accounts<u32>,
     /// Device time of each user's connections.
     connections: BTreeMap<u32, Accounts<u64>>,
-    /// What is known of the time of each model's steps.
+    /// Measured time of each model's steps.
     costs: BTreeMap<ModelId, Cost>,
     /// The last step that a user led on a model.
     turns: BTreeMap<(u32, ModelId), u64>,

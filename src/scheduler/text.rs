@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_comes_at_the_end() {
+    fn bytes_held_back_come_at_the_end() {
         let mut answer = AnswerText::new(&["END".into()]);
         assert_eq!(answer.push(b"caf\xc3\xa9 EN"), "café ");
         assert_eq!(answer.push(b"\xf0\x9f"), "");

@@ -1,8 +1,8 @@
 //! The memory and descriptors that users' requests and answers take, shared by [`Shares`].
 //!
-//! A request's payload is charged before it is allocated, until the request was answered: so frames that never end,
-//! and requests that wait for a turn, cannot fill the memory. Answers that the client has not read are charged by the
-//! [`Outbox`](super::Outbox), in a ledger of their own: a user whose share of requests is full still gets its answers.
+//! A request's payload is charged before it is allocated, until the request is answered. So frames that never end, and
+//! requests that wait for a turn, cannot fill the memory. Answers that the client has not read are charged by the
+//! [`Outbox`](super::Outbox), in a ledger of their own. A user whose share of requests is full still gets its answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const OPEN_MAX: u64 = 1 << 16;
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_MAX: Duration = Duration::from_millis(160);
 
-/// What all users' requests and answers share.
+/// Memory and descriptors that all users' requests and answers share.
 #[derive(Debug)]
 pub struct Budget {
     /// Bytes of payloads of unanswered requests.

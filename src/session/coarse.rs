@@ -1,8 +1,8 @@
 //! Counters, made coarse for users who may not see others' requests.
 //!
-//! A count of rows tells how long others' prompts and answers are, also a rounded one: a user that adds rows of its own,
-//! one by one, sees where it jumps. So a count jumps at places that nobody can know: one in each step, by a secret of
-//! this process. Memory in use goes up and down, so the same place could be passed again and again: there the places
+//! A count of rows tells how long others' prompts and answers are, also a rounded one. A user that adds rows of its
+//! own, one by one, sees where it jumps. So a count jumps at places that nobody can know: one in each step, by a secret
+//! of this process. Memory in use goes up and down, so the same place could be passed again and again: there the places
 //! change once per [`SLOT`]. A user that asks for long learns averages.
 
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +25,7 @@ const TENSORS_STEP: u64 = 1 << 20;
 /// Time after which the places change at which memory in use jumps.
 const SLOT: Duration = Duration::from_secs(10);
 
-/// What is counted: each count jumps at places of its own.
+/// Kinds of counts: each jumps at places of its own.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum Count {
     Steps,

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_lacks_is_not_the_files_fault() {
+    fn shortages_of_the_daemon_are_not_the_files_fault() {
         let lacking = |errno: i32| {
             let source = std::io::Error::from_raw_os_error(errno);
             let source = std::sync::Arc::new(MapError::Os { what: "open", source });

@@ -24,7 +24,7 @@ pub(super) struct PageCounts(Mutex<HashMap<ModelId, Counted>>);
 
 #[derive(Clone, Debug)]
 struct Counted {
-    /// What the pages were told to do, and how far they were, when they were counted.
+    /// The order to the pages, and how far they were, when they were counted.
     report: PagesReport,
     pages: HostPages,
     cached_bytes: Option<u64>,

@@ -5,8 +5,8 @@
 //! wait ([`Outbox::send_in_turn`]: whole answers, up to one frame each) have another [`BYTES_MAX`] and wait for room
 //! there. So many large answers at once never drop a client that reads.
 //!
-//! What all connections of a user queue is charged to that user's share of [`Budget`](super::budget::Budget). Without
-//! room there, an answer is replaced by an error, and a frame that cannot wait drops the client.
+//! Frames that wait on all connections of a user are charged to that user's share of [`Budget`](super::budget::Budget).
+//! Without room there, an answer is replaced by an error, and a frame that cannot wait drops the client.
 //!
 //! The daemon disconnects a client that reads too slowly, and no other. It is too slow if it reads less than
 //! [`BYTES_SOFT`] in [`SOFT_TIME`] while more than that is queued or an answer waits for room.
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_room_learns_of_the_end() {
+    async fn a_waiter_for_room_learns_of_the_end() {
         let outbox = Outbox::new(None);
         outbox.send_in_turn(vec![1; ROOM], || ()).await.unwrap();
         let mut second = std::pin::pin!(outbox.send_in_turn(vec![2], || ()));
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(shares.held(), 0, "short answers need no charge");
         outboxes[0].send_in_turn(vec![1; BYTES_MAX], || ()).await.unwrap();
         assert_eq!(shares.held(), BYTES_MAX as u64);
-        // What waits for room counts too.
+        // Frames that wait for room count too.
         let mut waits = Box::pin(outboxes[0].send_in_turn(vec![1; 512 << 10], || ()));
         assert!(futures_util::poll!(&mut waits).is_pending());
         assert_eq!(shares.held(), 3 << 19);

@@ -1,7 +1,7 @@
 //! Paces the frames of each user, so that many cheap requests of one user do not slow all others down.
 //!
 //! Runtime threads go round by connection, and a user may have thousands. So each user pays for the processor time that
-//! its frames take, and the daemon does not read its next frame before it is paid for. Users pay with time: a part of
+//! its frames take. The daemon does not read its next frame before those are paid for. Users pay with time: a part of
 //! all processors' time, which grows while they are quiet, up to [`SAVED`] of it. Administrators do not pay.
 
 use std::collections::HashMap;

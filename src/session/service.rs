@@ -83,7 +83,7 @@ pub struct Service {
     pub(super) events: ModelEvents,
     pub(super) renderer: Renderer,
     pub(super) doctor: Doctor,
-    /// What users' requests and answers share.
+    /// Memory and descriptors that users' requests and answers share.
     pub budget: Budget,
     pub(super) memory: Mutex<RequestMemory>,
     pub(super) blocking: Arc<Turns>,

@@ -1,5 +1,5 @@
-//! Processor time of text work (tokenising, detokenising, rendering templates) and of opening passed files, so that long
-//! texts and vocabularies do not slow the engine's threads down.
+//! Processor time of text work (tokenising, detokenising, rendering templates) and of opening passed files. Long texts
+//! and vocabularies must not slow the engine's threads down.
 //!
 //! Each user has an allowance of processor time, which grows with time up to [`SAVED`] of it. Work within the allowance
 //! runs at once. Other work runs in the background: few threads, with low scheduling priority, one for each user at a

@@ -1,7 +1,7 @@
 //! Limits of users: those that hold for every user, and those that an administrator set for single users.
 //!
 //! A limit of a single user takes the place of the one for every user. The configuration sets some; requests change them
-//! at run time, until the daemon stops or a reload reads the configuration again. What a user holds already stays its
+//! at run time, until the daemon stops or a reload reads the configuration again. Earlier holdings of a user stay its
 //! own: a lower limit refuses only what comes next.
 
 use std::collections::BTreeMap;

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_gets_no_lock_file_beside_it() {
+    fn a_path_that_is_no_socket_gets_no_lock_file_beside_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("models");
         std::fs::create_dir(&path).unwrap();

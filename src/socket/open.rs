@@ -1,8 +1,8 @@
 //! The open connections: who has how many, and which one ends when a newcomer finds no room.
 //!
 //! Users share connections by [`Shares`]. A connection without an open stream costs its user nothing, so it may stay
-//! for as long as nobody else wants its place. When a newcomer is refused although it holds less than the user that
-//! holds most, that user's longest idle connection ends and the newcomer takes its place.
+//! for as long as nobody else wants its place. A newcomer may be refused although it holds less than the user that
+//! holds most. Then that user's longest idle connection ends, and the newcomer takes its place.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

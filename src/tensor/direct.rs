@@ -90,7 +90,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
-        fn what_is_read_past_the_cache_is_the_files(start in 0u64..90_000, length in 0u64..50_000) {
+        fn bytes_read_past_the_cache_are_the_files(start in 0u64..90_000, length in 0u64..50_000) {
             let (file, content) = file(100_001);
             let map = map(&file);
             let range = start..(start + length).min(100_001);

@@ -79,7 +79,7 @@ impl Watched {
     ///
     /// # Safety
     /// `range` is a live file mapping, page-aligned at its start. Its owner only reads it, and only through references
-    /// that do not outlive the returned value; no other code maps anything inside `range` before that is dropped.
+    /// that do not outlive the returned value. No other code maps anything inside `range` before that is dropped.
     ///
     /// # Errors
     /// [`MapError::TooMany`] when the table is full, [`MapError::Os`] when the handler cannot be installed.
@@ -133,7 +133,7 @@ fn install() -> Result<(), MapError> {
     let done = ONCE.get_or_init(|| {
         INSTALLED.page_bytes.store(rustix::param::page_size(), Ordering::Relaxed);
         let last_error = || Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
-        // SAFETY: the previous action is read into `previous`, which nothing else touches: this closure runs once, and
+        // SAFETY: the previous action is read into `previous`, which nothing else touches. This closure runs once, and
         // the handler, its only reader, is not installed yet.
         if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), INSTALLED.previous.get()) } != 0 {
             return last_error();
@@ -141,7 +141,7 @@ fn install() -> Result<(), MapError> {
         // SAFETY: as above, all-zero is a valid sigaction.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_sigbus as *const () as usize;
-        // Use the alternate stack where the thread has one (the Rust runtime gives each std::thread one): this also
+        // Use the alternate stack where the thread has one (the Rust runtime gives each std::thread one). This also
         // handles a fault near the end of a deep stack. Elsewhere the thread's own stack serves; the handler takes < 1
         // KiB.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -159,8 +159,8 @@ fn install() -> Result<(), MapError> {
 
 /// The handler. Async-signal-safe: atomics on statics, and the system calls mmap, sigaction and tgkill.
 extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, filled for SIGBUS, so `si_addr` is its address
-    // field; for a signal sent by a process it holds other bits, and `code` tells that apart before it is used.
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, filled for SIGBUS, so `si_addr` is its
+    // address field. For a signal sent by a process it holds other bits; `code` tells that apart before it is used.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // SAFETY: __errno_location gives this thread's errno, always valid; the interrupted code may be about to read it.
     let errno = unsafe { &mut *libc::__errno_location() };
@@ -212,7 +212,7 @@ fn zero_pages(pages: Range<usize>) -> bool {
 }
 
 /// Passes a foreign SIGBUS on. A fault returns to the previous action: the instruction runs and faults again, now
-/// there. A signal sent by a process (`kill -BUS`) ends this process as it would have without the handler: the previous
+/// there. A signal sent by a process (`kill -BUS`) ends this process as it would have without the handler. The previous
 /// action may be the Rust runtime's, which swallows the first one it does not know.
 fn hand_on(fault: bool) {
     // SAFETY: `previous` was written before this handler was installed; sigaction is async-signal-safe. All-zero is

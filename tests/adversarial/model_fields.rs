@@ -1,4 +1,4 @@
-//! Sets every number of a whole model's file to every extreme, then opens the file and asks the model as the daemon
+//! Sets every number of a whole model's file to every extreme. Then it opens the file and asks the model as the daemon
 //! does: header, tokenizer, template, plan, engine. Each file is refused with a reason or answers; none panics, hangs
 //! or takes much memory.
 //!

@@ -39,7 +39,7 @@ fn open(store: &Arc<Store>, dir: &Path) -> (Result<(), StoreError>, usize, Durat
     (result, heap, begun.elapsed())
 }
 
-/// What is wrong with a case's result; `None` if nothing is.
+/// The fault of a case's result; `None` if nothing is.
 fn fault(case: &Case, result: &Result<(), StoreError>, heap: usize) -> Option<String> {
     let code = result.as_ref().err().map(store_code);
     let says = result.as_ref().err().map(ToString::to_string).unwrap_or_default();

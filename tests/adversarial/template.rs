@@ -171,7 +171,7 @@ fn ranges_have_an_end() {
 }
 
 #[test]
-fn what_a_template_says_is_passed_on_and_bounded() {
+fn words_of_a_template_are_passed_on_and_bounded() {
     match error("{{ raise_exception('roles must alternate') }}") {
         TemplateError::Refused { message } => assert_eq!(message, "roles must alternate"),
         other => panic!("{other:?}"),

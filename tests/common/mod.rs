@@ -1,4 +1,4 @@
-//! What tests share: paths of models, and how a test reports that it cannot run.
+//! Shared by tests: paths of models, and how a test reports that it cannot run.
 
 #![allow(dead_code)] // each test binary uses a part
 

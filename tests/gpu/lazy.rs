@@ -101,7 +101,7 @@ fn a_resident_model_takes_no_lock_of_a_load() {
 }
 
 #[test]
-fn what_left_the_device_comes_back_elsewhere_and_answers_alike() {
+fn evicted_weights_come_back_elsewhere_and_answer_alike() {
     let Some(rig) = Rig::open() else { return };
     let (first, other) = (model(1, &tinystories()), model(2, &tinystories()));
     let before = rig.ask(&first, &PROMPT, 12);

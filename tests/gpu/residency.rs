@@ -115,7 +115,7 @@ fn a_device_too_small_for_two_layers_says_what_is_missing() {
 
 #[test]
 fn a_plan_says_what_then_happens() {
-    // What recorded steps take is an estimate that sees other tests' memory: a plan would count on it.
+    // The memory of recorded steps is an estimate that sees other tests' memory: a plan would count on it.
     let exact = |memory_bytes| HipOptions { graphs: false, ..options(UploadPath::Ring, memory_bytes) };
     let Some((_, weights, rest)) = measured_by(exact(0)) else { return };
     let Some(rig) = Rig::open_with(exact(2 * rest + weights * 3 / 2)) else { return };

@@ -145,7 +145,7 @@ fn a_copy_that_fails_leaves_nothing_by_any_way() {
 /// A waiter may evict a tensor once it is notified and use the memory at once: no upload thread holds a part of it
 /// then.
 #[test]
-fn what_has_come_gives_its_memory_back_when_it_leaves() {
+fn a_resident_tensor_gives_its_memory_back_when_evicted() {
     let Some(runtime) = gpu::runtime() else { return };
     let options = HipOptions { upload: UploadPath::Ring, upload_threads: 2, ..HipOptions::default() };
     let mut backend = HipBackend::with_runtime(runtime, options).unwrap();

@@ -444,7 +444,7 @@ fn scores_far_from_zero_and_from_each_other_are_weighed() {
     }
 }
 
-/// Windows shorter than a page, of one page, over several splits, and longer than the sequence; rows that see all their
+/// Windows shorter than a page, of one page, over several splits, and longer than the sequence. Rows that see all their
 /// tokens and rows that see only the last ones. Tokens that no row sees are erased.
 #[test]
 fn rows_see_the_last_tokens_of_their_window() {

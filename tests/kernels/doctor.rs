@@ -1,4 +1,4 @@
-//! What the GPU probe process reports of a working device, and of a failing one.
+//! Reports of the GPU probe process on a working device, and on a failing one.
 
 use std::path::Path;
 use std::process::Command;

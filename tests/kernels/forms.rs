@@ -5,8 +5,8 @@ use rocmforge::backend::hip::Buffer;
 
 use crate::rig::Rig;
 
-/// Largest relative f32 error of a value before it is quantised: sums of a few thousand squares in 256 lanes,
-/// exponentials and quotients, each within a few units of 2^-24.
+/// Largest relative f32 error of a value before it is quantised. It comes from sums of a few thousand squares in 256
+/// lanes, exponentials and quotients, each within a few units of 2^-24.
 pub const F32_SHARE: f64 = 4e-6;
 
 /// Planes of 8-bit rows.

@@ -108,8 +108,8 @@ fn more_threads_than_a_kernel_was_made_for_are_refused() {
 }
 
 #[test]
-fn what_hangs_holds_its_stream_until_it_is_let_go_or_given_up() {
-    let test = "lookalike::what_hangs_holds_its_stream_until_it_is_let_go_or_given_up";
+fn hanging_work_holds_its_stream_until_it_is_let_go_or_given_up() {
+    let test = "lookalike::hanging_work_holds_its_stream_until_it_is_let_go_or_given_up";
     let script = "kernel.probe_launch:2=hang kernel.probe_launch:4=hang kernel.probe_launch:6=hang";
     let Some(library) = child(test, &[("FAULTS", script)]) else { return };
     let device = open(&library);

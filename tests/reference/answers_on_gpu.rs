@@ -1,5 +1,5 @@
-//! Logits and greedy tokens of a GPU against another engine's: all 20 prompts on a real GPU, some on the look-alike,
-//! where a step of a large model takes seconds.
+//! Logits and greedy tokens of a GPU against another engine's. A test takes all 20 prompts on a real GPU, some on the
+//! look-alike, where a step of a large model takes seconds.
 
 use std::path::Path;
 

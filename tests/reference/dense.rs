@@ -22,9 +22,10 @@ pub const EXACT: f64 = 32.0 / (1 << 24) as f64;
 /// both.
 const HALF_KV: f64 = 1e-3;
 
-/// Rounding to 127 steps of the largest of 32 values is off by 0.6 % of a row's norm: a step over sqrt(12), where the
-/// largest is about 2.2 times the mean square. Attention rounds before q, k, v and before its output. q and k shift the
-/// scores by 0.6 % of their size each (below 4); v and the output add as much: sqrt(2 * 2.4^2 + 2) * 0.6 % at worst.
+/// Rounding to 127 steps of the largest of 32 values is off by 0.6 % of a row's norm. That is a step over sqrt(12),
+/// where the largest is about 2.2 times the mean square. Attention rounds before q, k, v and before its output. Both q
+/// and k shift the scores by 0.6 % of their size (below 4). Then v and the output add as much: sqrt(2 * 2.4^2 + 2) *
+/// 0.6 % at worst.
 const INT8: f64 = 2.5e-2;
 
 #[test]

@@ -136,7 +136,7 @@ fn every_kind_of_model_reads_as_its_writer_reads_it() {
 
 /// The package writes more than the format allows, and more than any reader supports.
 #[test]
-fn what_the_format_does_not_allow_is_refused_by_name() {
+fn files_that_the_format_does_not_allow_are_refused_by_name() {
     for path in files("refused", 10) {
         let want = match path.file_stem().unwrap().to_str().unwrap() {
             "nested" => "arrays of arrays are not",

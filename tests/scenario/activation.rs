@@ -96,7 +96,7 @@ fn a_socket_from_systemd_is_served_and_stays() {
 }
 
 #[test]
-fn what_is_handed_over_has_to_be_a_listening_socket() {
+fn a_descriptor_handed_over_has_to_be_a_listening_socket() {
     let rig = Rig::idle();
     let script = "exec 3</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
     let mut command = Command::new("/bin/sh");

@@ -76,7 +76,7 @@ fn parts_come_as_asked_for_and_leave_when_told() {
 }
 
 #[test]
-fn what_cannot_be_brought_is_refused_with_numbers() {
+fn weights_that_cannot_be_loaded_are_refused_with_numbers() {
     let Some(rig) = on_gpu_with("memory_mib = 26") else { return };
     let error = refusal(bring(&rig, Preload::Layers(vec![0, 5])));
     assert_eq!(error.code, ErrorCode::InvalidArgument as u16);
@@ -149,7 +149,7 @@ fn where_weights_are_read_in_place_there_is_no_memory_to_plan() {
 }
 
 #[test]
-fn what_happens_is_told_as_it_happens() {
+fn events_are_told_as_they_happen() {
     let Some(rig) = on_gpu() else { return };
     let client = rig.client();
     let mut events = client.events().unwrap();
@@ -207,7 +207,7 @@ fn item(raw: &mut Raw) -> SubscribeItem {
 }
 
 #[test]
-fn who_does_not_listen_is_told_how_much_was_missed() {
+fn a_client_that_does_not_listen_is_told_how_much_it_missed() {
     let Some(mut rig) = on_gpu() else { return };
     let mut raw = Raw::connect(&rig);
     raw.send(1, Op::Subscribe, &SubscribeRequest::default());
@@ -374,7 +374,7 @@ fn another_users_weights_are_seen_and_stay() {
 }
 
 #[test]
-fn what_the_configuration_wants_is_there_before_anybody_asks() {
+fn weights_that_the_configuration_wants_are_there_before_a_request() {
     let wanted = format!(
         "[weights.models]\n{TINY:?} = {{ preload = 'all', pinned = true, priority = 3, layers_min = 2 }}\nmissing = {{}}"
     );

@@ -171,7 +171,7 @@ fn other_protocols_and_versions_are_told_what_this_is() {
 }
 
 #[test]
-fn who_says_nothing_is_sent_away_and_who_stops_halfway_too() {
+fn silent_and_half_finished_clients_are_sent_away() {
     let mut rig = Rig::start();
     let mut silent = Raw::silent(&rig);
     let mut halfway = Raw::connect(&rig);
@@ -186,7 +186,7 @@ fn who_says_nothing_is_sent_away_and_who_stops_halfway_too() {
 }
 
 #[test]
-fn who_does_not_read_is_dropped_and_others_are_served() {
+fn a_client_that_does_not_read_is_dropped_and_others_are_served() {
     let mut rig = Rig::start();
     let mut raw = Raw::connect(&rig);
     let ping = PingRequest { payload: vec![7; 256], ext: vec![] };

@@ -1,6 +1,6 @@
 //! A restart is a pause: the next process gets back what the service manager stored for the daemon.
 //!
-//! The manager here belongs to the test and follows systemd's protocol (sd_notify(3), sd_listen_fds(3)): it stores
+//! The manager here belongs to the test and follows systemd's protocol (sd_notify(3), sd_listen_fds(3)). It stores
 //! descriptors by name, drops them on request, and passes all of them to the next process.
 
 use std::fs::File;
@@ -210,7 +210,7 @@ fn passed_models_rules_and_locks_outlive_an_orderly_restart_and_a_kill() {
 }
 
 #[test]
-fn what_cannot_be_had_again_is_dropped_and_named() {
+fn models_that_cannot_be_had_again_are_dropped_and_named() {
     let mut manager = Manager::new();
     manager.start();
     let client = manager.rig.client();
@@ -227,8 +227,8 @@ fn what_cannot_be_had_again_is_dropped_and_named() {
     File::options().write(true).open(cut).unwrap().set_len(100_000).unwrap();
     let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().unwrap();
     {
-        // Stored by the manager: a later version's state, a duplicate, a file that no list names, an invalid list, and
-        // an old list that a kill left.
+        // The manager stores a later version's state, a duplicate, a file that no list names, an invalid list, and an
+        // old list. A kill left the last.
         let mut stored = manager.stored.lock().unwrap();
         let some_file: OwnedFd = File::open(common::tinystories()).unwrap().into();
         let twin = stored

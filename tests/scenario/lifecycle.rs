@@ -43,7 +43,7 @@ fn the_socket_of_a_killed_daemon_is_taken_over() {
 }
 
 #[test]
-fn what_is_no_socket_is_not_touched() {
+fn a_file_that_is_no_socket_is_not_touched() {
     let rig = Rig::idle();
     fs::write(rig.socket(), "precious").unwrap();
     let (status, says) = output(&mut rig.command());

@@ -125,7 +125,7 @@ fn a_thousand_loads_and_unloads_leave_nothing() {
     let gone = |rig: &Rig| {
         rig.eventually("the model is unmapped", |status| status.models_mapped == 0);
         rig.assert_idle();
-        // What the heap keeps free differs by some hundred KiB with the time since its last trim.
+        // The free part of the heap differs by some hundred KiB with the time since its last trim.
         let trims = || rig.log_text().matches("free pages of the heap").count();
         let (trimmed, begun) = (trims(), Instant::now());
         pressure::tell(&pipe);

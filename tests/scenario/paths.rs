@@ -22,7 +22,7 @@ fn opens(watch: &impl AsFd) -> Vec<String> {
 }
 
 #[test]
-fn what_a_client_calls_a_model_is_never_opened() {
+fn a_name_that_is_a_path_is_never_opened() {
     let mut rig = Rig::start();
     // A good model beside the daemon's directories, under the names that clients try.
     let lure = rig.dir.path().join("lure");

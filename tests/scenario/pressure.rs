@@ -133,7 +133,7 @@ fn without_the_variable_the_kernels_own_account_is_watched() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_told_and_nothing_else_happens() {
+fn a_file_that_cannot_be_watched_is_told_and_nothing_else_happens() {
     let mut rig = Rig::idle();
     let mut command = rig.command();
     rig.spawn(command.env("MEMORY_PRESSURE_WATCH", "/nowhere/memory.pressure"));

@@ -27,7 +27,7 @@ fn tokenize(client: &Client, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn what_the_model_cannot_take_is_refused_with_numbers() {
+fn requests_that_the_model_cannot_take_are_refused_with_numbers() {
     let mut rig = Rig::start();
     let client = rig.client();
     let cases = [
@@ -250,7 +250,7 @@ fn without_a_gpu_the_doctor_says_what_is_missing_and_the_daemon_serves() {
 }
 
 #[test]
-fn what_can_never_fit_is_refused_with_its_numbers() {
+fn a_request_that_can_never_fit_is_refused_with_its_numbers() {
     let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[kv]\nbudget_mib = 1");
     let long = wide_llama(7).set("llama.context_length", Value::u32(4096));
     std::fs::write(rig.model("long"), long.build().bytes).unwrap();

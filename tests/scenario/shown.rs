@@ -1,4 +1,4 @@
-//! What the daemon shows of a model and of itself, with exact types, levels and bytes.
+//! The facts that the daemon shows of a model and of itself, with exact types, levels and bytes.
 
 use rocmforge_client::wire::{DetokenizeRequest, ErrorCode, TokenizeRequest, limits};
 
@@ -56,7 +56,7 @@ fn metadata_of_every_type_is_shown() {
 }
 
 #[test]
-fn what_no_reply_could_hold_is_refused_with_numbers() {
+fn texts_that_no_reply_could_hold_are_refused_with_numbers() {
     let mut rig = Rig::start();
     let client = rig.client();
     let request = TokenizeRequest {

@@ -58,7 +58,7 @@ fn a_frame_and_a_line_of_json_tell_what_the_daemon_has() {
 }
 
 #[test]
-fn what_is_on_a_device_is_in_its_bar() {
+fn weights_on_a_device_are_in_its_bar() {
     let Some(rig) = on_gpu() else { return };
     let mut loading = rig.client().preload_all(TINY).unwrap();
     while loading.next_item().unwrap().is_some() {}

@@ -13,7 +13,7 @@ use crate::rig::{PATIENCE, Rig, TINY, answer, code, story};
 
 const STRANGER: u32 = 54_321;
 
-/// The second user's process of [`what_one_user_loads_is_not_anothers`].
+/// The second user's process of [`models_of_one_user_are_not_anothers`].
 #[test]
 fn another_user() {
     let Some((socket, _)) = child::inside() else { return };
@@ -182,7 +182,7 @@ fn refused_after_a_reload() {
 }
 
 #[test]
-fn what_one_user_loads_is_not_anothers() {
+fn models_of_one_user_are_not_anothers() {
     if !rustix::process::geteuid().is_root() {
         common::skip("only root can act as two users");
         return;

@@ -68,8 +68,8 @@ struct FileCoverage {
     segments: Vec<Segment>,
 }
 
-/// From a place in a file on: line, column, how often it ran, whether that was counted, whether a region begins here,
-/// and whether it is a gap between regions.
+/// From a place in a file on: line, column, number of runs, whether they were counted. The last two say whether a
+/// region begins here, and whether it is a gap between regions.
 type Segment = (usize, u64, u64, bool, bool, bool);
 
 /// Executable lines of one file: their numbers, and whether each ran.

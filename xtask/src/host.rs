@@ -157,7 +157,7 @@ impl Programs {
     }
 }
 
-/// Builds programs of the workspace with a test: then dependencies have the features that they have in `cargo test`, so
+/// Builds programs of the workspace with a test. Then dependencies have the features that they have in `cargo test`, so
 /// that the library is compiled once for both. `tidy` is the smallest test.
 ///
 /// # Errors

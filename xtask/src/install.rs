@@ -310,7 +310,7 @@ mod unit {
     }
 
     #[test]
-    fn what_is_installed_is_what_the_package_has_and_goes_again() {
+    fn installed_files_are_those_of_the_package_and_go_again() {
         let (_dir, place) = project("/usr");
         let files = files(&place).expect("a list");
         for file in &files {

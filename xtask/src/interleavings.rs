@@ -1,7 +1,7 @@
 //! `cargo xtask interleavings`: runs tests in every order of their threads, with a model checker.
 //!
 //! Builds the library with the checker's locks and atomics (`src/lock/bare.rs`), and runs the tests in files and
-//! modules called `interleavings`: the poison flag, uploads, the engine against its clients.
+//! modules called `interleavings`. These test the poison flag, uploads, the engine against its clients.
 
 use std::process::Stdio;
 

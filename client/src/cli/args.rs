@@ -87,8 +87,8 @@ pub enum Command {
     Preload {
         /// A name, or a file: with a `/`, or an existing `*.gguf`
         model: String,
-        /// `all`; `critical`: the embedding, the head and the first layer; a number of first layers; or a list of layers
-        /// counted from 0, such as 0-3,7
+        /// `all`, `critical` (the embedding, the head and the first layer), a number of first layers, or a list such as
+        /// 0-3,7, counted from 0
         #[arg(long, value_name = "WHAT", default_value = "all", value_parser = layers)]
         layers: Preload,
     },

@@ -44,8 +44,8 @@ pub fn run(client: &Client, file: Option<&Path>, period: Option<u32>, output: Ou
 /// Replaces the file by renaming, so that a reader sees the old page or the new one, whole. An existing file keeps its
 /// mode.
 ///
-/// The directory may belong to a user who plants files and links in it: no link is followed, and only a file that this
-/// call created is written.
+/// The directory may belong to a user who plants files and links in it. So no link is followed, and only a file that
+/// this call created is written.
 fn replace(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -61,7 +61,7 @@ fn replace(file: &Path, page: &str) -> io::Result<()> {
     })
 }
 
-/// The mode for the new file. Anything but a regular file is refused: a rename would put a file in the place of a
+/// The mode for the new file. Anything but a regular file is refused. A rename would put a file in the place of a
 /// device, a pipe or a link that others use.
 fn mode_of(folder: &OwnedFd, name: &Path) -> io::Result<Mode> {
     let found = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {

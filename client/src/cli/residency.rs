@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_memory_is_a_table() {
+    fn holders_of_memory_are_a_table() {
         let device = DeviceMemory {
             kind: "hip".into(),
             device: "AMD Instinct MI210".into(),

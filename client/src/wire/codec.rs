@@ -1,8 +1,8 @@
 //! Converts between messages and payload bytes. No other file knows how payloads are encoded.
 //!
-//! The layout is bincode 1.x's default (little endian, fixed-width integers), through serde. bincode itself does not
-//! limit `encode`, accepts trailing bytes, and trusts lengths up to its limit. [`encode`] and [`decode`] close these
-//! three holes.
+//! The layout is bincode 1.x's default (little endian, fixed-width integers), through serde. The crate bincode itself
+//! does not limit `encode`, accepts trailing bytes, and trusts lengths up to its limit. [`encode`] and [`decode`] close
+//! these three holes.
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
 use bincode::error::DecodeError;
@@ -35,7 +35,7 @@ pub enum CodecError {
     Malformed {
         /// Name of the message.
         message: &'static str,
-        /// What is wrong with the bytes.
+        /// The fault of the bytes.
         reason: String,
     },
     /// The message ends before the payload does.
@@ -83,8 +83,8 @@ pub fn encode<T: Message>(message: &T) -> Result<Vec<u8>, CodecError> {
 
 /// Decodes the message in `payload`: it must fill the payload, and each field must keep its limit.
 ///
-/// Allocates at most 10 times the payload's size (entries of 10 bytes that take 32, in a growing list), and 1 MiB for
-/// each false length: one per level of nested lists.
+/// Allocates at most 10 times the payload's size: entries of 10 bytes take 32, in a growing list. Each false length
+/// adds 1 MiB, one per level of nested lists.
 ///
 /// # Errors
 /// [`CodecError`]; the frame itself was within bounds, so the connection can go on.

@@ -15,7 +15,7 @@ pub struct WireError {
     pub retryable: bool,
     /// If `retryable`: wait at least this many milliseconds.
     pub retry_after_ms: u32,
-    /// What happened, with the numbers, and what to do; at most [`limits::ERROR_BYTES_MAX`] bytes.
+    /// The event, with the numbers, and what to do; at most [`limits::ERROR_BYTES_MAX`] bytes.
     pub message: String,
     /// Named values, at most [`limits::DETAILS_MAX`].
     pub detail: Vec<DetailEntry>,

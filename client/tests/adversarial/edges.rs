@@ -60,7 +60,7 @@ fn only_items_are_followed_by_more() {
 }
 
 #[test]
-fn what_refuses_a_frame_has_its_own_code() {
+fn each_refusal_of_a_frame_has_its_own_code() {
     let code = |error: HeaderError| error.code();
     assert_eq!(code(HeaderError::TooLong { len: 2, max: 1 }), ErrorCode::FrameTooLong);
     assert_eq!(code(HeaderError::UnknownFlags { bits: 4 }), ErrorCode::BadFrame);

@@ -17,8 +17,8 @@ fn unasked() -> Server {
     Server::new(drop)
 }
 
-/// Output of a program that must end by itself. A program that hangs in open(2) or waits for input must fail its
-/// test, not hang it: the limit is longer than any sane start takes.
+/// Output of a program that must end by itself. A program that hangs in open(2) or waits for input must fail its test,
+/// not hang it. The limit is longer than any sane start takes.
 fn output_in_time(mut child: Child) -> Output {
     for _ in 0..2000 {
         if child.try_wait().unwrap().is_some() {

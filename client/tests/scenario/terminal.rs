@@ -40,7 +40,7 @@ fn on_terminal(server: &Server, arguments: &[&str]) -> (Child, File) {
     (child, screen)
 }
 
-/// What the program shows on a terminal until its end.
+/// The output of the program on a terminal until its end.
 fn shown(server: &Server, arguments: &[&str]) -> String {
     let (mut child, mut screen) = on_terminal(server, arguments);
     let mut bytes = Vec::new();

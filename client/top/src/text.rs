@@ -8,8 +8,8 @@ pub const UNNAMED: &str = "(another user's)";
 /// Replaces a character that may not be shown.
 const INSTEAD: char = '\u{fffd}';
 
-/// A text from a file or the daemon. What could control a terminal, reorder the text beside it or hide is escaped.
-/// Other characters without width are replaced: on a screen of cells they change the character before them.
+/// A text from a file or the daemon. Escapes characters that could control a terminal, reorder the text beside them or
+/// hide. Other characters without width are replaced: on a screen of cells they change the character before them.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| if c.width().unwrap_or(0) == 0 { INSTEAD } else { c };
     rocmforge_client::printable(text).chars().map(shown).collect()

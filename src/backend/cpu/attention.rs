@@ -26,8 +26,8 @@ pub const ROWS_TILE_MAX: usize = 16;
 
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Tokens in a split of a row that attends to `len` tokens: enough splits to share a long row among workers, few
-/// enough that merging costs almost nothing. Always whole pages.
+/// Tokens in a split of a row that attends to `len` tokens: always whole pages. Workers share the splits of a long row,
+/// and merging them costs almost nothing.
 pub fn split_len(len: usize) -> usize {
     match len {
         0..=1024 => 64,
@@ -326,8 +326,8 @@ fn split_state<E: KvElement, S: Simd>(
         const WHOLE: Range<usize> = 0..KV_PAGE_TOKENS;
         let mut first = rows.start;
         while first < rows.end {
-            // Rows that see the whole page go together, other rows one by one: a value that a row may not see must
-            // not enter its sums, not even with weight 0.
+            // Rows that see the whole page go together, other rows one by one. A value that a row may not see must not
+            // enter its sums, not even with weight 0.
             let mut end = first + 1;
             while end < rows.end && visible(first) == WHOLE && visible(end) == WHOLE {
                 end += 1;

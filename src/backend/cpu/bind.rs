@@ -242,8 +242,8 @@ impl<'a> Outline<'a> {
         }
     }
 
-    /// How many operations can be folded into the projections that follow: a norm that only they read, and a choice
-    /// of rows that only the norm reads.
+    /// Number of operations that can be folded into the projections that follow. These are a norm that only they read,
+    /// and a choice of rows that only the norm reads.
     fn folded(&self, ops: &[Op]) -> usize {
         let taken = usize::from(matches!(ops[0], Op::Take { out, .. } if self.passes(out, 1)));
         let Some(&Op::Norm { weight, from, out, add: false, .. }) = ops.get(taken) else { return 0 };

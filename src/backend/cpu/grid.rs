@@ -29,8 +29,8 @@ impl Block<'_> {
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(self.rows.contains(&row), "row outside the block");
         let start = row * self.stride + self.cols.start;
-        // SAFETY: `run` checked that rows and columns lie in the matrix that the block borrows, and no two blocks
-        // share an element; `&mut self` keeps the block's own rows apart.
+        // SAFETY: `run` checked that rows and columns lie in the matrix that the block borrows. No two blocks share an
+        // element, and `&mut self` keeps the block's own rows apart.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.cols.len()) }
     }
 }

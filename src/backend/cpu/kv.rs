@@ -291,9 +291,9 @@ impl KvPool {
     pub fn head<E: KvElement>(&self, page: u32, layout: &KvLayout, head: usize) -> KvHead<'_, E> {
         let start = self.head_start(layout, head);
         let base = self.base::<E>(page);
-        // SAFETY: `base` checked that the page is a live mapping of all heads' elements (aligned: mappings start at
-        // page boundaries; any bytes are an f16 or f32), and `head_start` that the head lies in it. The mapping lives
-        // as long as `&self`; writes go through `&mut self` only.
+        // SAFETY: `base` checked that the page is a live mapping of all heads' elements, and `head_start` that the head
+        // lies in it. Elements are aligned, since mappings start at page boundaries. Any bytes are an f16 or f32. The
+        // mapping lives as long as `&self`; writes go through `&mut self` only.
         let head = unsafe { std::slice::from_raw_parts(base.add(start), layout.head_len()) };
         let (k, v) = head.split_at(layout.k_len());
         KvHead { k, v }
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_what_the_kernel_gives() {
+    fn counted_bytes_are_those_that_the_kernel_gives() {
         // Heads of 2 values: V rows of 16, and 2304 bytes per page, which takes a whole kernel page.
         let tiny = [State::Kv { heads: 2, head_dim: 2 }];
         for kv in [KvType::F16, KvType::F32] {

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_through_the_base_is_read_as_bytes() {
+    fn values_written_through_the_base_are_read_as_bytes() {
         let mut memory = Memory::zeroed(5000, false).unwrap();
         assert_eq!((memory.len(), memory.base() as usize % 4096), (5000, 0));
         let base = memory.base();

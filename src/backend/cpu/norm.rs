@@ -52,8 +52,8 @@ fn inverse_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// A function of sixteen values. A type and no closure: a closure would not be compiled for the processor that `S` stands
-/// for, and each of its operations would be a call. That made prompts of a small model half as fast.
+/// A function of sixteen values. A type and no closure. A closure would not be compiled for the processor that `S`
+/// stands for, and each of its operations would be a call. That made prompts of a small model half as fast.
 trait Lanes<S: Simd> {
     fn of(&self, s: S, x: S::V) -> S::V;
 }

@@ -20,8 +20,8 @@ use rustix::thread::futex;
 
 use crate::lock::{Mutex, Rank};
 
-/// How long a helper spins before it sleeps: longer than the serial parts between the phases of a layer (1-5 us),
-/// short enough that an idle daemon uses no processor.
+/// Time that a helper spins before it sleeps. It is longer than the serial parts between the phases of a layer (1-5
+/// us), and short enough that an idle daemon uses no processor.
 const SPIN: Duration = Duration::from_micros(50);
 
 const OPEN: u32 = 1 << 15;
@@ -55,9 +55,8 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `task` is written only by the pool's owner while no phase is open and no helper is inside (`Pool::run`
-// takes `&mut self`), and read only by helpers that are inside; `state` orders the two. The closure behind it is
-// `Sync`.
+// SAFETY: `task` is written only by the pool's owner while no phase is open and no helper is inside: `Pool::run` takes
+// `&mut self`. Only helpers that are inside read it; `state` orders the two. The closure behind it is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer in `task` is never dropped or written through.
 unsafe impl Send for Shared {}

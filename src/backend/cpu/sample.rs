@@ -1,8 +1,8 @@
 //! Draws tokens from logits.
 //!
-//! The order is that of llama.cpp's default chain, for which users tune their settings: top-k, then top-p and min-p
-//! on the remaining probabilities at temperature 1, then temperature, then the draw. Equal logits rank by id, lowest
-//! first. A draw depends only on logits, settings, seed and position.
+//! The order is that of llama.cpp's default chain, for which users tune their settings: top-k, then top-p and min-p,
+//! then temperature, then the draw. Top-p and min-p see the remaining probabilities at temperature 1. Equal logits rank
+//! by id, lowest first. A draw depends only on logits, settings, seed and position.
 
 use super::norm;
 use super::simd::Level;

@@ -32,7 +32,7 @@ pub struct Check {
     pub state: State,
     /// The observation.
     pub found: String,
-    /// What to do; empty if nothing needs to be done.
+    /// Advice; empty if nothing needs to be done.
     pub advice: String,
 }
 

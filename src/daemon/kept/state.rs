@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_ours_is_refused_by_name() {
+    fn a_foreign_list_is_refused_by_name() {
         let fd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
         assert!(matches!(read(fd), Err(StateError::NotSealed)));
         let file = tempfile::tempfile().unwrap();

@@ -27,7 +27,7 @@ use super::files::ModelFiles;
 use super::plan::{ExecutionPlan, PlanError, Shape, excerpt};
 use crate::program::ValueId;
 
-/// What an architecture returns: its logits, sizes and context length.
+/// Result of an architecture: its logits, sizes and context length.
 struct Written {
     /// The logits.
     logits: ValueId,

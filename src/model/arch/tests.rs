@@ -432,7 +432,7 @@ fn numbers_of_experts_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn what_an_architecture_always_has_is_required_and_what_it_never_has_refused() {
+fn tensors_are_required_or_refused_by_architecture() {
     let error = Forge::of("qwen2").plan().unwrap_err();
     let PlanError::MissingTensors { missing } = &error else { panic!("{error}") };
     let tried: Vec<&str> = missing.iter().map(|m| m.tried[0].as_str()).collect();

@@ -62,8 +62,8 @@ impl ReadAt for [u8] {
     }
 }
 
-/// Heap bytes charged for each byte of a header, before it is read: a vocabulary of 128,000 tokens has 8 MB in the file,
-/// and takes 30 MiB with the tokenizer's tables.
+/// Heap bytes charged for each byte of a header, before it is read. A vocabulary of 128,000 tokens has 8 MB in the
+/// file, and takes 30 MiB with the tokenizer's tables.
 pub(super) const HEAP_PER_BYTE: u64 = 4;
 
 /// First read: holds the whole header of a model without a vocabulary.

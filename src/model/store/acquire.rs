@@ -29,7 +29,7 @@ pub(super) struct Handed {
     identity: Identity,
     /// `None` if these files are mapped already.
     files: Option<Vec<OpenFile>>,
-    /// Whose threads may work on them: see [`Subject::name`].
+    /// The names whose threads may work on them: see [`Subject::name`].
     gate: String,
 }
 

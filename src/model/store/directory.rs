@@ -68,7 +68,7 @@ enum Busy {
     Hangs,
 }
 
-/// What was found in one directory: models by name, and the number of files with invalid names.
+/// Contents of one directory: models by name, and the number of files with invalid names.
 pub(super) type Found = std::io::Result<(BTreeMap<String, Entry>, usize)>;
 
 impl Looks {

@@ -157,7 +157,7 @@ impl StoreError {
 pub struct NoAnswer {
     /// Type of the file system, as the kernel names it.
     pub file_system: String,
-    /// What had no answer, and for how long.
+    /// The operation that had no answer, and for how long.
     pub why: Unanswered,
     /// Bytes that had arrived, and bytes of the file; `None` unless it was being read.
     pub arrived: Option<(u64, u64)>,

@@ -148,7 +148,7 @@ fn a_name_that_hangs_takes_few_threads_and_its_callers_do_not_stand_still() {
     let listed = f.store.list(ALICE);
     let states: Vec<_> = listed.iter().map(|listing| (listing.name.as_str(), listing.status)).collect();
     assert_eq!(states, [("far", ModelStatus::Unusable), ("near", ModelStatus::Mapped)]);
-    // The directory hangs too. What else is new is found all the same.
+    // The directory hangs too. Other new files are found all the same.
     std::fs::write(f.dir.path().join("near/new.gguf"), tiny()).unwrap();
     f.store.acquire(ALICE, "new").unwrap();
     assert!(matches!(f.store.acquire(ALICE, "none"), Err(StoreError::NotFound { .. })));

@@ -1,4 +1,4 @@
-//! What clients are told of a name and its model.
+//! Facts of a name and its model, as clients are told them.
 
 use std::sync::Arc;
 use std::time::Duration;

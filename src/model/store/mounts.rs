@@ -1,7 +1,7 @@
 //! Tells files on file systems whose server may hang: FUSE, network and cluster file systems.
 //!
 //! A page of such a file may never come, and the thread that reads it then stands still for good. Any user may mount
-//! FUSE. So the store maps no such file: it maps a copy in memory (`copy`), and a client may pass one only if the
+//! FUSE. So the store maps no such file. It maps a copy in memory (`copy`). A client may pass one only if the
 //! configuration allows it. The kernel lists this process's mounts and each descriptor's mount by itself. Only for a
 //! file of another mount namespace must the file system be asked.
 
@@ -96,9 +96,9 @@ pub(super) fn served(file: &File) -> Option<String> {
     }
 }
 
-/// True if a file is on an overlay that is mounted in this process's namespace too, as the root of a container or of a
-/// live system is: they have the same file system id. Any user may make another overlay over FUSE in a namespace of its
-/// own.
+/// True if a file is on an overlay that is mounted in this process's namespace too. The root of a container or of a
+/// live system is one. They have the same file system id. Any user may make another overlay over FUSE in a namespace of
+/// its own.
 fn is_own_overlay(file: &File) -> bool {
     let id = rustix::fs::fstatvfs(file).map_or(0, |stat| stat.f_fsid);
     let own = |mounts: String| {

@@ -223,8 +223,8 @@ impl Tables {
     }
 
     /// Removes a slot that no request uses and no name keeps. This one rule covers all ways to lose the names or to
-    /// never get one: a quota that filled meanwhile, or a name that vanished during the opening. The last user removes
-    /// the slot.
+    /// never get one. Examples are a quota that filled meanwhile, or a name that vanished during the opening. The last
+    /// user removes the slot.
     fn sweep(&mut self, id: ModelId) -> Gone {
         let Some(slot) = self.slots.get(&id) else { return Vec::new() };
         if slot.in_use > 0 || self.passed.values().any(|passed| *passed == id) {

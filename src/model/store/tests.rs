@@ -491,7 +491,7 @@ const AS_THEY_COME: PagesReport =
     PagesReport { wanted: PageResidency::None, state: PagesState::AsTheyCome, locked: false, read_bytes: 0 };
 
 #[test]
-fn what_is_idle_gives_its_pages_back_and_what_runs_does_not() {
+fn idle_models_give_their_pages_back_and_running_ones_do_not() {
     let f = fixture(|_| ());
     copy_model(&f.path("busy.gguf"));
     let policy = HostPolicy { residency: PageResidency::Populate, ..HostPolicy::default() };

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tag_is_a_syntax_error() {
+    fn an_unknown_tag_is_a_syntax_error() {
         for template in ["{%}", "{%}a{%}%}", "{%", "{%%}", "a{%}generation%}"] {
             let request = TemplateRequest::new(template, vec![]);
             assert!(matches!(render(&request), Err(Failure::Syntax(_))), "{template}");

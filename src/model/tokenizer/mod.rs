@@ -1,8 +1,8 @@
 //! Text to tokens and back: byte-level BPE and SentencePiece vocabularies of GGUF files.
 //!
-//! Tokens match llama.cpp, with one deliberate difference: merging never turns text into a token that the file calls a
-//! control token (in llama.cpp it can); only [`EncodeOptions::parse_special`] does. Like llama.cpp, this reads text as
-//! it is. Where a model's own tokenizer normalises text to Unicode NFC first (Qwen), the caller must do that.
+//! Tokens match llama.cpp, with one deliberate difference. Merging never turns text into a token that the file calls a
+//! control token, as it can in llama.cpp. Only [`EncodeOptions::parse_special`] does. Like llama.cpp, this reads text
+//! as it is. Where a model's own tokenizer normalises text to Unicode NFC first (Qwen), the caller must do that.
 //! Characters newer than another engine's Unicode tables may be cut elsewhere.
 
 use super::gguf::Gguf;

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_one_token_is_another_vocabulary() {
+    fn one_changed_token_makes_another_vocabulary() {
         let tokenizers = Tokenizers::default();
         let one = tokenizers.of(&original()).unwrap();
         // A token's text, an unread key, and the name that makes spaces be swallowed.

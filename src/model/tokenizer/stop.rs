@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_at_the_end_is_text() {
+    fn text_held_back_comes_at_the_end() {
         let mut matcher = StopMatcher::new(&["STOP"]);
         assert_eq!(matcher.push("x ST"), StopOutput { text: "x ".into(), hit: None });
         assert_eq!(matcher.finish(), "ST");

@@ -119,7 +119,7 @@ fn a_vocabulary_must_have_tokens() {
 }
 
 #[test]
-fn what_a_kind_needs_must_be_there() {
+fn keys_that_a_kind_needs_must_be_there() {
     let error = Sample::sentencepiece().build_with(|parts| parts.scores = None).unwrap_err();
     assert!(matches!(error, TokenizerError::Metadata(_)), "{error}");
     let error = Sample::byte_pair().build_with(|parts| parts.merges = None).unwrap_err();

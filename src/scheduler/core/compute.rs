@@ -25,7 +25,7 @@ type Drawn = Result<Sampled, BackendError>;
 /// A step runs at least this long before it makes way for others.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// What the engine keeps of a suspended step.
+/// State of a suspended step.
 pub(super) struct Paused {
     arrays: StepArrays,
     /// The part that runs next.

@@ -39,7 +39,7 @@ pub(in crate::scheduler) struct Parked {
     pub pages: Vec<u32>,
 }
 
-/// What [`Schedule::admit`] did.
+/// Result of [`Schedule::admit`].
 #[derive(Debug, Default)]
 pub(in crate::scheduler) struct Admission {
     pub admitted: Vec<SequenceId>,
@@ -53,7 +53,7 @@ struct Held {
     bytes: u64,
 }
 
-/// What a waiting sequence lacks.
+/// Places and bytes that a waiting sequence lacks.
 #[derive(Clone, Copy, Debug)]
 struct Lack {
     places: u64,

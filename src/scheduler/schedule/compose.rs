@@ -1,8 +1,8 @@
 //! Decides which rows the next step takes.
 //!
-//! The user with the least device time chooses the model. Others join the step, so that weights are read once for all:
-//! those on the same model whose time is not far ahead, and others of no smaller share with rows that cost next to
-//! nothing. Where several users have work, a step is short: it takes as many rows as fit into [`QUANTUM`], or into the
+//! The user with the least device time chooses the model. Others join the step, so that weights are read once for all.
+//! Those on the same model do whose time is not far ahead. Others of no smaller share do with rows that cost next to
+//! nothing. Where several users have work, a step is short. It takes as many rows as fit into [`QUANTUM`], or into the
 //! time that reading the weights takes anyway. Users share these rows equally. Of a user, decoding sequences go before
 //! prompts, and those of the connection with the least device time before others.
 
@@ -162,9 +162,9 @@ impl<A> Schedule<A> {
         rows
     }
 
-    /// Indices of a model's runnable sequences in the order in which their user's rows go to them: decoding sequences,
-    /// then prompts, those of the connection with the least device time first. If a user has fewer rows than decoding
-    /// sequences, its connections take turns, and of a connection those that were served longest ago go first.
+    /// Indices of a model's runnable sequences in the order in which their user's rows go to them. Decoding sequences
+    /// come first, then prompts; those of the connection with the least device time lead. If a user has fewer rows than
+    /// decoding sequences, its connections take turns, and of a connection those that were served longest ago go first.
     fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<usize> {
         let of_model = |s: &Sequence<A>| s.request.model == model && s.is_runnable();
         let mut decoding: BTreeMap<u32, u32> = BTreeMap::new();
@@ -213,7 +213,7 @@ impl<A> Schedule<A> {
         self.costs.entry(step.model).or_default().observe(step.rows(), time);
     }
 
-    /// True if a step in progress should make way after this time: another model's sequence has more right to the
+    /// True if a step in progress should make way after this time. Then another model's sequence has more right to the
     /// device, or a sequence waits for a place.
     pub fn is_due(&self, step: &StepPlan, time: Duration) -> bool {
         let spent =
@@ -236,7 +236,7 @@ fn row_limit(estimate: Option<Estimate>, contended: bool) -> u32 {
     }
 }
 
-/// Most rows of a step for users of which some want less than others: a user with one short answer is not slowed down
+/// Most rows of a step for users of which some want less than others. A user with one short answer is not slowed down
 /// much by another's long prompt.
 fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 {
     let (Some(e), Some(least)) = (estimate, wanted.values().min()) else { return u32::MAX };

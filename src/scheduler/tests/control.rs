@@ -236,7 +236,7 @@ fn types_without_arithmetic_are_named() {
 }
 
 #[test]
-fn what_a_step_waited_for_weights_is_load_and_not_prefill() {
+fn waits_of_a_step_for_weights_are_load_and_not_prefill() {
     let rig = Rig::new(EngineOptions::default());
     let wait = Duration::from_millis(40);
     rig.control.wait_for_weights(wait);

@@ -227,7 +227,7 @@ fn a_step_waits_for_room_that_is_on_its_way() {
 }
 
 #[test]
-fn who_watches_is_told_what_comes_and_goes() {
+fn a_watcher_is_told_of_loads_and_evictions() {
     let rig = rig(100);
     let (first, second) = (open(1, &kept_model()), open(2, &kept_model()));
     let mut events = rig.handle().events();

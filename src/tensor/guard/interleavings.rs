@@ -41,7 +41,7 @@ impl Mapping {
 }
 
 #[test]
-fn who_sees_zeros_sees_the_poison() {
+fn a_reader_of_zeros_sees_the_poison() {
     explore(3, || {
         let mapping = Mapping::new(0x10_0000..0x20_0000, 0x14_0000);
         let faulting = Arc::clone(&mapping);

@@ -110,8 +110,8 @@ fn launch(
     }
 }
 
-/// Checks `act(gate) * up`. The bound adds each sum's error, times the slope or the other factor, and a few units of
-/// the last place for the exponential and the quotient.
+/// Checks `act(gate) * up`. The bound adds each sum's error, times the slope or the other factor. It also adds a few
+/// units of the last place for the exponential and the quotient.
 fn check(activation: u32, gate: Sum, up: Sum, got: f32, what: &dyn Fn() -> String) {
     let open = activated(activation, gate.value);
     let want = open * up.value;

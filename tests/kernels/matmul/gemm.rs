@@ -102,8 +102,8 @@ impl Product {
     }
 }
 
-/// Rows, outputs, inputs, and the strides of both matrices: whole tiles, partial tiles, steps that end early, rows that
-/// do not begin at multiples of 16 bytes.
+/// Rows, outputs, inputs, and the strides of both matrices. There are whole tiles, partial tiles, steps that end early,
+/// rows that do not begin at multiples of 16 bytes.
 const SIZES: [(usize, usize, usize, usize, usize); 6] = [
     (128, 128, 64, 64, 64),
     (9, 130, 96, 96, 96),

@@ -225,7 +225,7 @@ fn three_matrices_share_a_launch_and_biases_and_residual_are_added() {
 }
 
 /// Tier B: against sums over the activations before quantisation. Where one quant block of weights is much larger than
-/// all others, a row's error is that of one sum: two such rows once gave 1.3 % instead of the usual 0.6 %.
+/// all others, a row's error is that of one sum. Two such rows once gave 1.3 % instead of the usual 0.6 %.
 #[test]
 fn products_stay_near_those_of_unquantised_rows() {
     let Some(rig) = rig() else { return };

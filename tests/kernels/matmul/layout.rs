@@ -64,7 +64,7 @@ fn rows_become_f16_by_one_rounding() {
 }
 
 #[test]
-fn what_f16_cannot_hold_becomes_its_largest() {
+fn values_beyond_f16_become_its_largest() {
     let Some(rig) = rig() else { return };
     let values = [1e30f32, -65600.0, 65510.0, f32::INFINITY, f32::NAN, 1e-30, -3.0, 0.5];
     let out = rig.output::<u16>(8);

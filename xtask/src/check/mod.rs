@@ -45,7 +45,7 @@ pub enum Form {
 pub struct Done {
     /// Note for the table: a count or a size.
     pub note: String,
-    /// What was skipped, and why.
+    /// The tests that were skipped, and why.
     pub skipped: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ impl Done {
 struct Stage {
     name: &'static str,
     about: &'static str,
-    /// What only the long form does; empty if both forms do the same.
+    /// The work of the long form alone; empty if both forms do the same.
     long: &'static str,
     run: fn(Form) -> Result<Done>,
     beside: Beside,
@@ -105,7 +105,7 @@ impl Stage {
         Self { beside, ..self }
     }
 
-    /// What it does in this form.
+    /// Its work in this form.
     fn says(&self, form: Form) -> String {
         let parts = [self.about, if form == Form::Long { self.long } else { "" }];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")

@@ -66,8 +66,8 @@ pub fn without_comments(text: &str) -> String {
     code
 }
 
-/// Writes `<into>/kernel_<name>.<ending>`, which holds the kernel file in a namespace of its own, so that helpers of
-/// the same name in two files do not collide. Entry points are `extern "C"` and keep their names.
+/// Writes `<into>/kernel_<name>.<ending>`, which holds the kernel file in a namespace of its own. So helpers of the
+/// same name in two files do not collide. Entry points are `extern "C"` and keep their names.
 pub fn write_unit(into: &Path, name: &str, ending: &str) -> Result<PathBuf> {
     fs::create_dir_all(into).map_err(Error::at(into))?;
     let path = into.join(format!("kernel_{name}.{ending}"));

@@ -18,7 +18,7 @@ const FIELDS: [(&str, Need); 9] = [
 /// The field that names what the kernel's test compares with.
 const REFERENCE: &str = "Reference";
 
-/// What begins the second line of a kernel file whose contract stands in a header that it includes.
+/// The beginning of the second line of a kernel file whose contract stands in a header that it includes.
 const ELSEWHERE: &str = "// Contract   ";
 
 /// Column of a field's text, counted from 0.
@@ -123,7 +123,7 @@ fn title_fault(name: &str, text: &str) -> Option<String> {
 }
 
 /// A field and the text beside it, from a line without its `// `.
-fn field_of(comment: &str) -> Option<(&'static str, &str)> {
+pub fn field_of(comment: &str) -> Option<(&'static str, &str)> {
     let (name, _) = FIELDS.into_iter().find(|(name, _)| {
         let rest = comment.strip_prefix(name);
         rest.is_some_and(|rest| rest.trim().is_empty() || text_begins(comment, name.len()))

@@ -83,7 +83,7 @@ const PILLARS: [Pillar; 15] = [
     Pillar {
         name: "tokio",
         works_in: "src/socket/",
-        test: ("tests/scenario/frames.rs", "who_does_not_read_is_dropped_and_others_are_served"),
+        test: ("tests/scenario/frames.rs", "a_client_that_does_not_read_is_dropped_and_others_are_served"),
     },
     Pillar {
         name: "signal-hook",

@@ -1,5 +1,5 @@
 //! Rules that are easy to forget: the order of the layers, rooms for unsafe code and outside crates, kernels'
-//! contracts, file length, words, layout.
+//! contracts, file length, words, sentences, layout.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)] // a test fails by panicking
 
@@ -7,6 +7,8 @@ mod contracts;
 mod crates;
 mod forwarding;
 mod layers;
+mod prose;
+mod sentences;
 mod source;
 mod text;
 mod words;

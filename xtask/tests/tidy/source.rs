@@ -1,6 +1,7 @@
 //! The project's files, and Rust text with its comments and literals blanked out.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -10,7 +11,7 @@ pub struct Source {
     pub path: String,
     /// The whole content.
     pub text: String,
-    /// What [`Self::code`] found.
+    /// The lines that [`Self::code`] found.
     code: OnceLock<Vec<(usize, String)>>,
 }
 
@@ -91,23 +92,32 @@ fn walk(dir: &Path, into: &mut Vec<PathBuf>) {
 
 /// Replaces comments, strings and character literals by spaces; line breaks stay.
 pub fn blank(text: &str) -> String {
-    let bytes = text.as_bytes();
     let mut out = String::with_capacity(text.len());
+    let mut code = 0;
+    for literal in literals(text) {
+        out.push_str(&text[code..literal.start]);
+        out.extend(text[literal.clone()].chars().map(|c| if c == '\n' { c } else { ' ' }));
+        code = literal.end;
+    }
+    out.push_str(&text[code..]);
+    out
+}
+
+/// The comments, strings and character literals of a Rust text, in their order.
+pub fn literals(text: &str) -> Vec<Range<usize>> {
+    let bytes = text.as_bytes();
+    let mut found = Vec::new();
     let mut i = 0;
     while i < bytes.len() {
         // Bytes that begin a comment or a literal; all other bytes are most of a file.
         let may_start = matches!(bytes[i], b'/' | b'"' | b'\'' | b'r' | b'b' | b'c');
         let end = if may_start { literal_end(text, i) } else { i };
         if end > i {
-            out.extend(text[i..end].chars().map(|c| if c == '\n' { c } else { ' ' }));
-            i = end;
-        } else {
-            let c = text[i..].chars().next().expect("i is a character's start");
-            out.push(c);
-            i += c.len_utf8();
+            found.push(i..end);
         }
+        i = end.max(i + 1);
     }
-    out
+    found
 }
 
 /// End of the comment or literal that starts at `i`; `i` when none starts there.

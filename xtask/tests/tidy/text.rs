@@ -37,8 +37,9 @@ const LAYOUT: [&str; 25] = [
     "tests/scenario",
 ];
 
-/// Words that no file may hold: names of hosts that serve packages (package clients have them in their settings),
-/// paths of one machine, notes of unfinished work, and marks of an unfinished merge. Written in pieces, so that this file does not hold them.
+/// Words that no file may hold. Names of hosts that serve packages belong to the settings of package clients. The
+/// others are paths of one machine, notes of unfinished work, and marks of an unfinished merge. Written in pieces, so
+/// that this file does not hold them.
 const FORBIDDEN: [[&str; 2]; 14] = [
     ["py", "pi.org"],
     ["pythonhos", "ted.org"],

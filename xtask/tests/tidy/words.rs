@@ -7,7 +7,7 @@ struct Word {
     name: &'static str,
     /// The file whose type of that name keeps the word; empty when none does.
     home: &'static str,
-    /// What the other meanings are called.
+    /// Names of the other meanings.
     instead: &'static str,
 }
 

@@ -332,9 +332,9 @@ impl StatusReply {
         found.and_then(|(_, bytes)| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?))).unwrap_or(0)
     }
 
-    /// More facts about the daemon, as names and values: `you may`, the rights that the policy gives the client;
-    /// `kept`, the state that survives a restart; `copies`, models that are copies of their files in memory; `lost
-    /// threads`, file systems that do not answer.
+    /// More facts about the daemon, as names and values. `you may` has the rights that the policy gives the client.
+    /// `kept` is the state that survives a restart. `copies` are models that are copies of their files in memory.
+    /// `lost threads` names file systems that do not answer.
     pub fn notes(&self) -> Vec<(&str, &str)> {
         notes_of(&self.ext)
     }

@@ -30,7 +30,7 @@ pub struct DoctorCheck {
     pub name: String,
     /// Its result.
     pub state: CheckState,
-    /// What the check found.
+    /// The result of the check.
     pub found: String,
     /// How to fix it; empty if nothing needs fixing or `found` says it.
     pub advice: String,

@@ -65,13 +65,13 @@ pub struct LoadToDeviceEnd {
 /// Evicts weights from the device; requests load what they need again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClearCacheRequest {
-    /// Whose weights to evict.
+    /// The model or models whose weights to evict.
     pub scope: CacheScope,
     /// Extensions.
     pub ext: Ext,
 }
 
-/// Whose weights to evict.
+/// The model or models whose weights to evict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CacheScope {
     /// Those of all models that are not pinned.

@@ -4,9 +4,9 @@
 //! -127..=127 and `scales: f32[K/32]`. One plane is coarse; the fine one is for groups with outliers and is zero for
 //! others. A value is `code * scale + fine code * fine scale`.
 //!
-//! One outlier makes the quantisation steps of its whole group large: 5 % of a real model's groups cause two thirds
-//! of the loss in the layers. Mean KL divergence over 30 layers of Q4_1 weights and a Q8_0 head: 3.6e-3 without fine
-//! codes, 1.2e-3 with them. Scales per 16 values, which add cost to every group, leave 1.9e-3.
+//! One outlier makes the quantisation steps of its whole group large. About 5 % of a real model's groups cause two
+//! thirds of the loss in the layers. Mean KL divergence over 30 layers of Q4_1 weights and a Q8_0 head: 3.6e-3 without
+//! fine codes, 1.2e-3 with them. Scales per 16 values, which add cost to every group, leave 1.9e-3.
 //!
 //! Further planes save the kernels work: `offsets: i32[K/16]` beside each plane of codes (-128 times the sum of 16
 //! codes), and `scaled_sums: f32[K/32]` (`scale * sum + fine scale * fine sum` of the group). K is padded to whole
@@ -16,8 +16,8 @@
 //! - `amax` = largest magnitude of a group. If any value is NaN or infinite, the scale is NaN and the codes are 0, so
 //!   everything computed from the row is NaN. If `amax < 2^-100`, scale and codes are 0.
 //! - else `scale = amax / 127` and `code = t` rounded to the nearest integer, ties to even, with `t = x * (127 / amax)`.
-//! - A group has fine codes if its `amax` exceeds `above * sum / groups`, where `sum` adds the `amax` of all groups
-//!   in rising order: `fine scale = scale / 254` and `fine code = (t - code) * 254`, rounded in the same way.
+//! - A group has fine codes if its `amax` exceeds `above * sum / groups`, where `sum` adds the `amax` of all groups in
+//!   rising order. Then `fine scale = scale / 254` and `fine code = (t - code) * 254`, rounded in the same way.
 
 mod aligned;
 #[cfg(target_arch = "x86_64")]

@@ -78,9 +78,8 @@ pub(super) unsafe fn multiply<K: FloatKernels>(
             let x = acts.values[m * acts.stride..][..n * acts.stride].as_ptr();
             let tile = Tile { weights, cols: weight.cols(), acts: x, stride: acts.stride, ahead };
             let mut sums = [[0.0; 6]; ROWS];
-            // SAFETY: the caller vouches for the processor; `tile_rows` returns pointers to whole rows; the slice
-            // above holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps
-            // zero.
+            // SAFETY: the caller vouches for the processor. `tile_rows` returns pointers to whole rows. The slice above
+            // holds `n` rows whose stride is `cols` rounded up to 32 and whose padding `ActivationBuffer` keeps zero.
             unsafe { K::multiply(dtype, n, tile, &mut sums) };
             for (i, sums) in sums.iter().enumerate().take(count) {
                 for (j, sum) in sums.iter().enumerate().take(n) {

@@ -3,8 +3,8 @@
 //! Single-threaded; pool threads call it for their own ranges of weight rows. Weights are read in place, at any
 //! alignment.
 //!
-//! **One order of summation.** The bits of an output depend only on its weight row and its activation row: not on the
-//! number of rows, the tile, the thread or the instruction set.
+//! **One order of summation.** The bits of an output depend only on its weight row and its activation row. They do not
+//! depend on the number of rows, the tile, the thread or the instruction set.
 //! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0: `acc = fma(f32(dot_g) * act_scale_g,
 //!   weight_scale_g, acc)`, with `dot_g` exact in i32. Then the same with the fine codes and their scale, unless that
 //!   scale is 0. Then, for types with a minimum, `acc = fma(act_scaled_sum_g, min_g, acc)`. Types with a scale per 16

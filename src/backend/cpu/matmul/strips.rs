@@ -210,8 +210,8 @@ impl Sums {
 
 /// Kernels of one quantised type on one instruction set.
 ///
-/// All functions require of their caller: the processor has the instruction set; the strips' rows and the activation
-/// rows hold the named groups; the places of `sums` for these activation rows are readable and writable.
+/// All functions require of their caller that the processor has the instruction set. The strips' rows and the
+/// activation rows hold the named groups. The places of `sums` for these activation rows are readable and writable.
 pub(super) trait StripKernels {
     /// Weight rows per strip.
     const LANES: usize;

@@ -121,7 +121,7 @@ fn col_counts(dtype: DType) -> &'static [usize] {
 const MODES: [ActivationType; 2] = [ActivationType::Int8, ActivationType::F32];
 
 /// Tier A: compares with f64 sums over the same inputs, `|y - ref| <= 2e-6 * sum |w x| + 1e-30`. A sum of n f32 terms
-/// in one chain has an error of about sqrt(n) * 2^-24 of its partial sums, which stay far below sum |w x|.
+/// in one chain has an error of about sqrt(n) * 2^-24 of its partial sums. These stay far below sum |w x|.
 #[test]
 fn products_equal_f64_sums_over_the_same_inputs() {
     let mut random = Random(0x5eed_0001);

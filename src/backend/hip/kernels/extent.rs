@@ -119,7 +119,7 @@ operators! {
     Div div checked_div;
 }
 
-/// What the extents of a launch depend on, beside its arguments.
+/// Facts that the extents of a launch depend on, beside its arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     /// Workgroups in x.
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_counted_is_refused() {
+    fn extents_that_cannot_be_counted_are_refused() {
         let most = RopeKv {
             qkv: DevicePtr::of_len(u64::MAX / 4),
             q_norm: DevicePtr::NULL,

@@ -128,7 +128,7 @@ pub trait Value: Copy {
     /// Size in the argument buffer, in bytes.
     const SIZE: usize;
 
-    /// What the value is in an extent's expression.
+    /// The argument's value in an extent's expression.
     type Operand;
 
     /// The value's bits, in the first bytes of a slot.

@@ -9,9 +9,9 @@ use crate::backend::{BackendError, DeviceTensor, Weights};
 /// Roles of an expert's matrices: gate, up, down.
 const ROLES: usize = 3;
 
-/// Builds the address tables of a set of experts, with 0 for experts that are not resident, in `kept`, the buffer of the
-/// set's older tables, or in a new one. Returns them with the buffer that holds them. `weight` returns the address of a
-/// loaded tensor once the compute stream may use it. Waits until no work uses the older tables.
+/// Builds the address tables of a set of experts, with 0 for experts that are not resident. They go to `kept`, the
+/// buffer of the set's older tables, or to a new one. Returns them with the buffer that holds them. `weight` returns
+/// the address of a loaded tensor once the compute stream may use it. Waits until no work uses the older tables.
 ///
 /// # Errors
 /// [`BackendError`] of `weight` and of the device.

@@ -1,5 +1,5 @@
-//! Runs steps of a program. `bind` turns it into units; `model` is an open program on the device; `resolve` finds the
-//! addresses of its weights; `run` launches units; `graphs` replays them; `sampling` draws tokens.
+//! Runs steps of a program. `bind` turns it into units, and `model` is an open program on the device. `resolve` finds
+//! the addresses of its weights. `run` launches units, `graphs` replays them, `sampling` draws tokens.
 
 mod arrays;
 pub mod bind;

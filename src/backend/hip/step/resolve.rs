@@ -97,7 +97,7 @@ impl Loads<'_> {
     }
 }
 
-/// What launches of a part read: they stay valid as long as none of these addresses changes.
+/// Addresses that launches of a part read. Recorded launches stay valid as long as none of these addresses changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Known {
     /// Addresses by operand number.

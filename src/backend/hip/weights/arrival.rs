@@ -213,7 +213,7 @@ mod interleavings {
 
     /// A step that finds the tensor ordered uses the device without another check: the event was recorded before.
     #[test]
-    fn what_is_ordered_was_submitted() {
+    fn an_ordered_upload_was_submitted() {
         explore(3, || {
             let (arrival, waited) =
                 (Arc::new(Arrival::new()), Arc::new(crate::lock::atomic::AtomicU64::new(0)));

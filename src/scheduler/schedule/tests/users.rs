@@ -1,4 +1,4 @@
-//! What users do to each other, on a simulated device whose steps take `fixed + row * rows`.
+//! Effects of users on each other, on a simulated device whose steps take `fixed + row * rows`.
 
 use super::*;
 use crate::scheduler::schedule::admission::PATIENCE;

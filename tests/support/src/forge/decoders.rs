@@ -1,6 +1,6 @@
 //! Small random decoders of every architecture and position scaling: F32, most with two layers of width 64.
 //!
-//! The spread of the weights makes attention look far back and logits differ by several nats, so a wrong computation
+//! The spread of the weights makes attention look far back and logits differ by several nats. So a wrong computation
 //! shows. tests/reference/expected holds another engine's answers for these exact bytes.
 
 use super::llama::with_vocabulary;

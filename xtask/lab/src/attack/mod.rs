@@ -28,7 +28,7 @@ const MEDIAN_MOST: f64 = 2.0;
 const WORST_MOST: f64 = 3.0;
 /// Longest answer to root.
 const ROOT_MOST: Duration = Duration::from_secs(1);
-/// What the daemon's configuration lets requests, answers, headers and KV pages take, and 256 MiB more.
+/// Memory that the daemon's configuration lets requests, answers, headers and KV pages take, and 256 MiB more.
 const KV_MIB: u64 = 200;
 const MEMORY_MIB_MOST: u64 = 2 * 256 + 1024 + KV_MIB + 256;
 /// Memory that may stay after an attack, and the time until then.

@@ -20,7 +20,7 @@ pub const MODEL: &str = "story";
 const MANY: usize = 16;
 const MIB: usize = 1 << 20;
 
-/// What a user does.
+/// The behaviour of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attack {
     /// One long answer after another.

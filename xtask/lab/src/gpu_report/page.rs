@@ -338,7 +338,7 @@ mod unit {
     }
 
     #[test]
-    fn what_is_no_amd_gpu_is_called_so() {
+    fn a_gpu_that_is_not_amds_is_called_so() {
         for (gpu, words) in [
             (gpu(LOOKALIKE, "gfx1100"), "**This was no GPU.**"),
             (gpu("A card", "sm_90"), "**This was no AMD GPU.**"),

@@ -253,7 +253,7 @@ mod unit {
     }
 
     #[test]
-    fn what_takes_too_long_ends_with_all_that_it_started() {
+    fn a_part_that_takes_too_long_ends_with_all_that_it_started() {
         let started = Instant::now();
         let script = "sleep 600 & sleep 600";
         let hung = shell(Kind::Tests, script, Duration::from_millis(50));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_behind_is_a_fault_each() {
+    fn each_thing_left_behind_is_a_fault() {
         let good = run(2, |_| 2e4);
         assert_eq!(good.faults(), [""; 0]);
         let with = |change: fn(&mut Verdict)| {

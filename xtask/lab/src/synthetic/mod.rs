@@ -94,7 +94,7 @@ pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl Fn
     Ok(())
 }
 
-/// Writes only the header of such a model, and makes the file as long as the model's: its weights are zeros and take no
+/// Writes only the header of such a model, and makes the file as long as the model's. Its weights are zeros and take no
 /// space on the disk.
 ///
 /// # Errors
@@ -168,7 +168,7 @@ mod unit {
     }
 
     #[test]
-    fn what_is_written_is_a_model_of_that_shape_and_runs() {
+    fn a_written_file_is_a_model_of_that_shape_and_runs() {
         for mixture in [Mixture::Q4KM, Mixture::Q8, Mixture::F16] {
             for (shape, experts) in [(TINY, None), (shape("tiny-experts"), Some((8, 2)))] {
                 let dir = tempfile::tempdir().expect("a folder");

@@ -255,8 +255,8 @@ unsafe fn part_dots<C: Codec, const N: usize>(
     dots
 }
 
-/// As [`multiply`], but codes go from the file's bytes directly through registers: for so few activation rows that a
-/// panel would cost more than it saves. `scales` is scratch.
+/// As [`multiply`], but codes go from the file's bytes directly through registers. With so few activation rows, a panel
+/// would cost more than it saves. `scales` is scratch.
 ///
 /// # Safety
 /// As for [`decode`] and [`multiply`].

@@ -245,8 +245,8 @@ unsafe fn add_fine<C: Codec, const W: usize>(
     acc.map(|[acc]| acc)
 }
 
-/// As [`multiply`] for one strip, but codes go from the file's bytes directly through registers: for so few
-/// activation rows that a panel would cost more than it saves. `scales` is scratch.
+/// As [`multiply`] for one strip, but codes go from the file's bytes directly through registers. With so few activation
+/// rows, a panel would cost more than it saves. `scales` is scratch.
 ///
 /// # Safety
 /// As for [`decode`] and [`multiply`].

@@ -26,7 +26,8 @@ unsafe fn k4_scales<V: Rows>(
         // SAFETY: the block's first 16 bytes.
         let [d, a, b, c] = unsafe { v.words(strip, (first / 8 + block) * block_bytes) };
         let (d, dmin) = (v.halves(d), v.neg(v.halves(v.shr32(d, 16))));
-        // Bytes of each word: numbers 0..4 are 6 bits of a and b; 4..8 are 4 bits of c and the top bits of a and b.
+        // Bytes of each word: numbers 0..4 are 6 bits of a and b. Numbers 4..8 are 4 bits of c and the top bits of a
+        // and b.
         let six = v.splat(63);
         let top = v.splat(0x30);
         let sc = [v.and(a, six), v.or(v.low_nibbles(c), v.and(v.shr16(a, 2), top))];

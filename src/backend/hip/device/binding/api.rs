@@ -45,8 +45,8 @@ macro_rules! api {
                 Ok(Self {
                     $( $name: {
                         type Function = unsafe extern "C" fn($($arg),*) -> Raw;
-                        // SAFETY: the type is the one that hip-sys declares for this name (compared above), with the
-                        // result taken as the u32 that the C enum is.
+                        // SAFETY: the type is the one that hip-sys declares for this name, as compared above. The
+                        // result is taken as the u32 that the C enum is.
                         let found: Option<Function> = unsafe { function(library, stringify!($name)) };
                         found.ok_or(stringify!($name))?
                     }, )*

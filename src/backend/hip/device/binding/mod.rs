@@ -1,7 +1,7 @@
 //! The HIP runtime's functions, loaded at run time. One binary serves every ROCm version and machines without ROCm.
 //!
 //! Types and constants come from hip-sys. The compiler compares each function's type with hip-sys' declaration, with
-//! two exceptions: results and error-code arguments are plain numbers, because a code that hip-sys' enum lacks would be
+//! two exceptions. Results and error-code arguments are plain numbers, because a code that hip-sys' enum lacks would be
 //! undefined behaviour. hip-sys describes HIP 5.4. The argument lists of these functions have not changed since; the
 //! properties structure has (see [`properties`]).
 

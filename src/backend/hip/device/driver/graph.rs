@@ -83,7 +83,7 @@ impl GraphExec {
     /// # Errors
     /// [`HipError::Call`], [`HipError::Lost`].
     pub fn launch(&self, stream: &Stream) -> Result<(), HipError> {
-        // SAFETY: both handles are live. What the work refers to is kept by `self`, or is device memory.
+        // SAFETY: both handles are live. Memory that the work refers to is kept by `self`, or is device memory.
         self.context.call("hipGraphLaunch", |api| unsafe { (api.hipGraphLaunch)(self.raw(), stream.raw()) })
     }
 

@@ -371,7 +371,7 @@ fn experts_read_the_form_that_their_type_wants_beside_the_routers() {
 }
 
 #[test]
-fn what_no_kernel_computes_is_refused_by_name() {
+fn operations_without_a_kernel_are_refused_by_name() {
     let refused = |program: &Program| refuse(program).map(|error| error.to_string()).unwrap_or_default();
     assert_eq!(refused(&llama(DType::Q4_K, 1)), "");
     let text = refused(&llama(DType::Q2_K, 1));

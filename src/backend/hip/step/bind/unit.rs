@@ -75,7 +75,7 @@ pub struct Choice {
     pub used: u32,
 }
 
-/// What a unit computes.
+/// The computation of a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
     /// Rows of the embedding table.

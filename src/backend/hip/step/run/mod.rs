@@ -45,7 +45,7 @@ pub struct Weights<'a> {
     pub experts: &'a [Option<[ExpertTable; 3]>],
 }
 
-/// What the units of a step share.
+/// State that the units of a step share.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// The device to launch on.

@@ -3,7 +3,7 @@
 //! A way is a path and a number of staging threads. Unless the configuration names a path, it is the ring. Its threads
 //! read files themselves, so a truncated file is an error in a thread. Some devices, such as those that share the
 //! host's memory, may copy ordinary memory faster than pinned memory. A trial finds that out when the device opens.
-//! Trials on the first loads were misleading, because overlapping ways look faster than they are: on an H200, plain
+//! Trials on the first loads were misleading, because overlapping ways look faster than they are. On an H200, plain
 //! copies of 10 GB/s were credited with the ring's 44.
 //!
 //! The driver controls registered pages. It refuses pages that the file has lost, and pinned pages keep their content;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_not_taken_again() {
+    fn a_refused_route_is_not_taken_again() {
         let mut routes = Routes::new(UploadPath::Registered, 4, None);
         assert_eq!((routes.current().path, routes.short()), (UploadPath::Registered, ring(4)));
         routes.refuse(UploadPath::Registered);

@@ -33,7 +33,7 @@ const COPIES: usize = 4;
 /// Pieces, each with its result.
 type Carried = Vec<(Piece, Result<(), BackendError>)>;
 
-/// What one staging thread owns.
+/// State of one staging thread.
 pub struct Staging {
     number: usize,
     lanes: Vec<Lane>,

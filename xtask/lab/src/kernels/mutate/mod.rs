@@ -54,7 +54,7 @@ struct Tally {
     survived: usize,
 }
 
-/// Tries changes in each file whose path contains one of `names`, or in every file if `names` is empty, until
+/// Tries changes in each file whose path contains one of `names`, or in every file if `names` is empty. It ends when
 /// `rounds` changes per file have a verdict.
 ///
 /// # Errors
