@@ -252,15 +252,6 @@ impl TensorCache {
         bytes
     }
 
-    /// Evicts everything.
-    pub fn clear(&mut self) {
-        self.resident.clear();
-        self.parts.clear();
-        self.on_the_way.clear();
-        self.departing.clear();
-        self.device_bytes = 0;
-    }
-
     /// A model's tensors and bytes on the device, by part, in the order of use.
     pub fn parts_of(&self, model: ModelId) -> impl DoubleEndedIterator<Item = (u32, Held)> {
         let all = PartId { model, part: 0 }..=PartId { model, part: u32::MAX };
@@ -270,21 +261,6 @@ impl TensorCache {
     /// Tensors and bytes of a part on the device.
     pub fn held(&self, part: PartId) -> Held {
         self.parts.get(&part).map(|members| members.held).unwrap_or_default()
-    }
-
-    /// Device bytes held for a model, with loads in flight.
-    pub fn bytes_of(&self, model: ModelId) -> u64 {
-        self.parts_of(model).map(|(_, held)| held.bytes).sum()
-    }
-
-    /// Tensors that are resident or in flight.
-    pub fn len(&self) -> usize {
-        self.resident.len()
-    }
-
-    /// True when no tensor is resident or in flight.
-    pub fn is_empty(&self) -> bool {
-        self.resident.is_empty()
     }
 
     /// Device bytes that the tensors take beyond their mappings.
@@ -318,6 +294,15 @@ mod tests {
 
     const PART: PartId = PartId { model: ModelId(1), part: 0 };
 
+    /// Tensors of the two models of these tests.
+    fn tensors(cache: &TensorCache) -> usize {
+        [1, 2]
+            .into_iter()
+            .flat_map(|model| cache.parts_of(ModelId(model)))
+            .map(|(_, held)| held.tensors)
+            .sum()
+    }
+
     fn tensor(file: &Arc<MappedFile>, name: &str, start: u64, dtype: DType) -> Tensor {
         let shape = Shape::new(&[256]).unwrap();
         let end = start + dtype.row_bytes(256).unwrap();
@@ -336,7 +321,7 @@ mod tests {
             assert_eq!(loaded.tensor.range(), tensor.lazy.range());
         }
         assert_eq!(cache.counters(), CacheCounters { loads: 2, hits: 2, ..CacheCounters::default() });
-        assert_eq!((cache.len(), cache.device_bytes()), (2, 0), "the CPU reads in place");
+        assert_eq!((tensors(&cache), cache.device_bytes()), (2, 0), "the CPU reads in place");
     }
 
     #[test]
@@ -347,7 +332,7 @@ mod tests {
             let error = cache.load(&mut backend, &tensor, PART).unwrap_err();
             assert!(matches!(error, BackendError::Unsupported { dtype: DType::IQ1_S, .. }), "{error}");
         }
-        assert_eq!((cache.len(), cache.counters()), (0, CacheCounters::default()));
+        assert_eq!((tensors(&cache), cache.counters()), (0, CacheCounters::default()));
     }
 
     #[test]
@@ -360,12 +345,10 @@ mod tests {
         }
         let handles = files.each_ref().map(Arc::strong_count);
         assert_eq!(cache.clear_file(&files[0]), 2);
-        assert_eq!(cache.len(), 2);
+        assert_eq!(tensors(&cache), 2);
         assert_eq!(Arc::strong_count(&files[0]), handles[0] - 2, "the mapping is dropped");
         assert_eq!(Arc::strong_count(&files[1]), handles[1]);
         assert_eq!((cache.clear_file(&files[0]), cache.counters().loads), (0, 4));
-        cache.clear();
-        assert!(cache.is_empty());
     }
 
     /// A copy that completes when the test says so.
@@ -400,7 +383,7 @@ mod tests {
         assert!(cache.on_its_way(PART).is_some() && cache.on_its_way(other).is_none());
         assert!(cache.departing().is_none(), "it was not evicted");
         cache.clear_file(&file);
-        assert_eq!((cache.len(), cache.device_bytes()), (0, 0));
+        assert_eq!((tensors(&cache), cache.device_bytes()), (0, 0));
         assert!(cache.on_its_way(PART).is_none() && cache.departing().is_some());
         assert!(cache.look().is_empty() && cache.departing().is_some(), "the load has not completed");
         copy.0.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -419,7 +402,7 @@ mod tests {
         };
         assert_eq!(held(&cache), [(0, 1), (2, 2)]);
         cache.evict(part(1, 2));
-        assert_eq!((held(&cache), cache.len()), (vec![(0, 1)], 2));
+        assert_eq!((held(&cache), tensors(&cache)), (vec![(0, 1)], 2));
         assert_eq!(cache.evict(part(1, 2)), 0, "gone already");
         assert_eq!((cache.counters().evictions, cache.held(part(2, 2)).tensors), (1, 1));
         assert!(cache.look().is_empty(), "nothing is in flight if weights are read in place");

@@ -34,8 +34,6 @@ pub struct Model {
     pub chat_template: ChatTemplate,
     /// The program and sizes of the model.
     pub plan: plan::ExecutionPlan,
-    /// Context length the file states, in tokens.
-    pub context_length: u32,
     /// Set if not the file is mapped but a copy of it.
     pub copied: Option<Copied>,
 }
@@ -134,10 +132,9 @@ impl Model {
         let header = files.header();
         let plan = plan::ExecutionPlan::build(&files, tokenizer.vocab_size())?;
         let chat_template = ChatTemplate::of(header.string("tokenizer.chat_template"));
-        let context_length = plan.context_length;
         let pages = pages::Pages::default();
         let name = name.to_owned();
-        Ok(Self { id, name, files, pages, tokenizer, chat_template, plan, context_length, copied: None })
+        Ok(Self { id, name, files, pages, tokenizer, chat_template, plan, copied: None })
     }
 }
 

@@ -267,7 +267,7 @@ fn overview(model: &Model, summary: ModelSummary) -> ShowReply {
         gguf_version: header.version(),
         parameters: model.files.tensors().map(|t| t.shape.elements()).fold(0, u64::saturating_add),
         weight_bytes: model.files.tensors().map(|t| t.range.end - t.range.start).sum(),
-        context_length: model.context_length,
+        context_length: model.plan.context_length,
         hidden: number(shape.hidden),
         layers: model.plan.program.layer_count(),
         heads: number(shape.heads),

@@ -86,10 +86,10 @@ fn valid_request(
     if prompt.is_empty() {
         return Err(failure(ErrorCode::EmptyPrompt, "the prompt has no tokens: a model needs at least one"));
     }
-    let context_tokens = model.context_length.min(service.settings.context_tokens);
+    let context_tokens = model.plan.context_length.min(service.settings.context_tokens);
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     if prompt_tokens >= context_tokens {
-        let (own, limit) = (model.context_length, service.settings.context_tokens);
+        let (own, limit) = (model.plan.context_length, service.settings.context_tokens);
         let text = format!(
             "the prompt has {prompt_tokens} tokens and the context has {context_tokens} (model {own}, limits.context_tokens \
              {limit}), which leaves no room for an answer: shorten the prompt or raise the limit"

@@ -91,7 +91,7 @@ pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, 
     call.blocking(move |call| {
         let service = call.service();
         let (lease, _) = call.acquire(&request.model)?;
-        let longest = lease.model().context_length.min(service.settings.context_tokens);
+        let longest = lease.model().plan.context_length.min(service.settings.context_tokens);
         let context_tokens = match request.context_tokens {
             0 => longest,
             tokens => tokens.min(longest),

@@ -213,7 +213,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
     };
     let options = EncodeOptions { add_special: chat.is_none(), parse_special: chat.is_some() };
     let prompt = model.tokenizer.encode(chat.as_deref().unwrap_or("ab ba"), options);
-    let context_tokens = model.context_length.min(CONTEXT_MAX);
+    let context_tokens = model.plan.context_length.min(CONTEXT_MAX);
     if prompt.is_empty() || prompt.len() >= context_tokens as usize {
         return None;
     }

@@ -52,7 +52,7 @@ impl Rig {
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,
-            context_tokens: self.model.context_length,
+            context_tokens: self.model.plan.context_length,
             sampling,
             stop: Vec::new(),
             ignore_eog: true,

@@ -1,13 +1,12 @@
 //! Converts half-precision numbers to f32 and back, many at a time.
 //!
 //! Results equal those of `half`, except for the payload of NaNs. f16 to f32 makes a signalling NaN quiet and keeps
-//! the rest. bf16 to f32 only shifts the bits, where `half` makes NaNs quiet. f32 to f16 rounds to nearest, ties to
-//! even; it makes NaNs quiet and keeps the payload's upper bits.
+//! the rest. f32 to f16 rounds to nearest, ties to even; it makes NaNs quiet and keeps the payload's upper bits.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use half::{bf16, f16};
+use half::f16;
 
 #[cfg(target_arch = "x86_64")]
 use super::isa::Isa;
@@ -25,16 +24,6 @@ impl Kernels {
             Isa::Avx2 | Isa::Avx512Vnni => x86::f16_to_f32(self, src, dst),
             _ => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.to_f32()),
         }
-    }
-
-    /// `dst[i] = src[i]`, exact.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn bf16_to_f32(self, src: &[bf16], dst: &mut [f32]) {
-        assert_eq!(src.len(), dst.len(), "conversion takes as many values as it gives");
-        // A shift: the compiler vectorises it at any level.
-        dst.iter_mut().zip(src).for_each(|(d, s)| *d = f32::from_bits(u32::from(s.to_bits()) << 16));
     }
 
     /// `dst[i] = src[i]` rounded to nearest, ties to even.
@@ -60,10 +49,6 @@ mod tests {
         Isa::ALL.into_iter().filter_map(|isa| Kernels::new(isa).ok()).for_each(check);
     }
 
-    fn same_number(got: f32, want: f32) -> bool {
-        got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan())
-    }
-
     #[test]
     fn all_f16_patterns_equal_half() {
         let src: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
@@ -78,19 +63,6 @@ mod tests {
             for (s, b) in src.iter().zip(&back) {
                 let quiet = if s.is_nan() { s.to_bits() | 0x200 } else { s.to_bits() };
                 assert_eq!(b.to_bits(), quiet, "on {}", kernels.isa());
-            }
-        });
-    }
-
-    #[test]
-    fn all_bf16_patterns_equal_half() {
-        let src: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
-        each(|kernels| {
-            let mut dst = vec![0.0; src.len()];
-            kernels.bf16_to_f32(&src, &mut dst);
-            for (s, d) in src.iter().zip(&dst) {
-                assert!(same_number(*d, s.to_f32()), "{:04x} on {}", s.to_bits(), kernels.isa());
-                assert_eq!(d.to_bits() >> 16, u32::from(s.to_bits()));
             }
         });
     }

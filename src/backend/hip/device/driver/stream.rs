@@ -148,23 +148,6 @@ impl Stream {
         from.transfer().begun(self)
     }
 
-    /// Starts copying from the device to bytes of `to`, beginning at `start`.
-    ///
-    /// # Errors
-    /// As [`Stream::upload_pinned`].
-    pub fn download_pinned(
-        &self,
-        from: DeviceRange<'_>,
-        to: &mut PinnedBuffer,
-        start: usize,
-    ) -> Result<(), HipError> {
-        inside("a download", start, from.len(), to.len())?;
-        let target = to.start().wrapping_add(start).cast::<c_void>();
-        // SAFETY: as in `upload_pinned`.
-        unsafe { self.copy_raw(target, from.raw(), from.len(), Kind::hipMemcpyDeviceToHost) }?;
-        to.transfer().begun(self)
-    }
-
     /// Starts copying words, from word number `start`, to the device. Can be captured: the graph keeps the words alive.
     ///
     /// # Errors
@@ -179,21 +162,6 @@ impl Stream {
         // SAFETY: the bytes lie within the words (checked). The words wait for the device's work before they are freed,
         // and a captured graph keeps them alive (`words_at`).
         unsafe { self.copy_raw(to.raw(), source, to.len(), Kind::hipMemcpyHostToDevice) }
-    }
-
-    /// Starts copying from the device to words, from word number `start`. Can be captured.
-    ///
-    /// # Errors
-    /// As [`Stream::upload_pinned`].
-    pub fn download_words(
-        &self,
-        from: DeviceRange<'_>,
-        to: &Arc<HostWords>,
-        start: usize,
-    ) -> Result<(), HipError> {
-        let target = self.words_at("a download", to, start, from.len())?;
-        // SAFETY: as in `upload_words`; the host accesses these words only as atomics.
-        unsafe { self.copy_raw(target, from.raw(), from.len(), Kind::hipMemcpyDeviceToHost) }
     }
 
     /// Address of `bytes` bytes in `words` from word number `start`. Keeps the words alive while capturing.
