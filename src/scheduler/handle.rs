@@ -78,6 +78,18 @@ impl Inbox {
             || self.woken
     }
 
+    /// Refuses more work if the engine drains or stops, or if `waiting` orders fill their queue of `max`.
+    fn check(&self, waiting: usize, max: usize) -> Result<(), JobError> {
+        if self.stop || self.drain.is_some() {
+            return Err(JobError::Draining);
+        }
+        if waiting >= max {
+            let limit = u32::try_from(max).unwrap_or(u32::MAX);
+            return Err(JobError::QueueFull { queued: limit, limit });
+        }
+        Ok(())
+    }
+
     /// Empties the inbox, except for `live`, `drain` and `stop`.
     pub(super) fn take(&mut self) -> Commands {
         self.woken = false;
@@ -267,13 +279,7 @@ impl EngineHandle {
             return Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes });
         }
         let mut inbox = self.shared.inbox.lock();
-        if inbox.stop || inbox.drain.is_some() {
-            return Err(JobError::Draining);
-        }
-        if inbox.queued >= self.shared.queue_max {
-            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
-            return Err(JobError::QueueFull { queued: limit, limit });
-        }
+        inbox.check(inbox.queued, self.shared.queue_max)?;
         if !inbox.live.insert(job.id) {
             return Err(JobError::Invalid("a sequence number was used twice"));
         }
@@ -305,14 +311,6 @@ impl EngineHandle {
     /// Those of [`EngineHandle::submit`]. [`Loading::wait`] returns the errors of the loads.
     pub fn preload_all(&self, model: &Arc<Model>) -> Result<Loading, JobError> {
         self.preload(model, &Preload::All)
-    }
-
-    /// As [`EngineHandle::preload_all`] for the embedding and the first `layers` layers.
-    ///
-    /// # Errors
-    /// As [`EngineHandle::preload_all`].
-    pub fn preload_layers(&self, model: &Arc<Model>, layers: u32) -> Result<Loading, JobError> {
-        self.preload(model, &Preload::First(layers))
     }
 
     /// As [`EngineHandle::preload_all`] for some of the weights.
@@ -362,13 +360,7 @@ impl EngineHandle {
 
     fn order(&self, order: Order) -> Result<(), JobError> {
         let mut inbox = self.shared.inbox.lock();
-        if inbox.stop || inbox.drain.is_some() {
-            return Err(JobError::Draining);
-        }
-        if inbox.orders.len() >= self.shared.queue_max {
-            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
-            return Err(JobError::QueueFull { queued: limit, limit });
-        }
+        inbox.check(inbox.orders.len(), self.shared.queue_max)?;
         inbox.orders.push(order);
         drop(inbox);
         self.shared.wake.notify_one();
@@ -390,13 +382,7 @@ impl EngineHandle {
         self.check_model(model)?;
         let (progress, receiver) = watch::channel(LoadProgress::default());
         let mut inbox = self.shared.inbox.lock();
-        if inbox.stop || inbox.drain.is_some() {
-            return Err(JobError::Draining);
-        }
-        if inbox.loads.len() >= self.shared.queue_max {
-            let limit = u32::try_from(self.shared.queue_max).unwrap_or(u32::MAX);
-            return Err(JobError::QueueFull { queued: limit, limit });
-        }
+        inbox.check(inbox.loads.len(), self.shared.queue_max)?;
         inbox.loads.push(LoadRequest { model: Arc::clone(model), target, progress });
         drop(inbox);
         self.shared.wake.notify_one();
