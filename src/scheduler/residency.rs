@@ -23,9 +23,6 @@ use crate::cache::{CacheCounters, Candidate, Eviction, Held, TensorCache, used_a
 use crate::model::{Model, ModelId};
 use crate::program::{FIRST_PART, PartId, Tensor, TensorId};
 
-/// Tensors of one expert, which are loaded together.
-const EXPERT_TENSORS: usize = 3;
-
 /// Rules for a model's weights on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRules {
@@ -287,12 +284,10 @@ impl Residency {
         backend: &mut dyn Backend,
     ) -> Result<(), BackendError> {
         let window = Window::around(id, part, backend.parts_ahead());
-        for one in chosen.chunks(EXPERT_TENSORS) {
-            self.with_room(&window, part, backend, |resident, loader| {
-                resident.resolve_chosen(part, one, loader)
-            })?;
-        }
-        Ok(())
+        // After an eviction this goes on where room ran out: loads that it began stay.
+        self.with_room(&window, part, backend, |resident, loader| {
+            resident.resolve_chosen(part, chosen, loader)
+        })
     }
 
     /// Handles of a model's tensors, as far as they are loaded.
