@@ -22,6 +22,20 @@ mod received;
 
 pub use received::ReceivedFd;
 
+/// Most bytes of a panic's message.
+const PANIC_TEXT_MAX: usize = 256;
+
+/// The message of work that panicked, at most 256 bytes.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let mut text = text.unwrap_or("a panic without a message").to_owned();
+    while text.len() > PANIC_TEXT_MAX {
+        text.pop();
+    }
+    text
+}
+
 /// Most threads that wait for new work, and how long each waits.
 const IDLE_MAX: usize = 8;
 const IDLE: Duration = Duration::from_secs(10);

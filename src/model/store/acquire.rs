@@ -11,7 +11,7 @@ use super::directory::Entry;
 use super::error::{CopyError, NoAnswer, OpenError, StoreError, file_error};
 use super::tables::{Opened, Slot, SlotState, Tables};
 use super::{Identity, Lease, Source, Store, mounts};
-use crate::aside::{Subject, Unanswered};
+use crate::aside::{self, Subject, Unanswered};
 use crate::lock::Guard;
 use crate::model::{Copied, Model, ModelId};
 use crate::share::Charge;
@@ -216,7 +216,7 @@ impl Store {
 
         let opening = || self.open_files(id, name, &gate, files, &identity, charge);
         let result = catch_unwind(AssertUnwindSafe(opening))
-            .unwrap_or_else(|panic| Err(OpenError::Panicked(panic_text(&*panic))));
+            .unwrap_or_else(|panic| Err(OpenError::Panicked(aside::panic_text(&*panic))));
         let result = result.map(Arc::new).map_err(Arc::new);
         let mut tables = self.tables.lock();
         match &result {
@@ -310,11 +310,4 @@ impl Store {
 fn no_answer(name: &str, device: Option<u64>, why: Unanswered) -> StoreError {
     let file_system = device.and_then(mounts::type_of_device).unwrap_or_else(|| "of unknown type".to_owned());
     StoreError::NoAnswer { name: name.into(), source: NoAnswer { file_system, why, arrived: None } }
-}
-
-/// The message of a panic.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }

@@ -22,8 +22,8 @@ use super::sequence::Sequence;
 use super::step::StepArrays;
 use super::{Counters, EngineOptions, Event, Job, JobError};
 use crate::backend::Backend;
-use crate::lock;
 use crate::model::ModelId;
+use crate::{aside, lock};
 
 mod compute;
 mod endings;
@@ -134,7 +134,7 @@ impl Core {
                 Ok(Turn::Lost) => return false,
                 Err(panic) => {
                     idle = false;
-                    let text = recovery::panic_text(panic.as_ref());
+                    let text = aside::panic_text(panic.as_ref());
                     match catch_unwind(AssertUnwindSafe(|| self.recover(text))) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => {
@@ -142,7 +142,7 @@ impl Core {
                             return false;
                         }
                         Err(panic) => {
-                            let panic = recovery::panic_text(panic.as_ref());
+                            let panic = aside::panic_text(panic.as_ref());
                             tracing::error!(
                                 panic,
                                 "a second panic during cleanup of the first: the engine ends"

@@ -10,9 +10,6 @@ use crate::scheduler::schedule::Schedule;
 use crate::scheduler::snapshot::EngineEvent;
 use crate::scheduler::{Event, JobError};
 
-/// Most bytes of a panic message that are reported.
-const PANIC_TEXT_MAX: usize = 256;
-
 impl Core {
     /// Cleans up after a panic.
     ///
@@ -78,15 +75,4 @@ impl Core {
         self.send_ended();
         opened
     }
-}
-
-/// The message of a panic.
-pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let mut text = text.unwrap_or("a panic without a message").to_owned();
-    while text.len() > PANIC_TEXT_MAX {
-        text.pop();
-    }
-    text
 }
