@@ -205,7 +205,7 @@ impl HipBackend {
         }
     }
 
-    /// Whether a row of the step, which was launched ahead, chose an expert that is not resident. Starts the step again
+    /// Whether a row of the step, which was launched unchecked, chose an expert that is not resident. Starts the step again
     /// then.
     fn lacked(&mut self) -> Result<bool, BackendError> {
         self.wait_for_device()?;

@@ -18,9 +18,9 @@ use crate::share::Charge;
 use crate::tensor::{LazyTensor, MapError, MappedFile};
 
 mod error;
-mod known;
 pub mod limits;
 mod metadata;
+mod shared_arrays;
 mod source;
 mod tensors;
 mod value;

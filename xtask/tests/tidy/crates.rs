@@ -63,7 +63,7 @@ const PILLARS: [Pillar; 15] = [
     Pillar {
         name: "half",
         works_in: "src/backend/cpu/convert/",
-        test: ("src/backend/cpu/convert/mod.rs", "all_bf16_patterns_equal_half"),
+        test: ("src/backend/cpu/convert/mod.rs", "all_f16_patterns_equal_half"),
     },
     Pillar {
         name: "hip_sys",

@@ -122,28 +122,8 @@ pub fn run(
         // Its logits are undefined: nothing to compare a replay with.
         return Ok(());
     }
-    let eager = logits(model, stream)?;
     let before = not_ours(device)?;
-    let captured =
-        stream.capture(|| launch_all(model, &run, stream)).and_then(|graph| Ok(graph.instantiate()?));
-    let exec = match captured {
-        Ok(exec) => exec,
-        Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
-        Err(error) => {
-            tracing::warn!(%error, "a step could not be recorded");
-            replays.refuse("a step could not be recorded");
-            return Ok(());
-        }
-    };
-    exec.launch(stream)?;
-    waiter.set_busy();
-    waiter.wait_for_device(device, stream)?;
-    if logits(model, stream)? != eager {
-        replays.refuse("a replay gave other logits than the same launches one by one");
-        launch_all(model, &run, stream)?;
-        waiter.set_busy();
-        return Ok(());
-    }
+    let Some(exec) = record(model, &run, device, stream, waiter, replays)? else { return Ok(()) };
     replays.graphs += 1;
     // An estimate, because other programs allocate and free too. Only the runtime knows a graph's size, and none
     // reports it.
@@ -156,6 +136,40 @@ pub fn run(
     }
     recorded.push(Recorded { key, known, exec, bytes });
     Ok(())
+}
+
+/// Records the step that was just launched, and replays it once. `None` if that fails or gives other logits. Then
+/// nothing is replayed on this device any more, and the step's results are those of separate launches.
+fn record(
+    model: &OpenModel,
+    run: &Run<'_>,
+    device: &Device,
+    stream: &Stream,
+    waiter: &mut Waiter,
+    replays: &mut Replays,
+) -> Result<Option<GraphExec>, BackendError> {
+    let eager = logits(model, stream)?;
+    let captured =
+        stream.capture(|| launch_all(model, run, stream)).and_then(|graph| Ok(graph.instantiate()?));
+    let exec = match captured {
+        Ok(exec) => exec,
+        Err(error @ BackendError::DeviceLost { .. }) => return Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "a step could not be recorded");
+            replays.refuse("a step could not be recorded");
+            return Ok(None);
+        }
+    };
+    exec.launch(stream)?;
+    waiter.set_busy();
+    waiter.wait_for_device(device, stream)?;
+    if logits(model, stream)? != eager {
+        replays.refuse("a replay gave other logits than the same launches one by one");
+        launch_all(model, run, stream)?;
+        waiter.set_busy();
+        return Ok(None);
+    }
+    Ok(Some(exec))
 }
 
 /// Bytes in use on the device outside the arena: by the driver itself and by other programs.

@@ -71,7 +71,7 @@ pub struct Step {
     /// All parts are launched, or replayed, at the end.
     pub deferred: bool,
     /// Launched without a look at the experts that rows choose. At its end the device says whether all were resident.
-    pub ahead: bool,
+    pub unchecked: bool,
 }
 
 /// Device bytes that [`OpenModel::open`] takes; `u64::MAX` when that is impossible.
@@ -134,7 +134,7 @@ impl OpenModel {
         let rows = batch.token_ids.len();
         let modes = self.bound.modes;
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
-        self.step.ahead = self.step.deferred && self.routes_alone;
+        self.step.unchecked = self.step.deferred && self.routes_alone;
         // Rows that all have logits are one of a sequence each: tiles of queries would hold one.
         let many = rows >= MATRIX_ROWS && !graphs::suits(batch, modes);
         let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
@@ -244,7 +244,7 @@ impl OpenModel {
             return Err(BackendError::OutOfOrder("a part was run out of turn"));
         };
         addresses.enter(bound, weights, generation);
-        let lacks = addresses.lacks_any() && !self.step.ahead;
+        let lacks = addresses.lacks_any() && !self.step.unchecked;
         if part == FIRST_PART && self.step.unit == 0 {
             self.take_embeddings();
         }
@@ -354,11 +354,11 @@ impl OpenModel {
             pages: self.kv.table().ptr(),
             splits: &self.step.splits,
             angles: self.ropes.addresses(),
-            absent: if self.step.ahead { self.scratch.absent.ptr() } else { DevicePtr::NULL },
+            absent: if self.step.unchecked { self.scratch.absent.ptr() } else { DevicePtr::NULL },
         })
     }
 
-    /// Whether a row chose an expert that is not resident, in a step that was launched ahead. Its results are undefined
+    /// Whether a row chose an expert that is not resident, in a step that was launched unchecked. Its results are undefined
     /// then. The device must be idle if [`OpenModel::may_lack`].
     ///
     /// # Errors
@@ -371,9 +371,9 @@ impl OpenModel {
         Ok(absent != [0])
     }
 
-    /// Whether the step was launched ahead with experts that are not resident.
+    /// Whether the step was launched unchecked with experts that are not resident.
     pub fn may_lack(&self) -> bool {
-        self.step.ahead && self.addresses.iter().any(Addresses::lacks_any)
+        self.step.unchecked && self.addresses.iter().any(Addresses::lacks_any)
     }
 
     /// Takes the step back to its first part, where it looks at the experts that rows choose.
@@ -382,7 +382,7 @@ impl OpenModel {
     /// [`BackendError`] of a launch.
     pub fn start_again(&mut self, stream: &Stream) -> Result<(), BackendError> {
         (self.step.part, self.step.unit) = (FIRST_PART, 0);
-        (self.step.ahead, self.step.deferred) = (false, false);
+        (self.step.unchecked, self.step.deferred) = (false, false);
         Ok(stream.fill(self.scratch.absent.all(), 0)?)
     }
 
@@ -399,7 +399,7 @@ impl OpenModel {
         let addresses = self.addresses.get(self.step.part as usize);
         let lacks = |set: &usize| addresses.is_some_and(|addresses| addresses.lacks(*set));
         let of_last = || matches!(self.last(), Some(Unit { work: Work::Route(route), .. }) if route.sets.iter().any(lacks));
-        !self.step.ahead && of_last()
+        !self.step.unchecked && of_last()
     }
 
     fn last(&self) -> Option<&Unit> {

@@ -29,7 +29,7 @@ pub struct ExpertTable {
 
 impl Run<'_> {
     pub(super) fn route(&self, unit: &Route, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
-        // Binding gives the choice to one set of experts; with several, the step is not launched ahead.
+        // Binding gives the choice to one set of experts; with several, the step is not launched unchecked.
         let set = unit.sets.first().and_then(|set| weights.experts.get(*set).copied().flatten());
         let arguments = ops::Route {
             logits: self.at(unit.logits),
