@@ -12,9 +12,10 @@ use rocmforge_client::wire::{
 };
 
 use super::coarse::{Coarse, Count};
+use super::error::{Failure, failure};
 use super::models::{fill, page_room};
 use super::service::Preparing;
-use super::{Call, Failure, failure, host};
+use super::{Call, host};
 use crate::backend::{BackendInfo, DeviceCounters};
 use crate::scheduler::{EngineSnapshot, SequenceId, SequenceSnapshot, SequenceState};
 

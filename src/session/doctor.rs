@@ -2,7 +2,8 @@
 
 use rocmforge_client::wire::{CheckState, DoctorCheck, DoctorReply, Ext, GpuEntry, cut_text, limits};
 
-use super::{Call, Failure, Right};
+use super::error::Failure;
+use super::{Call, Right};
 use crate::backend::doctor::{Check, Gpu, Report, State};
 
 pub(super) async fn doctor(call: Call) -> Result<DoctorReply, Failure> {

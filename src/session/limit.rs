@@ -4,7 +4,8 @@ use rocmforge_client::wire::{
     ErrorCode, Ext, LimitInForce, LimitOrigin, LimitUserReply, LimitUserRequest, UserLimitsEntry,
 };
 
-use super::{Call, Failure, failure};
+use super::Call;
+use super::error::{Failure, failure};
 use crate::share::limits::{InForce, Limit, OfOneUser, Origin, UID_MAX, USERS_MAX};
 
 /// Changes the limits of a user, or reports limits.

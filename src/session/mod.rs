@@ -9,21 +9,19 @@
 //! ended by `Reply`, `End` or `Error`. `Cancel` and the connection's end cancel the request. Breaking the framing rules
 //! is a [`Fatal`] error that ends the connection; any other error ends its stream.
 
-use std::collections::{BTreeMap, HashMap};
-use std::panic::AssertUnwindSafe;
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use futures_util::FutureExt;
 use rocmforge_client::wire::{
     self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
 };
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 mod answer;
 pub mod budget;
+mod call;
 mod coarse;
+mod control;
 mod daemon;
 mod device_load;
 mod doctor;
@@ -48,7 +46,9 @@ mod turns;
 
 use answer::Answer;
 use budget::Held;
-use error::{Failure, failure, of_codec, of_refusal, of_store, shortage};
+use call::Call;
+use control::Control;
+use error::{failure, of_codec, of_refusal, shortage};
 pub use error::{share_code, store_code};
 pub use events::ModelEvents;
 pub use logged::LoggedUids;
@@ -58,8 +58,6 @@ pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
 use crate::aside::{ReceivedFd, thread_time};
 use crate::lock::{Mutex, Rank};
-use crate::model::store::Lease;
-use crate::scheduler::SequenceId;
 use crate::share::Refusal;
 
 /// A received frame. Its header was checked; payload and descriptors have the lengths that the header announced.
@@ -131,24 +129,6 @@ struct Connection {
     flags: Flags,
     /// Open streams; at most `limits.max_streams`.
     streams: Mutex<HashMap<u32, Arc<Control>>>,
-}
-
-/// Handles to steer a request while it runs.
-#[derive(Debug)]
-struct Control {
-    cancel: CancellationToken,
-    credit: Mutex<CreditSink>,
-    /// Notified when credit is saved.
-    granted: Notify,
-}
-
-/// Destination of granted credit.
-#[derive(Debug)]
-enum CreditSink {
-    /// Saved until the sequence is submitted.
-    Saved(u32),
-    /// Passed on to the engine.
-    Sequence(SequenceId),
 }
 
 impl Session {
@@ -316,273 +296,6 @@ impl Drop for Session {
     }
 }
 
-/// One request in flight: its connection, and the handles that steer it.
-#[derive(Clone, Debug)]
-struct Call {
-    connection: Arc<Connection>,
-    control: Arc<Control>,
-    /// Given back when no task and no thread works on the request any more.
-    _held: Arc<Held>,
-}
-
-impl Call {
-    /// Answers a request that may run: at once if that takes no time, else in a task of its own.
-    fn answer(self, message: ClientMessage, answer: Answer, fds: Vec<ReceivedFd>, payload: Vec<u8>) {
-        match message {
-            ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
-            ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
-            ClientMessage::Info(_) => answer.reply(&daemon::info(&self)),
-            ClientMessage::Ps(request) => self.spawn(answer, daemon::ps(self.clone(), request)),
-            ClientMessage::CancelRequests(request) => {
-                self.spawn(answer, daemon::cancel(self.clone(), request));
-            }
-            ClientMessage::LimitUser(request) => self.spawn(answer, limit::limit(self.clone(), request)),
-            ClientMessage::Status(_) => self.spawn(answer, daemon::status(self.clone())),
-            ClientMessage::Doctor(_) => self.spawn(answer, doctor::doctor(self.clone())),
-            ClientMessage::List(request) => self.spawn(answer, models::list(self.clone(), request)),
-            ClientMessage::Show(request) => self.spawn(answer, models::show(self.clone(), request)),
-            ClientMessage::Load(request) => {
-                let fd = fds.into_iter().next();
-                self.spawn(answer, models::load(self.clone(), request, fd, payload));
-            }
-            ClientMessage::LoadToDevice(request) => self.spawn_device_load(answer, request),
-            ClientMessage::ClearCache(request) => self.spawn(answer, residency::clear(self.clone(), request)),
-            ClientMessage::SetRules(request) => {
-                self.spawn(answer, residency::set_rules(self.clone(), request))
-            }
-            ClientMessage::Subscribe(_) => self.spawn_subscribe(answer),
-            ClientMessage::Plan(request) => self.spawn(answer, residency::plan(self.clone(), request)),
-            ClientMessage::Residency(request) => {
-                self.spawn(answer, residency::residency(self.clone(), request));
-            }
-            ClientMessage::Unload(request) => {
-                self.spawn(answer, models::unload(self.clone(), request, payload));
-            }
-            ClientMessage::Tokenize(request) => self.spawn(answer, text::tokenize(self.clone(), request)),
-            ClientMessage::Detokenize(request) => self.spawn(answer, text::detokenize(self.clone(), request)),
-            ClientMessage::Generate(request) => self.spawn_generate(answer, request),
-            ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // handled by `steer`
-        }
-    }
-
-    fn service(&self) -> &Arc<Service> {
-        &self.connection.service
-    }
-
-    fn peer(&self) -> Peer {
-        let (credentials, policy) = (&self.connection.peer, self.service().policy());
-        Peer {
-            uid: credentials.uid,
-            administrator: policy.is_administrator(credentials),
-            sees: policy.allows(credentials, Right::See),
-        }
-    }
-
-    /// True if the policy allows the client that.
-    fn may(&self, right: Right) -> bool {
-        self.service().policy().allows(&self.connection.peer, right)
-    }
-
-    /// The client's rights as text for display.
-    fn rights(&self) -> String {
-        self.service().policy().rights(&self.connection.peer)
-    }
-
-    /// Runs a request with one reply in a task of its own. Cancelling drops the future; blocking work it started runs
-    /// to its end, and its result is discarded.
-    fn spawn<T: wire::Message + Send>(
-        &self,
-        answer: Answer,
-        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
-    ) {
-        let cancel = self.control.cancel.clone();
-        let (service, uid) = (Arc::clone(self.service()), self.connection.peer.uid);
-        self.service().tasks.spawn(async move {
-            let work = AssertUnwindSafe(service.pace.paid(uid, work)).catch_unwind();
-            let result = tokio::select! {
-                result = work => result.unwrap_or_else(|_| Err(panicked())),
-                () = cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
-            };
-            answer.in_turn(Op::Reply, result).await;
-        });
-    }
-
-    fn spawn_generate(self, answer: Answer, request: wire::GenerateRequest) {
-        let tasks = self.service().tasks.clone();
-        tasks.spawn(async move {
-            let work =
-                self.service().pace.paid(self.connection.peer.uid, generate::run(&self, &answer, request));
-            let work = AssertUnwindSafe(work).catch_unwind();
-            let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
-        });
-    }
-
-    fn spawn_device_load(self, answer: Answer, request: wire::LoadToDeviceRequest) {
-        let tasks = self.service().tasks.clone();
-        tasks.spawn(async move {
-            let work = AssertUnwindSafe(device_load::run(&self, &answer, request)).catch_unwind();
-            let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
-        });
-    }
-
-    fn spawn_subscribe(self, answer: Answer) {
-        let tasks = self.service().tasks.clone();
-        tasks.spawn(async move {
-            let work = AssertUnwindSafe(subscribe::run(&self, &answer)).catch_unwind();
-            let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
-        });
-    }
-
-    /// Call when a request on that model failed: notifies watchers if the model's file is the reason.
-    async fn note_poison(&self, lease: Arc<Lease>) {
-        let noted = self.blocking(move |call| {
-            call.service().events.note_poison(lease.model());
-            Ok(())
-        });
-        let _ = noted.await; // the request reports its own failure
-    }
-
-    /// The model of that name, mapped if necessary; true when this call mapped it. Blocks.
-    fn acquire(&self, name: &str) -> Result<(Lease, bool), Failure> {
-        let acquired = self.service().store.acquire(self.peer().uid, name);
-        let (lease, mapped_now) = acquired.map_err(|error| of_store(&error))?;
-        if mapped_now {
-            self.service().events.mapped(lease.model().id);
-        }
-        Ok((lease, mapped_now))
-    }
-
-    /// Numbers of the user's own requests by model; `None` if it may see those of all users.
-    fn own_sequences(&self) -> Option<BTreeMap<String, u32>> {
-        (!self.peer().sees).then(|| self.service().sequences_of(self.peer().uid))
-    }
-
-    /// Runs blocking work off the runtime's threads, once it is this uid's turn. Work that has begun runs to its end
-    /// and keeps its turn, even if no caller waits for it any more.
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let call = self.clone();
-        let turn = self.service().blocking.take(self.peer().uid).await;
-        let work = move || {
-            let result = work(&call);
-            drop(turn);
-            result
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(_) => Err(panicked()),
-        }
-    }
-}
-
-impl Control {
-    fn new(credit: u32) -> Self {
-        Self {
-            cancel: CancellationToken::new(),
-            credit: Mutex::new(Rank::Credit, CreditSink::Saved(credit)),
-            granted: Notify::new(),
-        }
-    }
-
-    /// Saves granted credit, or passes it on to the request's sequence.
-    fn credit(&self, items: u32, pass_on: impl FnOnce(SequenceId, u32)) {
-        match &mut *self.credit.lock() {
-            CreditSink::Saved(saved) => {
-                *saved = saved.saturating_add(items);
-                self.granted.notify_one();
-            }
-            CreditSink::Sequence(id) => pass_on(*id, items),
-        }
-    }
-
-    /// Takes one item of credit if there is any: for requests without a sequence.
-    fn take_credit(&self) -> bool {
-        match &mut *self.credit.lock() {
-            CreditSink::Saved(saved @ 1..) => {
-                *saved -= 1;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Waits for one item of credit and takes it.
-    async fn wait_credit(&self) {
-        while !self.take_credit() {
-            self.granted.notified().await;
-        }
-    }
-
-    /// Submits the request's sequence with the saved credit. Credit granted meanwhile waits on the lock until the
-    /// sequence is known: the engine ignores credit for an unknown sequence.
-    fn submit<E>(&self, id: SequenceId, submit: impl FnOnce(u32) -> Result<(), E>) -> Result<(), E> {
-        let mut sink = self.credit.lock();
-        let saved = match &*sink {
-            CreditSink::Saved(items) => *items,
-            CreditSink::Sequence(_) => 0, // a stream is one request: this was not set before
-        };
-        submit(saved)?;
-        *sink = CreditSink::Sequence(id);
-        Ok(())
-    }
-}
-
 fn fatal(code: ErrorCode, message: &str) -> Fatal {
     Fatal { code, message: message.to_owned() }
-}
-
-/// The failure sent for a request that panicked: a bug of the daemon. The log has the panic's text.
-fn panicked() -> Failure {
-    failure(ErrorCode::Internal, "a bug in the daemon ended this request; see the daemon's log")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn credit_granted_while_a_sequence_is_submitted_is_not_lost() {
-        let control = Control::new(3);
-        control.credit(4, |_, _| unreachable!("nothing was submitted"));
-        let id = SequenceId(9);
-        let live = AtomicBool::new(false);
-        let passed_on = AtomicU32::new(0);
-        let (granting, granted) = channel();
-        std::thread::scope(|scope| {
-            let submitted: Result<(), ()> = control.submit(id, |saved| {
-                assert_eq!(saved, 7);
-                scope.spawn(|| {
-                    granting.send(()).unwrap();
-                    control.credit(5, |to, items| {
-                        assert!(live.load(Ordering::SeqCst), "the engine would ignore it");
-                        assert_eq!(to, id);
-                        passed_on.fetch_add(items, Ordering::SeqCst);
-                    });
-                });
-                granted.recv().unwrap();
-                std::thread::sleep(Duration::from_millis(50)); // time for a wrong call to happen
-                live.store(true, Ordering::SeqCst);
-                Ok(())
-            });
-            assert_eq!(submitted, Ok(()));
-        });
-        assert_eq!(passed_on.into_inner(), 5);
-    }
-
-    #[test]
-    fn credit_of_a_request_that_was_refused_stays_here() {
-        let control = Control::new(3);
-        assert_eq!(control.submit(SequenceId(9), |_| Err("full")), Err("full"));
-        control.credit(5, |_, _| unreachable!("there is no sequence"));
-        assert!(matches!(*control.credit.lock(), CreditSink::Saved(8)));
-    }
 }

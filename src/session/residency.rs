@@ -9,9 +9,9 @@ use rocmforge_client::wire::{
 };
 
 use super::coarse::{Coarse, Count};
-use super::error::{of_job, of_store};
+use super::error::{Failure, failure, of_job, of_store};
 use super::models::{fill, page_room};
-use super::{Call, Failure, Right, failure};
+use super::{Call, Right};
 use crate::backend::DeviceCounters;
 use crate::model::ModelId;
 use crate::scheduler::{

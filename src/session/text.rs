@@ -4,8 +4,8 @@ use rocmforge_client::wire::{
     DetokenizeReply, DetokenizeRequest, ErrorCode, Ext, TokenizeReply, TokenizeRequest, limits,
 };
 
+use super::call::{Call, panicked};
 use super::error::{Failure, failure, shortage};
-use super::{Call, panicked};
 use crate::aside::thread_time;
 use crate::model::store::Lease;
 use crate::model::tokenizer::EncodeOptions;
