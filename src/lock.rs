@@ -36,7 +36,7 @@ pub enum Rank {
     /// Requests of all connections.
     ActiveRequests,
     /// Answers kept for repeats.
-    RequestMemory,
+    Repeats,
     /// Users of blocking threads, and waiters for one.
     Turns,
     /// Users' allowances of processor time for texts.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use rocmforge_client::wire::{self, ClientMessage, ErrorCode, Op};
 
-use super::answer::Answer;
 use super::budget::Held;
 use super::control::Control;
 use super::error::{Failure, failure, of_store};
 use super::policy::Right;
+use super::responder::Responder;
 use super::{
     Connection, Peer, Service, daemon, device_load, doctor, generate, limit, models, residency, subscribe,
     text,
@@ -33,43 +33,47 @@ impl Call {
     pub(super) fn answer(
         self,
         message: ClientMessage,
-        answer: Answer,
+        responder: Responder,
         fds: Vec<ReceivedFd>,
         payload: Vec<u8>,
     ) {
         match message {
-            ClientMessage::Ping(request) => answer.reply(&daemon::ping(request)),
-            ClientMessage::Fail(request) => answer.fail_as_asked(&daemon::fail(&request)),
-            ClientMessage::Info(_) => answer.reply(&daemon::info(&self)),
-            ClientMessage::Ps(request) => self.spawn(answer, daemon::ps(self.clone(), request)),
+            ClientMessage::Ping(request) => responder.reply(&daemon::ping(request)),
+            ClientMessage::Fail(request) => responder.fail_as_asked(&daemon::fail(&request)),
+            ClientMessage::Info(_) => responder.reply(&daemon::info(&self)),
+            ClientMessage::Ps(request) => self.spawn(responder, daemon::ps(self.clone(), request)),
             ClientMessage::CancelRequests(request) => {
-                self.spawn(answer, daemon::cancel(self.clone(), request));
+                self.spawn(responder, daemon::cancel(self.clone(), request));
             }
-            ClientMessage::LimitUser(request) => self.spawn(answer, limit::limit(self.clone(), request)),
-            ClientMessage::Status(_) => self.spawn(answer, daemon::status(self.clone())),
-            ClientMessage::Doctor(_) => self.spawn(answer, doctor::doctor(self.clone())),
-            ClientMessage::List(request) => self.spawn(answer, models::list(self.clone(), request)),
-            ClientMessage::Show(request) => self.spawn(answer, models::show(self.clone(), request)),
+            ClientMessage::LimitUser(request) => self.spawn(responder, limit::limit(self.clone(), request)),
+            ClientMessage::Status(_) => self.spawn(responder, daemon::status(self.clone())),
+            ClientMessage::Doctor(_) => self.spawn(responder, doctor::doctor(self.clone())),
+            ClientMessage::List(request) => self.spawn(responder, models::list(self.clone(), request)),
+            ClientMessage::Show(request) => self.spawn(responder, models::show(self.clone(), request)),
             ClientMessage::Load(request) => {
                 let fd = fds.into_iter().next();
-                self.spawn(answer, models::load(self.clone(), request, fd, payload));
+                self.spawn(responder, models::load(self.clone(), request, fd, payload));
             }
-            ClientMessage::LoadToDevice(request) => self.spawn_device_load(answer, request),
-            ClientMessage::ClearCache(request) => self.spawn(answer, residency::clear(self.clone(), request)),
+            ClientMessage::LoadToDevice(request) => self.spawn_device_load(responder, request),
+            ClientMessage::ClearCache(request) => {
+                self.spawn(responder, residency::clear(self.clone(), request))
+            }
             ClientMessage::SetRules(request) => {
-                self.spawn(answer, residency::set_rules(self.clone(), request))
+                self.spawn(responder, residency::set_rules(self.clone(), request))
             }
-            ClientMessage::Subscribe(_) => self.spawn_subscribe(answer),
-            ClientMessage::Plan(request) => self.spawn(answer, residency::plan(self.clone(), request)),
+            ClientMessage::Subscribe(_) => self.spawn_subscribe(responder),
+            ClientMessage::Plan(request) => self.spawn(responder, residency::plan(self.clone(), request)),
             ClientMessage::Residency(request) => {
-                self.spawn(answer, residency::residency(self.clone(), request));
+                self.spawn(responder, residency::residency(self.clone(), request));
             }
             ClientMessage::Unload(request) => {
-                self.spawn(answer, models::unload(self.clone(), request, payload));
+                self.spawn(responder, models::unload(self.clone(), request, payload));
             }
-            ClientMessage::Tokenize(request) => self.spawn(answer, text::tokenize(self.clone(), request)),
-            ClientMessage::Detokenize(request) => self.spawn(answer, text::detokenize(self.clone(), request)),
-            ClientMessage::Generate(request) => self.spawn_generate(answer, request),
+            ClientMessage::Tokenize(request) => self.spawn(responder, text::tokenize(self.clone(), request)),
+            ClientMessage::Detokenize(request) => {
+                self.spawn(responder, text::detokenize(self.clone(), request))
+            }
+            ClientMessage::Generate(request) => self.spawn_generate(responder, request),
             ClientMessage::Cancel(_) | ClientMessage::Credit(_) => {} // handled by `steer`
         }
     }
@@ -101,7 +105,7 @@ impl Call {
     /// to its end, and its result is discarded.
     pub(super) fn spawn<T: wire::Message + Send>(
         &self,
-        answer: Answer,
+        responder: Responder,
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) {
         let cancel = self.control.cancel.clone();
@@ -112,36 +116,36 @@ impl Call {
                 result = work => result.unwrap_or_else(|_| Err(panicked())),
                 () = cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
             };
-            answer.in_turn(Op::Reply, result).await;
+            responder.in_turn(Op::Reply, result).await;
         });
     }
 
-    fn spawn_generate(self, answer: Answer, request: wire::GenerateRequest) {
+    fn spawn_generate(self, responder: Responder, request: wire::GenerateRequest) {
         let tasks = self.service().tasks.clone();
         tasks.spawn(async move {
             let work =
-                self.service().pace.paid(self.connection.peer.uid, generate::run(&self, &answer, request));
+                self.service().pace.paid(self.connection.peer.uid, generate::run(&self, &responder, request));
             let work = AssertUnwindSafe(work).catch_unwind();
             let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
+            responder.in_turn(Op::End, result).await;
         });
     }
 
-    fn spawn_device_load(self, answer: Answer, request: wire::LoadToDeviceRequest) {
+    fn spawn_device_load(self, responder: Responder, request: wire::LoadToDeviceRequest) {
         let tasks = self.service().tasks.clone();
         tasks.spawn(async move {
-            let work = AssertUnwindSafe(device_load::run(&self, &answer, request)).catch_unwind();
+            let work = AssertUnwindSafe(device_load::run(&self, &responder, request)).catch_unwind();
             let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
+            responder.in_turn(Op::End, result).await;
         });
     }
 
-    fn spawn_subscribe(self, answer: Answer) {
+    fn spawn_subscribe(self, responder: Responder) {
         let tasks = self.service().tasks.clone();
         tasks.spawn(async move {
-            let work = AssertUnwindSafe(subscribe::run(&self, &answer)).catch_unwind();
+            let work = AssertUnwindSafe(subscribe::run(&self, &responder)).catch_unwind();
             let result = work.await.unwrap_or_else(|_| Err(panicked()));
-            answer.in_turn(Op::End, result).await;
+            responder.in_turn(Op::End, result).await;
         });
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rocmforge_client::wire::{self, ErrorCode, Ext, LoadToDeviceEnd, LoadToDeviceItem, LoadToDeviceRequest};
 
 use super::Call;
-use super::answer::Answer;
 use super::error::{Failure, failure, of_job};
+use super::responder::Responder;
 use crate::scheduler::{LoadProgress, Preload};
 
 /// At most one item in this time: hundreds of tensors arrive in a tenth of a second.
@@ -18,21 +18,21 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// and no new ones start.
 pub(super) async fn run(
     call: &Call,
-    answer: &Answer,
+    responder: &Responder,
     request: LoadToDeviceRequest,
 ) -> Result<LoadToDeviceEnd, Failure> {
     let begun = Instant::now();
     call.service().refuse_while_draining()?;
     let _ticket = call.service().ticket(call.peer().uid)?;
     tokio::select! {
-        loaded = follow(call, answer, request, begun) => loaded,
+        loaded = follow(call, responder, request, begun) => loaded,
         () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
     }
 }
 
 async fn follow(
     call: &Call,
-    answer: &Answer,
+    responder: &Responder,
     request: LoadToDeviceRequest,
     begun: Instant,
 ) -> Result<LoadToDeviceEnd, Failure> {
@@ -52,7 +52,7 @@ async fn follow(
             None if told.is_some_and(|told: Instant| told.elapsed() < PAUSE) => {}
             // Without credit no progress is sent; the load goes on.
             None if call.control.take_credit() => {
-                answer.item(&item(&progress, begun.elapsed()))?;
+                responder.item(&item(&progress, begun.elapsed()))?;
                 told = Some(Instant::now());
             }
             None => {}

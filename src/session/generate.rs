@@ -9,8 +9,8 @@ use rocmforge_client::wire::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::Answer;
 use super::error::{Failure, failure, of_job};
+use super::responder::Responder;
 use super::service::random;
 use super::{Call, prompt};
 use crate::model::store::Lease;
@@ -22,7 +22,7 @@ const TEMPERATURE_MAX: f32 = 100.0;
 /// Answers one request: items as tokens arrive, then the end of the stream.
 pub(super) async fn run(
     call: &Call,
-    answer: &Answer,
+    responder: &Responder,
     request: GenerateRequest,
 ) -> Result<GenerateEnd, Failure> {
     let arrived = Instant::now();
@@ -68,7 +68,7 @@ pub(super) async fn run(
     ticket.submitted();
     let lease = Arc::new(valid.lease);
     let answered = async {
-        let outcome = stream(call, answer, id, &stopped, prompt_ids, &mut events).await?;
+        let outcome = stream(call, responder, id, &stopped, prompt_ids, &mut events).await?;
         check_whole(call, Arc::clone(&lease)).await?;
         Ok(end(outcome, seed))
     };
@@ -140,7 +140,7 @@ fn sampling(options: &SamplingOptions) -> Result<Sampling, Failure> {
 /// Sends the engine's events until the last one. The engine always sends a last event, also after a cancel.
 async fn stream(
     call: &Call,
-    answer: &Answer,
+    responder: &Responder,
     id: SequenceId,
     stopped: &CancellationToken,
     mut prompt_ids: Vec<u32>,
@@ -171,9 +171,9 @@ async fn stream(
             Some(Event::Tokens(batch)) => {
                 let item = item(batch, std::mem::take(&mut prompt_ids));
                 let sent = if item.prompt_ids.is_empty() {
-                    answer.item(&item)
+                    responder.item(&item)
                 } else {
-                    answer.first_item(&item).await
+                    responder.first_item(&item).await
                 };
                 if let Err(error) = sent {
                     engine.cancel(id);
@@ -184,7 +184,7 @@ async fn stream(
                 Some(error) => return Err(error),
                 None if prompt_ids.is_empty() => return Ok(outcome),
                 None => {
-                    answer.first_item(&item(TokenBatch::default(), prompt_ids)).await?;
+                    responder.first_item(&item(TokenBatch::default(), prompt_ids)).await?;
                     return Ok(outcome);
                 }
             },

@@ -17,7 +17,6 @@ use rocmforge_client::wire::{
     self, ClientMessage, ErrorCode, Flags, FrameHeader, HelloLimits, Op, ServerHello, WireError,
 };
 
-mod answer;
 pub mod budget;
 mod call;
 mod coarse;
@@ -31,20 +30,20 @@ mod generate;
 mod host;
 mod limit;
 mod logged;
-mod memory;
 mod models;
 pub mod outbox;
 mod pace;
 mod policy;
 mod prompt;
+mod repeats;
 mod residency;
+mod responder;
 mod service;
 mod subscribe;
 mod text;
 mod text_time;
 mod turns;
 
-use answer::Answer;
 use budget::Held;
 use call::Call;
 use control::Control;
@@ -54,6 +53,7 @@ pub use events::ModelEvents;
 pub use logged::LoggedUids;
 pub use outbox::Outbox;
 pub use policy::{Credentials, Policy, Right, Who};
+use responder::Responder;
 pub use service::{BLOCKING_MAX, OutlivesRestart, Service, Settings};
 
 use crate::aside::{ReceivedFd, thread_time};
@@ -225,16 +225,16 @@ impl Session {
             }
             streams.insert(stream, Arc::clone(&control));
         }
-        let answer = Answer::new(Arc::clone(&self.connection), stream);
-        self.start(frame, control, answer)
+        let responder = Responder::new(Arc::clone(&self.connection), stream);
+        self.start(frame, control, responder)
     }
 
     /// Decodes the request, checks it, and has it answered.
-    fn start(&mut self, frame: Frame, control: Arc<Control>, answer: Answer) -> Result<(), Fatal> {
+    fn start(&mut self, frame: Frame, control: Arc<Control>, responder: Responder) -> Result<(), Fatal> {
         let message = match ClientMessage::decode(frame.header.op, &frame.payload) {
             Ok(message) => message,
             Err(error) => {
-                answer.fail(&of_codec(&error));
+                responder.fail(&of_codec(&error));
                 return Ok(());
             }
         };
@@ -245,15 +245,15 @@ impl Session {
                 "by_descriptor is {}, but {} descriptors arrived",
                 load.by_descriptor, frame.header.n_fds
             );
-            answer.fail(&failure(ErrorCode::BadDescriptors, &text));
+            responder.fail(&failure(ErrorCode::BadDescriptors, &text));
             return Err(fatal(ErrorCode::BadDescriptors, &text));
         }
         if frame.fds_lost {
-            answer.fail(&shortage("the kernel could not hand over the model's descriptor"));
+            responder.fail(&shortage("the kernel could not hand over the model's descriptor"));
             return Ok(());
         }
         if let Some(refusal) = &frame.fds_refused {
-            answer.fail(&of_refusal(refusal, "too many descriptors wait in requests", 1, "descriptors"));
+            responder.fail(&of_refusal(refusal, "too many descriptors wait in requests", 1, "descriptors"));
             return Ok(());
         }
         if let Some(right) = Right::of(&message)
@@ -263,19 +263,19 @@ impl Session {
             if let Some(untold) = self.connection.service.may_log(uid) {
                 tracing::info!(name: "refused", uid, rule, untold, "a request was refused by the policy");
             }
-            answer.fail(&refusal);
+            responder.fail(&refusal);
             return Ok(());
         }
         let open = match self.connection.service.budget.open(self.connection.peer.uid) {
             Ok(charge) => Some(charge),
             Err(refusal) => {
-                answer.fail(&of_refusal(&refusal, "too many requests are open", 1, "open requests"));
+                responder.fail(&of_refusal(&refusal, "too many requests are open", 1, "open requests"));
                 return Ok(());
             }
         };
         let held = Arc::new(Held { open, ..frame.held });
         let call = Call { connection: Arc::clone(&self.connection), control, _held: held };
-        call.answer(message, answer, frame.fds, frame.payload);
+        call.answer(message, responder, frame.fds, frame.payload);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use rocmforge_client::wire::{
 use tokio::sync::watch;
 
 use super::error::{Failure, failure, of_codec, of_store};
-use super::memory::Recall;
+use super::repeats::Recall;
 use super::{Call, Right, Service, host};
 use crate::aside::ReceivedFd;
 use crate::model::gguf::{Array, Value};
@@ -143,7 +143,7 @@ async fn once<T: wire::Message + Send + 'static>(
     let mut request = (op as u16).to_le_bytes().to_vec();
     request.extend_from_slice(payload);
     let ended = loop {
-        let recalled = call.service().memory.lock().recall(uid, id, &request);
+        let recalled = call.service().repeats.lock().recall(uid, id, &request);
         match recalled {
             Recall::New(ended) => break ended,
             Recall::Running(mut end) => while end.changed().await.is_ok() {},
@@ -159,7 +159,7 @@ async fn once<T: wire::Message + Send + 'static>(
     let work = move |call: &Call| {
         let reply = work(call)?;
         let bytes = wire::encode(&reply).map_err(|error| of_codec(&error))?;
-        running.service.memory.lock().remember(uid, id, &request, bytes);
+        running.service.repeats.lock().remember(uid, id, &request, bytes);
         Ok(reply)
     };
     match kind {
@@ -173,13 +173,13 @@ struct Running {
     service: Arc<Service>,
     uid: u32,
     id: u128,
-    /// Must drop last: the memory is up to date when the waiters wake.
+    /// Must drop last: the table is up to date when the waiters wake.
     _ended: watch::Sender<()>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.service.memory.lock().forget_running(self.uid, self.id);
+        self.service.repeats.lock().forget_running(self.uid, self.id);
     }
 }
 

@@ -18,9 +18,9 @@ use super::error::{Failure, failure};
 use super::events::ModelEvents;
 use super::host::PageCounts;
 use super::logged::LoggedUids;
-use super::memory::RequestMemory;
 use super::pace::Pace;
 use super::policy::Policy;
+use super::repeats::Repeats;
 use super::text_time::TextTime;
 use super::turns::{Turn, Turns};
 use crate::aside::ReceivedFd;
@@ -85,7 +85,7 @@ pub struct Service {
     pub(super) doctor: Doctor,
     /// Memory and descriptors that users' requests and answers share.
     pub budget: Budget,
-    pub(super) memory: Mutex<RequestMemory>,
+    pub(super) repeats: Mutex<Repeats>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
     rendering_later: Arc<Turns>,
@@ -217,7 +217,7 @@ impl Service {
             budget: Budget::new(settings.request_bytes, settings.descriptors),
             settings,
             events,
-            memory: Mutex::new(Rank::RequestMemory, RequestMemory::default()),
+            repeats: Mutex::new(Rank::Repeats, Repeats::default()),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             rendering_later: Turns::new(RENDERING_LATER_MAX, 1),

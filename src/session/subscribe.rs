@@ -12,9 +12,9 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use super::Call;
-use super::answer::Answer;
 use super::error::{Failure, failure};
 use super::events::ModelEvent;
+use super::responder::Responder;
 use crate::model::ModelId;
 use crate::scheduler::EngineEvent;
 
@@ -22,12 +22,12 @@ use crate::scheduler::EngineEvent;
 const REMEMBERED: usize = 4096;
 
 /// Answers one request until the client cancels it or the daemon stops.
-pub(super) async fn run(call: &Call, answer: &Answer) -> Result<SubscribeEnd, Failure> {
+pub(super) async fn run(call: &Call, responder: &Responder) -> Result<SubscribeEnd, Failure> {
     call.service().refuse_while_draining()?;
     let _ticket = call.service().ticket(call.peer().uid)?;
     let mut watch = Watch::new(call);
     tokio::select! {
-        told = watch.tell(answer) => told.map(|()| SubscribeEnd::default()),
+        told = watch.tell(responder) => told.map(|()| SubscribeEnd::default()),
         () = call.service().engine.drained() => Ok(SubscribeEnd::default()),
         () = call.control.cancel.cancelled() => Err(failure(ErrorCode::Cancelled, "cancelled")),
     }
@@ -63,10 +63,10 @@ impl<'a> Watch<'a> {
     }
 
     /// Sends events until no more can happen.
-    async fn tell(&mut self, answer: &Answer) -> Result<(), Failure> {
+    async fn tell(&mut self, responder: &Responder) -> Result<(), Failure> {
         self.call.control.wait_credit().await;
         self.learn();
-        answer.item(&SubscribeItem::default())?;
+        responder.item(&SubscribeItem::default())?;
         while let Some(first) = self.next().await {
             self.call.control.wait_credit().await;
             self.learn();
@@ -77,7 +77,7 @@ impl<'a> Watch<'a> {
                 event = if item.events.len() < limits::EVENTS_MAX { self.at_hand() } else { None };
             }
             if item.missed > 0 || !item.events.is_empty() {
-                answer.item(&item)?;
+                responder.item(&item)?;
             }
         }
         Ok(())

@@ -11,8 +11,13 @@ struct Word {
     instead: &'static str,
 }
 
-const WORDS: [Word; 9] = [
+const WORDS: &[Word] = &[
     Word { name: "Policy", home: "src/session/policy.rs", instead: "the scheduler has a Schedule" },
+    Word {
+        name: "Answer",
+        home: "src/scheduler/sequence.rs",
+        instead: "Responder for a stream's frames, Repeatable for a request",
+    },
     Word { name: "Sequence", home: "src/scheduler/sequence.rs", instead: "nothing else is one" },
     Word {
         name: "Owner",

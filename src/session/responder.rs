@@ -9,13 +9,13 @@ use super::error::{Failure, of_codec, of_unread};
 
 /// Answers one stream exactly once. Dropping it unanswered sends an `Internal` error, so that no stream stays open.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Responder {
     connection: Arc<Connection>,
     stream: u32,
     ended: bool,
 }
 
-impl Answer {
+impl Responder {
     pub(super) fn new(connection: Arc<Connection>, stream: u32) -> Self {
         Self { connection, stream, ended: false }
     }
@@ -118,7 +118,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for Responder {
     fn drop(&mut self) {
         if !self.ended {
             let error = WireError::new(

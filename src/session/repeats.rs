@@ -1,4 +1,4 @@
-//! Remembers each uid's last requests by their request number, so that a repeat does not run twice.
+//! Repeats of requests: the last requests of each uid by number, so that a repeat does not run twice.
 //!
 //! A client that lost its connection sends the request again with the same number and gets the first answer. If the
 //! first request still runs, the repeat waits for it. Each such request is also harmless to repeat: forgetting one (a
@@ -15,21 +15,21 @@ const REQUESTS_MAX: usize = 1024;
 /// Most remembered uids; the oldest is dropped first.
 const UIDS_MAX: usize = 256;
 
-/// Answers by uid and request number.
+/// Requests by uid and number.
 #[derive(Debug, Default)]
-pub struct RequestMemory {
+pub struct Repeats {
     uids: HashMap<u32, Remembered>,
     arrivals: VecDeque<u32>,
 }
 
 #[derive(Debug, Default)]
 struct Remembered {
-    answers: HashMap<u128, Answer>,
+    requests: HashMap<u128, Repeatable>,
     arrivals: VecDeque<u128>,
 }
 
 #[derive(Clone, Debug)]
-struct Answer {
+struct Repeatable {
     /// Hash of op and payload: a client that makes two requests collide only confuses itself.
     fingerprint: u64,
     state: State,
@@ -55,15 +55,15 @@ pub enum Recall {
     Conflict,
 }
 
-impl RequestMemory {
+impl Repeats {
     /// Looks up `id`, which stands for `request` (op and payload), and marks a new one as running. 0 means no number:
     /// it is always new.
     pub fn recall(&mut self, uid: u32, id: u128, request: &[u8]) -> Recall {
         if id != 0
-            && let Some(answer) = self.uids.get(&uid).and_then(|known| known.answers.get(&id))
+            && let Some(known) = self.uids.get(&uid).and_then(|known| known.requests.get(&id))
         {
-            return match &answer.state {
-                _ if answer.fingerprint != fingerprint(request) => Recall::Conflict,
+            return match &known.state {
+                _ if known.fingerprint != fingerprint(request) => Recall::Conflict,
                 State::Running(end) => Recall::Running(end.clone()),
                 State::Replied(reply) => Recall::Answered(reply.clone()),
             };
@@ -81,9 +81,9 @@ impl RequestMemory {
     /// Forgets a request that ended without an answer to keep.
     pub fn forget_running(&mut self, uid: u32, id: u128) {
         if let Some(known) = self.uids.get_mut(&uid)
-            && let Some(Answer { state: State::Running(_), .. }) = known.answers.get(&id)
+            && let Some(Repeatable { state: State::Running(_), .. }) = known.requests.get(&id)
         {
-            known.answers.remove(&id);
+            known.requests.remove(&id);
             known.arrivals.retain(|other| *other != id);
         }
     }
@@ -101,13 +101,13 @@ impl RequestMemory {
             self.arrivals.push_back(uid);
         }
         let known = self.uids.entry(uid).or_default();
-        if known.answers.insert(id, Answer { fingerprint: fingerprint(request), state }).is_none() {
+        if known.requests.insert(id, Repeatable { fingerprint: fingerprint(request), state }).is_none() {
             known.arrivals.push_back(id);
         }
         if known.arrivals.len() > REQUESTS_MAX
             && let Some(first) = known.arrivals.pop_front()
         {
-            known.answers.remove(&first);
+            known.requests.remove(&first);
         }
     }
 }
@@ -135,46 +135,46 @@ mod tests {
 
     #[test]
     fn a_repeat_gets_the_first_answer_and_another_request_does_not() {
-        let mut memory = RequestMemory::default();
-        assert!(is_new(&memory.recall(1, 7, b"load")));
-        memory.remember(1, 7, b"load", b"done".into());
-        assert_eq!(answer(memory.recall(1, 7, b"load")), b"done");
-        assert!(matches!(memory.recall(1, 7, b"unload"), Recall::Conflict));
-        assert!(is_new(&memory.recall(2, 7, b"load")), "another uid's numbers are its own");
-        memory.remember(1, 0, b"load", b"done".into());
-        assert!(is_new(&memory.recall(1, 0, b"load")), "0 means no number");
-        assert!(is_new(&memory.recall(1, 0, b"load")));
+        let mut repeats = Repeats::default();
+        assert!(is_new(&repeats.recall(1, 7, b"load")));
+        repeats.remember(1, 7, b"load", b"done".into());
+        assert_eq!(answer(repeats.recall(1, 7, b"load")), b"done");
+        assert!(matches!(repeats.recall(1, 7, b"unload"), Recall::Conflict));
+        assert!(is_new(&repeats.recall(2, 7, b"load")), "another uid's numbers are its own");
+        repeats.remember(1, 0, b"load", b"done".into());
+        assert!(is_new(&repeats.recall(1, 0, b"load")), "0 means no number");
+        assert!(is_new(&repeats.recall(1, 0, b"load")));
     }
 
     #[test]
     fn a_repeat_of_what_runs_waits_for_its_end() {
-        let mut memory = RequestMemory::default();
-        let Recall::New(running) = memory.recall(1, 7, b"load") else { unreachable!() };
-        let Recall::Running(end) = memory.recall(1, 7, b"load") else { unreachable!("it runs") };
+        let mut repeats = Repeats::default();
+        let Recall::New(running) = repeats.recall(1, 7, b"load") else { unreachable!() };
+        let Recall::Running(end) = repeats.recall(1, 7, b"load") else { unreachable!("it runs") };
         assert!(end.has_changed().is_ok(), "not ended");
-        assert!(matches!(memory.recall(1, 7, b"unload"), Recall::Conflict));
-        memory.forget_running(1, 7);
+        assert!(matches!(repeats.recall(1, 7, b"unload"), Recall::Conflict));
+        repeats.forget_running(1, 7);
         drop(running);
         assert!(end.has_changed().is_err(), "ended");
-        assert!(is_new(&memory.recall(1, 7, b"load")), "the first one failed: the repeat runs");
-        memory.remember(1, 7, b"load", b"done".into());
-        memory.forget_running(1, 7);
-        assert_eq!(answer(memory.recall(1, 7, b"load")), b"done");
-        assert_eq!(memory.uids[&1].arrivals.len(), 1);
+        assert!(is_new(&repeats.recall(1, 7, b"load")), "the first one failed: the repeat runs");
+        repeats.remember(1, 7, b"load", b"done".into());
+        repeats.forget_running(1, 7);
+        assert_eq!(answer(repeats.recall(1, 7, b"load")), b"done");
+        assert_eq!(repeats.uids[&1].arrivals.len(), 1);
     }
 
     #[test]
     fn both_bounds_hold() {
-        let mut memory = RequestMemory::default();
+        let mut repeats = Repeats::default();
         for id in 1..=REQUESTS_MAX as u128 + 1 {
-            memory.remember(1, id, b"", vec![]);
+            repeats.remember(1, id, b"", vec![]);
         }
-        assert!(!is_new(&memory.recall(1, 2, b"")));
-        assert!(is_new(&memory.recall(1, 1, b"")), "the first is forgotten");
+        assert!(!is_new(&repeats.recall(1, 2, b"")));
+        assert!(is_new(&repeats.recall(1, 1, b"")), "the first is forgotten");
         for uid in 2..=UIDS_MAX as u32 + 1 {
-            memory.remember(uid, 1, b"", vec![]);
+            repeats.remember(uid, 1, b"", vec![]);
         }
-        assert!(is_new(&memory.recall(1, 3, b"")));
-        assert_eq!((memory.uids.len(), memory.arrivals.len()), (UIDS_MAX, UIDS_MAX));
+        assert!(is_new(&repeats.recall(1, 3, b"")));
+        assert_eq!((repeats.uids.len(), repeats.arrivals.len()), (UIDS_MAX, UIDS_MAX));
     }
 }
