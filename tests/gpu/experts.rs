@@ -69,3 +69,23 @@ fn sequences_that_share_steps_get_the_answers_they_get_alone() {
         assert!(steps < 16 * count as u64, "{steps} steps: no step was shared");
     }
 }
+
+/// Recorded steps of a warm model are launched without a look at the choice. One whose row chose an absent expert runs again.
+#[test]
+fn a_recorded_step_that_lacks_an_expert_runs_again() {
+    let Some(rig) = Rig::open() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    let model = qwen3moe(&scratch);
+    let prompts: Vec<[u32; 1]> = (0..8).map(|i| [i * 31 + 5]).collect();
+    // All experts are loaded by then, and nothing is lacking.
+    let long: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 256 + 3).collect();
+    ids(rig.ask(&model, &long, 1));
+    let complete: Vec<Vec<u32>> = prompts.iter().map(|prompt| ids(rig.ask(&model, prompt, 12))).collect();
+    assert_eq!(rig.handle().snapshot().device.steps_repeated, 0);
+    rig.handle().model_gone(model.id);
+    assert!(rig.comes(|s| s.device_bytes == 0));
+    for (prompt, complete) in prompts.iter().zip(&complete) {
+        assert_eq!(ids(rig.ask(&model, prompt, 12)), *complete);
+    }
+    assert!(rig.comes(|s| s.device.steps_repeated > 0), "{:?}", rig.handle().snapshot().device);
+}

@@ -43,6 +43,8 @@ pub enum Fault {
     /// As `LoseDevice`, but opening the device panics.
     LoseDeviceByPanic,
     FailInHead,
+    /// The step reaches the head and lacks an expert that it was launched without a look at.
+    LackInHead,
     FailInOpen,
 }
 
@@ -177,6 +179,11 @@ impl Control {
     /// How often a step was suspended.
     pub fn suspensions(&self) -> usize {
         self.0.0.lock().suspensions
+    }
+
+    /// Whether the planted fault has not happened yet.
+    pub fn has_fault(&self) -> bool {
+        self.0.0.lock().fault.is_some()
     }
 
     pub fn loads(&self) -> Vec<String> {
@@ -392,6 +399,10 @@ impl Backend for Fake {
         let program = self.control.0.0.lock().slots.get(&slot.0).expect("the slot is open").0.clone();
         if part == program.head_part() && self.control.take(&[Fault::FailInHead]).is_some() {
             return Err(BackendError::NotFinite);
+        }
+        if part == program.head_part() && self.control.take(&[Fault::LackInHead]).is_some() {
+            self.step.as_mut().expect("a step is under way").parts.clear();
+            return Ok(Progress::Again);
         }
         let part_time = self.control.0.0.lock().part_times.get(&slot.0).copied();
         part_time.into_iter().for_each(std::thread::sleep);

@@ -62,6 +62,19 @@ fn a_cold_start_taken_back_at_a_layer_leaves_two_more_and_goes_on_from_there() {
     rig.assert_empty();
 }
 
+/// The fake device accepts a step's tokens only after each of its parts, in order.
+#[test]
+fn a_step_that_lacked_an_expert_runs_all_its_parts_again() {
+    let rig = Rig::new(EngineOptions::default());
+    assert_eq!(rig.ask(&prompt(1, 40), 5).finish().ids, expected(&prompt(1, 40), 5));
+    let loads = rig.control.loads();
+    rig.control.fault(Fault::LackInHead);
+    assert_eq!(rig.ask(&prompt(2, 40), 5).finish().ids, expected(&prompt(2, 40), 5));
+    assert!(!rig.control.has_fault(), "no step was repeated");
+    assert_eq!(rig.control.loads(), loads, "a repeated step loaded resident tensors");
+    rig.assert_empty();
+}
+
 #[test]
 fn a_device_broken_by_a_panic_is_opened_anew() {
     for fault in [Fault::PanicInAttentionAndClose, Fault::PanicInRelease] {
