@@ -3,7 +3,8 @@
 // Shapes     gate, up: f32, row m at m * stride; both may lie in one buffer of [gate | up] rows
 //            activation: 0 is SiLU, x / (1 + e^-x); 1 is GELU by tanh (`activated` in prelude/numbers.h)
 // Variants   gated_a8: A8 rows of `padded` values (a multiple of 32, >= cols); gated_f32: f32[M][cols];
-//            gated_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
+//            gated_x16: f16 values, in tiles where `tiled` is 1, and f32 row_scales[M]. common/activation.h defines A8
+//            and X16
 // Launch     gated_a8: grid = (ceil(padded / 1024), M); gated_f32: grid = (ceil(cols / 1024), M); gated_x16: grid = M,
 //            block = 64 to 1024; others: block = 256
 // Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
@@ -13,8 +14,8 @@
 //            gated_a8: scale within 4e-6 of amax / 127, values within scale / 2 + 8e-6 * amax, sums exact
 //            gated_x16: the scale brings amax into [2^13, 2^14); |got - want| <= (2^-11 + 4e-6) * |want| + 2^-38 * amax
 // Reference  f64 in tests/kernels/gated.rs; tests/kernels/forms.rs checks A8 and X16
-// Moves      8 * cols bytes in (gated_x16 reads them twice, the second time from a cache), 1.25 (a8), 2 (x16) or 4 (f32)
-//            per value out; memory-bound
+// Moves      8 * cols bytes in, 1.25 (a8), 2 (x16) or 4 (f32) per value out; memory-bound. gated_x16 reads columns from
+//            16 * block on again, from a cache
 #include "prelude/prelude.h"
 #include "common/activation.h"
 #include "common/reduce.h"
@@ -57,16 +58,22 @@ KERNEL(256, gated_f32, const f32* gate, const f32* up, f32* out, u32 stride, u32
     store_four(out + (u64)block_y() * cols, k, cols, rows_are_wide(out, cols), row.at(k));
 }
 
-KERNEL(1024, gated_x16, const f32* gate, const f32* up, f16* out, f32* row_scales, u32 stride, u32 cols, u32 activation) {
+KERNEL(1024, gated_x16, const f32* gate, const f32* up, f16* out, f32* row_scales, u32 stride, u32 cols, u32 activation,
+       u32 tiled) {
+    // A lane keeps as many fours of a row in registers; values past them are computed again. All of their loads are in flight
+    // together, which is most of the time: a row has one block.
+    constexpr u32 KEPT = 4;
     LDS(room, u32[TEAMS_MAX]);
     gated::Row row(gate, up, block_x(), stride, cols, activation);
+    const u32 step = block_threads() * 4, first = thread_id() * 4;
+    Four kept[KEPT];
     u32 amax = 0;
-    for (u32 k = thread_id() * 4; k < cols; k += block_threads() * 4) amax = max_u32(amax, magnitude(row.at(k)));
+    UNROLL for (u32 i = 0; i < KEPT; i++) kept[i] = row.at(first + i * step);
+    UNROLL for (u32 i = 0; i < KEPT; i++) amax = max_u32(amax, magnitude(kept[i]));
+    for (u32 k = first + KEPT * step; k < cols; k += step) amax = max_u32(amax, magnitude(row.at(k)));
     X16Scale scale = x16_scale(teams_max(amax, room));
     if (thread_id() == 0) row_scales[block_x()] = scale.scale;
-    f16* to = out + (u64)block_x() * cols;
-    bool wide = rows_are_wide(out, cols);
-    for (u32 k = thread_id() * 4; k < cols; k += block_threads() * 4) {
-        store_x16(to, k, cols, wide, row.at(k), scale.factor);
-    }
+    const X16Row to(out, block_x(), cols, tiled);
+    UNROLL for (u32 i = 0; i < KEPT; i++) to.store(first + i * step, kept[i], scale.factor);
+    for (u32 k = first + KEPT * step; k < to.end(); k += step) to.store(k, row.at(k), scale.factor);
 }

@@ -4,7 +4,8 @@
 // Shapes     x: f32[*][cols], norm_f32: row r at r * x_stride; weight: f32[cols]; bias: f32[cols], or null: nothing is added
 //            rows: u32[M], or null
 //            The result of norm_f32 may take the place of x, at its stride, where rows is null
-// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_x16: f16[M][cols] and f32 row_scales[M];
+// Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_x16: f16 values, in tiles where `tiled`
+//            is 1, and f32 row_scales[M];
 //            norm_f32: f32, row m at m * out_stride; where `add` is 1, the result is added to the row of out
 //            common/activation.h defines A8 and X16
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
@@ -143,7 +144,7 @@ KERNEL(1024, norm_f32, const f32* x, const f32* weight, const f32* bias, const u
 }
 
 KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u32* rows, f16* out, f32* row_scales, f32 eps,
-       u32 cols, u32 centre) {
+       u32 cols, u32 centre, u32 tiled) {
     LDS(room, f32[TEAMS_MAX]);
     LDS(most, u32[TEAMS_MAX]);
     row_norm::Row row({x, weight, bias, rows, eps, cols, cols, centre}, room);
@@ -151,7 +152,6 @@ KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u
     row.each(cols, [&](u32, const Four& y) { amax = max_u32(amax, magnitude(y)); });
     X16Scale scale = x16_scale(teams_max(amax, most));
     if (thread_id() == 0) row_scales[block_x()] = scale.scale;
-    f16* to = out + (u64)block_x() * cols;
-    bool wide = rows_are_wide(out, cols);
-    row.each(cols, [&](u32 k, const Four& y) { store_x16(to, k, cols, wide, y, scale.factor); });
+    const X16Row to(out, block_x(), cols, tiled);
+    row.each(to.end(), [&](u32 k, const Four& y) { to.store(k, y, scale.factor); });
 }

@@ -3,7 +3,8 @@
 // For rows whose producer could not write that form itself.
 // Shapes     x: f32, row m at m * stride
 // Variants   quantise_a8: A8 rows of `padded` values (a multiple of 32, >= cols);
-//            quantise_x16: f16[M][cols] and f32 row_scales[M]. common/activation.h defines A8 and X16
+//            quantise_x16: f16 values, in tiles where `tiled` is 1, and f32 row_scales[M]. common/activation.h defines A8
+//            and X16
 // Launch     quantise_a8: grid = (ceil(padded / 1024), M); quantise_x16: grid = M, block = 64 to
 //            1024; quantise_a8: block = 256
 // Alignment  16 bytes for all planes. If cols or stride is not a multiple of 4, values are read one by one
@@ -25,17 +26,15 @@ KERNEL(256, quantise_a8, const f32* x, i8* codes, f32* scales, i16* sums, u32 st
     store_a8(a8_row(codes, scales, sums, block_y(), padded), k, padded, values);
 }
 
-KERNEL(1024, quantise_x16, const f32* x, f16* out, f32* row_scales, u32 stride, u32 cols) {
+KERNEL(1024, quantise_x16, const f32* x, f16* out, f32* row_scales, u32 stride, u32 cols, u32 tiled) {
     LDS(room, u32[TEAMS_MAX]);
     wait_for_predecessor();
-    bool wide = rows_are_wide(x, stride) && cols % 4 == 0, wide_out = rows_are_wide(out, cols);
+    bool wide = rows_are_wide(x, stride) && cols % 4 == 0;
     const f32* row = x + (u64)block_x() * stride;
     u32 amax = 0, step = block_threads() * 4;
     for (u32 k = thread_id() * 4; k < cols; k += step) amax = max_u32(amax, magnitude(load_four(row, k, cols, wide)));
     X16Scale scale = x16_scale(teams_max(amax, room));
     if (thread_id() == 0) row_scales[block_x()] = scale.scale;
-    f16* to = out + (u64)block_x() * cols;
-    for (u32 k = thread_id() * 4; k < cols; k += step) {
-        store_x16(to, k, cols, wide_out, load_four(row, k, cols, wide), scale.factor);
-    }
+    const X16Row to(out, block_x(), cols, tiled);
+    for (u32 k = thread_id() * 4; k < to.end(); k += step) to.store(k, load_four(row, k, cols, wide), scale.factor);
 }

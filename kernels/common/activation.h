@@ -4,13 +4,15 @@
 //      scales and sums are 0. For each 32 values: amax = largest magnitude; scale = amax / 127, code = x * (127 / amax)
 //      rounded to nearest, ties to even, all in f32. amax < 2^-100: scale and codes 0. A NaN or infinity: scale NaN, codes 0.
 // F32  the values.
-// X16  f16 values[cols] and one f32 scale: x = value * scale. The scale is the power of two that brings the row's amax into
+// X16  f16 values and one f32 scale for each row: x = value * scale. Rows of `cols` values one after the other, or in tiles where
+//      the wide matrix unit reads them (tiled.h): then with zeros up to whole steps. The scale is the power of two that brings the row's amax into
 //      [2^13, 2^14): f16 does not overflow, and values down to 2^-27 of amax keep all 11 bits. amax < 2^-100: scale and
 //      values 0. A NaN or infinity: scale NaN, values 0.
 //
 // The bits do not depend on the wave size. A lane holds 4 consecutive values, 8 neighbouring lanes a group of 32.
 #pragma once
 #include "../prelude/prelude.h"
+#include "tiled.h"
 
 // Four values of a row.
 struct Four {
@@ -110,14 +112,34 @@ DEV X16Scale x16_scale(u32 amax_bits) {
     return {as_f32((exponent - 13) << 23), as_f32((127 + 127 + 13 - exponent) << 23)};
 }
 
-DEV void store_x16(f16* row, u32 k, u32 cols, bool wide, const Four& x, f32 factor) {
-    f32 y[4];
-    UNROLL for (u32 i = 0; i < 4; i++) y[i] = factor == 0.0f ? 0.0f : x.v[i] * factor;
-    if (wide) {
-        if (k < cols) store8(row + k, {pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3])});
-        return;
+// The f16 values of row `row`.
+struct X16Row {
+    f16* p;
+    u32 row, cols, tiled;
+    bool wide;
+
+    DEV X16Row(f16* out, u32 row, u32 cols, u32 tiled)
+        : p(tiled ? out : out + u64(row) * cols), row(row), cols(cols), tiled(tiled), wide(rows_are_wide(out, cols)) {}
+
+    // Values to write.
+    DEV u32 end() const { return tiled ? ceil_div(cols, TILED_COLS) * TILED_COLS : cols; }
+
+    // Values k..k+4, which are 0 from `cols` on; k is a multiple of 4.
+    DEV void store(u32 k, const Four& x, f32 factor) const {
+        f32 y[4];
+        UNROLL for (u32 i = 0; i < 4; i++) y[i] = factor == 0.0f ? 0.0f : x.v[i] * factor;
+        if (tiled) {
+            if (k >= end()) return;
+            const u32 steps = ceil_div(cols, TILED_COLS);
+            UNROLL for (u32 i = 0; i < 4; i += 2) *(u32*)(p + tiled_pair(row, k + i, steps)) = pack_f16x2(y[i], y[i + 1]);
+            return;
+        }
+        if (wide) {
+            if (k < cols) store8(p + k, {pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3])});
+            return;
+        }
+        UNROLL for (u32 i = 0; i < 4; i++) {
+            if (k + i < cols) p[k + i] = f32_to_f16(y[i]);
+        }
     }
-    UNROLL for (u32 i = 0; i < 4; i++) {
-        if (k + i < cols) row[k + i] = f32_to_f16(y[i]);
-    }
-}
+};

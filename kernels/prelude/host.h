@@ -35,6 +35,7 @@ typedef _Float16 f16;
 #endif
 // At one wave size only, so that kernels are tested with and without it.
 #define HAS_ASYNC_COPY (WAVE == 32 && HAS_MATRIX_UNIT)
+#define HAS_WIDE_MATRIX HAS_ASYNC_COPY
 
 // The place of a collective: the caller's file and line, as default arguments.
 #define HOST_HERE const char *file = __builtin_FILE(), i32 line = __builtin_LINE()

@@ -51,6 +51,12 @@ DEV f32x2 unpack_f16x2(u32 v) {
 DEV u32 pack_f16x2(f32 low, f32 high) {
     return (u32)f16_bits(f32_to_f16(low)) | (u32)f16_bits(f32_to_f16(high)) << 16;
 }
+DEV u32 computed_again(u32 v) { return v; }
+DEV u32 within_f16x2(u32 v) {
+    const f32x2 both = unpack_f16x2(v);
+    const auto within = [](f32 one) { return abs_f32(one) > 65504.0f ? (one < 0.0f ? -65504.0f : 65504.0f) : one; };
+    return pack_f16x2(within(both.x), within(both.y));
+}
 #endif
 // Exponent 0 is the denormal 2^-127.
 DEV f32 e8m0_to_f32(u8 e) { return as_f32(e == 0 ? 0x400000u : (u32)e << 23); }

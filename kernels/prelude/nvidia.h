@@ -22,6 +22,10 @@ typedef __half f16;
 #define WAVE 32u
 #define HAS_MATRIX_UNIT 1
 #define HAS_ASYNC_COPY 1
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(HAS_WIDE_MATRIX)
+#define HAS_WIDE_MATRIX 1
+#endif
+#define HAS_BULK_COPY 1
 #define HAS_NUMBER_TRICKS 1
 
 namespace nvidia {
@@ -62,6 +66,10 @@ template <class T> DEV T shfl_down(T v, u32 n) { return __shfl_down_sync(nvidia:
 template <u32 MASK, class T> DEV T reduce_partner(T v) { return __shfl_xor_sync(nvidia::ALL, v, (int)MASK); }
 DEV u64 ballot(bool p) { return __ballot_sync(nvidia::ALL, p); }
 template <class T> DEV T uniform(T v) { return v; }
+DEV u32 computed_again(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
 
 namespace nvidia {
 DEV u32x4 from(uint4 v) { return {v.x, v.y, v.z, v.w}; }
@@ -168,4 +176,8 @@ template <i32 LESS> DEV u32 bytes_f16x2(u32 v, u32 i) {
 }
 DEV u32 fma_f16x2(u32 a, u32 b, u32 c) {
     return nvidia::bits(__hfma2(nvidia::halves(a), nvidia::halves(b), nvidia::halves(c)));
+}
+DEV u32 within_f16x2(u32 v) {
+    const __half2 most = __half2half2(__ushort_as_half(0x7bff));
+    return nvidia::bits(__hmax2_nan(__hmin2_nan(nvidia::halves(v), most), __hneg2(most)));
 }

@@ -24,6 +24,7 @@
 // Waiting
 //   barrier_lds()    block barrier that orders LDS only       barrier()       block barrier, LDS and global memory
 //   wave_sync()      orders LDS among the lanes of a wave     fence_device()  orders this thread's global memory for all blocks
+//   let_successor_start()  the next launch may start: this block has little left to do
 //   bool last_block(u32* counter, u32 total)   true in the last of `total` blocks to arrive, which then sees all that the
 //                                              others wrote. The counter starts at 0 and is 0 again afterwards. The whole
 //                                              block calls.
@@ -57,6 +58,8 @@
 //   silu_f32 gelu_f32 (by tanh) activated(a, which) INFINITY_F32 LOG2_E LN_2
 //   f16_to_f32 f32_to_f16 f16_bits f16_from_bits   bf16_to_f32 f32_to_bf16 (nearest even)
 //   f32x2 unpack_f16x2(u32)  u32 pack_f16x2(lo, hi)  f32x2 unpack_bf16x2(u32)   pairs of f16: u32 fma_f16x2(a, b, c) (one rounding)
+//   u32 within_f16x2(v)  an infinity becomes the largest number     u32 computed_again(v)  v; what is made from it is not kept in
+//   registers from before
 //   u32 bytes_f16x2<LESS>(u32, i)  bytes i and i + 1 as f16, less LESS (0..128): exact
 //   e8m0_to_f32(u8) (2^(e-127)) e8m0_half_to_f32(u8) (half of it, MXFP4's scale over doubled codes)
 // Matrix unit, where HAS_MATRIX_UNIT is 1 (else 0 and none of these): D = A B + C, 16x16x16, f16 in, f32 sum, one wave
@@ -70,6 +73,16 @@
 //   Strip   16 rows of A, or columns of B, by 16 of the k of each of K_LANES lanes, for operands made in registers. A lane holds
 //           HELD rows: row held(i), of it 16 values in a row, as v[i][0] and v[i][1]. Which k they are is the caller's choice,
 //           the same for A and B: k_lane() (0..K_LANES) tells the lanes of a row apart. c = Strip::mma(a, b, c) sums over all
+// Wide matrix unit, where HAS_WIDE_MATRIX is 1 (else 0 and none of these): A in registers, 16 rows a wave, and N rows of B in LDS
+// that the waves share; neighbouring teams of TEAM waves work together, all lanes of a team call
+//   Wide        held(h) (0..HELD), k_lane() as of a Strip. A product sums over 16 of k. a[h], a[HELD + h] are two pairs of f16 of
+//               row held(h). B lies in tiles (common/tiled.h); address(p) is a place in LDS as add() takes it
+//   Wide::Sums<N> clear(); add(a, tile, half, product) starts product 0..4 of a half; row(i) and get(i, h): the sum of row(i) of B
+//               with row held(h) of A, i below ROWS
+//   Wide::publish() in each thread that has copied to LDS, before the barrier. Wide::begin(a) after `a` was made, Wide::end() after
+//               the products that use it, Wide::wait<LEFT>() until all but the last LEFT batches are done
+// Copies to LDS that one wave starts for the block, where HAS_BULK_COPY is 1 (else 0 and none of these)
+//   CopyBarrier begin(arrivals)  arrive()  expect(bytes)  wait(parity)     copy_bulk_async(lds, p, bytes, barrier)
 #pragma once
 
 #define ROLLED _Pragma("unroll 1")
@@ -95,6 +108,12 @@ typedef float f32;
 #if !defined(KERNEL_TWICE)
 #define KERNEL_TWICE KERNEL
 #endif
+#if !defined(HAS_WIDE_MATRIX)
+#define HAS_WIDE_MATRIX 0
+#endif
+#if !defined(HAS_BULK_COPY)
+#define HAS_BULK_COPY 0
+#endif
 
 #include "numbers.h"
 #include "wave.h"
@@ -106,5 +125,12 @@ typedef float f32;
 #include "nvidia_matrix.h"
 #else
 #include "amd_matrix.h"
+#endif
+#endif
+#if HAS_WIDE_MATRIX
+#if defined(ROCMFORGE_HOST)
+#include "host_wide.h"
+#else
+#include "nvidia_wide.h"
 #endif
 #endif

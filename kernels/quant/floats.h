@@ -59,6 +59,14 @@ struct BF16 {
     }
 };
 
+// Two weights of F16 or BF16, in f16.
+template <class T> DEV u32 halves_of(u32 pair);
+template <> DEV u32 halves_of<F16>(u32 pair) { return pair; }
+template <> DEV u32 halves_of<BF16>(u32 pair) {
+    const f32x2 both = unpack_bf16x2(pair);
+    return pack_f16x2(within_f16(both.x), within_f16(both.y));
+}
+
 // 16-byte chunks of a row of `cols` weights.
 template <class T>
 DEV u32 row_chunks(u32 cols) {

@@ -83,8 +83,8 @@ pub trait Backend: Send {
     }
 
     /// As [`Backend::weight_bytes`], for the memory that [`Backend::open_model`] takes before the first KV page.
-    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
-        |_, _| 0
+    fn scratch_bytes(&self) -> ScratchBytes {
+        ScratchBytes::of(|_, _| 0)
     }
 
     /// Device memory by owner; zeros where the device has no memory of its own.

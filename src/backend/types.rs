@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::BackendError;
-use crate::program::TensorId;
+use crate::program::{Program, TensorId};
 use crate::tensor::{DType, LazyTensor};
 
 /// Tokens in a KV page. One page of one head is 8 KiB at head_dim 128 in f16, enough to keep a gather near the read
@@ -46,6 +46,28 @@ pub struct StepLimits {
     pub rows: usize,
     /// Rows that ask for logits; at most `rows`.
     pub wanted_rows: usize,
+}
+
+/// Computes the bytes of [`super::Backend::scratch_bytes`]. Sessions call it on threads of their own.
+#[derive(Clone)]
+pub struct ScratchBytes(Arc<dyn Fn(&Program, StepLimits) -> u64 + Send + Sync>);
+
+impl ScratchBytes {
+    /// The bytes that `of` computes.
+    pub fn of(of: impl Fn(&Program, StepLimits) -> u64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(of))
+    }
+
+    /// Device bytes of a program's activations in steps of at most that many rows.
+    pub fn bytes(&self, program: &Program, limits: StepLimits) -> u64 {
+        (self.0)(program, limits)
+    }
+}
+
+impl Debug for ScratchBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ScratchBytes")
+    }
 }
 
 /// A tensor that a backend can compute with.

@@ -19,7 +19,7 @@ use super::paging::PageReader;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
-use crate::backend::{Backend, BackendError, BackendInfo, StepLimits};
+use crate::backend::{Backend, BackendError, BackendInfo, ScratchBytes, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
 use crate::program::Program;
@@ -148,7 +148,7 @@ pub(super) struct Facts {
     pub kv_budget_bytes: u64,
     kv_page_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
-    scratch_bytes: fn(&Program, StepLimits) -> u64,
+    scratch_bytes: ScratchBytes,
     /// Most rows of a step.
     pub limits: StepLimits,
 }
@@ -176,7 +176,7 @@ impl Facts {
 
     /// Device bytes of a model's activations.
     pub fn scratch_bytes(&self, program: &Program) -> u64 {
-        (self.scratch_bytes)(program, self.limits)
+        self.scratch_bytes.bytes(program, self.limits)
     }
 
     /// Device bytes of one KV page of a model.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rocmforge::backend::{
     Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse, DeviceTensor,
-    ModelSlot, Progress, SampleRow, Sampled, StepBatch, StepLimits, Weights,
+    ModelSlot, Progress, SampleRow, Sampled, ScratchBytes, StepBatch, StepLimits, Weights,
 };
 use rocmforge::program::Program;
 use rocmforge::tensor::LazyTensor;
@@ -70,7 +70,7 @@ impl Backend for Hooked {
     fn weight_bytes(&self) -> fn(&LazyTensor) -> u64 {
         self.inner.weight_bytes()
     }
-    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
+    fn scratch_bytes(&self) -> ScratchBytes {
         self.inner.scratch_bytes()
     }
     fn memory(&self) -> DeviceMemoryUse {

@@ -73,18 +73,60 @@ impl A8 {
 pub struct X16 {
     pub values: Buffer,
     pub scales: Buffer,
+    /// Whether the values are in tiles: `kernels/common/tiled.h`.
+    is_tiled: bool,
+}
+
+/// The place of a value in tiles of rows of `cols` values.
+fn place_in_tiles(row: usize, k: usize, cols: usize) -> usize {
+    let (group, half, word, byte) = (k / 32 % 4, k / 16 % 2, k / 4 % 4, k % 4);
+    let part = (2 * word + byte / 2) ^ (row % 8);
+    let tile = (row / 8 * cols.div_ceil(128) + k / 128) * 2 + half;
+    tile * 512 + row % 8 * 64 + part * 8 + 2 * group + byte % 2
+}
+
+/// Rows as a matrix unit across waves reads them. Up to whole steps of 128, zeros follow; other places hold no numbers.
+pub fn tiled(bits: &[u16], stride: usize, cols: usize) -> Vec<u16> {
+    let (rows, padded) = (bits.len() / stride, cols.next_multiple_of(128));
+    let mut tiles = vec![f16::NAN.to_bits(); rows.next_multiple_of(8) * padded];
+    for (row, values) in bits.chunks_exact(stride).enumerate() {
+        for k in 0..padded {
+            tiles[place_in_tiles(row, k, cols)] = if k < cols { values[k] } else { 0 };
+        }
+    }
+    tiles
 }
 
 impl X16 {
     pub fn new(rig: &Rig, rows: usize, cols: usize) -> Self {
-        Self { values: rig.output::<u16>(rows * cols), scales: rig.output::<f32>(rows) }
+        Self { values: rig.output::<u16>(rows * cols), scales: rig.output::<f32>(rows), is_tiled: false }
     }
 
-    /// The values that the rows represent.
+    /// Room for rows one after the other, and for rows in tiles, with the kernels' argument for each.
+    pub fn both(rig: &Rig, rows: usize, cols: usize) -> [(Self, u32); 2] {
+        let values = rig.output::<u16>(rows.next_multiple_of(8) * cols.next_multiple_of(128));
+        let tiles = Self { values, scales: rig.output::<f32>(rows), is_tiled: true };
+        [(Self::new(rig, rows, cols), 0), (tiles, 1)]
+    }
+
+    /// The values that the rows represent. Of tiles, what follows a row is 0.
     pub fn values(&self, rig: &Rig, cols: usize) -> Vec<f64> {
         let scales = rig.download::<f32>(&self.scales);
         let values = rig.download::<f16>(&self.values);
-        values.iter().enumerate().map(|(i, v)| v.to_f64() * f64::from(scales[i / cols])).collect()
+        let value = |row: usize, k: usize| {
+            let at = if self.is_tiled { place_in_tiles(row, k, cols) } else { row * cols + k };
+            values[at].to_f64() * f64::from(scales[row])
+        };
+        let rows = 0..scales.len();
+        if self.is_tiled {
+            let mut after =
+                rows.clone().flat_map(|row| (cols..cols.next_multiple_of(128)).map(move |k| (row, k)));
+            assert!(
+                after.all(|(row, k)| values[place_in_tiles(row, k, cols)].to_bits() == 0),
+                "no zeros after a row"
+            );
+        }
+        rows.flat_map(|row| (0..cols).map(move |k| (row, k))).map(|(row, k)| value(row, k)).collect()
     }
 
     /// Checks against `want[row][k]`: half a unit of f16's 11 bits, or half of its smallest step, 2^-24 times the

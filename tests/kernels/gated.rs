@@ -62,18 +62,14 @@ impl Gated {
         rig.device.launch(&rig.stream, GatedF32::gated_f32, grid, &arguments).unwrap();
         check_f32(&rig.download(&out), &want, slack);
 
-        let out = X16::new(rig, m, cols);
-        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments = GatedX16 { gate, up, out: out_ptr, row_scales, stride, cols: cols_arg, activation };
-        rig.device
-            .launch(
-                &rig.stream,
-                GatedX16::gated_x16,
-                Grid::x(m as u32).threads([64, 256, 1024][m % 3]),
-                &arguments,
-            )
-            .unwrap();
-        out.check(rig, &want, cols);
+        for (out, tiled) in X16::both(rig, m, cols) {
+            let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+            let arguments =
+                GatedX16 { gate, up, out: out_ptr, row_scales, stride, cols: cols_arg, activation, tiled };
+            let grid = Grid::x(m as u32).threads([64, 256, 1024][m % 3]);
+            rig.device.launch(&rig.stream, GatedX16::gated_x16, grid, &arguments).unwrap();
+            out.check(rig, &want, cols);
+        }
 
         let out = A8::new(rig, m, padded);
         let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());

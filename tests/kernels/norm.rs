@@ -83,12 +83,23 @@ impl Norm {
         // The other forms come from the same f32 values. If f64 is not precise enough for them, they are checked
         // against the f32 result.
         let want: Vec<f64> = if slack > 0.0 { got.iter().map(|&v| v.into()).collect() } else { want };
-        let out = X16::new(rig, m, cols);
-        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments =
-            NormX16 { x, weight, bias, rows, out: out_ptr, row_scales, eps, cols: cols_arg, centre };
-        rig.device.launch(&rig.stream, NormX16::norm_x16, self.grid(), &arguments).unwrap();
-        out.check(rig, &want, cols);
+        for (out, tiled) in X16::both(rig, m, cols) {
+            let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+            let arguments = NormX16 {
+                x,
+                weight,
+                bias,
+                rows,
+                out: out_ptr,
+                row_scales,
+                eps,
+                cols: cols_arg,
+                centre,
+                tiled,
+            };
+            rig.device.launch(&rig.stream, NormX16::norm_x16, self.grid(), &arguments).unwrap();
+            out.check(rig, &want, cols);
+        }
 
         let out = A8::new(rig, m, self.padded);
         let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
@@ -245,7 +256,8 @@ fn values_that_are_no_numbers_make_a_group_or_row_one() {
 
         let out = X16::new(rig, 1, 96);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments = QuantiseX16 { x: input.ptr(), out: out_ptr, row_scales, stride: 96, cols: 96 };
+        let arguments =
+            QuantiseX16 { x: input.ptr(), out: out_ptr, row_scales, stride: 96, cols: 96, tiled: 0 };
         rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, Grid::x(1), &arguments).unwrap();
         assert!(rig.download::<f32>(&out.scales)[0].is_nan());
         assert!(rig.download::<u16>(&out.values).iter().all(|&v| v == 0));
@@ -274,7 +286,8 @@ fn values_below_the_smallest_scale_are_zeros() {
 
         let out = X16::new(rig, 1, 32);
         let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments = QuantiseX16 { x: input.ptr(), out: out_ptr, row_scales, stride: 32, cols: 32 };
+        let arguments =
+            QuantiseX16 { x: input.ptr(), out: out_ptr, row_scales, stride: 32, cols: 32, tiled: 0 };
         rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, Grid::x(1), &arguments).unwrap();
         assert_eq!(rig.download::<f32>(&out.scales), [scales.1], "{value:e}");
         let stands_for = if scales.1 == 0.0 { 0.0 } else { f64::from(value) };
@@ -302,17 +315,12 @@ fn quantised_rows_stand_for_their_values() {
         let grid = Grid::xy(padded.div_ceil(1024) as u32, m as u32);
         rig.device.launch(&rig.stream, QuantiseA8::quantise_a8, grid, &arguments).unwrap();
         out.check(rig, &want, cols);
-        let out = X16::new(rig, m, cols);
-        let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
-        let arguments = QuantiseX16 { x, out: out_ptr, row_scales, stride, cols: cols_arg };
-        rig.device
-            .launch(
-                &rig.stream,
-                QuantiseX16::quantise_x16,
-                Grid::x(m as u32).threads([64, 256, 1024][m % 3]),
-                &arguments,
-            )
-            .unwrap();
-        out.check(rig, &want, cols);
+        for (out, tiled) in X16::both(rig, m, cols) {
+            let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+            let arguments = QuantiseX16 { x, out: out_ptr, row_scales, stride, cols: cols_arg, tiled };
+            let grid = Grid::x(m as u32).threads([64, 256, 1024][m % 3]);
+            rig.device.launch(&rig.stream, QuantiseX16::quantise_x16, grid, &arguments).unwrap();
+            out.check(rig, &want, cols);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::hip::device::wait::{Standstill, Waiter};
 use crate::backend::hip::kernels::matmul::planes;
-use crate::backend::hip::kernels::types::WEIGHT_TYPES;
+
 use crate::backend::hip::step::graphs::{self, Replays};
 use crate::backend::hip::step::model::{self, OpenModel};
 use crate::backend::hip::step::resolve::Loads;
@@ -24,7 +24,8 @@ use crate::backend::hip::{
 
 use crate::backend::{
     ActivationType, Backend, BackendError, BackendInfo, DeviceCounters, DeviceMemory, DeviceMemoryUse,
-    DeviceTensor, KvType, ModelSlot, Progress, SampleRow, Sampled, StepBatch, StepLimits, Storage, Weights,
+    DeviceTensor, KvType, ModelSlot, Progress, SampleRow, Sampled, ScratchBytes, StepBatch, StepLimits,
+    Storage, Weights,
 };
 use crate::program::Program;
 use crate::tensor::LazyTensor;
@@ -126,7 +127,7 @@ impl HipBackend {
         let opened = DeviceOptions { index: options.index, arena, ..DeviceOptions::default() };
         let device = Device::open(&runtime, &opened)?;
         let stream = device.stream(StreamPriority::High)?;
-        let gemm = WEIGHT_TYPES.iter().flat_map(|known| known.gemm).all(|gemm| device.has(gemm.kernel));
+        let unit = device.unit();
         Ok(Self {
             uploader: Uploader::start(&device, options.upload, options.reads, options.upload_threads)?,
             models: HashMap::new(),
@@ -140,7 +141,7 @@ impl HipBackend {
             load_waits: RefCell::default(),
             current: None,
             next_slot: 0,
-            modes: Modes { activations: options.activations, kv: options.kv, gemm },
+            modes: Modes { activations: options.activations, kv: options.kv, unit },
             runtime,
             device,
             options,
@@ -225,16 +226,6 @@ impl HipBackend {
     }
 }
 
-/// Device bytes of an open model, by element type of activations and KV pages.
-fn scratch_bytes<const ACTIVATIONS_F32: bool, const KV_F32: bool, const GEMM: bool>(
-    program: &Program,
-    limits: StepLimits,
-) -> u64 {
-    let activations = if ACTIVATIONS_F32 { ActivationType::F32 } else { ActivationType::Int8 };
-    let kv = if KV_F32 { KvType::F32 } else { KvType::F16 };
-    model::scratch_bytes(program, limits, Modes { activations, kv, gemm: GEMM })
-}
-
 impl Backend for HipBackend {
     fn info(&self) -> BackendInfo {
         let device = self.device.description();
@@ -306,18 +297,9 @@ impl Backend for HipBackend {
         memory::weight_bytes
     }
 
-    fn scratch_bytes(&self) -> fn(&Program, StepLimits) -> u64 {
-        let Modes { activations, kv, gemm } = self.modes;
-        match (activations, kv, gemm) {
-            (ActivationType::Int8, KvType::F16, false) => scratch_bytes::<false, false, false>,
-            (ActivationType::Int8, KvType::F16, true) => scratch_bytes::<false, false, true>,
-            (ActivationType::Int8, KvType::F32, false) => scratch_bytes::<false, true, false>,
-            (ActivationType::Int8, KvType::F32, true) => scratch_bytes::<false, true, true>,
-            (ActivationType::F32, KvType::F16, false) => scratch_bytes::<true, false, false>,
-            (ActivationType::F32, KvType::F16, true) => scratch_bytes::<true, false, true>,
-            (ActivationType::F32, KvType::F32, false) => scratch_bytes::<true, true, false>,
-            (ActivationType::F32, KvType::F32, true) => scratch_bytes::<true, true, true>,
-        }
+    fn scratch_bytes(&self) -> ScratchBytes {
+        let modes = self.modes;
+        ScratchBytes::of(move |program, limits| model::scratch_bytes(program, limits, modes))
     }
 
     fn memory(&self) -> DeviceMemoryUse {

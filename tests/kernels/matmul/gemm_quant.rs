@@ -1,19 +1,39 @@
-//! `gemm_<type>_x16_<rows>`: products of quantised weights with f16 rows on the matrix unit.
+//! `gemm_<type>_x16_<rows>` and `gemm_wide_<type>_x16_<rows>`: products of weights with f16 rows on a matrix unit.
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, choice};
+use rocmforge::backend::hip::kernels::MatrixUnit;
+use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
 use rocmforge::backend::hip::kernels::ops::GroupPairs;
 use rocmforge::backend::hip::kernels::types::{Columns, weight_type};
 use rocmforge::tensor::DType;
 
 use super::weights::{Weights, quantised_types};
 use super::{Sum, or_null, untouched};
+use crate::forms::tiled;
 use crate::random::Random;
 use crate::rig::{Rig, rig};
 
 /// Bytes that fill `parts` before a launch: NaN as floats.
 const UNREAD: f32 = f32::from_bits(u32::MAX);
+
+/// A kernel of either matrix unit.
+#[derive(Clone, Copy)]
+enum Chosen<W, A> {
+    OfWave(Columns<W>),
+    AcrossWaves(Columns<A>),
+}
+type Gemm = Chosen<GemmQuant, GemmWide>;
+type Experts = Chosen<GemmExperts, GemmWideExperts>;
+
+impl<W, A> Chosen<W, A> {
+    fn columns(&self) -> u32 {
+        match self {
+            Self::OfWave(chosen) => chosen.columns,
+            Self::AcrossWaves(chosen) => chosen.columns,
+        }
+    }
+}
 
 struct Product {
     matrices: Vec<Weights>,
@@ -75,7 +95,7 @@ impl Product {
     }
 
     /// The first `rows` rows of the product with that many splits; `None` for those of [`choice::gemm_quant_grid`].
-    fn run(&self, rig: &Rig, chosen: Columns<GemmQuant>, rows: usize, splits: Option<u32>) -> Vec<f32> {
+    fn run(&self, rig: &Rig, chosen: Gemm, rows: usize, splits: Option<u32>) -> Vec<f32> {
         let (n, stride) = (self.outputs(), self.outputs() + 3);
         let mut start = vec![UNREAD; rows * stride];
         if let Some(base) = &self.base {
@@ -84,39 +104,78 @@ impl Product {
             }
         }
         let sizes = [0, 1, 2].map(|i| self.matrices.get(i).map_or(0, |matrix| matrix.rows as u32));
-        let mut grid = choice::gemm_quant_grid(sizes, self.cols() as u32, rows as u32, chosen.columns);
+        let shape = (sizes, self.cols() as u32, rows as u32, chosen.columns());
+        let mut grid = match chosen {
+            Chosen::OfWave(_) => choice::gemm_quant_grid(shape.0, shape.1, shape.2, shape.3),
+            Chosen::AcrossWaves(_) => choice::gemm_wide_grid(shape.0, shape.1, shape.2, shape.3),
+        };
         if let Some(splits) = splits {
             let [x, y, _] = grid.workgroups;
-            grid = Grid::xyz(x, y, splits);
+            grid = Grid::xyz(x, y, splits).lds(grid.lds_bytes);
         }
         let blocks: u32 = grid.workgroups.iter().product();
-        let parts = rig.output::<f32>((blocks * chosen.columns * choice::GEMM_TILE) as usize);
+        let parts = rig.output::<f32>((blocks * chosen.columns() * choice::GEMM_TILE) as usize);
         let counters = rig.upload(&vec![0u32; (grid.workgroups[0] * grid.workgroups[1]) as usize]);
         let weights: Vec<_> = self.matrices.iter().map(|matrix| matrix.lay_out(rig)).collect();
         let biases: Vec<_> = self.bias.iter().flatten().map(|bias| rig.upload(bias)).collect();
-        let (x, scales, out) = (rig.upload(&self.bits), rig.upload(&self.scales), rig.upload(&start));
-        let arguments = GemmQuant {
-            w0: or_null(weights.first()),
-            w1: or_null(weights.get(1)),
-            w2: or_null(weights.get(2)),
-            n0: sizes[0],
-            n1: sizes[1],
-            n2: sizes[2],
-            bias0: or_null(biases.first()),
-            bias1: or_null(biases.get(1)),
-            bias2: or_null(biases.get(2)),
-            cols: self.cols() as u32,
-            x: x.ptr(),
-            x_stride: self.stride as u32,
-            x_scale: scales.ptr(),
-            rows: rows as u32,
-            out: out.ptr(),
-            out_stride: stride as u32,
-            add: u32::from(self.base.is_some()),
-            parts: parts.ptr(),
-            counters: counters.ptr(),
-        };
-        rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        let (scales, out) = (rig.upload(&self.scales), rig.upload(&start));
+        let (w0, w1, w2) = (or_null(weights.first()), or_null(weights.get(1)), or_null(weights.get(2)));
+        let [n0, n1, n2] = sizes;
+        let (bias0, bias1, bias2) = (or_null(biases.first()), or_null(biases.get(1)), or_null(biases.get(2)));
+        let (cols, rows, add) = (self.cols() as u32, rows as u32, u32::from(self.base.is_some()));
+        let (x_scale, out_at, out_stride) = (scales.ptr(), out.ptr(), stride as u32);
+        let (parts_at, counters_at) = (parts.ptr(), counters.ptr());
+        match chosen {
+            Chosen::OfWave(chosen) => {
+                let x = rig.upload(&self.bits);
+                let arguments = GemmQuant {
+                    w0,
+                    w1,
+                    w2,
+                    n0,
+                    n1,
+                    n2,
+                    bias0,
+                    bias1,
+                    bias2,
+                    cols,
+                    x: x.ptr(),
+                    x_stride: self.stride as u32,
+                    x_scale,
+                    rows,
+                    out: out_at,
+                    out_stride,
+                    add,
+                    parts: parts_at,
+                    counters: counters_at,
+                };
+                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+            }
+            Chosen::AcrossWaves(chosen) => {
+                let x = rig.upload(&tiled(&self.bits, self.stride, self.cols()));
+                let arguments = GemmWide {
+                    w0,
+                    w1,
+                    w2,
+                    n0,
+                    n1,
+                    n2,
+                    bias0,
+                    bias1,
+                    bias2,
+                    cols,
+                    x: x.ptr(),
+                    x_scale,
+                    rows,
+                    out: out_at,
+                    out_stride,
+                    add,
+                    parts: parts_at,
+                    counters: counters_at,
+                };
+                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+            }
+        }
         assert!(rig.download::<u32>(&counters).iter().all(|count| *count == 0), "counters are not 0 again");
         let mut got = Vec::new();
         for row in rig.download::<f32>(&out).chunks_exact(stride) {
@@ -149,13 +208,24 @@ impl Product {
     }
 }
 
-fn kernels(dtype: DType) -> &'static [Columns<GemmQuant>] {
-    weight_type(dtype).unwrap().gemm
+/// The kernels of each matrix unit that the rig's device has: one family after the other.
+fn families(rig: &Rig, dtype: DType) -> Vec<Vec<Gemm>> {
+    let (known, unit) = (weight_type(dtype).unwrap(), rig.device.unit());
+    let of_wave =
+        unit.has(MatrixUnit::OfWave).then(|| known.gemm.iter().copied().map(Gemm::OfWave).collect());
+    let across = || known.gemm_wide.iter().copied().map(Gemm::AcrossWaves).collect();
+    let across_waves = unit.has(MatrixUnit::AcrossWaves).then(across);
+    of_wave.into_iter().chain(across_waves).filter(|all: &Vec<Gemm>| !all.is_empty()).collect()
+}
+
+/// The kernel with the fewest columns that takes all rows, else the widest.
+fn fitting(all: &[Gemm], rows: usize) -> Gemm {
+    *all.iter().find(|one| one.columns() as usize >= rows).or(all.last()).unwrap()
 }
 
 /// The rig, if its device has a matrix unit.
 fn rig_with_gemm() -> Option<&'static Rig> {
-    rig().filter(|rig| rig.device.has(kernels(DType::Q4_K)[0].kernel))
+    rig().filter(|rig| rig.device.unit() != MatrixUnit::None)
 }
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
@@ -167,42 +237,63 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 fn products_of_every_type_are_the_sums_of_their_terms() {
     let Some(rig) = rig_with_gemm() else { return };
     let mut random = Random::new();
-    for dtype in quantised_types() {
+    for dtype in quantised_types().into_iter().chain([DType::F16, DType::BF16]) {
         let long = dtype.block_len() == 256;
-        for (outputs, rows, cols) in [
-            (&[128][..], 16, if long { 256 } else { 128 }),
-            (&[37, 130, 5], 9, if long { 768 } else { 352 }),
-            (&[1], 67, if long { 256 } else { 32 }),
-        ] {
-            let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
-            let all = kernels(dtype);
-            let got = product.run(rig, all[0], rows, Some(1));
-            product.check(&got);
-            for chosen in &all[1..] {
-                let same = same_bits(&product.run(rig, *chosen, rows, Some(1)), &got);
-                assert!(same, "{dtype}: {} rows a block give other bits", chosen.columns);
+        let odd = if dtype.block_len() == 1 { 40 } else { 352 };
+        for all in families(rig, dtype) {
+            for (outputs, rows, cols) in [
+                (&[128][..], 16, if long { 256 } else { 128 }),
+                (&[37, 130, 5], 9, if long { 768 } else { odd }),
+                (&[1], 67, if long { 256 } else { 32 }),
+            ] {
+                let mut product = Product::random(dtype, outputs, rows, cols, &mut random);
+                let got = product.run(rig, all[0], rows, Some(1));
+                product.check(&got);
+                for chosen in &all[1..] {
+                    let same = same_bits(&product.run(rig, *chosen, rows, Some(1)), &got);
+                    assert!(same, "{dtype}: {} rows a block give other bits", chosen.columns());
+                }
+                product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
+                product.base = Some(random.normals(rows * product.outputs()));
+                product.check(&product.run(rig, fitting(&all, rows), rows, Some(2)));
             }
-            product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
-            product.base = Some(random.normals(rows * product.outputs()));
-            product.check(&product.run(rig, choice::gemm_quant(dtype, rows as u32).unwrap(), rows, Some(2)));
         }
     }
 }
 
 /// A row's bits depend on the splits, but not on the rows beside it; with every number of splits, empty ones too, the sums
-/// are right.
+/// are right. Steps outnumber the copies of steps in LDS.
 #[test]
 fn splits_are_added_in_order_and_rows_do_not_depend_on_each_other() {
     let Some(rig) = rig_with_gemm() else { return };
     let mut random = Random::new();
     let (rows, cols) = (70, 1280);
     let product = Product::random(DType::Q4_K, &[140], rows, cols, &mut random);
-    for splits in [None, Some(1), Some(3), Some(10), Some(12)] {
-        let all = product.run(rig, kernels(DType::Q4_K)[2], rows, splits);
-        product.check(&all);
-        for (few, chosen) in [(1, 0), (17, 1), (64, 2), (70, 0)] {
-            let got = product.run(rig, kernels(DType::Q4_K)[chosen], few, splits);
-            assert!(same_bits(&got, &all[..got.len()]), "{few} rows give other bits with {splits:?} splits");
+    for kernels in families(rig, DType::Q4_K) {
+        for splits in [None, Some(1), Some(3), Some(10), Some(12)] {
+            let all = product.run(rig, kernels[2], rows, splits);
+            product.check(&all);
+            for (few, chosen) in [(1, 0), (17, 1), (64, 2), (70, 0)] {
+                let got = product.run(rig, kernels[chosen], few, splits);
+                assert!(
+                    same_bits(&got, &all[..got.len()]),
+                    "{few} rows give other bits with {splits:?} splits"
+                );
+            }
+        }
+    }
+}
+
+/// More rows than a block's, with a last block that is not full.
+#[test]
+fn many_rows_are_multiplied_by_several_blocks() {
+    let Some(rig) = rig_with_gemm() else { return };
+    let mut random = Random::new();
+    let rows = 300;
+    let product = Product::random(DType::Q8_0, &[130, 20], rows, 96, &mut random);
+    for kernels in families(rig, DType::Q8_0) {
+        for chosen in kernels {
+            product.check(&product.run(rig, chosen, rows, None));
         }
     }
 }
@@ -225,16 +316,29 @@ fn the_sums_of_splits_have_room() {
     let sizes = [0, 1, 128, 129, 700, 4096, 32640, 40000];
     for outputs in sizes.iter().flat_map(|a| sizes.iter().flat_map(move |b| sizes.map(|c| [*a, *b, c]))) {
         for cols in [32, 576, 1536, 4096, 28672] {
-            let sums = outputs.map(|n| if n > 0 { choice::gemm_quant_sums(n, cols) } else { 0 });
-            for rows in [9, 16, 17, 32, 33, 64, 65, 128] {
-                let chosen = choice::gemm_quant(DType::Q4_K, rows).unwrap();
-                let [x, y, z] = choice::gemm_quant_grid(outputs, cols, rows, chosen.columns).workgroups;
-                let bytes =
-                    if z > 1 { 4 * (x * y * z * chosen.columns * choice::GEMM_TILE) as usize } else { 0 };
-                let room = choice::gemm_quant_parts(sums.into_iter().max().unwrap(), rows as usize);
+            let sums = outputs.map(|n| if n > 0 { choice::gemm_sums(n, cols) } else { 0 });
+            let sums = sums.into_iter().max().unwrap();
+            let check = |unit, rows: u32, columns: u32, grid: Grid| {
+                let [x, y, z] = grid.workgroups;
+                let bytes = if z > 1 { 4 * (x * y * z * columns * choice::GEMM_TILE) as usize } else { 0 };
+                let room = choice::gemm_parts(unit, sums, rows as usize);
                 assert!(
                     bytes <= room || outputs == [0; 3],
-                    "{outputs:?}, {cols} inputs, {rows} rows: {bytes} of {room}"
+                    "{unit:?}, {outputs:?}, {cols} inputs, {rows} rows: {bytes} of {room}"
+                );
+            };
+            for rows in [5, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 1000] {
+                if rows <= choice::GEMM_ROWS_MAX {
+                    let columns = choice::gemm_quant(DType::Q4_K, rows).unwrap().columns;
+                    let grid = choice::gemm_quant_grid(outputs, cols, rows, columns);
+                    check(MatrixUnit::OfWave, rows, columns, grid);
+                }
+                let columns = choice::gemm_wide(DType::Q4_K, rows).unwrap().columns;
+                check(
+                    MatrixUnit::AcrossWaves,
+                    rows,
+                    columns,
+                    choice::gemm_wide_grid(outputs, cols, rows, columns),
                 );
             }
         }
@@ -262,11 +366,11 @@ impl Choice {
     }
 
     /// The products of each pair, with tiles of `chosen.columns` pairs; both matrices, or the first one alone.
-    fn run(&self, rig: &Rig, chosen: Columns<GemmExperts>, both: bool) -> Vec<f32> {
+    fn run(&self, rig: &Rig, chosen: Experts, both: bool) -> Vec<f32> {
         let (count, pairs) = (self.experts.len() as u32, self.chosen.len() as u32);
         let (n, cols) = (self.experts[0][0].rows, self.product.cols());
         let tiles =
-            choice::ExpertTiles { size: chosen.columns, most: pairs.min(pairs / chosen.columns + count) };
+            choice::ExpertTiles { size: chosen.columns(), most: pairs.min(pairs / chosen.columns() + count) };
         let (experts, members) = (rig.upload(&self.chosen), rig.output::<u32>(pairs as usize));
         let table = rig.output::<u32>(4 * tiles.most as usize);
         let sort = GroupPairs {
@@ -293,23 +397,49 @@ impl Choice {
         let matrices = if both { 2 } else { 1 };
         let stride = n * matrices + 3;
         let out = rig.output::<f32>(pairs as usize * stride);
-        let (x, scales) = (rig.upload(&self.product.bits), rig.upload(&self.product.scales));
-        let arguments = GemmExperts {
-            table0: addresses[0].ptr(),
-            table1: or_null(addresses.get(1).filter(|_| both)),
-            tiles: table.ptr(),
-            members: members.ptr(),
-            n: n as u32,
-            cols: cols as u32,
-            x: x.ptr(),
-            x_stride: self.product.stride as u32,
-            x_scale: scales.ptr(),
-            slots: self.slots as u32,
-            out: out.ptr(),
-            out_stride: stride as u32,
-        };
-        let grid = tiles.grid(n as u32, matrices as u32);
-        rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+        let scales = rig.upload(&self.product.scales);
+        let (table0, table1) = (addresses[0].ptr(), or_null(addresses.get(1).filter(|_| both)));
+        let (places, members, x_scale, out_at) = (table.ptr(), members.ptr(), scales.ptr(), out.ptr());
+        let (n, cols, slots, out_stride) = (n as u32, cols as u32, self.slots as u32, stride as u32);
+        match chosen {
+            Chosen::OfWave(chosen) => {
+                let x = rig.upload(&self.product.bits);
+                let arguments = GemmExperts {
+                    table0,
+                    table1,
+                    tiles: places,
+                    members,
+                    n,
+                    cols,
+                    x: x.ptr(),
+                    x_stride: self.product.stride as u32,
+                    x_scale,
+                    slots,
+                    out: out_at,
+                    out_stride,
+                };
+                let grid = tiles.grid(n, matrices as u32);
+                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+            }
+            Chosen::AcrossWaves(chosen) => {
+                let x = rig.upload(&tiled(&self.product.bits, self.product.stride, self.product.cols()));
+                let arguments = GemmWideExperts {
+                    table0,
+                    table1,
+                    tiles: places,
+                    members,
+                    n,
+                    cols,
+                    x: x.ptr(),
+                    x_scale,
+                    slots,
+                    out: out_at,
+                    out_stride,
+                };
+                let grid = tiles.wide_grid(n, matrices as u32);
+                rig.device.launch(&rig.stream, chosen.kernel, grid, &arguments).unwrap();
+            }
+        }
         rig.download::<f32>(&out)
     }
 
@@ -344,12 +474,18 @@ fn experts_multiply_the_rows_that_chose_them() {
             [(130, 33, if long { 512 } else { 352 }, true), (20, 9, if long { 256 } else { 64 }, false)]
         {
             let choice = Choice::random(dtype, [n, rows, cols], &mut random);
-            let all = weight_type(dtype).unwrap().gemm_experts;
-            let got = choice.run(rig, all[0], both);
-            choice.check(&got, both);
-            for chosen in &all[1..] {
-                let same = same_bits(&choice.run(rig, *chosen, both), &got);
-                assert!(same, "{dtype}: tiles of {} pairs give other bits", chosen.columns);
+            let (known, unit) = (weight_type(dtype).unwrap(), rig.device.unit());
+            let of_wave = known.gemm_experts.iter().copied().map(Experts::OfWave).collect();
+            let across_waves = known.gemm_wide_experts.iter().copied().map(Experts::AcrossWaves).collect();
+            let families: [(MatrixUnit, Vec<Experts>); 2] =
+                [(MatrixUnit::OfWave, of_wave), (MatrixUnit::AcrossWaves, across_waves)];
+            for (_, all) in families.into_iter().filter(|(of, _)| unit.has(*of)) {
+                let got = choice.run(rig, all[0], both);
+                choice.check(&got, both);
+                for chosen in &all[1..] {
+                    let same = same_bits(&choice.run(rig, *chosen, both), &got);
+                    assert!(same, "{dtype}: tiles of {} pairs give other bits", chosen.columns());
+                }
             }
         }
     }

@@ -8,7 +8,8 @@
 namespace lookalike {
 
 constexpr u32 THREADS_MAX = 1024;
-constexpr u32 LDS_BYTES = 64 << 10;
+// 64 KiB, as AMD's GPUs have; with the wide matrix unit as many as devices that have one.
+constexpr u32 LDS_BYTES = HAS_WIDE_MATRIX ? 227 << 10 : 64 << 10;
 
 struct Launch {
     const host::Kernel* kernel;

@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "block.h"
+
 namespace lookalike {
 
 class Lds {
@@ -19,7 +21,7 @@ private:
         const void* place;
         size_t at;
     };
-    static constexpr size_t BYTES = 64 << 10, ARRAYS_MAX = 64;
+    static constexpr size_t BYTES = LDS_BYTES, ARRAYS_MAX = 64;
     // Gaps between arrays are inaccessible and do not count as used.
     static constexpr size_t GAP = 32;
     char* open(size_t bytes);

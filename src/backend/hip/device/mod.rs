@@ -75,6 +75,11 @@ impl Device {
         Ok(self.inner.module.function(name).ok_or_else(missing)?)
     }
 
+    /// The matrix unit that the device's code uses.
+    pub fn unit(&self) -> kernels::MatrixUnit {
+        kernels::types::unit(|name| self.inner.module.function(name).is_some())
+    }
+
     /// Whether the device's code contains a kernel. It has all but those that need what the device lacks.
     pub fn has<A: kernels::Arguments>(&self, kernel: kernels::Kernel<A>) -> bool {
         self.inner.module.function(kernel.name()).is_some()

@@ -231,6 +231,16 @@ pub fn a8_sums(rows: Count, padded: Count) -> Count {
     2 * a8_scales(rows, padded)
 }
 
+/// Values of `rows` f16 rows of `cols` values, one after the other or in tiles.
+pub fn x16(rows: Count, cols: Count, tiled: Count) -> Count {
+    if tiled == 0 { rows * cols } else { x16_tiled(rows, cols) }
+}
+
+/// Values of f16 rows in tiles of 8 rows, two of which hold 128 values of a row.
+pub fn x16_tiled(rows: Count, cols: Count) -> Count {
+    rows.round_up(8) * cols.round_up(128)
+}
+
 /// `count` when `used`, else nothing: for arguments that a kernel touches in one of its forms only.
 pub fn only(used: bool, count: impl Into<Count>) -> Count {
     if used { count.into() } else { Count::from(0) }

@@ -7,7 +7,7 @@
 pub mod choice;
 pub mod planes;
 
-use super::extent::{a8_codes, a8_scales, a8_sums, only, strided};
+use super::extent::{a8_codes, a8_scales, a8_sums, only, strided, x16_tiled};
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
@@ -147,6 +147,75 @@ kernels! { |launch|
         x: DevicePtr<u16> [at least cols],
         /// Values from row to row of `x`, a multiple of 8.
         x_stride: u32,
+        /// f32 `[rows]`. `members` decides which are read.
+        x_scale: DevicePtr<f32> [at least 1],
+        /// Pairs that share an activation row.
+        slots: u32,
+        /// f32 `[pairs][out_stride]`. `members` decides which are written.
+        out: DevicePtr<f32> [at least n],
+        /// Values from pair to pair of `out`.
+        out_stride: u32,
+    }
+
+    /// Up to three matrices times f16 rows in tiles, on the matrix unit across waves. Grid: [`choice::gemm_wide_grid`].
+    GemmWide [] {
+        /// First matrix.
+        w0: DevicePtr<u8> [launch.matrix(n0, cols)],
+        /// Second matrix.
+        w1: DevicePtr<u8> [launch.matrix(n1, cols)],
+        /// Third matrix.
+        w2: DevicePtr<u8> [launch.matrix(n2, cols)],
+        /// Outputs of the first matrix.
+        n0: u32,
+        /// Outputs of the second matrix, 0 for none.
+        n1: u32,
+        /// Outputs of the third matrix, 0 for none.
+        n2: u32,
+        /// f32 `[n0]`, or null.
+        bias0: DevicePtr<f32> [null or n0],
+        /// f32 `[n1]`, or null.
+        bias1: DevicePtr<f32> [null or n1],
+        /// f32 `[n2]`, or null.
+        bias2: DevicePtr<f32> [null or n2],
+        /// Inputs.
+        cols: u32,
+        /// f16 in tiles.
+        x: DevicePtr<u16> [x16_tiled(launch.rows(rows), cols)],
+        /// f32 `[rows]`.
+        x_scale: DevicePtr<f32> [rows],
+        /// Activation rows.
+        rows: u32,
+        /// f32 `[rows][out_stride]`: outputs of all matrices, one after the other.
+        out: DevicePtr<f32> [strided(launch.rows(rows), out_stride, n0 + n1 + n2)],
+        /// Values from row to row of `out`.
+        out_stride: u32,
+        /// 1 adds to `out`, 0 overwrites it.
+        add: u32,
+        /// f32 `[workgroups][columns][128]`: sums of the splits. None without splits.
+        parts: DevicePtr<f32> [
+            launch.if_split(launch.x * launch.y * launch.z * launch.columns() * u64::from(choice::GEMM_TILE))
+        ],
+        /// `[grid x * grid y]`, all 0 at launch. None without splits.
+        counters: DevicePtr<u32> [launch.if_split(launch.x * launch.y)],
+    }
+
+    /// Quantised matrices of experts times the f16 rows in tiles that chose them, on the matrix unit across waves. Grid:
+    /// [`choice::ExpertTiles::wide_grid`].
+    GemmWideExperts [] {
+        /// Address of each expert's matrix, 0 if it is absent. `tiles` decides which are read.
+        table0: DevicePtr<u64> [at least 1],
+        /// The same of a second matrix, whose outputs follow; or null.
+        table1: DevicePtr<u64> [null or at least 1],
+        /// `[grid y][4]`, from `group_pairs`.
+        tiles: DevicePtr<u32> [4 * launch.y],
+        /// Pair numbers, from `group_pairs`. `tiles` decides which are read.
+        members: DevicePtr<u32> [at least 1],
+        /// Outputs of a matrix.
+        n: u32,
+        /// Inputs.
+        cols: u32,
+        /// f16 in tiles. `members` decides which are read.
+        x: DevicePtr<u16> [at least x16_tiled(1u64.into(), cols)],
         /// f32 `[rows]`. `members` decides which are read.
         x_scale: DevicePtr<f32> [at least 1],
         /// Pairs that share an activation row.

@@ -89,6 +89,25 @@ pub struct Argument {
     pub size: usize,
 }
 
+/// A device's unit that multiplies matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatrixUnit {
+    /// Only its vector units.
+    #[default]
+    None,
+    /// A unit for each wave, with both operands in the wave's registers.
+    OfWave,
+    /// A unit across waves, with one operand in LDS.
+    AcrossWaves,
+}
+
+impl MatrixUnit {
+    /// Whether code for devices with this unit contains the kernels of another one.
+    pub fn has(self, other: Self) -> bool {
+        other == Self::None || other == self || self == Self::AcrossWaves
+    }
+}
+
 /// A kernel's name and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Declaration {
@@ -96,8 +115,8 @@ pub struct Declaration {
     pub name: &'static str,
     /// Arguments in order.
     pub arguments: &'static [Argument],
-    /// Whether only code for devices with a matrix unit contains it.
-    pub needs_matrix_unit: bool,
+    /// The matrix unit of the devices whose code contains it: [`MatrixUnit::None`] for all devices.
+    pub unit: MatrixUnit,
 }
 
 /// Every kernel that a code object must have, if its device has what the kernel needs.
@@ -312,7 +331,7 @@ macro_rules! kernels {
             $( $( $crate::backend::hip::kernels::Declaration {
                 name: stringify!($kernel),
                 arguments: <$group as $crate::backend::hip::kernels::Arguments>::LAYOUT,
-                needs_matrix_unit: false,
+                unit: $crate::backend::hip::kernels::MatrixUnit::None,
             }, )* )*
         ];
     };

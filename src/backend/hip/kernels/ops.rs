@@ -1,6 +1,6 @@
 //! All other kernels. Each file in `kernels/` documents its arguments, accepted shapes and launch.
 
-use super::extent::{a8_codes, a8_scales, a8_sums, named, only, strided};
+use super::extent::{a8_codes, a8_scales, a8_sums, named, only, strided, x16};
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
@@ -86,8 +86,8 @@ kernels! { |launch|
         bias: DevicePtr<f32> [null or cols],
         /// Row numbers, or null for the first rows.
         rows: DevicePtr<u32> [null or launch.x],
-        /// f16 `[M][cols]`.
-        out: DevicePtr<u16> [launch.x * cols],
+        /// f16 `[M][cols]`, or tiles.
+        out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.
         row_scales: DevicePtr<f32> [launch.x],
         /// Epsilon added to the mean square or the variance.
@@ -96,6 +96,8 @@ kernels! { |launch|
         cols: u32,
         /// 1 subtracts the mean first (LayerNorm), 0 does not (RMS norm).
         centre: u32,
+        /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
+        tiled: u32,
     }
 
     /// f32 rows to 8-bit rows. Grid: 1024 values per workgroup, rows.
@@ -120,14 +122,16 @@ kernels! { |launch|
     QuantiseX16 [quantise_x16] {
         /// f32, row m at `m * stride`.
         x: DevicePtr<f32> [strided(launch.x, stride, cols)],
-        /// f16 `[M][cols]`.
-        out: DevicePtr<u16> [launch.x * cols],
+        /// f16 `[M][cols]`, or tiles.
+        out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.
         row_scales: DevicePtr<f32> [launch.x],
         /// Values from row to row.
         stride: u32,
         /// Values of a row.
         cols: u32,
+        /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
+        tiled: u32,
     }
 
     /// `act(gate) * up` to 8-bit rows. Grid: 1024 values per workgroup, rows.
@@ -174,8 +178,8 @@ kernels! { |launch|
         gate: DevicePtr<f32> [strided(launch.x, stride, cols)],
         /// f32, row m at `m * stride`, or null: the result is `act(gate)`.
         up: DevicePtr<f32> [null or strided(launch.x, stride, cols)],
-        /// f16 `[M][cols]`.
-        out: DevicePtr<u16> [launch.x * cols],
+        /// f16 `[M][cols]`, or tiles.
+        out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.
         row_scales: DevicePtr<f32> [launch.x],
         /// Values from row to row.
@@ -184,6 +188,8 @@ kernels! { |launch|
         cols: u32,
         /// Activation of the gate: [`SILU`] or [`GELU`].
         activation: u32,
+        /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
+        tiled: u32,
     }
 
     /// Per-head norm and rotation; q to scratch, k and v to pages. Grid: 8 heads per workgroup, rows.

@@ -5,11 +5,11 @@
 //! `kernels/gemv_TYPE.hip` has those of the products. `cargo xtask kernels` holds the code objects to this table.
 
 use super::matmul::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmQuant, GemvA8, GemvF32,
-    GemvGatedA8, GemvGatedF32, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmQuant, GemmWide,
+    GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, Repack,
 };
 use super::ops::EmbedRows;
-use super::{Arguments, Declaration, Kernel};
+use super::{Arguments, Declaration, Kernel, MatrixUnit};
 use crate::tensor::DType;
 
 /// A kernel, and the activation rows that one workgroup takes.
@@ -46,6 +46,10 @@ pub struct WeightType {
     pub gemm: &'static [Columns<GemmQuant>],
     /// The same for experts.
     pub gemm_experts: &'static [Columns<GemmExperts>],
+    /// Products with f16 rows in tiles, on a matrix unit across waves.
+    pub gemm_wide: &'static [Columns<GemmWide>],
+    /// The same for experts.
+    pub gemm_wide_experts: &'static [Columns<GemmWideExperts>],
     /// Products with 8-bit rows.
     pub gemv_a8: &'static [Columns<GemvA8>],
     /// Products with f32 rows.
@@ -78,7 +82,7 @@ macro_rules! columns {
 macro_rules! weight_types {
     (
         quantised { $( $quant:ident $quant_name:literal $planes:expr; )* }
-        float { $( $float:ident $float_name:literal $dequant:expr; )* }
+        float { $( $float:ident $float_name:literal $dequant:expr, $wide:tt; )* }
     ) => {
         /// All weight types that kernels read.
         pub static WEIGHT_TYPES: &[WeightType] = &[
@@ -90,6 +94,8 @@ macro_rules! weight_types {
                 dequant: Some(Kernel::new(concat!("dequant_", $quant_name)).of(DType::$quant)),
                 gemm: columns!($quant, "gemm", $quant_name, "x16", [16, 32, 64]),
                 gemm_experts: columns!($quant, "gemm_experts", $quant_name, "x16", [16, 32, 64]),
+                gemm_wide: columns!($quant, "gemm_wide", $quant_name, "x16", [16, 32, 64, 128, 256]),
+                gemm_wide_experts: columns!($quant, "gemm_wide_experts", $quant_name, "x16", [16, 32, 64]),
                 gemv_a8: columns!($quant, "gemv", $quant_name, "a8", [1, 2, 4, 8]),
                 gemv_f32: columns!($quant, "gemv", $quant_name, "f32", [1, 4]),
                 gated_a8: columns!($quant, "gemv_gated", $quant_name, "a8", [1, 2, 4, 8]),
@@ -107,6 +113,8 @@ macro_rules! weight_types {
                 dequant: $dequant,
                 gemm: &[],
                 gemm_experts: &[],
+                gemm_wide: columns!($float, "gemm_wide", $float_name, "x16", $wide),
+                gemm_wide_experts: &[],
                 gemv_a8: &[],
                 gemv_f32: columns!($float, "gemv", $float_name, "f32", [1, 2, 4, 8]),
                 gated_a8: &[],
@@ -133,9 +141,9 @@ weight_types! {
         Q6_K "q6_k" [(16, 32), (8, 32), (2, 32), (2, 256)];
     }
     float {
-        F32 "f32" Some(Kernel::new("dequant_f32").of(DType::F32));
-        F16 "f16" None;
-        BF16 "bf16" Some(Kernel::new("dequant_bf16").of(DType::BF16));
+        F32 "f32" Some(Kernel::new("dequant_f32").of(DType::F32)), [];
+        F16 "f16" None, [16, 32, 64, 128, 256];
+        BF16 "bf16" Some(Kernel::new("dequant_bf16").of(DType::BF16)), [16, 32, 64, 128, 256];
     }
 }
 
@@ -150,7 +158,7 @@ pub fn fitting<A>(variants: &[Columns<A>], rows: u32) -> Option<Columns<A>> {
 }
 
 fn declaration<A: Arguments>(kernel: &Kernel<A>) -> Declaration {
-    Declaration { name: kernel.name(), arguments: A::LAYOUT, needs_matrix_unit: false }
+    Declaration { name: kernel.name(), arguments: A::LAYOUT, unit: MatrixUnit::None }
 }
 
 fn all<A: Arguments>(variants: &'static [Columns<A>]) -> impl Iterator<Item = Declaration> {
@@ -173,8 +181,10 @@ impl WeightType {
             self.experts_gated_a8.as_ref().map(declaration),
             Some(declaration(&self.experts_gated_f32)),
         ];
-        let gemm = all(self.gemm).chain(all(self.gemm_experts));
-        let gemm = gemm.map(|declared| Declaration { needs_matrix_unit: true, ..declared });
+        let of = |unit| move |declared| Declaration { unit, ..declared };
+        let gemm = all(self.gemm).chain(all(self.gemm_experts)).map(of(MatrixUnit::OfWave));
+        let wide = all(self.gemm_wide).chain(all(self.gemm_wide_experts)).map(of(MatrixUnit::AcrossWaves));
+        let gemm = gemm.chain(wide);
         let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
         one.into_iter()
@@ -184,6 +194,12 @@ impl WeightType {
             .chain(products)
             .chain(gated)
     }
+}
+
+/// The widest matrix unit that a device's code has products for, by whether it has a kernel of that name.
+pub fn unit(has: impl Fn(&'static str) -> bool) -> MatrixUnit {
+    let all = |unit| declared().filter(|kernel| kernel.unit == unit).all(|kernel| has(kernel.name));
+    [MatrixUnit::AcrossWaves, MatrixUnit::OfWave].into_iter().find(|unit| all(*unit)).unwrap_or_default()
 }
 
 /// The kernels of all types.

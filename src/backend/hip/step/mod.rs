@@ -13,8 +13,8 @@ mod run;
 mod sampling;
 mod scratch;
 
+use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::{ActivationType, KvType};
-use scratch::{GEMM_ROWS, GRAPH_ROWS, GRAPH_ROWS_WITHOUT_GEMM, MATRIX_ROWS};
 
 /// Element types to compute with: the same for all models of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,18 +23,38 @@ pub struct Modes {
     pub activations: ActivationType,
     /// Element type of KV pages.
     pub kv: KvType,
-    /// Whether the device has products of quantised weights with f16 rows: they need a matrix unit.
-    pub gemm: bool,
+    /// The unit that multiplies weights with f16 rows.
+    pub unit: MatrixUnit,
 }
 
 impl Modes {
-    /// Rows from which products take f16 rows.
+    /// Rows from which products take f16 rows. Below, reading weights once for each eight rows is faster. Without
+    /// products for quantised weights, these are expanded for a matrix product.
     pub fn matrix_rows(self) -> usize {
-        if self.gemm { GEMM_ROWS } else { MATRIX_ROWS }
+        match self.unit {
+            MatrixUnit::None => 64,
+            MatrixUnit::OfWave => 9,
+            MatrixUnit::AcrossWaves => 5,
+        }
     }
 
-    /// Most rows of a step recorded for replay.
+    /// Rows from which pairs of a row and an expert are sorted by expert.
+    pub fn grouped_rows(self) -> Option<usize> {
+        (self.unit != MatrixUnit::None && self.activations == ActivationType::Int8).then_some(9)
+    }
+
+    /// Whether f16 rows lie in tiles.
+    pub fn tiled(self) -> bool {
+        self.unit == MatrixUnit::AcrossWaves
+    }
+
+    /// Most rows of a step recorded for replay. Without products for quantised weights, more rows are multiplied eight
+    /// at a time, or with expanded weights.
     pub fn graph_rows(self) -> usize {
-        if self.gemm { GRAPH_ROWS } else { GRAPH_ROWS_WITHOUT_GEMM }
+        match self.unit {
+            MatrixUnit::None => 8,
+            MatrixUnit::OfWave => 64,
+            MatrixUnit::AcrossWaves => 128,
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::backend::hip::step::resolve::{Addresses, Loads};
 use crate::backend::hip::step::rope::RopeTables;
 use crate::backend::hip::step::run::{self, Run};
 use crate::backend::hip::step::sampling::Sampler;
-use crate::backend::hip::step::scratch::{self, MATRIX_ROWS, SPLITS_MAX, Scratch};
+use crate::backend::hip::step::scratch::{self, SPLITS_MAX, Scratch, TILED_ROWS};
 use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
 use crate::program::{FIRST_PART, Program, TensorId};
@@ -136,7 +136,7 @@ impl OpenModel {
         self.step.deferred = replay && self.warm && graphs::suits(batch, modes);
         self.step.unchecked = self.step.deferred && self.routes_alone;
         // Rows that all have logits are one of a sequence each: tiles of queries would hold one.
-        let many = rows >= MATRIX_ROWS && !graphs::suits(batch, modes);
+        let many = rows >= TILED_ROWS && !graphs::suits(batch, modes);
         let tiles = if many { run::tiles(self.bound.group_max, batch) } else { Vec::new() };
         let row_bytes = self.bound.table.map_or(0, |(_, bytes)| bytes);
         let mut layout = Layout {

@@ -1,6 +1,7 @@
 //! Memory of one model for a step's rows between kernels: the slots that planes share, and extra buffers for attention
 //! and for products of many rows.
 
+use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::choice;
 use crate::backend::hip::step::bind::{Bound, PlaneId};
 use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Purpose, Stream};
@@ -13,18 +14,11 @@ pub const ATTENTION_ROWS: usize = 8;
 /// Rows per decode attention launch with few splits.
 pub const ATTENTION_ROWS_MAX: usize = 64;
 
+/// From this many rows on, attention takes tiles of queries together.
+pub const TILED_ROWS: usize = 64;
+
 /// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
-
-/// From this many rows on, weights are expanded for a matrix product, where quantised weights have none of their own.
-/// Below, reading them once per eight rows is faster.
-pub const MATRIX_ROWS: usize = 64;
-
-/// From this many rows on, quantised weights are multiplied on the matrix unit without being expanded.
-pub const GEMM_ROWS: usize = 9;
-
-/// Most rows of such products. With more rows, expanded weights are multiplied faster.
-pub const GEMM_ROWS_MAX: u32 = 128;
 
 /// Words that count the workgroups of such a product that have ended: one per tile of outputs and rows.
 const GEMM_COUNTERS: usize = 1024;
@@ -37,12 +31,6 @@ const SLAB_BYTES_MAX: usize = 128 << 20;
 
 /// From this many rows on, one slab's product fills a large device.
 pub const WIDE_ROWS: u32 = 512;
-
-/// Most rows of a step recorded for replay.
-pub const GRAPH_ROWS: usize = 64;
-
-/// The same on devices where more rows are multiplied eight at a time, or expanded.
-pub const GRAPH_ROWS_WITHOUT_GEMM: usize = 8;
 
 /// `cols` rounded up to whole groups of 32. Rows of quantised weights are always whole groups.
 pub fn padded(cols: usize) -> usize {
@@ -79,17 +67,21 @@ impl Sizes {
         let rows = bound.rows(Rows::All);
         let words = |count: usize| count.saturating_mul(4);
         let splits = SPLITS_MAX as usize;
+        // Tiles have eight rows.
+        let whole = if bound.modes.tiled() { 8 } else { 1 };
         let slot = |slot: &crate::backend::hip::step::bind::Slot| {
-            slot.row_bytes.saturating_mul(bound.rows(slot.rows))
+            slot.row_bytes.saturating_mul(bound.rows(slot.rows).next_multiple_of(whole))
         };
+        let unit = bound.modes.unit;
         let many = rows >= bound.modes.matrix_rows() && bound.modes.activations == ActivationType::Int8;
-        let splits_sums = many && bound.modes.gemm;
-        let expands = many && (!bound.modes.gemm || bound.room.floats || rows > GEMM_ROWS_MAX as usize);
+        let expands = many
+            && match unit {
+                MatrixUnit::None => true,
+                MatrixUnit::OfWave => bound.room.floats || rows > choice::GEMM_ROWS_MAX as usize,
+                MatrixUnit::AcrossWaves => false,
+            };
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
-        let slab = [
-            (expands, slab),
-            (splits_sums, choice::gemm_quant_parts(bound.room.sums, rows.min(GEMM_ROWS_MAX as usize))),
-        ];
+        let slab = [(expands, slab), (many, choice::gemm_parts(unit, bound.room.sums, rows))];
         let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
         Self {
             slots: bound.slots.iter().map(slot).collect(),

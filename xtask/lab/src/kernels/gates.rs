@@ -102,7 +102,7 @@ fn resources(kernel: &Kernel, faults: &mut Vec<String>) {
 }
 
 fn arguments(target: &Target, kernels: &[Kernel], faults: &mut Vec<String>) {
-    let present = |kernel: &Declaration| target.has_matrix_unit() || !kernel.needs_matrix_unit;
+    let present = |kernel: &Declaration| target.unit().has(kernel.unit);
     let all: Vec<Declaration> = declared().filter(present).collect();
     for declaration in &all {
         let Some(kernel) = kernels.iter().find(|kernel| kernel.name == declaration.name) else {

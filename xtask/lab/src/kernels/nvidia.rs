@@ -11,8 +11,10 @@ use xtask::lookalike::unit::{self, Unit};
 
 use super::wheels::{Wheel, unpacked};
 
-/// Hopper. The code runs with every CUDA 13 driver.
+/// Hopper, as its driver names it. The code runs with every CUDA 13 driver.
 const ARCH: &str = "sm_90";
+/// The same with the matrix unit across waves, which no later device has.
+const TARGET: &str = "arch=compute_90a,code=sm_90a";
 
 const WHEELS: [Wheel; 5] = [
     Wheel {
@@ -103,7 +105,7 @@ fn compile(bin: &Path, name: &str, dir: &Path, objects: &Path) -> Result<Unit> {
     let output = objects.join(format!("{name}.cubin"));
     let mut command = Command::new(bin.join("nvcc"));
     command
-        .args(["-std=c++17", &format!("-arch={ARCH}"), "-cubin", "-fmad=false"])
+        .args(["-std=c++17", &format!("-gencode={TARGET}"), "-cubin", "-fmad=false"])
         .args(include_flags(host::root()))
         .args(["-MMD", "-MF"])
         .arg(unit::list_path(&output))

@@ -1,5 +1,6 @@
 //! The AMD targets that kernels are built for.
 
+use rocmforge::backend::hip::kernels::MatrixUnit;
 use xtask::error::{Error, Result};
 
 /// An architecture as clang names it.
@@ -24,9 +25,12 @@ const fn generic(name: &'static str) -> Target {
 }
 
 impl Target {
-    /// Whether its devices have a matrix unit that the kernels use (`HAS_MATRIX_UNIT` of kernels/prelude/amd.h).
-    pub fn has_matrix_unit(&self) -> bool {
-        !matches!(self.name, "gfx906" | "gfx1030" | "gfx10-3-generic")
+    /// The matrix unit of its devices that the kernels use (`HAS_MATRIX_UNIT` of kernels/prelude/amd.h).
+    pub fn unit(&self) -> MatrixUnit {
+        match self.name {
+            "gfx906" | "gfx1030" | "gfx10-3-generic" => MatrixUnit::None,
+            _ => MatrixUnit::OfWave,
+        }
     }
 }
 

@@ -97,7 +97,7 @@ fn write_objects(dir: &Path) -> Result<()> {
         fs::write(&path, entry.unpack().map_err(broken)?).map_err(Error::at(&path))?;
     }
     for target in targets::ALL {
-        let present = |kernel: &Declaration| target.has_matrix_unit() || !kernel.needs_matrix_unit;
+        let present = |kernel: &Declaration| target.unit().has(kernel.unit);
         write_launched(dir, target.name, declared().filter(present))?;
     }
     Ok(())

@@ -1,12 +1,12 @@
 //! Choice of a kernel by weight type and row count, and the shape of its launch.
 
-use super::super::Kernel;
 use super::super::ops::EmbedRows;
 pub use super::super::types::Columns;
 use super::super::types::{fitting, weight_type};
+use super::super::{Kernel, MatrixUnit};
 use super::{
-    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant, GemvA8,
-    GemvF32, GemvGatedA8, GemvGatedF32, Repack,
+    Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant,
+    GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, Repack,
 };
 use crate::backend::hip::device::launch::Grid;
 use crate::tensor::DType;
@@ -23,6 +23,8 @@ const GEMM_BLOCKS: u32 = 128;
 
 /// Outputs per workgroup of `gemm_*_x16_*`.
 pub const GEMM_TILE: u32 = 128;
+/// Most rows of `gemm_*_x16_*`. With more rows, expanded weights are multiplied faster.
+pub const GEMM_ROWS_MAX: u32 = 128;
 /// Inputs per step of `gemm_*_x16_*`.
 const GEMM_STEP: u32 = 128;
 /// Workgroups of `gemm_*_x16_*` that fill a large device, two on each of its units.
@@ -35,32 +37,65 @@ const GEMM_MATRICES: u32 = 3;
 
 /// Grid of a `gemm_*_x16_*` launch. The splits depend on the matrices alone, so a row's bits do not depend on the rows.
 pub fn gemm_quant_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) -> Grid {
-    let tiles = outputs.iter().map(|n| n.div_ceil(GEMM_TILE)).fold(0, u32::saturating_add).max(1);
-    Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), gemm_quant_splits(tiles, cols))
+    let tiles = gemm_tiles(outputs);
+    Grid::xyz(tiles, rows.div_ceil(columns.max(1)).max(1), gemm_splits(tiles, cols, GEMM_QUANT_BLOCKS))
 }
 
-fn gemm_quant_splits(tiles: u32, cols: u32) -> u32 {
+/// Workgroups of `gemm_wide_*` with so many columns that a large device runs at a time: two on a unit, or one.
+fn wide_blocks(columns: u32) -> u32 {
+    if columns < 128 { GEMM_QUANT_BLOCKS } else { GEMM_QUANT_BLOCKS / 2 }
+}
+
+/// Bytes of LDS of a workgroup of `gemm_wide_*`: steps of f16 rows, and what the first tile's alignment may cost.
+fn wide_lds(columns: u32) -> u32 {
+    let stages = if columns < 256 { 4 } else { 3 };
+    stages * columns * 2 * GEMM_STEP + 1024
+}
+
+/// Grid of a `gemm_wide_*` launch. Up to 64 rows the splits depend on the matrices alone; with more rows, fewer fill a
+/// device.
+pub fn gemm_wide_grid(outputs: [u32; 3], cols: u32, rows: u32, columns: u32) -> Grid {
+    let (tiles, down) = (gemm_tiles(outputs), rows.div_ceil(columns.max(1)).max(1));
+    let splits = gemm_splits(tiles.saturating_mul(down), cols, wide_blocks(columns));
+    Grid::xyz(tiles, down, splits).lds(wide_lds(columns))
+}
+
+fn gemm_tiles(outputs: [u32; 3]) -> u32 {
+    outputs.iter().map(|n| n.div_ceil(GEMM_TILE)).fold(0, u32::saturating_add).max(1)
+}
+
+/// Splits of a launch with so many tiles on a device that runs `blocks` workgroups at a time.
+fn gemm_splits(tiles: u32, cols: u32, blocks: u32) -> u32 {
     let steps = cols.div_ceil(GEMM_STEP).max(1);
-    let splits = (GEMM_QUANT_BLOCKS / tiles).clamp(1, (steps / GEMM_SPLIT_STEPS).max(1));
+    let splits = (blocks / tiles).clamp(1, (steps / GEMM_SPLIT_STEPS).max(1));
     // As many steps in each but the last: no split is empty.
     steps.div_ceil(steps.div_ceil(splits))
 }
 
-/// Most tiles with all their splits of a `gemm_*_x16_*` launch that has a matrix of that shape, and no larger ones. 0 if it
-/// is not split.
-pub fn gemm_quant_sums(outputs: u32, cols: u32) -> u32 {
+/// Most tiles with all their splits of a launch of one row of workgroups that has a matrix of that shape, and no larger
+/// ones. 0 if it is not split.
+pub fn gemm_sums(outputs: u32, cols: u32) -> u32 {
     let tiles = outputs.div_ceil(GEMM_TILE).max(1);
-    match gemm_quant_splits(tiles, cols) {
+    match gemm_splits(tiles, cols, GEMM_QUANT_BLOCKS) {
         // With other matrices beside it, it has no more splits.
         1 => 0,
         splits => (GEMM_MATRICES * tiles * splits).min(GEMM_QUANT_BLOCKS),
     }
 }
 
-/// Bytes of `parts` of a `gemm_*_x16_*` launch with so many tiles and splits, and so many rows.
-pub fn gemm_quant_parts(sums: u32, rows: usize) -> usize {
-    let rows = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
-    (4 * sums * GEMM_TILE) as usize * rows
+/// Bytes of `parts` of launches with at most so many rows, from the [`gemm_sums`] of their matrices.
+pub fn gemm_parts(unit: MatrixUnit, sums: u32, rows: usize) -> usize {
+    let few = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
+    let blocks_by_columns = match unit {
+        MatrixUnit::None => 0,
+        MatrixUnit::OfWave => sums as usize * few.min(GEMM_ROWS_MAX as usize),
+        MatrixUnit::AcrossWaves if rows <= 64 => sums as usize * few,
+        MatrixUnit::AcrossWaves => {
+            let (columns, down) = if rows <= 128 { (128, 1) } else { (256, rows.div_ceil(256)) };
+            (sums as usize).saturating_mul(down).min(wide_blocks(columns) as usize) * columns as usize
+        }
+    };
+    4 * GEMM_TILE as usize * blocks_by_columns
 }
 
 /// Tiles into which `group_pairs` cuts pairs of a row and an expert.
@@ -89,6 +124,11 @@ impl ExpertTiles {
     /// Grid of a `group_pairs` launch.
     pub fn group_grid() -> Grid {
         Grid::x(1).threads(1024)
+    }
+
+    /// Grid of a `gemm_wide_experts_*` launch with so many matrices of an expert.
+    pub fn wide_grid(self, outputs: u32, matrices: u32) -> Grid {
+        self.grid(outputs, matrices).lds(wide_lds(self.size))
     }
 
     /// Grid of a `gemm_experts_*` launch with so many matrices of an expert.
@@ -159,6 +199,16 @@ pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
 /// Product of a quantised type with f16 rows. `None` for a float type.
 pub fn gemm_quant(dtype: DType, rows: u32) -> Option<Columns<GemmQuant>> {
     fitting(weight_type(dtype)?.gemm, rows)
+}
+
+/// Product with f16 rows in tiles. `None` for F32, which f16 would round.
+pub fn gemm_wide(dtype: DType, rows: u32) -> Option<Columns<GemmWide>> {
+    fitting(weight_type(dtype)?.gemm_wide, rows)
+}
+
+/// Products of experts of a quantised type with f16 rows in tiles, tiles of so many pairs. `None` for a float type.
+pub fn gemm_wide_experts(dtype: DType, size: u32) -> Option<Columns<GemmWideExperts>> {
+    fitting(weight_type(dtype)?.gemm_wide_experts, size)
 }
 
 /// Products of experts of a quantised type with f16 rows, tiles of so many pairs. `None` for a float type.

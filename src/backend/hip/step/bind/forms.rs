@@ -83,10 +83,9 @@ impl Wanted {
     /// rows. `dtype` is the type of the matrices that read.
     pub fn by_experts(modes: Modes, dtypes: [DType; 2], dtype: DType, rows: usize) -> Self {
         let few = pair_form(modes.activations, dtype);
-        if are_grouped(modes, dtypes, rows as u32) {
-            Self::either(few, Form::Half, modes.matrix_rows())
-        } else {
-            Self::always(few)
+        match modes.grouped_rows() {
+            Some(from) if are_grouped(modes, dtypes, rows as u32) => Self::either(few, Form::Half, from),
+            _ => Self::always(few),
         }
     }
 
@@ -140,8 +139,7 @@ pub fn form(modes: Modes, dtype: DType, rows: u32, cols: u32) -> Form {
 /// Whether a step of `rows` rows sorts pairs of a row and an expert by expert, so that the matrix unit multiplies those of
 /// an expert together. `dtypes`: the type of gate and up matrices, and of down matrices.
 pub fn are_grouped(modes: Modes, dtypes: [DType; 2], rows: u32) -> bool {
-    let suits = modes.gemm && modes.activations == ActivationType::Int8 && !dtypes.into_iter().any(is_float);
-    suits && rows as usize >= modes.matrix_rows()
+    !dtypes.into_iter().any(is_float) && modes.grouped_rows().is_some_and(|from| rows as usize >= from)
 }
 
 /// Form for pairs of a row and an expert that are not grouped: that of single rows.
@@ -152,7 +150,7 @@ pub fn pair_form(activations: ActivationType, dtype: DType) -> Form {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::hip::step::scratch::GEMM_ROWS;
+    use crate::backend::hip::kernels::MatrixUnit;
 
     #[test]
     fn sets_hold_what_was_put_in() {
@@ -171,10 +169,14 @@ mod tests {
         assert_eq!(forms(wanted(DType::Q4_K, 256, 63)), (Some(Form::A8), Some(Form::A8)));
         assert_eq!(forms(wanted(DType::F32, 256, 64)), (Some(Form::Float), Some(Form::Float)));
         assert_eq!(forms(wanted(DType::F16, 12, 64)), (Some(Form::Float), Some(Form::Float)));
-        let gemm = |rows| Wanted::by_product(Modes { gemm: true, ..modes }, DType::Q4_K, 256, rows);
-        assert_eq!(forms(gemm(GEMM_ROWS)), (Some(Form::A8), Some(Form::Half)));
-        let at = |rows| gemm(64).at(rows as u32).only();
-        assert_eq!((at(GEMM_ROWS - 1), at(GEMM_ROWS)), (Some(Form::A8), Some(Form::Half)));
+        for unit in [MatrixUnit::OfWave, MatrixUnit::AcrossWaves] {
+            let modes = Modes { unit, ..modes };
+            let (gemm, from) =
+                (|rows| Wanted::by_product(modes, DType::Q4_K, 256, rows), modes.matrix_rows());
+            assert_eq!(forms(gemm(from)), (Some(Form::A8), Some(Form::Half)));
+            let at = |rows| gemm(64).at(rows as u32).only();
+            assert_eq!((at(from - 1), at(from)), (Some(Form::A8), Some(Form::Half)));
+        }
         let exact = Modes { activations: ActivationType::F32, ..modes };
         let exact = Wanted::by_product(exact, DType::Q4_K, 256, 64);
         assert_eq!(exact, Wanted::FLOAT);

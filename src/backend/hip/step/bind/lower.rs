@@ -220,7 +220,8 @@ impl Lower<'_> {
         let values = padded(cols as usize) * times;
         let mut plane = |bytes: usize| self.planes.add(bytes, rows, self.units);
         let a8 = forms.has(Form::A8).then(|| [plane(values), plane(values / 32 * 4), plane(values / 16 * 2)]);
-        let half = forms.has(Form::Half).then(|| [plane(2 * values), plane(4 * times)]);
+        let halves = if self.modes.tiled() { (cols as usize).next_multiple_of(128) * times } else { values };
+        let half = forms.has(Form::Half).then(|| [plane(2 * halves), plane(4 * times)]);
         Home { float: None, a8, half }
     }
 

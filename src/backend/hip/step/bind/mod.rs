@@ -16,7 +16,7 @@ mod tests;
 mod unit;
 mod uses;
 
-pub use forms::{FORMS, Form, Wanted, are_grouped, form, pair_form};
+pub use forms::{FORMS, Form, Wanted, are_grouped, form, is_float, pair_form};
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use unit::*;

@@ -143,7 +143,7 @@ impl Lower<'_> {
     /// Reserves slab room for a matrix with many rows of activations.
     fn expands(&mut self, product: &Product, rows: Rows) {
         self.room.floats |= product.dtype == DType::BF16;
-        self.room.sums = self.room.sums.max(choice::gemm_quant_sums(product.rows, product.cols));
+        self.room.sums = self.room.sums.max(choice::gemm_sums(product.rows, product.cols));
         if rows == Rows::All {
             let values = product.rows as usize * product.cols as usize;
             self.room.matrix = self.room.matrix.max(values);
@@ -226,7 +226,7 @@ impl Lower<'_> {
         let queries = self.float(read)?;
         let queries = self.whole(queries, value.width, Rows::All);
         let (forms, converts) = self.one_form(wrote)?;
-        let spare = attend_leaves_floats(self.modes.kv, head_dim, group, forms, self.limits.rows);
+        let spare = attend_leaves_floats(self.modes, head_dim, group, forms, self.limits.rows);
         let out = self.fresh(wrote, converts || spare)?;
         let known = self.windows.iter().position(|known| *known == window);
         let windows_at = known.unwrap_or_else(|| {

@@ -152,8 +152,11 @@ fn llama(dtype: DType, layers: u32) -> Program {
     w.head(x)
 }
 
-const MODES: Modes =
-    Modes { gemm: false, activations: crate::backend::ActivationType::Int8, kv: crate::backend::KvType::F16 };
+const MODES: Modes = Modes {
+    unit: crate::backend::hip::kernels::MatrixUnit::None,
+    activations: crate::backend::ActivationType::Int8,
+    kv: crate::backend::KvType::F16,
+};
 
 fn bound(program: &Program, rows: usize) -> Bound {
     bind(program, StepLimits { rows, wanted_rows: rows.min(16) }, MODES).unwrap()

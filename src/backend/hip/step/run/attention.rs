@@ -5,9 +5,10 @@ use super::forms::A8;
 use super::prefill::TILE_QUERIES;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
+use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted};
 use crate::backend::hip::step::scratch::{
-    ATTENTION_ROWS, ATTENTION_ROWS_MAX, MATRIX_ROWS, SPLITS_MAX, padded,
+    ATTENTION_ROWS, ATTENTION_ROWS_MAX, SPLITS_MAX, TILED_ROWS, padded,
 };
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType};
@@ -66,26 +67,27 @@ fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
     whole(heads) && whole(group)
 }
 
-/// Whether tiles can write f16 rows. A mean of f16 values fits f16; a mean of f32 values may not.
-pub(super) fn tiles_write_halves(kv: KvType) -> bool {
-    kv == KvType::F16
+/// Whether tiles of queries can write f16 rows: only one after the other. A mean of f16 values fits f16; a mean of f32
+/// values may not.
+pub(super) fn tiles_write_halves(modes: Modes) -> bool {
+    modes.kv == KvType::F16 && !modes.tiled()
 }
 
 /// Whether some kernel leaves f32 rows that must be converted, in steps of at most `rows` rows.
-pub fn attend_leaves_floats(kv: KvType, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
+pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
     let decode = |form| match form {
-        Some(Form::A8) => !writes_a8(kv, head_dim, group),
+        Some(Form::A8) => !writes_a8(modes.kv, head_dim, group),
         Some(Form::Half) => true,
         Some(Form::Float) | None => false,
     };
     let tiles = |form| match form {
-        Some(Form::Half) => !tiles_write_halves(kv),
+        Some(Form::Half) => !tiles_write_halves(modes),
         Some(Form::A8) => true,
         Some(Form::Float) | None => false,
     };
     let many = forms.many.only();
     // Also many rows may be decoded: one of a sequence each.
-    decode(forms.few.only()) || decode(many) || rows >= MATRIX_ROWS && group <= TILE_QUERIES && tiles(many)
+    decode(forms.few.only()) || decode(many) || rows >= TILED_ROWS && group <= TILE_QUERIES && tiles(many)
 }
 
 impl Run<'_> {

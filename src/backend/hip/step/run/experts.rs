@@ -4,7 +4,7 @@ use super::forms::{A8, row_threads};
 use super::{Run, Weights, activation, no_kernel};
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{
-    ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, choice,
+    ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
 use crate::backend::hip::kernels::ops;
 use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
@@ -114,6 +114,7 @@ impl Run<'_> {
             stride: grouped.both.stride,
             cols,
             activation: activation(unit.activation),
+            tiled: self.tiled(),
         };
         let grid = Grid::x(pairs).threads(row_threads(cols));
         self.device.launch(self.stream, ops::GatedX16::gated_x16, grid, &gated)?;
@@ -131,13 +132,35 @@ impl Run<'_> {
         out: DevicePtr<f32>,
     ) -> Result<(), BackendError> {
         let Some(&ExpertTable { table, dtype, rows: n, cols }) = matrices.first() else { return Ok(()) };
-        let chosen = choice::gemm_experts(dtype, tiles.size).ok_or_else(|| no_kernel("experts", dtype))?;
         let (x, x_scale) = self.halves(from);
+        let (table0, table1) = (table, matrices.get(1).map_or(DevicePtr::NULL, |second| second.table));
+        let (places, members) = (self.plane(grouped.tiles), self.plane(grouped.members));
+        let out_stride = n * N as u32;
+        if self.bound.modes.tiled() {
+            let chosen =
+                choice::gemm_wide_experts(dtype, tiles.size).ok_or_else(|| no_kernel("experts", dtype))?;
+            let arguments = GemmWideExperts {
+                table0,
+                table1,
+                tiles: places,
+                members,
+                n,
+                cols,
+                x,
+                x_scale,
+                slots,
+                out,
+                out_stride,
+            };
+            let grid = tiles.wide_grid(n, N as u32);
+            return Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?);
+        }
+        let chosen = choice::gemm_experts(dtype, tiles.size).ok_or_else(|| no_kernel("experts", dtype))?;
         let arguments = GemmExperts {
-            table0: table,
-            table1: matrices.get(1).map_or(DevicePtr::NULL, |second| second.table),
-            tiles: self.plane(grouped.tiles),
-            members: self.plane(grouped.members),
+            table0,
+            table1,
+            tiles: places,
+            members,
             n,
             cols,
             x,
@@ -145,7 +168,7 @@ impl Run<'_> {
             x_scale,
             slots,
             out,
-            out_stride: n * N as u32,
+            out_stride,
         };
         let grid = tiles.grid(n, N as u32);
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)

@@ -41,6 +41,11 @@ impl Run<'_> {
         A8 { codes: at(0).cast(), scales: at(1).cast(), sums: at(2).cast() }
     }
 
+    /// 1 where f16 rows lie in tiles.
+    pub(super) fn tiled(&self) -> u32 {
+        u32::from(self.bound.modes.tiled())
+    }
+
     /// Addresses of the f16 rows and of their scales; null for a value without them.
     pub(super) fn halves(&self, home: &Home) -> (DevicePtr<u16>, DevicePtr<f32>) {
         let at = |plane: usize| home.half.map_or(DevicePtr::NULL, |planes| self.plane::<u8>(planes[plane]));
@@ -66,7 +71,7 @@ impl Run<'_> {
             Form::Float => Ok(()),
             Form::Half => {
                 let (halves, row_scales) = self.halves(out);
-                let arguments = QuantiseX16 { x, out: halves, row_scales, stride, cols };
+                let arguments = QuantiseX16 { x, out: halves, row_scales, stride, cols, tiled: self.tiled() };
                 let grid = Grid::x(rows).threads(row_threads(cols));
                 Ok(self.device.launch(self.stream, QuantiseX16::quantise_x16, grid, &arguments)?)
             }
@@ -137,6 +142,7 @@ impl Run<'_> {
             eps: norm.eps,
             cols: norm.group,
             centre: u32::from(norm.centre),
+            tiled: self.tiled(),
         };
         let grid = Grid::x(rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)

@@ -104,7 +104,8 @@ impl Run<'_> {
             }
             Form::Half => {
                 let (out, row_scales) = self.halves(&unit.out);
-                let arguments = GatedX16 { gate, up, out, row_scales, stride, cols, activation };
+                let arguments =
+                    GatedX16 { gate, up, out, row_scales, stride, cols, activation, tiled: self.tiled() };
                 let grid = Grid::x(rows).threads(row_threads(cols));
                 self.device.launch(self.stream, GatedX16::gated_x16, grid, &arguments)?;
             }

@@ -48,7 +48,7 @@ impl Run<'_> {
             (KvType::F16, _) => AttnPrefill::attn_prefill_f16_any,
             (KvType::F32, _) => AttnPrefill::attn_prefill_f32_any,
         };
-        let direct = form == Form::Half && tiles_write_halves(kv);
+        let direct = form == Form::Half && tiles_write_halves(self.bound.modes);
         let (halves, row_scales) = self.halves(&unit.out);
         let arguments = AttnPrefill {
             q: self.at(unit.queries),

@@ -3,13 +3,40 @@
 use super::forms::A8;
 use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
-use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemvA8, GemvF32, choice};
-use crate::backend::hip::step::bind::{Form, Home, Products, form};
-use crate::backend::hip::step::scratch::{GEMM_ROWS_MAX, SLAB_BYTES, WIDE_ROWS};
+use crate::backend::hip::kernels::MatrixUnit;
+use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice};
+use crate::backend::hip::step::bind::{Form, Home, Products, form, is_float};
+use crate::backend::hip::step::scratch::{SLAB_BYTES, WIDE_ROWS};
 use crate::backend::hip::{DevicePtr, Grid};
+use crate::tensor::DType;
 
 /// Most matrices per launch.
 const TOGETHER: usize = 3;
+
+/// Up to [`TOGETHER`] matrices of one type and width, times the same rows.
+struct Task<'a> {
+    group: &'a [Matrix],
+    dtype: DType,
+    cols: u32,
+    input: &'a Home,
+    rows: u32,
+    out: DevicePtr<f32>,
+    out_stride: u32,
+    add: u32,
+}
+
+impl Task<'_> {
+    /// Address, outputs and bias of each matrix; null and 0 where there is none.
+    fn matrices(&self) -> ([DevicePtr<u8>; TOGETHER], [u32; TOGETHER], [DevicePtr<f32>; TOGETHER]) {
+        let of = |index: usize| self.group.get(index);
+        let numbers = [0, 1, 2];
+        (
+            numbers.map(|i| of(i).map_or(DevicePtr::NULL, |matrix| matrix.at)),
+            numbers.map(|i| of(i).map_or(0, |matrix| matrix.rows)),
+            numbers.map(|i| of(i).map_or(DevicePtr::NULL, |matrix| matrix.bias)),
+        )
+    }
+}
 
 impl Run<'_> {
     pub(super) fn side_by_side(
@@ -42,6 +69,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Products that share an input, of one type, in one launch where a kernel takes them all.
     fn group(
         &self,
         group: &[Matrix],
@@ -52,100 +80,150 @@ impl Run<'_> {
         add: bool,
     ) -> Result<(), BackendError> {
         let Some(first) = group.first() else { return Ok(()) };
-        let of = |index: usize| group.get(index);
-        let (w, n) = (|i| of(i).map_or(DevicePtr::NULL, |m| m.at), |i| of(i).map_or(0, |m| m.rows));
-        let bias = |i| of(i).map_or(DevicePtr::NULL, |m| m.bias);
-        let outputs = [n(0), n(1), n(2)];
-        let (dtype, cols, add) = (first.dtype, first.cols, u32::from(add));
-        match form(self.bound.modes, dtype, rows, cols) {
-            Form::Half
-                if self.bound.modes.gemm
-                    && rows <= GEMM_ROWS_MAX
-                    && choice::gemm_quant(dtype, rows).is_some() =>
-            {
-                let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
-                let (x, x_scale) = self.halves(input);
-                let arguments = GemmQuant {
-                    w0: w(0),
-                    w1: w(1),
-                    w2: w(2),
-                    n0: outputs[0],
-                    n1: outputs[1],
-                    n2: outputs[2],
-                    bias0: bias(0),
-                    bias1: bias(1),
-                    bias2: bias(2),
-                    cols,
-                    x,
-                    x_stride: cols,
-                    x_scale,
-                    rows,
-                    out,
-                    out_stride,
-                    add,
-                    parts: self.scratch.slab.ptr(),
-                    counters: self.scratch.counters.ptr(),
-                };
-                let grid = choice::gemm_quant_grid(outputs, cols, rows, chosen.columns);
-                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
+        let task = Task {
+            group,
+            dtype: first.dtype,
+            cols: first.cols,
+            input,
+            rows,
+            out,
+            out_stride,
+            add: u32::from(add),
+        };
+        let modes = self.bound.modes;
+        match (form(modes, first.dtype, rows, first.cols), modes.unit) {
+            (Form::A8, _) => self.gemv_a8(&task),
+            (Form::Float, _) => self.gemv_f32(&task),
+            (Form::Half, MatrixUnit::AcrossWaves) => self.gemm_wide(&task),
+            (Form::Half, MatrixUnit::OfWave) if rows <= choice::GEMM_ROWS_MAX && !is_float(first.dtype) => {
+                self.gemm(&task)
             }
-            Form::Half => {
+            (Form::Half, _) => {
                 let mut column = 0;
                 for matrix in group {
-                    self.expand_and_multiply(*matrix, input, rows, out.offset(column), out_stride, add)?;
+                    let out = out.offset(column);
+                    self.expand_and_multiply(*matrix, input, rows, out, out_stride, task.add)?;
                     column += matrix.rows as usize;
                 }
-            }
-            Form::A8 => {
-                let chosen = choice::gemv_a8(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
-                let A8 { codes, scales, sums } = self.a8(input);
-                let arguments = GemvA8 {
-                    w0: w(0),
-                    w1: w(1),
-                    w2: w(2),
-                    n0: outputs[0],
-                    n1: outputs[1],
-                    n2: outputs[2],
-                    bias0: bias(0),
-                    bias1: bias(1),
-                    bias2: bias(2),
-                    cols,
-                    codes,
-                    scales,
-                    sums,
-                    rows,
-                    out,
-                    out_stride,
-                    add,
-                };
-                let grid = choice::gemv_grid(outputs, rows, chosen.columns);
-                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
-            }
-            Form::Float => {
-                let chosen = choice::gemv_f32(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
-                let arguments = GemvF32 {
-                    w0: w(0),
-                    w1: w(1),
-                    w2: w(2),
-                    n0: outputs[0],
-                    n1: outputs[1],
-                    n2: outputs[2],
-                    bias0: bias(0),
-                    bias1: bias(1),
-                    bias2: bias(2),
-                    cols,
-                    x: self.floats(input),
-                    x_stride: input.float.map_or(cols, |view| view.stride),
-                    rows,
-                    out,
-                    out_stride,
-                    add,
-                };
-                let grid = choice::gemv_grid(outputs, rows, chosen.columns);
-                self.device.launch(self.stream, chosen.kernel, grid, &arguments)?;
+                Ok(())
             }
         }
-        Ok(())
+    }
+
+    fn gemm_wide(&self, task: &Task<'_>) -> Result<(), BackendError> {
+        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemm_wide(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
+        let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
+        let ([n0, n1, n2], (x, x_scale)) = (outputs, self.halves(task.input));
+        let (parts, counters) = (self.scratch.slab.ptr(), self.scratch.counters.ptr());
+        let arguments = GemmWide {
+            w0,
+            w1,
+            w2,
+            n0,
+            n1,
+            n2,
+            bias0,
+            bias1,
+            bias2,
+            cols,
+            x,
+            x_scale,
+            rows,
+            out,
+            out_stride,
+            add,
+            parts,
+            counters,
+        };
+        let grid = choice::gemm_wide_grid(outputs, cols, rows, chosen.columns);
+        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
+    }
+
+    fn gemm(&self, task: &Task<'_>) -> Result<(), BackendError> {
+        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
+        let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
+        let ([n0, n1, n2], (x, x_scale)) = (outputs, self.halves(task.input));
+        let (parts, counters) = (self.scratch.slab.ptr(), self.scratch.counters.ptr());
+        let arguments = GemmQuant {
+            w0,
+            w1,
+            w2,
+            n0,
+            n1,
+            n2,
+            bias0,
+            bias1,
+            bias2,
+            cols,
+            x,
+            x_stride: cols,
+            x_scale,
+            rows,
+            out,
+            out_stride,
+            add,
+            parts,
+            counters,
+        };
+        let grid = choice::gemm_quant_grid(outputs, cols, rows, chosen.columns);
+        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
+    }
+
+    fn gemv_a8(&self, task: &Task<'_>) -> Result<(), BackendError> {
+        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemv_a8(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
+        let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
+        let ([n0, n1, n2], A8 { codes, scales, sums }) = (outputs, self.a8(task.input));
+        let arguments = GemvA8 {
+            w0,
+            w1,
+            w2,
+            n0,
+            n1,
+            n2,
+            bias0,
+            bias1,
+            bias2,
+            cols,
+            codes,
+            scales,
+            sums,
+            rows,
+            out,
+            out_stride,
+            add,
+        };
+        let grid = choice::gemv_grid(outputs, rows, chosen.columns);
+        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
+    }
+
+    fn gemv_f32(&self, task: &Task<'_>) -> Result<(), BackendError> {
+        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemv_f32(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
+        let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
+        let [n0, n1, n2] = outputs;
+        let arguments = GemvF32 {
+            w0,
+            w1,
+            w2,
+            n0,
+            n1,
+            n2,
+            bias0,
+            bias1,
+            bias2,
+            cols,
+            x: self.floats(task.input),
+            x_stride: task.input.float.map_or(cols, |view| view.stride),
+            rows,
+            out,
+            out_stride,
+            add,
+        };
+        let grid = choice::gemv_grid(outputs, rows, chosen.columns);
+        Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
     /// Matrix product of many rows. Expands weights to f16 one slab at a time and multiplies each slab while it is

@@ -1,0 +1,166 @@
+// What a block of gemm has, on either matrix unit: its rows, its weights as operands, its results and the sums of its splits.
+#pragma once
+#include "../quant/floats.h"
+#include "../quant/types.h"
+
+#if HAS_MATRIX_UNIT
+
+constexpr u32 STEP = 128, GROUPS = STEP / 32, TILE = 128, WAVES = 256 / WAVE;
+// Tiles of 16 outputs of a wave.
+constexpr u32 ACROSS = TILE / 16 / WAVES;
+
+// The rows of a block: neighbours.
+struct Neighbours {
+    static constexpr bool ARE_NEIGHBOURS = true;
+    u32 first, count;
+    DEV u32 from(u32 r) const { return first + r; }
+    DEV u32 to(u32 r) const { return first + r; }
+};
+
+// The rows of a block: pairs of a row and an expert.
+struct Pairs {
+    static constexpr bool ARE_NEIGHBOURS = false;
+    const u32* pair; // in LDS
+    u32 count, slots;
+    DEV u32 from(u32 r) const { return pair[r] / slots; }
+    DEV u32 to(u32 r) const { return pair[r]; }
+};
+
+// The groups of a lane in one pass, as loaded. Operand: Strip or Wide, which say what a lane holds.
+template <class T, class Operand> struct Loaded {
+    typename T::Raw raw[ACROSS][Operand::HELD];
+};
+
+// The weight rows of a lane: row held(h) of 16 in each of the wave's tiles. The block's first row is the same for all lanes, and
+// the rest fits 32 bits: a load takes few registers.
+template <class T, class Operand> struct LaneWeights {
+    static constexpr u32 HELD = Operand::HELD;
+    typename T::View block;
+    u32 row[ACROSS][HELD], groups;
+
+    DEV LaneWeights(const u8* planes, u32 n, u32 first, u32 cols)
+        : block(T::from(T::view(planes, u64(n) * cols), first * (cols / 32))), groups(cols / 32) {
+        UNROLL for (u32 j = 0; j < ACROSS; j++) {
+            UNROLL for (u32 h = 0; h < HELD; h++) {
+                row[j][h] = min_u32((wave() * ACROSS + j) * 16 + Operand::held(h), n - 1 - first) * groups;
+            }
+        }
+    }
+    // The lane's group in a pass. Passes are counted through all steps.
+    DEV static u32 group(u32 pass) { return pass * Operand::K_LANES + Operand::k_lane(); }
+    DEV Loaded<T, Operand> load(u32 pass) const {
+        Loaded<T, Operand> loaded;
+        UNROLL for (u32 j = 0; j < ACROSS; j++) {
+            UNROLL for (u32 h = 0; h < HELD; h++) loaded.raw[j][h] = T::load(block, row[j][h] + min_u32(group(pass), groups - 1));
+        }
+        return loaded;
+    }
+};
+
+// Codes as bytes from 0 on, and what they then exceed the codes by.
+template <class T> constexpr u32 FLIP = T::negative ? 0x80808080u : 0;
+template <class T> constexpr i32 LESS = T::offset + (T::negative ? 128 : 0);
+
+// Whether values may be past f16's range, finite though they are: of this lane, and of any lane of the wave.
+struct Large {
+    bool mine, any;
+};
+
+// Says so of these groups: |code - offset| is at most 128. Brings their scales and minimums into the range then.
+template <class T, u32 COUNT> DEV Large limit_groups(Group (&groups)[COUNT]) {
+    f32 most = 0.0f;
+    UNROLL for (u32 i = 0; i < COUNT; i++) {
+        const Group& group = groups[i];
+        const f32 scale = T::halves ? max_f32(abs_f32(group.scale[0]), abs_f32(group.scale[1])) : abs_f32(group.scale[0]);
+        most = max_f32(most, fma_f32(128.0f, scale, abs_f32(group.min)));
+    }
+    const bool mine = most > 65000.0f && most < INFINITY_F32;
+    const Large large = {mine, any(mine)};
+    if (large.any) {
+        UNROLL for (u32 i = 0; i < COUNT; i++) {
+            groups[i].scale[0] = within_f16(groups[i].scale[0]);
+            groups[i].scale[1] = within_f16(groups[i].scale[1]);
+            groups[i].min = within_f16(groups[i].min);
+        }
+    }
+    return large;
+}
+
+// The scale of half a group, and its minimum, twice each in f16.
+struct Factors {
+    u32 scales, mins;
+};
+template <class T> DEV Factors factors(const Group& group, u32 half) {
+    const f32 scale = group.scale[half];
+    return {pack_f16x2(scale, scale), T::affine ? pack_f16x2(group.min, group.min) : 0};
+}
+
+// A word of four codes in f16: code * scale + min, rounded once.
+template <class T> DEV void decode_word(i32 codes, const Factors& by, u32 (&words)[2]) {
+    UNROLL for (u32 b = 0; b < 2; b++) {
+        words[b] = fma_f16x2(bytes_f16x2<LESS<T>>(u32(codes) ^ FLIP<T>, 2 * b), by.scales, by.mins);
+    }
+}
+
+template <class Which> struct Out {
+    f32* p;
+    const f32 *scale, *bias;
+    Which which;
+    u32 first, n, stride, add;
+
+    // Sums of row r for some outputs.
+    template <u32 COUNT> DEV void put(u32 r, const u32 (&o)[COUNT], const f32 (&sums)[COUNT]) const {
+        if (r >= which.count) return;
+        f32* row = p + u64(which.to(r)) * stride + first;
+        const f32 by = scale[which.from(r)];
+        UNROLL for (u32 i = 0; i < COUNT; i++) {
+            if (first + o[i] >= n) continue;
+            f32 v = by * sums[i];
+            if (bias != nullptr) v += bias[first + o[i]];
+            if (add != 0) v += row[o[i]];
+            row[o[i]] = v;
+        }
+    }
+};
+
+template <u32 M> struct Splits {
+    f32* parts;
+    u32* counters;
+
+    // The place of a block's sums. A tile's splits lie side by side.
+    DEV f32* of(u32 split) const {
+        return parts + (u64(block_y() * grid_x() + block_x()) * grid_z() + split) * M * TILE;
+    }
+    template <class Sums, class Which> DEV void join(const Sums& sums, const Out<Which>& out) const {
+        f32* mine = of(block_z());
+        sums.each([&](u32 r, const auto& o, const auto& sum) {
+            UNROLL for (u32 i = 0; i < sizeof o / sizeof o[0]; i++) mine[r * TILE + o[i]] = sum[i];
+        });
+        if (!last_block(counters + block_y() * grid_x() + block_x(), grid_z())) return;
+        // Four sums at a time; all loads of a split are in flight together.
+        constexpr u32 FOURS = (M < 64 ? M : 64) * TILE / 1024;
+        ROLLED for (u32 start = 4 * thread_id(); start < M * TILE; start += 1024 * FOURS) {
+            f32 all[FOURS][4];
+            UNROLL for (u32 i = 0; i < FOURS; i++) {
+                UNROLL for (u32 e = 0; e < 4; e++) all[i][e] = 0.0f;
+            }
+            ROLLED for (u32 split = 0; split < grid_z(); split++) {
+                const f32* from = of(split) + start;
+                u32x4 four[FOURS];
+                UNROLL for (u32 i = 0; i < FOURS; i++) four[i] = load16(from + 1024 * i);
+                UNROLL for (u32 i = 0; i < FOURS; i++) {
+                    all[i][0] += as_f32(four[i].x);
+                    all[i][1] += as_f32(four[i].y);
+                    all[i][2] += as_f32(four[i].z);
+                    all[i][3] += as_f32(four[i].w);
+                }
+            }
+            UNROLL for (u32 i = 0; i < FOURS; i++) {
+                const u32 at = start + 1024 * i;
+                out.put(at / TILE, {at % TILE, at % TILE + 1, at % TILE + 2, at % TILE + 3}, all[i]);
+            }
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,103 @@
+// NVIDIA's wide matrix unit: wgmma.m64nNk16 of sm_90a. Four waves, a team, multiply 64 rows of A in their registers, 16 a wave,
+// with N rows of B in LDS.
+//
+// Element 4 * q + 2 * h + e of a lane's sums is that of row 8 * q + 2 * (lane % 4) + e of B, and of row held(h) of the wave's A.
+#pragma once
+
+#define WIDE_4(c, i) "+f"((c)[i]), "+f"((c)[(i) + 1]), "+f"((c)[(i) + 2]), "+f"((c)[(i) + 3])
+#define WIDE_16(c, i) WIDE_4(c, i), WIDE_4(c, (i) + 4), WIDE_4(c, (i) + 8), WIDE_4(c, (i) + 12)
+#define WIDE_D8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define WIDE_D16 WIDE_D8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define WIDE_D32 WIDE_D16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WIDE_D64                                                                                                               \
+    WIDE_D32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"   \
+             "%59,%60,%61,%62,%63"
+#define WIDE_D128                                                                                                              \
+    WIDE_D64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,"                                                                \
+             "%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,"                                                                \
+             "%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// The operands after the sums are A, which is added as it is, and the descriptor of B.
+#define WIDE_MMA(SHAPE, D, A0, A1, A2, A3, B, ...)                                                                             \
+    asm volatile("{ .reg .pred p; .reg .b64 b; setp.eq.u32 p, 0, 0; mov.b64 b, {%" #B ", 0x40000080};"                        \
+                 "wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 {" D "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3               \
+                 "}, b, p, 1, 1, 0; }"                                                                                         \
+                 : __VA_ARGS__                                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b)                                                          \
+                 : "memory")
+
+struct Wide {
+    static constexpr u32 K_LANES = 4, HELD = 2, TEAM = 4;
+    DEV static u32 held(u32 i) { return lane() / 4 + 8 * i; }
+    DEV static u32 k_lane() { return lane() % 4; }
+    // In bytes.
+    using Address = u32;
+    DEV static Address address(const f16* lds) { return (u32)__cvta_generic_to_shared(lds); }
+    // Bytes from the address to the next multiple of 1024, where a tile may begin.
+    DEV static u32 to_tile(const f16* lds) { return (0u - address(lds)) % 1024; }
+
+    template <u32 N> struct Sums {
+        // Rows of B in a lane, and the lane's sums of each: one for each row of A that it holds.
+        static constexpr u32 ROWS = N / 4;
+        f32 v[ROWS * HELD];
+        DEV static u32 row(u32 i) { return i / 2 * 8 + 2 * (lane() % 4) + i % 2; }
+        DEV f32 get(u32 i, u32 h) const { return v[i / 2 * 4 + 2 * h + i % 2]; }
+        DEV void clear() {
+            UNROLL for (u32 l = 0; l < ROWS * HELD; l++) v[l] = 0.0f;
+        }
+        DEV void add(const u32 (&a)[4], Address tile, u32 half, u32 product) {
+            // In units of 16 bytes. The next 8 rows lie 2048 bytes further; a tile's parts are turned by 128 bytes' pattern.
+            const u32 b = (tile >> 4) + 64 * half + 2 * product;
+            if constexpr (N == 16) WIDE_MMA("m64n16k16", WIDE_D8, 8, 9, 10, 11, 12, WIDE_4(v, 0), WIDE_4(v, 4));
+            if constexpr (N == 32) WIDE_MMA("m64n32k16", WIDE_D16, 16, 17, 18, 19, 20, WIDE_16(v, 0));
+            if constexpr (N == 64) WIDE_MMA("m64n64k16", WIDE_D32, 32, 33, 34, 35, 36, WIDE_16(v, 0), WIDE_16(v, 16));
+            if constexpr (N == 128) {
+                WIDE_MMA("m64n128k16", WIDE_D64, 64, 65, 66, 67, 68, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
+                         WIDE_16(v, 48));
+            }
+            if constexpr (N == 256) {
+                WIDE_MMA("m64n256k16", WIDE_D128, 128, 129, 130, 131, 132, WIDE_16(v, 0), WIDE_16(v, 16), WIDE_16(v, 32),
+                         WIDE_16(v, 48), WIDE_16(v, 64), WIDE_16(v, 80), WIDE_16(v, 96), WIDE_16(v, 112));
+            }
+        }
+    };
+
+    // Before products with these operands. They are complete from here on: what makes them may not move down.
+    DEV static void begin(u32 (&a)[2][4]) {
+        asm volatile("wgmma.fence.sync.aligned;"
+                     : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
+                       "+r"(a[1][3])::"memory");
+    }
+    // Ends a batch of products.
+    DEV static void end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+    // Until all but the last LEFT batches are done.
+    template <u32 LEFT> DEV static void wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+    // Between this thread's writes of B and the barrier before products that read it.
+    DEV static void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+};
+
+// A barrier in LDS for copies that one thread starts for all.
+struct CopyBarrier {
+    u64 word;
+    // One thread, and a barrier of the block after it.
+    DEV void begin(u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at()), "r"(arrivals) : "memory"); }
+    DEV void arrive() { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at()) : "memory"); }
+    // Arrives, and makes the phase last until so many bytes are there.
+    DEV void expect(u32 bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()), "r"(bytes) : "memory");
+    }
+    // Until the phase of this parity has ended.
+    DEV void wait(u32 parity) {
+        asm volatile("{ .reg .pred p; AGAIN_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra AGAIN_%=; }" ::"r"(at()),
+                     "r"(parity)
+                     : "memory");
+    }
+    DEV u32 at() const { return (u32)__cvta_generic_to_shared(&word); }
+};
+
+// Copies so many bytes, a multiple of 16, to LDS; `barrier` expects them.
+DEV void copy_bulk_async(void* lds, const void* p, u32 bytes, CopyBarrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     (u32)__cvta_generic_to_shared(lds)),
+                 "l"(__cvta_generic_to_global(p)), "r"(bytes), "r"(barrier.at())
+                 : "memory");
+}
