@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 
 use rocmforge_client::Connection;
 use rocmforge_client::wire::{
     self, ErrorCode, Flags, GenerateRequest, LoadRequest, ModelState, Op, PAYLOAD_BYTES_MAX, PingRequest,
-    TokenizeRequest, encode_frame_with_descriptors,
+    encode_frame_with_descriptors,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -119,20 +120,19 @@ fn loads_that_wait_take_a_share_of_the_descriptors() {
     const LOADS: u32 = 60;
     /// A quarter of 256 descriptors for all requests, half of it for one user.
     const SHARE: u32 = 32;
-    let mut rig = Rig::start_with_descriptors(256);
-    let text = TokenizeRequest {
-        model: TINY.into(),
-        text: "a long story ".repeat(15_000),
-        add_special: true,
-        parse_special: false,
-        ext: vec![],
-    };
-    // The user's turns to block a thread are taken for a while.
-    let mut busy: Vec<Raw> = (0..32).map(|_| Raw::connect(&rig)).collect();
+    let mut rig = Rig::idle();
+    let notices = rig.dir.path().join("notify");
+    let manager = UnixDatagram::bind(&notices).unwrap();
+    let mut command = rig.command_with_descriptors(256);
+    rig.spawn(command.env("NOTIFY_SOCKET", &notices));
+    rig.assert_serves();
+    // A load of a passed file ends when the service manager has taken its file. This one takes no more notices until the
+    // test says so: no load ends, 16 of them have the user's turns to block a thread, and the others wait.
+    let filler = UnixDatagram::unbound().unwrap();
+    filler.set_nonblocking(true).unwrap();
+    while filler.send_to(b"STATUS=", &notices).is_ok() {}
     let mut loader = Raw::connect(&rig);
-    rig.eventually("all are connected", |status| status.connections == 34);
     let before = rig.descriptors();
-    busy.iter_mut().for_each(|raw| raw.send(1, Op::Tokenize, &text));
     let file = File::open(rig.model(TINY)).unwrap();
     for number in 0..LOADS {
         let name = format!("m{number}");
@@ -148,10 +148,12 @@ fn loads_that_wait_take_a_share_of_the_descriptors() {
     }
     // Refused ones are closed by other threads, a moment later.
     rig.assert_descriptors(before + SHARE as usize + 2);
+    // The thread ends with the test's process.
+    std::thread::spawn(move || while manager.recv(&mut [0; 64]).is_ok() {});
     for _ in 0..SHARE {
         assert_eq!(loader.receive().0.known_op(), Some(Op::Reply));
     }
-    drop((busy, loader));
+    drop(loader);
     rig.assert_serves();
     assert!(rig.client().load_file(&rig.model(TINY), Some("m1")).is_ok(), "the share is free again");
 }

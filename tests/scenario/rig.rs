@@ -54,13 +54,19 @@ impl Rig {
     /// A daemon that serves the kept model, with this limit of descriptors.
     pub fn start_with_descriptors(limit: u32) -> Self {
         let mut rig = Self::idle();
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", &format!("ulimit -n {limit}; exec \"$@\""), "sh"]);
-        let daemon = rig.command();
-        command.arg(daemon.get_program()).args(daemon.get_args());
+        let mut command = rig.command_with_descriptors(limit);
         rig.spawn(&mut command);
         rig.assert_serves();
         rig
+    }
+
+    /// As [`Rig::command`], with this limit of descriptors.
+    pub fn command_with_descriptors(&self, limit: u32) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &format!("ulimit -n {limit}; exec \"$@\""), "sh"]);
+        let daemon = self.command();
+        command.arg(daemon.get_program()).args(daemon.get_args());
+        command
     }
 
     /// Connections that use up such a daemon's descriptors until they drop.
