@@ -1,12 +1,14 @@
-//! Prefill and decode speed of the CPU backend on one model, with the time of its parts. Also reports the share of the
-//! rate at which the same threads read the model's mapping.
+//! Prefill and decode speed of the CPU backend on one model, with the time of its parts and the longest time without a
+//! pause. Also reports the share of the rate at which the same threads read the model's mapping. With `--whole`, every
+//! second round never cuts a product.
 //!
-//! `cargo bench --bench cpu_step -- MODEL.gguf [--threads N] [--prompt N] [--tokens N] [--isa NAME] [--f32] [--chunk N]`
+//! `cargo bench --bench cpu_step -- MODEL.gguf [--threads N] [--prompt N] [--tokens N] [--isa NAME] [--f32] [--chunk N]
+//! [--whole] [--rounds N]`
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa, Slices};
 use rocmforge::backend::{
     ActivationType, Backend, DeviceTensor, KV_PAGE_TOKENS, ModelSlot, Progress, SampleRow, StepBatch,
     StepLimits, Storage, Weights,
@@ -25,6 +27,8 @@ struct Arguments {
     prompt: usize,
     tokens: usize,
     chunk: usize,
+    whole: bool,
+    rounds: usize,
 }
 
 fn main() -> Result<(), Failure> {
@@ -44,7 +48,13 @@ fn main() -> Result<(), Failure> {
     let rate = read_rate(file, backend.info().threads);
     let mut run = Run::open(&mut backend, &plan, &arguments)?;
 
-    for round in 0..3 {
+    for round in 0..arguments.rounds {
+        let whole = arguments.whole && round % 2 == 1;
+        let uncut = Slices { whole: usize::MAX, ..Slices::default() };
+        run.backend.set_slices(if whole { uncut } else { Slices::default() });
+        if arguments.whole {
+            println!("{}", if whole { "whole" } else { "cut" });
+        }
         let prompt: Vec<u32> =
             (0..arguments.prompt).map(|i| (i * 7919 + round) as u32 % vocab as u32).collect();
         let begin = Instant::now();
@@ -91,6 +101,8 @@ fn arguments() -> Result<Option<Arguments>, Failure> {
         prompt: 128,
         tokens: 32,
         chunk: 256,
+        whole: false,
+        rounds: 3,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -99,6 +111,8 @@ fn arguments() -> Result<Option<Arguments>, Failure> {
             "--bench" => {}
             "--threads" => parsed.options.threads = Some(value()?.parse()?),
             "--isa" => parsed.options.isa = Some(value()?.parse::<Isa>()?),
+            "--whole" => parsed.whole = true,
+            "--rounds" => parsed.rounds = value()?.parse()?,
             "--f32" => parsed.options.activations = ActivationType::F32,
             "--prompt" => parsed.prompt = value()?.parse()?,
             "--tokens" => parsed.tokens = value()?.parse()?,
@@ -155,6 +169,8 @@ struct Run<'a> {
     tensors: Vec<Option<DeviceTensor>>,
     generations: Vec<u64>,
     spent: [Duration; PARTS.len()],
+    /// The longest call of the backend.
+    longest: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -179,6 +195,7 @@ impl<'a> Run<'a> {
             generations: vec![0; program.parts().len()],
             program,
             spent: Default::default(),
+            longest: Duration::ZERO,
             backend,
         })
     }
@@ -194,7 +211,7 @@ impl<'a> Run<'a> {
             page_table_stride: self.pages.len(),
             logits_rows: &[tokens.len() as u32 - 1],
         };
-        let (backend, spent) = (&mut *self.backend, &mut self.spent);
+        let (backend, spent, longest) = (&mut *self.backend, &mut self.spent, &mut self.longest);
         let mut clock = Instant::now();
         let mut lap = |part: usize| {
             let now = Instant::now();
@@ -204,7 +221,10 @@ impl<'a> Run<'a> {
         let weights = Weights { tensors: &self.tensors, generations: &self.generations };
         let mut run = |part: u32| {
             loop {
-                match backend.run(part, &weights)? {
+                let begun = Instant::now();
+                let progress = backend.run(part, &weights)?;
+                *longest = begun.elapsed().max(*longest);
+                match progress {
                     Progress::Done => return Ok::<_, Failure>(()),
                     Progress::Needs(_) | Progress::Again => return Err("all experts are resident".into()),
                     Progress::Paused => {}
@@ -243,7 +263,8 @@ impl<'a> Run<'a> {
             format!("{part} {:.1} us ({share:.0} %)", spent.as_secs_f64() * 1e6 / tokens as f64)
         });
         println!("  per token: {}", times.collect::<Vec<_>>().join(", "));
-        self.spent = Default::default();
+        println!("  longest without a pause: {:.1} ms", self.longest.as_secs_f64() * 1e3);
+        (self.spent, self.longest) = Default::default();
     }
 
     /// Prints the process's anonymous memory, as Linux counts it, and the KV cache's share of it.

@@ -1,8 +1,10 @@
 //! The bits of a row's logits do not depend on the step boundaries of its sequence or on other rows of a step. Nor do
 //! they depend on its pages, their old content, the number of threads, or the instruction set.
 
+use std::time::Duration;
+
 use rocmforge::backend::Backend;
-use rocmforge::backend::cpu::{CpuOptions, Isa};
+use rocmforge::backend::cpu::{CpuBackend, CpuOptions, Isa, Slices};
 use rocmforge::tensor::DType;
 
 use crate::small::{Random, Recipe, Small};
@@ -112,6 +114,30 @@ fn pages_hold_nothing_of_the_sequence_before() {
     runner.loaded.backend.release_pages(runner.loaded.slot, &tables[0]);
     assert_eq!(runner.loaded.backend.kv_bytes(runner.loaded.slot), 0);
     assert!(runner.step(&rows(&second, 0, 40), &tables) == want);
+}
+
+/// A part may pause inside a product, and inside the attention of many rows.
+#[test]
+fn pauses_change_no_bit() {
+    let ids = tokens(5, 140);
+    // Each column and each tile is a slice of its own, and each slice ends with a pause.
+    let slices = Slices { whole: 0, first: 0, time: Duration::ZERO, pause: Duration::ZERO };
+    for recipe in [Recipe::plain(DType::Q8_0), Recipe::plain(DType::Q4_K).with_experts()] {
+        let recipe = Recipe { biases: recipe.experts.is_none(), ..recipe };
+        let model = Small::new(&recipe);
+        let run = |slices: Slices| {
+            let mut backend = CpuBackend::with_exact_threads(CpuOptions::default(), 2).unwrap();
+            backend.set_slices(slices);
+            let mut runner = Runner::on(&model, backend);
+            let tables = [table(5)];
+            let mut out = runner.step(&rows(&ids, 0, 120), &tables);
+            (120..ids.len()).for_each(|at| out.extend(runner.step(&rows(&ids, at, at + 1), &tables)));
+            (out, runner.loaded.pauses)
+        };
+        let (whole, _) = run(Slices::default());
+        let (cut, pauses) = run(slices);
+        assert!(pauses > 1000 && cut == whole, "{pauses} pauses: {recipe:?}");
+    }
 }
 
 /// A fused unit computes the same bits as its operations one by one.

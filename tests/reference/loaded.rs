@@ -41,6 +41,8 @@ pub struct Loaded<B> {
     pub program: Arc<Program>,
     tensors: Vec<Option<DeviceTensor>>,
     generations: Vec<u64>,
+    /// How often a part paused.
+    pub pauses: u32,
 }
 
 impl<B: Device> Loaded<B> {
@@ -63,7 +65,7 @@ impl<B: Device> Loaded<B> {
             });
         }
         let generations = vec![0; program.parts().len()];
-        Self { backend, slot, program, tensors, generations }
+        Self { backend, slot, program, tensors, generations, pauses: 0 }
     }
 
     /// Runs a part of the current step; loads experts as rows choose them.
@@ -80,10 +82,10 @@ impl<B: Device> Loaded<B> {
 
     /// Runs a part of the current step with the tensors that are loaded.
     pub fn try_run(&mut self, part: u32) -> Result<Progress, BackendError> {
-        let weights = Weights { tensors: &self.tensors, generations: &self.generations };
         loop {
+            let weights = Weights { tensors: &self.tensors, generations: &self.generations };
             match self.backend.get().run(part, &weights)? {
-                Progress::Paused => {}
+                Progress::Paused => self.pauses += 1,
                 progress => return Ok(progress),
             }
         }

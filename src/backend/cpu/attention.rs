@@ -17,6 +17,7 @@ use super::grid::{Block, Grid};
 use super::kv::{KvElement, KvHead, KvLayout, KvPool};
 use super::pool::{Parts, Pool};
 use super::simd::{LANES, Level, Simd, vectorize};
+use super::slices::{Cuttable, Slices, Stretch};
 use super::step::Step;
 use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
 
@@ -133,32 +134,57 @@ struct Item {
     kv_head: usize,
 }
 
-/// Attention of all rows. Writes `[rows][n_kv_heads * group * head_dim]` to `out`.
+/// Threads that compute a stretch of attention.
+pub struct Phase<'a> {
+    /// The threads.
+    pub pool: &'a mut Pool,
+    /// State of each.
+    pub workers: &'a mut [Worker],
+    /// How long tiles are cut.
+    pub slices: Slices,
+    /// The tiles to compute.
+    pub stretch: Stretch,
+}
+
+/// Attention of all rows. Writes `[rows][n_kv_heads * group * head_dim]` to `out`. Returns the first tile that the stretch
+/// left, if any.
 ///
 /// # Errors
 /// [`BackendError::OutOfMemory`] for the results of splits; then nothing was computed.
 pub fn attend(
     level: Level,
     p: &Problem<'_>,
-    pool: &mut Pool,
-    workers: &mut [Worker],
+    phase: Phase<'_>,
     partials: &mut Partials,
     out: &mut [f32],
-) -> Result<(), BackendError> {
+) -> Result<Option<usize>, BackendError> {
+    let Phase { pool, workers, slices, stretch } = phase;
     let tiles = p.tiles.len() * p.layout.heads;
     let many_splits = p.step.splits.len() > p.step.rows();
     // Fewer tiles would leave workers idle at the end; more items would make the partial results large.
     if pool.threads() > 1 && many_splits && tiles < 4 * pool.threads() {
-        return attend_by_split(level, p, pool, workers, partials, out);
+        attend_by_split(level, p, pool, workers, partials, out)?;
+        return Ok(None);
     }
-    attend_by_tile(level, p, pool, workers, out);
-    Ok(())
+    // Scores, then weighted values.
+    let of_position = 2 * p.group * p.layout.heads * p.layout.head_dim;
+    let of_tile = |rows: &Range<usize>| rows.len() * p.visible(rows.end.saturating_sub(1)).len();
+    let work = of_position * p.tiles.iter().map(of_tile).max().unwrap_or(0);
+    let unit = Cuttable { count: p.tiles.len(), multiple: 1, work };
+    Ok(slices.run(stretch, unit, |tiles| attend_by_tile(level, p, &p.tiles[tiles], pool, workers, out)))
 }
 
-fn attend_by_tile(level: Level, p: &Problem<'_>, pool: &mut Pool, workers: &mut [Worker], out: &mut [f32]) {
+fn attend_by_tile(
+    level: Level,
+    p: &Problem<'_>,
+    tiles: &[Range<usize>],
+    pool: &mut Pool,
+    workers: &mut [Worker],
+    out: &mut [f32],
+) {
     let head_dim = p.layout.head_dim;
     let cols = p.layout.heads * p.group * head_dim;
-    let grid = Grid { stride: cols, rows: p.tiles, cols, block_cols: p.group * head_dim };
+    let grid = Grid { stride: cols, rows: tiles, cols: 0..cols, block_cols: p.group * head_dim };
     grid.run(pool, workers, out, |worker, block| match p.kv.kv() {
         KvType::F16 => tile_f16(level, p, block.rows(), &mut worker.attention, block),
         KvType::F32 => tile_f32(level, p, block.rows(), &mut worker.attention, block),

@@ -5,13 +5,14 @@ use std::ops::Range;
 use super::Kernels;
 use super::activations::ActivationBuffer;
 use super::attention::AttentionScratch;
-use super::grid::Grid;
+use super::grid::{Block, Grid};
 use super::matmul::{MatmulError, MatmulScratch, MatrixView};
 use super::pool::Pool;
 use super::quant::{self, GroupKind};
 use super::row_ops;
 use super::scratch::Plane;
 use super::simd::Level;
+use super::slices::{Cuttable, Slices, Stretch};
 use crate::backend::{ActivationType, BackendError, DeviceTensor};
 use crate::program::Activation;
 use crate::tensor::{DType, LazyTensor};
@@ -21,6 +22,9 @@ const SERIAL_VALUES_MAX: usize = 8192;
 
 /// Chunks per worker of a product: the slowest worker is late by less than an eighth of its share.
 const CHUNKS_PER_WORKER: usize = 8;
+
+/// Columns of a block are a multiple of this: whole vectors.
+const COLUMNS: usize = 16;
 
 /// Values of a chunk's products, in f32: half of a 512 KiB second-level cache.
 const TILE_VALUES_MAX: usize = 64 * 1024;
@@ -66,6 +70,8 @@ pub struct Compute {
     pub workers: Vec<Worker>,
     /// Biases of the current product, as f32.
     pub bias: Vec<f32>,
+    /// How units are cut.
+    pub slices: Slices,
 }
 
 /// How a product is stored.
@@ -121,6 +127,7 @@ impl Compute {
     }
 
     /// `out[m][..] (+)= [W0 x + b0, W1 x + b1, ...]` for each activation row m, the products side by side.
+    /// Returns the first column that the stretch left, if any.
     ///
     /// The caller has checked the shapes.
     ///
@@ -131,9 +138,9 @@ impl Compute {
         parts: &[Projection<'_>],
         acts: &ActivationBuffer,
         store: Store,
-        out: &mut [f32],
-        out_stride: usize,
-    ) -> Result<(), BackendError> {
+        out: &mut Plane,
+        stretch: Stretch,
+    ) -> Result<Option<usize>, BackendError> {
         let views = parts.iter().map(|p| matrix(p.weight)).collect::<Result<Vec<_>, _>>()?;
         let cols: usize = views.iter().map(MatrixView::rows).sum();
         self.read_biases(parts)?;
@@ -141,10 +148,15 @@ impl Compute {
         let acts = acts.view();
         let m = acts.rows();
         let whole = 0..m;
-        let block_cols = self.block_cols(m, cols);
-        let grid = Grid { stride: out_stride, rows: std::slice::from_ref(&whole), cols, block_cols };
+        let grid = Grid {
+            stride: out.cols(),
+            rows: std::slice::from_ref(&whole),
+            cols: 0..cols,
+            block_cols: cached_cols(m),
+        };
         let (kernels, mode, bias) = (self.kernels, self.mode, &self.bias);
-        grid.run(&mut self.pool, &mut self.workers, out, |worker, mut block| {
+        let phase = Phase { pool: &mut self.pool, workers: &mut self.workers, slices: self.slices, stretch };
+        let left = phase.run(grid, m * acts.cols(), out.values_mut(), |worker, mut block| {
             let (cols, width) = (block.cols(), block.cols().len());
             grow(&mut worker.tile, m * width);
             let mut first = 0;
@@ -169,10 +181,12 @@ impl Compute {
                 }
             }
         });
-        self.check_workers()
+        self.check_workers()?;
+        Ok(left)
     }
 
     /// `out[m][i] = activation(gate x + bias) * (up x + bias)` for each activation row m; `parts` are gate and up.
+    /// Returns the first column that the stretch left, if any.
     ///
     /// # Errors
     /// As [`project`](Self::project).
@@ -181,9 +195,9 @@ impl Compute {
         parts: [Projection<'_>; 2],
         activation: Activation,
         acts: &ActivationBuffer,
-        out: &mut [f32],
-        out_stride: usize,
-    ) -> Result<(), BackendError> {
+        out: &mut Plane,
+        stretch: Stretch,
+    ) -> Result<Option<usize>, BackendError> {
         let views = [matrix(parts[0].weight)?, matrix(parts[1].weight)?];
         let cols = views[0].rows();
         self.read_biases(&parts)?;
@@ -191,10 +205,15 @@ impl Compute {
         let acts = acts.view();
         let m = acts.rows();
         let whole = 0..m;
-        let block_cols = self.block_cols(2 * m, cols);
-        let grid = Grid { stride: out_stride, rows: std::slice::from_ref(&whole), cols, block_cols };
+        let grid = Grid {
+            stride: out.cols(),
+            rows: std::slice::from_ref(&whole),
+            cols: 0..cols,
+            block_cols: cached_cols(2 * m),
+        };
         let (kernels, level, mode, bias) = (self.kernels, self.level, self.mode, &self.bias);
-        grid.run(&mut self.pool, &mut self.workers, out, |worker, mut block| {
+        let phase = Phase { pool: &mut self.pool, workers: &mut self.workers, slices: self.slices, stretch };
+        let left = phase.run(grid, 2 * m * acts.cols(), out.values_mut(), |worker, mut block| {
             let (cols, width) = (block.cols(), block.cols().len());
             grow(&mut worker.tile, 2 * m * width);
             let (gates, ups) = worker.tile[..2 * m * width].split_at_mut(m * width);
@@ -213,15 +232,8 @@ impl Compute {
                 row_ops::activate(level, activation, gate, up, block.row(row));
             }
         });
-        self.check_workers()
-    }
-
-    /// Columns per block of a product with `m` rows: whole vectors, enough blocks to share evenly, and a tile that
-    /// stays in cache. Results do not depend on it.
-    fn block_cols(&self, m: usize, cols: usize) -> usize {
-        let even = cols.div_ceil(self.pool.threads() * CHUNKS_PER_WORKER);
-        let cached = (TILE_VALUES_MAX / m.max(1)).max(16);
-        even.min(cached).next_multiple_of(16)
+        self.check_workers()?;
+        Ok(left)
     }
 
     /// Reads the biases of `parts` side by side, with zeros for a part that has none. Does nothing if no part has
@@ -241,9 +253,9 @@ impl Compute {
         Ok(())
     }
 
-    /// Multiplies runs of activation rows with their own weights, in one phase. Row m of `runs[i].rows` meets the
+    /// Multiplies runs of activation rows with their own weights, all runs in one phase. Row m of `runs[i].rows` meets the
     /// weights of `runs[i]`; `finish(run, products, row)` then computes row m of `out` from the products. All weights
-    /// at one index of `weights` have `cols` rows.
+    /// at one index of `weights` have `cols` rows. Returns the first column that the stretch left, if any.
     ///
     /// # Errors
     /// As [`project`](Self::project).
@@ -253,16 +265,15 @@ impl Compute {
         acts: &ActivationBuffer,
         cols: usize,
         out: &mut Plane,
+        stretch: Stretch,
         finish: impl Fn([&mut [f32]; N], &mut [f32]) + Sync,
-    ) -> Result<(), BackendError> {
+    ) -> Result<Option<usize>, BackendError> {
         let rows: Vec<_> = runs.iter().map(|run| run.rows.clone()).collect();
         let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let chunks = (self.pool.threads() * CHUNKS_PER_WORKER).div_ceil(runs.len().max(1));
-        let cached = (TILE_VALUES_MAX / (N * most).max(1)).max(16);
-        let block_cols = cols.div_ceil(chunks).min(cached).next_multiple_of(16);
-        let grid = Grid { stride: out.cols(), rows: &rows, cols, block_cols };
+        let grid = Grid { stride: out.cols(), rows: &rows, cols: 0..cols, block_cols: cached_cols(N * most) };
         let (kernels, mode, acts) = (self.kernels, self.mode, acts.view());
-        grid.run(&mut self.pool, &mut self.workers, out.values_mut(), |worker, mut block| {
+        let phase = Phase { pool: &mut self.pool, workers: &mut self.workers, slices: self.slices, stretch };
+        let left = phase.run(grid, N * acts.rows() * acts.cols(), out.values_mut(), |worker, mut block| {
             let (cols, width, rows) = (block.cols(), block.cols().len(), block.rows());
             let run = runs.partition_point(|run| run.rows.end <= rows.start);
             let Some(run) = runs.get(run) else { return };
@@ -281,7 +292,8 @@ impl Compute {
                 finish(products, block.row(row));
             }
         });
-        self.check_workers()
+        self.check_workers()?;
+        Ok(left)
     }
 
     /// Returns the first error of a product and clears all of them, so that none fails the next product.
@@ -291,6 +303,40 @@ impl Compute {
             Some(error) => Err(BackendError::Internal(error.to_string())),
         }
     }
+}
+
+/// Threads that compute a stretch of a product.
+struct Phase<'a> {
+    pool: &'a mut Pool,
+    workers: &'a mut [Worker],
+    slices: Slices,
+    stretch: Stretch,
+}
+
+impl Phase<'_> {
+    /// Calls `work` for each block of the stretch's columns. `grid` has all columns, and the most columns of a block; the
+    /// blocks of a slice are narrower if there would be too few to share evenly. A column takes `work_of_column`
+    /// multiplications.
+    fn run(
+        self,
+        grid: Grid<'_>,
+        work_of_column: usize,
+        out: &mut [f32],
+        work: impl Fn(&mut Worker, Block<'_>) + Sync,
+    ) -> Option<usize> {
+        let Self { pool, workers, slices, stretch } = self;
+        let chunks = (pool.threads() * CHUNKS_PER_WORKER).div_ceil(grid.rows.len().max(1));
+        let columns = Cuttable { count: grid.cols.end, multiple: COLUMNS, work: work_of_column };
+        slices.run(stretch, columns, |cols| {
+            let block_cols = cols.len().div_ceil(chunks).min(grid.block_cols).next_multiple_of(COLUMNS);
+            Grid { cols, block_cols, ..grid }.run(pool, workers, out, &work);
+        })
+    }
+}
+
+/// Most columns per block of a product with `m` rows, so that the tile stays in cache. Results do not depend on it.
+fn cached_cols(m: usize) -> usize {
+    (TILE_VALUES_MAX / m.max(1)).max(COLUMNS)
 }
 
 /// Makes `tile` at least `len` long; contents are unspecified.

@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::ops::Range;
+use std::time::Instant;
 
 use super::activations::FINE_ABOVE;
 use super::bind::{ChoiceSpec, Place};
@@ -12,6 +13,7 @@ use super::compute::{Compute, Run, matrix};
 use super::model::OpenModel;
 use super::row_ops::activate;
 use super::scratch::Plane;
+use super::slices::Stretch;
 use crate::backend::{BackendError, Progress, Weights};
 use crate::program::{Activation, ExpertRange, TensorId};
 
@@ -128,11 +130,9 @@ fn choose(logits: &[f32], dims: &ChoiceSpec, chosen: &mut Vec<u32>, weights: &mu
 pub fn run(
     compute: &mut Compute,
     model: &mut OpenModel,
-    experts: ExpertRange,
-    choice: usize,
-    activation: Activation,
-    [from, out]: [Place; 2],
+    (experts, choice, activation, [from, out]): (ExpertRange, usize, Activation, [Place; 2]),
     weights: &Weights<'_>,
+    until: Instant,
 ) -> Result<Progress, BackendError> {
     let choice = &mut model.choices[choice];
     let (spec, runs) = (choice.spec, choice.runs());
@@ -145,40 +145,52 @@ pub fn run(
     let Some(&(first, _)) = runs.first() else { return Ok(Progress::Done) };
     let [gate, up, down] = experts.tensors(first);
     let (planes, acts, order) = (&mut model.values.planes, &mut model.values.acts, &choice.order);
-    let both = [weights.tensor(gate)?, weights.tensor(up)?];
     let (level, uses, input) = (compute.level, order.len(), &planes[from.plane]);
-    compute.activate(acts, uses, from.width, &both, FINE_ABOVE, |index, out| {
-        out.copy_from_slice(&input.row(order[index] as usize / spec.used)[from.first..][..from.width]);
-    });
     let view = |id: TensorId| matrix(weights.tensor(id)?);
-    let gate_up = runs
-        .iter()
-        .map(|(number, rows)| {
+    // First the columns of gate and up, then those of down.
+    if model.within < spec.ffn {
+        if model.within == 0 {
+            let both = [weights.tensor(gate)?, weights.tensor(up)?];
+            compute.activate(acts, uses, from.width, &both, FINE_ABOVE, |index, out| {
+                let row = input.row(order[index] as usize / spec.used);
+                out.copy_from_slice(&row[from.first..][..from.width]);
+            });
+        }
+        let gate_up = runs.iter().map(|(number, rows)| {
             let [gate, up, _] = experts.tensors(*number);
             Ok(Run { rows: rows.clone(), weights: [view(gate)?, view(up)?] })
-        })
-        .collect::<Result<Vec<_>, BackendError>>()?;
-    compute.project_runs(&gate_up, acts, spec.ffn, &mut choice.gated, |[gate, up], out| {
-        activate(level, activation, gate, up, out);
-    })?;
-
-    let gated = &choice.gated;
-    compute.activate(acts, uses, spec.ffn, &[weights.tensor(down)?], FINE_ABOVE, |index, out| {
-        out.copy_from_slice(gated.row(index));
+        });
+        let gate_up = gate_up.collect::<Result<Vec<_>, BackendError>>()?;
+        let (gated, stretch) = (&mut choice.gated, Stretch { from: model.within, until });
+        let left = compute.project_runs(&gate_up, acts, spec.ffn, gated, stretch, |[gate, up], out| {
+            activate(level, activation, gate, up, out);
+        })?;
+        if left.is_some() {
+            return Ok(model.stops_at(left));
+        }
+        model.within = spec.ffn;
+    }
+    if model.within == spec.ffn {
+        let gated = &choice.gated;
+        compute.activate(acts, uses, spec.ffn, &[weights.tensor(down)?], FINE_ABOVE, |index, out| {
+            out.copy_from_slice(gated.row(index));
+        });
+    }
+    let down = runs.iter().map(|(number, rows)| {
+        let [_, _, down] = experts.tensors(*number);
+        Ok(Run { rows: rows.clone(), weights: [view(down)?] })
     });
-    let down = runs
-        .iter()
-        .map(|(number, rows)| {
-            let [_, _, down] = experts.tensors(*number);
-            Ok(Run { rows: rows.clone(), weights: [view(down)?] })
-        })
-        .collect::<Result<Vec<_>, BackendError>>()?;
-    compute.project_runs(&down, acts, spec.hidden, &mut choice.results, |[result], out| {
+    let down = down.collect::<Result<Vec<_>, BackendError>>()?;
+    let (results, stretch) = (&mut choice.results, Stretch { from: model.within - spec.ffn, until });
+    let left = compute.project_runs(&down, acts, spec.hidden, results, stretch, |[result], out| {
         out.copy_from_slice(result);
     })?;
+    if let Some(left) = left {
+        return Ok(model.stops_at(Some(spec.ffn + left)));
+    }
     add(compute, choice, &mut planes[out.plane], out, model.step.rows());
     choice.clear();
-    Ok(Progress::Done)
+    Ok(model.stops_at(None))
 }
 
 /// Adds the weighted sums of the results to the rows of `out`.

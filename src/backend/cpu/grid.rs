@@ -41,15 +41,15 @@ pub struct Grid<'a> {
     pub stride: usize,
     /// Row ranges, rising and disjoint.
     pub rows: &'a [Range<usize>],
-    /// Columns to write: a prefix of each row.
-    pub cols: usize,
+    /// Columns to write.
+    pub cols: Range<usize>,
     /// Columns per block; the last block of a row may be narrower.
     pub block_cols: usize,
 }
 
 impl Grid<'_> {
     fn blocks_across(&self) -> usize {
-        self.cols.div_ceil(self.block_cols.max(1))
+        self.cols.len().div_ceil(self.block_cols.max(1))
     }
 
     /// Calls `work` once for each block of `matrix`, on all workers of `pool`, with the worker's own local.
@@ -69,18 +69,21 @@ impl Grid<'_> {
         assert!(self.rows.iter().all(|r| r.start <= r.end), "row range runs backwards");
         assert!(self.rows.windows(2).all(|w| w[0].end <= w[1].start), "row ranges overlap");
         let end = self.rows.last().map_or(0, |r| r.end);
-        assert!(self.cols <= self.stride && end * self.stride <= matrix.len(), "grid larger than the matrix");
+        assert!(
+            self.cols.end <= self.stride && end * self.stride <= matrix.len(),
+            "grid larger than the matrix"
+        );
         let across = self.blocks_across();
         let base = Base(matrix.as_mut_ptr());
         pool.run_with(locals, self.rows.len() * across, |local, chunk| {
-            let start = (chunk % across) * self.block_cols;
+            let start = self.cols.start + (chunk % across) * self.block_cols;
             work(
                 local,
                 Block {
                     base: base.pointer(),
                     stride: self.stride,
                     rows: self.rows[chunk / across].clone(),
-                    cols: start..(start + self.block_cols).min(self.cols),
+                    cols: start..(start + self.block_cols).min(self.cols.end),
                     matrix: PhantomData,
                 },
             );
@@ -106,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_cover_the_prefix_once() {
+    fn blocks_cover_the_columns_once() {
         let mut pool = Pool::new(3).unwrap();
         let mut matrix = vec![0.0; 7 * 10];
         let rows = [0..2, 2..3, 5..7];
-        let grid = Grid { stride: 10, rows: &rows, cols: 9, block_cols: 4 };
+        let grid = Grid { stride: 10, rows: &rows, cols: 2..9, block_cols: 4 };
         grid.run(&mut pool, &mut [(); 3], &mut matrix, |(), mut block| {
             for row in block.rows() {
                 let first = block.cols().start;
@@ -120,7 +123,7 @@ mod tests {
             }
         });
         for (i, &x) in matrix.iter().enumerate() {
-            let inside = ![3, 4].contains(&(i / 10)) && i % 10 < 9;
+            let inside = ![3, 4].contains(&(i / 10)) && (2..9).contains(&(i % 10));
             assert_eq!(x, if inside { i as f32 + 1.0 } else { 0.0 }, "element {i}");
         }
     }
@@ -129,7 +132,7 @@ mod tests {
     #[should_panic(expected = "row ranges overlap")]
     fn overlapping_rows_are_refused() {
         let rows = [0..2, 1..3];
-        let grid = Grid { stride: 4, rows: &rows, cols: 4, block_cols: 4 };
+        let grid = Grid { stride: 4, rows: &rows, cols: 0..4, block_cols: 4 };
         grid.run(&mut Pool::new(1).unwrap(), &mut [()], &mut [0.0; 16], |(), _| {});
     }
 }

@@ -36,9 +36,11 @@ mod sample;
 mod scratch;
 #[allow(unsafe_code)]
 mod simd;
+mod slices;
 mod step;
 
 pub use isa::{Isa, Kernels};
+pub use slices::Slices;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -113,7 +115,15 @@ impl CpuBackend {
         let workers = (0..pool.threads()).map(|_| Worker::default()).collect();
         let (level, mode) = (Level::of(kernels), options.activations);
         Ok(Self {
-            compute: Compute { kernels, level, mode, pool, workers, bias: Vec::new() },
+            compute: Compute {
+                kernels,
+                level,
+                mode,
+                pool,
+                workers,
+                bias: Vec::new(),
+                slices: Slices::default(),
+            },
             kv: options.kv,
             unfused: options.unfused,
             device: cores::model_name(),
@@ -123,6 +133,11 @@ impl CpuBackend {
             sample: SampleScratch::default(),
             notes: Vec::new(),
         })
+    }
+
+    /// Cuts units in another way. For checks that results do not depend on the cuts.
+    pub fn set_slices(&mut self, slices: Slices) {
+        self.compute.slices = slices;
     }
 
     /// A row of a value as the last unit left it, for checks of single parts. `None` outside a step, past its rows,

@@ -10,7 +10,7 @@ use super::kv::KvPool;
 use super::rope::RopeTable;
 use super::scratch::Plane;
 use super::step::Step;
-use crate::backend::{BackendError, KvType, StepBatch, StepLimits};
+use crate::backend::{BackendError, KvType, Progress, StepBatch, StepLimits};
 use crate::program::{Program, Rows};
 
 /// An open model's state on this backend.
@@ -32,6 +32,8 @@ pub struct OpenModel {
     pub choices: Vec<ChoiceRows>,
     /// Progress of the step: the current part and how many of its units are done.
     pub at: (u32, usize),
+    /// Columns of the current unit's products that are done, of all its products together.
+    pub within: usize,
     /// Whether the logits belong to the current step.
     pub has_logits: bool,
     /// Attention results of splits.
@@ -76,6 +78,7 @@ impl OpenModel {
             },
             choices: choices.collect::<Result<_, _>>()?,
             at: (0, 0),
+            within: 0,
             has_logits: false,
             partials: Partials::default(),
             program: Arc::clone(program),
@@ -90,7 +93,7 @@ impl OpenModel {
     /// [`BackendError::Batch`], [`BackendError::OutOfMemory`]; then no step is active.
     pub fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), BackendError> {
         self.has_logits = false;
-        self.at = (0, 0);
+        (self.at, self.within) = ((0, 0), 0);
         self.ropes.iter_mut().for_each(|table| *table = None);
         self.choices.iter_mut().for_each(ChoiceRows::clear);
         self.step.begin(batch, self.program.vocab(), self.limits, &self.bound.groups, &mut self.kv)?;
@@ -107,6 +110,12 @@ impl OpenModel {
         }
         let rows = self.step.rows();
         self.choices.iter_mut().for_each(|choice| choice.poison(rows));
+    }
+
+    /// Notes the first column that the current unit has left.
+    pub fn stops_at(&mut self, left: Option<usize>) -> Progress {
+        self.within = left.unwrap_or(0);
+        if left.is_some() { Progress::Paused } else { Progress::Done }
     }
 
     /// A row of logits.

@@ -3,7 +3,7 @@
 //! The caller's thread does norms, rotation and quantisation for few rows; all threads share them for many. Products
 //! and attention are phases of the pool: four phases per typical layer at one row, five if attention is split.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::attention::{self, Problem};
 use super::bind::{Input, Matrix, NormSpec, Place, Unit};
@@ -13,11 +13,9 @@ use super::model::{OpenModel, Values};
 use super::quant;
 use super::rope::RopeTable;
 use super::row_ops;
+use super::slices::Stretch;
 use crate::backend::{BackendError, DeviceTensor, Progress, Weights};
 use crate::program::{NormKind, Program, RopeId, StateId, TensorId};
-
-/// A part that has taken this long pauses after the current unit: parts of large models take seconds.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs the remaining units of a part, or some of them.
 ///
@@ -37,14 +35,15 @@ pub fn run(
         _ => return Err(BackendError::OutOfOrder("a part was run out of turn")),
     };
     let bound = std::sync::Arc::clone(&model.bound);
-    let begun = Instant::now();
+    let until = Instant::now() + compute.slices.pause;
     let units = bound.parts.get(part as usize).map_or(&[][..], Vec::as_slice);
     for (number, unit) in units.iter().enumerate().skip(first) {
         model.at = (part, number);
-        if let Progress::Needs(tensors) = run_unit(compute, model, unit, weights)? {
-            return Ok(Progress::Needs(tensors));
+        match run_unit(compute, model, unit, weights, until)? {
+            Progress::Done => {}
+            stopped => return Ok(stopped),
         }
-        if number + 1 < units.len() && begun.elapsed() >= PAUSE {
+        if number + 1 < units.len() && Instant::now() >= until {
             model.at = (part, number + 1);
             return Ok(Progress::Paused);
         }
@@ -59,6 +58,7 @@ fn run_unit(
     model: &mut OpenModel,
     unit: &Unit,
     weights: &Weights<'_>,
+    until: Instant,
 ) -> Result<Progress, BackendError> {
     match unit {
         Unit::Embed { table, scale, out } => {
@@ -66,14 +66,17 @@ fn run_unit(
         }
         Unit::Take { from, out } => take(model, *from, *out),
         Unit::Product { input, parts, out, add } => {
-            product(compute, model, input, parts, *out, *add, weights)?;
+            return product(compute, model, (input, parts, *out, *add), weights, until);
         }
         Unit::Gated { input, gate, up, activation, out } => {
             let parts = [projection(weights, gate)?, projection(weights, up)?];
-            activate(compute, model, input, &parts, weights)?;
+            if model.within == 0 {
+                activate(compute, model, input, &parts, weights)?;
+            }
             let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
-            let stride = plane.cols();
-            compute.project_gated(parts, *activation, acts, plane.values_mut(), stride)?;
+            let stretch = Stretch { from: model.within, until };
+            let left = compute.project_gated(parts, *activation, acts, plane, stretch)?;
+            return Ok(model.stops_at(left));
         }
         Unit::RowOps { ops, rows } => row_ops::run(compute, model, ops, *rows, weights)?,
         Unit::Store { state, keys, values } => store(compute, model, *state, *keys, *values),
@@ -92,11 +95,16 @@ fn run_unit(
                 scale: *scale,
                 window: *window,
             };
-            let (pool, workers, partials) = (&mut compute.pool, &mut compute.workers, &mut model.partials);
-            let done =
-                attention::attend(compute.level, &problem, pool, workers, partials, result.values_mut());
+            let phase = attention::Phase {
+                pool: &mut compute.pool,
+                workers: &mut compute.workers,
+                slices: compute.slices,
+                stretch: Stretch { from: model.within, until },
+            };
+            let partials = &mut model.partials;
+            let left = attention::attend(compute.level, &problem, phase, partials, result.values_mut());
             model.values.planes[out.plane] = result;
-            done?;
+            return Ok(model.stops_at(left?));
         }
         Unit::Route { logits, choice } => {
             let rows = model.step.rows();
@@ -104,7 +112,8 @@ fn run_unit(
             choice.choose(rows, |row| values.row(*logits, row));
         }
         Unit::Experts { experts, choice, activation, from, out } => {
-            return experts::run(compute, model, *experts, *choice, *activation, [*from, *out], weights);
+            let unit = (*experts, *choice, *activation, [*from, *out]);
+            return experts::run(compute, model, unit, weights, until);
         }
     }
     Ok(Progress::Done)
@@ -228,21 +237,21 @@ impl NormWeights {
 fn product(
     compute: &mut Compute,
     model: &mut OpenModel,
-    input: &Input,
-    parts: &[Matrix],
-    out: Place,
-    add: bool,
+    (input, parts, out, add): (&Input, &[Matrix], Place, bool),
     weights: &Weights<'_>,
-) -> Result<(), BackendError> {
+    until: Instant,
+) -> Result<Progress, BackendError> {
     let parts = parts.iter().map(|part| projection(weights, part)).collect::<Result<Vec<_>, _>>()?;
     if model.step.rows_of(input.rows) == 0 {
-        return Ok(());
+        return Ok(Progress::Done);
     }
-    activate(compute, model, input, &parts, weights)?;
+    if model.within == 0 {
+        activate(compute, model, input, &parts, weights)?;
+    }
     let store = if add { Store::Add } else { Store::Replace };
-    let plane = &mut model.values.planes[out.plane];
-    let stride = plane.cols();
-    compute.project(&parts, &model.values.acts, store, plane.values_mut(), stride)
+    let (acts, plane) = (&model.values.acts, &mut model.values.planes[out.plane]);
+    let left = compute.project(&parts, acts, store, plane, Stretch { from: model.within, until })?;
+    Ok(model.stops_at(left))
 }
 
 fn store(compute: &mut Compute, model: &mut OpenModel, state: StateId, keys: Place, values: Place) {
