@@ -15,6 +15,9 @@ use crate::share::limits::SHARE;
 /// Most device time that idleness earns.
 pub(super) const HEAD_START: Duration = Duration::from_millis(100);
 
+/// Of more accounts, those of users that left behind the clock are forgotten.
+const KEPT: usize = 64;
+
 /// The accounts of all users with live sequences, or of all connections of one user.
 #[derive(Debug)]
 pub(super) struct Accounts<K> {
@@ -78,10 +81,15 @@ impl<K: Copy + Ord> Accounts<K> {
         self.charged.get(&uid).copied().unwrap_or(self.clock)
     }
 
-    /// Forgets users without live sequences, except those ahead of the clock.
+    /// Forgets users without live sequences whose idleness earned all that it may. Others are remembered: one that leaves
+    /// for a moment after each answer would earn [`HEAD_START`] each time, and twice a fair share.
     pub fn forget_except(&mut self, live: &BTreeSet<K>) {
-        let clock = self.clock;
-        self.charged.retain(|uid, account| live.contains(uid) || *account > clock);
+        let earned = self.clock.saturating_sub(HEAD_START);
+        self.charged.retain(|uid, account| live.contains(uid) || *account > earned);
+        if self.charged.len() > KEPT {
+            let clock = self.clock;
+            self.charged.retain(|uid, account| live.contains(uid) || *account > clock);
+        }
     }
 }
 
@@ -165,5 +173,31 @@ mod tests {
         accounts.choose(set(&[1000]));
         accounts.forget_except(&set(&[1000]));
         assert!(accounts.charged.len() <= 2, "{}", accounts.charged.len());
+        for _ in 0..200 {
+            accounts.choose(set(&[1000]));
+            accounts.charge(1000, MS);
+        }
+        accounts.charge(1, MS);
+        accounts.choose(set(&[1000]));
+        accounts.forget_except(&set(&[1000]));
+        assert_eq!(accounts.charged.len(), 2, "user 1 left just now");
+    }
+
+    #[test]
+    fn leaving_for_a_moment_earns_nothing() {
+        let mut accounts = Accounts::default();
+        let mut got = [Duration::ZERO; 2];
+        for _ in 0..10_000 {
+            let uid = accounts.choose(set(&[0, 1])).unwrap();
+            accounts.charge(uid, 5 * MS);
+            got[uid as usize] += 5 * MS;
+            if uid == 1 {
+                // Its answer ends, and it asks again at once.
+                accounts.choose(set(&[0]));
+                accounts.forget_except(&set(&[0]));
+            }
+        }
+        let part = got[1].as_secs_f64() / (got[0] + got[1]).as_secs_f64();
+        assert!((0.49..0.51).contains(&part), "{part}");
     }
 }
