@@ -145,6 +145,11 @@ impl Shares {
         self.state.lock().returned
     }
 
+    /// What each user holds, of those that hold anything.
+    pub fn holdings(&self) -> Vec<(u32, u64)> {
+        self.state.lock().uids.iter().map(|(uid, held)| (*uid, *held)).collect()
+    }
+
     /// The user that holds most, and how much that is.
     pub fn most(&self) -> Option<(u32, u64)> {
         let state = self.state.lock();
@@ -326,7 +331,7 @@ mod tests {
         );
         charge.shrink(5);
         charge.hand_over(user(2));
-        assert_eq!((shares.most(), shares.held()), (Some((2, 15)), 15));
+        assert_eq!((shares.most(), shares.held(), shares.holdings()), (Some((2, 15)), 15, vec![(2, 15)]));
         shares.set(2);
         assert!(charge.grow(0).is_ok(), "nothing more is not refused when the share shrank");
         drop(charge);

@@ -23,7 +23,7 @@ use crate::wire::{
     DoctorRequest, FailRequest, GenerateRequest, InfoReply, InfoRequest, LimitUserReply, LimitUserRequest,
     ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply, PsRequest, RequestScope,
     ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply,
-    UnloadRequest,
+    UnloadRequest, UsersReply, UsersRequest,
 };
 
 /// Pause before a call is repeated, if the daemon names none.
@@ -197,6 +197,25 @@ impl Client {
     /// `Forbidden` without the right `policy.manage`; else as [`Connection::call`].
     pub fn limit_user(&self, request: &LimitUserRequest) -> Result<LimitUserReply, ClientError> {
         self.call(request)
+    }
+
+    /// What users hold of everything that they share, in as many calls as needed: the caller's own user, and all of them
+    /// for an administrator.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn users(&self) -> Result<UsersReply, ClientError> {
+        let mut whole = self.call(&UsersRequest::default())?;
+        let mut parts = Parts::default();
+        while whole.more
+            && let Some(last) = whole.users.last()
+        {
+            self.one_more(&mut parts)?;
+            let mut next = self.call(&UsersRequest { after: Some(last.uid), ext: vec![] })?;
+            whole.more = next.more && !next.users.is_empty();
+            whole.users.append(&mut next.users);
+        }
+        Ok(whole)
     }
 
     /// The state of the daemon and its devices.

@@ -75,6 +75,7 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::Ps(m) => encode(m),
         M::CancelRequests(m) => encode(m),
         M::LimitUser(m) => encode(m),
+        M::Users(m) => encode(m),
         M::Status(m) => encode(m),
         M::Tokenize(m) => encode(m),
         M::Detokenize(m) => encode(m),

@@ -31,6 +31,7 @@ mod loads;
 mod pages;
 mod paging;
 mod plan;
+mod rates;
 mod residency;
 mod resident;
 mod schedule;

@@ -1,5 +1,6 @@
 //! State that an engine reports, for `ps`, `status` and metrics.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::SequenceId;
@@ -30,6 +31,8 @@ pub struct EngineSnapshot {
     pub device: DeviceCounters,
     /// The device's memory by use.
     pub memory: DeviceMemoryUse,
+    /// Device time of each user in microseconds a second, over about the last ten seconds.
+    pub user_rates: BTreeMap<u32, u64>,
     /// Models hosted on the device, by id.
     pub models: Vec<ModelResidency>,
 }

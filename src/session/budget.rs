@@ -86,6 +86,11 @@ impl Budget {
         self.answers.take(Taker::of(uid), 0).ok() // nothing is never refused
     }
 
+    /// What each user holds: bytes of requests and of answers, descriptors, open requests.
+    pub(super) fn holdings(&self) -> [Vec<(u32, u64)>; 4] {
+        [&self.requests, &self.answers, &self.descriptors, &self.open].map(|shares| shares.holdings())
+    }
+
     /// Bytes that were ever given back, modulo 2^64.
     pub fn returned_bytes(&self) -> u64 {
         self.requests.returned().wrapping_add(self.answers.returned())

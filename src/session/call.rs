@@ -14,7 +14,7 @@ use super::policy::Right;
 use super::responder::Responder;
 use super::{
     Connection, Peer, Service, daemon, device_load, doctor, generate, limit, models, residency, subscribe,
-    text,
+    text, users,
 };
 use crate::aside::ReceivedFd;
 use crate::model::store::Lease;
@@ -46,6 +46,7 @@ impl Call {
                 self.spawn(responder, daemon::cancel(self.clone(), request));
             }
             ClientMessage::LimitUser(request) => self.spawn(responder, limit::limit(self.clone(), request)),
+            ClientMessage::Users(request) => self.spawn(responder, users::users(self.clone(), request)),
             ClientMessage::Status(_) => self.spawn(responder, daemon::status(self.clone())),
             ClientMessage::Doctor(_) => self.spawn(responder, doctor::doctor(self.clone())),
             ClientMessage::List(request) => self.spawn(responder, models::list(self.clone(), request)),

@@ -163,29 +163,29 @@ fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
 pub(super) async fn status(call: Call) -> Result<StatusReply, Failure> {
     let ask = |call: &Call| {
         let service = call.service();
-        Ok((Memory::read(service.memory_use.as_ref()), host::of_daemon(service)))
+        Ok((Memory::read(service.memory_use.as_ref()), host::of_daemon(service), service.kept()))
     };
-    let (memory, host) = call.blocking(ask).await?;
+    let (memory, host, kept) = call.blocking(ask).await?;
     let (service, coarse, sees) = (call.service(), Coarse::of(&call), call.peer().sees);
-    let count = |what, count: u32| u32::try_from(coarse.count(what, count.into())).unwrap_or(u32::MAX);
     let mapped = if sees { service.store.mapped() } else { service.store.mapped_for(call.peer().uid) };
     Ok(StatusReply {
         version: VERSION.to_owned(),
         uptime_ms: milliseconds_since(service.started),
         pid: std::process::id(),
         draining: service.is_draining(),
-        connections: count(Count::Connections, service.connections()),
+        connections: u32::try_from(coarse.count(Count::Connections, service.connections().held()))
+            .unwrap_or(u32::MAX),
         models_mapped: u32::try_from(mapped).unwrap_or(u32::MAX),
         devices: vec![device(&call, &service.engine.snapshot())],
         rss_anon_bytes: coarse.count(Count::AnonBytes, memory.anon_bytes),
         rss_file_bytes: coarse.count(Count::FileBytes, memory.file_bytes),
         host,
-        ext: status_ext(&call),
+        ext: status_ext(&call, kept),
     })
 }
 
-/// Notes about the daemon, and the number of its lost threads.
-fn status_ext(call: &Call) -> Ext {
+/// Notes about the daemon with the `kept` state, and the number of its lost threads.
+fn status_ext(call: &Call, kept: String) -> Ext {
     let service = call.service();
     let (copies, bytes) = service.store.copied();
     let copies = (copies > 0).then(|| {

@@ -43,6 +43,7 @@ mod subscribe;
 mod text;
 mod text_time;
 mod turns;
+mod users;
 
 use budget::Held;
 use call::Call;

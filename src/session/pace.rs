@@ -52,6 +52,16 @@ impl Pace {
         (*until > now).then_some(*until)
     }
 
+    /// The processor time that each user has yet to make up for, where that is more than none.
+    pub(super) fn used(&self) -> Vec<(u32, Duration)> {
+        let now = Instant::now();
+        let least = now.checked_sub(SAVED).unwrap_or(now);
+        let paid = self.paid.lock();
+        let used =
+            paid.iter().map(|(uid, until)| (*uid, until.saturating_duration_since(least).mul_f64(self.rate)));
+        used.filter(|(_, time)| !time.is_zero()).collect()
+    }
+
     /// Runs work of a user on the runtime's threads, and charges the processor time of each turn that it gets.
     pub(super) async fn paid<T>(&self, uid: u32, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -105,6 +115,7 @@ mod tests {
         let saved = |uid| Instant::now().saturating_duration_since(*pace.paid.lock().get(&uid).unwrap());
         assert_eq!(pace.paid(1, spin).await, 7);
         assert!(saved(1) < SAVED - 100 * MS, "{:?}", saved(1));
+        assert!(pace.used()[0].1 > 100 * MS, "{:?}", pace.used());
         pace.paid(2, tokio::time::sleep(200 * MS)).await;
         assert!(saved(2) > SAVED - 100 * MS, "{:?}", saved(2));
     }

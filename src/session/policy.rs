@@ -71,6 +71,7 @@ impl Right {
             | ClientMessage::List(_)
             | ClientMessage::Ps(_)
             | ClientMessage::CancelRequests(_) // decided by whose they are
+            | ClientMessage::Users(_) // others' by [`Self::See`]
             | ClientMessage::Status(_)
             | ClientMessage::Doctor(_)
             | ClientMessage::Residency(_)

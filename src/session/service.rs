@@ -5,7 +5,7 @@ use std::fs::File;
 use std::hash::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,7 @@ use crate::lock::{Mutex, Rank};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::scheduler::{EngineHandle, SequenceId};
+use crate::share::Shares;
 use crate::share::limits::UserLimits;
 
 /// Most requests that block a thread at once (opening models, tokenising, rendering), in all and for one uid.
@@ -105,7 +106,7 @@ pub struct Service {
     pub(super) memory_use: Option<File>,
     offer: ServerOffer,
     draining: AtomicBool,
-    connections: AtomicU32,
+    connections: Arc<Shares>,
     /// The last number of a connection.
     numbered: AtomicU64,
     active: Mutex<Active>,
@@ -233,7 +234,7 @@ impl Service {
             memory_use: File::open("/proc/self/status").ok(),
             offer,
             draining: AtomicBool::new(false),
-            connections: AtomicU32::new(0),
+            connections: Shares::new(0),
             numbered: AtomicU64::new(0),
             active: Mutex::new(Rank::ActiveRequests, Active::default()),
             logged: Mutex::new(Rank::LoggedUids, LoggedUids::new(LOG_LINES_MAX)),
@@ -281,7 +282,7 @@ impl Service {
         }
     }
 
-    /// Text about the kept state; empty if nothing keeps state.
+    /// Text about the kept state; empty if nothing keeps state. Blocks while the state is being stored.
     pub(super) fn kept(&self) -> String {
         self.kept.get().map(|kept| kept.report()).unwrap_or_default()
     }
@@ -302,18 +303,14 @@ impl Service {
         self.tasks.wait().await;
     }
 
-    /// Sets the number of open connections, as the socket layer counts them.
-    pub fn set_connections(&self, count: u32) {
-        self.connections.store(count, Ordering::Relaxed);
+    /// The open connections, which the socket layer counts; none may be open before [`Shares::set`].
+    pub fn connections(&self) -> &Arc<Shares> {
+        &self.connections
     }
 
     /// A number for a new connection.
     pub(super) fn new_connection(&self) -> u64 {
         self.numbered.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(super) fn connections(&self) -> u32 {
-        self.connections.load(Ordering::Relaxed)
     }
 
     /// Refuses new work while the daemon drains.
@@ -396,6 +393,15 @@ impl Service {
         }
         // At once: the request's task may wait for its client.
         self.engine.cancel(id);
+    }
+
+    /// Numbers of token requests by user.
+    pub(super) fn sequences_by_user(&self) -> Vec<(u32, u64)> {
+        let mut counts: HashMap<u32, u64> = HashMap::new();
+        for asked in self.active.lock().sequences.values() {
+            *counts.entry(asked.uid).or_default() += 1;
+        }
+        counts.into_iter().collect()
     }
 
     /// Numbers of a user's token requests, by the model names that it used.

@@ -115,6 +115,15 @@ impl TextTime {
         })
     }
 
+    /// The processor time that each user's allowance has yet to grow by, where that is more than none.
+    pub(super) fn used(&self) -> Vec<(u32, Duration)> {
+        let (allowances, now) = (self.allowances.lock(), Instant::now());
+        let used =
+            |allowance| Duration::from_secs_f64((self.saved - self.left(Some(allowance), now)).max(0.0));
+        let used = allowances.iter().map(|(uid, allowance)| (*uid, used(allowance)));
+        used.filter(|(_, time)| !time.is_zero()).collect()
+    }
+
     /// Charges time that another process took for a user's work.
     pub(super) fn charge(&self, uid: u32, time: Duration) {
         self.correct(uid, Duration::ZERO, time, Instant::now());
@@ -219,6 +228,8 @@ mod tests {
         time.charge(1, 50 * MS);
         let left = time.left(time.allowances.lock().get(&1), Instant::now());
         assert!((0.12..=0.16).contains(&left), "{left} of 0.2 s after 50 ms elsewhere");
+        let used = time.used();
+        assert!(used.len() == 1 && (40..=80).contains(&used[0].1.as_millis()), "{used:?}");
     }
 
     #[test]

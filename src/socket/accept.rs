@@ -50,7 +50,8 @@ pub struct Acceptor {
 impl Acceptor {
     /// An acceptor for sessions of `service`, of at most `total` connections.
     pub fn new(service: Arc<Service>, total: u32) -> Arc<Self> {
-        let open = Open::new(total, Arc::clone(service.users()));
+        service.connections().set(total.into());
+        let open = Open::new(Arc::clone(service.connections()), Arc::clone(service.users()));
         Arc::new(Self {
             service,
             open,
@@ -63,7 +64,7 @@ impl Acceptor {
 
     /// Sets the most connections of all users; open ones stay.
     pub fn set_total(&self, total: u32) {
-        self.open.set_total(total);
+        self.service.connections().set(total.into());
     }
 
     /// A counter that increases at least once a second while the loop runs.
@@ -121,13 +122,10 @@ impl Acceptor {
             Ok(place) => place,
             Err(refusal) => return self.refuse_for_room(stream, peer.uid, &refusal),
         };
-        self.service.set_connections(self.open.count());
-        let service = Arc::clone(&self.service);
-        let (close, open) = (close.clone(), Arc::clone(&self.open));
+        let (service, close) = (Arc::clone(&self.service), close.clone());
         self.tasks.spawn(async move {
-            connection::serve(stream, peer, Arc::clone(&service), close, place.life()).await;
+            connection::serve(stream, peer, service, close, place.life()).await;
             drop(place);
-            service.set_connections(open.count());
         });
     }
 

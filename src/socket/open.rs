@@ -112,19 +112,9 @@ impl Life {
 }
 
 impl Open {
-    /// At most `total` connections, and of each user at most what `users` says.
-    pub fn new(total: u32, users: Arc<UserLimits>) -> Arc<Self> {
-        let table = Mutex::new(Rank::Connections, Table::default());
-        Arc::new(Self { shares: Shares::new(total.into()), users, table })
-    }
-
-    pub fn set_total(&self, total: u32) {
-        self.shares.set(total.into());
-    }
-
-    /// Number of open connections.
-    pub fn count(&self) -> u32 {
-        u32::try_from(self.table.lock().connections.len()).unwrap_or(u32::MAX)
+    /// Users share connections by `shares`, and each has at most what `users` says.
+    pub fn new(shares: Arc<Shares>, users: Arc<UserLimits>) -> Arc<Self> {
+        Arc::new(Self { shares, users, table: Mutex::new(Rank::Connections, Table::default()) })
     }
 
     /// A place for one more connection of that user; ends an idle one if there is none.
@@ -188,7 +178,12 @@ mod tests {
     }
 
     fn open(total: u32, connections: u32) -> Arc<Open> {
-        Open::new(total, UserLimits::new(OfEveryUser { connections, ..OfEveryUser::default() }))
+        let users = UserLimits::new(OfEveryUser { connections, ..OfEveryUser::default() });
+        Open::new(Shares::new(total.into()), users)
+    }
+
+    fn count(open: &Open) -> usize {
+        open.table.lock().connections.len()
     }
 
     /// Connects until refused.
@@ -212,9 +207,9 @@ mod tests {
         let (third, _) = crowd(&open, user(3), now);
         let root = crowd(&open, Taker { uid: 0, privileged: true }, now).0;
         assert_eq!([second.len(), third.len(), root.len()], [1920, 960, 736]);
-        assert_eq!(open.count() as usize, 3840 + 1920 + 960 + 736);
+        assert_eq!(count(&open), 3840 + 1920 + 960 + 736);
         drop((first, second, third, root));
-        assert_eq!((open.count(), open.shares.held()), (0, 0));
+        assert_eq!((count(&open), open.shares.held()), (0, 0));
     }
 
     #[test]
@@ -242,7 +237,7 @@ mod tests {
         third.push(open.place(user(4), now).unwrap());
         third.push(open.place(user(5), almost + SEARCH_AGAIN).unwrap());
         assert_eq!(given_up(), [false, true, true, false]);
-        assert_eq!((open.count(), open.shares.held()), (8, 8));
+        assert_eq!((count(&open), open.shares.held()), (8, 8));
         drop((greedy, second, third));
         assert_eq!(open.shares.held(), 0, "a place that was given up is not given back twice");
     }

@@ -62,6 +62,10 @@ struct LimitUserRequest: uid u32?; clear bool; requests u32?; connections u32?; 
 struct LimitUserReply: users [UserLimitsEntry] USERS; ext Ext
 struct UserLimitsEntry: uid u32; requests LimitInForce; connections LimitInForce; passed_models LimitInForce;
     share LimitInForce; ext Ext
+struct UsersRequest: after u32?; ext Ext
+struct UsersReply: users [UserEntry] USERS; more bool; ext Ext
+struct UserEntry: uid u32; connections u64; requests u64; request_bytes u64; answer_bytes u64; descriptors u64;
+    passed_models u64; header_bytes u64; sequences u64; kv_pages u64; text_us u64; frame_us u64; device_us_per_s u64; ext Ext
 struct LimitInForce: value u32; origin LimitOrigin
 enum LimitOrigin: 0 EveryUser; 1 Configuration; 2 Request
 enum CacheScope: 0 All; 1 Model string NAME
@@ -141,6 +145,7 @@ REQUESTS = {
     29: ("LoadToDeviceRequest", None), 30: ("ClearCacheRequest", "ClearCacheReply"), 31: ("PlanRequest", "PlanReply"),
     32: ("ResidencyRequest", "ResidencyReply"), 33: ("SetRulesRequest", "SetRulesReply"), 34: ("SubscribeRequest", None),
     35: ("CancelRequestsRequest", "CancelRequestsReply"), 36: ("LimitUserRequest", "LimitUserReply"),
+    37: ("UsersRequest", "UsersReply"),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
 ANSWERS = {

@@ -184,15 +184,17 @@ pub enum Command {
     },
     /// Limit what a user may take, or show the limits in force
     Limit(LimitArguments),
-    /// Show the state of the daemon and its devices
+    /// Show the state of the daemon and its devices, and what users hold
     #[command(
-        after_help = "Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes"
+        after_help = "The last table has what your user holds of everything that users share; for an administrator, what each user holds.\n\n\
+            Examples:\n  rocmforge-client status\n  rocmforge-client status --json | jq .rss_anon_bytes\n  \
+            rocmforge-client status --json | jq '.users[] | {uid, device_us_per_s}'"
     )]
     Status,
     /// Print counters and gauges in Prometheus's format, or write them to a file
     #[command(
         after_help = "For the node exporter, name a file ending in .prom in the directory of its textfile collector. The file is replaced\n\
-            atomically, by renaming. Models whose names you may not see are numbered. Prompts are not included.\n\n\
+            atomically, by renaming. Models that you have no name for are left out. Prompts are not included.\n\n\
             Examples:\n  rocmforge-client metrics\n  \
             rocmforge-client metrics --out /var/lib/prometheus/node-exporter/rocmforge.prom --period 15"
     )]

@@ -116,7 +116,10 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             output.show(&client.cancel_requests(scope)?, tables::cancelled)?
         }
         Command::Limit(limit) => limits::run(&client, limit, output)?,
-        Command::Status => output.show_as(&client.status()?, report::status, tables::status)?,
+        Command::Status => {
+            let status = Status { status: client.status()?, users: users(&client)? };
+            output.show_as(&status, report::status, tables::status)?
+        }
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
         Command::Doctor => return doctor::run(&client, &socket, output),
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
@@ -177,6 +180,21 @@ fn text_of(client: &Client, arguments: &DetokenizeArguments) -> Result<wire::Det
         ext: vec![],
     };
     Ok(client.detokenize(&request)?)
+}
+
+/// What `status` shows.
+#[derive(Debug)]
+pub struct Status {
+    status: wire::StatusReply,
+    users: Vec<wire::UserEntry>,
+}
+
+/// What users hold; nothing if the daemon does not know the request.
+fn users(client: &Client) -> Result<Vec<wire::UserEntry>, ClientError> {
+    match client.users() {
+        Err(error) if error.code() == Some(wire::ErrorCode::UnknownOp as u16) => Ok(Vec::new()),
+        users => Ok(users?.users),
+    }
 }
 
 /// Times of round trips on one connection, in microseconds.

@@ -3,10 +3,12 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use rocmforge_client::wire::{ErrorClass, ErrorCode, StatusReply, WireError};
+use rocmforge_client::wire::{ErrorClass, ErrorCode, WireError};
 use rocmforge_client::{ClientError, printable};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+
+use super::Status;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
@@ -213,14 +215,16 @@ pub fn for_scripts(value: Value) -> Value {
     }
 }
 
-/// The status with `notes`: what the daemon says of itself and its devices in words, with names in snake case.
-pub fn status(reply: &StatusReply) -> serde_json::Result<Value> {
+/// The status with `users`, and with `notes`: what the daemon says of itself and its devices in words, with names in
+/// snake case.
+pub fn status(Status { status: reply, users }: &Status) -> serde_json::Result<Value> {
     let notes = |notes: Vec<(&str, &str)>| {
         let entry = |(name, value): (&str, &str)| (name.replace(' ', "_"), Value::from(value));
         Value::Object(notes.into_iter().map(entry).collect())
     };
     let mut value = serde_json::to_value(reply)?;
     value["notes"] = notes(reply.notes());
+    value["users"] = serde_json::to_value(users)?;
     for (number, device) in reply.devices.iter().enumerate() {
         value["devices"][number]["notes"] = notes(device.notes());
     }
@@ -241,7 +245,7 @@ pub fn snake_case(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::DeviceStatus;
+    use rocmforge_client::wire::{DeviceStatus, StatusReply, UserEntry};
 
     use super::*;
 
@@ -268,7 +272,9 @@ mod tests {
             ext: StatusReply::notes_ext(notes.into_iter()),
             ..StatusReply::default()
         };
-        let value = for_scripts(status(&reply).unwrap());
+        let users = vec![UserEntry { uid: 7, kv_pages: 3, ..UserEntry::default() }];
+        let value = for_scripts(status(&Status { status: reply, users }).unwrap());
+        assert_eq!((&value["users"][0]["kv_pages"], value["users"][0].get("ext")), (&json!(3), None));
         assert_eq!(value["notes"], json!({ "you_may": "run and load" }));
         assert_eq!(value["devices"][0]["notes"], json!({ "upload": "ring" }));
     }

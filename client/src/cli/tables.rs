@@ -4,13 +4,13 @@ use std::io::{self, IsTerminal, Write};
 
 use rocmforge_client::wire::{
     CancelRequestsReply, DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus,
-    InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, StatusReply,
-    TokenizeReply, UnloadReply,
+    InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, TokenizeReply,
+    UnloadReply, UserEntry,
 };
 use rocmforge_client::{printable, printable_text};
 
-use super::PingTimes;
 use super::report::snake_case;
+use super::{PingTimes, Status};
 
 pub type Out<'a> = &'a mut dyn Write;
 
@@ -154,7 +154,7 @@ pub fn cancelled(out: Out<'_>, reply: &CancelRequestsReply) -> io::Result<()> {
     writeln!(out, "cancelled {} {requests}", reply.cancelled)
 }
 
-pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
+pub fn status(out: Out<'_>, Status { status: reply, users }: &Status) -> io::Result<()> {
     let stopping = if reply.draining { ", stopping" } else { "" };
     let fields = [
         ("version", format!("{}{stopping}", printable(&reply.version))),
@@ -166,7 +166,47 @@ pub fn status(out: Out<'_>, reply: &StatusReply) -> io::Result<()> {
     pairs(out, fields.into_iter())?;
     pairs(out, reply.notes().into_iter().map(|(name, value)| (name, printable(value))))?;
     pairs(out, host(&reply.host).into_iter().filter(|(_, value)| !value.is_empty()))?;
-    reply.devices.iter().try_for_each(|device| device_status(out, device))
+    reply.devices.iter().try_for_each(|device| device_status(out, device))?;
+    if users.is_empty() { Ok(()) } else { holdings(out, users) }
+}
+
+/// What users hold of everything that they share.
+fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
+    const HEAD: [&str; 13] = [
+        "UID",
+        "CONNECTIONS",
+        "REQUESTS",
+        "PAYLOADS",
+        "UNREAD",
+        "DESCRIPTORS",
+        "PASSED MODELS",
+        "HEADERS",
+        "SEQUENCES",
+        "KV PAGES",
+        "TEXT TIME",
+        "FRAME TIME",
+        "DEVICE",
+    ];
+    let ms = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
+    let row = |user: &UserEntry| {
+        [
+            user.uid.to_string(),
+            user.connections.to_string(),
+            user.requests.to_string(),
+            bytes(user.request_bytes),
+            bytes(user.answer_bytes),
+            user.descriptors.to_string(),
+            user.passed_models.to_string(),
+            bytes(user.header_bytes),
+            user.sequences.to_string(),
+            user.kv_pages.to_string(),
+            ms(user.text_us),
+            ms(user.frame_us),
+            format!("{:.1} %", user.device_us_per_s as f64 / 1e4),
+        ]
+    };
+    writeln!(out)?;
+    table(out, HEAD, users.iter().map(row))
 }
 
 /// Host memory fields that are shown only if they are not zero.
@@ -344,6 +384,28 @@ mod tests {
             ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB"]
         );
         assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn what_users_hold_is_a_table() {
+        let user = UserEntry {
+            uid: 1000,
+            connections: 2,
+            request_bytes: 3 << 20,
+            kv_pages: 7,
+            text_us: 1500,
+            device_us_per_s: 498_500,
+            ..UserEntry::default()
+        };
+        let mut out = Vec::new();
+        holdings(&mut out, &[user]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let cells: Vec<_> = text.lines().nth(2).unwrap().split("  ").map(str::trim).collect();
+        let cells: Vec<_> = cells.into_iter().filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(
+            cells,
+            ["1000", "2", "0", "3.0 MiB", "0 B", "0", "0", "0 B", "0", "7", "1.5 ms", "0.0 ms", "49.9 %"]
+        );
     }
 
     #[test]

@@ -76,6 +76,8 @@ ops! {
     CancelRequests = 35,
     /// Client: [`LimitUserRequest`], answered by [`LimitUserReply`].
     LimitUser = 36,
+    /// Client: [`UsersRequest`], answered by [`UsersReply`].
+    Users = 37,
     /// Server: the whole answer; the request's op gives its type. Ends the stream.
     Reply = 0x8000,
     /// Server: one of several; the request's op gives [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`].
@@ -173,6 +175,7 @@ mapping! {
         Ps: PsRequest => PsReply,
         CancelRequests: CancelRequestsRequest => CancelRequestsReply,
         LimitUser: LimitUserRequest => LimitUserReply,
+        Users: UsersRequest => UsersReply,
         Status: StatusRequest => StatusReply,
         Doctor: DoctorRequest => DoctorReply,
         ClearCache: ClearCacheRequest => ClearCacheReply,

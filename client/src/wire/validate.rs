@@ -32,7 +32,7 @@ pub mod limits {
     pub const MODELS_MAX: usize = 4096;
     /// Sequences in one list.
     pub const SEQUENCES_MAX: usize = 8192;
-    /// Users in one list; this many fit the smallest frame.
+    /// Users in one list; the limits of this many fit the smallest frame.
     pub const USERS_MAX: usize = 1024;
     /// Devices in one list.
     pub const DEVICES_MAX: usize = 64;

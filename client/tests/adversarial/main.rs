@@ -20,7 +20,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             Cancel, Credit, PingRequest, PingReply, InfoRequest, InfoReply, ListRequest, ListReply, ShowRequest, ShowReply,
             LoadRequest, LoadReply, UnloadRequest, UnloadReply, PsRequest, PsReply, CancelRequestsRequest, CancelRequestsReply, StatusRequest, StatusReply,
-            DoctorRequest, DoctorReply, LimitUserRequest, LimitUserReply,
+            DoctorRequest, DoctorReply, LimitUserRequest, LimitUserReply, UsersRequest, UsersReply,
             TokenizeRequest, TokenizeReply, DetokenizeRequest, DetokenizeReply, GenerateRequest, GenerateItem, GenerateEnd,
             FailRequest, LoadToDeviceRequest, LoadToDeviceItem, LoadToDeviceEnd, ClearCacheRequest, ClearCacheReply,
             PlanRequest, PlanReply, ResidencyRequest, ResidencyReply, SetRulesRequest, SetRulesReply, SubscribeRequest,

@@ -299,6 +299,8 @@ pub fn message_names() -> Vec<&'static str> {
         CancelRequestsReply::NAME,
         LimitUserRequest::NAME,
         LimitUserReply::NAME,
+        UsersRequest::NAME,
+        UsersReply::NAME,
         StatusRequest::NAME,
         StatusReply::NAME,
         DoctorRequest::NAME,

@@ -349,6 +349,42 @@ fn limit_changes_a_user_and_shows_its_limits() {
     }
 }
 
+#[test]
+fn status_shows_what_users_hold_where_the_daemon_says_it() {
+    let show = |knows: bool, arguments: &[&str]| {
+        let server = Server::greeting(move |mut peer| {
+            let request = peer.request().unwrap();
+            assert!(matches!(request.message, ClientMessage::Status(_)));
+            peer.send(request.header.stream, Op::Reply, &StatusReply::default());
+            let pages = [(None, 7, true), (Some(7), 1000, false)];
+            for (after, uid, more) in pages.into_iter().take(if knows { 2 } else { 1 }) {
+                let request = peer.request().unwrap();
+                assert_eq!(request.message, ClientMessage::Users(UsersRequest { after, ext: vec![] }));
+                if knows {
+                    let users = vec![UserEntry { uid, kv_pages: 3, ..UserEntry::default() }];
+                    peer.send(request.header.stream, Op::Reply, &UsersReply { users, more, ext: vec![] });
+                } else {
+                    let error = WireError::new(ErrorCode::UnknownOp, "unknown");
+                    peer.send(request.header.stream, Op::Error, &error);
+                }
+            }
+        });
+        let ran = run(&server, arguments);
+        server.join();
+        ran
+    };
+    let (code, text, _) = show(true, &["status"]);
+    let table: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("UID")).collect();
+    assert!(code == 0 && table.len() == 3 && table[2].starts_with("1000  0 "), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&show(true, &["status", "--json"]).1).unwrap();
+    assert_eq!(
+        (json["users"][1]["uid"].as_u64(), json["users"][1]["kv_pages"].as_u64()),
+        (Some(1000), Some(3))
+    );
+    let (code, text, _) = show(false, &["status"]);
+    assert!(code == 0 && !text.contains("UID"), "{text}");
+}
+
 fn bring(peer: &mut Peer, what: &Preload) {
     let request = peer.request().unwrap();
     let ClientMessage::LoadToDevice(load) = &request.message else { panic!("{:?}", request.message) };

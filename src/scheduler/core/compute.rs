@@ -74,8 +74,11 @@ impl Core {
             self.schedule.keep_turn(pays.then(|| now + (TURN_KEPT * (now - begun)).min(TURN_KEPT_MAX)));
         }
         let Some(step) = self.in_step.take() else { return };
-        let time = lock::now() - begun;
-        self.schedule.charge(&step, time + self.paging.take_spent(step.model));
+        let now = lock::now();
+        let time = now - begun;
+        for (uid, part) in self.schedule.charge(&step, time + self.paging.take_spent(step.model)) {
+            self.rates.add(uid, part, now);
+        }
         paused.time += time;
         paused.loaded |= loaded;
         if let Ok(Stretch::Suspended(part) | Stretch::Waits(part)) = result {

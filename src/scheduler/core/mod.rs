@@ -17,6 +17,7 @@ use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
 use super::paging::Paging;
+use super::rates::Rates;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
 use super::sequence::Sequence;
 use super::step::StepArrays;
@@ -55,6 +56,7 @@ pub(super) struct Core {
     schedule: Schedule,
     arrays: StepArrays,
     counters: Counters,
+    rates: Rates,
     /// Suspended steps, beside those of the schedule.
     paused: BTreeMap<ModelId, compute::Paused>,
     /// Pages of weights that steps read in place.
@@ -91,6 +93,7 @@ impl Core {
             schedule,
             arrays: StepArrays::default(),
             counters: Counters::default(),
+            rates: Rates::default(),
             paused: BTreeMap::new(),
             paging,
             in_step: None,

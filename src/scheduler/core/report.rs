@@ -51,6 +51,7 @@ impl Core {
             device_bytes: self.device.residency.device_bytes(),
             device: self.device.backend.counters(),
             memory: self.device.backend.memory(),
+            user_rates: self.rates.at(self.published),
             models: self.residencies(),
             sequences,
         };

@@ -186,14 +186,15 @@ impl<A> Schedule<A> {
     }
 
     /// Charges a step, or a stretch of one, to its users and sequences. The time of the weights counts equally for all
-    /// users, the rest by rows.
-    pub fn charge(&mut self, step: &StepPlan, time: Duration) {
+    /// users, the rest by rows. Returns what each user is charged.
+    pub fn charge(&mut self, step: &StepPlan, time: Duration) -> BTreeMap<u32, Duration> {
         let rows = f64::from(step.rows().max(1));
         let mut users: BTreeMap<u32, u32> = BTreeMap::new();
         for work in &step.work {
             *users.entry(work.uid).or_default() += 1;
         }
         let estimate = self.costs.get(&step.model).and_then(super::Cost::estimate);
+        let mut charged = BTreeMap::new();
         let fixed = estimate.map_or(0.0, |e| e.fixed / (e.fixed + e.row * rows).max(1e-9)).clamp(0.0, 1.0);
         for work in &step.work {
             let sequences = f64::from(users.get(&work.uid).copied().unwrap_or(1));
@@ -201,11 +202,13 @@ impl<A> Schedule<A> {
             let of_rows = (1.0 - fixed) * f64::from(work.rows) / rows;
             let part = time.mul_f64((of_weights + of_rows).clamp(0.0, 1.0));
             self.accounts.charge(work.uid, part);
+            *charged.entry(work.uid).or_insert(Duration::ZERO) += part;
             self.connections.entry(work.uid).or_default().charge(work.connection, part);
             if let Some(sequence) = self.get_mut(work.id) {
                 sequence.device_time = sequence.device_time.saturating_add(part);
             }
         }
+        charged
     }
 
     /// Records how long a whole step over resident weights took.

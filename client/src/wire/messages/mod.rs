@@ -9,6 +9,7 @@ mod generate;
 mod limits;
 mod model;
 mod residency;
+mod users;
 
 pub use daemon::*;
 pub use doctor::*;
@@ -16,6 +17,7 @@ pub use generate::*;
 pub use limits::*;
 pub use model::*;
 pub use residency::*;
+pub use users::*;
 
 /// Extensions: `(key, bytes)` pairs at the end of every message, no key twice. An unknown key with [`EXT_CRITICAL`]
 /// set fails the request; other unknown keys are ignored.

@@ -1,4 +1,4 @@
-//! Cases of the messages about users' limits.
+//! Cases of the messages about users: their limits, and what they hold.
 
 use super::*;
 
@@ -19,7 +19,27 @@ pub fn all() -> Vec<Golden> {
         share: Some(50),
         ..LimitUserRequest::default()
     };
-    let groups =
-        [three(Op::LimitUser, request), three(Op::Reply, LimitUserReply { users: vec![entry], ext: vec![] })];
+    let holds = UserEntry {
+        uid: 1000,
+        connections: 12,
+        requests: 40,
+        request_bytes: 3 << 20,
+        answer_bytes: 70_000,
+        descriptors: 2,
+        passed_models: 1,
+        header_bytes: 9 << 20,
+        sequences: 32,
+        kv_pages: 260,
+        text_us: 150_000,
+        frame_us: 4_000,
+        device_us_per_s: 498_000,
+        ext: vec![],
+    };
+    let groups = [
+        three(Op::LimitUser, request),
+        three(Op::Reply, LimitUserReply { users: vec![entry], ext: vec![] }),
+        three(Op::Users, UsersRequest { after: Some(999), ext: vec![] }),
+        three(Op::Reply, UsersReply { users: vec![holds], more: true, ext: vec![] }),
+    ];
     groups.into_iter().flatten().collect()
 }
