@@ -3,9 +3,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use interprocess::ConnectWaitMode;
-use interprocess::local_socket::{ConnectOptions, GenericFilePath, prelude::*};
+use interprocess::local_socket::prelude::*;
 use interprocess::os::unix::uds_local_socket::Stream;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::error::{ClientError, ProtocolError};
 use crate::options::Options;
@@ -19,11 +20,16 @@ use crate::wire::{
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
+/// Shortest and longest time that a connect waits for its turn. The kernel takes none for no limit. A new attempt after the
+/// longest finds the socket of a daemon that was started meanwhile.
+const WAIT_MIN: Duration = Duration::from_millis(1);
+const WAIT_MAX: Duration = Duration::from_millis(100);
+
 /// How an attempt failed.
 enum Failed {
     /// No process listens, or there is no socket.
     Absent(io::Error),
-    /// The daemon is busy, or closed during the hello. With a full queue, the connect succeeds and the write fails.
+    /// The daemon is busy, or closed during the hello.
     Passing(io::Error),
     /// The daemon refused, but a later attempt may succeed.
     Refused(ClientError, Duration),
@@ -74,8 +80,6 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     let hello_max_frame = hello.max_frame;
     let hello = hello.to_bytes().map_err(|error| Failed::Final(ProtocolError::from(error).into()))?;
     transport.write_all(&hello, &[], Some(deadline)).map_err(Failed::Passing)?;
-    // The check comes after the write, because a connect to a full queue can succeed without a peer. The write rules
-    // that out.
     check_server(&transport, options)?;
     let mut answer = [0; SERVER_HELLO_BYTES];
     transport.read_exact(&mut answer, Some(deadline)).map_err(Failed::Passing)?;
@@ -86,22 +90,25 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     Ok((transport, answer))
 }
 
+/// Connects, and waits its turn where many connect: a connect that does not block fails as long as the daemon's queue is
+/// full, which one user can keep it.
 fn connect(options: &Options, deadline: Instant) -> Result<Stream, Failed> {
-    let name = options.socket.as_path().to_fs_name::<GenericFilePath>().map_err(Failed::Absent)?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    let connect = ConnectOptions::new()
-        .name(name)
-        .wait_mode(ConnectWaitMode::Timeout(left))
-        .nonblocking_stream(true)
-        .connect_sync_as::<Stream>();
-    connect.map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => {
+    let left = deadline.saturating_duration_since(Instant::now()).clamp(WAIT_MIN, WAIT_MAX);
+    let connect = || {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&options.socket)?)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Stream::from(socket))
+    };
+    connect().map_err(|error: Errno| match error {
+        Errno::ACCESS | Errno::PERM => {
             Failed::Final(ClientError::PermissionDenied { socket: options.socket.clone() })
         }
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
-            Failed::Passing(error)
-        }
-        _ => Failed::Absent(error),
+        Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR => Failed::Passing(error.into()),
+        _ => Failed::Absent(error.into()),
     })
 }
 

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::listener::Endpoint;
 use super::open::Open;
+use super::rate::Rates;
 use super::{connection, groups};
 use crate::lock::{Mutex, Rank};
 use crate::session::{Credentials, LoggedUids, Service, share_code};
@@ -85,7 +86,7 @@ impl Acceptor {
         stop: CancellationToken,
         close: CancellationToken,
     ) {
-        let mut backoff = BACKOFF_MIN;
+        let (mut backoff, mut rates) = (BACKOFF_MIN, Rates::default());
         loop {
             self.ticks.fetch_add(1, Ordering::Relaxed);
             let accepted = tokio::select! {
@@ -97,7 +98,7 @@ impl Acceptor {
             match accepted {
                 Ok(stream) => {
                     backoff = BACKOFF_MIN;
-                    self.take(stream, &close);
+                    self.take(stream, &mut rates, &close);
                 }
                 Err(error) => {
                     if backoff == BACKOFF_MIN {
@@ -110,7 +111,14 @@ impl Acceptor {
         }
     }
 
-    fn take(&self, stream: Stream, close: &CancellationToken) {
+    fn take(&self, stream: Stream, rates: &mut Rates, close: &CancellationToken) {
+        // First, because it has to be cheap: nothing is sent to a client that connects too fast, and nothing started.
+        if let Ok(Some(uid)) = stream.peer_creds().map(|credentials| credentials.euid())
+            && !Taker::of(uid).privileged
+            && !rates.may_connect(uid, Instant::now())
+        {
+            return self.tell_of_haste(uid);
+        }
         let peer = match peer(&stream) {
             Ok(peer) => peer,
             Err(error) => {
@@ -146,6 +154,20 @@ impl Acceptor {
             );
         }
         self.refuse(stream, share_code(refusal), REFUSAL_RETRY_MS);
+    }
+
+    /// Logs that a user connects too fast.
+    fn tell_of_haste(&self, uid: u32) {
+        if let Some(more) = self.refused.lock().tell(uid, Instant::now()) {
+            let (untold, untold_of_others) = (more.of_uid, more.of_others);
+            tracing::warn!(
+                name: "refused",
+                uid,
+                untold,
+                untold_of_others,
+                "closed a connection at once: the user connects too fast"
+            );
+        }
     }
 
     /// Sends the reason, then waits briefly for the client to read it. Closing at once would make its own hello fail

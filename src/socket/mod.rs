@@ -8,6 +8,7 @@ mod connection;
 mod groups;
 mod listener;
 mod open;
+mod rate;
 mod receive;
 
 pub use accept::Acceptor;
