@@ -21,6 +21,12 @@ const BYTES_STEP: u64 = 64 << 20;
 const CONNECTIONS_STEP: u64 = 64;
 /// Steps of counted tensors: a step of a model uses hundreds.
 const TENSORS_STEP: u64 = 1 << 20;
+/// Steps of bytes that were ever loaded or evicted: several models.
+const LOADED_STEP: u64 = 64 << 30;
+/// Steps of the time that steps waited for weights, in microseconds: a quarter of an hour.
+const WAITED_STEP: u64 = 900_000_000;
+/// Steps of the rate of uploads, in bytes per second.
+const RATE_STEP: u64 = 1 << 30;
 
 /// Time after which the places change at which memory in use jumps.
 const SLOT: Duration = Duration::from_secs(10);
@@ -34,7 +40,6 @@ pub(super) enum Count {
     PrefillRows,
     StepSequences,
     TensorHits,
-    Replays,
     Done,
     Failed,
     Cancelled,
@@ -46,6 +51,21 @@ pub(super) enum Count {
     TakenBytes,
     AvailableBytes,
     FreeBytes,
+    WeightBytes,
+    ScratchBytes,
+    StagingBytes,
+    GraphBytes,
+    LeavingBytes,
+    LoadedBytes,
+    EvictedBytes,
+    Evictions,
+    LoadWaits,
+    LoadWaitTime,
+    UploadRate,
+    /// Bytes of the files of the model with that number in the daemon's memory.
+    ResidentBytes(u64),
+    /// As [`Self::ResidentBytes`], in the page cache.
+    CachedBytes(u64),
     /// KV bytes of the model with that number.
     ModelBytes(u64),
 }
@@ -58,10 +78,14 @@ impl Count {
             | Self::DecodeRows
             | Self::PrefillRows
             | Self::StepSequences
-            | Self::Replays
             | Self::Done
             | Self::Failed
-            | Self::Cancelled => ROWS_STEP,
+            | Self::Cancelled
+            | Self::Evictions
+            | Self::LoadWaits => ROWS_STEP,
+            Self::LoadedBytes | Self::EvictedBytes => LOADED_STEP,
+            Self::LoadWaitTime => WAITED_STEP,
+            Self::UploadRate => RATE_STEP,
             Self::TensorHits | Self::TensorsLoaded => TENSORS_STEP,
             Self::Connections => CONNECTIONS_STEP,
             Self::AnonBytes
@@ -70,12 +94,19 @@ impl Count {
             | Self::TakenBytes
             | Self::AvailableBytes
             | Self::FreeBytes
+            | Self::WeightBytes
+            | Self::ScratchBytes
+            | Self::StagingBytes
+            | Self::GraphBytes
+            | Self::LeavingBytes
+            | Self::ResidentBytes(_)
+            | Self::CachedBytes(_)
             | Self::ModelBytes(_) => BYTES_STEP,
         }
     }
 
     fn goes_down(self) -> bool {
-        [BYTES_STEP, CONNECTIONS_STEP].contains(&self.step())
+        [BYTES_STEP, CONNECTIONS_STEP, RATE_STEP].contains(&self.step())
     }
 }
 
@@ -113,6 +144,11 @@ impl Coarse {
         Self { secret: (!exact).then(|| service.secret.clone()), slot, own }
     }
 
+    /// True where the user sees everything.
+    pub(super) fn is_exact(&self) -> bool {
+        self.secret.is_none()
+    }
+
     /// Numbers of running and of queued requests: the user's own, unless counts are exact.
     pub(super) fn running_and_queued(&self, exact: (u32, u32)) -> (u32, u32) {
         if self.secret.is_some() { (self.own.running, self.own.queued) } else { exact }
@@ -138,6 +174,7 @@ impl Coarse {
             sequences_failed: self.count(Count::Failed, exact.sequences_failed),
             sequences_cancelled: self.count(Count::Cancelled, exact.sequences_cancelled),
             tensors_loaded: self.count(Count::TensorsLoaded, exact.tensors_loaded),
+            device_bytes: self.count(Count::WeightBytes, exact.device_bytes),
             kv_pages_used: if self.secret.is_some() { self.own.pages } else { exact.kv_pages_used },
             kv_bytes: self.count(Count::KvBytes, exact.kv_bytes),
             steps: self.count(Count::Steps, exact.steps),

@@ -196,12 +196,10 @@ fn status_ext(call: &Call, kept: String) -> Ext {
     let lost = service.lost_threads();
     let silent =
         (lost > 0).then(|| format!("{lost} wait for file systems that do not answer; the log names them"));
-    let notes = [
-        ("you may", Some(call.rights())),
-        ("kept", Some(service.kept())),
-        ("copies", copies),
-        ("lost threads", silent),
-    ];
+    // How many files all users passed is not for everybody.
+    let (kept, copies) = if call.peer().sees { (Some(kept), copies) } else { (None, None) };
+    let notes =
+        [("you may", Some(call.rights())), ("kept", kept), ("copies", copies), ("lost threads", silent)];
     let notes =
         notes.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
     let mut ext = StatusReply::notes_ext(notes);
@@ -254,6 +252,7 @@ fn notes<'a>(
 ) -> impl Iterator<Item = (&'a str, String)> {
     let device = snapshot.device;
     let fixed = info.notes.iter().map(|(name, value)| (*name, value.clone()));
+    let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
     let uploads = (device.uploads + device.upload_failures > 0).then(|| {
         let DeviceCounters { uploads, upload_bytes, upload_failures, .. } = device;
         ("uploads", format!("{uploads} tensors, {upload_bytes} bytes, {upload_failures} failed"))
@@ -261,22 +260,16 @@ fn notes<'a>(
     let rates = device.upload_rates.into_iter().filter(|rate| rate.in_use || rate.refused || rate.bytes > 0);
     let rates = rates.map(|rate| (if rate.in_use { "upload" } else { "upload tried" }, rate.to_string()));
     let used = (device.used_bytes > 0).then(|| ("in use", format!("{} MiB", device.used_bytes >> 20)));
-    let graphs = (device.graphs > 0).then(|| {
-        (
-            "graphs",
-            format!(
-                "{} recorded, {} replays",
-                device.graphs,
-                coarse.count(Count::Replays, device.graph_replays)
-            ),
-        )
-    });
-    let refused = device.graphs_refused.map(|why| ("graphs off", why.to_owned()));
+    let graphs = (device.graphs > 0)
+        .then(|| ("graphs", format!("{} recorded, {} replays", device.graphs, device.graph_replays)));
     let memory = snapshot.memory;
     let kernel =
         memory.kernel_used.map(|used| ("kernel", format!("{} MiB in use by all programs", used >> 20)));
     let differ = memory.contradiction().map(|text| ("memory", text));
-    fixed.chain(rates).chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs).chain(refused)
+    // Each of these counts what all users do.
+    let counted = rates.chain(uploads).chain(used).chain(kernel).chain(differ).chain(graphs);
+    let exact = coarse.is_exact();
+    fixed.chain(counted.filter(move |_| exact)).chain(refused)
 }
 
 /// This process's resident memory, as the kernel counts it.

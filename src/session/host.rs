@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{self, Ext, HostMemory, HostStatus, limits};
 
-use super::Service;
+use super::coarse::{Coarse, Count};
+use super::{Call, Service};
 use crate::lock::{Mutex, Rank};
 use crate::model::pages::{PageResidency, PagesReport, PagesState};
 use crate::model::{Model, ModelId};
@@ -73,9 +74,9 @@ fn count(model: &Model) -> (HostPages, Option<u64>) {
 }
 
 /// Memory of a model's files. May walk page tables: call it off the runtime's threads.
-pub(super) fn of_model(service: &Service, model: &Model) -> HostMemory {
-    let report = model.pages.report();
-    let (pages, cached_bytes) = service.page_counts.of(model.id, &report, || count(model));
+pub(super) fn of_model(call: &Call, model: &Model) -> HostMemory {
+    let (report, coarse) = (model.pages.report(), Coarse::of(call));
+    let (pages, cached_bytes) = call.service().page_counts.of(model.id, &report, || count(model));
     let (state, reason) = match report.state {
         PagesState::AsTheyCome => (wire::PagesState::AsTheyCome, String::new()),
         PagesState::Coming => (wire::PagesState::Coming, String::new()),
@@ -92,10 +93,10 @@ pub(super) fn of_model(service: &Service, model: &Model) -> HostMemory {
         },
         state,
         mapped_bytes: model.files.bytes(),
-        resident_bytes: pages.resident_bytes,
+        resident_bytes: coarse.count(Count::ResidentBytes(model.id.0), pages.resident_bytes),
         locked_bytes: pages.locked_bytes,
         read_bytes: report.read_bytes,
-        cached_bytes,
+        cached_bytes: cached_bytes.map(|bytes| coarse.count(Count::CachedBytes(model.id.0), bytes)),
         reason: wire::cut_text(&reason, limits::VALUE_BYTES_MAX).to_owned(),
         ext: Ext::new(),
     }

@@ -231,7 +231,7 @@ fn describe(
     payload_bytes_max: u32,
 ) -> Result<ShowReply, Failure> {
     let mut reply = overview(model, summary);
-    reply.host = host::of_model(call.service(), model);
+    reply.host = host::of_model(call, model);
     if request.full {
         let taken = wire::encode(&reply).map_err(|error| of_codec(&error))?.len();
         let mut room = (payload_bytes_max as usize).saturating_sub(taken).min(SHOW_BYTES);

@@ -103,13 +103,13 @@ pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, 
 }
 
 fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanReply {
-    let (peer, leaving) = (call.peer(), &plan.leaving);
+    let (peer, leaving, coarse) = (call.peer(), &plan.leaving, Coarse::of(call));
     let ids: Vec<ModelId> = leaving.iter().map(|leaving| leaving.model).collect();
-    let mut names = call.service().store.names_of(peer.uid, peer.sees, &ids);
-    let entries = leaving.iter().map(|leaving| LeavingEntry {
-        id: leaving.model.0,
-        model: names.remove(&leaving.model).unwrap_or_default(),
-        device_bytes: leaving.bytes,
+    let names = call.service().store.names_of(peer.uid, peer.sees, &ids);
+    let entries = leaving.iter().filter_map(|leaving| {
+        let model = names.get(&leaving.model).cloned();
+        let model = if peer.sees { model.unwrap_or_default() } else { model? };
+        Some(LeavingEntry { id: leaving.model.0, model, device_bytes: leaving.bytes })
     });
     // The rest of the reply takes about 130 bytes.
     let mut room = page_room(call.connection.limits.max_frame).saturating_sub(256);
@@ -120,7 +120,7 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
         resident_bytes: plan.resident_bytes,
         kv_bytes: plan.kv_bytes,
         scratch_bytes: plan.scratch_bytes,
-        available_bytes: plan.available_bytes,
+        available_bytes: coarse.count(Count::AvailableBytes, plan.available_bytes),
         budget_bytes: plan.budget_bytes,
         others_bytes: plan.others_bytes,
         fit: match plan.fit {
@@ -131,14 +131,14 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
             Fit::No { missing_bytes } => wire::Fit::No(missing_bytes),
         },
         leaving: fill(&mut room, entries.take(limits::MODELS_MAX), |entry| entry.model.len() + 24),
-        leaving_bytes: leaving.iter().map(|leaving| leaving.bytes).sum(),
+        leaving_bytes: coarse.count(Count::LeavingBytes, leaving.iter().map(|leaving| leaving.bytes).sum()),
         load_ms: plan.load_seconds.map(|seconds| (seconds * 1e3) as u64),
-        queued: plan.queued,
+        queued: coarse.running_and_queued((0, plan.queued)).1,
         ext: Ext::new(),
     }
 }
 
-/// Memory use by model. Other users' model names are empty unless public or the client has [`Right::See`].
+/// Memory use by model. Models that only other users have names for are left out, unless the client has [`Right::See`].
 pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<ResidencyReply, Failure> {
     let (peer, service) = (call.peer(), call.service());
     let coarse = Coarse::of(&call);
@@ -146,10 +146,11 @@ pub(super) async fn residency(call: Call, request: ResidencyRequest) -> Result<R
     let mut all: Vec<&ModelResidency> = snapshot.models.iter().collect();
     all.retain(|model| model.model.0 > request.after);
     all.sort_unstable_by_key(|model| model.model);
-    let of_all = all.len();
-    all.truncate(limits::MODELS_MAX);
     let ids: Vec<ModelId> = all.iter().map(|model| model.model).collect();
     let mut names = service.store.names_of(peer.uid, peer.sees, &ids);
+    all.retain(|model| peer.sees || names.contains_key(&model.model));
+    let of_all = all.len();
+    all.truncate(limits::MODELS_MAX);
     let entries = all.into_iter().map(|model| {
         let name = names.remove(&model.model).unwrap_or_default();
         let of_model = snapshot.sequences.iter().filter(|sequence| sequence.model == model.model);
@@ -171,6 +172,7 @@ fn entry_bytes(entry: &ResidencyEntry) -> usize {
 }
 
 fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse) -> ResidencyEntry {
+    let exact = coarse.is_exact();
     ResidencyEntry {
         id: model.model.0,
         device: DEVICE,
@@ -181,9 +183,9 @@ fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse
         scratch_bytes: model.scratch_bytes,
         rules: rules(model.rules),
         sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
-        idle_ms: model.idle_since.map(|since| milliseconds(since.elapsed())),
+        idle_ms: model.idle_since.filter(|_| exact).map(|since| milliseconds(since.elapsed())),
         eviction_place: model.eviction_place,
-        loading: model.loading.map(loading),
+        loading: model.loading.filter(|_| exact).map(loading),
         ext: Ext::new(),
     }
 }
@@ -230,14 +232,15 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let (sequences_running, sequences_queued) = coarse.running_and_queued((count(running), count(queued)));
     let label = |text: &str| wire::cut_text(text, limits::LABEL_BYTES_MAX).to_owned();
+    let load_wait_us = u64::try_from(counters.load_wait.as_micros()).unwrap_or(u64::MAX);
     DeviceMemory {
         kind: label(info.kind),
         device: label(&info.device),
-        weight_bytes: memory.weights,
+        weight_bytes: coarse.count(Count::WeightBytes, memory.weights),
         kv_bytes: coarse.count(Count::KvBytes, memory.kv),
-        scratch_bytes: memory.scratch,
-        staging_bytes: memory.staging,
-        graph_bytes: memory.graphs,
+        scratch_bytes: coarse.count(Count::ScratchBytes, memory.scratch),
+        staging_bytes: coarse.count(Count::StagingBytes, memory.staging),
+        graph_bytes: coarse.count(Count::GraphBytes, memory.graphs),
         taken_bytes: coarse.count(Count::TakenBytes, memory.taken),
         budget_bytes: memory.budget,
         available_bytes: coarse.count(Count::AvailableBytes, memory.available()),
@@ -248,14 +251,14 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
         sequences_queued,
         decode_rows: coarse.count(Count::DecodeRows, counters.decode_rows),
         prefill_rows: coarse.count(Count::PrefillRows, counters.prefill_rows),
-        loads: counters.tensors_loaded,
+        loads: coarse.count(Count::TensorsLoaded, counters.tensors_loaded),
         hits: coarse.count(Count::TensorHits, counters.tensor_hits),
-        load_bytes: counters.load_bytes,
-        evictions: counters.evictions,
-        evicted_bytes: counters.evicted_bytes,
-        load_waits: counters.load_waits,
-        load_wait_us: u64::try_from(counters.load_wait.as_micros()).unwrap_or(u64::MAX),
-        bytes_per_second: upload_rate(&snapshot.device),
+        load_bytes: coarse.count(Count::LoadedBytes, counters.load_bytes),
+        evictions: coarse.count(Count::Evictions, counters.evictions),
+        evicted_bytes: coarse.count(Count::EvictedBytes, counters.evicted_bytes),
+        load_waits: coarse.count(Count::LoadWaits, counters.load_waits),
+        load_wait_us: coarse.count(Count::LoadWaitTime, load_wait_us),
+        bytes_per_second: coarse.count(Count::UploadRate, upload_rate(&snapshot.device)),
         ext: Ext::new(),
     }
 }

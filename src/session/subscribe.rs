@@ -169,6 +169,10 @@ impl<'a> Watch<'a> {
             }
         };
         let known = if id == ModelId(0) { Known::default() } else { self.known(id).clone() };
+        // What other users pass and load is theirs.
+        if known.name.is_empty() && id != ModelId(0) && !self.call.peer().sees {
+            return;
+        }
         item.events.push(EventEntry {
             kind,
             id: id.0,

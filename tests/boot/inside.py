@@ -255,7 +255,7 @@ def restart_is_a_pause(_):
     client("load", str(mine))
     client("rules", MODEL, "--priority", "9", "--keep-layers", "2", user="root")
     client("pin", MODEL, user="root")
-    kept = status_says("kept")
+    kept = status_says("kept", user="root")
     expect(kept.startswith("1 of at most 510 passed files, rules of 1 models, 1 locked"), f"kept: {kept!r}")
     pauses = []
     for how in [("restart",), ("kill", "--signal=KILL", "--kill-whom=main")]:
@@ -265,7 +265,7 @@ def restart_is_a_pause(_):
         done = client("--json", "run", "mine", PROMPT, "--temperature", "0", "--max-tokens", "12")
         pauses.append(time.monotonic() - started)
         expect(json.loads(done.stdout)["ids"] == ANSWER, "the answer changed")
-        until("rules and locks are restored", lambda: status_says("kept") == kept, 5)
+        until("rules and locks are restored", lambda: status_says("kept", user="root") == kept, 5)
         rules = json.loads(client("--json", "rules", MODEL, user="root").stdout)["rules"]
         expect((rules["pinned"], rules["priority"], rules["layers_min"]) == (True, 9, 2), f"rules: {rules}")
         locked = json.loads(client("--json", "show", MODEL).stdout)["host"]
