@@ -1,14 +1,18 @@
 //! Users who take all they can get, under uids of their own, which only root can give; and what others notice.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use rocmforge_client::wire::{ErrorCode, GenerateRequest, RequestScope, SequenceState, TokenizeRequest};
+use rocmforge_client::wire::{
+    ErrorCode, GenerateRequest, RequestScope, ResidencyEntry, SequenceState, TokenizeRequest,
+};
 use rocmforge_client::{Client, Connection, Options, ServerTrust};
 
 use crate::child;
 use crate::common;
+use crate::raw::Raw;
 use crate::rig::{Rig, TINY, answer, code, story};
 
 const GREEDY: u32 = 54_321;
@@ -133,16 +137,124 @@ fn counters_of_others_are_coarse() {
     );
     let models = client.list().unwrap().models;
     assert!(models.iter().all(|model| model.sequences == 0), "{models:?}");
-    assert!(client.residency().unwrap().models.iter().all(|model| model.sequences == 0));
+    let residency = client.residency().unwrap();
+    let told = |model: &ResidencyEntry| (model.model.clone(), model.sequences, model.idle_ms, model.loading);
+    let told: Vec<_> = residency.models.iter().map(told).collect();
+    assert_eq!(told, [(TINY.to_owned(), 0, None, None)], "another user's model is not shown");
+    let memory = &residency.devices[0];
+    let counts = [memory.evictions, memory.load_waits, memory.loads];
+    assert!(counts.iter().all(|count| count.is_multiple_of(1024)), "{memory:?}");
+    assert!(
+        memory.load_bytes.is_multiple_of(64 << 30) && memory.load_wait_us.is_multiple_of(900_000_000),
+        "{memory:?}"
+    );
+    assert!(client.show(TINY, false).unwrap().host.resident_bytes.is_multiple_of(64 << 20));
+    assert_eq!(client.plan(TINY, 16).unwrap().queued, 0);
+    assert!(status.notes().iter().all(|(name, _)| *name == "you may"), "{:?}", status.notes());
     let (rows, pages) = ([device.rows, device.decode_rows, device.prefill_rows], device.kv_pages_used);
     assert!(rows.iter().all(|rows| rows % 1024 == 0) && pages % 64 == 0, "{device:?}");
     println!("\nDONE");
+}
+
+/// Sees what its own user holds, and nothing of others.
+#[test]
+fn sees_only_its_own_holdings() {
+    let Some((socket, _)) = child::inside() else { return };
+    let users = Client::new(options(socket)).users().unwrap().users;
+    assert!(
+        matches!(&users[..], [own] if (own.uid, own.connections, own.sequences) == (INNOCENT, 1, 0)),
+        "{users:?}"
+    );
+    println!("\nDONE");
+}
+
+#[test]
+fn an_administrator_sees_what_each_user_holds() {
+    let Some(mut rig) = rig() else { return };
+    let client = rig.client();
+    client.load_file(&rig.model(TINY), Some("mine")).unwrap();
+    let mut greedy = start(&rig, "fairness::holds_places_without_credit", GREEDY);
+    greedy.line("DONE");
+    rig.eventually("all places are taken, with pages", |status| status.devices[0].kv_pages_used >= 8);
+    let users = client.users().unwrap().users;
+    let of = |uid| users.iter().find(|user| user.uid == uid).unwrap_or_else(|| panic!("{users:?}"));
+    let (own, greedy_user) = (of(0), of(GREEDY));
+    assert!(users.is_sorted_by_key(|user| user.uid), "{users:?}");
+    assert_eq!((own.passed_models, own.sequences, own.kv_pages), (1, 0, 0));
+    assert!(own.header_bytes > 0 && own.connections > 0, "{own:?}");
+    let requests = REQUESTS as u64;
+    assert_eq!((greedy_user.connections, greedy_user.sequences), (1, requests), "{greedy_user:?}");
+    assert_eq!((greedy_user.requests, greedy_user.passed_models), (requests, 0), "{greedy_user:?}");
+    assert!(greedy_user.kv_pages >= 8 && greedy_user.device_us_per_s > 0, "{greedy_user:?}");
+    start(&rig, "fairness::sees_only_its_own_holdings", INNOCENT).line("DONE");
+    drop(greedy);
+    rig.eventually("nothing is left of it", |_| {
+        client.users().unwrap().users.iter().all(|user| user.uid != GREEDY || user.connections == 0)
+    });
+    rig.assert_serves();
+}
+
+/// Connects and leaves, as fast as it can.
+#[test]
+fn connects_without_end() {
+    let Some((socket, _)) = child::inside() else { return };
+    std::thread::scope(|scope| {
+        for _ in 0..REQUESTS {
+            scope.spawn(|| {
+                for _ in 0.. {
+                    drop(UnixStream::connect(&socket));
+                }
+            });
+        }
+        println!("\nDONE");
+    });
+}
+
+/// Connects fifty times, and tells how long the slowest took until a frame was answered.
+#[test]
+fn connects_now_and_then() {
+    let Some((socket, _)) = child::inside() else { return };
+    let mut slowest = Duration::ZERO;
+    for _ in 0..50 {
+        let begun = Instant::now();
+        Client::new(options(socket.clone())).ping(b"").unwrap();
+        slowest = slowest.max(begun.elapsed());
+    }
+    println!("\nDONE {}", slowest.as_millis());
+}
+
+#[test]
+fn a_user_that_connects_without_end_delays_nobody() {
+    let Some(mut rig) = rig() else { return };
+    let mut greedy = start(&rig, "fairness::connects_without_end", GREEDY);
+    greedy.line("DONE");
+    let told = format!("the user connects too fast uid={GREEDY} ");
+    let begun = Instant::now();
+    while !rig.log_text().contains(&told) {
+        assert!(begun.elapsed() < SOON, "{}", rig.log_text());
+    }
+    let slowest: u64 =
+        start(&rig, "fairness::connects_now_and_then", INNOCENT).line("DONE ").parse().unwrap();
+    assert!(Duration::from_millis(slowest) < SOON, "an innocent user waited for {slowest} ms");
+    // More than an ordinary user may: a thousand at once, and 500 a second.
+    let begun = Instant::now();
+    for _ in 0..3000 {
+        drop(Raw::connect(&rig));
+        assert!(begun.elapsed() < 20 * SOON, "an administrator waits");
+    }
+    drop(greedy);
+    rig.assert_serves();
 }
 
 fn others_are_served_beside(test: &str) {
     let Some(mut rig) = rig() else { return };
     let client = rig.client();
     client.load(TINY).unwrap();
+    let private = rig.dir.path().join("private.gguf");
+    std::fs::copy(rig.model(TINY), &private).unwrap();
+    client.load_file(&private, None).unwrap();
+    answer(&client, &GenerateRequest { model: "private".into(), ..story(8) }).unwrap();
+    assert_eq!(client.residency().unwrap().models.len(), 1, "the administrator sees its own");
     let mut greedy = start(&rig, test, GREEDY);
     greedy.line("DONE");
     rig.eventually("all places are taken", |status| {
