@@ -3,6 +3,7 @@
 //! Each attack runs as a user of its own. Beside it, another user asks for short answers, one after another, and so
 //! does root. Their times are compared with those beside a fair neighbour, who asks for one answer after another.
 
+mod shares;
 mod users;
 
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use xtask::daemon::{self, Daemon};
 use xtask::error::{Error, Result};
-use xtask::host;
+use xtask::{host, lookalike};
 
 use users::{Attack, Times};
 
@@ -47,8 +48,39 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Where the attacks compute
-    #[arg(long, default_value = "cpu", value_name = "BACKEND")]
-    backend: String,
+    #[arg(long, default_value = "cpu", value_enum)]
+    backend: Backend,
+    /// Only users with unequal demand, without attacks
+    #[arg(long, conflicts_with = "only")]
+    shares: bool,
+}
+
+/// Where the attacks compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Backend {
+    /// This machine's processors
+    Cpu,
+    /// This machine's GPU
+    Hip,
+    /// A library that runs a GPU's kernels on the processors
+    Lookalike,
+}
+
+impl Backend {
+    /// The daemon's configuration, and its environment.
+    fn config(self) -> Result<(String, Vec<(&'static str, PathBuf)>)> {
+        let (name, more) = match self {
+            Self::Cpu => ("cpu", ""),
+            Self::Hip => ("hip", ""),
+            Self::Lookalike => ("hip", "[limits]\nstep_rows = 32\n"),
+        };
+        let config = format!("[device]\nbackend = '{name}'\n[kv]\nbudget_mib = {KV_MIB}\n{more}");
+        let library = match self {
+            Self::Lookalike => vec![("ROCMFORGE_HIP_LIB", lookalike::build(lookalike::Variant::Wave32)?)],
+            Self::Cpu | Self::Hip => Vec::new(),
+        };
+        Ok((config, library))
+    }
 }
 
 /// One line of the table.
@@ -68,24 +100,36 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let binaries = daemon::build()?;
     let models = models(args)?;
-    let config = format!("[device]\nbackend = '{}'\n[kv]\nbudget_mib = {KV_MIB}\n", args.backend);
-    let daemon = Daemon::start(&binaries, models.path(), &config)?;
+    let (config, environment) = args.backend.config()?;
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+    let daemon = Daemon::start_with(&binaries, models.path(), &config, &environment)?;
     open_to_all(&daemon.socket())?;
+    let mut faults = Vec::new();
+    if !args.shares {
+        attack(&daemon, args, &mut faults)?;
+    }
+    if args.only.is_none() {
+        shares::run(&daemon, &mut faults)?;
+    }
+    daemon.stop()?;
+    if faults.is_empty() { Ok(()) } else { Err(Error::Attacked { faults: faults.join("\n  ") }) }
+}
+
+/// Prints a line for each attack; what is wrong goes to `faults`.
+fn attack(daemon: &Daemon, args: &Args, faults: &mut Vec<String>) -> Result<()> {
     let start_mib = memory_mib(daemon.pid())?;
-    let fair = measure(&daemon, Attack::Fair, args.requests, start_mib)?;
+    let fair = measure(daemon, Attack::Fair, args.requests, start_mib)?;
     println!(
         "{:<14}{:>10}{:>10}{:>8}{:>8}{:>10}{:>10}{:>10}",
         "attack", "p50 ms", "p99 ms", "p50 x", "p99 x", "root ms", "RSS MiB", "left MiB"
     );
-    let mut faults = Vec::new();
-    show(&fair, &fair, &mut faults);
+    show(&fair, &fair, faults);
     for attack in Attack::ALL.iter().filter(|a| args.only.is_none_or(|only| only == **a)) {
         host::check_interrupted()?;
-        let row = measure(&daemon, *attack, args.requests, start_mib)?;
-        show(&row, &fair, &mut faults);
+        let row = measure(daemon, *attack, args.requests, start_mib)?;
+        show(&row, &fair, faults);
     }
-    daemon.stop()?;
-    if faults.is_empty() { Ok(()) } else { Err(Error::Attacked { faults: faults.join("\n  ") }) }
+    Ok(())
 }
 
 /// A directory with the model under the name that all users ask for.

@@ -18,6 +18,8 @@ use crate::synthetic;
 pub const MODEL: &str = "story";
 /// Connections and threads of an attacker that uses many.
 const MANY: usize = 16;
+/// Threads of an attacker that only wants to be fast.
+const STORM: usize = 64;
 const MIB: usize = 1 << 20;
 
 /// The behaviour of a user.
@@ -41,12 +43,18 @@ pub enum Attack {
     Frames,
     /// As many connections as the daemon takes.
     Connections,
+    /// Connections that are made and closed as fast as 64 threads can.
+    Storm,
+    /// No attack on the daemon: 64 threads as busy as those of `storm`, with sockets of their own.
+    Busy,
+    /// No attack: long answers or prompts without an end, on 1 to 8 connections by the user's number.
+    Demand,
     /// No attack: short answers one after another, timed.
     Ask,
 }
 
 impl Attack {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
@@ -55,6 +63,8 @@ impl Attack {
         Self::Tokenize,
         Self::Frames,
         Self::Connections,
+        Self::Busy,
+        Self::Storm,
     ];
 }
 
@@ -114,6 +124,7 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
     let options = Options { socket: args.socket.clone(), trust: ServerTrust::Anyone, ..Options::default() };
     match args.attack {
         Attack::Ask => println!("{}", ask(&options, args.requests).write()),
+        Attack::Demand => demand(&options, args.requests),
         Attack::Fair => repeat(&options, 1, &answer_of(200)),
         Attack::Endless => repeat(&options, 2 * MANY, &answer_of(400)),
         Attack::Short => short(&options),
@@ -121,6 +132,8 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Slow => slow(&options),
         Attack::Hold => hold(&options),
         Attack::Tokenize => tokenize(&options),
+        Attack::Storm => storm(|| drop(UnixStream::connect(&options.socket))),
+        Attack::Busy => storm(|| drop(UnixStream::pair())),
         Attack::Frames => keep(unfinished(&options, 500)),
         Attack::Connections => {
             keep((0..10_000).filter_map(|_| Connection::connect(&options).ok()).collect::<Vec<_>>())
@@ -140,10 +153,10 @@ fn long_prompt() -> GenerateRequest {
 }
 
 fn ask(options: &Options, requests: u32) -> Times {
-    let client = Client::new(options.clone());
     let (mut times, mut failed) = (Vec::new(), 0);
     for n in 0..requests {
-        match super::timed(|| collect(client.generate(&answer_of(8)))) {
+        // A connection of its own for each answer, as the command line has.
+        match super::timed(|| collect(Client::new(options.clone()).generate(&answer_of(8)))) {
             Ok(time) => times.push(time),
             Err(error) => {
                 eprintln!("a request of {MODEL} failed: {error}");
@@ -175,6 +188,12 @@ fn repeat(options: &Options, connections: usize, request: &GenerateRequest) {
             });
         }
     });
+}
+
+/// Users with even numbers want long answers, the others long prompts.
+fn demand(options: &Options, number: u32) {
+    let request = if number.is_multiple_of(2) { answer_of(400) } else { long_prompt() };
+    repeat(options, 8 >> (number / 2 % 4), &request);
 }
 
 /// Keeps about a thousand short requests waiting.
@@ -251,6 +270,19 @@ fn unfinished(options: &Options, count: usize) -> Vec<UnixStream> {
         Some(stream)
     };
     (0..count).filter_map(|_| one()).collect()
+}
+
+/// Does this again and again on [`STORM`] threads.
+fn storm(work: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        for _ in 0..STORM {
+            scope.spawn(|| {
+                loop {
+                    work();
+                }
+            });
+        }
+    });
 }
 
 /// Holds it until this process is killed.

@@ -1,0 +1,79 @@
+//! Users with unequal demand: each gets an equal share of the device's time.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use rocmforge_client::{Client, Options, ServerTrust};
+use xtask::daemon::Daemon;
+use xtask::error::Result;
+use xtask::host;
+
+use super::unexpected;
+use super::users::Attack;
+
+/// Numbers of users.
+const CROWDS: [u32; 4] = [1, 2, 8, 32];
+/// Their uids begin here.
+const FIRST: u32 = 54_400;
+/// Until all of them have work.
+const BEGIN: Duration = Duration::from_secs(5);
+/// Time that is measured. The daemon's rates are averages over as much: what is older counts 1/e.
+const MEASURED: Duration = Duration::from_secs(10);
+/// Furthest that a share may be from an equal one.
+const OFF_MOST: f64 = 0.1;
+/// Least part of the device's time that users with work take together.
+const USED_LEAST: f64 = 0.9;
+
+/// Prints a line for each crowd; what is wrong goes to `faults`.
+pub fn run(daemon: &Daemon, faults: &mut Vec<String>) -> Result<()> {
+    println!("\n{:<8}{:>12}{:>12}{:>12}{:>14}", "users", "least", "most", "off fair", "device used");
+    for users in CROWDS {
+        host::check_interrupted()?;
+        let crowd = (0..users).map(|n| super::user(daemon, Attack::Demand, n, FIRST + n));
+        let mut crowd = crowd.collect::<Result<Vec<_>>>()?;
+        let measured = measure(daemon);
+        for user in &mut crowd {
+            let _ = user.kill();
+            let _ = user.wait();
+        }
+        let took = measured?;
+        let shares: Vec<f64> =
+            (FIRST..FIRST + users).map(|uid| took.get(&uid).copied().unwrap_or(0.0)).collect();
+        let (all, fair) = (shares.iter().sum::<f64>(), shares.iter().sum::<f64>() / f64::from(users));
+        let of_fair = |share: f64| share / fair.max(1e-9);
+        let least = of_fair(shares.iter().copied().fold(f64::INFINITY, f64::min));
+        let most = of_fair(shares.iter().copied().fold(0.0, f64::max));
+        let off = (1.0 - least).max(most - 1.0);
+        println!("{users:<8}{least:>12.3}{most:>12.3}{:>11.1}%{:>13.1}%", 100.0 * off, 100.0 * all);
+        if off > OFF_MOST {
+            faults.push(format!("{users} users: a share is {:.1} % off a fair one", 100.0 * off));
+        }
+        if all < USED_LEAST {
+            faults
+                .push(format!("{users} users: together they take {:.1} % of the device's time", 100.0 * all));
+        }
+    }
+    Ok(())
+}
+
+/// The part of the device's time that each user took while it was measured.
+fn measure(daemon: &Daemon) -> Result<BTreeMap<u32, f64>> {
+    let options = Options { socket: daemon.socket(), trust: ServerTrust::Anyone, ..Options::default() };
+    let client = Client::new(options);
+    let rates = || -> Result<BTreeMap<u32, f64>> {
+        let users = client.users().map_err(|error| unexpected(&error.to_string()))?.users;
+        Ok(users.into_iter().map(|user| (user.uid, user.device_us_per_s as f64 / 1e6)).collect())
+    };
+    thread::sleep(BEGIN);
+    let before = rates()?;
+    thread::sleep(MEASURED);
+    let after = rates()?;
+    // What was there before has shrunk to 1/e; a user with all of the device's time since then has 1 - 1/e more.
+    let left = (-1f64).exp();
+    let new = |(uid, rate): (u32, f64)| {
+        let old = before.get(&uid).copied().unwrap_or(0.0);
+        (uid, (rate - left * old) / (1.0 - left))
+    };
+    Ok(after.into_iter().map(new).collect())
+}
