@@ -145,7 +145,7 @@ impl Shares {
         self.state.lock().returned
     }
 
-    /// What each user holds, of those that hold anything.
+    /// The amount of each user that holds anything.
     pub fn holdings(&self) -> Vec<(u32, u64)> {
         self.state.lock().uids.iter().map(|(uid, held)| (*uid, *held)).collect()
     }

@@ -199,8 +199,8 @@ impl Client {
         self.call(request)
     }
 
-    /// What users hold of everything that they share, in as many calls as needed: the caller's own user, and all of them
-    /// for an administrator.
+    /// Returns holdings of everything that users share, in as many calls as needed: of the caller's own user, and of all
+    /// users for an administrator.
     ///
     /// # Errors
     /// As [`Connection::call`].

@@ -90,8 +90,8 @@ fn attempt(options: &Options, deadline: Instant) -> Result<(Transport, ServerHel
     Ok((transport, answer))
 }
 
-/// Connects, and waits its turn where many connect: a connect that does not block fails as long as the daemon's queue is
-/// full, which one user can keep it.
+/// Connects, and waits its turn where many connect. A connect that does not block fails as long as the daemon's queue is
+/// full, and one user can keep it full.
 fn connect(options: &Options, deadline: Instant) -> Result<Stream, Failed> {
     let left = deadline.saturating_duration_since(Instant::now()).clamp(WAIT_MIN, WAIT_MAX);
     let connect = || {

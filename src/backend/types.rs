@@ -50,7 +50,9 @@ pub struct StepLimits {
 
 /// Computes the bytes of [`super::Backend::scratch_bytes`]. Sessions call it on threads of their own.
 #[derive(Clone)]
-pub struct ScratchBytes(Arc<dyn Fn(&Program, StepLimits) -> u64 + Send + Sync>);
+pub struct ScratchBytes(Arc<BytesOf>);
+
+type BytesOf = dyn Fn(&Program, StepLimits) -> u64 + Send + Sync;
 
 impl ScratchBytes {
     /// The bytes that `of` computes.

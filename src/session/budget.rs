@@ -86,7 +86,7 @@ impl Budget {
         self.answers.take(Taker::of(uid), 0).ok() // nothing is never refused
     }
 
-    /// What each user holds: bytes of requests and of answers, descriptors, open requests.
+    /// Holdings of each user: bytes of requests and of answers, descriptors, open requests.
     pub(super) fn holdings(&self) -> [Vec<(u32, u64)>; 4] {
         [&self.requests, &self.answers, &self.descriptors, &self.open].map(|shares| shares.holdings())
     }

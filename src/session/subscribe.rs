@@ -169,7 +169,7 @@ impl<'a> Watch<'a> {
             }
         };
         let known = if id == ModelId(0) { Known::default() } else { self.known(id).clone() };
-        // What other users pass and load is theirs.
+        // The files and loads of other users are theirs.
         if known.name.is_empty() && id != ModelId(0) && !self.call.peer().sees {
             return;
         }

@@ -1,12 +1,13 @@
-//! What each user holds of everything that users share.
+//! Holdings of each user of everything that users share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rocmforge_client::wire::{Ext, UserEntry, UsersReply, UsersRequest, limits};
 
+use super::error::Failure;
 use super::models::{fill, page_room};
-use super::{Call, Failure, Service};
+use super::{Call, Service};
 
 /// Encoded size of an entry in bytes.
 const ENTRY_BYTES: usize = 108;

@@ -22,7 +22,7 @@ use rustix::net::sockopt;
 const PATH_BYTES_MAX: usize = 107;
 
 /// Connections that wait to be accepted; more wait in the kernel, first come, first served. Beside a user that connects as
-/// fast as it can, another waited for 63 ms behind a queue of 4,096, and for 6 ms behind one of this length.
+/// fast as it can, another waited for 63 ms behind a queue of 4,096. Behind one of this length it waited for 6 ms.
 const BACKLOG: i32 = 128;
 
 /// Only the daemon's user and group may connect.

@@ -127,7 +127,7 @@ fn loads_that_wait_take_a_share_of_the_descriptors() {
     rig.spawn(command.env("NOTIFY_SOCKET", &notices));
     rig.assert_serves();
     // A load of a passed file ends when the service manager has taken its file. This one takes no more notices until the
-    // test says so: no load ends, 16 of them have the user's turns to block a thread, and the others wait.
+    // test says so, so no load ends. 16 of them have the user's turns to block a thread, and the others wait.
     let filler = UnixDatagram::unbound().unwrap();
     filler.set_nonblocking(true).unwrap();
     while filler.send_to(b"STATUS=", &notices).is_ok() {}

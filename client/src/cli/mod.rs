@@ -182,14 +182,14 @@ fn text_of(client: &Client, arguments: &DetokenizeArguments) -> Result<wire::Det
     Ok(client.detokenize(&request)?)
 }
 
-/// What `status` shows.
+/// The parts that `status` shows.
 #[derive(Debug)]
 pub struct Status {
     status: wire::StatusReply,
     users: Vec<wire::UserEntry>,
 }
 
-/// What users hold; nothing if the daemon does not know the request.
+/// Holdings of users; none if the daemon does not know the request.
 fn users(client: &Client) -> Result<Vec<wire::UserEntry>, ClientError> {
     match client.users() {
         Err(error) if error.code() == Some(wire::ErrorCode::UnknownOp as u16) => Ok(Vec::new()),

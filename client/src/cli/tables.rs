@@ -170,7 +170,7 @@ pub fn status(out: Out<'_>, Status { status: reply, users }: &Status) -> io::Res
     if users.is_empty() { Ok(()) } else { holdings(out, users) }
 }
 
-/// What users hold of everything that they share.
+/// Prints the holdings of users.
 fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
     const HEAD: [&str; 13] = [
         "UID",
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_hold_is_a_table() {
+    fn holdings_of_users_are_a_table() {
         let user = UserEntry {
             uid: 1000,
             connections: 2,

@@ -314,7 +314,7 @@ struct Phase<'a> {
 }
 
 impl Phase<'_> {
-    /// Calls `work` for each block of the stretch's columns. `grid` has all columns, and the most columns of a block; the
+    /// Calls `work` for each block of the stretch's columns. `grid` has all columns, and the most columns of a block. The
     /// blocks of a slice are narrower if there would be too few to share evenly. A column takes `work_of_column`
     /// multiplications.
     fn run(

@@ -237,7 +237,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 fn products_of_every_type_are_the_sums_of_their_terms() {
     let Some(rig) = rig_with_gemm() else { return };
     let mut random = Random::new();
-    for dtype in quantised_types().into_iter().chain([DType::F16, DType::BF16]) {
+    for dtype in quantised_types().chain([DType::F16, DType::BF16]) {
         let long = dtype.block_len() == 256;
         let odd = if dtype.block_len() == 1 { 40 } else { 352 };
         for all in families(rig, dtype) {

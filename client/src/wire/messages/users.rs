@@ -1,4 +1,4 @@
-//! What each user holds of everything that users share.
+//! Users' holdings of everything that they share.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct UsersRequest {
     pub ext: Ext,
 }
 
-/// What users hold.
+/// Holdings of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsersReply {
     /// Users that hold anything and the client's own, by rising uid, as many as fit.
@@ -26,7 +26,7 @@ pub struct UsersReply {
     pub ext: Ext,
 }
 
-/// What one user holds.
+/// One user's holdings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserEntry {
     /// The user.

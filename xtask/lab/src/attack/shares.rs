@@ -69,7 +69,7 @@ fn measure(daemon: &Daemon) -> Result<BTreeMap<u32, f64>> {
     let before = rates()?;
     thread::sleep(MEASURED);
     let after = rates()?;
-    // What was there before has shrunk to 1/e; a user with all of the device's time since then has 1 - 1/e more.
+    // Rates from before have shrunk to 1/e. A user with all of the device's time since then has 1 - 1/e more.
     let left = (-1f64).exp();
     let new = |(uid, rate): (u32, f64)| {
         let old = before.get(&uid).copied().unwrap_or(0.0);
