@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::backend::hip::{FileReads, UploadPath};
 use crate::backend::{ActivationType, KvType};
 use crate::model::pages::{HostPolicy, PageResidency};
+use crate::scheduler::Reuse;
 use crate::share::limits::OutOfRange;
 
 mod limits;
@@ -44,7 +45,7 @@ pub struct Config {
     pub host: Host,
     /// Weights on a device.
     pub weights: Weights,
-    /// KV pages of running sequences.
+    /// KV pages.
     pub kv: Kv,
     /// The log.
     pub log: Log,
@@ -257,6 +258,8 @@ pub struct Kv {
     pub kind: KvType,
     /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
     pub budget_mib: u64,
+    /// Whose prompts a request may share keys and values with.
+    pub reuse: Reuse,
 }
 
 /// The log.
@@ -529,7 +532,7 @@ mod tests {
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
             keys, 44,
-            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 2 kv, 2 log: a new key needs its line in the example"
+            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 3 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -85,6 +85,16 @@ fn work(page: &mut Page, devices: &[(&str, &DeviceStatus)]) {
     page.by_kind("tokens_total", "counter", "Tokens computed.", "kind", devices, |d| {
         vec![("generated", d.decode_rows as f64), ("prompt", d.prefill_rows as f64)]
     });
+    let help = "Prompt tokens that were not computed, because an earlier prompt began with them.";
+    page.by_kind("reused_tokens_total", "counter", help, "", devices, |d| {
+        vec![("", d.reused_tokens() as f64)]
+    });
+    let help = "Bytes of keys and values of known prefixes that no request has.";
+    page.by_kind("kv_cached_bytes", "gauge", help, "", devices, |d| vec![("", d.kv_cached_bytes() as f64)]);
+    let help = "Pages of known prefixes that went because others needed their bytes.";
+    page.by_kind("kv_pages_evicted_total", "counter", help, "", devices, |d| {
+        vec![("", d.kv_pages_evicted() as f64)]
+    });
     page.by_kind("steps_total", "counter", "Steps run.", "", devices, |d| vec![("", d.steps as f64)]);
     page.by_kind(
         "step_sequences_total",

@@ -38,6 +38,10 @@ impl Backend for Closed {
 
     fn close_model(&mut self, _: ModelSlot) {}
 
+    fn copy_page(&mut self, _: ModelSlot, _: u32, _: u32) -> Result<(), BackendError> {
+        refuse()
+    }
+
     fn release_pages(&mut self, _: ModelSlot, _: &[u32]) {}
 
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {

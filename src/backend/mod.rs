@@ -127,6 +127,14 @@ pub trait Backend: Send {
     /// Frees all memory that [`Backend::open_model`] and later steps took. Unknown slots are ignored.
     fn close_model(&mut self, slot: ModelSlot);
 
+    /// Copies all keys and values of one KV page to another, which gets memory if it has none. Between steps of the
+    /// model, or before the first part of one.
+    ///
+    /// # Errors
+    /// [`BackendError::Absent`] if the model is not open, [`BackendError::Batch`] if `from` has no memory or `to` is
+    /// outside the pool, [`BackendError::OutOfMemory`].
+    fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError>;
+
     /// Frees the memory of these KV pages. Pages never written are ignored.
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
 

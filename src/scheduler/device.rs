@@ -7,7 +7,7 @@ use super::handle::Facts;
 use super::life::HostedModels;
 use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
 use super::residency::{Asked, Residency, RoomMade, Window};
-use super::schedule::Schedule;
+use super::schedule::{Schedule, StepPlan};
 use super::{Bytes, JobError};
 use crate::backend::{Backend, BackendError, ModelSlot};
 use crate::lock;
@@ -64,6 +64,41 @@ impl Device {
         }
     }
 
+    /// Copies the pages of which sequences of a step begin with the first tokens.
+    ///
+    /// # Errors
+    /// [`BackendError`] of a copy. The sequences still wait for the copies that were not made.
+    pub fn copy_pages(
+        &mut self,
+        slot: ModelSlot,
+        step: &StepPlan,
+        schedule: &mut Schedule,
+    ) -> Result<(), BackendError> {
+        for work in &step.work {
+            if let Some((from, to)) = schedule.copy_of(work.id) {
+                self.backend.copy_page(slot, from, to)?;
+                schedule.copied(work.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of freed KV pages back.
+    pub fn release_freed(&mut self, schedule: &mut Schedule) {
+        for (model, pages) in schedule.take_freed() {
+            if let Some(slot) = self.models.get(model).and_then(|hosted| hosted.slot) {
+                self.backend.release_pages(slot, &pages);
+            }
+        }
+    }
+
+    /// Drops the cached KV pages of a model, or of all. True if that freed any.
+    pub fn drop_cached(&mut self, of: Option<ModelId>, schedule: &mut Schedule) -> bool {
+        let dropped = schedule.drop_cached(of);
+        self.release_freed(schedule);
+        dropped
+    }
+
     /// Closes the open model that has been idle longest, except `but`. False when there is none.
     pub fn close_idle(&mut self, but: Option<ModelId>, schedule: &mut Schedule) -> bool {
         let oldest = self.models.open_and_idle_longest(but);
@@ -98,7 +133,7 @@ impl Device {
     /// # Errors
     /// [`BackendError::DeviceLost`].
     fn make_room(&mut self, window: &Window, schedule: &mut Schedule) -> Result<bool, BackendError> {
-        if self.close_idle(Some(window.model), schedule) {
+        if self.drop_cached(None, schedule) || self.close_idle(Some(window.model), schedule) {
             return Ok(true);
         }
         match self.residency.make_room(window, self.backend.as_mut())? {
@@ -116,9 +151,9 @@ impl Device {
     /// # Errors
     /// [`BackendError::DeviceLost`].
     pub fn make_room_for_step(&mut self, id: ModelId, schedule: &mut Schedule) -> Result<bool, BackendError> {
-        // The step has already evicted all weights that it may: only closing an idle model can still make room.
+        // The step has already evicted all weights that it may: only KV pages and activations can still make room.
         match self.residency.take_starved() {
-            true => Ok(self.close_idle(Some(id), schedule)),
+            true => Ok(self.drop_cached(None, schedule) || self.close_idle(Some(id), schedule)),
             false => self.make_room(&Window::none(id), schedule),
         }
     }
@@ -205,7 +240,9 @@ impl Device {
                     load.when_decided(wake());
                     return Begun::Blocked;
                 }
-                Err(error) if error.is_out_of_memory() && self.close_idle(Some(id), schedule) => {}
+                Err(error)
+                    if error.is_out_of_memory()
+                        && (self.drop_cached(None, schedule) || self.close_idle(Some(id), schedule)) => {}
                 Err(error) if error.is_out_of_memory() => return Begun::Failed(self.no_room(id, &error)),
                 Err(error) => return Begun::Failed(JobError::Backend(error)),
             }

@@ -18,7 +18,7 @@ use super::loads::LoadRequest;
 use super::paging::PageReader;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
-use super::{EngineSnapshot, Job, JobError, SequenceId, sequence_pages};
+use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, ScratchBytes, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
@@ -476,6 +476,8 @@ pub struct EngineOptions {
     pub queue_max: usize,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
+    /// Whose prompts a request may share keys and values with.
+    pub reuse: Reuse,
     /// A sequence that had no credit for this long fails.
     pub slow_reader: Duration,
     /// Users whose requests do not wait for places that other users' sequences hold.
@@ -495,6 +497,7 @@ impl Default for EngineOptions {
             sequences_max: 32,
             queue_max: 1024,
             kv_budget_bytes: 4 << 30,
+            reuse: Reuse::default(),
             slow_reader: Duration::from_secs(30),
             privileged: Vec::new(),
             users: Arc::default(),

@@ -1,16 +1,17 @@
 //! Decides which sequence runs next, and runs the one loop that computes them.
 //!
-//! Three state machines are pure: `schedule` (queues, users' shares, KV pages, credits), `life` (a model on a device) and
+//! Three state machines are pure: `schedule` (queues, users' shares, credits), `life` (a model on a device) and
 //! `loads` (weights that clients requested). They use no I/O, no device and no clock; callers pass in the instants.
-//! `accounts` (device time by user) and `costs` (how long a step takes) are the schedule's.
+//! `accounts` (device time by user), `costs` (how long a step takes) and `kv` (pages and known prefixes) are the
+//! schedule's.
 //! `residency` decides which weights are on the device and begins every tensor's load. `paging` reads the pages of weights
 //! that a step uses in the file. `device` holds these beside the
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
 //! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence reserves KV
-//! bytes at admission, takes pages as it grows, and frees them at its end. While its credit is 0 it is `Stalled`: the
-//! schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
+//! bytes at admission and takes pages as it grows. At its end it leaves them to its user's later sequences that begin
+//! with the same tokens. While its credit is 0 it is `Stalled`: the schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,10 +26,10 @@ mod costs;
 mod device;
 mod engine;
 mod handle;
+mod kv;
 mod life;
 mod loading;
 mod loads;
-mod pages;
 mod paging;
 mod plan;
 mod rates;
@@ -43,6 +44,7 @@ mod text;
 pub use self::core::orders::{Cleared, RulesChange};
 pub use engine::{Engine, EngineError};
 pub use handle::{EngineHandle, EngineOptions};
+pub use kv::Reuse;
 pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
 pub use paging::PageReader;
 pub use plan::{Fit, Leaving, ResidencyPlan};
@@ -199,6 +201,8 @@ pub struct Outcome {
     pub text: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Those of them whose keys and values were there already.
+    pub reused_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// Time from arrival to admission.

@@ -4,7 +4,7 @@
 //! - Users share the device: its time (`accounts`), its places and its KV bytes. `admission` says who gets a place and
 //!   who gives one up, `compose` which rows a step takes.
 //! - An admitted sequence has reserved KV pages for the most positions it can fill, so it never runs out of pages. It
-//!   gets page *numbers* as it grows.
+//!   gets page *numbers* as it grows. `kv` beside this file says which pages it shares with others.
 //! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
 //! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
 //! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run. It is resumed before any
@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use super::accounts::Accounts;
 use super::costs::Cost;
-use super::pages::PagePool;
+use super::kv::{Kv, Reuse, Sums};
 use super::sequence::{Answer, Request, Sequence};
 use super::{SequenceId, SequenceState};
+use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 
 mod admission;
@@ -32,6 +33,8 @@ pub(super) struct Limits {
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
+    /// Whose prefixes a sequence may take.
+    pub reuse: Reuse,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,
     /// Users whose requests never wait for a place that another user's sequence holds.
@@ -101,7 +104,7 @@ pub(super) struct Schedule<A = Answer> {
     waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
-    pools: BTreeMap<ModelId, PagePool>,
+    kv: Kv,
     reserved_bytes: u64,
     /// The model that had the last step.
     turn: Option<ModelId>,
@@ -132,11 +135,11 @@ impl<A> Schedule<A> {
         limits.rows_max = limits.rows_max.max(1);
         limits.sequences_max = limits.sequences_max.clamp(1, limits.rows_max);
         Self {
+            kv: Kv::new(limits.kv_budget_bytes, limits.reuse),
             limits,
             queue: VecDeque::new(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            pools: BTreeMap::new(),
             reserved_bytes: 0,
             turn: None,
             turn_kept: None,
@@ -161,10 +164,9 @@ impl<A> Schedule<A> {
         &self.limits
     }
 
-    /// Pages of a model's pool: the whole budget, because models share it by bytes. Pages that are never written cost
-    /// nothing.
+    /// Pages of a model's pool.
     pub fn pool_pages(&self, page_bytes: u64) -> u32 {
-        u32::try_from(self.limits.kv_budget_bytes / page_bytes.max(1)).unwrap_or(u32::MAX)
+        self.kv.pool_pages(page_bytes)
     }
 
     /// Appends a sequence to the queue.
@@ -235,7 +237,7 @@ impl<A> Schedule<A> {
         }
     }
 
-    /// Removes a sequence in any state and frees its pages. The returned sequence still lists them.
+    /// Removes a sequence in any state. It leaves its pages to later ones that begin with the same tokens.
     pub fn remove(&mut self, id: SequenceId) -> Option<Sequence<A>> {
         if let Some(at) = self.queue.iter().position(|s| s.request.id == id) {
             return self.dequeue(at);
@@ -244,14 +246,71 @@ impl<A> Schedule<A> {
         Some(self.take_running(at))
     }
 
-    /// Takes out an admitted sequence, with its reservation and its pages.
+    /// Takes out an admitted sequence, without its reservation and its pages.
     fn take_running(&mut self, at: usize) -> Sequence<A> {
-        let sequence = self.running.remove(at);
+        self.offer_pages(at, true);
+        let mut sequence = self.running.remove(at);
         self.reserved_bytes -= sequence.reserved_bytes();
-        if let Some(pool) = self.pools.get_mut(&sequence.request.model) {
-            pool.give_back(&sequence.pages);
-        }
+        self.kv.release(sequence.request.model, &mut sequence.kv);
         sequence
+    }
+
+    /// Offers an admitted sequence's pages to its user's tree: whole ones, or all.
+    fn offer_pages(&mut self, at: usize, all: bool) {
+        let Sequence { request, tokens, computed, kv, .. } = &mut self.running[at];
+        let computed = tokens.get(..*computed as usize).unwrap_or_default();
+        self.kv.keep(request.model, request.uid, computed, all, kv);
+    }
+
+    /// Takes the longest known prefix for an admitted sequence of which no row was computed since its admission.
+    fn attach(&mut self, at: usize) {
+        let sequence = &mut self.running[at];
+        let Request { model, uid, .. } = sequence.request;
+        let state = self.kv.state_of_tree(model, uid);
+        if !sequence.fresh || sequence.looked == Some(state) {
+            return;
+        }
+        // The last known token is computed in any case: its logits give the next one.
+        let known = sequence.tokens.split_last().map_or(&[][..], |(_, before)| before);
+        sequence.computed = self.kv.attach(model, uid, known, &mut sequence.kv);
+        sequence.looked = Some(state);
+    }
+
+    /// Records that a step computed rows of a sequence, and the token sampled from the last one. `None` if the sequence
+    /// has ended, or lost its pages, since the step was planned.
+    pub fn advance(&mut self, work: &Work, drawn: Option<u32>, now: Instant) -> Option<&mut Sequence<A>> {
+        let live = |s: &Sequence<A>| s.request.id == work.id && s.restarts == work.restarts;
+        let at = self.running.iter().position(live)?;
+        self.running[at].advance(work.rows, drawn, now);
+        if !work.decode {
+            self.offer_pages(at, work.samples);
+        }
+        self.running.get_mut(at)
+    }
+
+    /// The page to copy, and to which, before rows of a sequence are computed.
+    pub fn copy_of(&self, id: SequenceId) -> Option<(u32, u32)> {
+        let sequence = self.get(id)?;
+        let to = sequence.kv.pages.get(sequence.computed as usize / KV_PAGE_TOKENS)?;
+        Some((sequence.kv.copied?, *to))
+    }
+
+    /// A sequence's page was copied.
+    pub fn copied(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.running.iter_mut().find(|s| s.request.id == id) {
+            self.kv.copied(sequence.request.model, &mut sequence.kv);
+        }
+    }
+
+    /// Drops the cached pages of a model, or of all. True if any went.
+    pub fn drop_cached(&mut self, of: Option<ModelId>) -> bool {
+        self.kv.drop_cached(of)
+    }
+
+    /// Takes the pages whose memory the device must give back now. Suspended steps may still write freed pages of their
+    /// model.
+    pub fn take_freed(&mut self) -> Vec<(ModelId, Vec<u32>)> {
+        self.kv.take_freed(|model| !self.suspended.contains_key(&model))
     }
 
     /// Keeps a step that stopped between two parts, on the CPU also inside one; [`Schedule::next_step`] returns it again.
@@ -287,7 +346,7 @@ impl<A> Schedule<A> {
 
     /// Removes all sequences, reservations and pools.
     pub fn clear(&mut self) -> Vec<Sequence<A>> {
-        self.pools.clear();
+        self.kv = Kv::new(self.limits.kv_budget_bytes, self.limits.reuse);
         self.suspended.clear();
         self.waiting.clear();
         self.reserved_bytes = 0;
@@ -320,22 +379,20 @@ impl<A> Schedule<A> {
         for sequence in self.running.iter_mut().filter(|s| s.request.model == model) {
             sequence.restart();
         }
-        if let Some(pool) = self.pools.get_mut(&model) {
-            *pool = PagePool::new(pool.size());
-        }
+        self.kv.reset(model);
     }
 
     /// Drops the pool of a model that has no admitted sequence.
     pub fn close_pool(&mut self, model: ModelId) {
         if !self.running.iter().any(|s| s.request.model == model) {
-            self.pools.remove(&model);
+            self.kv.close(model);
             self.costs.remove(&model);
         }
     }
 
     /// Pages of a sequence, in order of position.
     pub fn pages(&self, id: SequenceId) -> &[u32] {
-        self.get(id).map_or(&[], |s| &s.pages)
+        self.get(id).map_or(&[], |s| &s.kv.pages)
     }
 
     /// Waiting sequences in order of arrival.
@@ -358,10 +415,19 @@ impl<A> Schedule<A> {
         self.all().filter(|s| wanted(s)).map(|s| s.request.id).collect()
     }
 
-    /// Pages in use and pages in total, over all open pools.
-    pub fn page_counts(&self) -> (u64, u64) {
-        let pools = self.pools.values();
-        pools.fold((0, 0), |(used, size), p| (used + u64::from(p.used()), size + u64::from(p.size())))
+    /// Pages of all open pools.
+    pub fn page_sums(&self) -> Sums {
+        self.kv.sums()
+    }
+
+    /// Number of cached pages evicted for others since the last call.
+    pub fn take_evicted_pages(&mut self) -> u64 {
+        self.kv.take_evicted()
+    }
+
+    /// Bytes of a model's cached pages.
+    pub fn cached_bytes(&self, model: ModelId) -> u64 {
+        self.kv.cached_bytes(model)
     }
 
     /// KV bytes that admitted sequences have reserved.

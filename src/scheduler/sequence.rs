@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::kv::Held;
 use super::text::AnswerText;
 use super::{
     Event, Job, Outcome, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob, sequence_pages,
@@ -40,7 +41,13 @@ pub(super) struct Sequence<A = Answer> {
     /// Tokens in the KV cache.
     pub computed: u32,
     /// KV pages in order of position.
-    pub pages: Vec<u32>,
+    pub kv: Held,
+    /// No step has computed a row of it since its admission.
+    pub fresh: bool,
+    /// The state of its tree when its known prefix was last looked up there.
+    pub looked: Option<u64>,
+    /// Tokens of its prompt that were known when its first row was computed; `None` before that.
+    pub reused: Option<u32>,
     /// Token events that its client has granted and not yet received.
     pub credit: u32,
     /// The instant since which it has had no credit after its admission.
@@ -71,7 +78,10 @@ impl<A> Sequence<A> {
             request,
             tokens: prompt,
             computed: 0,
-            pages: Vec::new(),
+            kv: Held::default(),
+            fresh: true,
+            looked: None,
+            reused: None,
             credit,
             stalled: None,
             arrival: 0,
@@ -86,11 +96,11 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Forgets its computed positions and pages: it prefills all its known tokens again.
+    /// Forgets its computed positions and pages: it prefills all its known tokens again. The pages are not given back.
     pub fn restart(&mut self) {
         self.computed = 0;
-        self.pages.clear();
-        self.ready = None;
+        self.kv = Held::default();
+        (self.fresh, self.looked, self.ready) = (true, None, None);
         self.restarts = self.restarts.wrapping_add(1);
     }
 
@@ -134,11 +144,13 @@ impl<A> Sequence<A> {
 
     /// True when its pages have no room for `rows` more positions.
     pub fn needs_page(&self, rows: u32) -> bool {
-        self.pages.len() * KV_PAGE_TOKENS < (self.computed + rows) as usize
+        self.kv.pages.len() * KV_PAGE_TOKENS < (self.computed + rows) as usize
     }
 
     /// Records that a step computed `rows` rows, and the token sampled from the last one.
     pub fn advance(&mut self, rows: u32, drawn: Option<u32>, now: Instant) {
+        self.reused.get_or_insert(self.computed);
+        self.fresh = false;
         self.computed += rows;
         if let Some(token) = drawn {
             self.tokens.push(token);
@@ -245,6 +257,7 @@ impl Sequence {
             reason,
             text: text.finish(),
             prompt_tokens: self.request.prompt_tokens,
+            reused_tokens: self.reused.unwrap_or(0),
             generated_tokens,
             queue: between(Some(job.arrived), admitted),
             load: *load,

@@ -15,11 +15,15 @@ pub struct EngineSnapshot {
     pub sequences: Vec<SequenceSnapshot>,
     /// Counts since the engine started.
     pub counters: Counters,
-    /// KV pages in use by all models.
+    /// KV pages of live sequences.
     pub kv_pages_used: u64,
+    /// KV pages of known prefixes that no live sequence has. They go when others need their bytes.
+    pub kv_pages_cached: u64,
+    /// Bytes of `kv_budget_bytes` that these take.
+    pub kv_cached_bytes: u64,
     /// KV pages in the pools of all open models.
     pub kv_pages_max: u64,
-    /// Device bytes of the KV pages in use.
+    /// Device bytes of the KV pages in use and of those cached.
     pub kv_bytes: u64,
     /// Bytes of `kv_budget_bytes` that admitted sequences have reserved.
     pub kv_reserved_bytes: u64,
@@ -56,6 +60,8 @@ pub struct Counters {
     pub decode_rows: u64,
     /// Rows of prompts.
     pub prefill_rows: u64,
+    /// Prompt tokens that no step computed, because their keys and values were there.
+    pub reused_tokens: u64,
     /// Sum of the sequences in each step. Divided by `steps`: mean sequences per step.
     pub step_sequences: u64,
     /// Sequences that ended with an answer.
@@ -66,6 +72,8 @@ pub struct Counters {
     pub sequences_cancelled: u64,
     /// Times that a sequence gave its place up for another user's.
     pub sequences_parked: u64,
+    /// KV pages of known prefixes that went because others needed their bytes.
+    pub kv_pages_evicted: u64,
     /// Loads begun, of one tensor each.
     pub tensors_loaded: u64,
     /// Requests for tensors that were already resident or in flight.
@@ -95,6 +103,8 @@ pub struct ModelResidency {
     pub weight_bytes: u64,
     /// Device bytes of its KV pages.
     pub kv_bytes: u64,
+    /// Bytes of KV pages of known prefixes that no live sequence has.
+    pub kv_cached_bytes: u64,
     /// Device bytes of its activations.
     pub scratch_bytes: u64,
     /// Rules in force for its weights.
@@ -183,6 +193,8 @@ pub struct SequenceSnapshot {
     pub prompt_tokens: u32,
     /// Prompt tokens in the KV cache.
     pub prefilled_tokens: u32,
+    /// Prompt tokens that were there before its first step.
+    pub reused_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
     /// Most tokens to generate.

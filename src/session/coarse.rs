@@ -48,6 +48,9 @@ pub(super) enum Count {
     AnonBytes,
     FileBytes,
     KvBytes,
+    KvCachedBytes,
+    ReusedTokens,
+    PagesEvicted,
     TakenBytes,
     AvailableBytes,
     FreeBytes,
@@ -68,6 +71,8 @@ pub(super) enum Count {
     CachedBytes(u64),
     /// KV bytes of the model with that number.
     ModelBytes(u64),
+    /// Bytes of that model's cached KV pages.
+    ModelCachedBytes(u64),
 }
 
 impl Count {
@@ -78,6 +83,8 @@ impl Count {
             | Self::DecodeRows
             | Self::PrefillRows
             | Self::StepSequences
+            | Self::ReusedTokens
+            | Self::PagesEvicted
             | Self::Done
             | Self::Failed
             | Self::Cancelled
@@ -91,6 +98,7 @@ impl Count {
             Self::AnonBytes
             | Self::FileBytes
             | Self::KvBytes
+            | Self::KvCachedBytes
             | Self::TakenBytes
             | Self::AvailableBytes
             | Self::FreeBytes
@@ -101,7 +109,8 @@ impl Count {
             | Self::LeavingBytes
             | Self::ResidentBytes(_)
             | Self::CachedBytes(_)
-            | Self::ModelBytes(_) => BYTES_STEP,
+            | Self::ModelBytes(_)
+            | Self::ModelCachedBytes(_) => BYTES_STEP,
         }
     }
 

@@ -6,9 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use rocmforge_client::wire::{
-    self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_TIME, EXT_STATUS_LOST_THREADS,
-    ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest, PsReply, PsRequest,
-    RequestScope, SequenceEntry, StatusReply, WireError,
+    self, CancelRequestsReply, CancelRequestsRequest, DeviceStatus, EXT_DEVICE_CACHED,
+    EXT_DEVICE_PAGES_EVICTED, EXT_DEVICE_REUSED, EXT_DEVICE_TIME, EXT_SEQUENCE_REUSED,
+    EXT_STATUS_LOST_THREADS, ErrorCode, Ext, FailRequest, InfoReply, Op, OpInfo, PingReply, PingRequest,
+    PsReply, PsRequest, RequestScope, SequenceEntry, StatusReply, WireError,
 };
 
 use super::coarse::{Coarse, Count};
@@ -77,7 +78,7 @@ pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failur
 
 /// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &SequenceEntry) -> usize {
-    entry.model.len() + 82
+    entry.model.len() + 100
 }
 
 /// Cancels requests for tokens, whatever connection they belong to.
@@ -139,6 +140,8 @@ fn milliseconds_since(moment: Instant) -> u64 {
 
 fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
     let device_us = u64::try_from(sequence.device_time.as_micros()).unwrap_or(u64::MAX);
+    let mut ext = vec![(EXT_DEVICE_TIME, device_us.to_le_bytes().to_vec())];
+    ext.extend(wire::number_ext([(EXT_SEQUENCE_REUSED, sequence.reused_tokens.into())]));
     SequenceEntry {
         id: sequence.id.0,
         uid: sequence.uid,
@@ -156,7 +159,7 @@ fn entry(sequence: &SequenceSnapshot, model: String) -> SequenceEntry {
         kv_pages: sequence.kv_pages,
         age_ms: milliseconds_since(sequence.arrived),
         queue_position: sequence.queue_position,
-        ext: vec![(EXT_DEVICE_TIME, device_us.to_le_bytes().to_vec())],
+        ext,
     }
 }
 
@@ -239,9 +242,20 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceStatus {
         tensor_hits: counters.tensor_hits,
         device_bytes: snapshot.device_bytes,
         step_sequences: counters.step_sequences,
-        ext: DeviceStatus::notes_ext(notes(&info, snapshot, &coarse)),
+        ext: device_ext(&info, snapshot, &coarse),
     };
     coarse.status(exact)
+}
+
+fn device_ext(info: &BackendInfo, snapshot: &EngineSnapshot, coarse: &Coarse) -> Ext {
+    let counters = &snapshot.counters;
+    let mut ext = DeviceStatus::notes_ext(notes(info, snapshot, coarse));
+    ext.extend(wire::number_ext([
+        (EXT_DEVICE_REUSED, coarse.count(Count::ReusedTokens, counters.reused_tokens)),
+        (EXT_DEVICE_CACHED, coarse.count(Count::KvCachedBytes, snapshot.kv_cached_bytes)),
+        (EXT_DEVICE_PAGES_EVICTED, coarse.count(Count::PagesEvicted, counters.kv_pages_evicted)),
+    ]));
+    ext
 }
 
 /// Device details for display, beside the numbers.
@@ -311,6 +325,7 @@ mod tests {
             state: SequenceState::Queued,
             prompt_tokens: 1,
             prefilled_tokens: 1,
+            reused_tokens: 1,
             generated_tokens: 1,
             max_tokens: 1,
             kv_pages: 1,

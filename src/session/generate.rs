@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions, TopToken,
+    self, EXT_END_REUSED, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions,
+    TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -241,7 +242,7 @@ fn end(outcome: Outcome, seed: u64) -> GenerateEnd {
             decode_us: us(outcome.decode),
         },
         seed,
-        ext: Ext::new(),
+        ext: wire::number_ext([(EXT_END_REUSED, outcome.reused_tokens.into())]),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use rocmforge_client::wire::{
-    self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, ErrorCode, Ext, LeavingEntry,
-    PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules, SetRulesReply,
-    SetRulesRequest, StreamedFit, limits,
+    self, CacheScope, ClearCacheReply, ClearCacheRequest, DeviceMemory, EXT_MODEL_CACHED, ErrorCode, Ext,
+    LeavingEntry, PlanReply, PlanRequest, ResidencyEntry, ResidencyReply, ResidencyRequest, Rules,
+    SetRulesReply, SetRulesRequest, StreamedFit, limits,
 };
 
 use super::coarse::{Coarse, Count};
@@ -168,7 +168,7 @@ const DEVICE_BYTES: usize = 2 * limits::LABEL_BYTES_MAX + 208;
 
 /// Upper bound of an entry's encoded size in bytes.
 fn entry_bytes(entry: &ResidencyEntry) -> usize {
-    entry.model.len() + entry.parts.len() + 112
+    entry.model.len() + entry.parts.len() + 130
 }
 
 fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse) -> ResidencyEntry {
@@ -186,7 +186,10 @@ fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse
         idle_ms: model.idle_since.filter(|_| exact).map(|since| milliseconds(since.elapsed())),
         eviction_place: model.eviction_place,
         loading: model.loading.filter(|_| exact).map(loading),
-        ext: Ext::new(),
+        ext: wire::number_ext([(
+            EXT_MODEL_CACHED,
+            coarse.count(Count::ModelCachedBytes(model.model.0), model.kv_cached_bytes),
+        )]),
     }
 }
 
@@ -286,6 +289,7 @@ mod tests {
             parts: vec![PartState::Partial; 514],
             weight_bytes: 1,
             kv_bytes: 1,
+            kv_cached_bytes: 1,
             scratch_bytes: 1,
             rules: ResidencyRules::default(),
             idle_since: Some(Instant::now()),

@@ -101,6 +101,9 @@ impl Backend for Hooked {
         (self.before_close)();
         self.inner.close_model(slot);
     }
+    fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
+        self.inner.copy_page(slot, from, to)
+    }
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         self.inner.release_pages(slot, pages);
     }

@@ -27,13 +27,17 @@ fn options(socket: std::path::PathBuf) -> Options {
     Options { socket, trust: ServerTrust::Anyone, ..Options::default() }
 }
 
-/// A daemon that every user may connect to.
 fn rig() -> Option<Rig> {
+    for_all_users(CONFIG)
+}
+
+/// A daemon that every user may connect to, with a configuration of this text.
+pub fn for_all_users(config: &str) -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
         common::skip("only root can act as several users");
         return None;
     }
-    let rig = Rig::start_with(CONFIG);
+    let rig = Rig::start_with(config);
     for (path, mode) in [(rig.dir.path(), 0o755), (&rig.socket(), 0o666)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }

@@ -36,6 +36,7 @@ mod malformed_models;
 mod many;
 mod metrics;
 mod paths;
+mod prefixes;
 mod pressure;
 mod raw;
 mod requests;

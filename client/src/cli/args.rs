@@ -240,9 +240,10 @@ Sampling defaults are those of llama.cpp: temperature 0.8, top-k 40, top-p 0.95,
 min-p 0.05. With --temperature 0, each token is the most likely one.
 
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
-max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, seed,
+max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, reused_tokens, seed,
 timings {queue, load, prefill, decode} in milliseconds, and with --logprobs one
-{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage and timings are null.
+{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage, reused_tokens and timings are null.
+reused_tokens of the prompt were not computed: an earlier prompt of yours began with them.
 If a request fails, the object on standard error (see --help of the program) holds \"error\" and the
 partial answer: text, prompt_ids, ids, and with --logprobs logprobs. Without a request it holds \"error\" only.";
 

@@ -215,7 +215,7 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
             format!("{there}/{}", entry.parts.chars().count()),
             entry.loading.as_ref().map_or("-".to_owned(), loading),
             bytes(entry.weight_bytes),
-            bytes(entry.kv_bytes),
+            kv(entry),
             bytes(entry.scratch_bytes),
             entry.sequences.to_string(),
             entry.idle_ms.map_or("-".to_owned(), |ms| format!("{:.0} s", ms as f64 / 1e3)),
@@ -226,6 +226,14 @@ pub fn residency(out: Out<'_>, reply: &ResidencyReply) -> io::Result<()> {
     let head =
         ["MODEL", "PARTS", "LOADING", "WEIGHTS", "KV", "ACTIVATIONS", "REQUESTS", "IDLE", "LEAVES", "RULES"];
     table(out, head, rows)
+}
+
+/// Bytes of KV pages, and those of them that are cached.
+fn kv(entry: &ResidencyEntry) -> String {
+    match entry.kv_cached_bytes() {
+        0 => bytes(entry.kv_bytes),
+        cached => format!("{}, {} cached", bytes(entry.kv_bytes), bytes(cached)),
+    }
 }
 
 /// Progress of a load to the device, whichever client asked for it.

@@ -189,6 +189,7 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     let mut object = so_far(answer, logprobs);
     object["stop_reason"] = json!(reason);
     object["usage"] = json!(end.map(|end| end.usage));
+    object["reused_tokens"] = json!(end.map(GenerateEnd::reused_tokens));
     object["seed"] = json!(end.map(|end| end.seed));
     object["timings"] = json!(end.map(|end| json!({
         "queue": ms(end.timings.queue_us),
@@ -209,14 +210,17 @@ fn stats(answer: &Answer, start: Instant) -> io::Result<()> {
     let ms = |us: u64| us as f64 / 1e3;
     let rate = |tokens: u32, us: u64| if us == 0 { 0.0 } else { f64::from(tokens) * 1e6 / us as f64 };
     let (usage, timings) = (end.usage, end.timings);
+    let computed = u64::from(usage.prompt_tokens).saturating_sub(end.reused_tokens());
+    let computed = u32::try_from(computed).unwrap_or(0);
     // The first token comes from the prefill; decode is the time of the tokens after it.
     let decoded = usage.generated_tokens.saturating_sub(1);
     writeln!(
         stderr,
-        "prompt {} tokens, {:.1} tokens/s; generated {} tokens, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
+        "prompt {} tokens, {} reused, {:.1} tokens/s; generated {} tokens, {:.1} tokens/s; queue {:.1} ms, load {:.1} ms, \
          prefill {:.1} ms, decode {:.1} ms, total {total_ms:.1} ms; seed {}",
         usage.prompt_tokens,
-        rate(usage.prompt_tokens, timings.prefill_us),
+        end.reused_tokens(),
+        rate(computed, timings.prefill_us),
         usage.generated_tokens,
         rate(decoded, timings.decode_us),
         ms(timings.queue_us),

@@ -140,13 +140,18 @@ pub fn ps(out: Out<'_>, reply: &PsReply) -> io::Result<()> {
             printable(&sequence.model),
             if place > 0 { format!("{state} ({place})") } else { state },
             format!("{}/{}", sequence.prefilled_tokens, sequence.prompt_tokens),
+            sequence.reused_tokens().to_string(),
             format!("{}/{}", sequence.generated_tokens, sequence.max_tokens),
             sequence.kv_pages.to_string(),
             sequence.device_time_us().map_or(String::new(), |us| format!("{:.2} s", us as f64 / 1e6)),
             format!("{:.1} s", sequence.age_ms as f64 / 1e3),
         ]
     });
-    table(out, ["ID", "UID", "MODEL", "STATE", "PROMPT", "GENERATED", "KV PAGES", "DEVICE", "AGE"], rows)
+    table(
+        out,
+        ["ID", "UID", "MODEL", "STATE", "PROMPT", "REUSED", "GENERATED", "KV PAGES", "DEVICE", "AGE"],
+        rows,
+    )
 }
 
 pub fn cancelled(out: Out<'_>, reply: &CancelRequestsReply) -> io::Result<()> {
@@ -244,6 +249,15 @@ fn device_status(out: Out<'_>, device: &DeviceStatus) -> io::Result<()> {
         (
             "KV pages",
             format!("{} of {}, {}", device.kv_pages_used, device.kv_pages_max, bytes(device.kv_bytes)),
+        ),
+        (
+            "prefixes",
+            format!(
+                "{} cached, {} pages evicted; {} prompt tokens reused",
+                bytes(device.kv_cached_bytes()),
+                device.kv_pages_evicted(),
+                device.reused_tokens()
+            ),
         ),
         (
             "steps",

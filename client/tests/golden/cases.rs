@@ -456,6 +456,8 @@ fn tokens() -> Vec<Golden> {
         seed: 1,
         ext: vec![],
     };
+    let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
+    let reused = frame(Op::End, "reused", at(11), reused);
     let groups = [
         three(Op::Tokenize, tokenize),
         three(Op::Reply, TokenizeReply { ids: vec![1, 435, 29000], ext: vec![] }),
@@ -468,7 +470,7 @@ fn tokens() -> Vec<Golden> {
         three(Op::Item, item),
         three(Op::End, end),
     ];
-    groups.into_iter().flatten().chain([text, ids]).collect()
+    groups.into_iter().flatten().chain([text, ids, reused]).collect()
 }
 
 fn daemon() -> Vec<Golden> {

@@ -248,6 +248,19 @@ impl KvPool {
         Ok(())
     }
 
+    /// Copies a page to another, which gets memory if it has none.
+    ///
+    /// # Errors
+    /// As [`KvPool::materialise`], and [`BackendError::Batch`] if `from` has no memory.
+    pub fn copy(&mut self, from: u32, to: u32) -> Result<(), BackendError> {
+        self.materialise(to)?;
+        let none = BackendError::Batch("a KV page without memory is copied");
+        let pages = self.pages.get_disjoint_mut([from as usize, to as usize]);
+        let Ok([Some(from), Some(to)]) = pages else { return Err(none) };
+        to.bytes_mut().copy_from_slice(from.bytes_mut());
+        Ok(())
+    }
+
     /// Makes the table at least `len` entries long.
     fn grow_table(&mut self, len: usize) -> Result<(), BackendError> {
         let more = len.saturating_sub(self.pages.len());

@@ -212,6 +212,11 @@ impl Backend for CpuBackend {
         self.models.remove(&slot);
     }
 
+    fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.kv.copy(from, to)
+    }
+
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Some(model) = self.models.get_mut(&slot) {
             pages.iter().for_each(|&page| model.kv.release(page));

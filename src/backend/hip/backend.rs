@@ -359,6 +359,14 @@ impl Backend for HipBackend {
         }
     }
 
+    fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        // In order with the steps before and after it.
+        model.kv.copy(&self.device, &self.stream, from, to)?;
+        self.waiter.set_busy();
+        Ok(())
+    }
+
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Err(error) = self.wait_for_device() {
             tracing::warn!(%error, "the device failed before these KV pages were freed");

@@ -37,8 +37,6 @@ pub(super) struct Paused {
     /// Since when it waits for pages of weights, and how long it has waited before.
     waits: Option<Instant>,
     waited: Duration,
-    /// KV pages of sequences that left meanwhile: the step may still write them.
-    freed: Vec<u32>,
 }
 
 /// How a stretch of a step ended.
@@ -59,7 +57,6 @@ impl Core {
         let Some(hosted) = self.device.models.get(step.model) else { return };
         let model = Arc::clone(&hosted.model);
         if let Err(error) = model.files.check_unchanged() {
-            self.release(step.model, paused.freed);
             return self.fail_model(step.model, error);
         }
         let (begun, loads, switched) = (lock::now(), self.device.residency.counters().loads, step.switched);
@@ -91,7 +88,6 @@ impl Core {
         if result.is_ok() && !paused.loaded {
             self.schedule.observe(&step, paused.time);
         }
-        self.release(step.model, std::mem::take(&mut paused.freed));
         self.arrays = paused.arrays;
         if let Err(error) = model.files.check_poison().and_then(|()| model.files.check_unchanged()) {
             return self.fail_model(step.model, error); // the step may have read wrong bytes: discard all its tokens
@@ -126,6 +122,7 @@ impl Core {
         }
         if !step.resumed {
             paused.fill(step, &self.schedule);
+            self.device.copy_pages(slot, step, &mut self.schedule)?;
         }
         let (shared, schedule, begun) = (&self.shared, &self.schedule, lock::now());
         let given_up = || {
@@ -172,22 +169,15 @@ impl Core {
         self.schedule.set_waiting(waiting);
     }
 
-    /// Releases KV pages on the device, or later if a suspended step may still write them.
-    pub(super) fn release(&mut self, model: ModelId, pages: Vec<u32>) {
-        if pages.is_empty() {
-            return;
-        }
-        if let Some(paused) = self.paused.get_mut(&model) {
-            paused.freed.extend(pages);
-            if !self.schedule.drop_unwanted(model) {
-                return;
+    /// Gives the memory of freed KV pages back, except where a suspended step may still write them.
+    pub(super) fn release_freed(&mut self) {
+        let suspended: Vec<ModelId> = self.paused.keys().copied().collect();
+        for model in suspended {
+            if self.schedule.drop_unwanted(model) {
+                self.paused.remove(&model);
             }
-            let freed = self.paused.remove(&model).map(|paused| paused.freed).unwrap_or_default();
-            return self.release(model, freed);
         }
-        if let Some(slot) = self.device.models.get(model).and_then(|hosted| hosted.slot) {
-            self.device.backend.release_pages(slot, &pages);
-        }
+        self.device.release_freed(&mut self.schedule);
     }
 
     fn deliver(&mut self, step: &StepPlan, sampled: Vec<Drawn>, load: Duration) {
@@ -203,23 +193,22 @@ impl Core {
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
             let drawn = if work.samples { sampled.next() } else { None };
-            let sequence = self.schedule.get_mut(work.id).filter(|s| s.restarts == work.restarts);
-            let Some(sequence) = sequence else { continue }; // it ended, or lost its pages to another sequence
-            sequence.add_load(load);
-            let token = match drawn {
-                None => {
-                    sequence.advance(work.rows, None, now);
-                    continue;
-                }
-                Some(Ok(token)) => token,
-                Some(Err(error)) => {
+            let token = match drawn.transpose() {
+                Ok(token) => token,
+                Err(error) => {
                     // The session logs it, within the user's bound: a passed model of NaNs fails each request.
                     tracing::debug!(model = step.model.0, %error, "no token could be sampled");
-                    self.fail(work.id, JobError::Backend(error));
+                    if self.schedule.get(work.id).is_some_and(|s| s.restarts == work.restarts) {
+                        self.fail(work.id, JobError::Backend(error));
+                    }
                     continue;
                 }
             };
-            sequence.advance(work.rows, Some(token.id), now);
+            let id = token.as_ref().map(|token| token.id);
+            // Without a sequence it ended, or lost its pages to another one.
+            let Some(sequence) = self.schedule.advance(work, id, now) else { continue };
+            sequence.add_load(load);
+            let Some(token) = token else { continue };
             let (batch, reason) = sequence.accept(token, now);
             let heard = sequence.send(Event::Tokens(batch));
             if let Some(reason) = reason {
@@ -229,6 +218,7 @@ impl Core {
                 self.fail(work.id, JobError::Cancelled);
             }
         }
+        self.release_freed(); // pages that others have with the same tokens
     }
 
     /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
@@ -258,7 +248,6 @@ impl Paused {
             loaded: false,
             waits: None,
             waited: Duration::ZERO,
-            freed: Vec::new(),
         }
     }
 
@@ -268,7 +257,7 @@ impl Paused {
         for work in &step.work {
             if let Some(sequence) = schedule.get(work.id) {
                 let sample = || sequence.sample_row();
-                self.arrays.push(work, &sequence.tokens, &sequence.pages, sample);
+                self.arrays.push(work, &sequence.tokens, &sequence.kv.pages, sample);
             }
         }
     }

@@ -33,7 +33,7 @@ impl Core {
         self.device.remove_left(&mut self.schedule);
     }
 
-    /// Removes a sequence and frees its pages. [`Core::send_ended`] sends its last event.
+    /// Removes a sequence, and frees its pages that are of no use to later ones. [`Core::send_ended`] sends its last event.
     pub(super) fn end(&mut self, id: SequenceId, event: Event) {
         let Some(sequence) = self.schedule.remove(id) else { return };
         match event {
@@ -41,10 +41,11 @@ impl Core {
             Event::Failed(JobError::Cancelled) => self.counters.sequences_cancelled += 1,
             _ => self.counters.sequences_failed += 1,
         }
-        let (model, pages) = (sequence.request.model, sequence.pages.clone());
+        self.counters.reused_tokens += u64::from(sequence.reused.unwrap_or(0));
+        let model = sequence.request.model;
         self.ended.push((sequence, event)); // before the device is touched: a panic there must not swallow the event
         self.device.models.ended(model, lock::now());
-        self.release(model, pages);
+        self.release_freed();
     }
 
     /// Publishes a snapshot without the sequences that ended, then sends their last events.

@@ -177,6 +177,7 @@ impl Core {
         let loaded = self.drive_loads();
         self.look_at_pages();
         let step = self.schedule.next_step(now);
+        self.release_freed();
         let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {
             self.step(step);
@@ -282,9 +283,9 @@ impl Core {
         let admission = self.schedule.admit(now);
         self.counters.sequences_parked += admission.parked.len() as u64;
         for parked in admission.parked {
-            tracing::debug!(sequence = parked.id.0, "a sequence gave its place up for another user's");
-            self.release(parked.model, parked.pages);
+            tracing::debug!(sequence = parked.0, "a sequence gave its place up for another user's");
         }
+        self.release_freed();
         !admission.admitted.is_empty()
     }
 }
@@ -305,6 +306,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
         rows_max: count(facts.limits.rows),
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: facts.kv_budget_bytes,
+        reuse: options.reuse,
         slow_reader: options.slow_reader,
         privileged: options.privileged.clone(),
     }

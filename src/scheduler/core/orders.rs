@@ -49,6 +49,7 @@ impl Core {
                     None => self.device.residency.order(None),
                 };
                 let before = self.sums();
+                self.device.drop_cached(model, &mut self.schedule);
                 for id in ids {
                     self.fail_loads(Some(id), &|| JobError::Cancelled);
                     self.device.evict(id);
@@ -57,6 +58,7 @@ impl Core {
             }
             Order::ReleaseIdle { done } => {
                 let before = self.sums();
+                self.device.drop_cached(None, &mut self.schedule);
                 while self.device.close_idle(None, &mut self.schedule) {}
                 for id in self.device.residency.order(None) {
                     if self.idle_since(id).is_some() {

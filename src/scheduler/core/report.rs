@@ -24,14 +24,16 @@ impl Core {
                 prefilled_tokens: sequence.computed.min(prompt_tokens),
                 generated_tokens: sequence.generated_tokens(),
                 max_tokens: sequence.answer_tokens(),
-                kv_pages: sequence.pages.len() as u32,
+                kv_pages: sequence.kv.pages.len() as u32,
+                reused_tokens: sequence.reused.unwrap_or(0),
                 device_time: sequence.device_time,
                 arrived: job.arrived,
                 queue_position: view.queue_position,
             }
         });
         let sequences = sequences.collect();
-        let (kv_pages_used, kv_pages_max) = self.schedule.page_counts();
+        let pages = self.schedule.page_sums();
+        self.counters.kv_pages_evicted += self.schedule.take_evicted_pages();
         let slots = self.device.models.iter().filter_map(|(_, hosted)| hosted.slot);
         let loaded = self.device.residency.counters();
         let snapshot = EngineSnapshot {
@@ -43,9 +45,11 @@ impl Core {
                 evicted_bytes: loaded.evicted_bytes,
                 ..self.counters
             },
-            kv_pages_used,
-            kv_pages_max,
+            kv_pages_used: pages.used,
+            kv_pages_cached: pages.cached,
+            kv_pages_max: pages.size,
             kv_bytes: slots.map(|slot| self.device.backend.kv_bytes(slot)).sum(),
+            kv_cached_bytes: pages.cached_bytes,
             kv_reserved_bytes: self.schedule.reserved_bytes(),
             kv_budget_bytes: self.schedule.limits().kv_budget_bytes,
             device_bytes: self.device.residency.device_bytes(),
@@ -71,6 +75,7 @@ impl Core {
             parts: self.device.residency.part_states(id),
             weight_bytes: self.device.residency.held(id).map(|(_, held)| held.bytes).sum(),
             kv_bytes: hosted.slot.map_or(0, |slot| backend.kv_bytes(slot)),
+            kv_cached_bytes: self.schedule.cached_bytes(id),
             scratch_bytes: hosted.slot.map_or(0, |slot| backend.open_bytes(slot)),
             rules: self.device.residency.rules(id),
             idle_since: hosted.life.idle_since(),

@@ -17,9 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::Schedule;
-use crate::model::ModelId;
 use crate::scheduler::SequenceId;
-use crate::scheduler::pages::PagePool;
 use crate::scheduler::sequence::Sequence;
 
 /// A sequence without credit for this long gives way to others.
@@ -31,19 +29,12 @@ const LOOKED_AT: usize = 512;
 /// Longest time that a sequence keeps its place from a user that waits for a turn.
 const PROTECTED_MAX: Duration = Duration::from_secs(30);
 
-/// A sequence that gave its place up, and the pages to release on the device.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::scheduler) struct Parked {
-    pub id: SequenceId,
-    pub model: ModelId,
-    pub pages: Vec<u32>,
-}
-
 /// Result of [`Schedule::admit`].
 #[derive(Debug, Default)]
 pub(in crate::scheduler) struct Admission {
     pub admitted: Vec<SequenceId>,
-    pub parked: Vec<Parked>,
+    /// Sequences that gave their place up.
+    pub parked: Vec<SequenceId>,
 }
 
 /// Places and KV bytes of one user.
@@ -77,23 +68,22 @@ impl<A> Schedule<A> {
 
     fn enter(&mut self, mut sequence: Sequence<A>, now: Instant) {
         self.reserved_bytes = self.reserved_bytes.saturating_add(sequence.reserved_bytes());
-        let pages = self.pool_pages(sequence.request.page_bytes);
-        self.pools.entry(sequence.request.model).or_insert_with(|| PagePool::new(pages));
+        self.kv.open(sequence.request.model, sequence.request.page_bytes);
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);
         (sequence.admitted, sequence.queued) = (Some(now), None);
         self.running.push(sequence);
+        self.attach(self.running.len() - 1);
     }
 
     /// Returns an admitted sequence to the queue, at its place in the order of arrival.
-    fn park(&mut self, id: SequenceId, now: Instant) -> Option<Parked> {
+    fn park(&mut self, id: SequenceId, now: Instant) -> Option<SequenceId> {
         let at = self.running.iter().position(|s| s.request.id == id)?;
         let mut sequence = self.take_running(at);
-        let parked = Parked { id, model: sequence.request.model, pages: std::mem::take(&mut sequence.pages) };
         sequence.restart();
         (sequence.admitted, sequence.queued) = (None, Some(now));
         self.enqueue(sequence);
-        Some(parked)
+        Some(id)
     }
 
     /// The next sequence to admit, by its index in the queue, and the sequences to park for it.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::{Schedule, StepPlan, Work};
+use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 use crate::scheduler::costs::Estimate;
 use crate::scheduler::sequence::{Request, Sequence};
@@ -49,32 +50,52 @@ impl<A> Schedule<A> {
             self.turns.insert((leader, model), self.steps);
             return Some(StepPlan { switched, resumed: true, ..step });
         }
+        let of_model = |at: &usize| self.running[*at].request.model == model;
+        for at in (0..self.running.len()).filter(of_model).collect::<Vec<_>>() {
+            self.attach(at); // another sequence may have computed more of its prompt meanwhile
+        }
         let mut rows = self.rows_of_users(model, now);
         self.steps += 1;
         self.turns.insert((leader, model), self.steps);
         let mut work: Vec<Work> = Vec::new();
         for at in self.in_order(model, &rows) {
-            let sequence = &mut self.running[at];
-            let Some(left) = rows.get_mut(&sequence.request.uid).filter(|left| **left > 0) else { continue };
-            let rows = sequence.pending().min(*left);
-            *left -= rows;
-            sequence.served = self.steps;
-            work.push(Work {
-                id: sequence.request.id,
-                uid: sequence.request.uid,
-                connection: sequence.request.connection,
-                restarts: sequence.restarts,
-                start: sequence.computed,
-                rows,
-                samples: rows == sequence.pending(),
-                decode: sequence.decodes(),
-            });
-            let pool = self.pools.get_mut(&model)?;
-            while sequence.needs_page(rows) {
-                sequence.pages.push(pool.take());
-            }
+            let uid = self.running[at].request.uid;
+            let Some(left) = rows.get_mut(&uid).filter(|left| **left > 0) else { continue };
+            let Some(planned) = self.plan_rows(at, *left) else { continue };
+            *left -= planned.rows;
+            work.push(planned);
         }
         Some(StepPlan { model, work, switched, resumed: false })
+    }
+
+    /// Plans at most so many rows of an admitted sequence, and takes pages for them. `None` if there are no pages now.
+    fn plan_rows(&mut self, at: usize, most: u32) -> Option<Work> {
+        let sequence = &mut self.running[at];
+        let Request { id, uid, connection, model, .. } = sequence.request;
+        let mut rows = sequence.pending().min(most);
+        while sequence.needs_page(rows) {
+            match self.kv.take(model, uid) {
+                Some(page) => sequence.kv.pages.push(page),
+                // The page to copy has no reservation, so all are in use: its tokens are computed instead.
+                None if sequence.kv.copied.is_some() => {
+                    self.kv.copied(model, &mut sequence.kv);
+                    sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
+                    rows = sequence.pending().min(most);
+                }
+                None => return None,
+            }
+        }
+        sequence.served = self.steps;
+        Some(Work {
+            id,
+            uid,
+            connection,
+            restarts: sequence.restarts,
+            start: sequence.computed,
+            rows,
+            samples: rows == sequence.pending(),
+            decode: sequence.decodes(),
+        })
     }
 
     /// Notes whether several users have work, and forgets the accounts of those that left.

@@ -1,7 +1,7 @@
 //! A backend whose next token is a hash of all tokens in the pages of its page table, in order of position.
 //!
 //! So a wrong page, position, row or sequence changes the answer. [`next_token`] computes the right answer without the
-//! backend. The backend also checks the order of parts, and that no two sequences share a page.
+//! backend. The backend also checks the order of parts, and that no two sequences of a step write the same page.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,6 +71,8 @@ struct State {
     /// Time of each part, by slot.
     part_times: HashMap<u32, Duration>,
     suspensions: usize,
+    /// Pages copied so far.
+    copies: usize,
     /// Weights are read in the mapped file.
     in_place: bool,
     /// How often each part pauses.
@@ -174,6 +176,11 @@ impl Control {
     /// Makes the engine read pages before steps use them.
     pub fn read_in_place(&self) {
         self.0.0.lock().in_place = true;
+    }
+
+    /// How many pages were copied.
+    pub fn copies(&self) -> usize {
+        self.0.0.lock().copies
     }
 
     /// How often a step was suspended.
@@ -334,6 +341,15 @@ impl Backend for Fake {
         }
     }
 
+    fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
+        let mut state = self.control.0.0.lock();
+        assert_ne!(from, to, "a page is copied to itself");
+        let page = *state.pages.get(&(slot.0, from)).expect("a page that is copied was written");
+        state.pages.insert((slot.0, to), page);
+        state.copies += 1;
+        Ok(())
+    }
+
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {
         page_bytes
     }
@@ -367,8 +383,11 @@ impl Backend for Fake {
             parts: Vec::new(),
             paused: 0,
         };
+        let mut writers: HashMap<u32, u32> = HashMap::new();
         for row in 0..step.tokens.len() {
             let position = step.positions[row];
+            let writer = *writers.entry(step.page(row, position)).or_insert(step.sequences[row]);
+            assert_eq!(writer, step.sequences[row], "two sequences write a page");
             let page = state.pages.entry((slot.0, step.page(row, position))).or_default();
             page[position as usize % KV_PAGE_TOKENS] = Some(step.tokens[row]);
         }

@@ -78,7 +78,8 @@ fn a_step_that_lacked_an_expert_runs_all_its_parts_again() {
 #[test]
 fn a_device_broken_by_a_panic_is_opened_anew() {
     for fault in [Fault::PanicInAttentionAndClose, Fault::PanicInRelease] {
-        let rig = Rig::new(EngineOptions::default());
+        // Without cached pages, each end gives pages back.
+        let rig = Rig::new(EngineOptions { reuse: Reuse::Off, ..EngineOptions::default() });
         let (mut job, mut bystander) = rig.job(&prompt(1, 40), 30);
         job.credit = 1;
         rig.handle().submit(job).unwrap();
@@ -97,7 +98,7 @@ fn a_device_broken_by_a_panic_is_opened_anew() {
 #[test]
 fn an_engine_without_a_device_ends_and_says_so() {
     for fault in [Fault::LoseDevice, Fault::LoseDeviceByPanic] {
-        let mut rig = Rig::new(EngineOptions::default());
+        let mut rig = Rig::new(EngineOptions { reuse: Reuse::Off, ..EngineOptions::default() });
         let (mut job, mut bystander) = rig.job(&prompt(1, 40), 30);
         job.credit = 1;
         rig.handle().submit(job).unwrap();

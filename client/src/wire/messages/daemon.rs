@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ext;
+use super::{Ext, number};
 use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, validate,
 };
@@ -187,11 +187,19 @@ pub struct CancelRequestsReply {
 /// Key of [`SequenceEntry`]'s `ext`: device time charged for the request in microseconds, as a little-endian u64.
 pub const EXT_DEVICE_TIME: u16 = 1;
 
+/// Key of [`SequenceEntry`]'s `ext`: prompt tokens whose keys and values were there already, as a little-endian u64;
+/// absent for none.
+pub const EXT_SEQUENCE_REUSED: u16 = 2;
+
 impl SequenceEntry {
     /// Device time charged for the request in microseconds; `None` if the daemon does not say.
     pub fn device_time_us(&self) -> Option<u64> {
-        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_DEVICE_TIME)?;
-        Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?))
+        number(&self.ext, EXT_DEVICE_TIME)
+    }
+
+    /// Prompt tokens whose keys and values were there already; 0 if the daemon does not say.
+    pub fn reused_tokens(&self) -> u64 {
+        number(&self.ext, EXT_SEQUENCE_REUSED).unwrap_or(0)
     }
 }
 
@@ -322,6 +330,14 @@ fn notes_ext<'a>(notes: impl Iterator<Item = (&'a str, String)>) -> Ext {
     if text.is_empty() { Ext::new() } else { vec![(NOTES_KEY, text.into_bytes())] }
 }
 
+/// Keys of [`DeviceStatus`]'s `ext`, each with a little-endian u64; absent for 0. Prompt tokens that no step computed,
+/// because their keys and values were there.
+pub const EXT_DEVICE_REUSED: u16 = 2;
+/// Bytes of cached KV pages: of known prefixes that no request has now.
+pub const EXT_DEVICE_CACHED: u16 = 3;
+/// Cached KV pages that went because others needed their bytes.
+pub const EXT_DEVICE_PAGES_EVICTED: u16 = 4;
+
 /// Key of [`StatusReply`]'s `ext`: number of lost threads, as a u32; absent for none.
 pub const EXT_STATUS_LOST_THREADS: u16 = 2;
 
@@ -346,6 +362,21 @@ impl StatusReply {
 }
 
 impl DeviceStatus {
+    /// Prompt tokens that no step computed, because their keys and values were there.
+    pub fn reused_tokens(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_REUSED).unwrap_or(0)
+    }
+
+    /// Bytes of cached KV pages; `kv_bytes` includes them, `kv_pages_used` does not.
+    pub fn kv_cached_bytes(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_CACHED).unwrap_or(0)
+    }
+
+    /// Cached KV pages that went because others needed their bytes.
+    pub fn kv_pages_evicted(&self) -> u64 {
+        number(&self.ext, EXT_DEVICE_PAGES_EVICTED).unwrap_or(0)
+    }
+
     /// More facts about the device, as names and values: driver, memory, why it and no other device was chosen.
     pub fn notes(&self) -> Vec<(&str, &str)> {
         notes_of(&self.ext)

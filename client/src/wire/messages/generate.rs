@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ext;
+use super::{Ext, number};
 use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, texts, validate,
 };
@@ -140,6 +140,17 @@ pub struct GenerateEnd {
     pub seed: u64,
     /// Extensions.
     pub ext: Ext,
+}
+
+/// Key of [`GenerateEnd`]'s `ext`: prompt tokens whose keys and values were there already, as a little-endian u64; absent
+/// for none.
+pub const EXT_END_REUSED: u16 = 1;
+
+impl GenerateEnd {
+    /// Prompt tokens that were not computed, because an earlier prompt of the same user began with them.
+    pub fn reused_tokens(&self) -> u64 {
+        number(&self.ext, EXT_END_REUSED).unwrap_or(0)
+    }
 }
 
 /// Why an answer ended.

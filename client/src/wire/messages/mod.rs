@@ -23,5 +23,17 @@ pub use users::*;
 /// set fails the request; other unknown keys are ignored.
 pub type Ext = Vec<(u16, Vec<u8>)>;
 
+/// The little-endian u64 of an extension.
+fn number(ext: &Ext, key: u16) -> Option<u64> {
+    let (_, bytes) = ext.iter().find(|(of, _)| *of == key)?;
+    Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?))
+}
+
+/// Extensions with those of the numbers that are above 0.
+pub fn number_ext<const N: usize>(numbers: [(u16, u64); N]) -> Ext {
+    let there = numbers.into_iter().filter(|(_, number)| *number > 0);
+    there.map(|(key, number)| (key, number.to_le_bytes().to_vec())).collect()
+}
+
 /// High bit of an extension key: the receiver must understand the extension.
 pub const EXT_CRITICAL: u16 = 0x8000;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ext;
+use super::{Ext, number};
 use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, validate,
 };
@@ -384,6 +384,16 @@ pub struct ResidencyEntry {
     pub loading: Option<LoadingProgress>,
     /// Extensions.
     pub ext: Ext,
+}
+
+/// Key of [`ResidencyEntry`]'s `ext`: bytes of the model's cached KV pages, as a little-endian u64; absent for none.
+pub const EXT_MODEL_CACHED: u16 = 1;
+
+impl ResidencyEntry {
+    /// Bytes of KV pages of known prefixes that no request has now; `kv_bytes` includes them.
+    pub fn kv_cached_bytes(&self) -> u64 {
+        number(&self.ext, EXT_MODEL_CACHED).unwrap_or(0)
+    }
 }
 
 /// Progress of a requested load.

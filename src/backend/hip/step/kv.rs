@@ -122,6 +122,19 @@ impl KvPool {
         Ok(())
     }
 
+    /// Starts copying a page to another, which gets memory if it has none.
+    ///
+    /// # Errors
+    /// As [`KvPool::materialise`], and [`BackendError::Batch`] if `from` has no memory.
+    pub fn copy(&mut self, device: &Device, stream: &Stream, from: u32, to: u32) -> Result<(), BackendError> {
+        self.materialise(device, stream, to)?;
+        let page = |page: u32| self.pages.get(page as usize).and_then(Option::as_ref);
+        let (Some(from), Some(to)) = (page(from), page(to)) else {
+            return Err(BackendError::Batch("a KV page without memory is copied"));
+        };
+        Ok(stream.copy(to.all(), from.all())?)
+    }
+
     /// Frees a page's memory. No work in flight may use it.
     pub fn release(&mut self, page: u32) {
         if let Some(slot) = self.pages.get_mut(page as usize) {

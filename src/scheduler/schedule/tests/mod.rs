@@ -16,6 +16,7 @@ fn limits() -> Limits {
         kv_budget_bytes: 1 << 20,
         slow_reader: Duration::from_secs(30),
         privileged: vec![ROOT],
+        reuse: Reuse::User,
     }
 }
 
@@ -33,17 +34,16 @@ fn request(id: u64, model: u64, prompt_tokens: u32, positions: u32) -> Request {
     }
 }
 
-/// Submits a request with as many prompt tokens as it states.
+/// Submits a request with as many prompt tokens as it states, which no other request has.
 fn submit(schedule: &mut Schedule<()>, request: Request) {
-    let prompt = vec![0; request.prompt_tokens as usize];
+    let prompt = vec![request.id.0 as u32; request.prompt_tokens as usize];
     schedule.submit(Sequence::new(request, prompt, ()));
 }
 
 /// Records that a step was computed, with a sampled token where the step wants one.
 fn complete(schedule: &mut Schedule<()>, step: &StepPlan, now: Instant) {
     for work in &step.work {
-        let sequence = schedule.get_mut(work.id).expect("live");
-        sequence.advance(work.rows, work.samples.then_some(0), now);
+        assert!(schedule.advance(work, work.samples.then_some(0), now).is_some(), "live");
     }
 }
 
@@ -135,7 +135,7 @@ fn a_rewound_sequence_takes_in_its_answer_too() {
         step(&mut schedule, now);
     }
     schedule.rewind(ModelId(1));
-    assert_eq!(schedule.page_counts().0, 0);
+    assert_eq!(schedule.page_sums().used, 0);
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 0, 8, false)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 8, 3, true)]));
     assert_eq!(step(&mut schedule, now), (1, vec![(1, 11, 1, true)]));
@@ -180,6 +180,7 @@ impl Rules {
             kv_budget_bytes: (8 + random.below(40)) << 10,
             slow_reader: Duration::from_secs(30),
             privileged: Vec::new(),
+            reuse: Reuse::User,
         };
         Self {
             schedule: Schedule::new(limits),
@@ -304,7 +305,7 @@ impl Rules {
             count += pages.len();
         }
         assert_eq!(owned.len(), count, "seed {}: a page has two owners", self.seed);
-        assert_eq!(self.schedule.page_counts().0, count as u64, "seed {}", self.seed);
+        assert_eq!(self.schedule.page_sums().used, count as u64, "seed {}", self.seed);
     }
 
     fn turn(&mut self) {
@@ -349,7 +350,7 @@ impl Rules {
         }
         assert_eq!(self.schedule.views().count(), 0);
         assert_eq!(
-            (self.schedule.page_counts().0, self.schedule.reserved_bytes()),
+            (self.schedule.page_sums().used, self.schedule.reserved_bytes()),
             (0, 0),
             "seed {}",
             self.seed

@@ -33,7 +33,11 @@ struct Device {
 
 impl Device {
     fn new(speed: Speed) -> Self {
-        let limits = Limits { rows_max: 256, sequences_max: 32, kv_budget_bytes: 1 << 20, ..limits() };
+        Self::with_reuse(speed, Reuse::User)
+    }
+
+    fn with_reuse(speed: Speed, reuse: Reuse) -> Self {
+        let limits = Limits { rows_max: 256, sequences_max: 32, kv_budget_bytes: 1 << 20, reuse, ..limits() };
         Self {
             schedule: Schedule::new(limits),
             now: Instant::now(),
@@ -46,6 +50,10 @@ impl Device {
         }
     }
 
+    fn set_budget(&mut self, bytes: u64) {
+        (self.schedule.limits.kv_budget_bytes, self.schedule.kv.budget_bytes) = (bytes, bytes);
+    }
+
     fn ask(&mut self, uid: u32, model: u64, prompt: u32, answer: u32) -> SequenceId {
         self.ask_on((uid, 1), model, prompt, answer)
     }
@@ -55,7 +63,7 @@ impl Device {
         self.next_id += 1;
         let request =
             Request { uid, connection, credit: u32::MAX, ..request(id, model, prompt, prompt + answer) };
-        let sequence = Sequence::new(request, vec![0; prompt as usize], ());
+        let sequence = Sequence::new(request, vec![id as u32; prompt as usize], ());
         self.schedule.submit(Sequence { queued: Some(self.now), ..sequence });
         SequenceId(id)
     }
@@ -82,11 +90,8 @@ impl Device {
         self.account(&step, time, speed);
         self.schedule.observe(&step, before + time);
         for work in &step.work {
-            let Some(sequence) = self.schedule.get_mut(work.id) else { continue };
-            if sequence.restarts != work.restarts {
-                continue;
-            }
-            sequence.advance(work.rows, work.samples.then_some(0), self.now);
+            let drawn = work.samples.then_some(0);
+            let Some(sequence) = self.schedule.advance(work, drawn, self.now) else { continue };
             if sequence.token_count() >= sequence.request.positions {
                 self.schedule.remove(work.id);
                 self.ended.insert(work.id.0, self.now);
@@ -136,9 +141,10 @@ fn times(device: &mut Device, uid: u32, model: u64) -> (Duration, Duration) {
     (times[20], times[39])
 }
 
-/// Times of a user beside a fair neighbour: one answer after another.
+/// Times of a user beside a fair neighbour: one answer after another. Every token is computed, also of a sequence that
+/// lost its place: this measures turns.
 fn beside_a_fair_neighbour(speed: Speed) -> (Duration, Duration) {
-    let mut device = Device::new(speed);
+    let mut device = Device::with_reuse(speed, Reuse::Off);
     for _ in 0..20 {
         device.ask(2, 1, 16, 800);
     }
@@ -158,7 +164,7 @@ fn shares_of_device_time_are_equal_whatever_users_ask_for() {
                     device.ask(uid, 1, 1 + 331 * (uid % 7), 20_000);
                 }
             }
-            device.schedule.limits.kv_budget_bytes = u64::MAX;
+            device.set_budget(u64::MAX);
             device.run_for(Duration::from_secs(2));
             device.times.clear();
             device.run_for(Duration::from_secs(10));
@@ -184,7 +190,7 @@ fn a_user_with_half_the_share_gets_half_of_the_time_and_alone_all() {
     for speed in [CPU, GPU] {
         for (prompt, answer) in [(16, 20_000), (2000, 20_000)] {
             let mut device = Device::new(speed);
-            device.schedule.limits.kv_budget_bytes = u64::MAX;
+            device.set_budget(u64::MAX);
             device.schedule.set_shares(BTreeMap::from([(1, 50)]));
             for uid in [1, 2] {
                 for _ in 0..8 {
@@ -219,8 +225,8 @@ fn a_user_with_many_requests_costs_another_what_a_fair_neighbour_costs() {
         let (median, worst) = beside_a_fair_neighbour(speed);
         // Long answers in all places, and a thousand short ones that wait.
         for (requests, prompt, answer) in [(1000, 16, 8), (64, 16, 20_000), (100, 1000, 100)] {
-            let mut device = Device::new(speed);
-            device.schedule.limits.kv_budget_bytes = 1 << 40;
+            let mut device = Device::with_reuse(speed, Reuse::Off);
+            device.set_budget(1 << 40);
             for _ in 0..requests {
                 device.ask(2, 1, prompt, answer);
             }
@@ -237,7 +243,7 @@ fn a_user_with_many_requests_costs_another_what_a_fair_neighbour_costs() {
 /// Time of a short request on a connection of its own, beside 30 requests of the same user's other connection.
 fn beside_another_connection(speed: Speed, own: u64, prompt: u32, places: u32) -> Duration {
     let mut device = Device::new(speed);
-    device.schedule.limits.kv_budget_bytes = 1 << 40;
+    device.set_budget(1 << 40);
     device.schedule.limits.sequences_max = places;
     for _ in 0..30 {
         device.ask_on((1, 1), 1, prompt, 20_000);
@@ -270,7 +276,7 @@ fn a_connection_with_many_requests_does_not_starve_another_of_the_same_user() {
 #[test]
 fn connections_of_a_user_get_equal_places_and_leave_none_free() {
     let mut device = Device::new(GPU);
-    device.schedule.limits.kv_budget_bytes = 1 << 40;
+    device.set_budget(1 << 40);
     device.schedule.limits.sequences_max = 9;
     let places = |device: &Device| {
         let of = |connection| {
@@ -344,7 +350,7 @@ fn sequences_without_credit_give_way_and_come_back() {
     }
     device.run_for(Duration::from_secs(5));
     assert_eq!(device.ended.len(), 5, "parked sequences end");
-    assert_eq!((device.schedule.page_counts().0, device.schedule.reserved_bytes()), (0, 0));
+    assert_eq!((device.schedule.page_sums().used, device.schedule.reserved_bytes()), (0, 0));
 }
 
 #[test]

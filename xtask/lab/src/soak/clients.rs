@@ -213,7 +213,7 @@ impl Shared {
                 left.running += device.sequences_running;
                 left.queued += device.sequences_queued;
                 left.kv_pages += device.kv_pages_used;
-                left.kv_bytes += device.kv_bytes;
+                left.kv_bytes += device.kv_bytes.saturating_sub(device.kv_cached_bytes());
             }
             if left == Left::default() {
                 break;

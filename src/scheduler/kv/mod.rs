@@ -1,0 +1,313 @@
+//! The ledger of keys and values: who holds which page, and which prefixes are known. Pure.
+//!
+//! A page has a number in its model's pool. Any number of sequences may read it, and the tree of prefixes may have it
+//! too; it is free when nobody does. One sequence at most writes it, at positions that the tree does not claim.
+//!
+//! A sequence offers its pages to its user's tree: whole ones while it prefills, all when it ends or gives them up. A
+//! later sequence takes the longest known prefix of its tokens: whole pages as they are, and the first tokens of one more.
+//! If a sequence holds that page, or if it has other tokens after those, the taker gets a copy to write on.
+//!
+//! Pages that only a tree has are cached. They cost nobody anything: when bytes run short, they go before anyone waits,
+//! first those of the user that holds most, of these the longest unused.
+
+use std::collections::BTreeMap;
+
+use crate::backend::KV_PAGE_TOKENS;
+use crate::model::ModelId;
+
+mod pool;
+mod tree;
+
+use pool::{Left, Pool};
+use tree::{Inserted, NodeId, Tree};
+
+/// Whose prefixes a sequence may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reuse {
+    /// Nobody's: every prompt is computed.
+    Off,
+    /// Those of the same user.
+    #[default]
+    User,
+    /// Those of all users. The time of an answer then tells whether somebody sent such a prompt lately.
+    All,
+}
+
+/// The pages of one sequence, in order of position, and how much of them its tree has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    pub pages: Vec<u32>,
+    /// The page whose first tokens the next page must begin with, before a row is written there.
+    pub copied: Option<u32>,
+    /// Whole pages that the tree has, and the node of the last one.
+    known: usize,
+    at: NodeId,
+}
+
+/// Pages and bytes of KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    /// Pages that sequences hold.
+    pub used: u64,
+    /// Pages that only the trees have.
+    pub cached: u64,
+    /// Bytes of these.
+    pub cached_bytes: u64,
+    /// Pages of all open pools.
+    pub size: u64,
+}
+
+/// Whose tree has a page: of this user, or of all.
+type TreeKey = (ModelId, Option<u32>);
+
+#[derive(Debug)]
+pub(super) struct Kv {
+    /// Most bytes of all pages in use.
+    pub budget_bytes: u64,
+    reuse: Reuse,
+    pools: BTreeMap<ModelId, Pool>,
+    trees: BTreeMap<TreeKey, Tree>,
+    /// Bytes of all pages in use, also by trees alone.
+    used_bytes: u64,
+    /// The same by user.
+    charged: BTreeMap<u32, u64>,
+    /// Number of uses of trees: their time.
+    clock: u64,
+    /// Cached pages that went because bytes ran short.
+    evicted: u64,
+}
+
+impl Kv {
+    pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
+        let (pools, trees, charged) = Default::default();
+        Self { budget_bytes, reuse, pools, trees, used_bytes: 0, charged, clock: 0, evicted: 0 }
+    }
+
+    /// Pages of a model's pool: the whole budget, because models share it by bytes. Pages that are never written cost
+    /// nothing.
+    pub fn pool_pages(&self, page_bytes: u64) -> u32 {
+        u32::try_from(self.budget_bytes / page_bytes.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Opens a model's pool, unless it is open.
+    pub fn open(&mut self, model: ModelId, page_bytes: u64) {
+        let size = self.pool_pages(page_bytes);
+        self.pools.entry(model).or_insert_with(|| Pool::new(size, page_bytes));
+    }
+
+    /// Drops a model's pool with all its pages, held or not.
+    pub fn close(&mut self, model: ModelId) {
+        self.trees.retain(|(of, _), _| *of != model);
+        let Some(pool) = self.pools.remove(&model) else { return };
+        for (uid, bytes) in pool.charged() {
+            discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+        }
+    }
+
+    /// Drops all pages of a model's open pool.
+    pub fn reset(&mut self, model: ModelId) {
+        if let Some(page_bytes) = self.pools.get(&model).map(|pool| pool.page_bytes) {
+            self.close(model);
+            self.open(model, page_bytes);
+        }
+    }
+
+    /// A number that changes when the tree of a user and model grows.
+    pub fn state_of_tree(&self, model: ModelId, uid: u32) -> u64 {
+        self.trees.get(&self.key(model, uid)).map_or(0, |tree| tree.grown)
+    }
+
+    fn key(&self, model: ModelId, uid: u32) -> TreeKey {
+        (model, (self.reuse != Reuse::All).then_some(uid))
+    }
+
+    /// Takes the longest known prefix of `tokens`, in place of what `held` has of it. Returns how many tokens that is.
+    pub fn attach(&mut self, model: ModelId, uid: u32, tokens: &[u32], held: &mut Held) -> u32 {
+        self.release(model, held);
+        let key = self.key(model, uid);
+        let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&model)) else {
+            return 0;
+        };
+        self.clock += 1;
+        let found = tree.find(tokens, self.clock);
+        found.pages.iter().for_each(|page| pool.hold(*page));
+        let mut count = (found.pages.len() * KV_PAGE_TOKENS) as u32;
+        *held = Held { known: found.pages.len(), at: found.at, pages: found.pages, copied: None };
+        if let Some(rest) = found.rest {
+            count += rest.tokens;
+            // Nobody else writes there: the sequence goes on where the tree's tokens end.
+            let alone = rest.all && !pool.is_held(rest.page);
+            pool.hold(rest.page);
+            if alone {
+                held.pages.push(rest.page);
+            } else {
+                held.copied = Some(rest.page);
+            }
+        }
+        count
+    }
+
+    /// Takes a page for a sequence. Evicts cached pages for it; `None` if sequences hold the whole budget.
+    pub fn take(&mut self, model: ModelId, uid: u32) -> Option<u32> {
+        let bytes = self.pools.get(&model)?.page_bytes;
+        while self.used_bytes.saturating_add(bytes) > self.budget_bytes {
+            self.evict()?;
+        }
+        let page = self.pools.get_mut(&model)?.take(uid)?;
+        self.used_bytes += bytes;
+        *self.charged.entry(uid).or_default() += bytes;
+        Some(page)
+    }
+
+    /// The copy that `held` waited for is done, or no longer wanted.
+    pub fn copied(&mut self, model: ModelId, held: &mut Held) {
+        if let Some(page) = held.copied.take() {
+            self.drop_page(model, page);
+        }
+    }
+
+    /// Gives all pages back that `held` has, without offering them to the tree.
+    pub fn release(&mut self, model: ModelId, held: &mut Held) {
+        let Held { pages, copied, .. } = std::mem::take(held);
+        for page in pages.into_iter().chain(copied) {
+            self.drop_page(model, page);
+        }
+    }
+
+    fn drop_page(&mut self, model: ModelId, page: u32) {
+        let Some(pool) = self.pools.get_mut(&model) else { return };
+        if let Left::Free(uid) = pool.drop(page) {
+            discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
+        }
+    }
+
+    /// Offers the pages of `tokens` to the tree: their keys and values are computed. Without `all`, whole pages only.
+    /// Where the tree has a page with the same tokens, the sequence gets that one for its own.
+    pub fn keep(&mut self, model: ModelId, uid: u32, tokens: &[u32], all: bool, held: &mut Held) {
+        // Before the copy, the tree has all of these tokens, and the page to copy to has none.
+        let nothing_new = held.copied.is_some() || tokens.len() <= held.known * KV_PAGE_TOKENS;
+        if self.reuse == Reuse::Off || nothing_new {
+            return;
+        }
+        let key = self.key(model, uid);
+        let Some(pool) = self.pools.get_mut(&model) else { return };
+        self.clock += 1;
+        for (index, page) in tokens.chunks(KV_PAGE_TOKENS).enumerate().skip(held.known) {
+            let whole = page.len() == KV_PAGE_TOKENS;
+            let Some(own) = held.pages.get_mut(index).filter(|_| whole || all) else { break };
+            let tree = self.trees.entry(key).or_insert_with(Tree::new);
+            let mut gone = None;
+            let at = match tree.insert(held.at, page, *own, self.clock) {
+                Inserted::Taken { at, instead_of } => {
+                    // It may be the same page, with fewer tokens.
+                    gone = instead_of.map(|old| (pool.forget(old), pool.page_bytes));
+                    pool.keep(*own);
+                    at
+                }
+                Inserted::There { at, page: known } => {
+                    if whole && known != *own {
+                        pool.hold(known);
+                        gone = Some((pool.drop(std::mem::replace(own, known)), pool.page_bytes));
+                    }
+                    at
+                }
+            };
+            if let Some((Left::Free(uid), bytes)) = gone {
+                discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+            }
+            if whole {
+                (held.known, held.at) = (index + 1, at);
+            }
+        }
+    }
+
+    /// Drops the cached page that is to go first: of the user that holds most, the longest unused.
+    fn evict(&mut self) -> Option<()> {
+        let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, NodeId)> = None;
+        for (key, tree) in &self.trees {
+            let Some(pool) = self.pools.get(&key.0) else { continue };
+            let Some((used, leaf)) = tree.oldest(|page| !pool.is_held(page)) else { continue };
+            let most = key.1.map_or(0, |uid| self.charged.get(&uid).copied().unwrap_or(0));
+            let place = (most, std::cmp::Reverse(used), *key, leaf);
+            if first.is_none_or(|first| (first.0, first.1) < (place.0, place.1)) {
+                first = Some(place);
+            }
+        }
+        let (.., key, leaf) = first?;
+        self.forget(key, leaf);
+        self.evicted += 1;
+        Some(())
+    }
+
+    fn forget(&mut self, key: TreeKey, leaf: NodeId) {
+        let (Some(tree), Some(pool)) = (self.trees.get_mut(&key), self.pools.get_mut(&key.0)) else { return };
+        let page = tree.remove(leaf);
+        if tree.is_empty() {
+            self.trees.remove(&key);
+        }
+        if let Left::Free(uid) = pool.forget(page) {
+            discharge(&mut self.charged, &mut self.used_bytes, uid, pool.page_bytes);
+        }
+    }
+
+    /// Drops the cached pages of a model, or of all; those that sequences read stay. True if any went.
+    pub fn drop_cached(&mut self, of: Option<ModelId>) -> bool {
+        let keys: Vec<TreeKey> =
+            self.trees.keys().filter(|key| of.is_none_or(|of| of == key.0)).copied().collect();
+        let mut dropped = false;
+        for key in keys {
+            while let (Some(tree), Some(pool)) = (self.trees.get(&key), self.pools.get(&key.0))
+                && let Some((_, leaf)) = tree.oldest(|page| !pool.is_held(page))
+            {
+                self.forget(key, leaf);
+                dropped = true;
+            }
+        }
+        dropped
+    }
+
+    /// Takes the pages whose memory the device must give back now: those freed of models for which `may` holds.
+    pub fn take_freed(&mut self, may: impl Fn(ModelId) -> bool) -> Vec<(ModelId, Vec<u32>)> {
+        let pools = self.pools.iter_mut().filter(|(model, _)| may(**model));
+        pools
+            .map(|(model, pool)| (*model, pool.take_freed()))
+            .filter(|(_, pages)| !pages.is_empty())
+            .collect()
+    }
+
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        for pool in self.pools.values() {
+            let cached = u64::from(pool.cached());
+            sums.used += u64::from(pool.used()) - cached;
+            sums.cached += cached;
+            sums.cached_bytes += cached * pool.page_bytes;
+            sums.size += u64::from(pool.size());
+        }
+        sums
+    }
+
+    /// Bytes of a model's cached pages.
+    pub fn cached_bytes(&self, model: ModelId) -> u64 {
+        self.pools.get(&model).map_or(0, |pool| u64::from(pool.cached()) * pool.page_bytes)
+    }
+
+    /// Number of cached pages that went because bytes ran short, since the last call.
+    pub fn take_evicted(&mut self) -> u64 {
+        std::mem::take(&mut self.evicted)
+    }
+}
+
+fn discharge(charged: &mut BTreeMap<u32, u64>, used_bytes: &mut u64, uid: u32, bytes: u64) {
+    *used_bytes = used_bytes.saturating_sub(bytes);
+    if let Some(of_user) = charged.get_mut(&uid) {
+        *of_user = of_user.saturating_sub(bytes);
+        if *of_user == 0 {
+            charged.remove(&uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! The KV pages of one model: who holds each, and which are free.
+
+/// Holders of a page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    /// Sequences that read or write it.
+    sequences: u32,
+    /// The tree of prefixes has it.
+    kept: bool,
+    /// The user that is charged for it.
+    uid: u32,
+}
+
+impl Page {
+    fn is_used(self) -> bool {
+        self.sequences > 0 || self.kept
+    }
+}
+
+/// Page numbers of one model's pool. Freed numbers are handed out first, those whose memory the device still has before
+/// others, so that the device touches the fewest.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// Pages in total.
+    size: u32,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// By page number, up to the highest one ever handed out.
+    pages: Vec<Page>,
+    /// Freed numbers whose memory the device has given back.
+    free: Vec<u32>,
+    /// Freed numbers whose memory the device still has.
+    freed: Vec<u32>,
+    /// Number of pages that only the tree has.
+    cached: u32,
+}
+
+/// What the end of a hold changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// Others hold the page.
+    Held,
+    /// The page is free; this user was charged for it.
+    Free(u32),
+}
+
+impl Pool {
+    pub fn new(size: u32, page_bytes: u64) -> Self {
+        let (pages, free, freed) = Default::default();
+        Self { size, page_bytes, pages, free, freed, cached: 0 }
+    }
+
+    /// Takes a free page number for a sequence of a user; `None` if all are in use.
+    pub fn take(&mut self, uid: u32) -> Option<u32> {
+        let page = match self.freed.pop().or_else(|| self.free.pop()) {
+            Some(page) => page,
+            None if (self.pages.len() as u64) < u64::from(self.size) => {
+                self.pages.push(Page::default());
+                self.pages.len() as u32 - 1
+            }
+            None => return None,
+        };
+        *self.page(page) = Page { sequences: 1, kept: false, uid };
+        Some(page)
+    }
+
+    /// # Panics
+    /// For a number that was never handed out: a broken invariant, because page numbers come from [`Pool::take`] alone.
+    fn page(&mut self, page: u32) -> &mut Page {
+        &mut self.pages[page as usize]
+    }
+
+    /// A further sequence holds a page in use.
+    pub fn hold(&mut self, page: u32) {
+        let of = self.page(page);
+        debug_assert!(of.is_used(), "a free page is held");
+        of.sequences += 1;
+        let only_kept = of.sequences == 1;
+        self.cached -= u32::from(only_kept);
+    }
+
+    /// A sequence holds a page no more.
+    pub fn drop(&mut self, page: u32) -> Left {
+        let of = self.page(page);
+        of.sequences = of.sequences.checked_sub(1).unwrap_or_else(|| {
+            debug_assert!(false, "a page is dropped more often than held");
+            0
+        });
+        let (last, kept) = (of.sequences == 0, of.kept);
+        self.cached += u32::from(last && kept);
+        self.left(page)
+    }
+
+    /// The tree takes a page that a sequence holds.
+    pub fn keep(&mut self, page: u32) {
+        let of = self.page(page);
+        debug_assert!(of.sequences > 0 && !of.kept, "the tree takes a page of nobody, or twice");
+        of.kept = true;
+    }
+
+    /// The tree drops a page.
+    pub fn forget(&mut self, page: u32) -> Left {
+        let of = self.page(page);
+        debug_assert!(of.kept, "the tree drops a page that it does not have");
+        of.kept = false;
+        let only_kept = of.sequences == 0;
+        self.cached -= u32::from(only_kept);
+        self.left(page)
+    }
+
+    fn left(&mut self, page: u32) -> Left {
+        let of = *self.page(page);
+        if of.is_used() {
+            return Left::Held;
+        }
+        self.freed.push(page);
+        Left::Free(of.uid)
+    }
+
+    /// True if a sequence holds the page.
+    pub fn is_held(&self, page: u32) -> bool {
+        self.pages.get(page as usize).is_some_and(|of| of.sequences > 0)
+    }
+
+    /// Freed numbers whose memory the device still has; it gives it back now.
+    pub fn take_freed(&mut self) -> Vec<u32> {
+        self.free.extend_from_slice(&self.freed);
+        std::mem::take(&mut self.freed)
+    }
+
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Pages in use, by sequences or by the tree alone.
+    pub fn used(&self) -> u32 {
+        self.pages.len() as u32 - (self.free.len() + self.freed.len()) as u32
+    }
+
+    /// Pages that only the tree has.
+    pub fn cached(&self) -> u32 {
+        self.cached
+    }
+
+    /// Bytes in use by the users that are charged for them.
+    pub fn charged(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.pages.iter().filter(|page| page.is_used()).map(|page| (page.uid, self.page_bytes))
+    }
+
+    /// Number of sequences that hold each page, for those that any holds.
+    #[cfg(test)]
+    pub fn holders(&self) -> std::collections::BTreeMap<u32, u32> {
+        let held = (0..).zip(&self.pages).filter(|(_, page)| page.sequences > 0);
+        held.map(|(number, page)| (number, page.sequences)).collect()
+    }
+}

@@ -1,0 +1,225 @@
+//! Random lives of sequences against a plain account of who holds which page.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+const PAGE: usize = KV_PAGE_TOKENS;
+const PAGES: u64 = 24;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// A sequence: its tokens, how many are computed, and its pages.
+struct Live {
+    model: ModelId,
+    uid: u32,
+    tokens: Vec<u32>,
+    computed: usize,
+    held: Held,
+}
+
+struct Lives {
+    kv: Kv,
+    random: Random,
+    seed: u64,
+    live: Vec<Live>,
+    /// What each page of the device holds, by position in the page.
+    device: BTreeMap<(ModelId, u32), [Option<u32>; PAGE]>,
+}
+
+impl Lives {
+    fn new(seed: u64) -> Self {
+        let reuse = [Reuse::User, Reuse::User, Reuse::All, Reuse::Off][seed as usize % 4];
+        let mut kv = Kv::new(PAGES * 100, reuse);
+        kv.open(ModelId(1), 100);
+        kv.open(ModelId(2), 200);
+        Self { kv, random: Random(seed), seed, live: Vec::new(), device: BTreeMap::new() }
+    }
+
+    fn begin(&mut self) {
+        // Few stems, so that prefixes meet in and between pages.
+        let mut tokens: Vec<u32> = Vec::new();
+        for _ in 0..1 + self.random.below(4) {
+            let stem = self.random.below(3) as u32;
+            tokens.extend((0..1 + self.random.below(40) as u32).map(|i| stem * 1000 + i));
+        }
+        let (model, uid) = (ModelId(1 + self.random.below(2)), self.random.below(3) as u32);
+        let mut held = Held::default();
+        let computed = self.kv.attach(model, uid, &tokens[..tokens.len() - 1], &mut held) as usize;
+        assert!(computed < tokens.len(), "seed {}", self.seed);
+        let live = Live { model, uid, tokens, computed, held };
+        self.check_prefix(&live);
+        self.live.push(live);
+    }
+
+    /// The device has the tokens that a sequence was told are there.
+    fn check_prefix(&self, live: &Live) {
+        for position in 0..live.computed {
+            let whole = position / PAGE < live.held.pages.len();
+            let page = if whole { live.held.pages[position / PAGE] } else { live.held.copied.unwrap() };
+            let there = self.device.get(&(live.model, page)).and_then(|page| page[position % PAGE]);
+            assert_eq!(there, Some(live.tokens[position]), "seed {}: position {position}", self.seed);
+        }
+    }
+
+    /// Computes some rows of a sequence, as far as there are pages.
+    fn compute(&mut self, at: usize) {
+        let live = &mut self.live[at];
+        let rows = 1 + self.random.below(40) as usize;
+        let end = (live.computed + rows).min(live.tokens.len());
+        while live.held.pages.len() * PAGE < end {
+            let Some(page) = self.kv.take(live.model, live.uid) else { return self.end(at) };
+            live.held.pages.push(page);
+        }
+        if let Some(from) = live.held.copied {
+            let content = self.device[&(live.model, from)];
+            self.device.insert((live.model, live.held.pages[live.computed / PAGE]), content);
+            self.kv.copied(live.model, &mut live.held);
+        }
+        for position in live.computed..end {
+            let page = live.held.pages[position / PAGE];
+            self.device.entry((live.model, page)).or_default()[position % PAGE] = Some(live.tokens[position]);
+        }
+        live.computed = end;
+        let all = live.computed == live.tokens.len();
+        self.kv.keep(live.model, live.uid, &live.tokens[..end], all, &mut live.held);
+        if all && self.random.below(3) > 0 {
+            let next = self.random.below(4) as u32;
+            self.live[at].tokens.push(next);
+        }
+    }
+
+    fn end(&mut self, at: usize) {
+        let mut live = self.live.swap_remove(at);
+        self.kv.keep(live.model, live.uid, &live.tokens[..live.computed], true, &mut live.held);
+        self.kv.release(live.model, &mut live.held);
+        assert_eq!(live.held, Held::default());
+    }
+
+    fn turn(&mut self) {
+        let at = (!self.live.is_empty()).then(|| self.random.below(self.live.len() as u64) as usize);
+        match (self.random.below(20), at) {
+            (0..=3, _) => self.begin(),
+            (4..=5, Some(at)) => self.end(at),
+            (6, _) if self.random.below(8) == 0 => {
+                let of = [None, Some(ModelId(1)), Some(ModelId(2))][self.random.below(3) as usize];
+                self.kv.drop_cached(of);
+            }
+            (7, _) => {
+                for (model, pages) in self.kv.take_freed(|_| true) {
+                    for page in pages {
+                        self.device.remove(&(model, page));
+                    }
+                }
+            }
+            (_, Some(at)) => self.compute(at),
+            _ => {}
+        }
+        self.check();
+    }
+
+    /// Counts of holders, of pages and of bytes against those that follow from the sequences.
+    fn check(&self) {
+        let seed = self.seed;
+        let (mut used_bytes, mut charged) = (0, BTreeMap::new());
+        for (model, pool) in &self.kv.pools {
+            let mut holders: BTreeMap<u32, u32> = BTreeMap::new();
+            for live in self.live.iter().filter(|live| live.model == *model) {
+                live.held
+                    .pages
+                    .iter()
+                    .chain(&live.held.copied)
+                    .for_each(|page| *holders.entry(*page).or_default() += 1);
+            }
+            let trees = || self.kv.trees.iter().filter(|(key, _)| key.0 == *model);
+            let kept: Vec<u32> = trees().flat_map(|(_, tree)| tree.pages()).collect();
+            let distinct: BTreeSet<u32> = kept.iter().copied().collect();
+            assert_eq!(kept.len(), distinct.len(), "seed {seed}: a page is in the trees twice");
+            assert_eq!(pool.holders(), holders, "seed {seed}");
+            let all: BTreeSet<u32> = distinct.iter().chain(holders.keys()).copied().collect();
+            assert_eq!(pool.used() as usize, all.len(), "seed {seed}");
+            assert_eq!(pool.cached() as usize, distinct.iter().filter(|p| !holders.contains_key(p)).count());
+            used_bytes += all.len() as u64 * pool.page_bytes;
+            for (uid, bytes) in pool.charged() {
+                *charged.entry(uid).or_default() += bytes;
+            }
+            for (_, tree) in trees() {
+                tree.check(|page, tokens| {
+                    let there = self.device[&(*model, page)];
+                    let equal = tokens.iter().zip(there).all(|(token, there)| Some(*token) == there);
+                    assert!(equal, "seed {seed}: page {page} was written over");
+                });
+            }
+        }
+        assert_eq!((self.kv.used_bytes, &self.kv.charged), (used_bytes, &charged), "seed {seed}");
+        assert!(used_bytes <= self.kv.budget_bytes, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_page_comes_back_and_every_count_is_exact() {
+    for seed in 0..2000 {
+        let mut lives = Lives::new(seed);
+        for _ in 0..120 {
+            lives.turn();
+        }
+        while !lives.live.is_empty() {
+            lives.end(0);
+        }
+        lives.check();
+        assert_eq!(lives.kv.sums().used, 0);
+        lives.kv.drop_cached(None);
+        assert_eq!((lives.kv.used_bytes, lives.kv.charged.len(), lives.kv.trees.len()), (0, 0, 0));
+        lives.check();
+    }
+}
+
+#[test]
+fn the_cache_of_the_user_that_holds_most_goes_first() {
+    let mut kv = Kv::new(10 * 100, Reuse::User);
+    kv.open(ModelId(1), 100);
+    let cache = |kv: &mut Kv, uid: u32, first: u32| {
+        let (mut held, tokens) = (Held::default(), vec![first; PAGE]);
+        held.pages.extend(kv.take(ModelId(1), uid));
+        assert_eq!(held.pages.len(), 1);
+        kv.keep(ModelId(1), uid, &tokens, true, &mut held);
+        kv.release(ModelId(1), &mut held);
+    };
+    (0..3).for_each(|i| cache(&mut kv, 1, i));
+    (0..7).for_each(|i| cache(&mut kv, 2, i));
+    let known = |kv: &mut Kv, uid: u32| {
+        let known = |first: &u32| {
+            let mut held = Held::default();
+            let found = kv.attach(ModelId(1), uid, &[*first; PAGE], &mut held) == PAGE as u32;
+            kv.release(ModelId(1), &mut held);
+            found
+        };
+        (0..7).filter(known).collect::<Vec<_>>()
+    };
+    // A third user takes what the second has most of, the oldest first, until both have as much.
+    let mut third = Held::default();
+    for _ in 0..4 {
+        third.pages.extend(kv.take(ModelId(1), 3));
+    }
+    assert_eq!((known(&mut kv, 1), known(&mut kv, 2)), (vec![0, 1, 2], vec![4, 5, 6]));
+    // Now the third holds most, but nothing of it is cached.
+    third.pages.extend(kv.take(ModelId(1), 3));
+    third.pages.extend(kv.take(ModelId(1), 3));
+    assert_eq!((known(&mut kv, 1).len(), known(&mut kv, 2).len()), (2, 2));
+    (0..4).for_each(|_| third.pages.extend(kv.take(ModelId(1), 3)));
+    assert_eq!((third.pages.len(), kv.take(ModelId(1), 3)), (10, None));
+    assert_eq!(kv.take_evicted(), 10);
+    kv.release(ModelId(1), &mut third);
+    assert_eq!(kv.sums(), Sums { size: 10, ..Sums::default() });
+}

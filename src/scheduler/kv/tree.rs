@@ -1,0 +1,306 @@
+//! The prefixes of one user and model whose keys and values are there: a tree of token ids.
+//!
+//! A node is one page: the tokens of a whole page, or the first tokens of one as a leaf. The path from the root spells a
+//! prefix. No child's tokens begin with those of another child of the same node, so the child that shares most tokens
+//! with a prefix is next to it in the order of tokens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::backend::KV_PAGE_TOKENS;
+
+/// Number of a node.
+pub(in crate::scheduler) type NodeId = u32;
+
+/// The node above all others; it has no page.
+pub(in crate::scheduler) const ROOT: NodeId = 0;
+
+#[derive(Debug)]
+struct Node {
+    page: u32,
+    /// Tokens whose keys and values the page holds, from its first one on.
+    tokens: Arc<[u32]>,
+    parent: NodeId,
+    children: BTreeMap<Arc<[u32]>, NodeId>,
+    /// Time of the last use.
+    used: u64,
+}
+
+/// The longest known prefix of some tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Whole pages in order of position.
+    pub pages: Vec<u32>,
+    /// Node of the last whole page.
+    pub at: NodeId,
+    /// The page of which the first tokens go on, if any do.
+    pub rest: Option<Rest>,
+}
+
+/// A page of which the first tokens match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rest {
+    pub page: u32,
+    /// How many match; at least 1, and fewer than a page's.
+    pub tokens: u32,
+    /// The tree knows of no more tokens in that page.
+    pub all: bool,
+}
+
+/// What became of a page that [`Tree::insert`] was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Inserted {
+    /// The tree took it, in place of a page with fewer of its tokens.
+    Taken { at: NodeId, instead_of: Option<u32> },
+    /// The tree has a page with these tokens, and perhaps more.
+    There { at: NodeId, page: u32 },
+}
+
+/// A child's tokens and its number.
+type Child<'a> = (&'a [u32], NodeId);
+
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: Vec<Node>,
+    free: Vec<NodeId>,
+    /// Nodes without children by their last use.
+    leaves: BTreeSet<(u64, NodeId)>,
+    /// Time of the last growth.
+    pub grown: u64,
+}
+
+impl Tree {
+    pub fn new() -> Self {
+        let (parent, children, used) = (ROOT, BTreeMap::new(), 0);
+        let root = Node { page: u32::MAX, tokens: Arc::default(), parent, children, used };
+        Self { nodes: vec![root], free: Vec::new(), leaves: BTreeSet::new(), grown: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    /// Finds the longest known prefix of `tokens`, which counts as a use at `now`.
+    pub fn find(&mut self, tokens: &[u32], now: u64) -> Found {
+        let mut found = Found { pages: Vec::new(), at: ROOT, rest: None };
+        let mut pages = tokens.chunks(KV_PAGE_TOKENS);
+        for page in pages.by_ref() {
+            match self.node(found.at).children.get(page) {
+                Some(&child) if page.len() == KV_PAGE_TOKENS => {
+                    self.touch(child, now);
+                    found.pages.push(self.node(child).page);
+                    found.at = child;
+                }
+                _ => {
+                    found.rest = self.rest(found.at, page, now);
+                    break;
+                }
+            }
+        }
+        found
+    }
+
+    /// The child whose tokens share the most with `page`, if any.
+    fn rest(&mut self, at: NodeId, page: &[u32], now: u64) -> Option<Rest> {
+        let [before, after] = self.neighbours(at, page);
+        let shared = |(tokens, child): Child<'_>| {
+            let shared = tokens.iter().zip(page).take_while(|(a, b)| a == b).count();
+            (shared, shared == tokens.len(), child)
+        };
+        let most = [before, after].into_iter().flatten().map(shared).max_by_key(|(shared, ..)| *shared);
+        let (shared, all, child) = most.filter(|(shared, ..)| *shared > 0)?;
+        self.touch(child, now);
+        Some(Rest { page: self.node(child).page, tokens: shared as u32, all })
+    }
+
+    /// The children before and after `page` in the order of tokens; an equal one counts as after it.
+    fn neighbours(&self, at: NodeId, page: &[u32]) -> [Option<Child<'_>>; 2] {
+        let children = &self.node(at).children;
+        let before = children.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(page))).next_back();
+        let after = children.range::<[u32], _>((Bound::Included(page), Bound::Unbounded)).next();
+        [before, after].map(|child| child.map(|(tokens, id)| (&**tokens, *id)))
+    }
+
+    fn touch(&mut self, id: NodeId, now: u64) {
+        let before = std::mem::replace(&mut self.nodes[id as usize].used, now);
+        if self.leaves.remove(&(before, id)) {
+            self.leaves.insert((now, id));
+        }
+    }
+
+    /// Offers a page that continues `at` and holds `tokens`: at least one, at most a page's.
+    pub fn insert(&mut self, at: NodeId, tokens: &[u32], page: u32, now: u64) -> Inserted {
+        let [before, after] = self.neighbours(at, tokens);
+        let before = before.filter(|(known, _)| tokens.starts_with(known)).map(|(_, id)| id);
+        if let Some((_, id)) = after.filter(|(known, _)| known.starts_with(tokens)) {
+            self.touch(id, now);
+            return Inserted::There { at: id, page: self.node(id).page };
+        }
+        self.grown = now;
+        let instead_of = before.map(|id| self.remove(id));
+        let tokens: Arc<[u32]> = tokens.into();
+        let node =
+            Node { page, tokens: Arc::clone(&tokens), parent: at, children: BTreeMap::new(), used: now };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.nodes[id as usize] = node;
+                id
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() as NodeId - 1
+            }
+        };
+        let parent = &mut self.nodes[at as usize];
+        parent.children.insert(tokens, id);
+        let used = parent.used;
+        self.leaves.remove(&(used, at));
+        self.leaves.insert((now, id));
+        Inserted::Taken { at: id, instead_of }
+    }
+
+    /// The leaf used longest ago for whose page `may_go` holds, and the time of its use. Leaves of live sequences are
+    /// looked at in vain: each has at most two, used lately.
+    pub fn oldest(&self, may_go: impl Fn(u32) -> bool) -> Option<(u64, NodeId)> {
+        self.leaves.iter().copied().find(|(_, id)| may_go(self.node(*id).page))
+    }
+
+    /// Removes a leaf and returns its page.
+    pub fn remove(&mut self, leaf: NodeId) -> u32 {
+        let (used, parent, page) = (self.node(leaf).used, self.node(leaf).parent, self.node(leaf).page);
+        debug_assert!(self.node(leaf).children.is_empty() && leaf != ROOT, "only leaves are removed");
+        self.leaves.remove(&(used, leaf));
+        let tokens = std::mem::take(&mut self.nodes[leaf as usize].tokens);
+        let above = &mut self.nodes[parent as usize];
+        above.children.remove(&tokens);
+        above.used = above.used.max(used); // a use of a page is one of those before it
+        if above.children.is_empty() && parent != ROOT {
+            self.leaves.insert((above.used, parent));
+        }
+        self.free.push(leaf);
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Tree {
+        /// Pages of all nodes.
+        pub fn pages(&self) -> Vec<u32> {
+            let live = self.nodes.iter().zip(0..).filter(|(_, id)| *id != ROOT && !self.free.contains(id));
+            live.map(|(node, _)| node.page).collect()
+        }
+
+        /// Checks the order of the tree, and each page with its tokens.
+        pub fn check(&self, page: impl Fn(u32, &[u32])) {
+            let mut leaves = BTreeSet::new();
+            for (node, id) in self.nodes.iter().zip(0..).filter(|(_, id)| !self.free.contains(id)) {
+                let keys: Vec<&Arc<[u32]>> = node.children.keys().collect();
+                assert!(keys.windows(2).all(|two| !two[1].starts_with(two[0])), "one begins with another");
+                for (tokens, child) in &node.children {
+                    let child = self.node(*child);
+                    assert!(child.parent == id && child.tokens == *tokens && !tokens.is_empty());
+                    assert!(tokens.len() == KV_PAGE_TOKENS || child.children.is_empty());
+                    page(child.page, tokens);
+                }
+                if id != ROOT && node.children.is_empty() {
+                    leaves.insert((node.used, id));
+                }
+            }
+            assert_eq!(leaves, self.leaves);
+        }
+    }
+
+    const PAGE: usize = KV_PAGE_TOKENS;
+
+    fn tokens(count: usize, from: u32) -> Vec<u32> {
+        (from..).take(count).collect()
+    }
+
+    #[test]
+    fn the_longest_prefix_is_found_to_the_token() {
+        let mut tree = Tree::new();
+        let long = tokens(PAGE + 20, 0);
+        let Inserted::Taken { at, instead_of: None } = tree.insert(ROOT, &long[..PAGE], 7, 1) else {
+            panic!("an empty tree has nothing instead")
+        };
+        tree.insert(at, &long[PAGE..], 8, 2);
+        let found = |tree: &mut Tree, tokens: &[u32]| {
+            let found = tree.find(tokens, 3);
+            (found.pages, found.rest.map(|rest| (rest.page, rest.tokens, rest.all)))
+        };
+        assert_eq!(found(&mut tree, &long), (vec![7], Some((8, 20, true))));
+        assert_eq!(found(&mut tree, &long[..PAGE + 5]), (vec![7], Some((8, 5, false))));
+        assert_eq!(found(&mut tree, &long[..PAGE]), (vec![7], None));
+        assert_eq!(found(&mut tree, &long[..PAGE - 1]), (vec![], Some((7, PAGE as u32 - 1, false))));
+        let mut other = long.clone();
+        other[3] = 99;
+        assert_eq!(found(&mut tree, &other), (vec![], Some((7, 3, false))));
+        other[0] = 99;
+        assert_eq!(found(&mut tree, &other), (vec![], None));
+        assert_eq!(found(&mut tree, &[]), (vec![], None));
+    }
+
+    #[test]
+    fn of_many_children_the_one_that_shares_most_is_found() {
+        let mut tree = Tree::new();
+        // All words of three letters out of four, as starts of pages.
+        let words: Vec<Vec<u32>> = (0..64u32).map(|i| vec![i / 16, i / 4 % 4, i % 4, 1000 + i]).collect();
+        for (i, word) in words.iter().enumerate() {
+            tree.insert(ROOT, word, i as u32, 1);
+        }
+        for (i, word) in words.iter().enumerate() {
+            for shared in 0..4 {
+                let mut asked = word.clone();
+                asked[shared..].fill(7);
+                let rest = tree.find(&asked, 2).rest;
+                assert_eq!(rest.map_or(0, |rest| rest.tokens), shared as u32, "{word:?}");
+                let of = rest.map_or(i, |rest| rest.page as usize);
+                assert_eq!(words[of][..shared], word[..shared]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_with_more_tokens_takes_the_place_of_one_with_fewer() {
+        let mut tree = Tree::new();
+        let all = tokens(PAGE, 0);
+        tree.insert(ROOT, &all[..5], 1, 1);
+        assert_eq!(tree.insert(ROOT, &all[..9], 2, 2), Inserted::Taken { at: 1, instead_of: Some(1) });
+        assert!(matches!(tree.insert(ROOT, &all[..7], 3, 3), Inserted::There { page: 2, .. }));
+        let mut other = all[..9].to_vec();
+        other[8] = 77;
+        assert!(matches!(tree.insert(ROOT, &other, 4, 4), Inserted::Taken { instead_of: None, .. }));
+        assert_eq!(tree.insert(ROOT, &all, 5, 5), Inserted::Taken { at: 1, instead_of: Some(2) });
+        assert!(matches!(tree.insert(ROOT, &all, 6, 6), Inserted::There { page: 5, .. }));
+    }
+
+    #[test]
+    fn leaves_go_first_and_the_longest_unused_before_others() {
+        let mut tree = Tree::new();
+        let at = |inserted| match inserted {
+            Inserted::Taken { at, .. } => at,
+            Inserted::There { .. } => panic!("taken"),
+        };
+        let (a, b, c) = (tokens(PAGE, 0), tokens(PAGE, 100), tokens(PAGE, 200));
+        let root_a = at(tree.insert(ROOT, &a, 0, 1));
+        let below_a = at(tree.insert(root_a, &b, 1, 2));
+        let root_c = at(tree.insert(ROOT, &c, 2, 3));
+        assert_eq!(tree.oldest(|_| true), Some((2, below_a)));
+        assert_eq!(tree.oldest(|page| page == 2), Some((3, root_c)));
+        tree.find(&[&a[..], &b[..]].concat(), 4);
+        assert_eq!(tree.oldest(|_| true), Some((3, root_c)));
+        assert_eq!((tree.remove(root_c), tree.remove(below_a)), (2, 1));
+        assert_eq!(tree.oldest(|_| true), Some((4, root_a)));
+        assert_eq!(tree.remove(root_a), 0);
+        assert!(tree.is_empty() && tree.oldest(|_| true).is_none());
+        assert_eq!(at(tree.insert(ROOT, &a, 9, 5)), root_a, "numbers are used again");
+    }
+}
