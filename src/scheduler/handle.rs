@@ -19,7 +19,7 @@ use super::paging::PageReader;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
-use crate::backend::{Backend, BackendError, BackendInfo, ScratchBytes, StepLimits};
+use crate::backend::{Backend, BackendError, BackendInfo, KV_PAGE_TOKENS, ScratchBytes, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
 use crate::program::Program;
@@ -258,8 +258,7 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Bytes of KV cache that a sequence of `positions` tokens reserves while admitted: whole pages of
-    /// [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
+    /// Bytes of KV cache of a sequence of `positions` tokens: whole pages of [`KV_PAGE_TOKENS`].
     pub fn kv_bytes(&self, program: &Program, positions: u32) -> u64 {
         u64::from(sequence_pages(positions)).saturating_mul(self.shared.facts().page_bytes(program))
     }
@@ -269,15 +268,11 @@ impl EngineHandle {
     /// # Errors
     /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::Model`] (the file lost
     /// bytes), [`JobError::Backend`] (an unsupported model), [`JobError::Invalid`] (a bug of the caller).
-    pub fn submit(&self, job: Job) -> Result<(), JobError> {
+    pub fn submit(&self, mut job: Job) -> Result<(), JobError> {
         job.check()?;
         job.model.files.check_poison()?;
         self.check_model(&job.model)?;
-        let need_bytes = self.kv_bytes(&job.model.plan.program, job.positions());
-        let budget_bytes = self.shared.facts().kv_budget_bytes;
-        if need_bytes > budget_bytes {
-            return Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes });
-        }
+        self.check_room(&mut job)?;
         let mut inbox = self.shared.inbox.lock();
         inbox.check(inbox.queued, self.shared.queue_max)?;
         if !inbox.live.insert(job.id) {
@@ -288,6 +283,25 @@ impl EngineHandle {
         drop(inbox);
         self.shared.wake.notify_one();
         Ok(())
+    }
+
+    /// Refuses a request that would need more KV cache than the whole budget if it were alone. One that asks for an answer
+    /// to the end of the context gets the context that fits.
+    fn check_room(&self, job: &mut Job) -> Result<(), JobError> {
+        let program = &job.model.plan.program;
+        let budget_bytes = self.shared.facts().kv_budget_bytes;
+        let pages = budget_bytes / self.shared.facts().page_bytes(program).max(1);
+        let most = u32::try_from(pages.saturating_mul(KV_PAGE_TOKENS as u64)).unwrap_or(u32::MAX);
+        let prompt = u32::try_from(job.prompt.len()).unwrap_or(u32::MAX);
+        if job.positions() <= most {
+            return Ok(());
+        }
+        if job.positions() == job.context_tokens && prompt < most {
+            job.context_tokens = most;
+            return Ok(());
+        }
+        let need_bytes = self.kv_bytes(program, job.positions());
+        Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes })
     }
 
     /// Loads one tensor of a model to the device, as a step would, and waits until it is resident. Callers of the same

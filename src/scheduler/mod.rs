@@ -9,9 +9,8 @@
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
-//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence reserves KV
-//! bytes at admission and takes pages as it grows. At its end it leaves them to its user's later sequences that begin
-//! with the same tokens. While its credit is 0 it is `Stalled`: the schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
+//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence takes
+//! KV pages as it grows. At its end it leaves them to its user's later sequences that begin with the same tokens. While its credit is 0 it is `Stalled`: the schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,8 +90,8 @@ pub struct Job {
     /// Most tokens to generate, as requested; at least 1. If the context has room for fewer, the answer ends with
     /// [`StopReason::ContextFull`].
     pub max_tokens: u32,
-    /// Context limit in tokens: the smaller of the model's own limit and the configured one. The KV reservation covers
-    /// prompt + `max_tokens`, up to this limit.
+    /// Context limit in tokens: the smaller of the model's own limit and the configured one. If the KV budget holds fewer
+    /// and `max_tokens` reaches to this limit, the answer ends there with [`StopReason::ContextFull`].
     pub context_tokens: u32,
     /// Sampling parameters.
     pub sampling: Sampling,

@@ -3,8 +3,8 @@
 //!
 //! - Users share the device: its time (`accounts`), its places and its KV bytes. `admission` says who gets a place and
 //!   who gives one up, `compose` which rows a step takes.
-//! - An admitted sequence has reserved KV pages for the most positions it can fill, so it never runs out of pages. It
-//!   gets page *numbers* as it grows. `kv` beside this file says which pages it shares with others.
+//! - A sequence gets KV pages as it grows, some shared with others (`kv` beside this file). When none is left, the
+//!   youngest sequence of the user that holds most gives its pages up, and goes on later (`pages`).
 //! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
 //! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
 //! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run. It is resumed before any
@@ -23,6 +23,7 @@ use crate::model::ModelId;
 
 mod admission;
 mod compose;
+mod pages;
 
 /// Limits of the schedule.
 #[derive(Clone, Debug)]
@@ -105,7 +106,6 @@ pub(super) struct Schedule<A = Answer> {
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     kv: Kv,
-    reserved_bytes: u64,
     /// The model that had the last step.
     turn: Option<ModelId>,
     /// Until this instant the same model also gets the next step, if it can run.
@@ -123,6 +123,8 @@ pub(super) struct Schedule<A = Answer> {
     waits: BTreeSet<ModelId>,
     /// Until this instant steps are kept short, because sequences of several users were live not long ago.
     contended: Option<Instant>,
+    /// How often a sequence gave its pages up because others needed them.
+    preempted: u64,
     /// Number of sequences submitted.
     arrivals: u64,
     /// Number of steps planned.
@@ -140,7 +142,6 @@ impl<A> Schedule<A> {
             queue: VecDeque::new(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            reserved_bytes: 0,
             turn: None,
             turn_kept: None,
             accounts: Accounts::default(),
@@ -150,6 +151,7 @@ impl<A> Schedule<A> {
             suspended: BTreeMap::new(),
             waits: BTreeSet::new(),
             contended: None,
+            preempted: 0,
             arrivals: 0,
             steps: 0,
         }
@@ -246,11 +248,10 @@ impl<A> Schedule<A> {
         Some(self.take_running(at))
     }
 
-    /// Takes out an admitted sequence, without its reservation and its pages.
+    /// Takes out an admitted sequence, without its pages.
     fn take_running(&mut self, at: usize) -> Sequence<A> {
         self.offer_pages(at, true);
         let mut sequence = self.running.remove(at);
-        self.reserved_bytes -= sequence.reserved_bytes();
         self.kv.release(sequence.request.model, &mut sequence.kv);
         sequence
     }
@@ -344,12 +345,11 @@ impl<A> Schedule<A> {
         unwanted
     }
 
-    /// Removes all sequences, reservations and pools.
+    /// Removes all sequences and pools.
     pub fn clear(&mut self) -> Vec<Sequence<A>> {
         self.kv = Kv::new(self.limits.kv_budget_bytes, self.limits.reuse);
         self.suspended.clear();
         self.waiting.clear();
-        self.reserved_bytes = 0;
         self.running.drain(..).chain(self.queue.drain(..)).collect()
     }
 
@@ -430,9 +430,17 @@ impl<A> Schedule<A> {
         self.kv.cached_bytes(model)
     }
 
-    /// KV bytes that admitted sequences have reserved.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.reserved_bytes
+    /// KV bytes that admitted sequences have, pages shared by several counted once, and those that they are to have soon.
+    pub fn claimed_bytes(&self) -> u64 {
+        let outstanding = |s: &Sequence<A>| {
+            u64::from(s.claimed_pages() - s.kv.pages.len() as u32).saturating_mul(s.request.page_bytes)
+        };
+        self.running.iter().map(outstanding).fold(self.kv.held_bytes(), u64::saturating_add)
+    }
+
+    /// How often a sequence gave its pages up because others needed them, since the last call.
+    pub fn take_preempted(&mut self) -> u64 {
+        std::mem::take(&mut self.preempted)
     }
 
     /// All sequences: admitted in order of admission, then waiting in order of arrival.

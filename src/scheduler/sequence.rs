@@ -13,6 +13,10 @@ use super::{
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
 
+/// An admitted sequence can go on for so many tokens before it may take a page from another one: a sequence that gave its
+/// pages up is admitted again only where it will not lose them at once.
+pub(super) const RESERVE: u32 = 2 * KV_PAGE_TOKENS as u32;
+
 /// The values that decide when a sequence runs.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
@@ -104,9 +108,15 @@ impl<A> Sequence<A> {
         self.restarts = self.restarts.wrapping_add(1);
     }
 
-    /// KV bytes of the most positions that it can fill.
-    pub fn reserved_bytes(&self) -> u64 {
-        u64::from(sequence_pages(self.request.positions)).saturating_mul(self.request.page_bytes)
+    /// Pages that it has or is to have soon: those of its known tokens and of [`RESERVE`] more.
+    pub fn claimed_pages(&self) -> u32 {
+        let positions = self.token_count().saturating_add(RESERVE).min(self.request.positions);
+        sequence_pages(positions).max(self.kv.pages.len() as u32)
+    }
+
+    /// Bytes of its claimed pages.
+    pub fn claimed_bytes(&self) -> u64 {
+        u64::from(self.claimed_pages()).saturating_mul(self.request.page_bytes)
     }
 
     /// Number of known tokens. Fits a `u32`: `Job::check` bounds the prompt by `context_tokens`, and every sampled

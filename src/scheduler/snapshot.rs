@@ -25,8 +25,8 @@ pub struct EngineSnapshot {
     pub kv_pages_max: u64,
     /// Device bytes of the KV pages in use and of those cached.
     pub kv_bytes: u64,
-    /// Bytes of `kv_budget_bytes` that admitted sequences have reserved.
-    pub kv_reserved_bytes: u64,
+    /// Bytes of `kv_budget_bytes` that live sequences have or are to have soon.
+    pub kv_claimed_bytes: u64,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
     /// Bytes of device copies of weights; 0 where they are read in place.
@@ -70,7 +70,7 @@ pub struct Counters {
     pub sequences_failed: u64,
     /// Sequences that their client cancelled, or whose client disconnected.
     pub sequences_cancelled: u64,
-    /// Times that a sequence gave its place up for another user's.
+    /// Times that a sequence gave its place or its KV pages up for another.
     pub sequences_parked: u64,
     /// KV pages of known prefixes that went because others needed their bytes.
     pub kv_pages_evicted: u64,

@@ -177,6 +177,7 @@ impl Core {
         let loaded = self.drive_loads();
         self.look_at_pages();
         let step = self.schedule.next_step(now);
+        self.counters.sequences_parked += self.schedule.take_preempted();
         self.release_freed();
         let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {

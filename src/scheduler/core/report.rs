@@ -50,7 +50,7 @@ impl Core {
             kv_pages_max: pages.size,
             kv_bytes: slots.map(|slot| self.device.backend.kv_bytes(slot)).sum(),
             kv_cached_bytes: pages.cached_bytes,
-            kv_reserved_bytes: self.schedule.reserved_bytes(),
+            kv_claimed_bytes: self.schedule.claimed_bytes(),
             kv_budget_bytes: self.schedule.limits().kv_budget_bytes,
             device_bytes: self.device.residency.device_bytes(),
             device: self.device.backend.counters(),

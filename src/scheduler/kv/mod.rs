@@ -288,6 +288,26 @@ impl Kv {
         sums
     }
 
+    /// Bytes of all pages that sequences hold, each counted once.
+    pub fn held_bytes(&self) -> u64 {
+        let cached: u64 = self.pools.values().map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum();
+        self.used_bytes.saturating_sub(cached)
+    }
+
+    /// Whole pages of the longest known prefix of `tokens` that sequences hold already.
+    pub fn shared_pages(&self, model: ModelId, uid: u32, tokens: &[u32]) -> u32 {
+        let (Some(tree), Some(pool)) = (self.trees.get(&self.key(model, uid)), self.pools.get(&model)) else {
+            return 0;
+        };
+        tree.path(tokens).filter(|page| pool.is_held(*page)).count() as u32
+    }
+
+    /// Pages that no other sequence holds.
+    pub fn own_pages(&self, model: ModelId, held: &Held) -> u32 {
+        let Some(pool) = self.pools.get(&model) else { return 0 };
+        held.pages.iter().chain(&held.copied).filter(|page| pool.holders_of(**page) == 1).count() as u32
+    }
+
     /// Bytes of a model's cached pages.
     pub fn cached_bytes(&self, model: ModelId) -> u64 {
         self.pools.get(&model).map_or(0, |pool| u64::from(pool.cached()) * pool.page_bytes)

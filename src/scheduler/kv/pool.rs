@@ -117,9 +117,14 @@ impl Pool {
         Left::Free(of.uid)
     }
 
+    /// Number of sequences that hold the page.
+    pub fn holders_of(&self, page: u32) -> u32 {
+        self.pages.get(page as usize).map_or(0, |of| of.sequences)
+    }
+
     /// True if a sequence holds the page.
     pub fn is_held(&self, page: u32) -> bool {
-        self.pages.get(page as usize).is_some_and(|of| of.sequences > 0)
+        self.holders_of(page) > 0
     }
 
     /// Freed numbers whose memory the device still has; it gives it back now.

@@ -105,6 +105,15 @@ impl Tree {
         found
     }
 
+    /// Whole pages of the longest known prefix of `tokens`, in order of position. No use.
+    pub fn path(&self, tokens: &[u32]) -> impl Iterator<Item = u32> {
+        let mut at = ROOT;
+        tokens.chunks_exact(KV_PAGE_TOKENS).map_while(move |page| {
+            at = *self.node(at).children.get(page)?;
+            Some(self.node(at).page)
+        })
+    }
+
     /// The child whose tokens share the most with `page`, if any.
     fn rest(&mut self, at: NodeId, page: &[u32], now: u64) -> Option<Rest> {
         let [before, after] = self.neighbours(at, page);

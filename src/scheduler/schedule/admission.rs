@@ -1,5 +1,8 @@
 //! Decides which waiting sequence gets a place and KV bytes, and which sequence gives its own up for it.
 //!
+//! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. What it
+//! will need later nobody knows: many answers end long before the context is full.
+//!
 //! - The user with the fewest places is served first. Of a user, the connection with the fewest places is, then that with
 //!   the least device time; its sequences in order of arrival. A sequence that does not fit blocks others of the same
 //!   user only.
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::Schedule;
 use crate::scheduler::SequenceId;
-use crate::scheduler::sequence::Sequence;
+use crate::scheduler::sequence::{Request, Sequence};
 
 /// A sequence without credit for this long gives way to others.
 pub(super) const YIELD: Duration = Duration::from_secs(1);
@@ -39,9 +42,9 @@ pub(in crate::scheduler) struct Admission {
 
 /// Places and KV bytes of one user.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    places: u64,
-    bytes: u64,
+pub(super) struct Held {
+    pub places: u64,
+    pub bytes: u64,
 }
 
 /// Places and bytes that a waiting sequence lacks.
@@ -67,7 +70,6 @@ impl<A> Schedule<A> {
     }
 
     fn enter(&mut self, mut sequence: Sequence<A>, now: Instant) {
-        self.reserved_bytes = self.reserved_bytes.saturating_add(sequence.reserved_bytes());
         self.kv.open(sequence.request.model, sequence.request.page_bytes);
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);
@@ -77,7 +79,7 @@ impl<A> Schedule<A> {
     }
 
     /// Returns an admitted sequence to the queue, at its place in the order of arrival.
-    fn park(&mut self, id: SequenceId, now: Instant) -> Option<SequenceId> {
+    pub(super) fn park(&mut self, id: SequenceId, now: Instant) -> Option<SequenceId> {
         let at = self.running.iter().position(|s| s.request.id == id)?;
         let mut sequence = self.take_running(at);
         sequence.restart();
@@ -133,13 +135,17 @@ impl<A> Schedule<A> {
     ) -> Option<Vec<SequenceId>> {
         let mut held = held.clone();
         let mut victims = Vec::new();
-        let (mut places, mut bytes) = (self.running.len() as u64, self.reserved_bytes);
+        let (mut places, mut bytes) = (self.running.len() as u64, self.claimed_bytes());
+        let mut need = head.claimed_bytes();
+        if bytes.saturating_add(need) > self.limits.kv_budget_bytes {
+            let Request { model, uid, page_bytes, .. } = head.request;
+            let shared = self.kv.shared_pages(model, uid, &head.tokens);
+            need = need.saturating_sub(u64::from(shared).saturating_mul(page_bytes));
+        }
         loop {
             let lack = Lack {
                 places: (places + 1).saturating_sub(u64::from(self.limits.sequences_max)),
-                bytes: bytes
-                    .saturating_add(head.reserved_bytes())
-                    .saturating_sub(self.limits.kv_budget_bytes),
+                bytes: bytes.saturating_add(need).saturating_sub(self.limits.kv_budget_bytes),
             };
             if (lack.places, lack.bytes) == (0, 0) {
                 return Some(victims);
@@ -147,12 +153,19 @@ impl<A> Schedule<A> {
             let victim = self.next_victim(head, &held, lack, &victims, now)?;
             victims.push(victim.request.id);
             places -= 1;
-            bytes -= victim.reserved_bytes();
+            bytes = bytes.saturating_sub(self.freed_bytes(victim));
             if let Some(held) = held.get_mut(&victim.request.uid) {
                 held.places -= 1;
-                held.bytes -= victim.reserved_bytes();
+                held.bytes = held.bytes.saturating_sub(victim.claimed_bytes());
             }
         }
+    }
+
+    /// Bytes that an admitted sequence claims and no other one holds.
+    fn freed_bytes(&self, sequence: &Sequence<A>) -> u64 {
+        let Request { model, page_bytes, .. } = sequence.request;
+        let outstanding = sequence.claimed_pages() - sequence.kv.pages.len() as u32;
+        u64::from(self.kv.own_pages(model, &sequence.kv) + outstanding).saturating_mul(page_bytes)
     }
 
     fn next_victim(
@@ -164,17 +177,14 @@ impl<A> Schedule<A> {
         now: Instant,
     ) -> Option<&Sequence<A>> {
         let left = || self.running.iter().filter(|s| !parked.contains(&s.request.id));
-        let without = |s: &&Sequence<A>| {
-            s.credit == 0 && s.stalled.is_some_and(|since| now.saturating_duration_since(since) >= YIELD)
-        };
-        if let Some(stalled) = left().filter(without).min_by_key(|s| s.stalled) {
+        if let Some(stalled) = left().filter(|s| s.gives_way(now)).min_by_key(|s| s.stalled) {
             return Some(stalled);
         }
         let (uid, share) = (head.request.uid, self.share());
         let own = held.get(&uid).copied().unwrap_or_default();
         let privileged = self.is_privileged(uid);
         let within =
-            own.places < share.places && own.bytes.saturating_add(head.reserved_bytes()) <= share.bytes;
+            own.places < share.places && own.bytes.saturating_add(head.claimed_bytes()) <= share.bytes;
         let since = head.queued.map(|since| now.saturating_duration_since(since));
         let urgent = privileged || own.places == 0 && since.is_some_and(|waited| waited >= PATIENCE);
         // The user among `left` that holds most above `least`, and its latest sequence: that one loses the least.
@@ -209,12 +219,12 @@ impl<A> Schedule<A> {
     }
 
     /// Places and bytes by user.
-    fn held(&self) -> BTreeMap<u32, Held> {
+    pub(super) fn held(&self) -> BTreeMap<u32, Held> {
         let mut held: BTreeMap<u32, Held> = BTreeMap::new();
         for sequence in &self.running {
             let user = held.entry(sequence.request.uid).or_default();
             user.places += 1;
-            user.bytes = user.bytes.saturating_add(sequence.reserved_bytes());
+            user.bytes = user.bytes.saturating_add(sequence.claimed_bytes());
         }
         held
     }
@@ -228,7 +238,7 @@ impl<A> Schedule<A> {
         }
     }
 
-    fn is_privileged(&self, uid: u32) -> bool {
+    pub(super) fn is_privileged(&self, uid: u32) -> bool {
         self.limits.privileged.contains(&uid)
     }
 
@@ -242,6 +252,12 @@ impl<A> Schedule<A> {
 }
 
 impl<A> Sequence<A> {
+    /// True if it had no credit for so long that it gives way to all others.
+    pub(super) fn gives_way(&self, now: Instant) -> bool {
+        let long = |since| now.saturating_duration_since(since) >= YIELD;
+        self.credit == 0 && self.stalled.is_some_and(long)
+    }
+
     /// True while a waiting user may not take the sequence's place. It lasts until the sequence has decoded as long as it
     /// prefilled. So a restart does not cost most of its time.
     fn is_protected(&self, now: Instant) -> bool {

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::{Schedule, StepPlan, Work};
-use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
+use crate::scheduler::SequenceId;
 use crate::scheduler::costs::Estimate;
 use crate::scheduler::sequence::{Request, Sequence};
 
@@ -58,44 +58,24 @@ impl<A> Schedule<A> {
         self.steps += 1;
         self.turns.insert((leader, model), self.steps);
         let mut work: Vec<Work> = Vec::new();
-        for at in self.in_order(model, &rows) {
+        let parked = self.preempted;
+        for id in self.in_order(model, &rows) {
+            // It may have given its pages up for one before it.
+            let Some(at) = self.running.iter().position(|s| s.request.id == id) else { continue };
             let uid = self.running[at].request.uid;
-            let Some(left) = rows.get_mut(&uid).filter(|left| **left > 0) else { continue };
-            let Some(planned) = self.plan_rows(at, *left) else { continue };
-            *left -= planned.rows;
-            work.push(planned);
-        }
-        Some(StepPlan { model, work, switched, resumed: false })
-    }
-
-    /// Plans at most so many rows of an admitted sequence, and takes pages for them. `None` if there are no pages now.
-    fn plan_rows(&mut self, at: usize, most: u32) -> Option<Work> {
-        let sequence = &mut self.running[at];
-        let Request { id, uid, connection, model, .. } = sequence.request;
-        let mut rows = sequence.pending().min(most);
-        while sequence.needs_page(rows) {
-            match self.kv.take(model, uid) {
-                Some(page) => sequence.kv.pages.push(page),
-                // The page to copy has no reservation, so all are in use: its tokens are computed instead.
-                None if sequence.kv.copied.is_some() => {
-                    self.kv.copied(model, &mut sequence.kv);
-                    sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
-                    rows = sequence.pending().min(most);
-                }
-                None => return None,
+            let left = rows.get(&uid).copied().unwrap_or(0);
+            if left == 0 {
+                continue;
+            }
+            if let Some(planned) = self.plan_rows(id, left, &mut work, now) {
+                rows.insert(uid, left - planned.rows);
+                work.push(planned);
             }
         }
-        sequence.served = self.steps;
-        Some(Work {
-            id,
-            uid,
-            connection,
-            restarts: sequence.restarts,
-            start: sequence.computed,
-            rows,
-            samples: rows == sequence.pending(),
-            decode: sequence.decodes(),
-        })
+        if work.is_empty() && self.preempted > parked {
+            return self.next_step(now); // fewer sequences are left, and they have room
+        }
+        Some(StepPlan { model, work, switched, resumed: false })
     }
 
     /// Notes whether several users have work, and forgets the accounts of those that left.
@@ -183,10 +163,10 @@ impl<A> Schedule<A> {
         rows
     }
 
-    /// Indices of a model's runnable sequences in the order in which their user's rows go to them. Decoding sequences
+    /// A model's runnable sequences in the order in which their user's rows go to them. Decoding sequences
     /// come first, then prompts; those of the connection with the least device time lead. If a user has fewer rows than
     /// decoding sequences, its connections take turns, and of a connection those that were served longest ago go first.
-    fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<usize> {
+    fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<SequenceId> {
         let of_model = |s: &Sequence<A>| s.request.model == model && s.is_runnable();
         let mut decoding: BTreeMap<u32, u32> = BTreeMap::new();
         for sequence in self.running.iter().filter(|s| of_model(s) && s.decodes()) {
@@ -203,7 +183,7 @@ impl<A> Schedule<A> {
                 if short(sequence.request.uid) { (time, sequence.served) } else { (Duration::ZERO, 0) };
             (turn, !sequence.decodes(), time, *at)
         });
-        order
+        order.into_iter().map(|at| self.running[at].request.id).collect()
     }
 
     /// Charges a step, or a stretch of one, to its users and sequences. The time of the weights counts equally for all

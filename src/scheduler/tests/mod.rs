@@ -6,6 +6,7 @@ mod faults;
 #[cfg(feature = "loom")]
 mod interleavings;
 mod memory;
+mod outgrown;
 mod paging;
 mod prefixes;
 mod residency;
@@ -124,7 +125,7 @@ impl Rig {
     /// No sequence is live and none holds a page. The device has the cached pages alone.
     fn assert_empty(&self) {
         let snapshot = self.handle().snapshot();
-        assert_eq!((snapshot.sequences.len(), snapshot.kv_pages_used, snapshot.kv_reserved_bytes), (0, 0, 0));
+        assert_eq!((snapshot.sequences.len(), snapshot.kv_pages_used, snapshot.kv_claimed_bytes), (0, 0, 0));
         assert_eq!(self.control.holds().0 as u64, snapshot.kv_pages_cached, "pages on the device");
     }
 }

@@ -111,7 +111,7 @@ fn cached_pages_keep_nobody_waiting() {
         rig.reused_as(ALICE, &prompt(i, 100), 4);
     }
     let full = rig.handle().snapshot();
-    assert_eq!((full.kv_pages_cached, full.kv_reserved_bytes), (pages, 0));
+    assert_eq!((full.kv_pages_cached, full.kv_claimed_bytes), (pages, 0));
     assert!(full.counters.kv_pages_evicted > 0);
     assert_eq!(rig.reused_as(BOB, &prompt(50, 60), 4).0, 59, "the pages of the user with most went first");
     let outcome = rig.answer_as(BOB, &prompt(60, 12 * 32 - 20), 20);

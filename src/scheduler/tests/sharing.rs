@@ -117,7 +117,7 @@ fn a_small_budget_makes_them_wait_their_turn() {
     asked.extend((1..5).map(|i| rig.ask(&prompt(i, 40), 30)));
     assert!(rig.comes(|s| s.running_and_queued() == (1, 4)));
     let snapshot = rig.handle().snapshot();
-    assert_eq!(snapshot.kv_reserved_bytes, 3 * page_bytes);
+    assert_eq!(snapshot.kv_claimed_bytes, 3 * page_bytes);
     assert_eq!(snapshot.kv_pages_max, 5);
     assert_eq!(snapshot.sequences.iter().map(|s| s.queue_position).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     rig.handle().credit(asked[0].id, 100);

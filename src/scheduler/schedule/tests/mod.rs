@@ -81,8 +81,8 @@ fn models_take_turns() {
 #[test]
 fn nobody_passes_a_head_that_does_not_fit() {
     let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
-    submit(&mut schedule, request(1, 1, 1, 1000 * PAGE)); // of 1024 pages
-    submit(&mut schedule, request(2, 1, 1, 25 * PAGE));
+    submit(&mut schedule, request(1, 1, 998 * PAGE, 1100 * PAGE)); // with the reserve 1000 of 1024 pages
+    submit(&mut schedule, request(2, 1, 23 * PAGE, 1000 * PAGE));
     submit(&mut schedule, request(3, 1, 1, PAGE));
     assert_eq!(schedule.admit(now).admitted, [SequenceId(1)]);
     assert_eq!(schedule.queued(), [SequenceId(2), SequenceId(3)]);
@@ -90,7 +90,7 @@ fn nobody_passes_a_head_that_does_not_fit() {
     assert_eq!(places, [0, 1, 2]);
     schedule.remove(SequenceId(1));
     assert_eq!(schedule.admit(now).admitted, [SequenceId(2), SequenceId(3)]);
-    assert_eq!(schedule.reserved_bytes(), 26 << 10);
+    assert_eq!(schedule.claimed_bytes(), 26 << 10);
 }
 
 #[test]
@@ -168,6 +168,7 @@ struct Rules {
     passed: BTreeMap<ModelId, usize>,
     next_id: u64,
     ended: usize,
+    preempted: usize,
 }
 
 impl Rules {
@@ -192,6 +193,7 @@ impl Rules {
             passed: BTreeMap::new(),
             next_id: 1,
             ended: 0,
+            preempted: 0,
         }
     }
 
@@ -199,7 +201,9 @@ impl Rules {
         let page_bytes = 512 << self.random.below(2);
         let prompt_tokens = 1 + self.random.below(70) as u32;
         let most = (8 << 10) / page_bytes as u32 * PAGE; // the smallest budget holds any one sequence
-        let positions = (prompt_tokens + 1 + self.random.below(60) as u32).min(most);
+        // Half of them grow past their reserve.
+        let answer = if self.random.below(2) == 0 { 60 } else { 250 };
+        let positions = (prompt_tokens + 1 + self.random.below(answer) as u32).min(most);
         let model = page_bytes + self.random.below(2); // one page size per model
         let credit = self.random.below(6) as u32;
         let id = self.next_id;
@@ -217,25 +221,35 @@ impl Rules {
     fn admit(&mut self) {
         for id in self.schedule.admit(self.now).admitted {
             assert_eq!(self.waiting.remove(0), id, "seed {}: first come, first served", self.seed);
+            // It goes on with those of its pages that nobody needed meanwhile.
+            let computed = self.schedule.get(id).expect("live").computed;
+            let (seed, sequence) = (self.seed, self.known(id));
+            assert!(computed <= sequence.2 && computed < sequence.3, "seed {seed}: nobody has its tokens");
+            sequence.2 = computed;
         }
         let running: Vec<_> = self.admitted.iter().filter(|s| !self.waiting.contains(&s.0.id)).collect();
-        let bytes = |r: &Request| u64::from(r.positions.div_ceil(PAGE)) * r.page_bytes;
-        let reserved: u64 = running.iter().map(|s| bytes(&s.0)).sum();
+        let bytes = |(r, _, _, tokens): &(Request, u32, u32, u32)| {
+            let pages = (tokens + 2 * PAGE).min(r.positions).div_ceil(PAGE);
+            u64::from(pages.max(self.schedule.pages(r.id).len() as u32)) * r.page_bytes
+        };
+        let claimed: u64 = running.iter().map(|s| bytes(s)).sum();
         let limits = self.schedule.limits();
-        assert_eq!(reserved, self.schedule.reserved_bytes(), "seed {}", self.seed);
-        assert!(reserved <= limits.kv_budget_bytes && running.len() <= limits.sequences_max as usize);
+        assert_eq!(claimed, self.schedule.claimed_bytes(), "seed {}", self.seed);
+        assert!(running.len() <= limits.sequences_max as usize);
         if let Some(head) = self.waiting.first() {
-            let need = self.admitted.iter().find(|s| s.0.id == *head).map_or(0, |s| bytes(&s.0));
+            let need = self.admitted.iter().find(|s| s.0.id == *head).map_or(0, bytes);
             let full = running.len() == limits.sequences_max as usize;
-            assert!(full || reserved + need > limits.kv_budget_bytes, "seed {}: room left idle", self.seed);
+            assert!(full || claimed + need > limits.kv_budget_bytes, "seed {}: room left idle", self.seed);
         }
     }
 
     fn step(&mut self) {
         let seed = self.seed;
+        let planned = self.schedule.next_step(self.now);
+        let preempted = self.note_preempted();
         let can_run = |s: &&(Request, u32, u32, u32)| s.1 > 0 && !self.waiting.contains(&s.0.id);
         let runnable: Vec<_> = self.admitted.iter().filter(can_run).cloned().collect();
-        let Some(step) = self.schedule.next_step(self.now) else {
+        let Some(step) = planned else {
             assert!(runnable.is_empty(), "seed {seed}: a sequence could run");
             return;
         };
@@ -243,13 +257,15 @@ impl Rules {
         self.passed.retain(|m, _| models.contains(m));
         for &model in &models {
             let passed = self.passed.entry(model).or_default();
-            *passed = if model == step.model { 0 } else { *passed + 1 };
+            *passed = if model == step.model || preempted { 0 } else { *passed + 1 };
             assert!(*passed <= 4, "seed {seed}: model {model:?} waits for more turns than there are models");
         }
         let rows: u32 = step.work.iter().map(|w| w.rows).sum();
         assert!((1..=self.schedule.limits().rows_max).contains(&rows), "seed {seed}: {rows} rows");
         let (mut waiting_prompt, mut first_prompt_served) = (None, false);
-        for (request, _, computed, tokens) in runnable.iter().filter(|s| s.0.model == step.model) {
+        // Rows of a sequence that gave its pages up go to nobody in the same step.
+        let of_step = runnable.iter().filter(|s| s.0.model == step.model && !preempted);
+        for (request, _, computed, tokens) in of_step {
             let decodes = *tokens > request.prompt_tokens && tokens - computed == 1;
             let work = step.work.iter().find(|w| w.id == request.id);
             assert!(work.is_some() || !decodes, "seed {seed}: an answer was passed over");
@@ -284,6 +300,22 @@ impl Rules {
         self.check_pages();
     }
 
+    /// Notes which sequences gave their pages up: the youngest. True if any did.
+    fn note_preempted(&mut self) -> bool {
+        let queued = self.schedule.queued();
+        let gone: Vec<_> = queued.iter().copied().filter(|id| !self.waiting.contains(id)).collect();
+        let (budget, used) = (self.schedule.limits().kv_budget_bytes, self.schedule.kv.held_bytes());
+        assert!(used <= budget, "seed {}", self.seed);
+        if let Some(oldest) = gone.first() {
+            let left = self.admitted.iter().map(|s| s.0.id).filter(|id| !queued.contains(id));
+            let youngest = left.filter(|id| !self.schedule.pages(*id).is_empty()).max();
+            assert!(youngest.is_none_or(|id| id < *oldest), "seed {}: an older one gave way", self.seed);
+        }
+        self.preempted += gone.len();
+        self.waiting = queued;
+        !gone.is_empty()
+    }
+
     fn end(&mut self, id: SequenceId) {
         assert!(self.schedule.remove(id).is_some());
         assert!(self.schedule.remove(id).is_none());
@@ -297,7 +329,8 @@ impl Rules {
         let mut count = 0;
         for (request, _, computed, _) in &self.admitted {
             let pages = self.schedule.pages(request.id);
-            assert!(pages.len() as u32 >= computed.div_ceil(PAGE), "seed {}", self.seed);
+            let waits = self.waiting.contains(&request.id);
+            assert!(if waits { pages.is_empty() } else { pages.len() as u32 >= computed.div_ceil(PAGE) });
             assert!(pages.len() as u32 <= request.positions.div_ceil(PAGE), "seed {}", self.seed);
             let pool = self.schedule.pool_pages(request.page_bytes);
             assert!(pages.iter().all(|&p| p < pool), "seed {}", self.seed);
@@ -350,7 +383,7 @@ impl Rules {
         }
         assert_eq!(self.schedule.views().count(), 0);
         assert_eq!(
-            (self.schedule.page_sums().used, self.schedule.reserved_bytes()),
+            (self.schedule.page_sums().used, self.schedule.claimed_bytes()),
             (0, 0),
             "seed {}",
             self.seed
@@ -361,11 +394,14 @@ impl Rules {
 
 #[test]
 fn random_schedules_keep_the_rules() {
-    for seed in 0..4000 {
+    let mut preempted = 0;
+    for seed in 0..10_000 {
         let mut rules = Rules::new(seed);
         for _ in 0..150 {
             rules.turn();
         }
         rules.finish();
+        preempted += usize::from(rules.preempted > 0);
     }
+    assert!(preempted > 1000, "in {preempted} schedules a sequence gave its pages up");
 }

@@ -1,0 +1,70 @@
+//! Gives the rows of a step their pages, and takes pages from sequences when none is left.
+//!
+//! Cached pages go first (`kv`). Then the youngest sequence of the user that holds most gives its pages up: it is parked,
+//! and goes on later where it was, from its tokens. Its pages are cached until others need them, so that it seldom
+//! computes all of them again. The oldest sequence of a user keeps its pages from all others of that user, so some
+//! sequence always ends.
+
+use std::time::Instant;
+
+use super::{Schedule, Work};
+use crate::backend::KV_PAGE_TOKENS;
+use crate::scheduler::SequenceId;
+use crate::scheduler::sequence::Request;
+
+impl<A> Schedule<A> {
+    /// Plans at most so many rows of an admitted sequence, and takes pages for them. Sequences that give their pages up
+    /// leave `work`. `None` if this one does.
+    pub(super) fn plan_rows(
+        &mut self,
+        id: SequenceId,
+        most: u32,
+        work: &mut Vec<Work>,
+        now: Instant,
+    ) -> Option<Work> {
+        loop {
+            let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
+            let Request { uid, connection, model, .. } = sequence.request;
+            let rows = sequence.pending().min(most);
+            if !sequence.needs_page(rows) {
+                sequence.served = self.steps;
+                return Some(Work {
+                    id,
+                    uid,
+                    connection,
+                    restarts: sequence.restarts,
+                    start: sequence.computed,
+                    rows,
+                    samples: rows == sequence.pending(),
+                    decode: sequence.decodes(),
+                });
+            }
+            if let Some(page) = self.kv.take(model, uid) {
+                sequence.kv.pages.push(page);
+            } else if sequence.kv.copied.is_some() {
+                // The page to copy is one more than its tokens need: it computes these instead.
+                self.kv.copied(model, &mut sequence.kv);
+                sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
+            } else {
+                let victim = self.next_preempted(uid, now)?;
+                self.park(victim, now)?;
+                self.preempted += 1;
+                work.retain(|planned| planned.id != victim);
+            }
+        }
+    }
+
+    /// The sequence that gives its pages up for a user's: one without credit for long, or the youngest of the user that
+    /// holds most. Privileged users give none up for others.
+    fn next_preempted(&self, uid: u32, now: Instant) -> Option<SequenceId> {
+        let held = self.held();
+        let may_give = |of: u32| of == uid || self.is_privileged(uid) || !self.is_privileged(of);
+        let holders = self.running.iter().filter(|s| {
+            let has = !s.kv.pages.is_empty() || s.kv.copied.is_some();
+            has && may_give(s.request.uid)
+        });
+        let bytes = |uid: u32| held.get(&uid).map_or(0, |held| held.bytes);
+        let last = holders.max_by_key(|s| (s.gives_way(now), bytes(s.request.uid), s.request.uid, s.arrival));
+        last.map(|s| s.request.id)
+    }
+}
