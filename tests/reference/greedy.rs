@@ -8,7 +8,9 @@ use std::time::Instant;
 use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::{ActivationType, Backend, KvType};
 use rocmforge::model::{Model, ModelId};
-use rocmforge::scheduler::{Engine, EngineOptions, Event, Job, Outcome, Sampling, TokenLogprob};
+use rocmforge::scheduler::{
+    Engine, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, TokenLogprob,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::common;
@@ -36,7 +38,10 @@ struct Answer {
 
 impl Rig {
     fn new(model: &Path, cpu: CpuOptions, rows_max: usize) -> Self {
-        let options = EngineOptions { rows_max: Some(rows_max), ..EngineOptions::default() };
+        Self::with(model, cpu, EngineOptions { rows_max: Some(rows_max), ..EngineOptions::default() })
+    }
+
+    fn with(model: &Path, cpu: CpuOptions, options: EngineOptions) -> Self {
         let factory = move || Ok(Box::new(CpuBackend::new(cpu)?) as Box<dyn Backend>);
         let engine = Engine::start(options, factory).unwrap();
         let file = std::fs::File::open(model).unwrap();
@@ -44,10 +49,21 @@ impl Rig {
     }
 
     fn submit(&self, prompt: &[u32], max_tokens: u32, sampling: Sampling) -> UnboundedReceiver<Event> {
+        self.submit_as(0, prompt, max_tokens, sampling).1
+    }
+
+    fn submit_as(
+        &self,
+        uid: u32,
+        prompt: &[u32],
+        max_tokens: u32,
+        sampling: Sampling,
+    ) -> (SequenceId, UnboundedReceiver<Event>) {
         let (events, receiver) = unbounded_channel();
+        let id = self.engine.handle().new_sequence_id();
         let job = Job {
-            id: self.engine.handle().new_sequence_id(),
-            uid: 0,
+            id,
+            uid,
             connection: 0,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
@@ -62,7 +78,7 @@ impl Rig {
             events,
         };
         self.engine.handle().submit(job).unwrap();
-        receiver
+        (id, receiver)
     }
 
     fn ask(&self, prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Answer {
@@ -162,6 +178,67 @@ fn check_batch(model: &Path, cpu: CpuOptions, longer: u32) {
     let steps = snapshot.counters.steps - before.steps;
     assert!(steps < 48, "steps were not shared: {steps} steps; 16 sequences alone take at least 96");
     assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, snapshot.kv_cached_bytes));
+}
+
+/// Prompts with common beginnings, of three users at once, with cancels and with pages for a few of them, get the same
+/// bits as each does alone when every token is computed.
+fn check_reuse(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u32) {
+    let options = |kv_budget_bytes, reuse| EngineOptions {
+        rows_max: Some(48),
+        kv_budget_bytes,
+        reuse,
+        ..EngineOptions::default()
+    };
+    let off = Rig::with(model, cpu, options(4 << 30, Reuse::Off));
+    let program = &off.model.plan.program;
+    let (vocab, page_bytes) = (program.vocab() as u32, off.engine.handle().kv_bytes(program, 1));
+    let prompt = |i: u32| -> Vec<u32> {
+        let stem = (0..20 + i * 13 % 60).map(|j| ((i % 3) * 131 + j * 37 + 5) % vocab);
+        stem.chain((0..i % 4).map(|j| (i * 7 + j) % vocab)).collect()
+    };
+    let sampling = |i: u32| if i.is_multiple_of(3) { greedy() } else { drawn(u64::from(i)) };
+    let alone: Vec<Answer> = (0..count).map(|i| off.ask(&prompt(i), tokens, sampling(i))).collect();
+    let rig = Rig::with(model, cpu, options(pages * page_bytes, Reuse::User));
+    for round in 0..2 {
+        let together: Vec<_> =
+            (0..count).map(|i| rig.submit_as(i * 5 % 3, &prompt(i), tokens, sampling(i))).collect();
+        for (id, _) in together.iter().skip(2).step_by(7) {
+            rig.engine.handle().cancel(*id);
+        }
+        for (i, (_, mut events)) in together.into_iter().enumerate() {
+            let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
+            let ended = loop {
+                match events.blocking_recv().expect("the engine sent no last event") {
+                    Event::Tokens(batch) => {
+                        ids.extend(batch.ids);
+                        logprobs.extend(batch.logprobs);
+                    }
+                    Event::Done(_) => break true,
+                    Event::Failed(JobError::Cancelled) if i % 7 == 2 => break false,
+                    Event::Failed(error) => panic!("sequence {i}: {error}"),
+                }
+            };
+            assert!(!ended || ids.len() == tokens as usize, "round {round}, sequence {i}");
+            assert_eq!(ids, alone[i].ids[..ids.len()], "round {round}, sequence {i}");
+            assert_eq!(logprobs, alone[i].logprobs[..ids.len()], "round {round}, sequence {i}");
+        }
+    }
+    let snapshot = rig.engine.handle().snapshot();
+    let counters = snapshot.counters;
+    assert!(counters.reused_tokens > 0 && counters.sequences_parked > 0, "{counters:?}");
+    assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, snapshot.kv_cached_bytes));
+}
+
+#[test]
+fn tinystories_answers_do_not_depend_on_what_is_reused() {
+    check_reuse(&common::tinystories(), CpuOptions::default(), 64, 40, 110);
+    check_reuse(&common::tinystories(), EXACT, 16, 12, 110);
+}
+
+#[test]
+fn smollm2_answers_do_not_depend_on_what_is_reused() {
+    let Some(model) = common::smollm2() else { return };
+    check_reuse(&model, CpuOptions::default(), 5, 9, 90);
 }
 
 #[test]
