@@ -70,7 +70,12 @@ fn a_step_that_panics_or_fails_ends_its_requests_and_the_daemon_serves_on() {
         (OUT_OF_MEMORY, ErrorCode::OutOfMemory),
         (PANIC, ErrorCode::Internal),
     ];
+    // The keys and values of that answer make room for a step that found none.
+    fault.store(OUT_OF_MEMORY, Ordering::SeqCst);
+    assert_eq!(answer(&client(), &story(64)).unwrap(), whole);
+    assert_eq!(fault.load(Ordering::SeqCst), WELL, "the step did not fail");
     for (kind, wanted) in cases {
+        client().evict_weights(Some(TINY)).unwrap(); // so that nothing is left to make room
         fault.store(kind, Ordering::SeqCst);
         assert_eq!(code(answer(&client(), &story(64))), wanted as u16);
         assert_eq!(answer(&client(), &story(64)).unwrap(), whole, "the next request got another answer");
