@@ -258,7 +258,7 @@ pub struct Kv {
     pub kind: KvType,
     /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
     pub budget_mib: u64,
-    /// Whose prompts a request may share keys and values with.
+    /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
 }
 

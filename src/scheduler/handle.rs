@@ -490,7 +490,7 @@ pub struct EngineOptions {
     pub queue_max: usize,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
-    /// Whose prompts a request may share keys and values with.
+    /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
     /// A sequence that had no credit for this long fails.
     pub slow_reader: Duration,

@@ -34,7 +34,7 @@ pub(super) struct Limits {
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
-    /// Whose prefixes a sequence may take.
+    /// The users whose prefixes a sequence may take.
     pub reuse: Reuse,
     /// How long an admitted sequence may have no credit.
     pub slow_reader: Duration,

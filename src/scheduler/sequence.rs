@@ -13,7 +13,7 @@ use super::{
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
 
-/// An admitted sequence can go on for so many tokens before it may take a page from another one: a sequence that gave its
+/// An admitted sequence can go on for so many tokens before it may take a page from another one. A sequence that gave its
 /// pages up is admitted again only where it will not lose them at once.
 pub(super) const RESERVE: u32 = 2 * KV_PAGE_TOKENS as u32;
 

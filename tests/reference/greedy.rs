@@ -180,8 +180,8 @@ fn check_batch(model: &Path, cpu: CpuOptions, longer: u32) {
     assert_eq!((snapshot.kv_pages_used, snapshot.kv_bytes), (0, snapshot.kv_cached_bytes));
 }
 
-/// Prompts with common beginnings, of three users at once, with cancels and with pages for a few of them, get the same
-/// bits as each does alone when every token is computed.
+/// Prompts with common beginnings get the same bits as each does alone when every token is computed. They come from three
+/// users at once, with cancels and with pages for a few of them.
 fn check_reuse(model: &Path, cpu: CpuOptions, count: u32, pages: u64, tokens: u32) {
     let options = |kv_budget_bytes, reuse| EngineOptions {
         rows_max: Some(48),

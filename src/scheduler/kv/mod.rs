@@ -7,7 +7,7 @@
 //! later sequence takes the longest known prefix of its tokens: whole pages as they are, and the first tokens of one more.
 //! If a sequence holds that page, or if it has other tokens after those, the taker gets a copy to write on.
 //!
-//! Pages that only a tree has are cached. They cost nobody anything: when bytes run short, they go before anyone waits,
+//! Pages that only a tree has are cached. They cost nobody anything. When bytes run short, they go before anyone waits:
 //! first those of the user that holds most, of these the longest unused.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ mod tree;
 use pool::{Left, Pool};
 use tree::{Inserted, NodeId, Tree};
 
-/// Whose prefixes a sequence may take.
+/// The users whose prefixes a sequence may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reuse {
@@ -58,7 +58,7 @@ pub(super) struct Sums {
     pub size: u64,
 }
 
-/// Whose tree has a page: of this user, or of all.
+/// The tree of a page: of this user, or of all users.
 type TreeKey = (ModelId, Option<u32>);
 
 #[derive(Debug)]

@@ -35,7 +35,7 @@ pub(super) struct Pool {
     cached: u32,
 }
 
-/// What the end of a hold changed.
+/// The change that the end of a hold made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// Others hold the page.

@@ -34,7 +34,7 @@ struct Lives {
     random: Random,
     seed: u64,
     live: Vec<Live>,
-    /// What each page of the device holds, by position in the page.
+    /// The tokens of each page of the device, by position in the page.
     device: BTreeMap<(ModelId, u32), [Option<u32>; PAGE]>,
 }
 

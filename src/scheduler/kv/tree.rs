@@ -1,7 +1,7 @@
 //! The prefixes of one user and model whose keys and values are there: a tree of token ids.
 //!
 //! A node is one page: the tokens of a whole page, or the first tokens of one as a leaf. The path from the root spells a
-//! prefix. No child's tokens begin with those of another child of the same node, so the child that shares most tokens
+//! prefix. No child's tokens begin with those of another child of the same node. So the child that shares most tokens
 //! with a prefix is next to it in the order of tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub(super) struct Rest {
     pub all: bool,
 }
 
-/// What became of a page that [`Tree::insert`] was offered.
+/// The end of a page that [`Tree::insert`] was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserted {
     /// The tree took it, in place of a page with fewer of its tokens.

@@ -1,7 +1,7 @@
 //! Decides which waiting sequence gets a place and KV bytes, and which sequence gives its own up for it.
 //!
-//! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. What it
-//! will need later nobody knows: many answers end long before the context is full.
+//! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. Nobody knows
+//! its later need: many answers end long before the context is full.
 //!
 //! - The user with the fewest places is served first. Of a user, the connection with the fewest places is, then that with
 //!   the least device time; its sequences in order of arrival. A sequence that does not fit blocks others of the same

@@ -1,6 +1,6 @@
 //! Gives the rows of a step their pages, and takes pages from sequences when none is left.
 //!
-//! Cached pages go first (`kv`). Then the youngest sequence of the user that holds most gives its pages up: it is parked,
+//! Cached pages go first (`kv`). Then the youngest sequence of the user that holds most gives its pages up. It is parked,
 //! and goes on later where it was, from its tokens. Its pages are cached until others need them, so that it seldom
 //! computes all of them again. The oldest sequence of a user keeps its pages from all others of that user, so some
 //! sequence always ends.

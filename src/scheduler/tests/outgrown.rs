@@ -22,7 +22,7 @@ fn requests_without_a_length_run_together() {
         ids.extend(&answer.ids);
         assert_eq!(*ids, expected(&prompt(i as u32, 10), ids.len()), "sequence {i}");
         if i == 0 {
-            // What the whole budget holds is the context of one alone.
+            // The whole budget holds the context of one alone.
             assert_eq!((answer.outcome().reason, ids.len()), (StopReason::ContextFull, 20 * 32 - 10));
         }
     }
@@ -30,7 +30,7 @@ fn requests_without_a_length_run_together() {
 }
 
 #[test]
-fn what_can_never_fit_alone_is_refused() {
+fn a_request_that_can_never_fit_alone_is_refused() {
     let rig = rig(4);
     let refused = |prompt_tokens, max_tokens| {
         let (job, _asked) = rig.job(&prompt(1, prompt_tokens), max_tokens);
