@@ -18,7 +18,7 @@ use rocmforge::backend::hip::{
 use rocmforge::backend::{ActivationType, Backend};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::program::Residence;
-use rocmforge::scheduler::{Engine, EngineOptions};
+use rocmforge::scheduler::{Engine, EngineOptions, Reuse};
 use serde_json::json;
 
 use common::{Failure, run, run_of_users};
@@ -73,6 +73,7 @@ fn main() -> Result<(), Failure> {
         rows_max: Some(rows),
         sequences_max: arguments.sequences.max(1),
         kv_budget_bytes: 64 << 30,
+        reuse: Reuse::Off,
         ..EngineOptions::default()
     };
     let engine = Engine::start(engine_options, factory)?;

@@ -28,7 +28,7 @@ use rocmforge::backend::hip::{
     Device, DeviceOptions, HipBackend, HipOptions, Purpose, Runtime, StreamPriority, UploadPath,
 };
 use rocmforge::model::{Model, ModelId};
-use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions};
+use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Reuse};
 use serde_json::json;
 
 use common::{Failure, run};
@@ -208,7 +208,12 @@ fn open(arguments: &Arguments, id: u64) -> Result<Arc<Model>, Failure> {
 fn engine(arguments: &Arguments, memory_bytes: u64) -> Result<Engine, Failure> {
     let options = HipOptions { memory_bytes, ..arguments.options.clone() };
     let factory = move || Ok(Box::new(HipBackend::open(options.clone())?) as Box<dyn Backend>);
-    let engine_options = EngineOptions { rows_max: Some(ROWS), sequences_max: 1, ..EngineOptions::default() };
+    let engine_options = EngineOptions {
+        rows_max: Some(ROWS),
+        sequences_max: 1,
+        reuse: Reuse::Off,
+        ..EngineOptions::default()
+    };
     Ok(Engine::start(engine_options, factory)?)
 }
 

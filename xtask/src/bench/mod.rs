@@ -74,7 +74,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     warn_of_company(threads);
     let dir = model.parent().unwrap_or(Path::new("."));
-    let daemon = Daemon::start(&binaries, dir, &format!("[cpu]\nthreads = {threads}\n"))?;
+    // Each round computes the whole prompt, as the other engine does.
+    let config = format!("[cpu]\nthreads = {threads}\n[kv]\nreuse = 'off'\n");
+    let daemon = Daemon::start(&binaries, dir, &config)?;
     let bench = Bench { name: model_name(&model), model, daemon, threads };
     let result = bench.measure(peer.as_ref(), args.rounds.max(1))?;
     result.print(args.json);

@@ -74,7 +74,9 @@ impl Backend {
             Self::Hip => ("hip", ""),
             Self::Lookalike => ("hip", "[limits]\nstep_rows = 32\n"),
         };
-        let config = format!("[device]\nbackend = '{name}'\n[kv]\nbudget_mib = {KV_MIB}\n{more}");
+        // Without reuse, a prompt that an attacker repeats costs as much as a new one.
+        let config =
+            format!("[device]\nbackend = '{name}'\n[kv]\nbudget_mib = {KV_MIB}\nreuse = 'off'\n{more}");
         let library = match self {
             Self::Lookalike => vec![("ROCMFORGE_HIP_LIB", lookalike::build(lookalike::Variant::Wave32)?)],
             Self::Cpu | Self::Hip => Vec::new(),
