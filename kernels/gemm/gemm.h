@@ -1,7 +1,7 @@
 // gemm: out[row][o] = x_scale[row] * sum over i < cols of x[row][i] * f16(w[o][i]) (+ bias[o]) (+ out[row][o] where add is 1)
 //
-// For more rows than gemv reads weights once for: weights go from their planes to the matrix unit's operands in registers, and are
-// never written to memory expanded. GEMM_QUANT(t, T) makes the entry points of weight type t, GEMM_WIDE_FLOAT those of F16 and BF16.
+// For more rows than gemv reads weights once for. Weights go from their planes to the matrix unit's operands in registers. They
+// are never written to memory expanded. GEMM_QUANT(t, T) makes the entry points of weight type t, GEMM_WIDE_FLOAT those of F16 and BF16.
 // gemm_experts multiplies the rows that chose an expert with its matrices, tile by tile of group_pairs.
 // Shapes     gemm_t_x16_m(w0, w1, w2, n0, n1, n2, bias0, bias1, bias2, cols, x, x_stride, x_scale, rows, out, out_stride, add,
 //            parts, counters)
@@ -12,8 +12,8 @@
 //            after; both unused, and may be null, where grid z is 1
 //            gemm_experts_t_x16_m(table0, table1, tiles, members, n, cols, x, x_stride, x_scale, slots, out, out_stride)
 //            tiles: u32[grid y][4] and members as group_pairs writes them for tiles of m. Pair p, of row p / slots of x and
-//            an expert, gets the n outputs of the matrix at table0[expert] and, where table1 is not null, n more of the one
-//            at table1[expert], at out[p * out_stride ..]. A tile without members, or of an expert at address 0, writes
+//            an expert, gets the n outputs of the matrix at table0[expert], at out[p * out_stride ..]. Where table1 is not
+//            null, n more follow, of the matrix at table1[expert]. A tile without members, or of an expert at address 0, writes
 //            nothing
 //            gemm_wide_t_x16_m and gemm_wide_experts_t_x16_m: the same without x_stride; x in tiles (common/tiled.h)
 // Variants   m: rows of a block, 16, 32 or 64. Only for targets with a matrix unit

@@ -261,7 +261,7 @@ fn products_of_every_type_are_the_sums_of_their_terms() {
     }
 }
 
-/// A row's bits depend on the splits, but not on the rows beside it; with every number of splits, empty ones too, the sums
+/// A row's bits depend on the splits, but not on the rows beside it. With every number of splits, empty ones too, the sums
 /// are right. Steps outnumber the copies of steps in LDS.
 #[test]
 fn splits_are_added_in_order_and_rows_do_not_depend_on_each_other() {

@@ -1,5 +1,5 @@
-//! Memory of one model for a step's rows between kernels: the slots that planes share, and extra buffers for attention
-//! and for products of many rows.
+//! Memory of one model for a step's rows between kernels. Planes share slots; attention and products of many rows have
+//! extra buffers.
 
 use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::choice;

@@ -136,7 +136,7 @@ pub fn form(modes: Modes, dtype: DType, rows: u32, cols: u32) -> Form {
     }
 }
 
-/// Whether a step of `rows` rows sorts pairs of a row and an expert by expert, so that the matrix unit multiplies those of
+/// Whether a step of `rows` rows sorts pairs of a row and an expert by expert. The matrix unit then multiplies those of
 /// an expert together. `dtypes`: the type of gate and up matrices, and of down matrices.
 pub fn are_grouped(modes: Modes, dtypes: [DType; 2], rows: u32) -> bool {
     !dtypes.into_iter().any(is_float) && modes.grouped_rows().is_some_and(|from| rows as usize >= from)
