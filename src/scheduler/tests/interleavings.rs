@@ -18,9 +18,10 @@ const TENSOR: &str = "blk.0.ffn_up.weight";
 /// A long time that never passes in these tests.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An engine on a thread of the checker.
+/// An engine on a thread of the checker. It caches no pages, so an ended request gives its own back at once.
 fn start(control: &Control) -> (EngineHandle, JoinHandle<()>) {
-    let (factory, options) = (control.factory(), EngineOptions::default());
+    let options = EngineOptions { reuse: Reuse::Off, ..EngineOptions::default() };
+    let factory = control.factory();
     let backend = factory().unwrap();
     let shared = Arc::new(Shared::new(backend.as_ref(), &options));
     let handle = EngineHandle { shared: Arc::clone(&shared) };
