@@ -8,7 +8,8 @@ use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{Backend, DeviceMemoryUse};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Sampling, SequenceId, TokenLogprob,
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId,
+    TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -57,8 +58,9 @@ impl Asked {
     }
 }
 
+/// Without cached pages: then all memory beside weights is that of running requests.
 pub fn options() -> EngineOptions {
-    EngineOptions { rows_max: Some(ROWS), sequences_max: 8, ..EngineOptions::default() }
+    EngineOptions { rows_max: Some(ROWS), sequences_max: 8, reuse: Reuse::Off, ..EngineOptions::default() }
 }
 
 /// A model's device bytes beside its weights. Excludes recorded steps: those are measured as the drop in free device
