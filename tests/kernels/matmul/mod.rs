@@ -43,6 +43,8 @@ pub fn quantised(values: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<i16>) {
     let (mut codes, mut scales, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for group in values.chunks_exact(32) {
         let amax = group.iter().fold(0f32, |most, v| most.max(v.abs()));
+        // As `kernels/common/activation.h` says: less than 2^-100 counts as 0.
+        let amax = if amax < 2f32.powi(-100) { 0.0 } else { amax };
         let factor = if amax == 0.0 { 0.0 } else { 127.0 / amax };
         scales.push(amax / 127.0);
         codes.extend(group.iter().map(|v| (v * factor).round_ties_even() as i8));
