@@ -178,8 +178,8 @@ pub trait Backend: Send {
     /// [`BackendError`] of an operation; it ends the step.
     fn run(&mut self, part: u32, weights: &Weights<'_>) -> Result<Progress, BackendError>;
 
-    /// Suspends the step, between two parts or inside one that paused: steps of other models may begin before [`Backend::resume_step`]. Its
-    /// model begins no other step until then, unless the suspended one is given up.
+    /// Suspends the step, between two parts or inside one that paused: steps of other models may begin before
+    /// [`Backend::resume_step`]. Its model begins no other step until then, unless the suspended one is given up.
     ///
     /// # Errors
     /// As [`Backend::run`].

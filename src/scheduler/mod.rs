@@ -9,8 +9,10 @@
 //! backend. `core` is the loop of the engine thread, which owns all of it. `engine` starts and stops that thread,
 //! `step` carries one batch through the layers, and `handle` is the sessions' view of the engine.
 //!
-//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence takes
-//! KV pages as it grows. At its end it leaves them to its user's later sequences that begin with the same tokens. While its credit is 0 it is `Stalled`: the schedule skips it. A sequence whose place another user needs is `Queued` again and prefills its tokens later.
+//! A sequence's life: `Queued -> Prefill (in chunks) -> Decode -> Done | Cancelled | Failed`. A sequence takes KV pages
+//! as it grows. At its end it leaves them to its user's later sequences that begin with the same tokens. While its
+//! credit is 0 it is `Stalled`: the schedule skips it. A sequence whose place another user needs is `Queued` again and
+//! prefills its tokens later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

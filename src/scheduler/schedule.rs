@@ -7,8 +7,8 @@
 //!   youngest sequence of the user that holds most gives its pages up, and goes on later (`pages`).
 //! - Each step belongs to one model. The user with the least device time chooses it: its models take turns.
 //! - A sequence without credit is skipped. It keeps its pages until another sequence needs them.
-//! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run. It is resumed before any
-//!   other step of its model.
+//! - A long step may be suspended between two parts, on the CPU also inside one, so that another model's step can run.
+//!   It is resumed before any other step of its model.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};

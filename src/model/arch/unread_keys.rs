@@ -1,8 +1,8 @@
 //! Refuses files with keys that their architecture does not read, unless the key's value changes nothing.
 //!
 //! A key that is neither read nor listed here may ask for another computation. The file is then refused by that key's
-//! name. Only the architecture's own keys are checked, those that begin with its name. Names: llama.cpp `src/llama-arch.cpp`. Keys below `vision.` and `mm.` belong to other converters and to
-//! images.
+//! name. Only the architecture's own keys are checked, those that begin with its name. Names: llama.cpp
+//! `src/llama-arch.cpp`. Keys below `vision.` and `mm.` belong to other converters and to images.
 
 use super::metadata::{Metadata, integers};
 use crate::model::gguf::{Array, Value};
