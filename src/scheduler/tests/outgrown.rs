@@ -11,12 +11,19 @@ fn rig(pages: u64) -> Rig {
 #[test]
 fn requests_without_a_length_run_together() {
     let rig = rig(20); // the context of one has 128 pages
-    let mut asked: Vec<Asked> = (0..6).map(|i| rig.ask(&prompt(i, 10), u32::MAX)).collect();
+    let start = |i| {
+        let (mut job, asked) = rig.job(&prompt(i, 10), u32::MAX);
+        job.credit = 20; // one page each, however slowly this thread reads
+        rig.handle().submit(job).unwrap();
+        asked
+    };
+    let mut asked: Vec<Asked> = (0..6).map(start).collect();
     let mut ids: Vec<Vec<u32>> = asked.iter_mut().map(|asked| asked.take(20)).collect();
     assert_eq!(rig.handle().snapshot().counters.sequences_parked, 0, "nobody waited for room that none used");
     for asked in asked.iter().skip(1) {
         rig.handle().cancel(asked.id);
     }
+    rig.handle().credit(asked[0].id, u32::MAX);
     for (i, (asked, ids)) in asked.into_iter().zip(&mut ids).enumerate() {
         let answer = asked.finish();
         ids.extend(&answer.ids);
