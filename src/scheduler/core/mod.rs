@@ -178,7 +178,9 @@ impl Core {
         self.look_at_pages();
         let step = self.schedule.next_step(now);
         self.counters.sequences_parked += self.schedule.take_preempted();
-        self.release_freed();
+        if step.as_ref().is_none_or(|step| !step.resumed) {
+            self.release_freed(); // a resumed step still writes pages that its sequences have lost
+        }
         let worked = admitted || ended || loaded || step.is_some();
         if let Some(step) = step {
             self.step(step);
