@@ -45,6 +45,18 @@ pub(super) struct Held {
     at: NodeId,
 }
 
+impl Held {
+    /// Tokens of the whole pages that the tree has.
+    pub fn known_tokens(&self) -> usize {
+        self.known * KV_PAGE_TOKENS
+    }
+
+    /// True if the tree has the same whole pages of both.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        (self.known, self.at) == (other.known, other.at)
+    }
+}
+
 /// Pages and bytes of KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
@@ -111,6 +123,11 @@ impl Kv {
             self.close(model);
             self.open(model, page_bytes);
         }
+    }
+
+    /// True if sequences take prefixes that others computed.
+    pub fn reuses(&self) -> bool {
+        self.reuse != Reuse::Off
     }
 
     /// A number that changes when the tree of a user and model grows.

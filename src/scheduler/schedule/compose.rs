@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::{Schedule, StepPlan, Work};
+use crate::backend::KV_PAGE_TOKENS;
 use crate::model::ModelId;
 use crate::scheduler::SequenceId;
 use crate::scheduler::costs::Estimate;
@@ -29,6 +30,8 @@ const EXCESS: f64 = 2.0;
 const EXCESS_LEAST: Duration = Duration::from_millis(1);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
+/// A sequence waits for another one that computes at least this part of the tokens that it lacks.
+const SHARED_PART: f64 = 0.25;
 /// Rows of a contended model's first step.
 const FIRST_ROWS: u32 = 16;
 /// How long steps stay short after a second user's last sequence.
@@ -64,7 +67,7 @@ impl<A> Schedule<A> {
             let Some(at) = self.running.iter().position(|s| s.request.id == id) else { continue };
             let uid = self.running[at].request.uid;
             let left = rows.get(&uid).copied().unwrap_or(0);
-            if left == 0 {
+            if left == 0 || self.is_computed_by(&work, &self.running[at]) {
                 continue;
             }
             if let Some(planned) = self.plan_rows(id, left, &mut work, now) {
@@ -76,6 +79,28 @@ impl<A> Schedule<A> {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
         Some(StepPlan { model, work, switched, resumed: false })
+    }
+
+    /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The
+    /// sequence then takes those pages afterwards. It waits only while the other one gets rows, so some always goes on.
+    fn is_computed_by(&self, work: &[Work], sequence: &Sequence<A>) -> bool {
+        let Request { uid, model, .. } = sequence.request;
+        if !sequence.fresh || !self.kv.reuses() {
+            return false;
+        }
+        let known = |s: &Sequence<A>| s.kv.known_tokens();
+        // The last known token is computed in any case.
+        let mine = sequence.tokens.split_last().map_or(&[][..], |(_, before)| before);
+        let mine = mine.get(known(sequence)..).unwrap_or_default();
+        let least = (mine.len() as f64 * SHARED_PART).ceil() as usize;
+        let prefills = work.iter().filter(|w| !w.decode && w.uid == uid && w.id != sequence.request.id);
+        let others = prefills.filter_map(|w| self.running.iter().find(|s| s.request.id == w.id));
+        others.filter(|s| s.request.model == model && s.kv.is_beside(&sequence.kv)).any(|other| {
+            let theirs = other.tokens.get(known(other)..).unwrap_or_default();
+            let shared = mine.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+            // Less than a page is known to others when the whole prompt is computed.
+            shared >= least.max(1) && (shared >= KV_PAGE_TOKENS || shared == mine.len())
+        })
     }
 
     /// Notes whether several users have work, and forgets the accounts of those that left.
