@@ -28,6 +28,10 @@ const FREE_PART: f64 = 0.125;
 /// long: a shorter step would be mostly its own overhead.
 const EXCESS: f64 = 2.0;
 const EXCESS_LEAST: Duration = Duration::from_millis(1);
+/// A prompt that comes in may make a step so many times as long as its decoding sequences alone, or as long as this.
+/// Twice instead of 2.5 times would make the prompt wait longer: small steps compute fewer rows a second.
+const MIXED: f64 = 2.5;
+const MIXED_LEAST: Duration = Duration::from_millis(10);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
 /// A sequence waits for another one that computes at least this part of the tokens that it lacks.
@@ -158,9 +162,11 @@ impl<A> Schedule<A> {
     /// Rows of each user in the next step of a model.
     fn rows_of_users(&self, model: ModelId, now: Instant) -> BTreeMap<u32, u32> {
         let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut decoding = 0;
         for sequence in self.running.iter().filter(|s| s.request.model == model && s.is_runnable()) {
             let rows = wanted.entry(sequence.request.uid).or_default();
             *rows = rows.saturating_add(sequence.pending());
+            decoding += u32::from(sequence.decodes());
         }
         let estimate = self.costs.get(&model).and_then(super::Cost::estimate);
         let least = wanted.keys().map(|uid| self.accounts.of(*uid)).min().unwrap_or_default();
@@ -179,8 +185,10 @@ impl<A> Schedule<A> {
             let turn = (QUANTUM * SHORT_TURNS / users).as_secs_f64().max(e.fixed);
             near.values_mut().for_each(|rows| *rows = (*rows).min(e.rows_in(turn)));
         }
-        let limit =
-            row_limit(estimate, contended).min(excess_limit(estimate, &near)).min(self.limits.rows_max);
+        let limit = row_limit(estimate, contended)
+            .min(excess_limit(estimate, &near))
+            .min(mixed_limit(estimate, decoding))
+            .min(self.limits.rows_max);
         let mut rows = share_rows(near, limit);
         let taken: u32 = rows.values().sum();
         let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
@@ -277,6 +285,13 @@ fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 
     e.rows_in(time.max(EXCESS_LEAST.as_secs_f64()))
 }
 
+/// Most rows of a step with so many decoding sequences, whoever's they are.
+fn mixed_limit(estimate: Option<Estimate>, decoding: u32) -> u32 {
+    let Some(e) = estimate.filter(|_| decoding > 0) else { return u32::MAX };
+    let time = (MIXED * (e.fixed + e.row * f64::from(decoding))).max(MIXED_LEAST.as_secs_f64());
+    e.rows_in(time - e.fixed)
+}
+
 /// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
 /// are enough.
 fn share_rows(wanted: BTreeMap<u32, u32>, limit: u32) -> BTreeMap<u32, u32> {
@@ -321,6 +336,15 @@ mod tests {
         );
         let tiny = Estimate { fixed: 0.0001, row: 0.0001, certain: true };
         assert_eq!(limit(tiny, &[(1, 1), (2, 500)]), 10, "1 ms");
+    }
+
+    #[test]
+    fn a_prompt_beside_answers_comes_in_small_steps() {
+        let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
+        assert_eq!((mixed_limit(Some(e), 0), mixed_limit(None, 3)), (u32::MAX, u32::MAX));
+        assert_eq!((mixed_limit(Some(e), 2), mixed_limit(Some(e), 16)), (12, 47), "35 and 105 ms");
+        let fast = Estimate { fixed: 0.002, row: 0.000_049, certain: true };
+        assert_eq!((mixed_limit(Some(fast), 1), mixed_limit(Some(fast), 64)), (163, 221), "10 and 13 ms");
     }
 
     #[test]
