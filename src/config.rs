@@ -260,6 +260,10 @@ pub struct Kv {
     pub budget_mib: u64,
     /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
+    /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
+    pub keep_mib: u64,
+    /// Folder of these files; left out: `prefixes` in the service's cache directory.
+    pub keep_dir: Option<PathBuf>,
 }
 
 /// The log.
@@ -440,7 +444,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 18] = [
+        let ranges: [(&'static str, u64, u64, u64); 19] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -460,6 +464,7 @@ impl Config {
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),
             ("host.lock_mib", self.host.lock_mib, 0, 1 << 24),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
+            ("kv.keep_mib", self.kv.keep_mib, 0, 1 << 24),
         ];
         for (key, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
@@ -467,7 +472,9 @@ impl Config {
             }
         }
         l.check_users()?;
-        let paths = [("socket", &self.socket)].into_iter().chain(self.models.iter().map(|m| ("models", m)));
+        let keep_dir = self.kv.keep_dir.iter().map(|dir| ("kv.keep_dir", dir));
+        let models = self.models.iter().map(|dir| ("models", dir));
+        let paths = [("socket", &self.socket)].into_iter().chain(models).chain(keep_dir);
         for (key, path) in paths {
             if !path.is_absolute() {
                 return Err(ConfigError::Relative { key, path: path.clone() });

@@ -1,6 +1,6 @@
 //! ROCmForge: a resident inference daemon for GGUF models.
 //!
-//! Layers, calls go down only: `socket` > `session` > `scheduler` > `model` > `cache` > `backend` > `program` >
+//! Layers, calls go down only: `socket` > `session` > `prefixes` > `scheduler` > `model` > `cache` > `backend` > `program` >
 //! `tensor` > `share` > `lock`.
 //! `cargo tidy` holds them to it. ARCHITECTURE.md has the map.
 
@@ -11,6 +11,7 @@ pub mod config;
 pub mod daemon;
 pub mod lock;
 pub mod model;
+pub mod prefixes;
 pub mod program;
 pub mod scheduler;
 pub mod session;

@@ -53,6 +53,10 @@ pub enum Rank {
     Policy,
     /// State stored in the service manager; held while it is updated.
     Kept,
+    /// The way to the writer of kept prefixes, and the writer.
+    PrefixTasks,
+    /// Files of kept prefixes.
+    PrefixFiles,
     /// Held during a scan of the model directories: one at a time.
     StoreScan,
     /// Names, files and models.

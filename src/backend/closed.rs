@@ -42,6 +42,18 @@ impl Backend for Closed {
         refuse()
     }
 
+    fn read_page(&mut self, _: ModelSlot, _: u32) -> Result<Vec<u8>, BackendError> {
+        refuse()
+    }
+
+    fn write_page(&mut self, _: ModelSlot, _: u32, _: &[u8]) -> Result<(), BackendError> {
+        refuse()
+    }
+
+    fn page_layout(&self) -> &'static str {
+        "none"
+    }
+
     fn release_pages(&mut self, _: ModelSlot, _: &[u32]) {}
 
     fn kv_page_bytes(&self) -> fn(&Program) -> u64 {

@@ -135,6 +135,22 @@ pub trait Backend: Send {
     /// outside the pool, [`BackendError::OutOfMemory`].
     fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError>;
 
+    /// Copies a KV page to the host. Between steps, after all work in flight.
+    ///
+    /// # Errors
+    /// [`BackendError::Absent`] if the model is not open, [`BackendError::Batch`] if the page has no memory,
+    /// [`BackendError::DeviceLost`].
+    fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError>;
+
+    /// Fills a KV page, which gets memory if it has none, with what [`Backend::read_page`] returned.
+    ///
+    /// # Errors
+    /// As [`Backend::copy_page`], and [`BackendError::Batch`] if `bytes` is not as long as a page.
+    fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Names the layout of a KV page. Pages of one program can be exchanged where this name is the same.
+    fn page_layout(&self) -> &'static str;
+
     /// Frees the memory of these KV pages. Pages never written are ignored.
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]);
 

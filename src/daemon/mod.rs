@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ use crate::config::{Config, ConfigError};
 use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
-use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions};
+use crate::prefixes::PrefixStore;
+use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions, PrefixKeeper, Reuse};
 use crate::session::{ModelEvents, OutlivesRestart, Service, Settings};
 use crate::share::limits::UserLimits;
 use crate::share::privileged_uids;
@@ -46,6 +47,8 @@ pub use lifecycle::{Start, run};
 
 /// After the drain: time for connections to read their last answers, and for the engine to end its last step.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
+/// After that: time to read kept prefixes from the device, and as much to write the rest of them.
+const KEEPING: Duration = Duration::from_secs(4);
 
 /// Longest time that a start waits until passed models are mapped again.
 const RESTORING: Duration = Duration::from_secs(5);
@@ -74,6 +77,20 @@ pub enum DaemonError {
         #[source]
         source: std::io::Error,
     },
+    /// Prefixes are to be kept, and no folder is named.
+    #[error(
+        "kv.keep_mib needs a folder: set kv.keep_dir, or start under systemd, which names the service's cache directory"
+    )]
+    NoKeepDir,
+    /// The folder of kept prefixes cannot be used.
+    #[error("{} cannot keep prefixes: {source}; set kv.keep_dir to a folder that the daemon may write, or kv.keep_mib to 0", dir.display())]
+    KeepDir {
+        /// The folder.
+        dir: PathBuf,
+        /// The operating system's error.
+        #[source]
+        source: std::io::Error,
+    },
     /// The engine lost its device while the daemon served.
     #[error("the engine lost its device and could not open it again (the log says why): restart the daemon")]
     EngineFailed,
@@ -83,11 +100,11 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    /// Exit status (sysexits): 78 for the configuration, 69 for the socket, 70 for an engine that hangs or lost its
+    /// Exit status (sysexits): 78 for the configuration and its folders, 69 for the socket, 70 for an engine that hangs or lost its
     /// device, 71 for the rest.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Config(_) => 78,
+            Self::Config(_) | Self::NoKeepDir | Self::KeepDir { .. } => 78,
             Self::Listen(_) => 69,
             Self::EngineFailed | Self::EngineHangs => 70,
             Self::Engine(_) | Self::Os { .. } => 71,
@@ -111,6 +128,7 @@ pub struct Daemon {
     drain: Duration,
     /// Sends changes to the task that loads weights as configured.
     weights: tokio::sync::mpsc::Sender<weights::Changes>,
+    prefixes: Option<Arc<PrefixStore>>,
     /// Releases idle memory when memory is short.
     _pressure: Option<pressure::Watch>,
 }
@@ -147,7 +165,9 @@ impl Daemon {
             Some(fd) => Endpoint::from_systemd(fd)?,
             None => Endpoint::bind(&config.socket)?,
         });
-        let engine = Engine::start(engine_options(config, &users), factory)?;
+        let prefixes = open_prefixes(config)?;
+        let keeper = prefixes.clone().map(|store| store as Arc<dyn PrefixKeeper>);
+        let engine = Engine::start(EngineOptions { keeper, ..engine_options(config, &users) }, factory)?;
         let events = ModelEvents::default();
         let store = store(config, &engine.handle(), &events, &users);
         let scan = Arc::clone(&store);
@@ -167,6 +187,7 @@ impl Daemon {
         let service = Service::new(Arc::clone(&store), engine.handle(), settings, events);
         store.set_host_policy(config.host_policy());
         service.set_policy(policy);
+        prefixes.iter().for_each(|store| service.keep_prefixes(Arc::clone(store)));
         let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
         let acceptor = Acceptor::new(Arc::clone(&service), config.limits.connections);
@@ -193,6 +214,7 @@ impl Daemon {
             close,
             drain: config.drain(),
             weights,
+            prefixes,
         })
     }
 
@@ -259,10 +281,21 @@ impl Daemon {
         self.endpoint.unlink();
         let engine = self.engine;
         let stopped = tokio::task::spawn_blocking(move || engine.stop());
-        tokio::time::timeout(LAST_WORDS, stopped)
+        let keeping = if self.prefixes.is_some() { KEEPING } else { Duration::ZERO };
+        tokio::time::timeout(LAST_WORDS + keeping, stopped)
             .await
             .map_err(|_| DaemonError::EngineHangs)?
-            .map_err(|source| DaemonError::Os { what: "stopping the engine", source: source.into() })
+            .map_err(|source| DaemonError::Os { what: "stopping the engine", source: source.into() })?;
+        if let Some(prefixes) = self.prefixes {
+            let written = tokio::task::spawn_blocking(move || prefixes.finish());
+            if tokio::time::timeout(keeping, written).await.is_err() {
+                tracing::warn!(
+                    "not all prefixes were kept within {} s: the rest is computed again",
+                    KEEPING.as_secs()
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Counters that increase while the daemon is healthy: the accept loop's and the engine's.
@@ -280,6 +313,20 @@ struct Pulses {
     acceptor: Arc<Acceptor>,
     engine: EngineHandle,
     service: Arc<Service>,
+}
+
+/// The files of kept prefixes, if the configuration asks for some.
+fn open_prefixes(config: &Config) -> Result<Option<Arc<PrefixStore>>, DaemonError> {
+    if config.kv.keep_mib == 0 || config.kv.reuse == Reuse::Off {
+        return Ok(None);
+    }
+    let of_service = || std::env::var_os("CACHE_DIRECTORY").map(|dir| Path::new(&dir).join("prefixes"));
+    let dir = config.kv.keep_dir.clone().or_else(of_service).ok_or(DaemonError::NoKeepDir)?;
+    let store = PrefixStore::open(&dir, config.kv.keep_mib << 20, config.kv.reuse)
+        .map_err(|source| DaemonError::KeepDir { dir, source })?;
+    let (files, bytes) = store.sums();
+    tracing::info!(files, bytes, "prefixes of an earlier run are kept");
+    Ok(Some(store))
 }
 
 fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {

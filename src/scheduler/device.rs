@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::handle::Facts;
 use super::life::HostedModels;
 use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
+use super::prefixes::PrefixKeeper;
 use super::residency::{Asked, Residency, RoomMade, Window};
 use super::schedule::{Schedule, StepPlan};
 use super::{Bytes, JobError};
@@ -22,12 +23,14 @@ pub(super) struct Device {
     pub residency: Residency,
     pub models: HostedModels,
     pub loads: Loads,
+    /// Takes the known prefixes of a pool before it closes.
+    pub keeper: Option<Arc<dyn PrefixKeeper>>,
 }
 
 impl Device {
-    pub fn new(backend: Box<dyn Backend>) -> Self {
+    pub fn new(backend: Box<dyn Backend>, keeper: Option<Arc<dyn PrefixKeeper>>) -> Self {
         let (residency, models, loads) = Default::default();
-        Self { backend, residency, models, loads }
+        Self { backend, residency, models, loads, keeper }
     }
 
     /// Hosts a model without loading anything.
@@ -56,8 +59,9 @@ impl Device {
         Ok(slot)
     }
 
-    /// Closes a model's activations and KV pool, if they are open.
+    /// Closes a model's activations and KV pool, if they are open. The keeper gets what the pool knows.
     pub fn close(&mut self, id: ModelId, schedule: &mut Schedule) {
+        self.keep_prefixes(id, schedule);
         if let Some(slot) = self.models.take_slot(id) {
             self.backend.close_model(slot);
             schedule.close_pool(id);

@@ -16,6 +16,7 @@ use super::core::orders::{Cleared, Order, RulesChange};
 use super::loading::{LoadProgress, LoadTarget, LoadedTensor, Loading, Preload};
 use super::loads::LoadRequest;
 use super::paging::PageReader;
+use super::prefixes::PrefixKeeper;
 use super::residency::ResidencyRules;
 use super::snapshot::EngineEvent;
 use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
@@ -372,7 +373,7 @@ impl EngineHandle {
         rules.await.map_err(|_| JobError::Draining)
     }
 
-    fn order(&self, order: Order) -> Result<(), JobError> {
+    pub(super) fn order(&self, order: Order) -> Result<(), JobError> {
         let mut inbox = self.shared.inbox.lock();
         inbox.check(inbox.orders.len(), self.shared.queue_max)?;
         inbox.orders.push(order);
@@ -502,6 +503,8 @@ pub struct EngineOptions {
     pub idle_release: Duration,
     /// How pages of weights are read that a device uses in the file.
     pub page_reader: PageReader,
+    /// Takes the known prefixes of KV pools that close.
+    pub keeper: Option<Arc<dyn PrefixKeeper>>,
 }
 
 impl Default for EngineOptions {
@@ -517,6 +520,7 @@ impl Default for EngineOptions {
             users: Arc::default(),
             idle_release: Duration::from_secs(60),
             page_reader: PageReader::default(),
+            keeper: None,
         }
     }
 }

@@ -33,6 +33,7 @@ mod loading;
 mod loads;
 mod paging;
 mod plan;
+mod prefixes;
 mod rates;
 mod residency;
 mod resident;
@@ -49,6 +50,7 @@ pub use kv::Reuse;
 pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
 pub use paging::PageReader;
 pub use plan::{Fit, Leaving, ResidencyPlan};
+pub use prefixes::{PrefixKeeper, PrefixPage, Prefixes};
 pub use residency::ResidencyRules;
 pub use snapshot::{
     Counters, EngineEvent, EngineSnapshot, LoadingProgress, ModelResidency, PartState, SequenceSnapshot,

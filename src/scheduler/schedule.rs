@@ -303,6 +303,16 @@ impl<A> Schedule<A> {
         }
     }
 
+    /// The ledger of pages.
+    pub fn kv(&self) -> &Kv {
+        &self.kv
+    }
+
+    /// As [`Schedule::kv`], to change it.
+    pub fn kv_mut(&mut self) -> &mut Kv {
+        &mut self.kv
+    }
+
     /// Drops the cached pages of a model, or of all. True if any went.
     pub fn drop_cached(&mut self, of: Option<ModelId>) -> bool {
         self.kv.drop_cached(of)

@@ -43,7 +43,13 @@ pub(super) async fn run(
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
     let stopped = ticket.becomes(id, &model, arrived);
-    let prepare = prompt::prepare(call, model.clone(), prompt, max_tokens);
+    let prepare = async {
+        let valid = prompt::prepare(call, model.clone(), prompt, max_tokens).await?;
+        if let Some(prefixes) = call.service().prefixes.get() {
+            prefixes.restore(engine, call.peer().uid, valid.lease.model()).await;
+        }
+        Ok(valid)
+    };
     let valid = before_the_job(call, &stopped, deadline, prepare).await?;
 
     let (sender, mut events) = unbounded_channel();

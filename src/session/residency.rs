@@ -30,7 +30,7 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
             let Some(model) = owned.map_err(|error| of_store(&error))? else {
                 return Ok(ClearCacheReply::default()); // not mapped: it has no weights on the device
             };
-            Some(model.id)
+            Some(model)
         }
         CacheScope::All if peer.administrator => None,
         CacheScope::All => {
@@ -39,7 +39,11 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
             return Err(failure(ErrorCode::Forbidden, text));
         }
     };
-    let cleared = service.engine.evict_weights(model).await.map_err(|error| of_job(&error))?;
+    let cleared = service.engine.evict_weights(model.as_ref().map(|model| model.id)).await;
+    let cleared = cleared.map_err(|error| of_job(&error))?;
+    if let Some(prefixes) = service.prefixes.get().cloned() {
+        call.blocking(move |_| Ok(prefixes.forget(model.as_deref()))).await?;
+    }
     Ok(ClearCacheReply { parts: cleared.parts, device_bytes: cleared.bytes, ext: Ext::new() })
 }
 

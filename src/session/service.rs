@@ -28,6 +28,7 @@ use crate::backend::doctor::Doctor;
 use crate::lock::{Mutex, Rank};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
+use crate::prefixes::PrefixStore;
 use crate::scheduler::{EngineHandle, SequenceId};
 use crate::share::Shares;
 use crate::share::limits::UserLimits;
@@ -100,6 +101,7 @@ pub struct Service {
     /// Source and count of memory-pressure events.
     pub pressure: Pressure,
     kept: OnceLock<Arc<dyn OutlivesRestart>>,
+    pub(super) prefixes: OnceLock<Arc<PrefixStore>>,
     policy: Mutex<Arc<Policy>>,
     pub(super) started: Instant,
     /// Kept open: the status matters most when no descriptor is free.
@@ -229,6 +231,7 @@ impl Service {
             tasks: TaskTracker::new(),
             pressure: Pressure::default(),
             kept: OnceLock::new(),
+            prefixes: OnceLock::new(),
             policy: Mutex::new(Rank::Policy, Arc::default()),
             started: Instant::now(),
             memory_use: File::open("/proc/self/status").ok(),
@@ -273,6 +276,11 @@ impl Service {
     /// Sets the object that keeps state across restarts. Only the first call counts.
     pub fn keep(&self, kept: Arc<dyn OutlivesRestart>) {
         let _ = self.kept.set(kept);
+    }
+
+    /// Sets the files of kept prefixes. Only the first call counts.
+    pub fn keep_prefixes(&self, prefixes: Arc<PrefixStore>) {
+        let _ = self.prefixes.set(prefixes);
     }
 
     /// Call after models or their rules changed; see [`OutlivesRestart::keep_state`].

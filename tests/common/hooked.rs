@@ -101,6 +101,18 @@ impl Backend for Hooked {
         (self.before_close)();
         self.inner.close_model(slot);
     }
+    fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
+        self.inner.read_page(slot, page)
+    }
+
+    fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        self.inner.write_page(slot, page, bytes)
+    }
+
+    fn page_layout(&self) -> &'static str {
+        self.inner.page_layout()
+    }
+
     fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
         self.inner.copy_page(slot, from, to)
     }

@@ -261,6 +261,33 @@ impl KvPool {
         Ok(())
     }
 
+    /// All bytes of a page.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] if it has no memory.
+    pub fn read(&mut self, page: u32) -> Result<Vec<u8>, BackendError> {
+        let memory = self.pages.get_mut(page as usize).and_then(Option::as_mut);
+        let memory = memory.ok_or(BackendError::Batch("a KV page without memory is read"))?;
+        Ok(memory.bytes_mut().to_vec())
+    }
+
+    /// Fills a page, which gets memory if it has none.
+    ///
+    /// # Errors
+    /// As [`KvPool::materialise`], and [`BackendError::Batch`] if `bytes` is not as long as a page.
+    pub fn fill(&mut self, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        if bytes.len() != self.mapped_bytes {
+            return Err(BackendError::Batch("a KV page is filled with another number of bytes"));
+        }
+        self.materialise(page)?;
+        let memory = self.pages.get_mut(page as usize).and_then(Option::as_mut);
+        memory
+            .ok_or(BackendError::Batch("a KV page without memory is filled"))?
+            .bytes_mut()
+            .copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Makes the table at least `len` entries long.
     fn grow_table(&mut self, len: usize) -> Result<(), BackendError> {
         let more = len.saturating_sub(self.pages.len());

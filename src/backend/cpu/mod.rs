@@ -217,6 +217,23 @@ impl Backend for CpuBackend {
         model.kv.copy(from, to)
     }
 
+    fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.kv.read(page)
+    }
+
+    fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.kv.fill(page, bytes)
+    }
+
+    fn page_layout(&self) -> &'static str {
+        match self.kv {
+            KvType::F16 => "cpu f16",
+            KvType::F32 => "cpu f32",
+        }
+    }
+
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Some(model) = self.models.get_mut(&slot) {
             pages.iter().for_each(|&page| model.kv.release(page));

@@ -367,6 +367,24 @@ impl Backend for HipBackend {
         Ok(())
     }
 
+    fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
+        self.wait_for_device()?;
+        let model = self.models.get(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.kv.read(&self.stream, page)
+    }
+
+    fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        let model = self.models.get_mut(&slot).ok_or(BackendError::Absent("the model is not open"))?;
+        model.kv.fill(&self.device, &self.stream, page, bytes)
+    }
+
+    fn page_layout(&self) -> &'static str {
+        match self.options.kv {
+            KvType::F16 => "gpu f16",
+            KvType::F32 => "gpu f32",
+        }
+    }
+
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
         if let Err(error) = self.wait_for_device() {
             tracing::warn!(%error, "the device failed before these KV pages were freed");

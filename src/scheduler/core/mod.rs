@@ -84,12 +84,12 @@ impl Core {
     ) -> Self {
         let schedule = Schedule::new(limits(&options, &shared));
         let paging = Paging::new(options.page_reader.clone(), waker(&shared));
-        let now = lock::now();
+        let (now, keeper) = (lock::now(), options.keeper.clone());
         let mut core = Self {
             options,
             shared,
             factory,
-            device: Device::new(backend),
+            device: Device::new(backend, keeper),
             schedule,
             arrays: StepArrays::default(),
             counters: Counters::default(),
@@ -119,11 +119,29 @@ impl Core {
             self.fail_loads(None, &|| JobError::Draining);
             self.fail_all(|| JobError::Draining);
             self.send_ended();
+            self.keep_all_prefixes();
             stopped
         }));
         shared.inbox.lock().stop = true;
         shared.failed.send_replace(!stopped.unwrap_or(false));
         shared.drained.send_replace(true);
+    }
+
+    /// Offers all known prefixes to the keeper before the engine ends.
+    fn keep_all_prefixes(&mut self) {
+        let ids: Vec<ModelId> = self.device.models.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            self.device.keep_prefixes(id, &self.schedule);
+        }
+    }
+
+    /// The device and the schedule, for an order that changes both.
+    pub(super) fn parts(&mut self) -> (&mut Device, &mut Schedule) {
+        (&mut self.device, &mut self.schedule)
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Runs turns until a stop (true), or until no device can be opened (false).

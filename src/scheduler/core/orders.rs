@@ -9,6 +9,7 @@ use super::Core;
 use crate::lock;
 use crate::model::{Model, ModelId};
 use crate::scheduler::JobError;
+use crate::scheduler::prefixes::RestoreOrder;
 use crate::scheduler::residency::ResidencyRules;
 use crate::scheduler::snapshot::EngineEvent;
 
@@ -37,6 +38,7 @@ pub(in crate::scheduler) enum Order {
     Clear { model: Option<ModelId>, done: oneshot::Sender<Cleared> },
     ReleaseIdle { done: oneshot::Sender<Cleared> },
     Rules { model: Arc<Model>, change: RulesChange, done: oneshot::Sender<ResidencyRules> },
+    Restore(RestoreOrder),
 }
 
 impl Core {
@@ -67,6 +69,7 @@ impl Core {
                 }
                 self.tell_cleared(before, done);
             }
+            Order::Restore(order) => self.restore(order),
             Order::Rules { model, change, done } => {
                 self.device.enter(&model, lock::now());
                 if let Some(rules) = self.device.residency.rules_mut(model.id) {

@@ -19,7 +19,9 @@ mod pool;
 mod tree;
 
 use pool::{Left, Pool};
-use tree::{Inserted, NodeId, Tree};
+use tree::{Inserted, NodeId, ROOT, Tree};
+
+pub(super) use tree::Known;
 
 /// The users whose prefixes a sequence may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -135,8 +137,13 @@ impl Kv {
         self.trees.get(&self.key(model, uid)).map_or(0, |tree| tree.grown)
     }
 
+    /// The user of the tree that a user's sequences take from; `None` for that of all users.
+    pub fn user_of_tree(&self, uid: u32) -> Option<u32> {
+        (self.reuse != Reuse::All).then_some(uid)
+    }
+
     fn key(&self, model: ModelId, uid: u32) -> TreeKey {
-        (model, (self.reuse != Reuse::All).then_some(uid))
+        (model, self.user_of_tree(uid))
     }
 
     /// Takes the longest known prefix of `tokens`, in place of what `held` has of it. Returns how many tokens that is.
@@ -237,6 +244,61 @@ impl Kv {
                 (held.known, held.at) = (index + 1, at);
             }
         }
+    }
+
+    /// The known prefixes of a model by user, at most so many pages in all; those used last before others.
+    pub fn known(&self, model: ModelId, most: usize) -> Vec<(Option<u32>, Vec<Known>)> {
+        let trees: Vec<_> = self.trees.iter().filter(|((of, _), _)| *of == model).collect();
+        let each = most / trees.len().max(1);
+        trees.into_iter().map(|((_, uid), tree)| (*uid, tree.latest(each))).collect()
+    }
+
+    /// Takes pages into a user's tree that [`Kv::known`] listed once. `fill` writes the page of an index. Ends before a page
+    /// for which there is no room, because nothing is evicted for it. Returns the number of pages.
+    ///
+    /// # Errors
+    /// That of `fill`. The pages before stay.
+    pub fn adopt<E>(
+        &mut self,
+        (model, uid): (ModelId, u32),
+        pages: &[(Option<u32>, &[u32])],
+        mut fill: impl FnMut(usize, u32) -> Result<(), E>,
+    ) -> Result<u32, E> {
+        let key = self.key(model, uid);
+        let mut nodes: Vec<NodeId> = Vec::new();
+        for (index, (after, tokens)) in pages.iter().enumerate() {
+            let Some(pool) = self.pools.get(&model) else { break };
+            let at = match after {
+                None => Some(ROOT),
+                // Only a whole page can be continued.
+                Some(before) => {
+                    let whole = pages.get(*before as usize).is_some_and(|(_, t)| t.len() == KV_PAGE_TOKENS);
+                    nodes.get(*before as usize).copied().filter(|_| whole)
+                }
+            };
+            let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.budget_bytes;
+            let Some(at) = at.filter(|_| room && (1..=KV_PAGE_TOKENS).contains(&tokens.len())) else { break };
+            let Some(page) = self.take(model, uid) else { break };
+            if let Err(error) = fill(index, page) {
+                self.drop_page(model, page);
+                return Err(error);
+            }
+            self.clock += 1;
+            let tree = self.trees.entry(key).or_insert_with(Tree::new);
+            let inserted = tree.insert(at, tokens, page, self.clock);
+            if let (Inserted::Taken { instead_of, .. }, Some(pool)) = (inserted, self.pools.get_mut(&model)) {
+                pool.keep(page);
+                let gone = instead_of.map(|old| (pool.forget(old), pool.page_bytes));
+                if let Some((Left::Free(uid), bytes)) = gone {
+                    discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+                }
+            }
+            self.drop_page(model, page); // the tree alone has it, or nobody
+            nodes.push(match inserted {
+                Inserted::Taken { at, .. } | Inserted::There { at, .. } => at,
+            });
+        }
+        Ok(nodes.len() as u32)
     }
 
     /// Drops the cached page that is to go first: of the user that holds most, the longest unused.

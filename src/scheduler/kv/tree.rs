@@ -57,6 +57,15 @@ pub(super) enum Inserted {
     There { at: NodeId, page: u32 },
 }
 
+/// A page that [`Tree::latest`] lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::scheduler) struct Known {
+    /// Index of the page that it continues; `None` at the start of prompts.
+    pub after: Option<u32>,
+    pub tokens: Arc<[u32]>,
+    pub page: u32,
+}
+
 /// A child's tokens and its number.
 type Child<'a> = (&'a [u32], NodeId);
 
@@ -171,6 +180,30 @@ impl Tree {
         self.leaves.remove(&(used, at));
         self.leaves.insert((now, id));
         Inserted::Taken { at: id, instead_of }
+    }
+
+    /// At most so many pages, those used last before others, each with its tokens after the one that it continues.
+    pub fn latest(&self, most: usize) -> Vec<Known> {
+        let mut places: BTreeMap<NodeId, u32> = BTreeMap::new();
+        let mut known = Vec::new();
+        for (_, leaf) in self.leaves.iter().rev() {
+            let mut path = Vec::new();
+            let mut at = *leaf;
+            while at != ROOT && !places.contains_key(&at) {
+                path.push(at);
+                at = self.node(at).parent;
+            }
+            for id in path.into_iter().rev() {
+                if known.len() >= most {
+                    return known;
+                }
+                let node = self.node(id);
+                places.insert(id, known.len() as u32);
+                let after = places.get(&node.parent).copied();
+                known.push(Known { after, tokens: Arc::clone(&node.tokens), page: node.page });
+            }
+        }
+        known
     }
 
     /// The leaf used longest ago for whose page `may_go` holds, and the time of its use. Leaves of live sequences are

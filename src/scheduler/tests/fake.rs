@@ -341,6 +341,27 @@ impl Backend for Fake {
         }
     }
 
+    fn read_page(&mut self, slot: ModelSlot, page: u32) -> Result<Vec<u8>, BackendError> {
+        let state = self.control.0.0.lock();
+        let page = state.pages.get(&(slot.0, page)).expect("a page that is read was written");
+        let program = &state.slots[&slot.0].0;
+        let mut bytes: Vec<u8> = page.iter().flat_map(|t| t.unwrap_or(u32::MAX).to_le_bytes()).collect();
+        bytes.resize(page_bytes(program) as usize, 0);
+        Ok(bytes)
+    }
+
+    fn write_page(&mut self, slot: ModelSlot, page: u32, bytes: &[u8]) -> Result<(), BackendError> {
+        let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let tokens: Vec<_> =
+            words.take(KV_PAGE_TOKENS).map(|token| (token != u32::MAX).then_some(token)).collect();
+        self.control.0.0.lock().pages.insert((slot.0, page), tokens.try_into().unwrap());
+        Ok(())
+    }
+
+    fn page_layout(&self) -> &'static str {
+        "fake"
+    }
+
     fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
         let mut state = self.control.0.0.lock();
         assert_ne!(from, to, "a page is copied to itself");

@@ -238,3 +238,110 @@ fn users_prefixes_and_cancels_at_random_change_no_token() {
         rig.assert_empty();
     }
 }
+
+/// Keeps what it is given.
+#[derive(Debug)]
+struct Shelf {
+    room_bytes: u64,
+    kept: std::sync::Mutex<Vec<Prefixes>>,
+}
+
+impl PrefixKeeper for Shelf {
+    fn room_bytes(&self) -> u64 {
+        self.room_bytes
+    }
+
+    fn keep(&self, _: &Arc<Model>, prefixes: Prefixes) {
+        self.kept.lock().unwrap().push(prefixes);
+    }
+}
+
+/// A shelf, and options with it.
+fn shelf(pages: u64, reuse: Reuse) -> (Arc<Shelf>, EngineOptions) {
+    let shelf = Arc::new(Shelf { room_bytes: budget_of(pages), kept: Default::default() });
+    let keeper = Some(Arc::clone(&shelf) as Arc<dyn PrefixKeeper>);
+    (shelf, EngineOptions { keeper, reuse, ..EngineOptions::default() })
+}
+
+#[test]
+fn what_an_engine_knew_is_known_to_the_next_one() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for reuse in [Reuse::User, Reuse::All] {
+        let (shelf, options) = shelf(10_000, reuse);
+        let mut rig = Rig::new(options);
+        let (long, fork) = (prompt(1, 2000), [prompt(1, 1000), prompt(2, 77)].concat());
+        let of_bob = prompt(3, 100);
+        rig.reused_as(ALICE, &long, 5);
+        rig.reused_as(ALICE, &fork, 5);
+        rig.reused_as(BOB, &of_bob, 5);
+        // One that runs when the engine ends.
+        let running = rig.ask(&prompt(4, 40), 3000);
+        assert!(rig.comes(|s| s.sequences.iter().any(|s| s.generated_tokens > 50)));
+        rig.engine.take().unwrap().stop();
+        let ids = running.finish().ids;
+        let kept = std::mem::take(&mut *shelf.kept.lock().unwrap());
+        assert_eq!(kept.len(), if reuse == Reuse::All { 1 } else { 3 }, "one for each tree");
+
+        let rig = Rig::new(EngineOptions { reuse, ..EngineOptions::default() });
+        for prefixes in kept {
+            let (uid, pages) = (prefixes.uid.unwrap_or(ALICE), prefixes.pages.len() as u32);
+            let stranger = EngineOptions { reuse: Reuse::Off, ..EngineOptions::default() };
+            let stranger = Rig::new(stranger);
+            let handle = stranger.handle();
+            let of_all = reuse == Reuse::All;
+            let refused =
+                runtime.block_on(handle.restore_prefixes(&rig.model, 77, prefixes.clone())).unwrap();
+            assert_eq!(refused, 0, "of another user, or without reuse: {of_all}");
+            let taken = runtime.block_on(rig.handle().restore_prefixes(&rig.model, uid, prefixes)).unwrap();
+            assert_eq!(taken, pages);
+        }
+        // The answer's last token was not computed, the prompt's last one is computed again.
+        assert_eq!(rig.reused_as(ALICE, &long, 5), (1999, 1));
+        assert_eq!(rig.reused_as(ALICE, &fork, 5), (1076, 1));
+        assert_eq!(rig.reused_as(BOB, &of_bob, 5), (99, 1));
+        let goes_on = [prompt(4, 40), ids.clone(), vec![7]].concat();
+        let (reused, _) = rig.reused_as(1000, &goes_on, 5);
+        assert!(reused as usize >= 40 + ids.len() - 1, "{reused} of {}", goes_on.len());
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn pages_that_are_kept_or_taken_back_stay_within_their_limits() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (shelf, options) = shelf(5, Reuse::User);
+    let mut rig = Rig::new(options);
+    rig.reused_as(ALICE, &prompt(1, 320), 2);
+    rig.engine.take().unwrap().stop();
+    let kept = shelf.kept.lock().unwrap().pop().unwrap();
+    assert_eq!(kept.pages.len(), 5);
+
+    let rig = Rig::new(EngineOptions { kv_budget_bytes: budget_of(13), ..EngineOptions::default() });
+    let restore =
+        |prefixes| runtime.block_on(rig.handle().restore_prefixes(&rig.model, ALICE, prefixes)).unwrap();
+    let mut other = kept.clone();
+    other.layout = "another".to_owned();
+    assert_eq!(restore(other), 0);
+    let mut short = kept.clone();
+    short.pages[3].bytes.pop();
+    assert_eq!(restore(short), 0);
+    // A page whose tokens are too many, one after itself, and one after a page that is not whole.
+    type Change = fn(&mut Prefixes);
+    let changes: [(Change, u32); 3] = [
+        (|p| p.pages[1].tokens.push(1), 1),
+        (|p| p.pages[2].after = Some(2), 2),
+        (|p| p.pages[1].tokens.truncate(9), 2),
+    ];
+    for (change, taken) in changes {
+        let mut wrong = kept.clone();
+        change(&mut wrong);
+        assert_eq!(restore(wrong), taken);
+        runtime.block_on(rig.handle().evict_weights(None)).unwrap();
+    }
+    // Eleven pages are Bob's: two are free, and none is evicted for pages that may never be used.
+    rig.reused_as(BOB, &prompt(2, 11 * 32 - 4), 2);
+    assert_eq!(restore(kept), 2);
+    assert_eq!(rig.handle().snapshot().kv_pages_cached, 13);
+    assert_eq!(rig.reused_as(ALICE, &prompt(1, 320), 2).0, 64);
+    rig.assert_empty();
+}

@@ -3,9 +3,10 @@
 use crate::source::{Source, files};
 
 /// Highest first. A module uses those after it in the list, never those before it.
-const LAYERS: [&str; 11] = [
+const LAYERS: [&str; 12] = [
     "socket",
     "session",
+    "prefixes",
     "scheduler",
     "model",
     "cache",

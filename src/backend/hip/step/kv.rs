@@ -135,6 +135,38 @@ impl KvPool {
         Ok(stream.copy(to.all(), from.all())?)
     }
 
+    /// All bytes of a page; waits for the stream.
+    ///
+    /// # Errors
+    /// [`BackendError::Batch`] if the page has no memory, [`HipError`].
+    pub fn read(&self, stream: &Stream, page: u32) -> Result<Vec<u8>, BackendError> {
+        let buffer = self.pages.get(page as usize).and_then(Option::as_ref);
+        let buffer = buffer.ok_or(BackendError::Batch("a KV page without memory is read"))?;
+        let mut bytes = vec![0u8; self.page_bytes];
+        stream.download(buffer.all(), bytes.as_mut_slice())?;
+        Ok(bytes)
+    }
+
+    /// Fills a page, which gets memory if it has none; waits for the stream.
+    ///
+    /// # Errors
+    /// As [`KvPool::materialise`], and [`BackendError::Batch`] if `bytes` is not as long as a page.
+    pub fn fill(
+        &mut self,
+        device: &Device,
+        stream: &Stream,
+        page: u32,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        if bytes.len() != self.page_bytes {
+            return Err(BackendError::Batch("a KV page is filled with another number of bytes"));
+        }
+        self.materialise(device, stream, page)?;
+        let buffer = self.pages.get(page as usize).and_then(Option::as_ref);
+        let buffer = buffer.ok_or(BackendError::Batch("a KV page without memory is filled"))?;
+        Ok(stream.upload(buffer.all(), bytes)?)
+    }
+
     /// Frees a page's memory. No work in flight may use it.
     pub fn release(&mut self, page: u32) {
         if let Some(slot) = self.pages.get_mut(page as usize) {

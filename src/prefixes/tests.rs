@@ -1,0 +1,115 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::scheduler::PrefixPage;
+
+fn model(path: &Path) -> Arc<Model> {
+    let file = fs::File::open(path).unwrap();
+    Arc::new(Model::open(crate::model::ModelId(1), "story", vec![file]).unwrap())
+}
+
+fn kept_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tinystories-260k-f32.gguf")
+}
+
+fn prefixes(uid: Option<u32>, pages: u32, token: u32) -> Prefixes {
+    let page = |i: u32| PrefixPage {
+        after: i.checked_sub(1),
+        tokens: vec![token; KV_PAGE_TOKENS],
+        bytes: vec![i as u8; 1000],
+    };
+    Prefixes { uid, layout: "cpu f16".to_owned(), pages: (0..pages).map(page).collect() }
+}
+
+#[test]
+fn a_later_store_gives_back_what_an_earlier_one_kept_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    store.keep(&model, prefixes(Some(1000), 3, 7));
+    store.keep(&model, prefixes(Some(1001), 2, 8));
+    store.finish();
+    store.keep(&model, prefixes(Some(1002), 2, 8)); // too late, and of no harm
+    drop(store);
+
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    assert_eq!(store.sums().0, 2);
+    let key = |uid| (Some(uid), digest(&model));
+    assert_eq!(store.take(key(1000)), Some(prefixes(Some(1000), 3, 7)));
+    assert_eq!((store.take(key(1000)), store.take(key(1002))), (None, None));
+    assert_eq!(store.sums().0, 1);
+    store.finish();
+    let left = fs::read_dir(dir.path().join("1000")).unwrap().count();
+    assert_eq!(left, 0, "the file went");
+}
+
+#[test]
+fn a_damaged_file_and_one_of_another_user_are_removed_and_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    for uid in [1000, 1001] {
+        store.keep(&model, prefixes(Some(uid), 3, 7));
+    }
+    store.finish();
+    let key = |uid| (Some(uid), digest(&model));
+    let (mine, theirs) = (store.path(&key(1000)), store.path(&key(1001)));
+    let mut bytes = fs::read(&mine).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&mine, bytes).unwrap();
+    assert_eq!(store.take(key(1000)), None);
+    // A user who could move files would still get nothing of another's.
+    fs::rename(&theirs, &mine).unwrap();
+    drop(store);
+    let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
+    assert_eq!((store.sums().0, store.take(key(1000))), (1, None));
+    assert!(!mine.exists());
+    store.finish();
+}
+
+#[test]
+fn the_oldest_file_of_the_user_with_most_goes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    // Copies are other models: other files.
+    let models: Vec<_> = (0..4)
+        .map(|i| {
+            let path = dir.path().join(format!("{i}.gguf"));
+            fs::copy(kept_model(), &path).unwrap();
+            model(&path)
+        })
+        .collect();
+    let store = PrefixStore::open(&dir.path().join("kept"), 10_000, Reuse::User).unwrap();
+    store.keep(&models[0], prefixes(Some(1), 1, 7));
+    for model in &models[..3] {
+        store.keep(model, prefixes(Some(2), 2, 7));
+    }
+    store.keep(&models[3], prefixes(Some(3), 2, 7));
+    store.finish();
+    let has = |uid, at: usize| store.path(&(Some(uid), digest(&models[at]))).exists();
+    let there = [has(1, 0), has(2, 0), has(2, 1), has(2, 2), has(3, 3)];
+    assert_eq!(there, [true, false, true, true, true]);
+    assert!(store.sums().1 <= 10_000, "{:?}", store.sums());
+    // A lower limit, and an order to forget.
+    let store = PrefixStore::open(&dir.path().join("kept"), 5_000, Reuse::User).unwrap();
+    assert!(store.sums().1 <= 5_000 && store.sums().0 > 0, "{:?}", store.sums());
+    assert_eq!(store.forget(Some(&models[0])), 1);
+    let left = store.sums().0;
+    assert_eq!((store.forget(None), store.sums()), (left, (0, 0)));
+    store.finish();
+}
+
+#[test]
+fn foreign_files_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["1000", "all", "else"] {
+        fs::create_dir(dir.path().join(folder)).unwrap();
+        fs::write(dir.path().join(folder).join("letter.txt"), "dear").unwrap();
+        fs::write(dir.path().join(folder).join("x.part"), "half").unwrap();
+    }
+    let store = PrefixStore::open(dir.path(), 1, Reuse::User).unwrap();
+    store.finish();
+    assert_eq!((store.sums().0, store.forget(None)), (0, 0));
+    for (folder, parts) in [("1000", 1), ("all", 1), ("else", 2)] {
+        assert_eq!(fs::read_dir(dir.path().join(folder)).unwrap().count(), parts, "{folder}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Prefixes that outlive their pool: the engine reads their pages from the device before a pool closes, and writes them
+//! back when a client asks for that user and model again.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::JobError;
+use super::core::Core;
+use super::core::orders::Order;
+use super::device::Device;
+use super::handle::EngineHandle;
+use super::schedule::Schedule;
+use crate::lock;
+use crate::model::{Model, ModelId};
+
+/// The known prefixes of one user and model, with their keys and values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefixes {
+    /// The user; `None` where all users share prefixes.
+    pub uid: Option<u32>,
+    /// Layout of the pages' bytes: only a device with the same one can take them.
+    pub layout: String,
+    /// Each page comes after the one that it continues.
+    pub pages: Vec<PrefixPage>,
+}
+
+/// One KV page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixPage {
+    /// Index of the page that this one continues; `None` at the start of prompts.
+    pub after: Option<u32>,
+    /// Tokens whose keys and values it holds: 1 to [`KV_PAGE_TOKENS`](crate::backend::KV_PAGE_TOKENS).
+    pub tokens: Vec<u32>,
+    /// Content as the device had it.
+    pub bytes: Vec<u8>,
+}
+
+/// Keeps prefixes whose pool closes. The engine's thread calls it, so it must not block.
+pub trait PrefixKeeper: std::fmt::Debug + Send + Sync {
+    /// Bytes that it can take now.
+    fn room_bytes(&self) -> u64;
+
+    /// Takes a model's prefixes of one user.
+    fn keep(&self, model: &Arc<Model>, prefixes: Prefixes);
+}
+
+/// A client's order to write prefixes back. `done` gets the number of pages.
+#[derive(Debug)]
+pub(super) struct RestoreOrder {
+    pub model: Arc<Model>,
+    pub uid: u32,
+    pub prefixes: Prefixes,
+    pub done: oneshot::Sender<u32>,
+}
+
+impl Device {
+    /// Offers a model's known prefixes to the keeper, unless its file can no longer be trusted.
+    pub(super) fn keep_prefixes(&mut self, id: ModelId, schedule: &Schedule) {
+        let (Some(keeper), Some(hosted)) = (self.keeper.clone(), self.models.get(id)) else { return };
+        let Some(slot) = hosted.slot else { return };
+        let model = Arc::clone(&hosted.model);
+        let page_bytes = self.backend.kv_page_bytes()(&model.plan.program).max(1);
+        let most = usize::try_from(keeper.room_bytes() / page_bytes).unwrap_or(usize::MAX);
+        if model.files.check_poison().and_then(|()| model.files.check_unchanged()).is_err() {
+            return;
+        }
+        for (uid, known) in schedule.kv().known(id, most) {
+            let read = known.into_iter().map(|page| {
+                let bytes = self.backend.read_page(slot, page.page)?;
+                Ok(PrefixPage { after: page.after, tokens: page.tokens.to_vec(), bytes })
+            });
+            match read.collect::<Result<Vec<_>, crate::backend::BackendError>>() {
+                Ok(pages) if pages.is_empty() => {}
+                Ok(pages) => {
+                    let layout = self.backend.page_layout().to_owned();
+                    keeper.keep(&model, Prefixes { uid, layout, pages });
+                }
+                Err(error) => {
+                    tracing::warn!(model = id.0, %error, "known prefixes could not be read: they are lost")
+                }
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Writes prefixes to free pages. A device that fails here fails in the next step too.
+    pub(super) fn restore(&mut self, order: RestoreOrder) {
+        let RestoreOrder { model, uid, prefixes, done } = order;
+        let facts = self.shared().facts();
+        let page_bytes = facts.page_bytes(&model.plan.program);
+        let (device, schedule) = self.parts();
+        let fits = schedule.kv().reuses()
+            && prefixes.layout == device.backend.page_layout()
+            && prefixes.uid == schedule.kv().user_of_tree(uid)
+            && prefixes.pages.iter().all(|page| page.bytes.len() as u64 == page_bytes);
+        let mut count = 0;
+        if fits {
+            device.enter(&model, lock::now());
+            let opened = device.open(&model, &facts, schedule);
+            let restored = opened.and_then(|slot| {
+                schedule.kv_mut().open(model.id, page_bytes);
+                let pages: Vec<_> =
+                    prefixes.pages.iter().map(|page| (page.after, page.tokens.as_slice())).collect();
+                let backend = device.backend.as_mut();
+                let fill = |index: usize, page| backend.write_page(slot, page, &prefixes.pages[index].bytes);
+                schedule.kv_mut().adopt((model.id, uid), &pages, fill)
+            });
+            match restored {
+                Ok(pages) => count = pages,
+                Err(error) => {
+                    tracing::warn!(model = model.id.0, %error, "kept prefixes could not be written back")
+                }
+            }
+            device.release_freed(schedule);
+        }
+        let _ = done.send(count); // the requester may have disconnected
+    }
+}
+
+impl EngineHandle {
+    /// Gives a user's kept prefixes of a model back to the device, where there is room for them. Returns how many pages;
+    /// none if the device has another layout of pages.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::evict_weights`].
+    pub async fn restore_prefixes(
+        &self,
+        model: &Arc<Model>,
+        uid: u32,
+        prefixes: Prefixes,
+    ) -> Result<u32, JobError> {
+        let (done, count) = oneshot::channel();
+        self.order(Order::Restore(RestoreOrder { model: Arc::clone(model), uid, prefixes, done }))?;
+        count.await.map_err(|_| JobError::Draining)
+    }
+}
