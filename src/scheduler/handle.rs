@@ -310,7 +310,7 @@ impl EngineHandle {
     /// # Errors
     /// [`JobError::Invalid`] if the model has no such tensor, [`JobError::Backend`] of the load, and those of
     /// [`EngineHandle::submit`].
-    pub async fn load_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
+    pub async fn preload_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
         if !model.plan.program.tensors().iter().any(|tensor| tensor.lazy.name() == name) {
             return Err(JobError::Invalid("the model has no tensor of that name"));
         }
