@@ -6,7 +6,7 @@
 //! on a row in the same order, so the bits are equal.
 //!
 //! All query heads of a KV head are computed together, and so are up to `thresholds::ATTENTION_TILE_MAX` queries of
-//! neighbouring rows: keys and values are read (and widened) once for all of them.
+//! neighbouring rows. Keys and values are read (and widened) once for all of them.
 
 use std::ops::Range;
 
