@@ -9,7 +9,8 @@
 //! | AVX-512 VNNI    | to 2 rows | 6 rows              | 6 rows                |
 //! | AVX2            | 1 row     | 4 rows              | 1 row                 |
 //!
-//! The portable code has one loop for any number of rows. The thresholds of a GPU are in `src/backend/hip/kernels/thresholds.rs`.
+//! The portable code has one loop for any number of rows. The thresholds of a GPU are in
+//! `src/backend/hip/kernels/thresholds.rs`.
 
 /// Most rows of a step. Weights are read once for this many rows; more rows only add scratch.
 pub const STEP_ROWS: usize = 256;

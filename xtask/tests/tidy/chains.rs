@@ -133,14 +133,16 @@ fn exists(all: &[Source], named: &Named<'_>) -> bool {
     words.windows(2).any(|two| kinds.contains(&two[0]) && two[1] == named.function)
 }
 
-/// For each two hops in order: the file of the first must name all functions of the second.
+/// For each two hops in order: the files of the first name all functions of the second.
 fn broken<'a>(all: &'a [Source], hops: &'a [Vec<Named<'a>>]) -> impl Iterator<Item = String> + 'a {
     hops.windows(2).flat_map(move |two| {
-        let from = two[0].first().and_then(|named| find(all, named.file));
-        let lacks =
-            move |named: &&Named<'_>| from.is_some_and(|f| !has_word(&blank(&f.text), named.function));
-        let first = two[0].first();
-        two[1].iter().filter(lacks).map(move |named| format!("{first:?} does not lead to {named:?}"))
+        let from = two[0].iter().filter_map(|named| find(all, named.file));
+        let from: Vec<String> = from.map(|file| blank(&file.text)).collect();
+        let lacks = move |named: &&Named<'_>| {
+            !from.is_empty() && !from.iter().any(|code| has_word(code, named.function))
+        };
+        let before = &two[0];
+        two[1].iter().filter(lacks).map(move |named| format!("{before:?} does not lead to {named:?}"))
     })
 }
 

@@ -1,7 +1,9 @@
 //! How many rows take which kernel: the only home of row thresholds of the GPU.
 //!
 //! A product of weights with the rows of a step is computed by one [`Family`] of kernels, which [`family`] chooses. The
-//! rows from which each takes over depend on the device's [`MatrixUnit`]; [`of`] gives a device's row of this table:
+//! rows from which each takes over depend on the device's [`MatrixUnit`]; [`of`] gives a device's row of this table.
+//! `OfWave` are CDNA, RDNA3 and RDNA4, and NVIDIA's GPUs other than Hopper. `AcrossWaves` is Hopper. `None` are gfx906 and
+//! RDNA2. [`super::types::unit`] finds out by the kernels that a device's code has.
 //!
 //! | Matrix unit   | 8-bit rows (`gemv_*_a8`) | `gemm_*_x16`, `gemm_wide_*` | expanded, `gemm_f16` | experts sorted | recorded |
 //! |---------------|--------------------------|-----------------------------|----------------------|----------------|----------|
@@ -11,11 +13,14 @@
 //!
 //! That is for quantised weights. F16 and BF16 weights take f32 rows (`gemv_*_f32`) where quantised ones take 8-bit
 //! rows; above, `AcrossWaves` has `gemm_wide_*` for them, and any other device `gemm_f16`. F32 weights always take f32
-//! rows. So do all weights in the checking mode of f32 activations.
+//! rows. So do all weights in the checking mode of f32 activations. Rows whose width is no multiple of 8 never become f16.
 //!
 //! A family has variants by the rows of one workgroup, such as `_1`, `_2`, `_4`, `_8`. They are listed in
 //! [`super::types`], and [`super::types::fitting`] takes the narrowest that holds all rows. The constants below are
 //! thresholds that all devices share. Those of the CPU are in `src/backend/cpu/thresholds.rs`.
+//!
+//! Two places ask [`family`], so that they agree. `form` in `step/bind/forms.rs` asks for the form of rows in which a
+//! value is written. `Run::group` in `step/run/product.rs` launches.
 
 use super::MatrixUnit;
 use super::types::is_float;

@@ -83,6 +83,7 @@ pub fn gemm_sums(outputs: u32, cols: u32) -> u32 {
 
 /// Bytes of `parts` of launches with at most so many rows, from the [`gemm_sums`] of their matrices.
 pub fn gemm_parts(unit: MatrixUnit, sums: u32, rows: usize) -> usize {
+    // Columns of the variant that `fitting` takes, or those of all workgroups side by side.
     let few = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
     let blocks_by_columns = match unit {
         MatrixUnit::None => 0,
