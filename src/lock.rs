@@ -21,7 +21,7 @@ pub use bare::checker;
 pub(crate) use bare::table;
 pub use bare::{atomic, now, pause};
 
-/// All locks, in the order in which a thread may take them.
+/// All locks of the daemon, in the order in which a thread may take them. The client has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rank {
@@ -63,6 +63,8 @@ pub enum Rank {
     StoreTables,
     /// Vocabularies shared by mapped models.
     Tokenizers,
+    /// Why a chat template refused a conversation; only in the process that renders it.
+    TemplateRefusal,
     /// State of a model's files in the machine's memory.
     ModelPages,
     /// Models whose pages are to be read in or released.

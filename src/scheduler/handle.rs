@@ -311,11 +311,11 @@ impl EngineHandle {
     /// # Errors
     /// [`JobError::Invalid`] if the model has no such tensor, [`JobError::Backend`] of the load, and those of
     /// [`EngineHandle::submit`].
-    pub async fn load_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
+    pub async fn preload_tensor(&self, model: &Arc<Model>, name: &str) -> Result<LoadedTensor, JobError> {
         if !model.plan.program.tensors().iter().any(|tensor| tensor.lazy.name() == name) {
             return Err(JobError::Invalid("the model has no tensor of that name"));
         }
-        let reached = self.begin_load(model, LoadTarget::Tensor(name.to_owned()))?.wait().await?;
+        let reached = self.ask(model, LoadTarget::Tensor(name.to_owned()))?.wait().await?;
         reached.last.ok_or(JobError::Invalid("a load ended without a tensor"))
     }
 
@@ -334,7 +334,7 @@ impl EngineHandle {
     /// As [`EngineHandle::preload_all`], and [`JobError::NoSuchLayer`].
     pub fn preload(&self, model: &Arc<Model>, what: &Preload) -> Result<Loading, JobError> {
         let none = |layer| JobError::NoSuchLayer { layer, layers: model.plan.program.layer_count() };
-        self.begin_load(model, LoadTarget::Parts(what.parts(&model.plan.program).map_err(none)?))
+        self.ask(model, LoadTarget::Parts(what.parts(&model.plan.program).map_err(none)?))
     }
 
     /// Evicts weights from the device: those of one model, pinned or not, or of all models that are not pinned.
@@ -392,7 +392,8 @@ impl EngineHandle {
         self.shared.facts()
     }
 
-    fn begin_load(&self, model: &Arc<Model>, target: LoadTarget) -> Result<Loading, JobError> {
+    /// Asks the engine thread for weights, which [`super::device::Device::ask`] takes up.
+    fn ask(&self, model: &Arc<Model>, target: LoadTarget) -> Result<Loading, JobError> {
         model.files.check_poison()?;
         self.check_model(model)?;
         let (progress, receiver) = watch::channel(LoadProgress::default());

@@ -1,7 +1,7 @@
 //! Decides which models' weights are on the device: a step loads them part by part, and a lack of room evicts them part
 //! by part.
 //!
-//! A step's weights: [`Residency::load_part`] -> `resolve` -> `with_room` -> `try_load` -> [`ResidentModel::resolve`] ->
+//! A step's weights: [`Residency::load_part`] -> `load_current` -> `with_room` -> [`ResidentModel::begin_loads`] ->
 //! [`TensorCache::load`], which alone calls [`Backend::load_tensor`]. Experts that rows chose come by
 //! [`Residency::load_chosen`], weights that a client asked for by [`Residency::load_for_client`].
 //!
@@ -156,8 +156,8 @@ impl Residency {
     }
 
     /// True when a step of the model needs no load.
-    pub fn is_resolved(&self, id: ModelId) -> bool {
-        self.places.get(&id).is_some_and(|place| place.resident.is_resolved())
+    pub fn has_all(&self, id: ModelId) -> bool {
+        self.places.get(&id).is_some_and(|place| place.resident.has_all())
     }
 
     /// After a failed step: drops all handles of the model and clears failed loads, so that the next step requests them
@@ -255,17 +255,17 @@ impl Residency {
         backend: &mut dyn Backend,
     ) -> Result<(), BackendError> {
         if part == FIRST_PART {
-            return self.resolve(&Window::none(id), FIRST_PART, backend);
+            return self.load_current(&Window::none(id), FIRST_PART, backend);
         }
-        if self.is_resolved(id) {
+        if self.has_all(id) {
             return Ok(());
         }
         let last = self.places.get(&id).map_or(0, |place| place.resident.model().plan.program.head_part());
         let ahead = backend.parts_ahead();
         let window = Window::around(id, part, ahead);
-        self.resolve(&window, part, backend)?;
+        self.load_current(&window, part, backend)?;
         for later in part + 1..=last.min(part.saturating_add(ahead as u32)) {
-            if !self.resolve_ahead(&window, later, backend)? {
+            if !self.load_ahead(&window, later, backend)? {
                 break;
             }
         }
@@ -286,7 +286,7 @@ impl Residency {
         let window = Window::around(id, part, backend.parts_ahead());
         // After an eviction this goes on where room ran out: loads that it began stay.
         self.with_room(&window, part, backend, |resident, loader| {
-            resident.resolve_chosen(part, chosen, loader)
+            resident.begin_chosen_loads(part, chosen, loader)
         })
     }
 
@@ -300,20 +300,25 @@ impl Residency {
         Ok(place.resident.weights())
     }
 
-    /// Resolves the current part. If room is short, the parts ahead wait.
-    fn resolve(&mut self, window: &Window, part: u32, backend: &mut dyn Backend) -> Result<(), BackendError> {
+    /// Loads the current part. If room is short, the parts ahead wait.
+    fn load_current(
+        &mut self,
+        window: &Window,
+        part: u32,
+        backend: &mut dyn Backend,
+    ) -> Result<(), BackendError> {
         if self.has(window.model, part) {
             return Ok(());
         }
-        self.with_room(window, part, backend, |resident, loader| resident.resolve(part, loader))
+        self.with_room(window, part, backend, |resident, loader| resident.begin_loads(part, loader))
     }
 
     fn has(&self, id: ModelId, part: u32) -> bool {
         self.places.get(&id).is_some_and(|place| place.resident.has(part))
     }
 
-    /// Resolves a part ahead; false when there is no room for it now. Loads that it began stay.
-    fn resolve_ahead(
+    /// Loads a part ahead; false when there is no room for it now. Loads that it began stay.
+    fn load_ahead(
         &mut self,
         window: &Window,
         part: u32,
@@ -321,7 +326,7 @@ impl Residency {
     ) -> Result<bool, BackendError> {
         while !self.has(window.model, part) {
             match self
-                .try_load(window.model, part, backend, |resident, loader| resident.resolve(part, loader))
+                .try_load(window.model, part, backend, |resident, loader| resident.begin_loads(part, loader))
             {
                 Err(error) if error.is_out_of_memory() => {
                     if !matches!(self.make_room(window, backend)?, RoomMade::Evicted) {

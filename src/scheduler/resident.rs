@@ -8,7 +8,7 @@ use crate::cache::TensorCache;
 use crate::model::Model;
 use crate::program::{PartId, Residence, TensorId};
 
-/// Handles of one model's tensors on one device. After a part is resolved, each use costs one comparison and no lookup.
+/// Handles of one model's tensors on one device. After a part is complete, each use costs one comparison and no lookup.
 #[derive(Debug)]
 pub(super) struct ResidentModel {
     model: Arc<Model>,
@@ -23,7 +23,7 @@ pub(super) struct ResidentModel {
 #[derive(Clone, Copy, Debug)]
 struct ResidentPart {
     /// All handles are present, except those of experts that no row has chosen.
-    resolved: bool,
+    complete: bool,
     /// Expert tensors without a handle.
     absent: usize,
 }
@@ -45,7 +45,7 @@ impl ResidentModel {
     pub fn new(model: Arc<Model>) -> Self {
         let program = &model.plan.program;
         let parts = (0..program.part_count())
-            .map(|part| ResidentPart { resolved: false, absent: chosen(&model, part).count() });
+            .map(|part| ResidentPart { complete: false, absent: chosen(&model, part).count() });
         Self {
             tensors: vec![None; program.tensors().len()],
             parts: parts.collect(),
@@ -60,14 +60,14 @@ impl ResidentModel {
 
     /// True when all tensors have handles from an earlier step. A step then has no load to wait for, and no reason to
     /// be abandoned.
-    pub fn is_resolved(&self) -> bool {
+    pub fn has_all(&self) -> bool {
         // The embedding stays in the file, so part 0 is skipped.
-        self.parts.iter().skip(1).all(|part| part.resolved && part.absent == 0)
+        self.parts.iter().skip(1).all(|part| part.complete && part.absent == 0)
     }
 
-    /// True when a part is resolved.
+    /// True when a part is complete.
     pub fn has(&self, part: u32) -> bool {
-        self.parts.get(part as usize).is_some_and(|part| part.resolved)
+        self.parts.get(part as usize).is_some_and(|part| part.complete)
     }
 
     /// Drops all handles, so that the cache can evict the tensors.
@@ -82,7 +82,7 @@ impl ResidentModel {
         else {
             return;
         };
-        *known = ResidentPart { resolved: false, absent: chosen(&self.model, part).count() };
+        *known = ResidentPart { complete: false, absent: chosen(&self.model, part).count() };
         *generation_of = generation();
         for (id, _) in self.model.plan.program.part_tensors(part) {
             if let Some(tensor) = self.tensors.get_mut(id.0 as usize) {
@@ -91,11 +91,11 @@ impl ResidentModel {
         }
     }
 
-    /// Begins the loads of a part, unless it is resolved.
+    /// Begins the loads of a part, unless it is complete.
     ///
     /// # Errors
     /// [`BackendError`] of a load. Loads that began before it stay in the cache.
-    pub fn resolve(&mut self, part: u32, loader: &mut Loader<'_>) -> Result<(), BackendError> {
+    pub fn begin_loads(&mut self, part: u32, loader: &mut Loader<'_>) -> Result<(), BackendError> {
         if self.has(part) {
             return Ok(());
         }
@@ -106,16 +106,16 @@ impl ResidentModel {
             .collect::<Result<Vec<_>, BackendError>>()?;
         loaded.into_iter().for_each(|(id, tensor)| self.set(id, tensor));
         let known = self.parts.get_mut(part as usize);
-        known.ok_or(BackendError::Absent("a part that the model does not have"))?.resolved = true;
+        known.ok_or(BackendError::Absent("a part that the model does not have"))?.complete = true;
         self.changed(part);
         Ok(())
     }
 
-    /// Begins the loads of the expert tensors that rows chose in a resolved part.
+    /// Begins the loads of the expert tensors that rows chose in a complete part.
     ///
     /// # Errors
     /// [`BackendError`] of a load, or [`BackendError::Absent`] for a tensor that the part does not have.
-    pub fn resolve_chosen(
+    pub fn begin_chosen_loads(
         &mut self,
         part: u32,
         chosen: &[TensorId],

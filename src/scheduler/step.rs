@@ -113,7 +113,7 @@ pub(super) fn run(
         None => backend.begin_step(slot, &arrays.batch())?,
         Some(_) => backend.resume_step(slot)?,
     }
-    let cold = !residency.is_resolved(model);
+    let cold = !residency.has_all(model);
     // No sequence samples, so no logits are needed: skip the head.
     let parts = if arrays.samples.is_empty() { parts.saturating_sub(1) } else { parts };
     let first = resumed.unwrap_or(FIRST_PART);

@@ -58,7 +58,7 @@ fn an_upload_that_fails_leaves_nothing_and_the_next_request_brings_it() {
     let model = model(1, &tinystories());
     let used = rig.handle().snapshot().device.used_bytes;
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let bring = || runtime.block_on(rig.handle().load_tensor(&model, "blk.0.attn_q.weight"));
+    let bring = || runtime.block_on(rig.handle().preload_tensor(&model, "blk.0.attn_q.weight"));
     let failed = bring();
     assert!(matches!(failed, Err(JobError::Backend(BackendError::Device { .. }))), "{failed:?}");
     assert!(

@@ -45,7 +45,7 @@ fn ten_callers_of_one_tensor_share_one_upload() {
         let callers: Vec<_> = (0..10)
             .map(|_| {
                 let (handle, model) = (handle.clone(), Arc::clone(&model));
-                tokio::spawn(async move { handle.load_tensor(&model, "blk.0.attn_q.weight").await })
+                tokio::spawn(async move { handle.preload_tensor(&model, "blk.0.attn_q.weight").await })
             })
             .collect();
         let mut loaded = Vec::new();
@@ -56,7 +56,7 @@ fn ten_callers_of_one_tensor_share_one_upload() {
     });
     assert!(loaded.iter().all(|tensor| *tensor == loaded[0] && tensor.address != 0), "{loaded:?}");
     assert!(rig.comes(|s| s.device.uploads == 1 && s.device_bytes == loaded[0].bytes));
-    let unknown = runtime.block_on(handle.load_tensor(&model, "no such tensor"));
+    let unknown = runtime.block_on(handle.preload_tensor(&model, "no such tensor"));
     assert!(matches!(unknown, Err(JobError::Invalid(_))));
 }
 
@@ -111,7 +111,7 @@ fn evicted_weights_come_back_elsewhere_and_answer_alike() {
     assert!(rig.comes(|s| s.device_bytes == 0));
     // The second model's weights take the memory that the first model's weights had.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(rig.handle().load_tensor(&other, "blk.0.ffn_down.weight")).unwrap();
+    runtime.block_on(rig.handle().preload_tensor(&other, "blk.0.ffn_down.weight")).unwrap();
     let after = rig.ask(&first, &PROMPT, 12);
     assert_eq!(after.ids, before.ids);
     assert!(rig.handle().snapshot().device.graph_replays > replays);
@@ -128,7 +128,7 @@ fn a_file_cut_short_fails_its_request_and_leaves_nothing() {
     let answer = rig.ask(&broken, &PROMPT, 4);
     assert!(matches!(answer.end, Err(JobError::Model(_))), "{:?}", answer.end);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "output_norm.weight"));
+    let loaded = runtime.block_on(rig.handle().preload_tensor(&broken, "output_norm.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
     // The device serves the next request.

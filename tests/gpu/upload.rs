@@ -194,7 +194,7 @@ fn a_file_cut_short_is_the_files_fault_and_not_the_paths() {
     cut.as_file().set_len(length / 2).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     // The pages are lost: no thread may read them, the driver does not pin them, and the load reports the cause.
-    let loaded = runtime.block_on(rig.handle().load_tensor(&broken, "blk.1.ffn_down.weight"));
+    let loaded = runtime.block_on(rig.handle().preload_tensor(&broken, "blk.1.ffn_down.weight"));
     assert!(loaded.is_err(), "{loaded:?}");
     assert!(rig.comes(|s| s.device_bytes == 0), "a failed load left memory behind");
     answer(&rig, &whole);

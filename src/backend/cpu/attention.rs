@@ -5,8 +5,8 @@
 //! takes all splits of a tile of rows; with many, each split is a chunk of its own. Both ways do the same operations
 //! on a row in the same order, so the bits are equal.
 //!
-//! All query heads of a KV head are computed together, and so are up to [`ROWS_TILE_MAX`] queries of neighbouring
-//! rows: keys and values are read (and widened) once for all of them.
+//! All query heads of a KV head are computed together, and so are up to `thresholds::ATTENTION_TILE_MAX` queries of
+//! neighbouring rows. Keys and values are read (and widened) once for all of them.
 
 use std::ops::Range;
 
@@ -20,10 +20,6 @@ use super::simd::{LANES, Level, Simd, vectorize};
 use super::slices::{Cuttable, Slices, Stretch};
 use super::step::Step;
 use crate::backend::{BackendError, KV_PAGE_TOKENS, KvType};
-
-/// Most queries (rows times heads of a group) in a tile, unless one group is larger. Widening a key then costs little
-/// beside its products, and the sums still fit in the first-level cache.
-pub const ROWS_TILE_MAX: usize = 16;
 
 const CACHE_LINE_BYTES: usize = 64;
 

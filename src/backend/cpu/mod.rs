@@ -38,6 +38,7 @@ mod scratch;
 mod simd;
 mod slices;
 mod step;
+pub mod thresholds;
 
 pub use isa::{Isa, Kernels};
 pub use slices::Slices;
@@ -50,6 +51,7 @@ use model::OpenModel;
 use pool::Pool;
 use sample::SampleScratch;
 use simd::Level;
+use thresholds::STEP_ROWS;
 
 use super::{
     ActivationType, Backend, BackendError, BackendInfo, Cause, DeviceTensor, KvType, ModelSlot, Progress,
@@ -57,9 +59,6 @@ use super::{
 };
 use crate::program::{Program, ValueId};
 use crate::tensor::LazyTensor;
-
-/// Weights are read once for this many rows; more rows only add scratch.
-const STEP_ROWS: usize = 256;
 
 /// Options of the CPU backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

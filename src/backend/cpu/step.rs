@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::attention::{ROWS_TILE_MAX, split_len};
+use super::attention::split_len;
 use super::kv::{KvPlace, KvPool};
+use super::thresholds::ATTENTION_TILE_MAX;
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits};
 use crate::program::Rows;
 
@@ -135,7 +136,7 @@ impl Step {
 
     /// Tiles hold adjacent rows of one sequence and one split length, at most as many as fill a tile.
     fn cut_tiles(&mut self, index: usize) {
-        let rows_max = (ROWS_TILE_MAX / self.tiles[index].0).max(1);
+        let rows_max = (ATTENTION_TILE_MAX / self.tiles[index].0).max(1);
         let mut tiles = Vec::new();
         let mut start = 0;
         for row in 0..self.rows() {

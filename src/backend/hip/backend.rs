@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::backend::hip::device::wait::{Standstill, Waiter};
 use crate::backend::hip::kernels::matmul::planes;
-
+use crate::backend::hip::kernels::thresholds::STEP_ROWS;
+use crate::backend::hip::step::addresses::Loads;
 use crate::backend::hip::step::graphs::{self, Replays};
 use crate::backend::hip::step::model::{self, OpenModel};
-use crate::backend::hip::step::resolve::Loads;
 use crate::backend::hip::step::{Modes, bind};
 use crate::backend::hip::weights::upload::{FileReads, Job, UploadPath, Uploader};
 use crate::backend::hip::weights::waits::LoadWaits;
@@ -29,11 +29,6 @@ use crate::backend::{
 };
 use crate::program::Program;
 use crate::tensor::LazyTensor;
-
-/// Rows of the largest step. Up to here, four times the rows take far less than four times as long. Products of an 8B
-/// model on an H200 take 30 ms for 256 rows, 53 ms for 1024. Answers that decode beside such a step wait a tenth of a
-/// second.
-const STEP_ROWS: usize = 1024;
 
 /// Options of a GPU backend.
 #[derive(Clone, Debug)]

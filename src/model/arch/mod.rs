@@ -1,7 +1,7 @@
 //! One file per architecture: its keys, its tensors and the program of its layers.
 //!
-//! To add an architecture, add a file here that writes its program, and a row in `ARCHITECTURES`. Shared steps are
-//! functions of `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
+//! To add an architecture, add a file here that writes its program, and a row in `ARCHITECTURES`. CONTRIBUTING.md lists
+//! the other files, in order. Shared steps are functions of `writer::Writer`. Keys and tensor names: ggml `docs/gguf.md` and llama.cpp `src/llama-arch.cpp`.
 
 mod experts;
 mod gemma3;

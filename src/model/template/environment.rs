@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
@@ -12,6 +12,7 @@ use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
 use super::{OUTPUT_BYTES_MAX, TemplateRequest, time, tojson};
+use crate::lock::{Mutex, Rank};
 
 /// Most steps of a rendering. Real templates take about 100 for each message.
 const FUEL: u64 = 20_000_000;
@@ -28,7 +29,7 @@ pub(super) enum Failure {
 
 /// Renders a request to text.
 pub(super) fn render(request: &TemplateRequest) -> Result<String, Failure> {
-    let refusal = Arc::new(Mutex::new(None));
+    let refusal = Arc::new(Mutex::new(Rank::TemplateRefusal, None));
     let environment = environment(request.now_unix_s, Arc::clone(&refusal))
         .map_err(|error| Failure::Failed(error.to_string()))?;
     let source = without_generation_tags(&request.template);
@@ -65,7 +66,7 @@ fn environment(now_unix_s: i64, refusal: Arc<Mutex<Option<String>>>) -> Result<E
     environment.add_function("strftime_now", move |format: &str| time::strftime(now_unix_s, format));
     environment.add_function("raise_exception", move |message: String| -> Result<Value, Error> {
         let error = Error::new(ErrorKind::InvalidOperation, message.clone());
-        *refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        *refusal.lock() = Some(message);
         Err(error)
     });
     Ok(environment)
@@ -91,7 +92,7 @@ fn failure(error: &Error, refusal: &Mutex<Option<String>>) -> Failure {
     if error.kind() == ErrorKind::OutOfFuel {
         return Failure::OutOfSteps;
     }
-    match refusal.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match refusal.lock().take() {
         Some(message) => Failure::Refused(message),
         None => Failure::Failed(error.to_string()),
     }

@@ -97,7 +97,7 @@ fn pins_hold_against_evictions_and_every_load_ends() {
         let (handle, engine) = start(&control);
         let (uploader, uploads) = Uploader::start(&control);
         let others = async {
-            let loaded = handle.load_tensor(&other, TENSOR).await;
+            let loaded = handle.preload_tensor(&other, TENSOR).await;
             assert!(
                 matches!(loaded, Ok(_) | Err(JobError::NoRoom { .. } | JobError::Cancelled)),
                 "{loaded:?}"
@@ -106,7 +106,7 @@ fn pins_hold_against_evictions_and_every_load_ends() {
         let pins = async {
             let pin = RulesChange { pinned: Some(true), ..RulesChange::default() };
             assert!(handle.set_rules(&pinned, pin).await.unwrap().pinned);
-            let loaded = handle.load_tensor(&pinned, TENSOR).await.unwrap();
+            let loaded = handle.preload_tensor(&pinned, TENSOR).await.unwrap();
             assert_eq!(loaded.bytes, bytes);
             handle.evict_weights(None).await.unwrap();
         };

@@ -84,7 +84,7 @@ fn a_tensor_is_loaded_once_for_all() {
     assert_eq!(
         (counters.tensors_loaded, counters.tensor_hits),
         (48, 0),
-        "a step over resolved parts makes no request"
+        "a step over complete parts makes no request"
     );
 }
 

@@ -2,10 +2,10 @@
 
 use half::f16;
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::MatrixUnit;
 use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
 use rocmforge::backend::hip::kernels::ops::GroupPairs;
 use rocmforge::backend::hip::kernels::types::{Columns, weight_type};
+use rocmforge::backend::hip::kernels::{MatrixUnit, thresholds};
 use rocmforge::tensor::DType;
 
 use super::weights::{Weights, quantised_types};
@@ -328,7 +328,7 @@ fn the_sums_of_splits_have_room() {
                 );
             };
             for rows in [5, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 1000] {
-                if rows <= choice::GEMM_ROWS_MAX {
+                if rows as usize <= thresholds::GEMM_QUANT_ROWS_MAX {
                     let columns = choice::gemm_quant(DType::Q4_K, rows).unwrap().columns;
                     let grid = choice::gemm_quant_grid(outputs, cols, rows, columns);
                     check(MatrixUnit::OfWave, rows, columns, grid);

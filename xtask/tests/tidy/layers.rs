@@ -29,7 +29,7 @@ struct Room {
     why: &'static str,
 }
 
-const ROOMS: [Room; 14] = [
+const ROOMS: [Room; 15] = [
     Room {
         names: &["tokio::net"],
         may: &[],
@@ -39,6 +39,11 @@ const ROOMS: [Room; 14] = [
         names: &["std::os::unix::net", "std::net", "os::unix::net"],
         may: &["fuzz/src/session.rs"], // a client by hand, as in tests
         why: "sockets are interprocess types, and the daemon owns no network",
+    },
+    Room {
+        names: &["rustix::net"],
+        may: &["src/socket/", "src/daemon/journal.rs", "client/src/", "fuzz/src/session.rs"],
+        why: "only the socket layer, the journal and the client open sockets",
     },
     Room {
         names: &["bincode"],
@@ -172,6 +177,22 @@ fn outside_crates_stay_in_their_rooms() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Names of the standard library's locks. A crate's own locks may have the same names, but not this path.
+const LOCKS: [&str; 4] = ["Mutex", "RwLock", "Condvar", "std::sync"];
+
+#[test]
+fn every_lock_of_the_daemon_has_a_rank() {
+    let [locks @ .., standard] = LOCKS;
+    let mut faults = Vec::new();
+    for file in files().iter().filter(|f| f.path.starts_with("src/") && !f.path.starts_with("src/lock")) {
+        for (line, code) in file.code().iter().filter(|(_, code)| names(code, standard)) {
+            let lock = locks.into_iter().find(|lock| names(code, lock));
+            faults.extend(lock.map(|lock| format!("{}:{line}: {standard}'s {lock}", file.path)));
+        }
+    }
+    assert!(faults.is_empty(), "use the locks of src/lock.rs, which have a rank:\n{}", faults.join("\n"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ pub mod matmul;
 pub mod objects;
 pub mod ops;
 pub mod probe;
+pub mod thresholds;
 pub mod types;
 
 use std::marker::PhantomData;

@@ -9,9 +9,9 @@
 
 use crate::backend::hip::device::wait::Waiter;
 use crate::backend::hip::step::Modes;
+use crate::backend::hip::step::addresses::{Addresses, Known};
 use crate::backend::hip::step::arrays::{Layout, Places};
 use crate::backend::hip::step::model::OpenModel;
-use crate::backend::hip::step::resolve::{Addresses, Known};
 use crate::backend::hip::step::run::Run;
 use crate::backend::hip::{Device, DevicePtr, GraphExec, Stream};
 use crate::backend::{BackendError, StepBatch};
@@ -78,7 +78,7 @@ impl Replays {
 
 /// Rows of the recorded step that fits `rows` rows: the next power of two. `None` for more than are recorded.
 pub fn bucket(rows: usize, modes: Modes) -> Option<usize> {
-    (1..=modes.graph_rows()).contains(&rows).then(|| rows.next_power_of_two())
+    (1..=modes.thresholds().recorded_max).contains(&rows).then(|| rows.next_power_of_two())
 }
 
 /// Whether a step can be recorded: it has few rows, and all of them have logits.

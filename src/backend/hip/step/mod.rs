@@ -1,20 +1,22 @@
-//! Runs steps of a program. `bind` turns it into units, and `model` is an open program on the device. `resolve` finds
+//! Runs steps of a program. `bind` turns it into units, and `model` is an open program on the device. `addresses` finds
 //! the addresses of its weights. `run` launches units, `graphs` replays them, `sampling` draws tokens.
 
+pub mod addresses;
 mod arrays;
 pub mod bind;
 mod expert_tables;
 pub mod graphs;
 pub mod kv;
 pub mod model;
-pub mod resolve;
 mod rope;
 mod run;
 mod sampling;
 mod scratch;
 
 use crate::backend::hip::kernels::MatrixUnit;
+use crate::backend::hip::kernels::thresholds::{self, Family, Thresholds};
 use crate::backend::{ActivationType, KvType};
+use crate::tensor::DType;
 
 /// Element types to compute with: the same for all models of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,33 +30,24 @@ pub struct Modes {
 }
 
 impl Modes {
-    /// Rows from which products take f16 rows. Below, reading weights once for each eight rows is faster. Without
-    /// products for quantised weights, these are expanded for a matrix product.
-    pub fn matrix_rows(self) -> usize {
-        match self.unit {
-            MatrixUnit::None => 64,
-            MatrixUnit::OfWave => 9,
-            MatrixUnit::AcrossWaves => 5,
-        }
+    /// The device's row thresholds.
+    pub fn thresholds(self) -> Thresholds {
+        thresholds::of(self.unit)
     }
 
-    /// Rows from which pairs of a row and an expert are sorted by expert.
-    pub fn grouped_rows(self) -> Option<usize> {
-        (self.unit != MatrixUnit::None && self.activations == ActivationType::Int8).then_some(9)
+    /// The kernels that multiply `rows` rows of `cols` values with weights of a type.
+    pub fn family(self, dtype: DType, rows: u32, cols: u32) -> Family {
+        thresholds::family(self.unit, self.activations, dtype, rows as usize, cols)
+    }
+
+    /// Rows from which pairs of a row and an expert are sorted by expert. `dtypes`: the type of gate and up matrices,
+    /// and of down matrices.
+    pub fn sorted_from(self, dtypes: [DType; 2]) -> Option<usize> {
+        thresholds::sorted_from(self.unit, self.activations, dtypes)
     }
 
     /// Whether f16 rows lie in tiles.
     pub fn tiled(self) -> bool {
         self.unit == MatrixUnit::AcrossWaves
-    }
-
-    /// Most rows of a step recorded for replay. Without products for quantised weights, more rows are multiplied eight
-    /// at a time, or with expanded weights.
-    pub fn graph_rows(self) -> usize {
-        match self.unit {
-            MatrixUnit::None => 8,
-            MatrixUnit::OfWave => 64,
-            MatrixUnit::AcrossWaves => 128,
-        }
     }
 }

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::backend::hip::kernels::thresholds::TILED_ROWS;
 use crate::backend::hip::step::Modes;
+use crate::backend::hip::step::addresses::{Addresses, Loads};
 use crate::backend::hip::step::arrays::{Arrays, Layout, NO_SEQUENCE};
 use crate::backend::hip::step::bind::{self, Bound, BoundPart, Unit, Work};
 use crate::backend::hip::step::graphs::{self, Graphs};
 use crate::backend::hip::step::kv::KvPool;
-use crate::backend::hip::step::resolve::{Addresses, Loads};
 use crate::backend::hip::step::rope::RopeTables;
 use crate::backend::hip::step::run::{self, Run};
 use crate::backend::hip::step::sampling::Sampler;
-use crate::backend::hip::step::scratch::{self, SPLITS_MAX, Scratch, TILED_ROWS};
+use crate::backend::hip::step::scratch::{self, SPLITS_MAX, Scratch};
 use crate::backend::hip::{Buffer, Device, DevicePtr, Stream};
 use crate::backend::{BackendError, KV_PAGE_TOKENS, StepBatch, StepLimits, Weights};
 use crate::program::{FIRST_PART, Program, TensorId};

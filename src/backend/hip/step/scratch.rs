@@ -1,21 +1,12 @@
 //! Memory of one model for a step's rows between kernels. Planes share slots; attention and products of many rows have
 //! extra buffers.
 
-use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::choice;
+use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX, Thresholds};
 use crate::backend::hip::step::bind::{Bound, PlaneId};
 use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Purpose, Stream};
 use crate::backend::{ActivationType, BackendError};
 use crate::program::Rows;
-
-/// Rows per decode attention launch with the most splits: bounds the size of partial results.
-pub const ATTENTION_ROWS: usize = 8;
-
-/// Rows per decode attention launch with few splits.
-pub const ATTENTION_ROWS_MAX: usize = 64;
-
-/// From this many rows on, attention takes tiles of queries together.
-pub const TILED_ROWS: usize = 64;
 
 /// Most splits of a row's tokens (`SPLITS_MAX` of kernels/attention/splits.h).
 pub const SPLITS_MAX: u32 = 128;
@@ -26,11 +17,8 @@ const GEMM_COUNTERS: usize = 1024;
 /// Bytes of weights expanded at a time for many rows. They stay in the last-level cache until they are multiplied.
 pub const SLAB_BYTES: usize = 32 << 20;
 
-/// Most slab bytes in steps below [`WIDE_ROWS`] rows; smaller slabs would leave the device idle.
+/// Most slab bytes in steps below `thresholds::WIDE_ROWS` rows; smaller slabs would leave the device idle.
 const SLAB_BYTES_MAX: usize = 128 << 20;
-
-/// From this many rows on, one slab's product fills a large device.
-pub const WIDE_ROWS: u32 = 512;
 
 /// `cols` rounded up to whole groups of 32. Rows of quantised weights are always whole groups.
 pub fn padded(cols: usize) -> usize {
@@ -72,16 +60,11 @@ impl Sizes {
         let slot = |slot: &crate::backend::hip::step::bind::Slot| {
             slot.row_bytes.saturating_mul(bound.rows(slot.rows).next_multiple_of(whole))
         };
-        let unit = bound.modes.unit;
-        let many = rows >= bound.modes.matrix_rows() && bound.modes.activations == ActivationType::Int8;
-        let expands = many
-            && match unit {
-                MatrixUnit::None => true,
-                MatrixUnit::OfWave => bound.room.floats || rows > choice::GEMM_ROWS_MAX as usize,
-                MatrixUnit::AcrossWaves => false,
-            };
+        let Thresholds { half_from, expanded_from, .. } = bound.modes.thresholds();
+        let many = rows >= half_from && bound.modes.activations == ActivationType::Int8;
+        let expands = many && expanded_from.is_some_and(|from| bound.room.floats || rows >= from);
         let slab = bound.room.matrix.saturating_mul(2).clamp(SLAB_BYTES, SLAB_BYTES_MAX);
-        let slab = [(expands, slab), (many, choice::gemm_parts(unit, bound.room.sums, rows))];
+        let slab = [(expands, slab), (many, choice::gemm_parts(bound.modes.unit, bound.room.sums, rows))];
         let slab = slab.into_iter().map(|(wanted, bytes)| if wanted { bytes } else { 0 }).fold(0, usize::max);
         Self {
             slots: bound.slots.iter().map(slot).collect(),

@@ -3,13 +3,14 @@
 use std::arch::x86_64::*;
 
 use crate::backend::cpu::matmul::floats::{FloatKernels, ROWS, Tile};
+use crate::backend::cpu::thresholds::AVX2;
 use crate::tensor::DType;
 
 /// The AVX2 kernels.
 pub(super) struct Floats;
 
 impl FloatKernels for Floats {
-    const TILE: usize = 1; // ROWS * TILE pairs of sums leave registers for operands
+    const TILE: usize = AVX2.float_tile;
 
     unsafe fn multiply(dtype: DType, _: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
         // SAFETY: the caller keeps this function's contract.

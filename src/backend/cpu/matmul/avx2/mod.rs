@@ -16,6 +16,7 @@ use super::strips::{self, Acts, Piece, StripKernels, Sums};
 use super::{MatmulScratch, MatrixView, Output};
 use crate::backend::cpu::activations::ActivationView;
 use crate::backend::cpu::isa::{Isa, Kernels};
+use crate::backend::cpu::thresholds::AVX2;
 
 /// A thread's buffers, kept between calls.
 #[derive(Debug, Default)]
@@ -62,8 +63,8 @@ struct Of<C>(PhantomData<C>);
 impl<C: Codec> StripKernels for Of<C> {
     const LANES: usize = 8;
     const STRIPS: usize = 1;
-    const TILE: usize = 4;
-    const IN_PLACE: usize = 1;
+    const TILE: usize = AVX2.tile;
+    const IN_PLACE: usize = AVX2.in_place;
     type Panel = Panel;
 
     unsafe fn decode(piece: Piece, panel: &mut Panel) {

@@ -3,13 +3,14 @@
 use std::arch::x86_64::*;
 
 use crate::backend::cpu::matmul::floats::{FloatKernels, ROWS, Tile};
+use crate::backend::cpu::thresholds::AVX512;
 use crate::tensor::DType;
 
 /// The AVX-512 kernels.
 pub(super) struct Floats;
 
 impl FloatKernels for Floats {
-    const TILE: usize = 6; // ROWS * TILE sums leave registers for operands
+    const TILE: usize = AVX512.float_tile;
 
     unsafe fn multiply(dtype: DType, n: usize, tile: Tile, sums: &mut [[f32; 6]; ROWS]) {
         // SAFETY: the caller's promise is this function's.

@@ -1,9 +1,9 @@
-//! Choice of a kernel by weight type and row count, and the shape of its launch.
+//! The variant of a family for a weight type and row count, and the shape of its launch. [`thresholds`] chooses the family.
 
 use super::super::ops::EmbedRows;
 pub use super::super::types::Columns;
 use super::super::types::{fitting, weight_type};
-use super::super::{Kernel, MatrixUnit};
+use super::super::{Kernel, MatrixUnit, thresholds};
 use super::{
     Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant,
     GemmWide, GemmWideExperts, GemvA8, GemvF32, GemvGatedA8, GemvGatedF32, Repack,
@@ -23,8 +23,6 @@ const GEMM_BLOCKS: u32 = 128;
 
 /// Outputs per workgroup of `gemm_*_x16_*`.
 pub const GEMM_TILE: u32 = 128;
-/// Most rows of `gemm_*_x16_*`. With more rows, expanded weights are multiplied faster.
-pub const GEMM_ROWS_MAX: u32 = 128;
 /// Inputs per step of `gemm_*_x16_*`.
 const GEMM_STEP: u32 = 128;
 /// Workgroups of `gemm_*_x16_*` that fill a large device, two on each of its units.
@@ -85,10 +83,11 @@ pub fn gemm_sums(outputs: u32, cols: u32) -> u32 {
 
 /// Bytes of `parts` of launches with at most so many rows, from the [`gemm_sums`] of their matrices.
 pub fn gemm_parts(unit: MatrixUnit, sums: u32, rows: usize) -> usize {
+    // Columns of the variant that `fitting` takes, or those of all workgroups side by side.
     let few = if rows <= 32 { rows.next_power_of_two().max(16) } else { rows.next_multiple_of(64) };
     let blocks_by_columns = match unit {
         MatrixUnit::None => 0,
-        MatrixUnit::OfWave => sums as usize * few.min(GEMM_ROWS_MAX as usize),
+        MatrixUnit::OfWave => sums as usize * few.min(thresholds::GEMM_QUANT_ROWS_MAX),
         MatrixUnit::AcrossWaves if rows <= 64 => sums as usize * few,
         MatrixUnit::AcrossWaves => {
             let (columns, down) = if rows <= 128 { (128, 1) } else { (256, rows.div_ceil(256)) };
@@ -110,14 +109,7 @@ pub struct ExpertTiles {
 impl ExpertTiles {
     /// The tiles of `pairs` pairs among `count` experts: as small as hold most experts' pairs.
     pub fn of(pairs: u32, count: u32) -> Self {
-        let each = pairs.div_ceil(count.max(1));
-        let size = if each <= 12 {
-            16
-        } else if each <= 26 {
-            32
-        } else {
-            64
-        };
+        let size = thresholds::expert_tile(pairs.div_ceil(count.max(1)));
         Self { size, most: pairs.min((pairs / size).saturating_add(count)).max(1) }
     }
 

@@ -1,6 +1,8 @@
 //! Forms that rows of a value take for their weights.
 
 use crate::backend::ActivationType;
+use crate::backend::hip::kernels::thresholds::Family;
+use crate::backend::hip::kernels::types::is_float;
 use crate::backend::hip::step::Modes;
 use crate::tensor::DType;
 
@@ -72,7 +74,7 @@ impl Wanted {
     /// Forms that a product wants, given the matrix type and columns, in steps of at most `rows` rows.
     pub fn by_product(modes: Modes, dtype: DType, cols: u32, rows: usize) -> Self {
         let few = form(modes, dtype, 1, cols);
-        let many_from = modes.matrix_rows();
+        let many_from = modes.thresholds().half_from;
         if rows < many_from {
             return Self::always(few);
         }
@@ -83,8 +85,8 @@ impl Wanted {
     /// rows. `dtype` is the type of the matrices that read.
     pub fn by_experts(modes: Modes, dtypes: [DType; 2], dtype: DType, rows: usize) -> Self {
         let few = pair_form(modes.activations, dtype);
-        match modes.grouped_rows() {
-            Some(from) if are_grouped(modes, dtypes, rows as u32) => Self::either(few, Form::Half, from),
+        match modes.sorted_from(dtypes) {
+            Some(from) if rows >= from => Self::either(few, Form::Half, from),
             _ => Self::always(few),
         }
     }
@@ -119,27 +121,18 @@ impl Wanted {
     }
 }
 
-/// Whether a type is unquantised.
-pub fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
-/// Form in which `rows` rows of `cols` values are multiplied with weights of a type. F32 weights stay f32, because f16
-/// would round them.
+/// Form in which `rows` rows of `cols` values are multiplied with weights of a type.
 pub fn form(modes: Modes, dtype: DType, rows: u32, cols: u32) -> Form {
-    let many = rows as usize >= modes.matrix_rows() && cols.is_multiple_of(8) && dtype != DType::F32;
-    match modes.activations {
-        ActivationType::F32 => Form::Float,
-        ActivationType::Int8 if many => Form::Half,
-        ActivationType::Int8 if is_float(dtype) => Form::Float,
-        ActivationType::Int8 => Form::A8,
+    match modes.family(dtype, rows, cols) {
+        Family::GemvA8 => Form::A8,
+        Family::GemvF32 => Form::Float,
+        Family::GemmQuant | Family::GemmWide | Family::Expanded => Form::Half,
     }
 }
 
-/// Whether a step of `rows` rows sorts pairs of a row and an expert by expert. The matrix unit then multiplies those of
-/// an expert together. `dtypes`: the type of gate and up matrices, and of down matrices.
+/// Whether a step of `rows` rows sorts pairs of a row and an expert by expert.
 pub fn are_grouped(modes: Modes, dtypes: [DType; 2], rows: u32) -> bool {
-    !dtypes.into_iter().any(is_float) && modes.grouped_rows().is_some_and(|from| rows as usize >= from)
+    modes.sorted_from(dtypes).is_some_and(|from| rows as usize >= from)
 }
 
 /// Form for pairs of a row and an expert that are not grouped: that of single rows.
@@ -172,7 +165,7 @@ mod tests {
         for unit in [MatrixUnit::OfWave, MatrixUnit::AcrossWaves] {
             let modes = Modes { unit, ..modes };
             let (gemm, from) =
-                (|rows| Wanted::by_product(modes, DType::Q4_K, 256, rows), modes.matrix_rows());
+                (|rows| Wanted::by_product(modes, DType::Q4_K, 256, rows), modes.thresholds().half_from);
             assert_eq!(forms(gemm(from)), (Some(Form::A8), Some(Form::Half)));
             let at = |rows| gemm(64).at(rows as u32).only();
             assert_eq!((at(from - 1), at(from)), (Some(Form::A8), Some(Form::Half)));

@@ -2,14 +2,12 @@
 
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::{choice, planes};
+use crate::backend::hip::kernels::thresholds::LAUNCH_ROWS_MAX;
 use crate::program::{Program, TensorId};
 use crate::tensor::LazyTensor;
 
 /// Largest width. Kernels count in 32 bits and need room to multiply.
 const WIDTH_MAX: u32 = 1 << 24;
-
-/// Most rows per launch: what all runtimes accept as the second grid dimension.
-pub const ROWS_MAX: usize = 65_535;
 
 /// Most experts that `route` chooses among.
 const EXPERTS_MAX: u32 = 512;
@@ -62,7 +60,7 @@ pub fn width(width: u32) -> Result<u32, BackendError> {
 
 /// Refuses more rows than one launch takes.
 pub fn rows(rows: usize) -> Result<(), BackendError> {
-    if rows > ROWS_MAX {
+    if rows > LAUNCH_ROWS_MAX {
         Err(BackendError::Dims("a step has more than 65535 rows, the limit of one launch"))
     } else {
         Ok(())
@@ -74,7 +72,7 @@ pub fn experts(count: u32, used: u32, rows: usize) -> Result<(), BackendError> {
     if count > EXPERTS_MAX {
         return Err(operation(format!("a choice among {count} experts")));
     }
-    if rows.saturating_mul(used as usize) > ROWS_MAX {
+    if rows.saturating_mul(used as usize) > LAUNCH_ROWS_MAX {
         return Err(BackendError::Dims(
             "a step has more than 65535 pairs of a row and an expert, the limit of one launch",
         ));

@@ -16,7 +16,7 @@ mod tests;
 mod unit;
 mod uses;
 
-pub use forms::{FORMS, Form, Wanted, are_grouped, form, is_float, pair_form};
+pub use forms::{FORMS, Form, Wanted, are_grouped, form, pair_form};
 pub use ops::fuses;
 pub use planes::{PlaneId, Slot};
 pub use unit::*;
@@ -100,6 +100,6 @@ impl Bound {
             Rows::Wanted => self.limits.wanted_rows,
         };
         // A recorded step has as many rows as the next power of two.
-        rows.max(rows.next_power_of_two().min(self.modes.graph_rows()))
+        rows.max(rows.next_power_of_two().min(self.modes.thresholds().recorded_max))
     }
 }

@@ -9,9 +9,9 @@ use super::unit::{
 };
 use crate::backend::BackendError;
 use crate::backend::hip::kernels::matmul::choice;
+use crate::backend::hip::kernels::thresholds::ATTENTION_ROWS;
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::run::{TILE_QUERIES, attend_leaves_floats};
-use crate::backend::hip::step::scratch::ATTENTION_ROWS;
 use crate::program::{Activation, ExpertRange, NormKind, Op, Rows, State, StateId, TensorId, ValueId};
 use crate::tensor::DType;
 
@@ -269,7 +269,7 @@ impl Lower<'_> {
         let (forms, converts) = self.one_form(wrote)?;
         let home = self.fresh(wrote, converts)?;
         let fused = |rows| self.fuses(&gate, &up, forms, rows);
-        let both = (!fused(1) || !fused(self.modes.matrix_rows() as u32))
+        let both = (!fused(1) || !fused(self.modes.thresholds().half_from as u32))
             .then(|| limits::width(2 * gate.rows))
             .transpose()?;
         let both = both.map(|cols| self.plane(cols, value.rows));

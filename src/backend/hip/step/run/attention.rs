@@ -5,11 +5,10 @@ use super::forms::A8;
 use super::prefill::TILE_QUERIES;
 use crate::backend::hip::kernels::Kernel;
 use crate::backend::hip::kernels::ops::AttnDecode;
+use crate::backend::hip::kernels::thresholds::{ATTENTION_ROWS, ATTENTION_ROWS_MAX, TILED_ROWS};
 use crate::backend::hip::step::Modes;
 use crate::backend::hip::step::bind::{Attend, Form, Wanted};
-use crate::backend::hip::step::scratch::{
-    ATTENTION_ROWS, ATTENTION_ROWS_MAX, SPLITS_MAX, TILED_ROWS, padded,
-};
+use crate::backend::hip::step::scratch::{SPLITS_MAX, padded};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType};
 

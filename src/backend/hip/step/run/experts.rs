@@ -7,12 +7,10 @@ use crate::backend::hip::kernels::matmul::{
     ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
 use crate::backend::hip::kernels::ops;
+use crate::backend::hip::kernels::thresholds::ROUTE_ROWS;
 use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::tensor::DType;
-
-/// Rows per workgroup of `route`.
-const ROUTE_ROWS: u32 = 8;
 
 /// One matrix of a layer's experts (gate, up or down): all of one type and size, found through an address table.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,10 +3,10 @@
 use super::forms::A8;
 use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
-use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice};
-use crate::backend::hip::step::bind::{Form, Home, Products, form, is_float};
-use crate::backend::hip::step::scratch::{SLAB_BYTES, WIDE_ROWS};
+use crate::backend::hip::kernels::thresholds::{Family, WIDE_ROWS};
+use crate::backend::hip::step::bind::{Home, Products};
+use crate::backend::hip::step::scratch::SLAB_BYTES;
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::tensor::DType;
 
@@ -90,15 +90,12 @@ impl Run<'_> {
             out_stride,
             add: u32::from(add),
         };
-        let modes = self.bound.modes;
-        match (form(modes, first.dtype, rows, first.cols), modes.unit) {
-            (Form::A8, _) => self.gemv_a8(&task),
-            (Form::Float, _) => self.gemv_f32(&task),
-            (Form::Half, MatrixUnit::AcrossWaves) => self.gemm_wide(&task),
-            (Form::Half, MatrixUnit::OfWave) if rows <= choice::GEMM_ROWS_MAX && !is_float(first.dtype) => {
-                self.gemm(&task)
-            }
-            (Form::Half, _) => {
+        match self.bound.modes.family(first.dtype, rows, first.cols) {
+            Family::GemvA8 => self.gemv_a8(&task),
+            Family::GemvF32 => self.gemv_f32(&task),
+            Family::GemmWide => self.gemm_wide(&task),
+            Family::GemmQuant => self.gemm_quant(&task),
+            Family::Expanded => {
                 let mut column = 0;
                 for matrix in group {
                     let out = out.offset(column);
@@ -140,7 +137,7 @@ impl Run<'_> {
         Ok(self.device.launch(self.stream, chosen.kernel, grid, &arguments)?)
     }
 
-    fn gemm(&self, task: &Task<'_>) -> Result<(), BackendError> {
+    fn gemm_quant(&self, task: &Task<'_>) -> Result<(), BackendError> {
         let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
         let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();

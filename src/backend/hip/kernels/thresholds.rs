@@ -1,0 +1,184 @@
+//! How many rows take which kernel: the only home of row thresholds of the GPU.
+//!
+//! A product of weights with the rows of a step is computed by one [`Family`] of kernels, which [`family`] chooses. The
+//! rows from which each takes over depend on the device's [`MatrixUnit`]; [`of`] gives a device's row of this table.
+//! `OfWave` are CDNA, RDNA3 and RDNA4, and NVIDIA's GPUs other than Hopper. `AcrossWaves` is Hopper. `None` are gfx906 and
+//! RDNA2. [`super::types::unit`] finds out by the kernels that a device's code has.
+//!
+//! | Matrix unit   | 8-bit rows (`gemv_*_a8`) | `gemm_*_x16`, `gemm_wide_*` | expanded, `gemm_f16` | experts sorted | recorded |
+//! |---------------|--------------------------|-----------------------------|----------------------|----------------|----------|
+//! | `None`        | 1 to 63                  | never                       | from 64              | never          | to 8     |
+//! | `OfWave`      | 1 to 8                   | 9 to 128                    | from 129             | from 9         | to 64    |
+//! | `AcrossWaves` | 1 to 4                   | from 5                      | never                | from 9         | to 128   |
+//!
+//! That is for quantised weights. F16 and BF16 weights take f32 rows (`gemv_*_f32`) where quantised ones take 8-bit
+//! rows; above, `AcrossWaves` has `gemm_wide_*` for them, and any other device `gemm_f16`. F32 weights always take f32
+//! rows. So do all weights in the checking mode of f32 activations. Rows whose width is no multiple of 8 never become f16.
+//!
+//! A family has variants by the rows of one workgroup, such as `_1`, `_2`, `_4`, `_8`. They are listed in
+//! [`super::types`], and [`super::types::fitting`] takes the narrowest that holds all rows. The constants below are
+//! thresholds that all devices share. Those of the CPU are in `src/backend/cpu/thresholds.rs`.
+//!
+//! Two places ask [`family`], so that they agree. `form` in `step/bind/forms.rs` asks for the form of rows in which a
+//! value is written. `Run::group` in `step/run/product.rs` launches.
+
+use super::MatrixUnit;
+use super::types::is_float;
+use crate::backend::ActivationType;
+use crate::tensor::DType;
+
+/// Most rows of a step. Up to here, four times the rows take far less than four times as long. Products of an 8B model
+/// on an H200 take 30 ms for 256 rows, 53 ms for 1024. Answers that decode beside such a step wait a tenth of a second.
+pub const STEP_ROWS: usize = 1024;
+
+/// Most rows per launch: what all runtimes accept as the second grid dimension.
+pub const LAUNCH_ROWS_MAX: usize = 65_535;
+
+/// Most rows of `gemm_*_x16_*`. With more rows, expanded weights are multiplied faster.
+pub const GEMM_QUANT_ROWS_MAX: usize = 128;
+
+/// From this many rows on, a slab of expanded weights need not be larger than the last-level cache: its product fills a
+/// large device.
+pub const WIDE_ROWS: u32 = 512;
+
+/// From this many rows on, attention takes tiles of queries together, unless each row is of its own sequence.
+pub const TILED_ROWS: usize = 64;
+
+/// Rows per decode attention launch with the most splits: bounds the size of partial results.
+pub const ATTENTION_ROWS: usize = 8;
+
+/// Rows per decode attention launch with few splits.
+pub const ATTENTION_ROWS_MAX: usize = 64;
+
+/// Rows per workgroup of `route`.
+pub const ROUTE_ROWS: u32 = 8;
+
+/// Sizes of tiles into which pairs of a row and an expert are sorted: the most pairs of a mean expert, and the tile's
+/// pairs. A tile has more room than the mean, because experts get unequal numbers.
+const EXPERT_TILES: [(u32, u32); 2] = [(12, 16), (26, 32)];
+
+/// Pairs of the largest tile.
+const EXPERT_TILE_MAX: u32 = 64;
+
+/// Thresholds of devices with one kind of matrix unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Rows from which products take f16 rows. Below, reading weights once for each eight rows is faster.
+    pub half_from: usize,
+    /// Rows from which f16 rows meet quantised weights that were expanded to f16 first. `None` for never.
+    pub expanded_from: Option<usize>,
+    /// Rows from which pairs of a row and an expert are sorted by expert. `None` for never.
+    pub sorted_from: Option<usize>,
+    /// Most rows of a step recorded for replay. Without products for quantised weights, more rows are multiplied eight
+    /// at a time, or with expanded weights.
+    pub recorded_max: usize,
+}
+
+const NONE: Thresholds =
+    Thresholds { half_from: 64, expanded_from: Some(64), sorted_from: None, recorded_max: 8 };
+
+const OF_WAVE: Thresholds = Thresholds {
+    half_from: 9,
+    expanded_from: Some(GEMM_QUANT_ROWS_MAX + 1),
+    sorted_from: Some(9),
+    recorded_max: 64,
+};
+
+const ACROSS_WAVES: Thresholds =
+    Thresholds { half_from: 5, expanded_from: None, sorted_from: Some(9), recorded_max: 128 };
+
+/// The thresholds of a device.
+pub const fn of(unit: MatrixUnit) -> Thresholds {
+    match unit {
+        MatrixUnit::None => NONE,
+        MatrixUnit::OfWave => OF_WAVE,
+        MatrixUnit::AcrossWaves => ACROSS_WAVES,
+    }
+}
+
+/// A family of product kernels, by the form of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `gemv_*_a8_*`: 8-bit rows.
+    GemvA8,
+    /// `gemv_*_f32_*`: f32 rows.
+    GemvF32,
+    /// `gemm_*_x16_*`: f16 rows, on a matrix unit of a wave.
+    GemmQuant,
+    /// `gemm_wide_*`: f16 rows in tiles, on a matrix unit across waves.
+    GemmWide,
+    /// `dequant_*`, then `gemm_f16_*`: f16 rows with weights expanded to f16.
+    Expanded,
+}
+
+/// The family that multiplies `rows` rows of `cols` values with weights of a type.
+pub fn family(unit: MatrixUnit, activations: ActivationType, dtype: DType, rows: usize, cols: u32) -> Family {
+    let by_unit = of(unit);
+    // F32 weights stay f32, because f16 would round them.
+    let half = rows >= by_unit.half_from && cols.is_multiple_of(8) && dtype != DType::F32;
+    match (activations, half) {
+        (ActivationType::F32, _) => Family::GemvF32,
+        (ActivationType::Int8, false) if is_float(dtype) => Family::GemvF32,
+        (ActivationType::Int8, false) => Family::GemvA8,
+        (ActivationType::Int8, true) => match by_unit.expanded_from {
+            None => Family::GemmWide,
+            Some(from) if rows < from && !is_float(dtype) => Family::GemmQuant,
+            Some(_) => Family::Expanded,
+        },
+    }
+}
+
+/// Rows from which a step sorts pairs of a row and an expert by expert. The matrix unit then multiplies those of an
+/// expert together. `None` for never. `dtypes`: the type of gate and up matrices, and of down matrices.
+pub fn sorted_from(unit: MatrixUnit, activations: ActivationType, dtypes: [DType; 2]) -> Option<usize> {
+    let sorts = activations == ActivationType::Int8 && !dtypes.into_iter().any(is_float);
+    of(unit).sorted_from.filter(|_| sorts)
+}
+
+/// Pairs of a tile, where an expert has `mean` pairs on average.
+pub fn expert_tile(mean: u32) -> u32 {
+    let fits = EXPERT_TILES.into_iter().find(|(most, _)| mean <= *most);
+    fits.map_or(EXPERT_TILE_MAX, |(_, size)| size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The module's table, by families at the rows where they change.
+    #[test]
+    fn families_change_at_the_rows_that_the_table_names() {
+        let at = |unit, dtype, rows| family(unit, ActivationType::Int8, dtype, rows, 256);
+        let cases = [
+            (MatrixUnit::None, 63, Family::GemvA8, Family::GemvF32),
+            (MatrixUnit::None, 64, Family::Expanded, Family::Expanded),
+            (MatrixUnit::OfWave, 8, Family::GemvA8, Family::GemvF32),
+            (MatrixUnit::OfWave, 9, Family::GemmQuant, Family::Expanded),
+            (MatrixUnit::OfWave, 128, Family::GemmQuant, Family::Expanded),
+            (MatrixUnit::OfWave, 129, Family::Expanded, Family::Expanded),
+            (MatrixUnit::AcrossWaves, 4, Family::GemvA8, Family::GemvF32),
+            (MatrixUnit::AcrossWaves, 5, Family::GemmWide, Family::GemmWide),
+            (MatrixUnit::AcrossWaves, 1024, Family::GemmWide, Family::GemmWide),
+        ];
+        for (unit, rows, quantised, half) in cases {
+            assert_eq!(at(unit, DType::Q4_K, rows), quantised, "{unit:?}, {rows} rows");
+            assert_eq!(at(unit, DType::F16, rows), half, "{unit:?}, {rows} rows");
+            assert_eq!(at(unit, DType::F32, rows), Family::GemvF32);
+            let exact = family(unit, ActivationType::F32, DType::Q4_K, rows, 256);
+            assert_eq!(exact, Family::GemvF32);
+        }
+        // Rows of f16 are read eight values at a time.
+        let odd = family(MatrixUnit::AcrossWaves, ActivationType::Int8, DType::F16, 64, 12);
+        assert_eq!(odd, Family::GemvF32);
+    }
+
+    #[test]
+    fn pairs_are_sorted_from_nine_rows_on_where_a_matrix_unit_takes_them() {
+        let from = |unit, dtypes| sorted_from(unit, ActivationType::Int8, dtypes);
+        assert_eq!(from(MatrixUnit::None, [DType::Q4_K; 2]), None);
+        assert_eq!(from(MatrixUnit::OfWave, [DType::Q4_K; 2]), Some(9));
+        assert_eq!(from(MatrixUnit::AcrossWaves, [DType::Q4_K, DType::F16]), None);
+        assert_eq!(sorted_from(MatrixUnit::OfWave, ActivationType::F32, [DType::Q4_K; 2]), None);
+        assert_eq!([1, 12, 13, 26, 27, u32::MAX].map(expert_tile), [16, 16, 32, 32, 64, 64]);
+    }
+}
