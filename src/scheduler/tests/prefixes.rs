@@ -285,13 +285,12 @@ fn what_an_engine_knew_is_known_to_the_next_one() {
         let rig = Rig::new(EngineOptions { reuse, ..EngineOptions::default() });
         for prefixes in kept {
             let (uid, pages) = (prefixes.uid.unwrap_or(ALICE), prefixes.pages.len() as u32);
-            let stranger = EngineOptions { reuse: Reuse::Off, ..EngineOptions::default() };
-            let stranger = Rig::new(stranger);
-            let handle = stranger.handle();
-            let of_all = reuse == Reuse::All;
-            let refused =
-                runtime.block_on(handle.restore_prefixes(&rig.model, 77, prefixes.clone())).unwrap();
-            assert_eq!(refused, 0, "of another user, or without reuse: {of_all}");
+            for (reuse, uid) in [(Reuse::Off, uid), (Reuse::User, 77)] {
+                let other = Rig::new(EngineOptions { reuse, ..EngineOptions::default() });
+                let handle = other.handle();
+                let restored = handle.restore_prefixes(&rig.model, uid, prefixes.clone());
+                assert_eq!(runtime.block_on(restored).unwrap(), 0, "{reuse:?}, user {uid}");
+            }
             let taken = runtime.block_on(rig.handle().restore_prefixes(&rig.model, uid, prefixes)).unwrap();
             assert_eq!(taken, pages);
         }
@@ -341,7 +340,7 @@ fn pages_that_are_kept_or_taken_back_stay_within_their_limits() {
     // Eleven pages are Bob's: two are free, and none is evicted for pages that may never be used.
     rig.reused_as(BOB, &prompt(2, 11 * 32 - 4), 2);
     assert_eq!(restore(kept), 2);
-    assert_eq!(rig.handle().snapshot().kv_pages_cached, 13);
+    assert!(rig.comes(|s| s.kv_pages_cached == 13));
     assert_eq!(rig.reused_as(ALICE, &prompt(1, 320), 2).0, 64);
     rig.assert_empty();
 }
