@@ -317,13 +317,13 @@ lognormal:MEDIAN,SIGMA,MAX, which cuts longer ones.
 With --arrivals closed, each client asks again when it has its answer. With poisson:RATE (requests
 a second) and bursts:N/SECONDS, requests arrive at their times, whether or not earlier ones are
 answered. Their times to the first token and to the end count from the intended arrival, also if no
-client was free then. So a slow daemon cannot hide its delays by slowing the load down. `wait for a
-client` shows that part: give more --clients if it should be 0.
+client was free then. So a slow daemon cannot hide its delays by slowing the load down. `sent
+late by` shows that part: give more --clients if it is more than the tenth of a millisecond of a timer.
 
 Times are measured by the clients. Percentiles are exact: the nearest rank of all samples. The time
 between tokens is that between each token and the one before in one answer; tokens that come
 together have 0 between them. Rates are of the window from the beginning to the end of the last
-request. Requests that failed have no part in times and tokens. Prompt tokens include reused ones.
+request, or the whole --duration. Requests that failed have no part in times and tokens. Prompt tokens include reused ones.
 
 The daemon reuses what it has of an earlier prompt. All prompts differ in their first token after
 the shared prefix. But a second run with the same --seed repeats the prompts of the first: run

@@ -54,6 +54,8 @@ pub struct Measured {
     pub start_us: u64,
     /// Ctrl-C ended it.
     pub interrupted: bool,
+    /// Rates are of at least this time.
+    pub window_min_us: u64,
 }
 
 impl Fleet {
@@ -61,7 +63,7 @@ impl Fleet {
     /// benchmark early; a second one ends the program at once.
     ///
     /// # Errors
-    /// [`Failure::Resources`] if the system gives too few processes, threads or descriptors.
+    /// [`Failure::Resources`] if the system gives too few processes, threads or descriptors, or a client ends at once.
     pub fn start(count: u32, arguments: &[std::ffi::OsString], setup: &Setup) -> Result<Self, Failure> {
         let (sender, events) = channel();
         watch_interrupt(sender.clone())?;
@@ -79,7 +81,13 @@ impl Fleet {
         while !fleet.interrupted && fleet.clients.iter().any(|client| !client.ready && !client.gone) {
             fleet.take_event();
         }
-        Ok(fleet)
+        match fleet.clients.iter().position(|client| client.gone) {
+            Some(number) if !fleet.interrupted => Err(Failure::Resources(format!(
+                "client {} of {count} ended before it could ask; standard error has its reason, if it had the time",
+                number + 1
+            ))),
+            _ => Ok(fleet),
+        }
     }
 
     /// Gives requests to clients that have none, until no more come and all ended. `next` gets the microseconds since
@@ -115,7 +123,7 @@ impl Fleet {
             give(&mut self.clients[number], self.interrupted);
             told(&samples, start_us);
         }
-        Measured { samples, start_us, interrupted: self.interrupted }
+        Measured { samples, start_us, interrupted: self.interrupted, window_min_us: 0 }
     }
 
     /// Waits for an event. Returns the client that ended its request or itself, with the request's sample.

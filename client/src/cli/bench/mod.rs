@@ -50,7 +50,8 @@ pub fn run(
 ) -> Result<ExitCode, Failure> {
     let model = model_named(client, &arguments.model)?;
     let shown = client.show(&model, false)?;
-    let seed = arguments.seed.unwrap_or_else(|| random_request_id() as u64);
+    // Short enough to type, and for programs that read JSON's numbers as f64.
+    let seed = arguments.seed.unwrap_or_else(|| u64::from(random_request_id() as u32));
     let setup = Setup {
         model: shown.summary.name,
         seed,
@@ -82,8 +83,11 @@ fn load(
     let clients = total
         .map_or(arguments.clients, |total| u32::try_from(total).unwrap_or(u32::MAX).min(arguments.clients));
     let fleet = Fleet::start(clients, &worker_arguments(options), &setup)?;
-    let measured = fleet.run(|elapsed_us| workload.next(elapsed_us), progress(total, output));
+    let mut measured = fleet.run(|elapsed_us| workload.next(elapsed_us), progress(total, output));
     end_progress(output);
+    if let (Until::Elapsed { us }, false) = (until, measured.interrupted) {
+        measured.window_min_us = us;
+    }
     let shape = Shape {
         model: setup.model,
         clients,
@@ -160,7 +164,7 @@ fn progress(total: Option<u64>, output: Output) -> impl FnMut(&[Sample], u64) {
     let (mut failed, mut answer_tokens, mut counted) = (0u64, 0, 0);
     move |samples, start_us| {
         for sample in &samples[counted..] {
-            failed += u64::from(sample.error.is_some());
+            failed += u64::from(sample.error.as_ref().is_some_and(|error| !error.cancelled));
             answer_tokens += sample.answer_tokens;
         }
         counted = samples.len();

@@ -149,7 +149,7 @@ mod tests {
 
     fn picture(model: &str, samples: Vec<Sample>) -> String {
         let shape = Shape { model: model.into(), ..Shape::default() };
-        svg(&Summary::of(shape, &Measured { samples, start_us: 0, interrupted: false }))
+        svg(&Summary::of(shape, &Measured { samples, start_us: 0, interrupted: false, window_min_us: 0 }))
     }
 
     /// The points of the lines.

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
-/// What a sequence of random numbers is for. Sequences for different purposes do not depend on each other.
+/// The purpose of a sequence of random numbers. Sequences for different purposes do not depend on each other.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     /// Times of arrival.

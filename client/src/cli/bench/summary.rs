@@ -26,7 +26,7 @@ pub struct Shape {
 pub struct Summary {
     #[serde(flatten)]
     pub shape: Shape,
-    /// From the beginning to the last request's end.
+    /// From the beginning to the last request's end; not less than the duration that was asked for.
     pub window_s: f64,
     pub requests: Requests,
     pub errors: Vec<ErrorCount>,
@@ -39,8 +39,8 @@ pub struct Summary {
     pub request_ms: Option<Percentiles>,
     /// In the daemon's queue.
     pub queue_ms: Option<Percentiles>,
-    /// From the intended arrival until a client was free to send the request.
-    pub client_wait_ms: Option<Percentiles>,
+    /// From the intended arrival to the sending: until a client was free, and the lateness of its timer.
+    pub sent_late_ms: Option<Percentiles>,
     /// Sorted times, for the plot.
     #[serde(skip)]
     pub sorted: Sorted,
@@ -96,7 +96,8 @@ impl Summary {
         let counted: Vec<&Sample> =
             samples.iter().filter(|sample| !failed(sample) && sample.first_us.is_some()).collect();
         let end_us = samples.iter().map(|sample| sample.end_us).max().unwrap_or(measured.start_us);
-        let window_s = end_us.saturating_sub(measured.start_us) as f64 / 1e6;
+        let window_us = end_us.saturating_sub(measured.start_us).max(measured.window_min_us);
+        let window_s = window_us as f64 / 1e6;
         let per_s = |count: u64| if window_s > 0.0 { count as f64 / window_s } else { 0.0 };
         let failures = samples.iter().filter(failed).count() as u64;
         let requests = Requests {
@@ -131,7 +132,7 @@ impl Summary {
             inter_token_ms: Percentiles::of(&sorted.inter_token_us),
             request_ms: of_done(|sample| sample.end_us.saturating_sub(sample.due_us)),
             queue_ms: of_done(|sample| sample.queue_us),
-            client_wait_ms: of_done(|sample| sample.sent_us.saturating_sub(sample.due_us)),
+            sent_late_ms: of_done(|sample| sample.sent_us.saturating_sub(sample.due_us)),
             sorted,
         }
     }
@@ -200,7 +201,7 @@ mod tests {
             cancelled,
             early,
         ];
-        let measured = Measured { samples, start_us: 0, interrupted: true };
+        let measured = Measured { samples, start_us: 0, interrupted: true, window_min_us: 0 };
         let summary = Summary::of(Shape::default(), &measured);
         assert_eq!(summary.window_s, 2.0);
         let Requests { done, failed, cancelled, done_per_s } = summary.requests;
@@ -215,13 +216,15 @@ mod tests {
         assert_eq!(summary.ttft_ms.unwrap().max, 11.0);
         assert_eq!(summary.inter_token_ms.unwrap(), Percentiles { p50: 3.0, p90: 5.0, p99: 5.0, max: 5.0 });
         assert_eq!(summary.request_ms.unwrap().max, 20.0, "not that of a cancelled one");
-        assert_eq!((summary.queue_ms.unwrap().p50, summary.client_wait_ms.unwrap().p50), (0.5, 1.0));
+        assert_eq!((summary.queue_ms.unwrap().p50, summary.sent_late_ms.unwrap().p50), (0.5, 1.0));
     }
 
     #[test]
     fn nothing_measured_is_no_figure() {
-        let measured = Measured { samples: vec![], start_us: 7, interrupted: true };
+        let mut measured = Measured { samples: vec![], start_us: 7, interrupted: true, window_min_us: 0 };
         let summary = Summary::of(Shape::default(), &measured);
         assert_eq!((summary.window_s, summary.tokens.prompt_per_s, summary.ttft_ms), (0.0, 0.0, None));
+        measured.window_min_us = 3_000_000;
+        assert_eq!(Summary::of(Shape::default(), &measured).window_s, 3.0);
     }
 }

@@ -36,7 +36,7 @@ pub fn summary(out: Out<'_>, summary: &Summary) -> io::Result<()> {
         ("between tokens", summary.inter_token_ms),
         ("whole request", summary.request_ms),
         ("daemon's queue", summary.queue_ms),
-        ("wait for a client", summary.client_wait_ms),
+        ("sent late by", summary.sent_late_ms),
     ];
     table(out, ["MS", "P50", "P90", "P99", "MAX"], rows.into_iter().map(|(name, times)| row(name, times)))?;
     for (number, error) in summary.errors.iter().enumerate() {
@@ -100,7 +100,8 @@ mod tests {
         };
         let problem = Problem { name: "Busy".into(), message: "later\n".into(), cancelled: false };
         let failed = Sample { error: Some(problem), ..Sample::default() };
-        let measured = Measured { samples: vec![done, failed], start_us: 0, interrupted: false };
+        let measured =
+            Measured { samples: vec![done, failed], start_us: 0, interrupted: false, window_min_us: 0 };
         let mut out = Vec::new();
         summary(&mut out, &Summary::of(shape, &measured)).unwrap();
         assert_eq!(
@@ -113,12 +114,12 @@ mod tests {
              reused tokens     3, 25.0 % of the prompts'\n\
              answer tokens     2, 1000.0 a second\n\
              \n\
-             MS                 P50    P90    P99    MAX\n\
-             first token        1.500  1.500  1.500  1.500\n\
-             between tokens     0.500  0.500  0.500  0.500\n\
-             whole request      2.000  2.000  2.000  2.000\n\
-             daemon's queue     0.000  0.000  0.000  0.000\n\
-             wait for a client  0.000  0.000  0.000  0.000\n\
+             MS              P50    P90    P99    MAX\n\
+             first token     1.500  1.500  1.500  1.500\n\
+             between tokens  0.500  0.500  0.500  0.500\n\
+             whole request   2.000  2.000  2.000  2.000\n\
+             daemon's queue  0.000  0.000  0.000  0.000\n\
+             sent late by    0.000  0.000  0.000  0.000\n\
              \n\
              1 x Busy: later\\u{a}\n"
         );

@@ -21,6 +21,9 @@ const PAUSE_MAX_MS: u32 = 5000;
 /// Requests that the benchmark may send ahead. It sends the next one only after an answer.
 const JOBS_AHEAD: usize = 1;
 
+/// Shown in lists of processes; the kernel keeps 15 bytes.
+const PROCESS_NAME: &std::ffi::CStr = c"rocmforge-bench";
+
 /// Whether the benchmark is over, and the request to cancel if it is.
 #[derive(Debug, Default)]
 struct Stop(Mutex<Stopping>);
@@ -71,8 +74,13 @@ fn cancel(connection: &Connection, stream: u32) {
 
 /// Answers the benchmark until it closes standard input.
 pub fn run(client: &Client) -> Result<(), Failure> {
+    // Lists of processes would show the name of the link that it was started by. Without a name it works as well.
+    let _ = rustix::thread::set_name(PROCESS_NAME);
     let mut input = BufReader::new(io::stdin());
-    let Some(setup) = read_line::<Setup>(&mut input)? else { return Ok(()) };
+    let line = read_line::<Setup>(&mut input);
+    let line =
+        line.map_err(|error| Failure::usage(&format!("standard input is not that of `bench`: {error}")));
+    let Some(setup) = line? else { return Ok(()) };
     let prompts = Prompts::new(&setup);
     let stop = Arc::new(Stop::default());
     let (sender, jobs) = sync_channel(JOBS_AHEAD);
@@ -134,17 +142,14 @@ fn ask(client: &Client, model: &str, job: &Job, ids: Vec<u32>, stop: &Stop, jobs
     sample.end_us = now_us();
     if let Err(error) = outcome {
         let cancelled = stop.is_stopped() && error.code() == Some(ErrorCode::Cancelled as u16);
-        sample.error = Some(Problem { name: name(&error), message: error.to_string(), cancelled });
+        let (name, pause_ms) = (error.code_name().to_owned(), error.retry_after_ms());
+        sample.error = Some(Problem { name, message: Failure::from(error).to_string(), cancelled });
         if job.due_us.is_none() {
-            let pause_ms = error.retry_after_ms().clamp(PAUSE_MIN_MS, PAUSE_MAX_MS);
+            let pause_ms = pause_ms.clamp(PAUSE_MIN_MS, PAUSE_MAX_MS);
             wait(jobs, Duration::from_millis(pause_ms.into()));
         }
     }
     sample
-}
-
-fn name(error: &ClientError) -> String {
-    error.code_name().to_owned()
 }
 
 /// Receives the whole answer.
