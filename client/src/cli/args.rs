@@ -317,8 +317,8 @@ lognormal:MEDIAN,SIGMA,MAX, which cuts longer ones.
 With --arrivals closed, each client asks again when it has its answer. With poisson:RATE (requests
 a second) and bursts:N/SECONDS, requests arrive at their times, whether or not earlier ones are
 answered. Their times to the first token and to the end count from the intended arrival, also if no
-client was free then. So a slow daemon cannot hide its delays by slowing the load down. `sent
-late by` shows that part: give more --clients if it is more than the tenth of a millisecond of a timer.
+client was free then. So a slow daemon cannot hide its delays by slowing the load down. `sent late
+by` shows that part. A timer alone is late by 0.1 ms; if it is more, --clients was too small.
 
 Times are measured by the clients. Percentiles are exact: the nearest rank of all samples. The time
 between tokens is that between each token and the one before in one answer; tokens that come
@@ -334,6 +334,10 @@ the first requests: run `preload MODEL` before.
 the one token of the answer came, tgN tokens a second after the first one of an answer. Each of the
 two begins with a request that is not measured. Each repetition has a fresh random prompt, so that
 the reuse of prompts does not help. Shown are mean and standard deviation.
+
+--json prints one object: the arguments, window_s, requests, errors, tokens, and p50, p90, p99 and
+max of ttft_ms, inter_token_ms, request_ms, queue_ms and sent_late_ms; null without samples. With
+--single it has tests, each with tokens_per_s of all repetitions, their mean and deviation.
 
 Ctrl-C ends it early, and prints what was measured so far; a second one ends the program at once.
 The exit code is 1 if a request failed, after the figures were printed, and 130 after Ctrl-C.
