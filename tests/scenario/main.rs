@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
 
 mod activation;
+mod bench;
 mod broken_gpu;
 mod changes;
 mod chats;

@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use rocmforge_client::wire::Preload;
 use rocmforge_client::wire::limits::LAYERS_MAX;
 
+use super::bench::{self, Arrivals, Lengths};
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0    success; also when the reader of the output closed it
@@ -217,6 +219,11 @@ pub enum Command {
     Tokenize(TokenizeArguments),
     /// Print the text of token ids
     Detokenize(DetokenizeArguments),
+    /// Put a load on the daemon, and measure speeds and latencies
+    Bench(BenchArguments),
+    /// One client of `bench`, which starts it: requests come from standard input
+    #[command(name = bench::WORKER, hide = true)]
+    BenchClient,
     /// Measure round trips to the daemon
     #[command(after_help = "Example:\n  rocmforge-client ping --count 10")]
     Ping {
@@ -299,6 +306,90 @@ pub struct RunArguments {
     pub stats: bool,
 }
 
+const BENCH_HELP: &str = "\
+Clients are separate processes, each with its own connection and one request at a time. Prompts are
+random token ids without meaning. Answers are as long as was asked for, and always take the most
+likely token. So the daemon has the work of real requests, but the texts mean nothing.
+
+DIST is a number of tokens: N, A-B (each as likely), lognormal:MEDIAN,SIGMA, or
+lognormal:MEDIAN,SIGMA,MAX, which cuts longer ones.
+
+With --arrivals closed, each client asks again when it has its answer. With poisson:RATE (requests
+a second) and bursts:N/SECONDS, requests arrive at their times, whether or not earlier ones are
+answered. Their times to the first token and to the end count from the intended arrival, also if no
+client was free then. So a slow daemon cannot hide its delays by slowing the load down. `sent late
+by` shows that part. A timer alone is late by 0.1 ms; if it is more, --clients was too small.
+
+Times are measured by the clients. Percentiles are exact: the nearest rank of all samples. The time
+between tokens is that between each token and the one before in one answer; tokens that come
+together have 0 between them. Rates are of the window from the beginning to the end of the last
+request, or the whole --duration. Requests that failed have no part in times and tokens. Prompt tokens include reused ones.
+
+The daemon reuses what it has of an earlier prompt. All prompts differ in their first token after
+the shared prefix. But a second run with the same --seed repeats the prompts of the first: run
+`clear-cache MODEL` between them, or leave --seed out. Weights that are not loaded yet are part of
+the first requests: run `preload MODEL` before.
+
+--single measures one request at a time, as llama-bench does: ppN is prompt tokens a second until
+the one token of the answer came, tgN tokens a second after the first one of an answer. Each of the
+two begins with a request that is not measured. Each repetition has a fresh random prompt, so that
+the reuse of prompts does not help. Shown are mean and standard deviation.
+
+--json prints one object: the arguments, window_s, requests, errors, tokens, and p50, p90, p99 and
+max of ttft_ms, inter_token_ms, request_ms, queue_ms and sent_late_ms; null without samples. With
+--single it has tests, each with tokens_per_s of all repetitions, their mean and deviation.
+
+Ctrl-C ends it early, and prints what was measured so far; a second one ends the program at once.
+The exit code is 1 if a request failed, after the figures were printed, and 130 after Ctrl-C.
+
+Examples:
+  rocmforge-client bench llama-3-8b --clients 16 --requests 200
+  rocmforge-client bench llama-3-8b --clients 64 --arrivals poisson:4 --duration 60 \\
+      --prompt-tokens lognormal:400,0.8,4000 --answer-tokens 50-300 --plot latency.svg
+  rocmforge-client bench llama-3-8b --shared-prefix 1000 --prompt-tokens 20 --json | jq .ttft_ms
+  rocmforge-client bench llama-3-8b --single";
+
+/// Put a load on the daemon, and measure speeds and latencies.
+#[derive(Debug, Args)]
+#[command(after_help = BENCH_HELP)]
+pub struct BenchArguments {
+    /// A name, or a file: with a `/`, or an existing `*.gguf`
+    pub model: String,
+    /// Client processes, 1 to 4096; with open arrivals, the most requests at once
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub clients: u32,
+    /// End after this many requests [default: 32]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(1..))]
+    pub requests: Option<u64>,
+    /// Let requests arrive for this long, and wait for their answers
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
+    pub duration: Option<f64>,
+    /// closed, poisson:RATE or bursts:N/SECONDS
+    #[arg(long, value_name = "ARRIVALS", default_value = "closed")]
+    pub arrivals: Arrivals,
+    /// Tokens of each prompt, after the shared prefix
+    #[arg(long, value_name = "DIST", default_value = "512", allow_negative_numbers = true)]
+    pub prompt_tokens: Lengths,
+    /// Tokens of each answer
+    #[arg(long, value_name = "DIST", default_value = "128", allow_negative_numbers = true)]
+    pub answer_tokens: Lengths,
+    /// Let all prompts begin with the same tokens, so many more than --prompt-tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=i64::from(bench::TOKENS_MAX)))]
+    pub shared_prefix: u32,
+    /// Seed of lengths, arrivals and prompts [default: random; shown with the figures]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number)]
+    pub seed: Option<u64>,
+    /// Also write a plot of the latencies, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Measure single requests instead, as llama-bench does
+    #[arg(long, conflicts_with_all = ["clients", "requests", "duration", "arrivals", "shared_prefix", "plot"])]
+    pub single: bool,
+    /// Measured requests of each test of --single
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "single", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub repetitions: u32,
+}
+
 const LIMIT_HELP: &str = "\
 Needs the right policy.manage, which administrators have. Limits that you set here last until the
 daemon stops or reads its configuration again; limits.users of the configuration sets lasting ones.
@@ -372,6 +463,17 @@ pub struct DetokenizeArguments {
 fn number(text: &str) -> Result<u64, String> {
     let number: i128 = text.parse().map_err(|_| "not a whole number".to_owned())?;
     u64::try_from(number).map_err(|_| format!("{number} is not in 0..={}", u64::MAX))
+}
+
+/// Parses a duration in seconds, above 0 and at most a year.
+fn seconds(text: &str) -> Result<f64, String> {
+    const MAX: f64 = 365.0 * 86_400.0;
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if seconds > 0.0 && seconds <= MAX {
+        Ok(seconds)
+    } else {
+        Err(format!("{seconds} is not above 0 and at most {MAX}"))
+    }
 }
 
 /// Parses which weights to load: `all`, `critical`, a count of first layers, or a list such as 0-3,7.

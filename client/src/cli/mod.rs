@@ -1,6 +1,7 @@
 //! The command line: one module for the arguments, one for what each kind of command prints.
 
 mod args;
+mod bench;
 mod doctor;
 mod limits;
 mod metrics;
@@ -54,8 +55,7 @@ fn one_line(error: &str) -> String {
 fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> {
     let options = options(arguments);
     options.check()?;
-    let socket = options.socket.clone();
-    let client = Client::new(options);
+    let client = Client::new(options.clone());
     match &arguments.command {
         Command::Run(run) => return run::run(&client, run, output),
         Command::List => output.show(&client.list()?, tables::list)?,
@@ -121,9 +121,11 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
             output.show_as(&status, report::status, tables::status)?
         }
         Command::Metrics { out, period } => metrics::run(&client, out.as_deref(), *period, output)?,
-        Command::Doctor => return doctor::run(&client, &socket, output),
+        Command::Doctor => return doctor::run(&client, &options.socket, output),
         Command::Tokenize(tokenize) => output.show(&ids_of(&client, tokenize)?, tables::ids)?,
         Command::Detokenize(detokenize) => output.show(&text_of(&client, detokenize)?, tables::text)?,
+        Command::Bench(bench) => return bench::run(&client, &options, bench, output),
+        Command::BenchClient => bench::work(&client)?,
         Command::Ping { count } => output.show(&ping(&client, *count)?, tables::ping)?,
         Command::Info => output.show(&client.info()?, tables::info)?,
     }

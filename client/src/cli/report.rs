@@ -32,6 +32,8 @@ pub enum Failure {
     Output(io::Error),
     /// The system gave this process no thread or no descriptor.
     Resources(String),
+    /// Requests of a benchmark failed; its figures were printed.
+    Requests(String),
 }
 
 impl Failure {
@@ -44,7 +46,9 @@ impl Failure {
         let error = match self {
             Self::Usage(_) => return EXIT_USAGE,
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
-            Self::Output(_) | Self::File(_) | Self::TooLong(_) | Self::Resources(_) => return EXIT_FAILED,
+            Self::Output(_) | Self::File(_) | Self::TooLong(_) | Self::Resources(_) | Self::Requests(_) => {
+                return EXIT_FAILED;
+            }
             Self::Client(error) => error,
         };
         match **error {
@@ -70,6 +74,7 @@ impl Failure {
             Self::File(_) => ("File", None),
             Self::Output(_) => ("Output", None),
             Self::Resources(_) => ("Resources", None),
+            Self::Requests(_) => ("RequestsFailed", None),
         };
         let client = match self {
             Self::Client(error) => Some(&**error),
@@ -98,7 +103,8 @@ impl std::fmt::Display for Failure {
             Self::Usage(message)
             | Self::TooLong(message)
             | Self::File(message)
-            | Self::Resources(message) => f.write_str(message),
+            | Self::Resources(message)
+            | Self::Requests(message) => f.write_str(message),
             Self::Client(error) => match &**error {
                 ClientError::Server(error) => f.write_str(&error.message),
                 error => write!(f, "{error}"),
@@ -187,6 +193,11 @@ impl Output {
         }
         ExitCode::from(code)
     }
+}
+
+/// Writes over the line of progress on standard error. A terminal that is gone does not end the work.
+pub fn show_progress(line: &str) {
+    let _ = write!(io::stderr(), "\r\x1b[K{line}");
 }
 
 /// The wire's structures for scripts: without `more`, because lists are whole, without `ext`, and with states in

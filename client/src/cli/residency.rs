@@ -1,6 +1,6 @@
 //! Commands for models' weights on a device.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use rocmforge_client::wire::{
     ClearCacheReply, DeviceMemory, EventEntry, EventKind, Fit, LoadReply, LoadToDeviceEnd, LoadToDeviceItem,
@@ -10,7 +10,7 @@ use rocmforge_client::{Client, ClientError, printable};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::report::{Failure, Output, snake_case};
+use super::report::{Failure, Output, show_progress, snake_case};
 use super::tables::{Out, bytes, load, pairs, table};
 
 /// Shown instead of the name of another user's model.
@@ -48,11 +48,6 @@ pub fn bring(
     let broken =
         || ClientError::Disconnected { reason: "the load ended without its final message".to_owned() };
     Ok(loading.end().cloned().ok_or_else(broken)?)
-}
-
-/// Writes over the line of progress. A terminal that is gone does not end the load.
-fn show_progress(line: &str) {
-    let _ = write!(io::stderr(), "\r\x1b[K{line}");
 }
 
 /// A line that shows the progress of a load.

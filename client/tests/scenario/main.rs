@@ -2,6 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)] // tests
 
+mod bench;
 mod command_line;
 mod connecting;
 mod failing;

@@ -100,6 +100,11 @@ impl Peer {
         self.stream.write_all(bytes).unwrap();
     }
 
+    /// The client's process.
+    pub fn pid(&self) -> i32 {
+        self.stream.peer_creds().unwrap().pid().unwrap()
+    }
+
     /// `None` once the client has closed.
     pub fn request(&mut self) -> Option<Request> {
         let mut header = [0; HEADER_BYTES];

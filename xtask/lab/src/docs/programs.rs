@@ -48,11 +48,24 @@ fn page(command: &Command, section: &str) -> io::Result<File> {
     Ok(File { path: format!("man/{name}.{section}"), text })
 }
 
+/// The program without hidden subcommands, which the generator would complete too.
+fn without_hidden(program: &Command) -> Command {
+    let shown = program.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    // A command keeps its names for good, and so does this short process.
+    let kept = |text: &str| -> &'static str { String::leak(text.to_owned()) };
+    Command::new(kept(program.get_name()))
+        .version(kept(program.get_version().unwrap_or_default()))
+        .about(program.get_about().cloned().unwrap_or_default())
+        .args(program.get_arguments().cloned())
+        .subcommands(shown.cloned())
+}
+
 /// Completions of each program for each shell in Debian, under the file names that the shells look for.
 pub fn completions() -> Vec<File> {
     let mut files = Vec::new();
-    for (mut program, _) in programs() {
+    for (program, _) in programs() {
         let name = program.get_name().to_owned();
+        let mut program = without_hidden(&program);
         for (shell, folder, file) in [
             (Shell::Bash, "bash", name.clone()),
             (Shell::Zsh, "zsh", format!("_{name}")),

@@ -117,14 +117,16 @@ fn completions_are_what_their_shells_take() {
         assert!(of("zsh").join(format!("_{program}")).is_file());
         assert!(of("fish").join(format!("{program}.fish")).is_file());
     }
-    // The beginning of a subcommand is completed to the subcommand.
-    let ask = "source \"$1\"; COMP_WORDS=(rocmforge-client resi) COMP_CWORD=1; \
+    // The beginning of a subcommand is completed to the subcommand, and hidden ones are not shown.
+    let ask = "source \"$1\"; COMP_WORDS=(rocmforge-client $2) COMP_CWORD=1; \
                function=$(complete -p rocmforge-client); function=${function#*-F }; \
-               ${function%% *} rocmforge-client resi rocmforge-client; echo \"${COMPREPLY[*]}\"";
-    let output =
-        Command::new("bash").args(["-c", ask, "bash"]).arg(of("bash").join("rocmforge-client")).output();
-    let text = String::from_utf8(output.expect("bash runs").stdout).expect("text");
-    assert_eq!(text.trim(), "residency");
+               ${function%% *} rocmforge-client $2 rocmforge-client; echo \"${COMPREPLY[*]}\"";
+    for (begun, whole) in [("resi", "residency"), ("ben", "bench")] {
+        let script = of("bash").join("rocmforge-client");
+        let output = Command::new("bash").args(["-c", ask, "bash"]).arg(script).arg(begun).output();
+        let text = String::from_utf8(output.expect("bash runs").stdout).expect("text");
+        assert_eq!(text.trim(), whole);
+    }
 }
 
 #[test]
