@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::backend::ActivationType;
 use crate::backend::hip::{FileReads, UploadPath};
-use crate::backend::{ActivationType, KvType};
 use crate::model::pages::{HostPolicy, PageResidency};
-use crate::scheduler::Reuse;
 use crate::share::limits::OutOfRange;
 
+mod kv;
 mod limits;
 
+pub use kv::Kv;
 pub use limits::{Limits, UserConfig};
 
 /// Longest configuration file; the file is read whole.
@@ -249,23 +250,6 @@ pub enum PreloadName {
     Critical,
 }
 
-/// KV pages of running sequences.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Kv {
-    /// Element type.
-    #[serde(rename = "type")]
-    pub kind: KvType,
-    /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
-    pub budget_mib: u64,
-    /// The users whose prompts a request may share keys and values with.
-    pub reuse: Reuse,
-    /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
-    pub keep_mib: u64,
-    /// Folder of these files; left out: `prefixes` in the service's cache directory.
-    pub keep_dir: Option<PathBuf>,
-}
-
 /// The log.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -472,7 +456,8 @@ impl Config {
             }
         }
         l.check_users()?;
-        let keep_dir = self.kv.keep_dir.iter().map(|dir| ("kv.keep_dir", dir));
+        let keep_dir =
+            Some(("kv.keep_dir", &self.kv.keep_dir)).filter(|(_, dir)| !dir.as_os_str().is_empty());
         let models = self.models.iter().map(|dir| ("models", dir));
         let paths = [("socket", &self.socket)].into_iter().chain(models).chain(keep_dir);
         for (key, path) in paths {

@@ -53,6 +53,8 @@ pub enum Rank {
     Policy,
     /// State stored in the service manager; held while it is updated.
     Kept,
+    /// Files of kept prefixes on their way to the engine.
+    PrefixRestores,
     /// The way to the writer of kept prefixes, and the writer.
     PrefixTasks,
     /// Files of kept prefixes.

@@ -100,8 +100,8 @@ pub enum DaemonError {
 }
 
 impl DaemonError {
-    /// Exit status (sysexits): 78 for the configuration and its folders, 69 for the socket, 70 for an engine that hangs or lost its
-    /// device, 71 for the rest.
+    /// Exit status (sysexits): 78 for the configuration and its folders, 69 for the socket, 71 for the rest. 70 for an
+    /// engine that hangs or lost its device.
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) | Self::NoKeepDir | Self::KeepDir { .. } => 78,
@@ -321,7 +321,8 @@ fn open_prefixes(config: &Config) -> Result<Option<Arc<PrefixStore>>, DaemonErro
         return Ok(None);
     }
     let of_service = || std::env::var_os("CACHE_DIRECTORY").map(|dir| Path::new(&dir).join("prefixes"));
-    let dir = config.kv.keep_dir.clone().or_else(of_service).ok_or(DaemonError::NoKeepDir)?;
+    let named = Some(config.kv.keep_dir.clone()).filter(|dir| !dir.as_os_str().is_empty());
+    let dir = named.or_else(of_service).ok_or(DaemonError::NoKeepDir)?;
     let store = PrefixStore::open(&dir, config.kv.keep_mib << 20, config.kv.reuse)
         .map_err(|source| DaemonError::KeepDir { dir, source })?;
     let (files, bytes) = store.sums();

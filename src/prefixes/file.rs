@@ -1,7 +1,7 @@
 //! Files of kept prefixes: one holds those of one user and model.
 //!
-//! Little-endian: `RFPREFIX`, version (u32), digest of the model (32 bytes), user (u64, all ones: all users), length of the
-//! layout's name (u32), the name, bytes of a page (u64), number of pages (u32). Per page: index of the page that it continues
+//! Little-endian: `RFPREFIX`, version (u32), digest of the model (32 bytes), user (u64, all ones: all users). Then length of
+//! the layout's name (u32), the name, bytes of a page (u64), number of pages (u32). Per page: index of the page that it continues
 //! (u32, all ones: none), number of tokens (u32), the tokens (u32 each), the page. Then the CRC-32 of all before (u32).
 
 use std::fs::{self, File, OpenOptions};
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_its_owner_alone_may() {
+    fn a_file_is_read_as_it_was_written_and_by_its_owner_alone() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.prefixes");

@@ -1,8 +1,8 @@
-//! Keeps prefixes across restarts and idle times: keys and values of prompts, in files that the next engine takes back.
+//! Keeps prefixes across restarts and idle times: keys and values of prompts, in files.
 //!
-//! The engine hands over what a KV pool knows before the pool closes; a thread writes it. The first request of a user for a
-//! model takes the file back before it is computed, and the file goes. A file that is damaged, or of another model, is removed
-//! and nothing of it is used: the prompt is computed then.
+//! The engine hands over the known prefixes of a KV pool before the pool closes; a thread writes them. Before the first
+//! request of that user and model, the session takes the file and gives its content to the engine. The file is removed. A file
+//! that is damaged, or of another model, is removed without being used: the prompt is computed then.
 //!
 //! Files lie in one folder a user, which the daemon alone may read. Together they have a limit; the oldest file of the user
 //! with most bytes goes first.
@@ -16,15 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OnceCell;
 
 use crate::backend::KV_PAGE_TOKENS;
 use crate::lock::{Mutex, Rank};
 use crate::model::Model;
-use crate::scheduler::{EngineHandle, PrefixKeeper, Prefixes, Reuse};
+use crate::scheduler::{PrefixKeeper, Prefixes, Reuse};
 
 mod file;
 
@@ -34,22 +32,23 @@ use file::Digest;
 const SHARED: &str = "all";
 const EXTENSION: &str = "prefixes";
 
-/// The user, `None` for all, and the model.
-type Key = (Option<u32>, Digest);
+/// Names a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// The user; `None` where all users share prefixes.
+    uid: Option<u32>,
+    model: Digest,
+}
 
 /// A file that can be taken back.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     bytes: u64,
-    written: SystemTime,
+    /// Grows from file to file, in the order in which they were written.
+    number: u64,
 }
 
-/// Files, and requests that wait for one.
-#[derive(Debug, Default)]
-struct Files {
-    kept: BTreeMap<Key, Kept>,
-    coming: BTreeMap<Key, Arc<OnceCell<()>>>,
-}
+type Files = BTreeMap<Key, Kept>;
 
 /// Prefixes to write.
 #[derive(Debug)]
@@ -69,8 +68,6 @@ pub struct PrefixStore {
     queued: Arc<AtomicU64>,
     tasks: Mutex<Option<Sender<Task>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// One file is read at a time: it may have the limit's bytes.
-    reading: tokio::sync::Mutex<()>,
 }
 
 impl PrefixStore {
@@ -80,17 +77,16 @@ impl PrefixStore {
     /// [`io::Error`] if the folder cannot be made or read, or a thread not started.
     pub fn open(dir: &Path, limit_bytes: u64, reuse: Reuse) -> io::Result<Arc<Self>> {
         make_dir(dir)?;
-        let kept = scan(dir)?;
+        let files = scan(dir)?;
         let (sender, receiver) = channel();
         let store = Arc::new(Self {
             dir: dir.to_owned(),
             limit_bytes,
             reuse,
-            files: Mutex::new(Rank::PrefixFiles, Files { kept, ..Files::default() }),
+            files: Mutex::new(Rank::PrefixFiles, files),
             queued: Arc::default(),
             tasks: Mutex::new(Rank::PrefixTasks, Some(sender)),
             writer: Mutex::new(Rank::PrefixTasks, None),
-            reading: tokio::sync::Mutex::default(),
         });
         store.make_room(0, None);
         let writing = Arc::clone(&store);
@@ -103,59 +99,28 @@ impl PrefixStore {
     /// Number of files and their bytes.
     pub fn sums(&self) -> (usize, u64) {
         let files = self.files.lock();
-        (files.kept.len(), files.kept.values().map(|kept| kept.bytes).sum())
+        (files.len(), files.values().map(|kept| kept.bytes).sum())
     }
 
-    /// Gives a user's kept prefixes of a model back to the engine, if there are any. Requests that come meanwhile wait for
-    /// the same. Costs nothing without a file.
-    pub async fn restore(self: &Arc<Self>, engine: &EngineHandle, uid: u32, model: &Arc<Model>) {
-        let Some((key, cell)) = self.coming(uid, model) else { return };
-        let work = || async {
-            let (store, engine, model) = (Arc::clone(self), engine.clone(), Arc::clone(model));
-            // A request that is cancelled meanwhile does not take the file with it.
-            let task = tokio::spawn(async move { store.bring(&engine, key, uid, &model).await });
-            let _ = task.await; // it fails only while the daemon ends
-        };
-        cell.get_or_init(work).await;
-        self.files.lock().coming.remove(&key);
+    /// The name of a user's file of a model, whether there is one or not.
+    pub fn key(&self, uid: u32, model: &Model) -> Key {
+        Key { uid: (self.reuse != Reuse::All).then_some(uid), model: digest(model) }
     }
 
-    fn coming(&self, uid: u32, model: &Model) -> Option<(Key, Arc<OnceCell<()>>)> {
-        {
-            let files = self.files.lock();
-            if files.kept.is_empty() && files.coming.is_empty() {
-                return None;
-            }
+    /// Names a user's file of a model, if there is one. Costs nothing while there is none at all.
+    pub fn find(&self, uid: u32, model: &Model) -> Option<Key> {
+        if self.files.lock().is_empty() {
+            return None;
         }
-        let key = ((self.reuse != Reuse::All).then_some(uid), digest(model));
-        let mut files = self.files.lock();
-        let cell = match files.coming.get(&key) {
-            Some(cell) => Arc::clone(cell),
-            None if files.kept.contains_key(&key) => Arc::clone(files.coming.entry(key).or_default()),
-            None => return None,
-        };
-        Some((key, cell))
+        let key = self.key(uid, model);
+        self.files.lock().contains_key(&key).then_some(key)
     }
 
-    async fn bring(self: &Arc<Self>, engine: &EngineHandle, key: Key, uid: u32, model: &Arc<Model>) {
-        let _alone = self.reading.lock().await;
-        let store = Arc::clone(self);
-        let read = tokio::task::spawn_blocking(move || store.take(key)).await;
-        let Ok(Some(prefixes)) = read else { return };
-        let pages = prefixes.pages.len();
-        match engine.restore_prefixes(model, uid, prefixes).await {
-            Ok(taken) => {
-                tracing::info!(uid, model = model.name, pages, taken, "kept prefixes are back on the device")
-            }
-            Err(error) => tracing::info!(uid, model = model.name, %error, "kept prefixes are of no use now"),
-        }
-    }
-
-    /// Reads a file and removes it. `None` if it is gone or of no use.
-    fn take(&self, key: Key) -> Option<Prefixes> {
-        self.files.lock().kept.remove(&key)?;
+    /// Reads a file and removes it. `None` if it is gone or of no use. Blocks.
+    pub fn take(&self, key: Key) -> Option<Prefixes> {
+        self.files.lock().remove(&key)?;
         let path = self.path(&key);
-        let read = file::read(&path, &key.1, key.0);
+        let read = file::read(&path, &key.model, key.uid);
         remove(&path);
         read.inspect_err(|error| {
             tracing::warn!(file = %path.display(), %error, "a file of kept prefixes is removed: it cannot be used");
@@ -168,7 +133,7 @@ impl PrefixStore {
         let of = model.map(digest);
         let is_of = |digest: &Digest| of.is_none_or(|of| of == *digest);
         let gone: Vec<Key> =
-            self.files.lock().kept.extract_if(.., |key, _| is_of(&key.1)).map(|(key, _)| key).collect();
+            self.files.lock().extract_if(.., |key, _| is_of(&key.model)).map(|(key, _)| key).collect();
         gone.iter().for_each(|key| remove(&self.path(key)));
         gone.len()
     }
@@ -189,12 +154,15 @@ impl PrefixStore {
             let bytes = bytes_of(&prefixes);
             self.make_room(bytes, Some(key));
             let path = self.path(&key);
-            let written =
-                path.parent().map_or(Ok(()), make_dir).and_then(|()| file::write(&path, &key.1, &prefixes));
+            let written = path
+                .parent()
+                .map_or(Ok(()), make_dir)
+                .and_then(|()| file::write(&path, &key.model, &prefixes));
             match written {
                 Ok(bytes) => {
-                    let kept = Kept { bytes, written: SystemTime::now() };
-                    self.files.lock().kept.insert(key, kept);
+                    let mut files = self.files.lock();
+                    let number = next_number(&files);
+                    files.insert(key, Kept { bytes, number });
                 }
                 Err(error) => {
                     tracing::warn!(file = %path.display(), %error, "prefixes could not be kept: they are computed again");
@@ -214,23 +182,22 @@ impl PrefixStore {
     /// Takes the oldest file of the user with most bytes out of the list, if all together are too large.
     fn next_to_go(&self, bytes: u64, key: Option<Key>) -> Option<Key> {
         let mut files = self.files.lock();
+        let others = || files.iter().filter(|(of, _)| Some(**of) != key);
         let mut of_users: BTreeMap<Option<u32>, u64> = BTreeMap::new();
-        for ((uid, _), kept) in files.kept.iter().filter(|(of, _)| Some(**of) != key) {
-            *of_users.entry(*uid).or_default() += kept.bytes;
-        }
+        others().for_each(|(of, kept)| *of_users.entry(of.uid).or_default() += kept.bytes);
         if of_users.values().sum::<u64>().saturating_add(bytes) <= self.limit_bytes {
             return None;
         }
         let most = of_users.iter().max_by_key(|(_, bytes)| **bytes).map(|(uid, _)| *uid)?;
-        let of_most = files.kept.iter().filter(|(of, _)| of.0 == most && Some(**of) != key);
-        let oldest = of_most.min_by_key(|(_, kept)| kept.written).map(|(key, _)| *key)?;
-        files.kept.remove(&oldest);
+        let of_most = others().filter(|(of, _)| of.uid == most);
+        let oldest = of_most.min_by_key(|(_, kept)| kept.number).map(|(key, _)| *key)?;
+        files.remove(&oldest);
         Some(oldest)
     }
 
-    fn path(&self, (uid, digest): &Key) -> PathBuf {
-        let user = uid.map_or_else(|| SHARED.to_owned(), |uid| uid.to_string());
-        let name: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    fn path(&self, key: &Key) -> PathBuf {
+        let user = key.uid.map_or_else(|| SHARED.to_owned(), |uid| uid.to_string());
+        let name: String = key.model.iter().map(|byte| format!("{byte:02x}")).collect();
         self.dir.join(user).join(name).with_extension(EXTENSION)
     }
 }
@@ -245,7 +212,7 @@ impl PrefixKeeper for PrefixStore {
         let Some(sender) = tasks.as_ref() else { return };
         let bytes = bytes_of(&prefixes);
         self.queued.fetch_add(bytes, Ordering::Relaxed);
-        let key = (prefixes.uid, digest(model));
+        let key = Key { uid: prefixes.uid, model: digest(model) };
         if sender.send(Task { key, prefixes }).is_err() {
             self.queued.fetch_sub(bytes, Ordering::Relaxed); // the writer has ended
         }
@@ -285,34 +252,36 @@ fn remove(path: &Path) {
     }
 }
 
-/// Files of an earlier daemon. Removes those that were not finished.
-fn scan(dir: &Path) -> io::Result<BTreeMap<Key, Kept>> {
-    let mut kept = BTreeMap::new();
+/// Files of an earlier daemon, the oldest first. Removes those that were not finished.
+fn scan(dir: &Path) -> io::Result<Files> {
+    let mut found = Vec::new();
     for user in fs::read_dir(dir)?.flatten() {
         let name = user.file_name();
         let uid = match name.to_str() {
             Some(SHARED) => None,
-            Some(name) => match name.parse() {
-                Ok(uid) => Some(uid),
-                Err(_) => continue,
-            },
-            None => continue,
+            Some(name) if name.parse::<u32>().is_ok() => name.parse().ok(),
+            _ => continue,
         };
         for file in fs::read_dir(user.path()).into_iter().flatten().flatten() {
             let path = file.path();
-            let digest = path.file_stem().and_then(|name| digest_of_name(name.to_str()?));
-            let right = path.extension().is_some_and(|extension| extension == EXTENSION);
-            match (digest, file.metadata()) {
-                (Some(digest), Ok(metadata)) if right && metadata.is_file() => {
-                    let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                    kept.insert((uid, digest), Kept { bytes: metadata.len(), written });
+            let model = path.file_stem().and_then(|name| digest_of_name(name.to_str()?));
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            match (model, extension, file.metadata()) {
+                (Some(model), Some(EXTENSION), Ok(metadata)) if metadata.is_file() => {
+                    found.push((metadata.modified().ok(), Key { uid, model }, metadata.len()));
                 }
-                _ if path.extension().is_some_and(|extension| extension == file::PART) => remove(&path),
+                (_, Some(file::PART), _) => remove(&path),
                 _ => {} // not ours
             }
         }
     }
-    Ok(kept)
+    found.sort_by_key(|(modified, ..)| *modified);
+    let numbered = found.into_iter().zip(0..);
+    Ok(numbered.map(|((_, key, bytes), number)| (key, Kept { bytes, number })).collect())
+}
+
+fn next_number(files: &Files) -> u64 {
+    files.values().map(|kept| kept.number + 1).max().unwrap_or(0)
 }
 
 fn digest_of_name(name: &str) -> Option<Digest> {

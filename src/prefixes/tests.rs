@@ -34,7 +34,7 @@ fn a_later_store_gives_back_what_an_earlier_one_kept_once() {
 
     let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
     assert_eq!(store.sums().0, 2);
-    let key = |uid| (Some(uid), digest(&model));
+    let key = |uid| store.key(uid, &model);
     assert_eq!(store.take(key(1000)), Some(prefixes(Some(1000), 3, 7)));
     assert_eq!((store.take(key(1000)), store.take(key(1002))), (None, None));
     assert_eq!(store.sums().0, 1);
@@ -52,7 +52,7 @@ fn a_damaged_file_and_one_of_another_user_are_removed_and_not_used() {
         store.keep(&model, prefixes(Some(uid), 3, 7));
     }
     store.finish();
-    let key = |uid| (Some(uid), digest(&model));
+    let key = |uid| Key { uid: Some(uid), model: digest(&model) };
     let (mine, theirs) = (store.path(&key(1000)), store.path(&key(1001)));
     let mut bytes = fs::read(&mine).unwrap();
     bytes[100] ^= 1;
@@ -85,7 +85,7 @@ fn the_oldest_file_of_the_user_with_most_goes_first() {
     }
     store.keep(&models[3], prefixes(Some(3), 2, 7));
     store.finish();
-    let has = |uid, at: usize| store.path(&(Some(uid), digest(&models[at]))).exists();
+    let has = |uid, at: usize| store.path(&store.key(uid, &models[at])).exists();
     let there = [has(1, 0), has(2, 0), has(2, 1), has(2, 2), has(3, 3)];
     assert_eq!(there, [true, false, true, true, true]);
     assert!(store.sums().1 <= 10_000, "{:?}", store.sums());

@@ -1,5 +1,5 @@
-//! Prefixes that outlive their pool: the engine reads their pages from the device before a pool closes, and writes them
-//! back when a client asks for that user and model again.
+//! Prefixes that outlive their pool. The engine reads their pages from the device before a pool closes. It writes them back
+//! when a session asks for it.
 
 use std::sync::Arc;
 

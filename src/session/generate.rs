@@ -45,8 +45,8 @@ pub(super) async fn run(
     let stopped = ticket.becomes(id, &model, arrived);
     let prepare = async {
         let valid = prompt::prepare(call, model.clone(), prompt, max_tokens).await?;
-        if let Some(prefixes) = call.service().prefixes.get() {
-            prefixes.restore(engine, call.peer().uid, valid.lease.model()).await;
+        if let Some(restores) = call.service().restores.get() {
+            restores.bring(engine, call.peer().uid, valid.lease.model()).await;
         }
         Ok(valid)
     };

@@ -38,6 +38,7 @@ mod prompt;
 mod repeats;
 mod residency;
 mod responder;
+mod restore;
 mod service;
 mod subscribe;
 mod text;

@@ -41,8 +41,8 @@ pub(super) async fn clear(call: Call, request: ClearCacheRequest) -> Result<Clea
     };
     let cleared = service.engine.evict_weights(model.as_ref().map(|model| model.id)).await;
     let cleared = cleared.map_err(|error| of_job(&error))?;
-    if let Some(prefixes) = service.prefixes.get().cloned() {
-        call.blocking(move |_| Ok(prefixes.forget(model.as_deref()))).await?;
+    if let Some(restores) = service.restores.get().cloned() {
+        call.blocking(move |_| Ok(restores.store.forget(model.as_deref()))).await?;
     }
     Ok(ClearCacheReply { parts: cleared.parts, device_bytes: cleared.bytes, ext: Ext::new() })
 }

@@ -21,6 +21,7 @@ use super::logged::LoggedUids;
 use super::pace::Pace;
 use super::policy::Policy;
 use super::repeats::Repeats;
+use super::restore::Restores;
 use super::text_time::TextTime;
 use super::turns::{Turn, Turns};
 use crate::aside::ReceivedFd;
@@ -101,7 +102,7 @@ pub struct Service {
     /// Source and count of memory-pressure events.
     pub pressure: Pressure,
     kept: OnceLock<Arc<dyn OutlivesRestart>>,
-    pub(super) prefixes: OnceLock<Arc<PrefixStore>>,
+    pub(super) restores: OnceLock<Arc<Restores>>,
     policy: Mutex<Arc<Policy>>,
     pub(super) started: Instant,
     /// Kept open: the status matters most when no descriptor is free.
@@ -231,7 +232,7 @@ impl Service {
             tasks: TaskTracker::new(),
             pressure: Pressure::default(),
             kept: OnceLock::new(),
-            prefixes: OnceLock::new(),
+            restores: OnceLock::new(),
             policy: Mutex::new(Rank::Policy, Arc::default()),
             started: Instant::now(),
             memory_use: File::open("/proc/self/status").ok(),
@@ -280,7 +281,7 @@ impl Service {
 
     /// Sets the files of kept prefixes. Only the first call counts.
     pub fn keep_prefixes(&self, prefixes: Arc<PrefixStore>) {
-        let _ = self.prefixes.set(prefixes);
+        let _ = self.restores.set(Arc::new(Restores::new(prefixes)));
     }
 
     /// Call after models or their rules changed; see [`OutlivesRestart::keep_state`].

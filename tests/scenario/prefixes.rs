@@ -1,9 +1,12 @@
 //! A prompt that begins as an earlier one of the same user is computed from where they differ, on the CPU and on a GPU.
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 
 use rocmforge_client::wire::{GenerateEnd, GenerateRequest, Prompt};
 use rocmforge_client::{Client, Options, ServerTrust};
+use rustix::process::Signal;
 
 use crate::child;
 use crate::device::on_gpu;
@@ -98,4 +101,69 @@ fn another_users_prompt_is_computed_unless_the_configuration_shares() {
             assert_eq!(counts(&rig).0, computed, "{reuse}, user {n}");
         }
     }
+}
+
+/// Asks once, in a process that a user runs.
+#[test]
+fn asks_once() {
+    let Some((socket, _)) = child::inside() else { return };
+    let client = Client::new(Options { socket, trust: ServerTrust::Anyone, ..Options::default() });
+    let (ids, end) = ask(&client, SHARED, &[]);
+    println!("\nDONE {} {ids:?}", end.reused_tokens());
+}
+
+/// Stops the daemon, and starts it again for all users.
+fn restart(rig: &mut Rig) {
+    rig.signal(Signal::TERM);
+    assert!(rig.ended().success());
+    rig.run();
+    std::fs::set_permissions(rig.socket(), std::fs::Permissions::from_mode(0o666)).unwrap();
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_restart() {
+    let kept = tempfile::tempdir().unwrap();
+    let dir = kept.path().join("prefixes");
+    let config = format!("[device]\nbackend = 'cpu'\n[kv]\nkeep_mib = 64\nkeep_dir = '{}'\n", dir.display());
+    let Some(mut rig) = for_all_users(&config) else { return };
+    let as_alice = |rig: &Rig| {
+        rig.client().load(TINY).unwrap();
+        let mut child = child::Process::start_as("prefixes::asks_once", &rig.socket(), "", |command| {
+            command.uid(ALICE).gid(ALICE);
+        });
+        child.go();
+        child.line("DONE ")
+    };
+    let (first, end) = ask(&rig.client(), SHARED, &[]);
+    assert_eq!((end.reused_tokens(), as_alice(&rig)), (0, format!("0 {first:?}")));
+    restart(&mut rig);
+    assert_eq!(files_below(&dir).len(), 2, "one for each user");
+
+    // The next process computes one token of the prompt, and gives the same answer.
+    let (again, end) = ask(&rig.client(), SHARED, &[]);
+    assert_eq!((again, end.reused_tokens(), counts(&rig)), (first.clone(), SHARED - 1, (1, SHARED - 1)));
+    assert_eq!(files_below(&dir).len(), 1, "its file went");
+    restart(&mut rig);
+    assert_eq!(files_below(&dir).len(), 2);
+
+    // With one byte changed in each, nothing of either is used.
+    for file in files_below(&dir) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+    }
+    let (again, end) = ask(&rig.client(), SHARED, &[]);
+    assert_eq!((again, end.reused_tokens(), as_alice(&rig)), (first.clone(), 0, format!("0 {first:?}")));
+    assert!(rig.log_text().contains("a file of kept prefixes is removed"));
+    // Dropped prefixes are not kept either.
+    rig.client().evict_weights(Some(TINY)).unwrap();
+    restart(&mut rig);
+    assert_eq!(files_below(&dir), Vec::<PathBuf>::new());
+}
+
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(dir).into_iter().flatten();
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+    files.map(|file| file.unwrap().path()).collect()
 }

@@ -264,7 +264,7 @@ fn shelf(pages: u64, reuse: Reuse) -> (Arc<Shelf>, EngineOptions) {
 }
 
 #[test]
-fn what_an_engine_knew_is_known_to_the_next_one() {
+fn the_next_engine_knows_the_prefixes_of_the_last() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for reuse in [Reuse::User, Reuse::All] {
         let (shelf, options) = shelf(10_000, reuse);

@@ -1,0 +1,25 @@
+//! The table `kv`: memory for keys and values, and how long they last.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::backend::KvType;
+use crate::scheduler::Reuse;
+
+/// Keys and values of sequences.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kv {
+    /// Element type.
+    #[serde(rename = "type")]
+    pub kind: KvType,
+    /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
+    pub budget_mib: u64,
+    /// The users whose prompts a request may share keys and values with.
+    pub reuse: Reuse,
+    /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
+    pub keep_mib: u64,
+    /// Folder of these files; empty: `prefixes` in the service's cache directory.
+    pub keep_dir: PathBuf,
+}
