@@ -14,16 +14,21 @@ pub fn on_gpu() -> Option<Rig> {
 
 /// Like [`on_gpu`], with more keys of the table `device`.
 pub fn on_gpu_with(device: &str) -> Option<Rig> {
-    let library = gpu::library()?;
+    gpu::library()?;
     let mut rig = Rig::idle();
     rig.configure(&format!(
         "[device]\nbackend = \"hip\"\nupload_threads = 2\n{device}\n[limits]\nstep_rows = 32"
     ));
+    run_on_gpu(&mut rig);
+    Some(rig)
+}
+
+/// Starts a daemon of [`on_gpu`], also after its end.
+pub fn run_on_gpu(rig: &mut Rig) {
     let mut command = rig.command();
-    command.env("ROCMFORGE_HIP_LIB", library);
+    command.env("ROCMFORGE_HIP_LIB", gpu::library().expect("it was there before"));
     rig.spawn(&mut command);
     rig.client().ping(b"").expect("the daemon does not answer");
-    Some(rig)
 }
 
 fn device(rig: &Rig) -> DeviceStatus {

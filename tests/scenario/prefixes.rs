@@ -9,7 +9,7 @@ use rocmforge_client::{Client, Options, ServerTrust};
 use rustix::process::Signal;
 
 use crate::child;
-use crate::device::on_gpu;
+use crate::device::{on_gpu, on_gpu_with, run_on_gpu};
 use crate::fairness::for_all_users;
 use crate::rig::{Rig, TINY, collect};
 
@@ -160,6 +160,21 @@ fn a_conversation_goes_on_after_a_restart() {
     rig.client().evict_weights(Some(TINY)).unwrap();
     restart(&mut rig);
     assert_eq!(files_below(&dir), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_restart_on_a_gpu() {
+    let kept = tempfile::tempdir().unwrap();
+    let config = format!("[kv]\nkeep_mib = 64\nkeep_dir = '{}'", kept.path().display());
+    let Some(mut rig) = on_gpu_with(&config) else { return };
+    let (first, end) = ask(&rig.client(), SHARED_ON_GPU, &[]);
+    assert_eq!(end.reused_tokens(), 0);
+    rig.signal(Signal::TERM);
+    assert!(rig.ended().success());
+    run_on_gpu(&mut rig);
+    let (again, end) = ask(&rig.client(), SHARED_ON_GPU, &[]);
+    assert_eq!((again, end.reused_tokens()), (first, SHARED_ON_GPU - 1));
+    assert_eq!(counts(&rig), (1, SHARED_ON_GPU - 1));
 }
 
 fn files_below(dir: &Path) -> Vec<PathBuf> {
