@@ -21,6 +21,11 @@ const NONE: u32 = u32::MAX;
 pub(super) const PART: &str = "part";
 const LAYOUT_BYTES_MAX: usize = 64;
 
+/// Most bytes of a file without its pages.
+pub(super) const HEADER_BYTES_MAX: u64 = 128 + LAYOUT_BYTES_MAX as u64;
+/// Most bytes of a page in a file, beside its content.
+pub(super) const PAGE_BYTES_BESIDE: u64 = 8 + 4 * KV_PAGE_TOKENS as u64;
+
 /// Digest of a model's files, and of all else that its keys and values depend on.
 pub(super) type Digest = [u8; 32];
 

@@ -203,8 +203,9 @@ impl PrefixStore {
 }
 
 impl PrefixKeeper for PrefixStore {
-    fn room_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.queued.load(Ordering::Relaxed))
+    fn room(&self, page_bytes: u64) -> u64 {
+        let left = self.limit_bytes.saturating_sub(self.queued.load(Ordering::Relaxed));
+        left.saturating_sub(file::HEADER_BYTES_MAX) / page_bytes.saturating_add(file::PAGE_BYTES_BESIDE)
     }
 
     fn keep(&self, model: &Arc<Model>, prefixes: Prefixes) {
@@ -219,8 +220,10 @@ impl PrefixKeeper for PrefixStore {
     }
 }
 
+/// Bytes of a file, at most.
 fn bytes_of(prefixes: &Prefixes) -> u64 {
-    prefixes.pages.iter().map(|page| page.bytes.len() as u64).sum()
+    let pages = prefixes.pages.iter().map(|page| page.bytes.len() as u64 + file::PAGE_BYTES_BESIDE);
+    pages.sum::<u64>() + file::HEADER_BYTES_MAX
 }
 
 /// Digest of a model's files and of the program that computes it. The device number is left out: it may change with a

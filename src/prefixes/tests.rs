@@ -99,6 +99,26 @@ fn the_oldest_file_of_the_user_with_most_goes_first() {
 }
 
 #[test]
+fn as_many_pages_are_taken_as_a_file_within_the_limit_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    for limit in [0, 100, 3_000, 10_000, 100_000] {
+        let store = PrefixStore::open(dir.path(), limit, Reuse::User).unwrap();
+        let room = store.room(1000);
+        if room > 0 {
+            store.keep(&model, prefixes(Some(1000), room as u32, 7));
+        }
+        store.finish();
+        let (files, bytes) = store.sums();
+        assert!(files == usize::from(room > 0) && bytes <= limit, "{bytes} of {limit}");
+        assert!(bytes + 2 * 1136 > limit || limit < 1500, "{bytes} of {limit}: room for more");
+        let again = PrefixStore::open(dir.path(), limit, Reuse::User).unwrap();
+        assert_eq!(again.sums(), (files, bytes), "the next daemon finds it within the limit");
+        again.finish();
+    }
+}
+
+#[test]
 fn foreign_files_stay() {
     let dir = tempfile::tempdir().unwrap();
     for folder in ["1000", "all", "else"] {

@@ -38,8 +38,8 @@ pub struct PrefixPage {
 
 /// Keeps prefixes whose pool closes. The engine's thread calls it, so it must not block.
 pub trait PrefixKeeper: std::fmt::Debug + Send + Sync {
-    /// Bytes that it can take now.
-    fn room_bytes(&self) -> u64;
+    /// How many pages of so many bytes it can take now.
+    fn room(&self, page_bytes: u64) -> u64;
 
     /// Takes a model's prefixes of one user.
     fn keep(&self, model: &Arc<Model>, prefixes: Prefixes);
@@ -60,8 +60,8 @@ impl Device {
         let (Some(keeper), Some(hosted)) = (self.keeper.clone(), self.models.get(id)) else { return };
         let Some(slot) = hosted.slot else { return };
         let model = Arc::clone(&hosted.model);
-        let page_bytes = self.backend.kv_page_bytes()(&model.plan.program).max(1);
-        let most = usize::try_from(keeper.room_bytes() / page_bytes).unwrap_or(usize::MAX);
+        let page_bytes = self.backend.kv_page_bytes()(&model.plan.program);
+        let most = usize::try_from(keeper.room(page_bytes)).unwrap_or(usize::MAX);
         if model.files.check_poison().and_then(|()| model.files.check_unchanged()).is_err() {
             return;
         }

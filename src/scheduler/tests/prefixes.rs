@@ -247,8 +247,8 @@ struct Shelf {
 }
 
 impl PrefixKeeper for Shelf {
-    fn room_bytes(&self) -> u64 {
-        self.room_bytes
+    fn room(&self, page_bytes: u64) -> u64 {
+        self.room_bytes / page_bytes
     }
 
     fn keep(&self, _: &Arc<Model>, prefixes: Prefixes) {
