@@ -7,6 +7,9 @@ use std::time::Duration;
 /// Weight that the sums keep with each further step: about the last twenty count.
 const KEPT: f64 = 0.95;
 
+/// The slowest pace: an eighth of the rows.
+const PACE_LEAST: f64 = 0.125;
+
 /// Measurements of one model's steps, as weighted sums over rows and seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
@@ -15,6 +18,8 @@ pub(super) struct Cost {
     time: f64,
     rows_rows: f64,
     rows_time: f64,
+    /// How much less than 1 the pace is.
+    slower: f64,
 }
 
 /// An estimate in seconds.
@@ -41,6 +46,18 @@ impl Cost {
         ] {
             *sum = *sum * KEPT + term;
         }
+    }
+
+    /// Corrects the pace by a step that had a time to keep: a third of the way, so that one late step does not count much.
+    pub fn keep_pace(&mut self, goal: Duration, time: Duration) {
+        let kept = goal.as_secs_f64() / time.as_secs_f64().max(1e-9);
+        let pace = self.pace() * kept.clamp(0.25, 4.0).cbrt();
+        self.slower = 1.0 - pace.clamp(PACE_LEAST, 1.0);
+    }
+
+    /// The part of the estimated rows that steps with a time to keep should have: [`PACE_LEAST`] to 1.
+    pub fn pace(&self) -> f64 {
+        1.0 - self.slower
     }
 
     /// The estimate; `None` before the first step. While all steps had the same number of rows, all time counts as the
@@ -93,6 +110,24 @@ mod tests {
         assert_eq!(first.rows_in(0.05), 25);
         let slower = observe(0.030, 0.004, 200);
         assert!(near(slower.fixed, 0.030) && near(slower.row, 0.004), "{slower:?}");
+    }
+
+    #[test]
+    fn the_pace_follows_rows_that_take_longer_than_estimated() {
+        let (mut cost, goal) = (Cost::default(), Duration::from_millis(100));
+        // Rows beyond the fixed 20 ms take twice their estimate, and later as long as that.
+        let mut step = |factor: f64| {
+            let time = Duration::from_secs_f64(0.020 + 0.080 * cost.pace() * factor);
+            cost.keep_pace(goal, time);
+            time
+        };
+        assert_eq!(step(2.0), Duration::from_millis(180));
+        let late = (0..8).map(|_| step(2.0)).last();
+        assert!(late.is_some_and(|time| time < goal.mul_f64(1.1)), "{late:?}");
+        let later = (0..30).map(|_| step(1.0)).last();
+        assert!(later.is_some_and(|time| time > goal.mul_f64(0.98) && time <= goal), "{later:?}");
+        (0..30).for_each(|_| cost.keep_pace(goal, Duration::from_secs(9)));
+        assert_eq!(cost.pace(), PACE_LEAST);
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub(super) struct StepPlan {
     pub switched: bool,
     /// The step was suspended and goes on.
     pub resumed: bool,
+    /// The time that it may take for the sake of the answers in it.
+    pub goal: Option<Duration>,
 }
 
 impl StepPlan {

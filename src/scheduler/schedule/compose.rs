@@ -61,7 +61,7 @@ impl<A> Schedule<A> {
         for at in (0..self.running.len()).filter(of_model).collect::<Vec<_>>() {
             self.attach(at); // another sequence may have computed more of its prompt meanwhile
         }
-        let mut rows = self.rows_of_users(model, now);
+        let (mut rows, goal) = self.rows_of_users(model, now);
         self.steps += 1;
         self.turns.insert((leader, model), self.steps);
         let mut work: Vec<Work> = Vec::new();
@@ -82,7 +82,7 @@ impl<A> Schedule<A> {
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
-        Some(StepPlan { model, work, switched, resumed: false })
+        Some(StepPlan { model, work, switched, resumed: false, goal })
     }
 
     /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The
@@ -159,8 +159,8 @@ impl<A> Schedule<A> {
         models.min_by_key(|model| (self.turns.get(&(leader, *model)).copied().unwrap_or(0), *model))
     }
 
-    /// Rows of each user in the next step of a model.
-    fn rows_of_users(&self, model: ModelId, now: Instant) -> BTreeMap<u32, u32> {
+    /// Rows of each user in the next step of a model, and the time that a prompt may make it take beside answers.
+    fn rows_of_users(&self, model: ModelId, now: Instant) -> (BTreeMap<u32, u32>, Option<Duration>) {
         let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
         let mut decoding = 0;
         for sequence in self.running.iter().filter(|s| s.request.model == model && s.is_runnable()) {
@@ -185,15 +185,17 @@ impl<A> Schedule<A> {
             let turn = (QUANTUM * SHORT_TURNS / users).as_secs_f64().max(e.fixed);
             near.values_mut().for_each(|rows| *rows = (*rows).min(e.rows_in(turn)));
         }
+        let goal = mixed_goal(estimate, decoding);
+        let pace = self.costs.get(&model).map_or(1.0, super::Cost::pace);
         let limit = row_limit(estimate, contended)
             .min(excess_limit(estimate, &near))
-            .min(mixed_limit(estimate, decoding))
+            .min(mixed_limit(estimate, goal, pace))
             .min(self.limits.rows_max);
         let mut rows = share_rows(near, limit);
         let taken: u32 = rows.values().sum();
         let free = estimate.map_or(0, |e| e.rows_within(FREE_PART * e.fixed));
         rows.extend(share_rows(ahead, free.min(self.limits.rows_max.saturating_sub(taken))));
-        rows
+        (rows, goal)
     }
 
     /// A model's runnable sequences in the order in which their user's rows go to them. Decoding sequences
@@ -247,7 +249,11 @@ impl<A> Schedule<A> {
 
     /// Records how long a whole step over resident weights took.
     pub fn observe(&mut self, step: &StepPlan, time: Duration) {
-        self.costs.entry(step.model).or_default().observe(step.rows(), time);
+        let cost = self.costs.entry(step.model).or_default();
+        cost.observe(step.rows(), time);
+        if let Some(goal) = step.goal.filter(|_| step.work.iter().any(|work| !work.decode)) {
+            cost.keep_pace(goal, time);
+        }
     }
 
     /// True if a step in progress should make way after this time. Then another model's sequence has more right to the
@@ -285,11 +291,18 @@ fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 
     e.rows_in(time.max(EXCESS_LEAST.as_secs_f64()))
 }
 
-/// Most rows of a step with so many decoding sequences, whoever's they are.
-fn mixed_limit(estimate: Option<Estimate>, decoding: u32) -> u32 {
-    let Some(e) = estimate.filter(|_| decoding > 0) else { return u32::MAX };
-    let time = (MIXED * (e.fixed + e.row * f64::from(decoding))).max(MIXED_LEAST.as_secs_f64());
-    e.rows_in(time - e.fixed)
+/// The time of a step with so many decoding sequences, whoever's they are, and rows of prompts.
+fn mixed_goal(estimate: Option<Estimate>, decoding: u32) -> Option<Duration> {
+    let e = estimate.filter(|_| decoding > 0)?;
+    let time = MIXED * (e.fixed + e.row * f64::from(decoding));
+    Some(Duration::try_from_secs_f64(time).unwrap_or(MIXED_LEAST).max(MIXED_LEAST))
+}
+
+/// Most rows of a step with that goal. Late rows of a long prompt take longer than the estimate says: `pace` is the part
+/// of it that the last such steps kept to.
+fn mixed_limit(estimate: Option<Estimate>, goal: Option<Duration>, pace: f64) -> u32 {
+    let (Some(e), Some(goal)) = (estimate, goal) else { return u32::MAX };
+    e.rows_in((goal.as_secs_f64() - e.fixed) * pace)
 }
 
 /// Gives each user an equal number of rows, and what some do not want to the others. Each gets at least one while there
@@ -341,10 +354,12 @@ mod tests {
     #[test]
     fn a_prompt_beside_answers_comes_in_small_steps() {
         let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
-        assert_eq!((mixed_limit(Some(e), 0), mixed_limit(None, 3)), (u32::MAX, u32::MAX));
-        assert_eq!((mixed_limit(Some(e), 2), mixed_limit(Some(e), 16)), (12, 47), "35 and 105 ms");
+        let limit = |e, decoding| mixed_limit(e, mixed_goal(e, decoding), 1.0);
+        assert_eq!((limit(Some(e), 0), limit(None, 3)), (u32::MAX, u32::MAX));
+        assert_eq!((limit(Some(e), 2), limit(Some(e), 16)), (12, 47), "35 and 105 ms");
+        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), 2), 0.5), 6);
         let fast = Estimate { fixed: 0.002, row: 0.000_049, certain: true };
-        assert_eq!((mixed_limit(Some(fast), 1), mixed_limit(Some(fast), 64)), (163, 221), "10 and 13 ms");
+        assert_eq!((limit(Some(fast), 1), limit(Some(fast), 64)), (163, 221), "10 and 13 ms");
     }
 
     #[test]
