@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
@@ -9,6 +10,9 @@ use crate::lock::{Mutex, Rank};
 use crate::model::Model;
 use crate::prefixes::{Key, PrefixStore};
 use crate::scheduler::EngineHandle;
+
+/// Longest time that a request waits for a file. A GPU computes some prompts faster than a disk reads their pages.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Files on their way to the engine.
 #[derive(Debug)]
@@ -35,7 +39,9 @@ impl Restores {
             let task = tokio::spawn(async move { this.restore(&engine, key, uid, &model).await });
             let _ = task.await; // it fails only while the daemon ends
         };
-        cell.get_or_init(work).await;
+        if tokio::time::timeout(PATIENCE, cell.get_or_init(work)).await.is_err() {
+            return; // it goes on, for later requests
+        }
         self.coming.lock().remove(&key);
     }
 

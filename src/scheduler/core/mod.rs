@@ -7,7 +7,7 @@
 //! tokens again. A panic elsewhere or during cleanup fails everything and reopens the device, and so does the loss of
 //! the device. The engine continues after each of these. It ends, and reports that, only when no device can be opened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,7 @@ use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
 use super::paging::Paging;
+use super::prefixes::Restoring;
 use super::rates::Rates;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
 use super::sequence::Sequence;
@@ -63,6 +64,8 @@ pub(super) struct Core {
     paging: Paging,
     /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
+    /// Prefixes to write back, a slice in each turn.
+    restores: VecDeque<Restoring>,
     /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
     /// is published.
     ended: Vec<(Sequence, Event)>,
@@ -97,6 +100,7 @@ impl Core {
             paused: BTreeMap::new(),
             paging,
             in_step: None,
+            restores: VecDeque::new(),
             ended: Vec::new(),
             drain: None,
             published: now,
@@ -129,6 +133,7 @@ impl Core {
 
     /// Offers all known prefixes to the keeper before the engine ends.
     fn keep_all_prefixes(&mut self) {
+        self.restores.clear();
         let ids: Vec<ModelId> = self.device.models.iter().map(|(id, _)| id).collect();
         for id in ids {
             self.device.keep_prefixes(id, &self.schedule);
@@ -138,6 +143,10 @@ impl Core {
     /// The device and the schedule, for an order that changes both.
     pub(super) fn parts(&mut self) -> (&mut Device, &mut Schedule) {
         (&mut self.device, &mut self.schedule)
+    }
+
+    pub(super) fn restores(&mut self) -> &mut VecDeque<Restoring> {
+        &mut self.restores
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -192,7 +201,7 @@ impl Core {
         let admitted = self.admit(now);
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
-        let loaded = self.drive_loads();
+        let loaded = self.drive_loads() | self.restore_some();
         self.look_at_pages();
         let step = self.schedule.next_step(now);
         self.counters.sequences_parked += self.schedule.take_preempted();

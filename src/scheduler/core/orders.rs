@@ -69,7 +69,7 @@ impl Core {
                 }
                 self.tell_cleared(before, done);
             }
-            Order::Restore(order) => self.restore(order),
+            Order::Restore(order) => self.restores.push_back(order.into()),
             Order::Rules { model, change, done } => {
                 self.device.enter(&model, lock::now());
                 if let Some(rules) = self.device.residency.rules_mut(model.id) {

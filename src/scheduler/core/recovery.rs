@@ -58,6 +58,7 @@ impl Core {
     /// When no device can be opened.
     pub(super) fn reopen(&mut self, error: &dyn Fn() -> JobError) -> Result<(), BackendError> {
         self.in_step = None;
+        self.restores.clear();
         self.paused.clear();
         self.fail_loads(None, error);
         let sequences = self.schedule.clear();

@@ -253,52 +253,44 @@ impl Kv {
         trees.into_iter().map(|((_, uid), tree)| (*uid, tree.latest(each))).collect()
     }
 
-    /// Takes pages into a user's tree that [`Kv::known`] listed once. `fill` writes the page of an index. Ends before a page
-    /// for which there is no room, because nothing is evicted for it. Returns the number of pages.
+    /// Takes one page into a user's tree that [`Kv::known`] listed once, after the whole pages of `stem`. `fill` writes it.
+    /// Nothing is evicted for it. False if there is no room, or if the tree lacks the stem.
     ///
     /// # Errors
-    /// That of `fill`. The pages before stay.
+    /// That of `fill`.
     pub fn adopt<E>(
         &mut self,
         (model, uid): (ModelId, u32),
-        pages: &[(Option<u32>, &[u32])],
-        mut fill: impl FnMut(usize, u32) -> Result<(), E>,
-    ) -> Result<u32, E> {
+        stem: &[u32],
+        tokens: &[u32],
+        fill: impl FnOnce(u32) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let key = self.key(model, uid);
-        let mut nodes: Vec<NodeId> = Vec::new();
-        for (index, (after, tokens)) in pages.iter().enumerate() {
-            let Some(pool) = self.pools.get(&model) else { break };
-            let at = match after {
-                None => Some(ROOT),
-                // Only a whole page can be continued.
-                Some(before) => {
-                    let whole = pages.get(*before as usize).is_some_and(|(_, t)| t.len() == KV_PAGE_TOKENS);
-                    nodes.get(*before as usize).copied().filter(|_| whole)
-                }
-            };
-            let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.budget_bytes;
-            let Some(at) = at.filter(|_| room && (1..=KV_PAGE_TOKENS).contains(&tokens.len())) else { break };
-            let Some(page) = self.take(model, uid) else { break };
-            if let Err(error) = fill(index, page) {
-                self.drop_page(model, page);
-                return Err(error);
-            }
-            self.clock += 1;
-            let tree = self.trees.entry(key).or_insert_with(Tree::new);
-            let inserted = tree.insert(at, tokens, page, self.clock);
-            if let (Inserted::Taken { instead_of, .. }, Some(pool)) = (inserted, self.pools.get_mut(&model)) {
-                pool.keep(page);
-                let gone = instead_of.map(|old| (pool.forget(old), pool.page_bytes));
-                if let Some((Left::Free(uid), bytes)) = gone {
-                    discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
-                }
-            }
-            self.drop_page(model, page); // the tree alone has it, or nobody
-            nodes.push(match inserted {
-                Inserted::Taken { at, .. } | Inserted::There { at, .. } => at,
-            });
+        let node = match self.trees.get(&key) {
+            Some(tree) => tree.node_after(stem),
+            None => stem.is_empty().then_some(ROOT),
+        };
+        let Some(pool) = self.pools.get(&model) else { return Ok(false) };
+        let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.budget_bytes;
+        let fits = room && (1..=KV_PAGE_TOKENS).contains(&tokens.len());
+        let Some(at) = node.filter(|_| fits) else { return Ok(false) };
+        let Some(page) = self.take(model, uid) else { return Ok(false) };
+        if let Err(error) = fill(page) {
+            self.drop_page(model, page);
+            return Err(error);
         }
-        Ok(nodes.len() as u32)
+        self.clock += 1;
+        let tree = self.trees.entry(key).or_insert_with(Tree::new);
+        let inserted = tree.insert(at, tokens, page, self.clock);
+        if let (Inserted::Taken { instead_of, .. }, Some(pool)) = (inserted, self.pools.get_mut(&model)) {
+            pool.keep(page);
+            let gone = instead_of.map(|old| (pool.forget(old), pool.page_bytes));
+            if let Some((Left::Free(uid), bytes)) = gone {
+                discharge(&mut self.charged, &mut self.used_bytes, uid, bytes);
+            }
+        }
+        self.drop_page(model, page); // the tree alone has it, or nobody
+        Ok(true)
     }
 
     /// Drops the cached page that is to go first: of the user that holds most, the longest unused.

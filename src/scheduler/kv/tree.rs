@@ -114,6 +114,15 @@ impl Tree {
         found
     }
 
+    /// The node of the last of the whole pages of `tokens`, if all are known. No use.
+    pub fn node_after(&self, tokens: &[u32]) -> Option<NodeId> {
+        let pages = tokens.chunks_exact(KV_PAGE_TOKENS);
+        let whole = pages.remainder().is_empty();
+        let mut pages = pages.filter(|_| whole);
+        let known = |at: NodeId, page| self.node(at).children.get(page).copied();
+        whole.then(|| pages.try_fold(ROOT, known)).flatten()
+    }
+
     /// Whole pages of the longest known prefix of `tokens`, in order of position. No use.
     pub fn path(&self, tokens: &[u32]) -> impl Iterator<Item = u32> {
         let mut at = ROOT;

@@ -29,8 +29,7 @@ const FREE_PART: f64 = 0.125;
 const EXCESS: f64 = 2.0;
 const EXCESS_LEAST: Duration = Duration::from_millis(1);
 /// A prompt that comes in may make a step so many times as long as its decoding sequences alone, or as long as this.
-/// Twice instead of 2.5 times would make the prompt wait longer: small steps compute fewer rows a second.
-const MIXED: f64 = 2.5;
+const MIXED: f64 = 2.0;
 const MIXED_LEAST: Duration = Duration::from_millis(10);
 /// With more users than this, none takes a whole [`QUANTUM`] for itself.
 const SHORT_TURNS: u32 = 4;
@@ -356,10 +355,10 @@ mod tests {
         let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
         let limit = |e, decoding| mixed_limit(e, mixed_goal(e, decoding), 1.0);
         assert_eq!((limit(Some(e), 0), limit(None, 3)), (u32::MAX, u32::MAX));
-        assert_eq!((limit(Some(e), 2), limit(Some(e), 16)), (12, 47), "35 and 105 ms");
-        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), 2), 0.5), 6);
+        assert_eq!((limit(Some(e), 2), limit(Some(e), 16)), (9, 37), "28 and 84 ms");
+        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), 2), 0.5), 4);
         let fast = Estimate { fixed: 0.002, row: 0.000_049, certain: true };
-        assert_eq!((limit(Some(fast), 1), limit(Some(fast), 64)), (163, 221), "10 and 13 ms");
+        assert_eq!((limit(Some(fast), 1), limit(Some(fast), 128)), (163, 296), "10 and 16.5 ms");
     }
 
     #[test]

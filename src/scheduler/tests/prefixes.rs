@@ -328,7 +328,7 @@ fn pages_that_are_kept_or_taken_back_stay_within_their_limits() {
     type Change = fn(&mut Prefixes);
     let changes: [(Change, u32); 3] = [
         (|p| p.pages[1].tokens.push(1), 1),
-        (|p| p.pages[2].after = Some(2), 2),
+        (|p| p.pages[2].after = Some(2), 0),
         (|p| p.pages[1].tokens.truncate(9), 2),
     ];
     for (change, taken) in changes {
