@@ -48,7 +48,7 @@ impl Cost {
         }
     }
 
-    /// Corrects the pace by a step that had a time to keep: a third of the way, so that one late step does not count much.
+    /// Corrects the pace by a step that had a time to keep: by its third root, so that one late step counts little.
     pub fn keep_pace(&mut self, goal: Duration, time: Duration) {
         let kept = goal.as_secs_f64() / time.as_secs_f64().max(1e-9);
         let pace = self.pace() * kept.clamp(0.25, 4.0).cbrt();

@@ -30,8 +30,8 @@ pub struct Thresholds {
     pub float_tile: usize,
 }
 
-/// AVX-512 with VNNI.
+/// AVX-512 with VNNI. Each number of rows, in place and of a tile, has a function in `matmul/avx512/mod.rs`.
 pub const AVX512: Thresholds = Thresholds { in_place: 2, tile: 6, float_tile: 6 };
 
-/// AVX2.
+/// AVX2; one function for each number of rows, as above.
 pub const AVX2: Thresholds = Thresholds { in_place: 1, tile: 4, float_tile: 1 };

@@ -57,6 +57,8 @@ pub(super) fn float(
     unsafe { floats::multiply::<float::Floats>(weight, rows, acts, &mut scratch.values, out) }
 }
 
+const _: () = assert!(AVX2.in_place <= 1 && AVX2.tile <= 4, "more rows need functions of their own here");
+
 /// The kernels of one weight type.
 struct Of<C>(PhantomData<C>);
 

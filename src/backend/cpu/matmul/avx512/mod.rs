@@ -94,6 +94,8 @@ impl<C: Codec> StripKernels for Of<C> {
     }
 }
 
+const _: () = assert!(AVX512.in_place <= 2 && AVX512.tile <= 6, "more rows need functions of their own here");
+
 /// [`tile::multiply`] with `n` activation rows.
 ///
 /// # Safety
