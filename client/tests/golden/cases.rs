@@ -301,6 +301,10 @@ pub fn message_names() -> Vec<&'static str> {
         LimitUserReply::NAME,
         UsersRequest::NAME,
         UsersReply::NAME,
+        SessionsRequest::NAME,
+        SessionsReply::NAME,
+        ForgetSessionRequest::NAME,
+        ForgetSessionReply::NAME,
         StatusRequest::NAME,
         StatusReply::NAME,
         DoctorRequest::NAME,
@@ -458,6 +462,9 @@ fn tokens() -> Vec<Golden> {
     };
     let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
     let reused = frame(Op::End, "reused", at(11), reused);
+    let session = frame(Op::Generate, "session", at(13), generate.clone().with_session("letters"));
+    let ext = number_ext([(EXT_END_REUSED, 30), (EXT_END_SESSION, 95)]);
+    let session_end = frame(Op::End, "session", at(13), GenerateEnd { ext, ..end.clone() });
     let groups = [
         three(Op::Tokenize, tokenize),
         three(Op::Reply, TokenizeReply { ids: vec![1, 435, 29000], ext: vec![] }),
@@ -470,7 +477,7 @@ fn tokens() -> Vec<Golden> {
         three(Op::Item, item),
         three(Op::End, end),
     ];
-    groups.into_iter().flatten().chain([text, ids, reused]).collect()
+    groups.into_iter().flatten().chain([text, ids, reused, session, session_end]).collect()
 }
 
 fn daemon() -> Vec<Golden> {
