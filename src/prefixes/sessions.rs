@@ -1,8 +1,8 @@
 //! The file of sessions that outlive a restart: their tokens and messages, and none of their keys and values.
 //!
 //! Little-endian: `RFSESSNS`, version (u32), number of sessions (u32). Per session: user (u32), its name, the model's name,
-//! fingerprint of the model's files (32 bytes), tokens (u64), last use in milliseconds since 1970 (u64), kind (u32), count (u32).
-//! Of kind 0 follow that many token ids (u32 each), of kind 1 that many messages: role and content. Then the CRC-32 of all
+//! fingerprint of the model's files (32 bytes), tokens (u64), age (u64), kind (u32), count (u32). The age is that at the time of
+//! writing, in milliseconds since the last use. Of kind 0 follow that many token ids (u32 each), of kind 1 that many messages: role and content. Then the CRC-32 of all
 //! before (u32). A text is its length (u32) and its bytes.
 
 use std::fs;
@@ -32,8 +32,8 @@ pub struct KeptSession {
     pub fingerprint: [u8; 32],
     /// Tokens after the last request.
     pub tokens: u64,
-    /// Last use in milliseconds since 1970.
-    pub used_ms: u64,
+    /// Milliseconds since the last use, without the time between the two daemons.
+    pub age_ms: u64,
     /// Its content.
     pub content: Content,
 }
@@ -93,7 +93,7 @@ fn put(out: &mut Out, session: &KeptSession) -> io::Result<()> {
     out.text(&session.model)?;
     out.put(&session.fingerprint)?;
     out.wide(session.tokens)?;
-    out.wide(session.used_ms)?;
+    out.wide(session.age_ms)?;
     match &session.content {
         Content::Tokens(ids) => {
             out.number(TOKENS)?;
@@ -126,7 +126,7 @@ fn session(from: &mut In) -> Result<KeptSession, FileError> {
         model: from.text(whole)?,
         fingerprint: from.array()?,
         tokens: from.wide()?,
-        used_ms: from.wide()?,
+        age_ms: from.wide()?,
         content: match from.number()? {
             TOKENS => {
                 let count = from.number()?;
@@ -158,7 +158,7 @@ mod tests {
             model: "tiny".into(),
             fingerprint: [uid as u8; 32],
             tokens: 3,
-            used_ms: 1 << 41,
+            age_ms: 1 << 41,
             content,
         };
         vec![

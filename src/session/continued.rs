@@ -1,11 +1,11 @@
 //! Requests that go on with a session, and requests about sessions.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, ChatMessage, ErrorCode, Ext, ForgetSessionReply, ForgetSessionRequest, GenerateRequest,
-    SessionEntry, SessionScope, SessionsReply, limits,
+    ChatMessage, ErrorCode, Ext, ForgetSessionReply, ForgetSessionRequest, GenerateRequest, SessionEntry,
+    SessionScope, SessionsReply, limits,
 };
 
 use super::Call;
@@ -115,7 +115,13 @@ impl Continued {
             messages.push(Said { role: ASSISTANT.to_owned(), content: text });
         }
         let tokens = u64::from(outcome.prompt_tokens) + u64::from(outcome.generated_tokens);
-        let after = After { fingerprint: fingerprint(model), content, tokens, now_ms: now_ms() };
+        let after = After {
+            fingerprint: fingerprint(model),
+            content,
+            tokens,
+            now: Instant::now(),
+            aged: Duration::ZERO,
+        };
         used.commit(after).map_err(|error| {
             let Failure { message, .. } = of_session(&error);
             let text = format!("the answer is whole, but its session stays as it was: {message}");
@@ -129,27 +135,18 @@ pub(super) fn said(message: ChatMessage) -> Said {
     Said { role: message.role, content: message.content }
 }
 
-/// Milliseconds since 1970.
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The sessions of the client's own user.
 pub(super) async fn sessions(call: Call) -> Result<SessionsReply, Failure> {
-    let (sessions, now) = (call.service().sessions.list(call.peer().uid), now_ms());
-    let entries = sessions.into_iter().take(limits::SESSIONS_MAX).map(|session| entry(session, now));
+    let sessions = call.service().sessions.list(call.peer().uid, Instant::now());
+    let entries = sessions.into_iter().take(limits::SESSIONS_MAX).map(entry);
     Ok(SessionsReply { sessions: entries.collect(), ext: Ext::new() })
 }
 
-fn entry(session: Listed, now_ms: u64) -> SessionEntry {
-    let Listed { name, model, messages, tokens, used_ms, bytes, in_use } = session;
-    let content = match messages {
-        None => wire::SessionContent::Tokens,
-        Some(messages) => wire::SessionContent::Messages(u32::try_from(messages).unwrap_or(u32::MAX)),
-    };
-    let age_ms = now_ms.saturating_sub(used_ms);
-    SessionEntry { name, model, content, tokens, age_ms, bytes, in_use, ext: Ext::new() }
+fn entry(session: Listed) -> SessionEntry {
+    let Listed { name, model, messages, tokens, age, bytes, in_use } = session;
+    let messages = messages.map(|messages| u32::try_from(messages).unwrap_or(u32::MAX));
+    let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    SessionEntry { name, model, messages, tokens, age_ms, bytes, in_use, ext: Ext::new() }
 }
 
 /// Forgets a session of the client's own user, or all.
@@ -165,6 +162,8 @@ pub(super) async fn forget(call: Call, request: ForgetSessionRequest) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_client::wire;
+
     use super::*;
 
     #[test]
@@ -174,11 +173,11 @@ mod tests {
             model: "m".repeat(limits::NAME_BYTES_MAX),
             messages: Some(usize::MAX),
             tokens: u64::MAX,
-            used_ms: 0,
+            age: Duration::MAX,
             bytes: u64::MAX,
             in_use: true,
         };
-        let sessions = vec![entry(longest, u64::MAX); limits::SESSIONS_MAX];
+        let sessions = vec![entry(longest); limits::SESSIONS_MAX];
         let encoded = wire::encode(&SessionsReply { sessions, ext: Ext::new() }).unwrap();
         assert!(encoded.len() <= wire::PAYLOAD_BYTES_MIN as usize, "{}", encoded.len());
     }

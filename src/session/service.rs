@@ -290,12 +290,12 @@ impl Service {
 
     /// Takes sessions of an earlier daemon back. Returns how many found room.
     pub fn restore_sessions(&self, sessions: Vec<KeptSession>) -> usize {
-        self.sessions.restore(sessions)
+        self.sessions.restore(sessions, Instant::now())
     }
 
     /// The sessions to keep over a restart, as many as have at most that many bytes together.
     pub fn sessions_to_keep(&self, bytes_max: u64) -> Vec<KeptSession> {
-        self.sessions.keep(bytes_max)
+        self.sessions.keep(bytes_max, Instant::now())
     }
 
     /// Call after models or their rules changed; see [`OutlivesRestart::keep_state`].

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::limits::SESSIONS_MAX;
 
@@ -88,8 +89,9 @@ struct Kept {
     bytes: u64,
     /// Time of the last use by the table's clock.
     used: u64,
-    /// The same in milliseconds since 1970.
-    used_ms: u64,
+    /// The same time, and the age that it had then: that of a session of an earlier daemon.
+    since: Instant,
+    aged: Duration,
 }
 
 /// The state of a session before a request.
@@ -105,8 +107,9 @@ pub(super) struct After {
     pub fingerprint: Fingerprint,
     pub content: Content,
     pub tokens: u64,
-    /// The time in milliseconds since 1970.
-    pub now_ms: u64,
+    pub now: Instant,
+    /// Time since the last use already.
+    pub aged: Duration,
 }
 
 /// A session for its user to see.
@@ -117,7 +120,7 @@ pub(super) struct Listed {
     /// Number of chat messages; `None` for a session of tokens.
     pub messages: Option<usize>,
     pub tokens: u64,
-    pub used_ms: u64,
+    pub age: Duration,
     pub bytes: u64,
     pub in_use: bool,
 }
@@ -173,7 +176,7 @@ impl Sessions {
     }
 
     /// A user's sessions by name; those whose first request runs are left out.
-    pub fn list(&self, uid: u32) -> Vec<Listed> {
+    pub fn list(&self, uid: u32, now: Instant) -> Vec<Listed> {
         let table = self.table.lock();
         let listed = |((_, name), entry): (&(u32, String), &Entry)| {
             let kept = entry.kept.as_ref()?;
@@ -185,7 +188,7 @@ impl Sessions {
                     Content::Chat(messages) => Some(messages.len()),
                 },
                 tokens: kept.tokens,
-                used_ms: kept.used_ms,
+                age: kept.age(now),
                 bytes: kept.bytes,
                 in_use: entry.in_use,
             })
@@ -210,7 +213,7 @@ impl Sessions {
 
     /// The sessions to keep over a restart, the least recently used first. Of all users the last used ones first, then the
     /// next ones, as many as have at most that many bytes together.
-    pub fn keep(&self, bytes_max: u64) -> Vec<KeptSession> {
+    pub fn keep(&self, bytes_max: u64, now: Instant) -> Vec<KeptSession> {
         let table = self.table.lock();
         let mut of_users: BTreeMap<u32, Vec<(&String, &Kept)>> = BTreeMap::new();
         for ((uid, name), entry) in &table.entries {
@@ -238,7 +241,7 @@ impl Sessions {
             model: kept.model.clone(),
             fingerprint: kept.fingerprint,
             tokens: kept.tokens,
-            used_ms: kept.used_ms,
+            age_ms: u64::try_from(kept.age(now).as_millis()).unwrap_or(u64::MAX),
             content: Content::clone(&kept.content),
         };
         all.into_iter().map(keep).collect()
@@ -246,13 +249,20 @@ impl Sessions {
 
     /// Takes sessions of an earlier daemon back, the least recently used first. Those without room are left out, and so are
     /// those whose names are taken. Returns how many came back.
-    pub fn restore(self: &Arc<Self>, sessions: Vec<KeptSession>) -> usize {
+    pub fn restore(self: &Arc<Self>, sessions: Vec<KeptSession>, now: Instant) -> usize {
         let restored = sessions.into_iter().filter_map(|session| {
-            let KeptSession { uid, name, model, fingerprint, tokens, used_ms, content } = session;
+            let KeptSession { uid, name, model, fingerprint, tokens, age_ms, content } = session;
             let used = self.begin(uid, &name, &model).ok().filter(|used| used.before.is_none())?;
-            used.commit(After { fingerprint, content, tokens, now_ms: used_ms }).ok()
+            let aged = Duration::from_millis(age_ms);
+            used.commit(After { fingerprint, content, tokens, now, aged }).ok()
         });
         restored.count()
+    }
+}
+
+impl Kept {
+    fn age(&self, now: Instant) -> Duration {
+        self.aged.saturating_add(now.saturating_duration_since(self.since))
     }
 }
 
@@ -322,10 +332,10 @@ impl Use {
         table.make_room(&self.key, bytes)?;
         table.clock += 1;
         let used = table.clock;
-        let After { fingerprint, content, tokens, now_ms: used_ms } = after;
+        let After { fingerprint, content, tokens, now: since, aged } = after;
         if let Some(entry) = table.entries.get_mut(&self.key) {
             let (model, content) = (self.model.clone(), Arc::new(content));
-            entry.kept = Some(Kept { model, fingerprint, content, tokens, bytes, used, used_ms });
+            entry.kept = Some(Kept { model, fingerprint, content, tokens, bytes, used, since, aged });
         }
         Ok(tokens)
     }
@@ -356,9 +366,6 @@ impl Drop for Use {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
 
 #[cfg(test)]
 mod tests;

@@ -68,9 +68,8 @@ struct UserEntry: uid u32; connections u64; requests u64; request_bytes u64; ans
     passed_models u64; header_bytes u64; sequences u64; kv_pages u64; text_us u64; frame_us u64; device_us_per_s u64; ext Ext
 struct SessionsRequest: ext Ext
 struct SessionsReply: sessions [SessionEntry] SESSIONS; ext Ext
-struct SessionEntry: name string LABEL; model string NAME; content SessionContent; tokens u64; age_ms u64; bytes u64; in_use bool;
+struct SessionEntry: name string LABEL; model string NAME; messages u32?; tokens u64; age_ms u64; bytes u64; in_use bool;
     ext Ext
-enum SessionContent: 0 Tokens; 1 Messages u32
 struct ForgetSessionRequest: scope SessionScope; ext Ext
 enum SessionScope: 0 All; 1 Name string LABEL
 struct ForgetSessionReply: forgotten u32; ext Ext

@@ -3,9 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
-use rocmforge_client::wire::{
-    ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, SessionContent, SessionEntry,
-};
+use rocmforge_client::wire::{ChatMessage, ErrorCode, GenerateEnd, GenerateRequest, Prompt, SessionEntry};
 use rocmforge_client::{Client, Options, ServerTrust};
 use rustix::process::Signal;
 
@@ -67,7 +65,7 @@ fn turns_give_the_tokens_of_whole_prompts_and_compute_only_new_ones() {
     assert_eq!(rig.client().status().unwrap().devices[0].prefill_rows, computed as u64 + 2);
     let [session] = listed(&rig.client()).try_into().unwrap();
     assert_eq!((session.name.as_str(), session.model.as_str(), session.in_use), ("s", TINY, false));
-    assert_eq!((session.content, session.tokens), (SessionContent::Tokens, whole.len() as u64));
+    assert_eq!((session.messages, session.tokens), (None, whole.len() as u64));
     assert_eq!(rig.client().forget_session(Some("other")).unwrap().forgotten, 0);
     assert_eq!(rig.client().forget_session(Some("s")).unwrap().forgotten, 1);
     assert_eq!(listed(&rig.client()), []);
@@ -82,8 +80,8 @@ fn texts_follow_on_one_another_with_one_beginning_of_sequence() {
     let (second, _) = ask(&rig.client(), &text("The end").with_session("s"));
     let begins = |ids: &[u32]| ids.iter().filter(|id| **id == 1).count();
     assert_eq!(first.prompt_ids[0], 1);
-    assert_eq!((begins(&first.prompt_ids), begins(&second.prompt_ids)), (1, 1 + begins(&first.ids)));
-    assert_eq!(second.prompt_ids[..16 + first.ids.len()][first.prompt_ids.len()..][..12], first.ids);
+    assert_eq!(begins(&second.prompt_ids), 1 + begins(&first.ids));
+    assert!(second.prompt_ids.starts_with(&[first.prompt_ids, first.ids].concat()));
     // Nothing in addition: the answer goes on.
     let (third, _) = ask(&rig.client(), &text("").with_session("s"));
     assert_eq!(third.prompt_ids, [second.prompt_ids, second.ids].concat());
@@ -101,19 +99,21 @@ fn chat(messages: &[ChatMessage]) -> GenerateRequest {
 fn turns_of_a_chat_equal_sending_all_messages() {
     const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
     let rig = Rig::start_with(CPU);
-    let model = tiny_llama(3).set("tokenizer.chat_template", Value::string(TEMPLATE));
+    let model = tiny_llama(3)
+        .set("llama.context_length", Value::u32(512))
+        .set("tokenizer.chat_template", Value::string(TEMPLATE));
     std::fs::write(rig.model("chatty"), model.build().bytes).unwrap();
-    let mut all = vec![message("system", "ab")];
-    for (turn, text) in ["ba", "", "aab"].iter().enumerate() {
-        let new = [&all[if turn == 0 { 0 } else { all.len() }..], &[message("user", text)]].concat();
+    let turns = [vec![message("system", "ab"), message("user", "ba")], vec![message("user", "")], vec![]];
+    let mut all = Vec::new();
+    for (turn, new) in turns.into_iter().enumerate() {
         let (answer, end) = ask(&rig.client(), &chat(&new).with_session("talk"));
-        all.push(message("user", text));
+        all.extend(new);
         let (expected, _) = ask(&rig.client(), &chat(&all));
         assert_eq!(answer, expected, "turn {turn}");
         all.push(message("assistant", &answer.text));
         assert_eq!(end.session_tokens(), Some((answer.prompt_ids.len() + answer.ids.len()) as u64));
     }
-    assert_eq!(listed(&rig.client())[0].content, SessionContent::Messages(all.len() as u32));
+    assert_eq!(listed(&rig.client())[0].messages, Some(all.len() as u32));
     // Each session has one kind of content and one model.
     let client = rig.client();
     ask(&client, &ids(&[300]).with_session("s"));

@@ -9,6 +9,7 @@ use crate::common::{Largest, Smallest, filled};
 
 mod limits;
 mod residency;
+mod sessions;
 
 /// Compares bytes and JSON of a message.
 type Decode = dyn Fn(&[u8], &str);
@@ -462,9 +463,7 @@ fn tokens() -> Vec<Golden> {
     };
     let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
     let reused = frame(Op::End, "reused", at(11), reused);
-    let session = frame(Op::Generate, "session", at(13), generate.clone().with_session("letters"));
-    let ext = number_ext([(EXT_END_REUSED, 30), (EXT_END_SESSION, 95)]);
-    let session_end = frame(Op::End, "session", at(13), GenerateEnd { ext, ..end.clone() });
+    let sessions = sessions::all(&generate, &end);
     let groups = [
         three(Op::Tokenize, tokenize),
         three(Op::Reply, TokenizeReply { ids: vec![1, 435, 29000], ext: vec![] }),
@@ -477,7 +476,7 @@ fn tokens() -> Vec<Golden> {
         three(Op::Item, item),
         three(Op::End, end),
     ];
-    groups.into_iter().flatten().chain([text, ids, reused, session, session_end]).collect()
+    groups.into_iter().flatten().chain([text, ids, reused]).chain(sessions).collect()
 }
 
 fn daemon() -> Vec<Golden> {

@@ -29,8 +29,8 @@ pub struct SessionEntry {
     pub name: String,
     /// Name of the only model that it can be used with.
     pub model: String,
-    /// Its content.
-    pub content: SessionContent,
+    /// Number of its chat messages; `None` for a session of token ids, whose prompts were texts or ids.
+    pub messages: Option<u32>,
     /// Tokens after its last request: prompt and answer.
     pub tokens: u64,
     /// Milliseconds since its last request ended.
@@ -41,16 +41,6 @@ pub struct SessionEntry {
     pub in_use: bool,
     /// Extensions.
     pub ext: Ext,
-}
-
-/// The content of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SessionContent {
-    /// Token ids: its requests had prompts of text or of ids.
-    #[default]
-    Tokens,
-    /// This many chat messages: its requests had chats as prompts.
-    Messages(u32),
 }
 
 /// Forgets sessions of the client's own user.
@@ -86,7 +76,7 @@ validate!(SessionsReply { sessions: list(limits::SESSIONS_MAX), ext: extensions 
 validate!(SessionEntry {
     name: text(limits::LABEL_BYTES_MAX),
     model: text(limits::NAME_BYTES_MAX),
-    content: any,
+    messages: any,
     tokens: any,
     age_ms: any,
     bytes: any,

@@ -1,4 +1,4 @@
-//! Cases of the messages about users: their limits, their holdings, their sessions.
+//! Cases of the messages about users: their limits and holdings.
 
 use super::*;
 
@@ -35,26 +35,11 @@ pub fn all() -> Vec<Golden> {
         device_us_per_s: 498_000,
         ext: vec![],
     };
-    let session = SessionEntry {
-        name: "letters".into(),
-        model: "smollm2-135m-instruct-q4_1".into(),
-        content: SessionContent::Messages(6),
-        tokens: 412,
-        age_ms: 90_500,
-        bytes: 2310,
-        in_use: true,
-        ext: vec![],
-    };
-    let forget = ForgetSessionRequest { scope: SessionScope::Name("letters".into()), ext: vec![] };
     let groups = [
         three(Op::LimitUser, request),
         three(Op::Reply, LimitUserReply { users: vec![entry], ext: vec![] }),
         three(Op::Users, UsersRequest { after: Some(999), ext: vec![] }),
         three(Op::Reply, UsersReply { users: vec![holds], more: true, ext: vec![] }),
-        three(Op::Sessions, SessionsRequest { ext: vec![] }),
-        three(Op::Reply, SessionsReply { sessions: vec![session], ext: vec![] }),
-        three(Op::ForgetSession, forget),
-        three(Op::Reply, ForgetSessionReply { forgotten: 1, ext: vec![] }),
     ];
     groups.into_iter().flatten().collect()
 }
