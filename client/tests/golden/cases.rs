@@ -461,8 +461,6 @@ fn tokens() -> Vec<Golden> {
         seed: 1,
         ext: vec![],
     };
-    let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
-    let reused = frame(Op::End, "reused", at(11), reused);
     let sessions = sessions::all(&generate, &end);
     let groups = [
         three(Op::Tokenize, tokenize),
@@ -476,7 +474,7 @@ fn tokens() -> Vec<Golden> {
         three(Op::Item, item),
         three(Op::End, end),
     ];
-    groups.into_iter().flatten().chain([text, ids, reused]).chain(sessions).collect()
+    groups.into_iter().flatten().chain([text, ids]).chain(sessions).collect()
 }
 
 fn daemon() -> Vec<Golden> {

@@ -1,4 +1,4 @@
-//! Cases of the messages about sessions, and of a request and an answer that belong to one.
+//! Cases of the messages about sessions, and of answers with extensions.
 
 use super::*;
 
@@ -20,10 +20,11 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
         three(Op::ForgetSession, forget),
         three(Op::Reply, ForgetSessionReply { forgotten: 1, ext: vec![] }),
     ];
-    let at = At { stream: 13, flags: Flags::NONE, n_fds: 0 };
-    let named = frame(Op::Generate, "session", at, generate.clone().with_session("letters"));
-    let at = At { stream: 13, flags: Flags::NONE, n_fds: 0 };
+    let at = |stream| At { stream, flags: Flags::NONE, n_fds: 0 };
+    let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
+    let reused = frame(Op::End, "reused", at(11), reused);
+    let named = frame(Op::Generate, "session", at(13), generate.clone().with_session("letters"));
     let ext = number_ext([(EXT_END_REUSED, 30), (EXT_END_SESSION, 95)]);
-    let ended = frame(Op::End, "session", at, GenerateEnd { ext, ..end.clone() });
-    groups.into_iter().flatten().chain([named, ended]).collect()
+    let ended = frame(Op::End, "session", at(13), GenerateEnd { ext, ..end.clone() });
+    groups.into_iter().flatten().chain([reused, named, ended]).collect()
 }
