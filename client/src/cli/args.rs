@@ -186,6 +186,7 @@ pub enum Command {
     },
     /// List your sessions, which `run --session` goes on with, or forget some
     #[command(
+        disable_help_subcommand = true,
         after_help = "A session has one model. If it has messages, `run --chat` goes on with it, else `run`.\n\n\
             Examples:\n  rocmforge-client sessions\n  rocmforge-client sessions --json | jq -r '.sessions[].name'\n  \
             rocmforge-client sessions forget talk"
