@@ -134,8 +134,10 @@ impl PrefixStore {
     pub fn forget(&self, model: Option<&Model>) -> usize {
         let of = model.map(digest);
         let is_of = |digest: &Digest| of.is_none_or(|of| of == *digest);
-        let gone: Vec<Key> =
-            self.files.lock().extract_if(.., |key, _| is_of(&key.model)).map(|(key, _)| key).collect();
+        let mut files = self.files.lock();
+        let gone: Vec<Key> = files.keys().filter(|key| is_of(&key.model)).copied().collect();
+        files.retain(|key, _| !is_of(&key.model));
+        drop(files);
         gone.iter().for_each(|key| remove(&self.path(key)));
         gone.len()
     }
