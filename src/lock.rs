@@ -37,6 +37,8 @@ pub enum Rank {
     ActiveRequests,
     /// Answers kept for repeats.
     Repeats,
+    /// Sessions of all users.
+    Sessions,
     /// Users of blocking threads, and waiters for one.
     Turns,
     /// Users' allowances of processor time for texts.

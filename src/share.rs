@@ -205,7 +205,15 @@ impl Charge {
     /// # Errors
     /// [`Refusal`]; what is held stays.
     pub fn grow(&mut self, more: u64) -> Result<(), Refusal> {
-        self.shares.state.lock().add(self.taker, more, u64::MAX)?;
+        self.grow_within(more, u64::MAX)
+    }
+
+    /// As [`Charge::grow`], for a user that may hold at most `bound`.
+    ///
+    /// # Errors
+    /// [`Refusal`]; what is held stays.
+    pub fn grow_within(&mut self, more: u64, bound: u64) -> Result<(), Refusal> {
+        self.shares.state.lock().add(self.taker, more, bound)?;
         self.amount = self.amount.saturating_add(more);
         Ok(())
     }

@@ -20,10 +20,11 @@ use crate::generation::Generation;
 use crate::options::Options;
 use crate::wire::{
     Call, CancelRequestsReply, CancelRequestsRequest, DetokenizeReply, DetokenizeRequest, DoctorReply,
-    DoctorRequest, FailRequest, GenerateRequest, InfoReply, InfoRequest, LimitUserReply, LimitUserRequest,
-    ListReply, ListRequest, LoadReply, LoadRequest, PingReply, PingRequest, PsReply, PsRequest, RequestScope,
-    ShowReply, ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply,
-    UnloadRequest, UsersReply, UsersRequest,
+    DoctorRequest, FailRequest, ForgetSessionReply, ForgetSessionRequest, GenerateRequest, InfoReply,
+    InfoRequest, LimitUserReply, LimitUserRequest, ListReply, ListRequest, LoadReply, LoadRequest, PingReply,
+    PingRequest, PsReply, PsRequest, RequestScope, SessionScope, SessionsReply, SessionsRequest, ShowReply,
+    ShowRequest, StatusReply, StatusRequest, TokenizeReply, TokenizeRequest, UnloadReply, UnloadRequest,
+    UsersReply, UsersRequest,
 };
 
 /// Pause before a call is repeated, if the daemon names none.
@@ -216,6 +217,23 @@ impl Client {
             whole.users.append(&mut next.users);
         }
         Ok(whole)
+    }
+
+    /// The sessions of the caller's own user.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn sessions(&self) -> Result<SessionsReply, ClientError> {
+        self.call(&SessionsRequest::default())
+    }
+
+    /// Forgets a session of the caller's own user, or all. Returns their number: 0 if there is none of that name.
+    ///
+    /// # Errors
+    /// `Busy` while a request uses one of them: then none is forgotten; else as [`Connection::call`].
+    pub fn forget_session(&self, name: Option<&str>) -> Result<ForgetSessionReply, ClientError> {
+        let scope = name.map_or(SessionScope::All, |name| SessionScope::Name(name.to_owned()));
+        self.call(&ForgetSessionRequest { scope, ext: vec![] })
     }
 
     /// The state of the daemon and its devices.

@@ -76,6 +76,8 @@ fn written_again(message: &ClientMessage, payload: &[u8]) {
         M::CancelRequests(m) => encode(m),
         M::LimitUser(m) => encode(m),
         M::Users(m) => encode(m),
+        M::Sessions(m) => encode(m),
+        M::ForgetSession(m) => encode(m),
         M::Status(m) => encode(m),
         M::Tokenize(m) => encode(m),
         M::Detokenize(m) => encode(m),

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::model::Model;
 use crate::model::store::{OpenError, Store};
 use crate::model::tokenizer::Tokenizers;
 use crate::prefixes::PrefixStore;
-use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions, PrefixKeeper, Reuse};
+use crate::scheduler::{Engine, EngineError, EngineHandle, EngineOptions, PrefixKeeper};
 use crate::session::{ModelEvents, OutlivesRestart, Service, Settings};
 use crate::share::limits::UserLimits;
 use crate::share::privileged_uids;
@@ -32,6 +32,7 @@ pub mod arguments;
 pub mod device;
 pub mod inherited;
 mod journal;
+mod keep;
 pub mod kept;
 mod lifecycle;
 pub mod logging;
@@ -42,6 +43,7 @@ mod watchdog;
 mod weights;
 
 use inherited::Inherited;
+use keep::Keep;
 use kept::{Kept, Rest};
 pub use lifecycle::{Start, run};
 
@@ -129,6 +131,7 @@ pub struct Daemon {
     /// Sends changes to the task that loads weights as configured.
     weights: tokio::sync::mpsc::Sender<weights::Changes>,
     prefixes: Option<Arc<PrefixStore>>,
+    keep: Option<Keep>,
     /// Releases idle memory when memory is short.
     _pressure: Option<pressure::Watch>,
 }
@@ -165,7 +168,11 @@ impl Daemon {
             Some(fd) => Endpoint::from_systemd(fd)?,
             None => Endpoint::bind(&config.socket)?,
         });
-        let prefixes = open_prefixes(config)?;
+        let keep = Keep::of(config)?;
+        let prefixes = match &keep {
+            Some(keep) => keep.prefixes(config)?,
+            None => None,
+        };
         let keeper = prefixes.clone().map(|store| store as Arc<dyn PrefixKeeper>);
         let engine = Engine::start(EngineOptions { keeper, ..engine_options(config, &users) }, factory)?;
         let events = ModelEvents::default();
@@ -188,6 +195,9 @@ impl Daemon {
         store.set_host_policy(config.host_policy());
         service.set_policy(policy);
         prefixes.iter().for_each(|store| service.keep_prefixes(Arc::clone(store)));
+        if let Some(keep) = &keep {
+            keep.restore_sessions(&service).await;
+        }
         let rest = keep_over_restarts(&service, &engine.handle(), handed).await;
         let _pressure = watch_pressure(&service, &store, &engine.handle());
         let acceptor = Acceptor::new(Arc::clone(&service), config.limits.connections);
@@ -215,6 +225,7 @@ impl Daemon {
             drain: config.drain(),
             weights,
             prefixes,
+            keep,
         })
     }
 
@@ -277,6 +288,9 @@ impl Daemon {
             self.acceptor.closed().await;
         };
         let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+        if let Some(keep) = self.keep {
+            keep.write_sessions(&self.service).await;
+        }
         // Removed here and not by the last owner, which may be a task that never runs again when the process ends.
         self.endpoint.unlink();
         let engine = self.engine;
@@ -313,21 +327,6 @@ struct Pulses {
     acceptor: Arc<Acceptor>,
     engine: EngineHandle,
     service: Arc<Service>,
-}
-
-/// The files of kept prefixes, if the configuration asks for some.
-fn open_prefixes(config: &Config) -> Result<Option<Arc<PrefixStore>>, DaemonError> {
-    if config.kv.keep_mib == 0 || config.kv.reuse == Reuse::Off {
-        return Ok(None);
-    }
-    let of_service = || std::env::var_os("CACHE_DIRECTORY").map(|dir| Path::new(&dir).join("prefixes"));
-    let named = Some(config.kv.keep_dir.clone()).filter(|dir| !dir.as_os_str().is_empty());
-    let dir = named.or_else(of_service).ok_or(DaemonError::NoKeepDir)?;
-    let store = PrefixStore::open(&dir, config.kv.keep_mib << 20, config.kv.reuse)
-        .map_err(|source| DaemonError::KeepDir { dir, source })?;
-    let (files, bytes) = store.sums();
-    tracing::info!(files, bytes, "prefixes of an earlier run are kept");
-    Ok(Some(store))
 }
 
 fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {

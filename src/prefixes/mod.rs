@@ -25,6 +25,8 @@ use crate::model::Model;
 use crate::scheduler::{PrefixKeeper, Prefixes, Reuse};
 
 mod file;
+pub mod sessions;
+mod summed;
 
 use file::Digest;
 
@@ -132,8 +134,10 @@ impl PrefixStore {
     pub fn forget(&self, model: Option<&Model>) -> usize {
         let of = model.map(digest);
         let is_of = |digest: &Digest| of.is_none_or(|of| of == *digest);
-        let gone: Vec<Key> =
-            self.files.lock().extract_if(.., |key, _| is_of(&key.model)).map(|(key, _)| key).collect();
+        let mut files = self.files.lock();
+        let gone: Vec<Key> = files.keys().filter(|key| is_of(&key.model)).copied().collect();
+        files.retain(|key, _| !is_of(&key.model));
+        drop(files);
         gone.iter().for_each(|key| remove(&self.path(key)));
         gone.len()
     }
@@ -226,12 +230,9 @@ fn bytes_of(prefixes: &Prefixes) -> u64 {
     pages.sum::<u64>() + file::HEADER_BYTES_MAX
 }
 
-/// Digest of a model's files and of the program that computes it. The device number is left out: it may change with a
-/// restart of the machine.
-fn digest(model: &Model) -> Digest {
+/// Digest of the identities of a model's files. The device number is left out: it may change with a restart of the machine.
+pub fn fingerprint(model: &Model) -> [u8; 32] {
     let mut sum = Sha256::new();
-    sum.update(env!("CARGO_PKG_VERSION"));
-    sum.update((KV_PAGE_TOKENS as u64).to_le_bytes());
     for file in model.files.mappings() {
         let of = file.identity();
         sum.update(of.ino.to_le_bytes());
@@ -242,7 +243,20 @@ fn digest(model: &Model) -> Digest {
     sum.finalize().into()
 }
 
-fn make_dir(dir: &Path) -> io::Result<()> {
+/// Digest of a model's files and of the program that computes it.
+fn digest(model: &Model) -> Digest {
+    let mut sum = Sha256::new();
+    sum.update(env!("CARGO_PKG_VERSION"));
+    sum.update((KV_PAGE_TOKENS as u64).to_le_bytes());
+    sum.update(fingerprint(model));
+    sum.finalize().into()
+}
+
+/// Makes a folder that the daemon alone may read, if it is not there yet.
+///
+/// # Errors
+/// [`io::Error`].
+pub fn make_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
@@ -251,7 +265,7 @@ fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(file = %path.display(), %error, "a file of kept prefixes could not be removed");
+        tracing::warn!(file = %path.display(), %error, "a kept file could not be removed");
     }
 }
 
@@ -273,7 +287,7 @@ fn scan(dir: &Path) -> io::Result<Files> {
                 (Some(model), Some(EXTENSION), Ok(metadata)) if metadata.is_file() => {
                     found.push((metadata.modified().ok(), Key { uid, model }, metadata.len()));
                 }
-                (_, Some(file::PART), _) => remove(&path),
+                (_, Some(summed::PART), _) => remove(&path),
                 _ => {} // not ours
             }
         }

@@ -13,8 +13,8 @@ use super::error::{Failure, failure, of_store};
 use super::policy::Right;
 use super::responder::Responder;
 use super::{
-    Connection, Peer, Service, daemon, device_load, doctor, generate, limit, models, residency, subscribe,
-    text, users,
+    Connection, Peer, Service, continued, daemon, device_load, doctor, generate, limit, models, residency,
+    subscribe, text, users,
 };
 use crate::aside::ReceivedFd;
 use crate::model::store::Lease;
@@ -47,6 +47,10 @@ impl Call {
             }
             ClientMessage::LimitUser(request) => self.spawn(responder, limit::limit(self.clone(), request)),
             ClientMessage::Users(request) => self.spawn(responder, users::users(self.clone(), request)),
+            ClientMessage::Sessions(_) => self.spawn(responder, continued::sessions(self.clone())),
+            ClientMessage::ForgetSession(request) => {
+                self.spawn(responder, continued::forget(self.clone(), request));
+            }
             ClientMessage::Status(_) => self.spawn(responder, daemon::status(self.clone())),
             ClientMessage::Doctor(_) => self.spawn(responder, doctor::doctor(self.clone())),
             ClientMessage::List(request) => self.spawn(responder, models::list(self.clone(), request)),

@@ -5,6 +5,7 @@
 
 use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 
+use super::sessions::SessionError;
 use crate::backend::BackendError;
 use crate::model::ModelError;
 use crate::model::files::FilesError;
@@ -70,6 +71,25 @@ pub(super) fn of_refusal(refusal: &Refusal, about: &str, unit: u64, what: &str) 
 /// An answer that was made but not sent, because the user does not read its answers.
 pub(super) fn of_unread(refusal: &Refusal) -> Failure {
     of_refusal(refusal, "there is no room for this answer beside unread ones", 1 << 10, "KiB")
+}
+
+pub(super) fn of_session(error: &SessionError) -> Failure {
+    let code = match error {
+        SessionError::InUse { .. } => ErrorCode::Busy,
+        SessionError::OtherModel { .. } | SessionError::OtherKind { .. } => ErrorCode::InvalidArgument,
+        SessionError::OtherFile { .. } => ErrorCode::ModelChanged,
+        SessionError::TooLarge { .. } => ErrorCode::LimitExceeded,
+        SessionError::TooMany { .. } => ErrorCode::Quota,
+        SessionError::Full { refusal } => share_code(refusal),
+    };
+    let failure = failure(code, &error.to_string());
+    match error {
+        SessionError::OtherModel { has, .. } => failure.with_detail("model", has),
+        SessionError::TooLarge { bytes, limit, .. } => {
+            failure.with_detail("bytes", bytes).with_detail("limit", limit)
+        }
+        _ => failure,
+    }
 }
 
 pub(super) fn of_store(error: &StoreError) -> Failure {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_REUSED, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest, SamplingOptions,
-    TopToken,
+    self, EXT_END_REUSED, EXT_END_SESSION, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest,
+    SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
+use super::continued::Continued;
 use super::error::{Failure, failure, of_job};
 use super::responder::Responder;
 use super::service::random;
@@ -39,12 +40,17 @@ pub(super) async fn run(
     let timeout = (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms.into()));
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
+    let mut session = Continued::begin(call, &request)?;
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
     let stopped = ticket.becomes(id, &model, arrived);
     let prepare = async {
-        let valid = prompt::prepare(call, model.clone(), prompt, max_tokens).await?;
+        let earlier = session.as_ref().map(|session| session.earlier(&model));
+        let mut valid = prompt::prepare(call, model.clone(), prompt, max_tokens, earlier).await?;
+        if let Some(session) = &mut session {
+            session.asked(&mut valid)?;
+        }
         if let Some(restores) = call.service().restores.get() {
             restores.bring(engine, call.peer().uid, valid.lease.model()).await;
         }
@@ -75,9 +81,11 @@ pub(super) async fn run(
     ticket.submitted();
     let lease = Arc::new(valid.lease);
     let answered = async {
-        let outcome = stream(call, responder, id, &stopped, prompt_ids, &mut events).await?;
+        let outcome =
+            stream(call, responder, id, &stopped, prompt_ids, session.as_mut(), &mut events).await?;
         check_whole(call, Arc::clone(&lease)).await?;
-        Ok(end(outcome, seed))
+        let tokens = session.map(|session| session.commit(lease.model(), &outcome)).transpose()?;
+        Ok(end(outcome, seed, tokens.unwrap_or(0)))
     };
     let answered: Result<GenerateEnd, Failure> = answered.await;
     let (uid, request) = (call.peer().uid, id.0);
@@ -151,6 +159,7 @@ async fn stream(
     id: SequenceId,
     stopped: &CancellationToken,
     mut prompt_ids: Vec<u32>,
+    mut session: Option<&mut Continued>,
     events: &mut UnboundedReceiver<Event>,
 ) -> Result<Outcome, Failure> {
     let engine = &call.service().engine;
@@ -176,6 +185,9 @@ async fn stream(
             // After a send failed, the remaining tokens are discarded.
             Some(Event::Tokens(_)) if unsent.is_some() => {}
             Some(Event::Tokens(batch)) => {
+                if let Some(session) = &mut session {
+                    session.answered(&batch);
+                }
                 let item = item(batch, std::mem::take(&mut prompt_ids));
                 let sent = if item.prompt_ids.is_empty() {
                     responder.item(&item)
@@ -227,7 +239,7 @@ fn item(batch: TokenBatch, prompt_ids: Vec<u32>) -> GenerateItem {
     }
 }
 
-fn end(outcome: Outcome, seed: u64) -> GenerateEnd {
+fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     GenerateEnd {
         stop_reason: match outcome.reason {
@@ -248,7 +260,10 @@ fn end(outcome: Outcome, seed: u64) -> GenerateEnd {
             decode_us: us(outcome.decode),
         },
         seed,
-        ext: wire::number_ext([(EXT_END_REUSED, outcome.reused_tokens.into())]),
+        ext: wire::number_ext([
+            (EXT_END_REUSED, outcome.reused_tokens.into()),
+            (EXT_END_SESSION, session_tokens),
+        ]),
     }
 }
 

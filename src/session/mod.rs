@@ -20,6 +20,7 @@ use rocmforge_client::wire::{
 pub mod budget;
 mod call;
 mod coarse;
+mod continued;
 mod control;
 mod daemon;
 mod device_load;
@@ -40,6 +41,7 @@ mod residency;
 mod responder;
 mod restore;
 mod service;
+mod sessions;
 mod subscribe;
 mod text;
 mod text_time;

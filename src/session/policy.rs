@@ -72,6 +72,8 @@ impl Right {
             | ClientMessage::Ps(_)
             | ClientMessage::CancelRequests(_) // decided by whose they are
             | ClientMessage::Users(_) // others' by [`Self::See`]
+            | ClientMessage::Sessions(_) // one's own
+            | ClientMessage::ForgetSession(_)
             | ClientMessage::Status(_)
             | ClientMessage::Doctor(_)
             | ClientMessage::Residency(_)

@@ -2,15 +2,17 @@
 
 use std::time::Instant;
 
-use rocmforge_client::wire::{ChatMessage, ErrorCode, Prompt};
+use rocmforge_client::wire::{ErrorCode, Prompt};
 
 use super::Call;
-use super::error::{Failure, failure, of_template};
+use super::continued::{Earlier, said};
+use super::error::{Failure, failure, of_session, of_template};
 use super::text::check_ids;
 use crate::model::store::Lease;
 use crate::model::template::{Message, SOURCE_BYTES_MAX, TemplateError, TemplateRequest};
 use crate::model::tokenizer::{EncodeOptions, Tokenizer};
 use crate::model::{ChatTemplate, Model};
+use crate::prefixes::sessions::Said;
 
 /// Bytes of the first item reserved for everything but the prompt's ids. With the largest frames, `IDS_MAX` ids still
 /// fit.
@@ -25,38 +27,55 @@ pub(super) struct ValidRequest {
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
     pub context_tokens: u32,
+    /// All messages of a chat that goes on with a session.
+    pub conversation: Option<Vec<Said>>,
 }
 
-/// Maps the model if necessary, turns the prompt into ids, and checks everything against the model.
+/// Maps the model if necessary, turns the prompt into ids, and checks everything against the model. With a session, the
+/// prompt follows on its content.
 pub(super) async fn prepare(
     call: &Call,
     name: String,
     prompt: Prompt,
     max_tokens: u32,
+    earlier: Option<Earlier>,
 ) -> Result<ValidRequest, Failure> {
     let messages = match prompt {
         Prompt::Chat(messages) => messages,
         Prompt::Ids(ids) => {
-            return call
-                .blocking(move |call| valid_request(call, call.acquire(&name)?.0, ids, max_tokens))
-                .await;
+            let work = move |call: &Call| {
+                let lease = acquire(call, &name, earlier.as_ref())?;
+                let ids = following(earlier.as_ref(), |_| ids)?;
+                valid_request(call, lease, ids, max_tokens, earlier.is_some())
+            };
+            return call.blocking(work).await;
         }
         Prompt::Text(text) => {
             let bytes = text.len();
+            let open = earlier.clone();
             let work = move |call: &Call, lease: Lease| {
-                let options = EncodeOptions { add_special: true, parse_special: false };
-                let ids = lease.model().tokenizer.encode(&text, options);
-                valid_request(call, lease, ids, max_tokens)
+                // Special tokens belong to the start of a session alone.
+                let ids = following(earlier.as_ref(), |add_special| {
+                    let options = EncodeOptions { add_special, parse_special: false };
+                    lease.model().tokenizer.encode(&text, options)
+                })?;
+                valid_request(call, lease, ids, max_tokens, earlier.is_some())
             };
-            return call.text_work(bytes, move |call| Ok(call.acquire(&name)?.0), work).await;
+            return call.text_work(bytes, move |call| acquire(call, &name, open.as_ref()), work).await;
         }
     };
-    let messages_bytes = messages.iter().map(|message| message.content.len()).sum::<usize>();
-    let (lease, request) = call
+    let (lease, request, conversation, messages_bytes) = call
         .blocking(move |call| {
-            let (lease, _) = call.acquire(&name)?;
-            let request = template_request(lease.model(), messages)?;
-            Ok((lease, request))
+            let lease = acquire(call, &name, earlier.as_ref())?;
+            let mut all: Vec<Said> = match &earlier {
+                Some(earlier) => earlier.messages().map_err(|error| of_session(&error))?,
+                None => Vec::new(),
+            };
+            all.extend(messages.into_iter().map(said));
+            let bytes = all.iter().map(|message| message.content.len()).sum::<usize>();
+            let conversation = earlier.map(|_| all.clone());
+            let request = template_request(lease.model(), all)?;
+            Ok((lease, request, conversation, bytes))
         })
         .await?;
     // The model is open and has a template: only requests that will be rendered wait for a turn.
@@ -68,9 +87,28 @@ pub(super) async fn prepare(
         call.service().text_time.charge(call.peer().uid, begun.elapsed());
         drop((turn, request));
         let ids = rendered_ids(&lease.model().tokenizer, &text?);
-        valid_request(call, lease, ids, max_tokens)
+        let valid = valid_request(call, lease, ids, max_tokens, conversation.is_some())?;
+        Ok(ValidRequest { conversation, ..valid })
     };
     call.text_work(bytes, |_| Ok(()), work).await
+}
+
+/// The model of that name, which must be the session's.
+fn acquire(call: &Call, name: &str, earlier: Option<&Earlier>) -> Result<Lease, Failure> {
+    let (lease, _) = call.acquire(name)?;
+    let checked = earlier.map_or(Ok(()), |earlier| earlier.check(lease.model()));
+    checked.map(|()| lease).map_err(|error| of_session(&error))
+}
+
+/// The session's tokens and then those of the prompt, which is told whether it is at the start.
+fn following(earlier: Option<&Earlier>, prompt: impl FnOnce(bool) -> Vec<u32>) -> Result<Vec<u32>, Failure> {
+    let tokens = earlier.map_or_else(|| Ok(Vec::new()), Earlier::tokens);
+    let mut ids = tokens.map_err(|error| of_session(&error))?;
+    if ids.is_empty() {
+        return Ok(prompt(true));
+    }
+    ids.extend(prompt(false));
+    Ok(ids)
 }
 
 fn valid_request(
@@ -78,6 +116,7 @@ fn valid_request(
     lease: Lease,
     prompt: Vec<u32>,
     max_tokens: u32,
+    of_session: bool,
 ) -> Result<ValidRequest, Failure> {
     let service = call.service();
     let model = lease.model();
@@ -90,9 +129,14 @@ fn valid_request(
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     if prompt_tokens >= context_tokens {
         let (own, limit) = (model.plan.context_length, service.settings.context_tokens);
+        let (what, advice) = if of_session {
+            ("the session with this prompt", "forget the session, start another,")
+        } else {
+            ("the prompt", "shorten the prompt")
+        };
         let text = format!(
-            "the prompt has {prompt_tokens} tokens and the context has {context_tokens} (model {own}, limits.context_tokens \
-             {limit}), which leaves no room for an answer: shorten the prompt or raise the limit"
+            "{what} has {prompt_tokens} tokens and the context has {context_tokens} (model {own}, limits.context_tokens \
+             {limit}), which leaves no room for an answer: {advice} or raise the limit"
         );
         let error = failure(ErrorCode::PromptTooLong, &text);
         return Err(error
@@ -100,7 +144,7 @@ fn valid_request(
             .with_detail("context_tokens", context_tokens));
     }
     let max_tokens = if max_tokens == 0 { u32::MAX } else { max_tokens };
-    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens })
+    Ok(ValidRequest { lease, prompt, max_tokens, context_tokens, conversation: None })
 }
 
 /// The first item carries all ids of the prompt: refuses a prompt whose ids do not fit the client's frames before any
@@ -119,7 +163,7 @@ fn check_frame(prompt: &[u32], payload_bytes_max: u32) -> Result<(), Failure> {
 }
 
 /// The template and its input for a chat.
-fn template_request(model: &Model, messages: Vec<ChatMessage>) -> Result<TemplateRequest, Failure> {
+fn template_request(model: &Model, messages: Vec<Said>) -> Result<TemplateRequest, Failure> {
     let template = match &model.chat_template {
         ChatTemplate::Source(source) => source,
         ChatTemplate::Absent => {

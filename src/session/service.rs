@@ -22,6 +22,7 @@ use super::pace::Pace;
 use super::policy::Policy;
 use super::repeats::Repeats;
 use super::restore::Restores;
+use super::sessions::Sessions;
 use super::text_time::TextTime;
 use super::turns::{Turn, Turns};
 use crate::aside::ReceivedFd;
@@ -30,6 +31,7 @@ use crate::lock::{Mutex, Rank};
 use crate::model::store::Store;
 use crate::model::template::Renderer;
 use crate::prefixes::PrefixStore;
+use crate::prefixes::sessions::KeptSession;
 use crate::scheduler::{EngineHandle, SequenceId};
 use crate::share::Shares;
 use crate::share::limits::UserLimits;
@@ -89,6 +91,7 @@ pub struct Service {
     /// Memory and descriptors that users' requests and answers share.
     pub budget: Budget,
     pub(super) repeats: Mutex<Repeats>,
+    pub(super) sessions: Arc<Sessions>,
     pub(super) blocking: Arc<Turns>,
     rendering: Arc<Turns>,
     rendering_later: Arc<Turns>,
@@ -222,6 +225,7 @@ impl Service {
             settings,
             events,
             repeats: Mutex::new(Rank::Repeats, Repeats::default()),
+            sessions: Sessions::new(),
             blocking: Turns::new(BLOCKING_MAX, BLOCKING_MAX_OF_UID),
             rendering: Turns::new(RENDERING_MAX, RENDERING_MAX_OF_UID),
             rendering_later: Turns::new(RENDERING_LATER_MAX, 1),
@@ -282,6 +286,16 @@ impl Service {
     /// Sets the files of kept prefixes. Only the first call counts.
     pub fn keep_prefixes(&self, prefixes: Arc<PrefixStore>) {
         let _ = self.restores.set(Arc::new(Restores::new(prefixes)));
+    }
+
+    /// Takes sessions of an earlier daemon back. Returns how many found room.
+    pub fn restore_sessions(&self, sessions: Vec<KeptSession>) -> usize {
+        self.sessions.restore(sessions, Instant::now())
+    }
+
+    /// The sessions to keep over a restart, as many as have at most that many bytes together.
+    pub fn sessions_to_keep(&self, bytes_max: u64) -> Vec<KeptSession> {
+        self.sessions.keep(bytes_max, Instant::now())
     }
 
     /// Call after models or their rules changed; see [`OutlivesRestart::keep_state`].

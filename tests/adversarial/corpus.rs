@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use rocmforge_client::wire::{
-    ClientHello, ErrorCode, FEATURE_CHECKSUM, Flags, GenerateItem, GenerateRequest, Message, Op,
-    PAYLOAD_BYTES_MAX, PingReply, PingRequest, Prompt, ServerOffer, StatusRequest, VERSION_MAJOR, WireError,
-    encode, encode_frame,
+    ClientHello, ErrorCode, FEATURE_CHECKSUM, Flags, ForgetSessionRequest, GenerateItem, GenerateRequest,
+    Message, Op, PAYLOAD_BYTES_MAX, PingReply, PingRequest, Prompt, ServerOffer, SessionScope, StatusRequest,
+    VERSION_MAJOR, WireError, encode, encode_frame,
 };
 
 use crate::forge::{Forge, Value, every_type, ggml};
@@ -73,10 +73,14 @@ fn messages() -> Seeds {
         [vec![place as u8], message].concat()
     };
     let generate = GenerateRequest::new("model", Prompt::Text("text".to_owned()));
+    let named = generate.clone().with_session("name");
+    let forget = ForgetSessionRequest { scope: SessionScope::Name("name".to_owned()), ext: Vec::new() };
     let reply = PingReply { payload: b"echo".into(), ..PingReply::default() };
     vec![
         ("ping", of(Op::Ping, encode(&PingRequest { payload: b"echo".into(), ext: Vec::new() }).unwrap())),
         ("generate", of(Op::Generate, encode(&generate).unwrap())),
+        ("session", of(Op::Generate, encode(&named).unwrap())),
+        ("forget", of(Op::ForgetSession, encode(&forget).unwrap())),
         ("status", of(Op::Status, encode(&StatusRequest::default()).unwrap())),
         ("error", of(Op::Error, encode(&WireError::new(ErrorCode::Busy, "later")).unwrap())),
         ("reply", of(Op::Reply, encode(&reply).unwrap())),

@@ -66,6 +66,13 @@ struct UsersRequest: after u32?; ext Ext
 struct UsersReply: users [UserEntry] USERS; more bool; ext Ext
 struct UserEntry: uid u32; connections u64; requests u64; request_bytes u64; answer_bytes u64; descriptors u64;
     passed_models u64; header_bytes u64; sequences u64; kv_pages u64; text_us u64; frame_us u64; device_us_per_s u64; ext Ext
+struct SessionsRequest: ext Ext
+struct SessionsReply: sessions [SessionEntry] SESSIONS; ext Ext
+struct SessionEntry: name string LABEL; model string NAME; messages u32?; tokens u64; age_ms u64; bytes u64; in_use bool;
+    ext Ext
+struct ForgetSessionRequest: scope SessionScope; ext Ext
+enum SessionScope: 0 All; 1 Name string LABEL
+struct ForgetSessionReply: forgotten u32; ext Ext
 struct LimitInForce: value u32; origin LimitOrigin
 enum LimitOrigin: 0 EveryUser; 1 Configuration; 2 Request
 enum CacheScope: 0 All; 1 Model string NAME
@@ -145,7 +152,8 @@ REQUESTS = {
     29: ("LoadToDeviceRequest", None), 30: ("ClearCacheRequest", "ClearCacheReply"), 31: ("PlanRequest", "PlanReply"),
     32: ("ResidencyRequest", "ResidencyReply"), 33: ("SetRulesRequest", "SetRulesReply"), 34: ("SubscribeRequest", None),
     35: ("CancelRequestsRequest", "CancelRequestsReply"), 36: ("LimitUserRequest", "LimitUserReply"),
-    37: ("UsersRequest", "UsersReply"),
+    37: ("UsersRequest", "UsersReply"), 38: ("SessionsRequest", "SessionsReply"),
+    39: ("ForgetSessionRequest", "ForgetSessionReply"),
 }
 REPLY, ITEM, END, ERROR = 0x8000, 0x8001, 0x8002, 0x8003
 ANSWERS = {
@@ -165,11 +173,12 @@ HELLOS = {
 PAYLOAD_MAX, FDS_MAX = 1048576, 4
 LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
-    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "USERS": 1024, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
+    "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "SESSIONS": 64, "USERS": 1024, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
     "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024, "EVENTS": 64,
     "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
 }
 CRITICAL = 0x8000
+KNOWN = {"GenerateRequest": {0x8001}}
 
 
 class Bad(Exception):
@@ -230,8 +239,6 @@ class Reader:
         if kind.startswith("["):
             count = self.count(LIMITS[limits[0]], "elements")
             return [self.value(kind[1:-1], limits[1:]) for _ in range(count)]
-        if kind == "Ext":
-            return self.extensions()
         return self.shape(kind)
 
     def choice(self, count):
@@ -239,18 +246,19 @@ class Reader:
         need(byte < count, f"{byte} where 0 or 1 is expected")
         return byte
 
-    def extensions(self):
+    def extensions(self, known):
         pairs = [[self.number(2), list(self.take(self.count(LIMITS["EXT"], "bytes")))]
                  for _ in range(self.count(LIMITS["EXTS"], "extensions"))]
         keys = [key for key, _ in pairs]
         need(len(set(keys)) == len(keys), "an extension occurs twice")
-        need(not any(key & CRITICAL for key in keys), "an unknown critical extension")
+        need(not any(key & CRITICAL and key not in known for key in keys), "an unknown critical extension")
         return pairs
 
     def shape(self, name):
         kind, rows = SHAPES[name]
         if kind == "struct":
-            return {field: self.value(kind, limits) for field, kind, *limits in rows}
+            return {field: self.extensions(KNOWN.get(name, ())) if kind == "Ext" else self.value(kind, limits)
+                    for field, kind, *limits in rows}
         number = self.number(4)
         for row_number, variant, *content in rows:
             if int(row_number) == number:

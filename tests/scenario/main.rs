@@ -43,6 +43,7 @@ mod raw;
 mod requests;
 mod residency;
 mod rig;
+mod sessions;
 mod shared_gpu;
 mod shortages;
 mod shown;

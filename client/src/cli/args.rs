@@ -184,6 +184,18 @@ pub enum Command {
         #[arg(long)]
         uid: Option<u32>,
     },
+    /// List your sessions, which `run --session` goes on with, or forget some
+    #[command(
+        disable_help_subcommand = true,
+        after_help = "A session has one model. If it has messages, `run --chat` goes on with it, else `run`.\n\n\
+            Examples:\n  rocmforge-client sessions\n  rocmforge-client sessions --json | jq -r '.sessions[].name'\n  \
+            rocmforge-client sessions forget talk"
+    )]
+    Sessions {
+        /// The subcommand
+        #[command(subcommand)]
+        what: Option<SessionsCommand>,
+    },
     /// Limit what a user may take, or show the limits in force
     Limit(LimitArguments),
     /// Show the state of the daemon and its devices, and what users hold
@@ -236,11 +248,29 @@ pub enum Command {
     Info,
 }
 
+/// The subcommands of `sessions`.
+#[derive(Debug, Subcommand)]
+pub enum SessionsCommand {
+    /// Forget a session, or all of yours
+    #[command(
+        after_help = "Examples:\n  rocmforge-client sessions forget talk\n  rocmforge-client sessions forget --all"
+    )]
+    Forget {
+        /// Its name
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        name: Option<String>,
+        /// All of yours
+        #[arg(long)]
+        all: bool,
+    },
+}
+
 const RUN_HELP: &str = "\
 Examples:
   rocmforge-client run smollm2-135m-instruct-q4_1 --chat 'Why is the sky blue?'
   rocmforge-client run ./tinystories-260k-f32.gguf 'Once upon a time' --max-tokens 64
   git diff | rocmforge-client run coder - --chat --system 'Write a commit message.'
+  rocmforge-client run coder --session talk --chat 'And in Rust?'
   rocmforge-client run MODEL --ids '1, 403, 407' --temperature 0 --json | jq .ids
 
 Sampling defaults are those of llama.cpp: temperature 0.8, top-k 40, top-p 0.95,
@@ -248,7 +278,7 @@ min-p 0.05. With --temperature 0, each token is the most likely one.
 
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
 max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, reused_tokens, seed,
-timings {queue, load, prefill, decode} in milliseconds, and with --logprobs one
+timings {queue, load, prefill, decode} in milliseconds, session_tokens (null without --session), and with --logprobs one
 {logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage, reused_tokens and timings are null.
 reused_tokens of the prompt were not computed: an earlier prompt of yours began with them.
 If a request fails, the object on standard error (see --help of the program) holds \"error\" and the
@@ -292,6 +322,9 @@ pub struct RunArguments {
     /// A system message before the user's message
     #[arg(long, requires = "chat", value_name = "TEXT")]
     pub system: Option<String>,
+    /// Go on with the session of this name, or begin one: the daemon has its earlier prompts and answers
+    #[arg(long, value_name = "NAME")]
+    pub session: Option<String>,
     /// Continue past end-of-generation tokens
     #[arg(long)]
     pub ignore_eog: bool,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use clap::{CommandFactory, Parser};
 use rocmforge_client::{Client, ClientError, Options, ServerTrust, wire};
 
-use args::{Arguments, Command, DetokenizeArguments, TokenizeArguments};
+use args::{Arguments, Command, DetokenizeArguments, SessionsCommand, TokenizeArguments};
 use report::{Failure, Output};
 
 /// The definition of the command line; xtask builds the manual pages and completions from it.
@@ -114,6 +114,10 @@ fn dispatch(arguments: &Arguments, output: Output) -> Result<ExitCode, Failure> 
                 }
             };
             output.show(&client.cancel_requests(scope)?, tables::cancelled)?
+        }
+        Command::Sessions { what: None } => output.show(&client.sessions()?, tables::sessions)?,
+        Command::Sessions { what: Some(SessionsCommand::Forget { name, .. }) } => {
+            output.show(&client.forget_session(name.as_deref())?, tables::forgotten)?
         }
         Command::Limit(limit) => limits::run(&client, limit, output)?,
         Command::Status => {

@@ -76,7 +76,7 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
     } else {
         Prompt::Text(text)
     };
-    Ok(GenerateRequest {
+    let request = GenerateRequest {
         model: String::new(),
         prompt,
         max_tokens: arguments.max_tokens,
@@ -93,7 +93,11 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
         timeout_ms: arguments.timeout,
         request_id: random_request_id(),
         ext: vec![],
-    })
+    };
+    let Some(name) = &arguments.session else { return Ok(request) };
+    let request = request.with_session(name);
+    request.session().map_err(|error| Failure::usage(&format!("--session {name:?}: {error}")))?;
+    Ok(request)
 }
 
 /// The first Ctrl-C cancels the request, so that the partial answer is printed. The second ends the program at once.
@@ -190,6 +194,7 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     object["stop_reason"] = json!(reason);
     object["usage"] = json!(end.map(|end| end.usage));
     object["reused_tokens"] = json!(end.map(GenerateEnd::reused_tokens));
+    object["session_tokens"] = json!(end.and_then(GenerateEnd::session_tokens));
     object["seed"] = json!(end.map(|end| end.seed));
     object["timings"] = json!(end.map(|end| json!({
         "queue": ms(end.timings.queue_us),

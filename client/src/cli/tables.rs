@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 
 use rocmforge_client::wire::{
-    CancelRequestsReply, DetokenizeReply, DeviceStatus, DoctorReply, GpuEntry, HostMemory, HostStatus,
-    InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency, ShowReply, TokenizeReply,
-    UnloadReply, UserEntry,
+    CancelRequestsReply, DetokenizeReply, DeviceStatus, DoctorReply, ForgetSessionReply, GpuEntry,
+    HostMemory, HostStatus, InfoReply, ListReply, LoadReply, ModelSummary, PagesState, PsReply, Residency,
+    SessionsReply, ShowReply, TokenizeReply, UnloadReply, UserEntry,
 };
 use rocmforge_client::{printable, printable_text};
 
@@ -157,6 +157,29 @@ pub fn ps(out: Out<'_>, reply: &PsReply) -> io::Result<()> {
 pub fn cancelled(out: Out<'_>, reply: &CancelRequestsReply) -> io::Result<()> {
     let requests = if reply.cancelled == 1 { "request" } else { "requests" };
     writeln!(out, "cancelled {} {requests}", reply.cancelled)
+}
+
+pub fn sessions(out: Out<'_>, reply: &SessionsReply) -> io::Result<()> {
+    let rows = reply.sessions.iter().map(|session| {
+        [
+            printable(&session.name),
+            printable(&session.model),
+            session.messages.map_or(String::new(), |messages| messages.to_string()),
+            session.tokens.to_string(),
+            bytes(session.bytes),
+            if session.in_use {
+                "in use".to_owned()
+            } else {
+                format!("{:.1} s", session.age_ms as f64 / 1e3)
+            },
+        ]
+    });
+    table(out, ["NAME", "MODEL", "MESSAGES", "TOKENS", "BYTES", "LAST USE"], rows)
+}
+
+pub fn forgotten(out: Out<'_>, reply: &ForgetSessionReply) -> io::Result<()> {
+    let sessions = if reply.forgotten == 1 { "session" } else { "sessions" };
+    writeln!(out, "forgot {} {sessions}", reply.forgotten)
 }
 
 pub fn status(out: Out<'_>, Status { status: reply, users }: &Status) -> io::Result<()> {

@@ -78,6 +78,10 @@ ops! {
     LimitUser = 36,
     /// Client: [`UsersRequest`], answered by [`UsersReply`].
     Users = 37,
+    /// Client: [`SessionsRequest`], answered by [`SessionsReply`].
+    Sessions = 38,
+    /// Client: [`ForgetSessionRequest`], answered by [`ForgetSessionReply`].
+    ForgetSession = 39,
     /// Server: the whole answer; the request's op gives its type. Ends the stream.
     Reply = 0x8000,
     /// Server: one of several; the request's op gives [`GenerateItem`], [`LoadToDeviceItem`] or [`SubscribeItem`].
@@ -176,6 +180,8 @@ mapping! {
         CancelRequests: CancelRequestsRequest => CancelRequestsReply,
         LimitUser: LimitUserRequest => LimitUserReply,
         Users: UsersRequest => UsersReply,
+        Sessions: SessionsRequest => SessionsReply,
+        ForgetSession: ForgetSessionRequest => ForgetSessionReply,
         Status: StatusRequest => StatusReply,
         Doctor: DoctorRequest => DoctorReply,
         ClearCache: ClearCacheRequest => ClearCacheReply,

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
-use super::messages::{EXT_CRITICAL, Ext};
+use super::messages::{EXT_CRITICAL, EXT_GENERATE_SESSION, Ext};
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
 pub mod limits {
@@ -32,6 +32,8 @@ pub mod limits {
     pub const MODELS_MAX: usize = 4096;
     /// Sequences in one list.
     pub const SEQUENCES_MAX: usize = 8192;
+    /// Sessions in one list, and of one user; this many with the longest names fit the smallest frame.
+    pub const SESSIONS_MAX: usize = 64;
     /// Users in one list; the limits of this many fit the smallest frame.
     pub const USERS_MAX: usize = 1024;
     /// Devices in one list.
@@ -66,8 +68,8 @@ pub mod limits {
     pub const EXT_BYTES_MAX: usize = 4096;
 }
 
-/// Extension keys that this version understands.
-const EXT_KNOWN: [u16; 0] = [];
+/// Critical extensions that this version understands, each with its message.
+const EXT_KNOWN: [(&str, u16); 1] = [("GenerateRequest", EXT_GENERATE_SESSION)];
 
 /// A payload of the protocol.
 pub trait Message: Serialize + DeserializeOwned + Validate {
@@ -174,7 +176,7 @@ pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
     within(ext.len(), "extensions", limits::EXT_MAX, place)?;
     for (index, (key, bytes)) in ext.iter().enumerate() {
         within(bytes.len(), "bytes", limits::EXT_BYTES_MAX, place)?;
-        if key & EXT_CRITICAL != 0 && !EXT_KNOWN.contains(key) {
+        if key & EXT_CRITICAL != 0 && !EXT_KNOWN.contains(&(place.0, *key)) {
             return Err(Violation::UnknownExtension { message: place.0, key: *key });
         }
         if ext.iter().take(index).any(|(earlier, _)| earlier == key) {

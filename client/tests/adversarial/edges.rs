@@ -184,6 +184,21 @@ fn extensions_that_must_be_understood_fail_and_others_pass() {
     assert!(matches!(encode(&list), Err(CodecError::Field(Violation::UnknownExtension { .. }))));
 }
 
+#[test]
+fn the_session_of_a_request_is_understood_in_no_other_message() {
+    let request = |name: &str| GenerateRequest::new("m", Prompt::Ids(vec![1])).with_session(name);
+    let bytes = encode(&request("old").with_session("été")).unwrap();
+    assert_eq!(decode::<GenerateRequest>(&bytes).unwrap().session(), Ok(Some("été")));
+    assert_eq!(GenerateRequest::new("m", Prompt::Ids(vec![])).session(), Ok(None));
+    let error = decode::<Cancel>(&encode_unchecked(&Cancel { ext: request("s").ext })).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UnknownExtension);
+    for name in ["", "\t", "\u{7f}", &"n".repeat(limits::LABEL_BYTES_MAX + 1)] {
+        assert_eq!(request(name).session(), Err(BadSessionName), "{name:?}");
+    }
+    let not_text = GenerateRequest { ext: vec![(EXT_GENERATE_SESSION, vec![0xff])], ..request("s") };
+    assert_eq!(not_text.session(), Err(BadSessionName));
+}
+
 /// `Cancel` by hand, without the checks of [`encode`].
 fn encode_unchecked(cancel: &Cancel) -> Vec<u8> {
     let mut bytes = (cancel.ext.len() as u64).to_le_bytes().to_vec();

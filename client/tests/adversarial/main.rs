@@ -21,6 +21,7 @@ macro_rules! for_every_message {
             Cancel, Credit, PingRequest, PingReply, InfoRequest, InfoReply, ListRequest, ListReply, ShowRequest, ShowReply,
             LoadRequest, LoadReply, UnloadRequest, UnloadReply, PsRequest, PsReply, CancelRequestsRequest, CancelRequestsReply, StatusRequest, StatusReply,
             DoctorRequest, DoctorReply, LimitUserRequest, LimitUserReply, UsersRequest, UsersReply,
+            SessionsRequest, SessionsReply, ForgetSessionRequest, ForgetSessionReply,
             TokenizeRequest, TokenizeReply, DetokenizeRequest, DetokenizeReply, GenerateRequest, GenerateItem, GenerateEnd,
             FailRequest, LoadToDeviceRequest, LoadToDeviceItem, LoadToDeviceEnd, ClearCacheRequest, ClearCacheReply,
             PlanRequest, PlanReply, ResidencyRequest, ResidencyReply, SetRulesRequest, SetRulesReply, SubscribeRequest,

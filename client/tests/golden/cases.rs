@@ -9,6 +9,7 @@ use crate::common::{Largest, Smallest, filled};
 
 mod limits;
 mod residency;
+mod sessions;
 
 /// Compares bytes and JSON of a message.
 type Decode = dyn Fn(&[u8], &str);
@@ -301,6 +302,10 @@ pub fn message_names() -> Vec<&'static str> {
         LimitUserReply::NAME,
         UsersRequest::NAME,
         UsersReply::NAME,
+        SessionsRequest::NAME,
+        SessionsReply::NAME,
+        ForgetSessionRequest::NAME,
+        ForgetSessionReply::NAME,
         StatusRequest::NAME,
         StatusReply::NAME,
         DoctorRequest::NAME,
@@ -456,8 +461,7 @@ fn tokens() -> Vec<Golden> {
         seed: 1,
         ext: vec![],
     };
-    let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
-    let reused = frame(Op::End, "reused", at(11), reused);
+    let sessions = sessions::all(&generate, &end);
     let groups = [
         three(Op::Tokenize, tokenize),
         three(Op::Reply, TokenizeReply { ids: vec![1, 435, 29000], ext: vec![] }),
@@ -470,7 +474,7 @@ fn tokens() -> Vec<Golden> {
         three(Op::Item, item),
         three(Op::End, end),
     ];
-    groups.into_iter().flatten().chain([text, ids, reused]).collect()
+    groups.into_iter().flatten().chain([text, ids]).chain(sessions).collect()
 }
 
 fn daemon() -> Vec<Golden> {

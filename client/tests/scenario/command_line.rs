@@ -102,7 +102,7 @@ fn run_with_json_prints_one_object() {
     let object: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     let expected = serde_json::json!({
         "text": "x!", "prompt_ids": [5, 6], "ids": [1], "stop_reason": "max_tokens",
-        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "seed": 9,
+        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "session_tokens": null, "seed": 9,
         "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
         "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
     });
@@ -345,6 +345,68 @@ fn limit_changes_a_user_and_shows_its_limits() {
     for usage in
         [&["limit", "no such user"][..], &["limit", "--requests", "1"], &["limit", "0", "--share", "x"]]
     {
+        assert_eq!(run(&server, usage).0, 2, "{usage:?}");
+    }
+}
+
+#[test]
+fn run_goes_on_with_a_session_and_sessions_shows_and_forgets_them() {
+    let server = Server::greeting(|mut peer| {
+        let (stream, request) = generate(&mut peer);
+        assert_eq!(request.session(), Ok(Some("talk")));
+        let ext = number_ext([(EXT_END_SESSION, 412)]);
+        peer.send(stream, Op::End, &GenerateEnd { ext, ..end() });
+    });
+    let (code, text, _) = run(&server, &["run", "m", "more", "--session", "talk", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, json["session_tokens"].as_u64()), (0, Some(412)));
+    server.join();
+
+    let answers = |message: ClientMessage, arguments: &[&str]| {
+        let server = Server::greeting(move |mut peer| {
+            let request = peer.request().unwrap();
+            assert_eq!(request.message, message);
+            let session = SessionEntry {
+                name: "talk".into(),
+                model: "m".into(),
+                messages: Some(6),
+                tokens: 412,
+                age_ms: 90_500,
+                bytes: 2048,
+                ..SessionEntry::default()
+            };
+            let stream = request.header.stream;
+            match message {
+                ClientMessage::Sessions(_) => {
+                    peer.send(stream, Op::Reply, &SessionsReply { sessions: vec![session], ext: vec![] });
+                }
+                _ => peer.send(stream, Op::Reply, &ForgetSessionReply { forgotten: 1, ext: vec![] }),
+            }
+        });
+        let (code, text, _) = run(&server, arguments);
+        server.join();
+        assert_eq!(code, 0);
+        text
+    };
+    let list = || ClientMessage::Sessions(SessionsRequest::default());
+    let forget = |scope| ClientMessage::ForgetSession(ForgetSessionRequest { scope, ext: vec![] });
+    let text = answers(list(), &["sessions"]);
+    let row: Vec<&str> = text.lines().nth(1).unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();
+    assert_eq!(
+        row.iter().map(|cell| cell.trim()).collect::<Vec<_>>(),
+        ["talk", "m", "6", "412", "2.0 KiB", "90.5 s"]
+    );
+    let json: serde_json::Value = serde_json::from_str(&answers(list(), &["sessions", "--json"])).unwrap();
+    assert_eq!(json["sessions"][0]["messages"].as_u64(), Some(6));
+    let forgot = answers(forget(SessionScope::Name("talk".into())), &["sessions", "forget", "talk"]);
+    assert_eq!(forgot, "forgot 1 session\n");
+    answers(forget(SessionScope::All), &["sessions", "forget", "--all"]);
+    let server = Server::greeting(|_| ());
+    for usage in [
+        &["sessions", "forget"][..],
+        &["sessions", "forget", "a", "--all"],
+        &["run", "m", "t", "--session", ""],
+    ] {
         assert_eq!(run(&server, usage).0, 2, "{usage:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ext, number};
+use super::{EXT_CRITICAL, Ext, number};
 use crate::wire::validate::{
     Validate, Violation, any, extensions, limits, list, nested, numbers, text, texts, validate,
 };
@@ -45,7 +45,39 @@ impl GenerateRequest {
             ext: Ext::new(),
         }
     }
+
+    /// The same request, which goes on with the session of that name; a new name begins a session.
+    #[must_use]
+    pub fn with_session(mut self, name: &str) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_SESSION);
+        self.ext.push((EXT_GENERATE_SESSION, name.as_bytes().to_vec()));
+        self
+    }
+
+    /// Name of the session that the request goes on with, if it names one.
+    ///
+    /// # Errors
+    /// [`BadSessionName`] for a name that no session can have.
+    pub fn session(&self) -> Result<Option<&str>, BadSessionName> {
+        let Some((_, bytes)) = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_SESSION) else {
+            return Ok(None);
+        };
+        let name = std::str::from_utf8(bytes).map_err(|_| BadSessionName)?;
+        let fits = (1..=limits::LABEL_BYTES_MAX).contains(&name.len());
+        if fits && !name.chars().any(char::is_control) { Ok(Some(name)) } else { Err(BadSessionName) }
+    }
 }
+
+/// Key of [`GenerateRequest`]'s `ext`: name of the session that the request goes on with, as text.
+pub const EXT_GENERATE_SESSION: u16 = EXT_CRITICAL | 1;
+
+/// A name that no session can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a session's name has 1 to {max} bytes of UTF-8 without control characters: give another name",
+    max = limits::LABEL_BYTES_MAX
+)]
+pub struct BadSessionName;
 
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,7 +178,15 @@ pub struct GenerateEnd {
 /// for none.
 pub const EXT_END_REUSED: u16 = 1;
 
+/// Key of [`GenerateEnd`]'s `ext`: tokens that the session now has, as a little-endian u64; absent without a session.
+pub const EXT_END_SESSION: u16 = 2;
+
 impl GenerateEnd {
+    /// Tokens that the request's session now has; `None` without a session.
+    pub fn session_tokens(&self) -> Option<u64> {
+        number(&self.ext, EXT_END_SESSION)
+    }
+
     /// Prompt tokens that were not computed, because an earlier prompt of the same user began with them.
     pub fn reused_tokens(&self) -> u64 {
         number(&self.ext, EXT_END_REUSED).unwrap_or(0)

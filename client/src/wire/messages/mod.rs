@@ -9,6 +9,7 @@ mod generate;
 mod limits;
 mod model;
 mod residency;
+mod sessions;
 mod users;
 
 pub use daemon::*;
@@ -17,6 +18,7 @@ pub use generate::*;
 pub use limits::*;
 pub use model::*;
 pub use residency::*;
+pub use sessions::*;
 pub use users::*;
 
 /// Extensions: `(key, bytes)` pairs at the end of every message, no key twice. An unknown key with [`EXT_CRITICAL`]

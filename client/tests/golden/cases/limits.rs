@@ -1,4 +1,4 @@
-//! Cases of the messages about users: their limits, and what they hold.
+//! Cases of the messages about users: their limits and holdings.
 
 use super::*;
 

@@ -20,7 +20,7 @@ fn programs() -> [(Command, &'static str); 3] {
     ]
 }
 
-/// One page for each program, and one for each of its subcommands.
+/// One page for each program, and one for each of its subcommands and of theirs.
 ///
 /// # Errors
 /// Only errors of writing to memory.
@@ -29,12 +29,16 @@ pub fn pages() -> io::Result<Vec<File>> {
     for (program, section) in programs() {
         let mut program = program.disable_help_subcommand(true);
         program.build();
-        pages.push(page(&program, section)?);
-        for subcommand in program.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
-            pages.push(page(subcommand, section)?);
-        }
+        add_pages(&program, section, &mut pages)?;
     }
     Ok(pages)
+}
+
+/// Adds the page of a command and those of its subcommands.
+fn add_pages(command: &Command, section: &str, pages: &mut Vec<File>) -> io::Result<()> {
+    pages.push(page(command, section)?);
+    let mut shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    shown.try_for_each(|subcommand| add_pages(subcommand, section, pages))
 }
 
 fn page(command: &Command, section: &str) -> io::Result<File> {

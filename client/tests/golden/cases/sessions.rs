@@ -1,0 +1,30 @@
+//! Cases of the messages about sessions, and of answers with extensions.
+
+use super::*;
+
+pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
+    let session = SessionEntry {
+        name: "letters".into(),
+        model: "smollm2-135m-instruct-q4_1".into(),
+        messages: Some(6),
+        tokens: 412,
+        age_ms: 90_500,
+        bytes: 2310,
+        in_use: true,
+        ext: vec![],
+    };
+    let forget = ForgetSessionRequest { scope: SessionScope::Name("letters".into()), ext: vec![] };
+    let groups = [
+        three(Op::Sessions, SessionsRequest { ext: vec![] }),
+        three(Op::Reply, SessionsReply { sessions: vec![session], ext: vec![] }),
+        three(Op::ForgetSession, forget),
+        three(Op::Reply, ForgetSessionReply { forgotten: 1, ext: vec![] }),
+    ];
+    let at = |stream| At { stream, flags: Flags::NONE, n_fds: 0 };
+    let reused = GenerateEnd { ext: number_ext([(EXT_END_REUSED, 30)]), ..end.clone() };
+    let reused = frame(Op::End, "reused", at(11), reused);
+    let named = frame(Op::Generate, "session", at(13), generate.clone().with_session("letters"));
+    let ext = number_ext([(EXT_END_REUSED, 30), (EXT_END_SESSION, 95)]);
+    let ended = frame(Op::End, "session", at(13), GenerateEnd { ext, ..end.clone() });
+    groups.into_iter().flatten().chain([reused, named, ended]).collect()
+}

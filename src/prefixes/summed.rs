@@ -1,0 +1,153 @@
+//! Files with a checksum at their end, which appear whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Extension of a file that is being written.
+pub(super) const PART: &str = "part";
+
+/// A file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("it could not be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("it is not whole: {0}")]
+    Damaged(&'static str),
+    #[error("it is of version {found}, and this daemon reads version {known}")]
+    Version { found: u32, known: u32 },
+    #[error("it belongs to another model or user")]
+    Other,
+}
+
+/// Writes a file that its owner alone may read. It begins with `magic` and `version`, then comes `content`, then the CRC-32
+/// of all that (u32). It appears under its name only when it is whole. Returns its bytes.
+pub(super) fn write(
+    path: &Path,
+    magic: &[u8; 8],
+    version: u32,
+    content: impl FnOnce(&mut Out) -> io::Result<()>,
+) -> io::Result<u64> {
+    let part = path.with_extension(PART);
+    let _ = fs::remove_file(&part); // left by a daemon that was killed
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
+    let mut out = Out { to: BufWriter::new(file), crc: crc32fast::Hasher::new(), bytes: 0 };
+    let all = || {
+        out.put(magic)?;
+        out.number(version)?;
+        content(&mut out)?;
+        let crc = out.crc.clone().finalize();
+        out.number(crc)?;
+        out.to.flush()?;
+        fs::rename(&part, path)
+    };
+    if let Err(error) = all() {
+        let _ = fs::remove_file(&part); // the error says why it is of no use
+        return Err(error);
+    }
+    Ok(out.bytes)
+}
+
+/// A file that is being written.
+pub(super) struct Out {
+    to: BufWriter<File>,
+    crc: crc32fast::Hasher,
+    bytes: u64,
+}
+
+impl Out {
+    pub fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.crc.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.to.write_all(bytes)
+    }
+
+    pub fn number(&mut self, number: u32) -> io::Result<()> {
+        self.put(&number.to_le_bytes())
+    }
+
+    pub fn wide(&mut self, number: u64) -> io::Result<()> {
+        self.put(&number.to_le_bytes())
+    }
+
+    /// A number of things that follow.
+    pub fn count(&mut self, count: usize) -> io::Result<()> {
+        self.number(u32::try_from(count).map_err(|_| io::Error::other("more than a file can have"))?)
+    }
+
+    pub fn text(&mut self, text: &str) -> io::Result<()> {
+        self.count(text.len())?;
+        self.put(text.as_bytes())
+    }
+}
+
+/// Reads a file whole. Nothing of it is used unless all of it is right.
+///
+/// # Errors
+/// [`FileError`]. A count in the file takes no memory that its length does not justify.
+pub(super) fn read<T>(
+    path: &Path,
+    magic: &[u8; 8],
+    version: u32,
+    content: impl FnOnce(&mut In) -> Result<T, FileError>,
+) -> Result<T, FileError> {
+    let file = File::open(path)?;
+    let left = file.metadata()?.len();
+    let mut from = In { from: BufReader::new(file), crc: crc32fast::Hasher::new(), left };
+    if from.array::<8>()? != *magic {
+        return Err(FileError::Damaged("its first bytes are others"));
+    }
+    let found = from.number()?;
+    if found != version {
+        return Err(FileError::Version { found, known: version });
+    }
+    let content = content(&mut from)?;
+    let crc = from.crc.clone().finalize();
+    if from.number()? != crc || from.left != 0 {
+        return Err(FileError::Damaged("its checksum is another"));
+    }
+    Ok(content)
+}
+
+/// A file that is being read.
+pub(super) struct In {
+    from: BufReader<File>,
+    crc: crc32fast::Hasher,
+    /// Bytes of the file that were not read.
+    left: u64,
+}
+
+impl In {
+    pub fn bytes(&mut self, count: u64) -> Result<Vec<u8>, FileError> {
+        let cut = FileError::Damaged("it ends early");
+        self.left = self.left.checked_sub(count).ok_or(cut)?;
+        let mut bytes = vec![0; usize::try_from(count).unwrap_or(usize::MAX)]; // at most the file's length
+        self.from.read_exact(&mut bytes)?;
+        self.crc.update(&bytes);
+        Ok(bytes)
+    }
+
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], FileError> {
+        let bytes = self.bytes(N as u64)?;
+        bytes.try_into().map_err(|_| FileError::Damaged("it ends early"))
+    }
+
+    pub fn number(&mut self) -> Result<u32, FileError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub fn wide(&mut self) -> Result<u64, FileError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A text of at most that many bytes.
+    pub fn text(&mut self, bytes_max: usize) -> Result<String, FileError> {
+        let bytes = self.number()?;
+        if bytes as usize > bytes_max {
+            return Err(FileError::Damaged("a text is too long"));
+        }
+        let bytes = self.bytes(bytes.into())?;
+        String::from_utf8(bytes).map_err(|_| FileError::Damaged("a text is not UTF-8"))
+    }
+}
