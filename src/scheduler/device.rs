@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::handle::Facts;
 use super::life::HostedModels;
 use super::loads::{self, Action, Begun, LoadRequest, Loads, TensorFlight};
-use super::prefixes::PrefixKeeper;
+use super::prefixes::{KEPT_BESIDE_WORK, PrefixKeeper};
 use super::residency::{Asked, Residency, RoomMade, Window};
 use super::schedule::{Schedule, StepPlan};
 use super::{Bytes, JobError};
@@ -61,7 +61,7 @@ impl Device {
 
     /// Closes a model's activations and KV pool, if they are open. The keeper gets what the pool knows.
     pub fn close(&mut self, id: ModelId, schedule: &mut Schedule) {
-        self.keep_prefixes(id, schedule);
+        self.keep_prefixes(id, schedule, KEPT_BESIDE_WORK);
         if let Some(slot) = self.models.take_slot(id) {
             self.backend.close_model(slot);
             schedule.close_pool(id);

@@ -57,13 +57,15 @@ pub(super) struct RestoreOrder {
 }
 
 impl Device {
-    /// Offers a model's known prefixes to the keeper, unless its file can no longer be trusted.
-    pub(super) fn keep_prefixes(&mut self, id: ModelId, schedule: &Schedule) {
+    /// Offers a model's known prefixes to the keeper, at most so many bytes of those used last. None if the model's file can
+    /// no longer be trusted.
+    pub(super) fn keep_prefixes(&mut self, id: ModelId, schedule: &Schedule, bytes_max: u64) {
         let (Some(keeper), Some(hosted)) = (self.keeper.clone(), self.models.get(id)) else { return };
         let Some(slot) = hosted.slot else { return };
         let model = Arc::clone(&hosted.model);
         let page_bytes = self.backend.kv_page_bytes()(&model.plan.program);
-        let most = usize::try_from(keeper.room(page_bytes)).unwrap_or(usize::MAX);
+        let most = keeper.room(page_bytes).min(bytes_max / page_bytes.max(1));
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         if model.files.check_poison().and_then(|()| model.files.check_unchanged()).is_err() {
             return;
         }
@@ -85,6 +87,9 @@ impl Device {
         }
     }
 }
+
+/// Most bytes that are read from a device while it serves: others wait for some 50 ms.
+pub(super) const KEPT_BESIDE_WORK: u64 = 256 << 20;
 
 /// Pages of a restore are written for so long in one turn of the engine.
 const SLICE: Duration = Duration::from_millis(10);

@@ -136,7 +136,7 @@ impl Core {
         self.restores.clear();
         let ids: Vec<ModelId> = self.device.models.iter().map(|(id, _)| id).collect();
         for id in ids {
-            self.device.keep_prefixes(id, &self.schedule);
+            self.device.keep_prefixes(id, &self.schedule, u64::MAX);
         }
     }
 

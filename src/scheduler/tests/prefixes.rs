@@ -306,6 +306,22 @@ fn the_next_engine_knows_the_prefixes_of_the_last() {
 }
 
 #[test]
+fn prefixes_of_an_idle_model_are_kept_when_its_pool_closes() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (shelf, options) = shelf(100, Reuse::User);
+    let rig = Rig::new(EngineOptions { idle_release: Duration::from_millis(20), ..options });
+    let shared = prompt(1, 200);
+    rig.reused_as(ALICE, &shared, 5);
+    assert!(rig.comes(|s| s.kv_pages_cached == 0), "the pool closes");
+    let kept = shelf.kept.lock().unwrap().pop().unwrap();
+    runtime.block_on(rig.handle().restore_prefixes(&rig.model, ALICE, kept)).unwrap();
+    // The pool may close again before the request, which then finds nothing.
+    let answer = rig.answer_as(ALICE, &shared, 5);
+    assert_eq!(answer.ids, expected(&shared, 5));
+    assert!([0, 199].contains(&answer.outcome().reused_tokens), "{:?}", answer.outcome());
+}
+
+#[test]
 fn pages_that_are_kept_or_taken_back_stay_within_their_limits() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (shelf, options) = shelf(5, Reuse::User);
