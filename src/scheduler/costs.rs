@@ -7,6 +7,9 @@ use std::time::Duration;
 /// Weight that the sums keep with each further step: about the last twenty count.
 const KEPT: f64 = 0.95;
 
+/// Weight of a new step in the means of answers alone.
+const ANSWERS_KEPT: f64 = 0.2;
+
 /// The slowest pace: an eighth of the rows.
 const PACE_LEAST: f64 = 0.125;
 
@@ -20,6 +23,8 @@ pub(super) struct Cost {
     rows_time: f64,
     /// How much less than 1 the pace is.
     slower: f64,
+    /// Rows and seconds of steps without rows of prompts, as means of the last ones.
+    answers: Option<(f64, f64)>,
 }
 
 /// An estimate in seconds.
@@ -46,6 +51,21 @@ impl Cost {
         ] {
             *sum = *sum * KEPT + term;
         }
+    }
+
+    /// Records a step that had rows of answers alone.
+    pub fn observe_answers(&mut self, rows: u32, time: Duration) {
+        let (rows, time) = (f64::from(rows), time.as_secs_f64());
+        let (mean_rows, mean_time) = self.answers.unwrap_or((rows, time));
+        let towards = |mean: f64, new: f64| mean + (new - mean) * ANSWERS_KEPT;
+        self.answers = Some((towards(mean_rows, rows), towards(mean_time, time)));
+    }
+
+    /// Seconds of a step with so many rows of answers alone: measured while no prompt came in. The line through all steps
+    /// says more after rows that were dearer than others.
+    pub fn answers(&self, rows: u32) -> Option<f64> {
+        let (mean_rows, mean_time) = self.answers?;
+        Some(mean_time * (f64::from(rows) / mean_rows.max(1.0)).max(1.0))
     }
 
     /// Corrects the pace by a step that had a time to keep: by its third root, so that one late step counts little.
@@ -128,6 +148,15 @@ mod tests {
         assert!(later.is_some_and(|time| time > goal.mul_f64(0.98) && time <= goal), "{later:?}");
         (0..30).for_each(|_| cost.keep_pace(goal, Duration::from_secs(9)));
         assert_eq!(cost.pace(), PACE_LEAST);
+    }
+
+    #[test]
+    fn answers_alone_have_a_time_of_their_own() {
+        let mut cost = Cost::default();
+        assert_eq!(cost.answers(4), None);
+        (0..40).for_each(|_| cost.observe_answers(4, Duration::from_millis(20)));
+        let milliseconds = |rows| cost.answers(rows).map(|time| (time * 1e3).round());
+        assert_eq!([milliseconds(1), milliseconds(4), milliseconds(8)], [Some(20.0), Some(20.0), Some(40.0)]);
     }
 
     #[test]

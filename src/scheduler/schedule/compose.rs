@@ -184,8 +184,9 @@ impl<A> Schedule<A> {
             let turn = (QUANTUM * SHORT_TURNS / users).as_secs_f64().max(e.fixed);
             near.values_mut().for_each(|rows| *rows = (*rows).min(e.rows_in(turn)));
         }
-        let goal = mixed_goal(estimate, decoding);
-        let pace = self.costs.get(&model).map_or(1.0, super::Cost::pace);
+        let cost = self.costs.get(&model);
+        let goal = mixed_goal(estimate, cost.and_then(|cost| cost.answers(decoding)), decoding);
+        let pace = cost.map_or(1.0, super::Cost::pace);
         let limit = row_limit(estimate, contended)
             .min(excess_limit(estimate, &near))
             .min(mixed_limit(estimate, goal, pace))
@@ -250,8 +251,10 @@ impl<A> Schedule<A> {
     pub fn observe(&mut self, step: &StepPlan, time: Duration) {
         let cost = self.costs.entry(step.model).or_default();
         cost.observe(step.rows(), time);
-        if let Some(goal) = step.goal.filter(|_| step.work.iter().any(|work| !work.decode)) {
-            cost.keep_pace(goal, time);
+        match (step.goal, step.work.iter().all(|work| work.decode)) {
+            (_, true) => cost.observe_answers(step.rows(), time),
+            (Some(goal), false) => cost.keep_pace(goal, time),
+            (None, false) => {}
         }
     }
 
@@ -291,9 +294,10 @@ fn excess_limit(estimate: Option<Estimate>, wanted: &BTreeMap<u32, u32>) -> u32 
 }
 
 /// The time of a step with so many decoding sequences, whoever's they are, and rows of prompts.
-fn mixed_goal(estimate: Option<Estimate>, decoding: u32) -> Option<Duration> {
+fn mixed_goal(estimate: Option<Estimate>, measured: Option<f64>, decoding: u32) -> Option<Duration> {
     let e = estimate.filter(|_| decoding > 0)?;
-    let time = MIXED * (e.fixed + e.row * f64::from(decoding));
+    let estimated = e.fixed + e.row * f64::from(decoding);
+    let time = MIXED * measured.map_or(estimated, |measured| measured.min(estimated));
     Some(Duration::try_from_secs_f64(time).unwrap_or(MIXED_LEAST).max(MIXED_LEAST))
 }
 
@@ -353,10 +357,12 @@ mod tests {
     #[test]
     fn a_prompt_beside_answers_comes_in_small_steps() {
         let e = Estimate { fixed: 0.010, row: 0.002, certain: true };
-        let limit = |e, decoding| mixed_limit(e, mixed_goal(e, decoding), 1.0);
+        let limit = |e, decoding| mixed_limit(e, mixed_goal(e, None, decoding), 1.0);
         assert_eq!((limit(Some(e), 0), limit(None, 3)), (u32::MAX, u32::MAX));
         assert_eq!((limit(Some(e), 2), limit(Some(e), 16)), (9, 37), "28 and 84 ms");
-        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), 2), 0.5), 4);
+        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), None, 2), 0.5), 4);
+        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), Some(0.010), 2), 1.0), 5, "20 ms");
+        assert_eq!(mixed_limit(Some(e), mixed_goal(Some(e), Some(0.100), 2), 1.0), 9, "28 ms");
         let fast = Estimate { fixed: 0.002, row: 0.000_049, certain: true };
         assert_eq!((limit(Some(fast), 1), limit(Some(fast), 128)), (163, 296), "10 and 16.5 ms");
     }
