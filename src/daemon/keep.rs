@@ -39,12 +39,17 @@ impl Keep {
     ///
     /// # Errors
     /// [`DaemonError::KeepDir`].
-    pub fn prefixes(&self, config: &Config) -> Result<Option<Arc<PrefixStore>>, DaemonError> {
-        if config.kv.reuse == Reuse::Off {
+    pub async fn prefixes(&self, reuse: Reuse) -> Result<Option<Arc<PrefixStore>>, DaemonError> {
+        if reuse == Reuse::Off {
             return Ok(None);
         }
-        let store = PrefixStore::open(&self.dir, self.bytes_max, config.kv.reuse)
-            .map_err(|source| DaemonError::KeepDir { dir: self.dir.clone(), source })?;
+        let (dir, bytes_max) = (self.dir.clone(), self.bytes_max);
+        let open = move || {
+            PrefixStore::open(&dir, bytes_max, reuse).map_err(|source| DaemonError::KeepDir { dir, source })
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
+        let store = opened
+            .map_err(|source| DaemonError::Os { what: "reading kept prefixes", source: source.into() })??;
         let (files, bytes) = store.sums();
         tracing::info!(files, bytes, "prefixes of an earlier run are kept");
         Ok(Some(store))

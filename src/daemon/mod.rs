@@ -170,7 +170,7 @@ impl Daemon {
         });
         let keep = Keep::of(config)?;
         let prefixes = match &keep {
-            Some(keep) => keep.prefixes(config)?,
+            Some(keep) => keep.prefixes(config.kv.reuse).await?,
             None => None,
         };
         let keeper = prefixes.clone().map(|store| store as Arc<dyn PrefixKeeper>);

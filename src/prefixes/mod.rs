@@ -67,7 +67,7 @@ pub struct PrefixStore {
     reuse: Reuse,
     files: Mutex<Files>,
     /// Bytes that wait to be written.
-    queued: Arc<AtomicU64>,
+    queued: AtomicU64,
     tasks: Mutex<Option<Sender<Task>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -86,7 +86,7 @@ impl PrefixStore {
             limit_bytes,
             reuse,
             files: Mutex::new(Rank::PrefixFiles, files),
-            queued: Arc::default(),
+            queued: AtomicU64::default(),
             tasks: Mutex::new(Rank::PrefixTasks, Some(sender)),
             writer: Mutex::new(Rank::PrefixTasks, None),
         });
@@ -109,13 +109,14 @@ impl PrefixStore {
         Key { uid: (self.reuse != Reuse::All).then_some(uid), model: digest(model) }
     }
 
-    /// Names a user's file of a model, if there is one. Costs nothing while there is none at all.
-    pub fn find(&self, uid: u32, model: &Model) -> Option<Key> {
-        if self.files.lock().is_empty() {
-            return None;
-        }
-        let key = self.key(uid, model);
-        self.files.lock().contains_key(&key).then_some(key)
+    /// Whether there is no file at all.
+    pub fn is_empty(&self) -> bool {
+        self.files.lock().is_empty()
+    }
+
+    /// Whether there is a file of that name.
+    pub fn has(&self, key: &Key) -> bool {
+        self.files.lock().contains_key(key)
     }
 
     /// Reads a file and removes it. `None` if it is gone or of no use. Blocks.

@@ -1,9 +1,9 @@
 //! The file of sessions that outlive a restart: their tokens and messages, and none of their keys and values.
 //!
 //! Little-endian: `RFSESSNS`, version (u32), number of sessions (u32). Per session: user (u32), its name, the model's name,
-//! fingerprint of the model's files (32 bytes), tokens (u64), age (u64), kind (u32), count (u32). The age is that at the time of
-//! writing, in milliseconds since the last use. Of kind 0 follow that many token ids (u32 each), of kind 1 that many messages: role and content. Then the CRC-32 of all
-//! before (u32). A text is its length (u32) and its bytes.
+//! fingerprint of the model's files (32 bytes), tokens (u64), age (u64), kind (u32), count (u32). The age is that at the time
+//! of writing, in milliseconds since the last use. Of kind 0 follow that many token ids (u32 each), of kind 1 that many
+//! messages: role and content. Then the CRC-32 of all before (u32). A text is its length (u32) and its bytes.
 
 use std::fs;
 use std::io;
@@ -148,6 +148,7 @@ fn session(from: &mut In) -> Result<KeptSession, FileError> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::summed::tests::assert_every_byte_counts;
     use super::*;
 
     fn sessions() -> Vec<KeptSession> {
@@ -187,18 +188,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         write(dir.path(), sessions().iter()).unwrap();
-        let whole = fs::read(&path).unwrap();
-        for at in 0..whole.len() {
-            for change in [1, 0x80, 0xff] {
-                let mut bytes = whole.clone();
-                bytes[at] ^= change;
-                fs::write(&path, &bytes).unwrap();
-                assert!(read(&path).is_err(), "byte {at} ^ {change}");
-            }
-            fs::write(&path, &whole[..at]).unwrap();
-            assert!(read(&path).is_err(), "{at} bytes");
-        }
-        fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
-        assert_eq!((take(dir.path()), path.exists()), (None, false), "one byte more");
+        assert_every_byte_counts(&path, || read(&path).is_err());
+        assert_eq!((take(dir.path()), path.exists()), (None, false));
     }
 }

@@ -120,17 +120,29 @@ pub(super) struct In {
 
 impl In {
     pub fn bytes(&mut self, count: u64) -> Result<Vec<u8>, FileError> {
-        let cut = FileError::Damaged("it ends early");
-        self.left = self.left.checked_sub(count).ok_or(cut)?;
+        self.take(count)?;
         let mut bytes = vec![0; usize::try_from(count).unwrap_or(usize::MAX)]; // at most the file's length
-        self.from.read_exact(&mut bytes)?;
-        self.crc.update(&bytes);
+        self.fill(&mut bytes)?;
         Ok(bytes)
     }
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], FileError> {
-        let bytes = self.bytes(N as u64)?;
-        bytes.try_into().map_err(|_| FileError::Damaged("it ends early"))
+        self.take(N as u64)?;
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Counts bytes that are read next, before they take memory.
+    fn take(&mut self, count: u64) -> Result<(), FileError> {
+        self.left = self.left.checked_sub(count).ok_or(FileError::Damaged("it ends early"))?;
+        Ok(())
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), FileError> {
+        self.from.read_exact(bytes)?;
+        self.crc.update(bytes);
+        Ok(())
     }
 
     pub fn number(&mut self) -> Result<u32, FileError> {
@@ -149,5 +161,27 @@ impl In {
         }
         let bytes = self.bytes(bytes.into())?;
         String::from_utf8(bytes).map_err(|_| FileError::Damaged("a text is not UTF-8"))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Each changed byte of a file, and each missing or further one, must be `refused`. Leaves the file too long.
+    pub fn assert_every_byte_counts(path: &Path, refused: impl Fn() -> bool) {
+        let whole = fs::read(path).unwrap();
+        for at in 0..whole.len() {
+            for change in [1, 0x80, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= change;
+                fs::write(path, &bytes).unwrap();
+                assert!(refused(), "byte {at} ^ {change}");
+            }
+            fs::write(path, &whole[..at]).unwrap();
+            assert!(refused(), "{at} bytes");
+        }
+        fs::write(path, [&whole[..], &[0]].concat()).unwrap();
+        assert!(refused(), "one byte more");
     }
 }

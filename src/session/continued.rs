@@ -123,9 +123,9 @@ impl Continued {
             aged: Duration::ZERO,
         };
         used.commit(after).map_err(|error| {
-            let Failure { message, .. } = of_session(&error);
-            let text = format!("the answer is whole, but its session stays as it was: {message}");
-            Failure { message: text, ..of_session(&error) }
+            let failed = of_session(&error);
+            let message = format!("the answer is whole, but its session stays as it was: {}", failed.message);
+            Failure { message, ..failed }
         })
     }
 }

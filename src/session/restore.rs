@@ -32,26 +32,32 @@ impl Restores {
     /// Gives a user's kept prefixes of a model back, if there are any. Requests that come meanwhile wait for the same file.
     /// A request that is cancelled meanwhile does not take it with it.
     pub async fn bring(self: &Arc<Self>, engine: &EngineHandle, uid: u32, model: &Arc<Model>) {
-        let Some(key) = self.store.find(uid, model).or_else(|| self.coming_for(uid, model)) else { return };
-        let cell = Arc::clone(self.coming.lock().entry(key).or_default());
+        let Some((key, cell)) = self.coming(uid, model) else { return };
         let work = || async {
             let (this, engine, model) = (Arc::clone(self), engine.clone(), Arc::clone(model));
-            let task = tokio::spawn(async move { this.restore(&engine, key, uid, &model).await });
+            let task = tokio::spawn(async move {
+                this.restore(&engine, key, uid, &model).await;
+                this.coming.lock().remove(&key);
+            });
             let _ = task.await; // it fails only while the daemon ends
         };
-        if tokio::time::timeout(PATIENCE, cell.get_or_init(work)).await.is_err() {
-            return; // it goes on, for later requests
-        }
-        self.coming.lock().remove(&key);
+        // After that it goes on for later requests.
+        let _ = tokio::time::timeout(PATIENCE, cell.get_or_init(work)).await;
     }
 
-    /// A file that is no longer listed because another request reads it.
-    fn coming_for(&self, uid: u32, model: &Model) -> Option<Key> {
-        if self.coming.lock().is_empty() {
-            return None;
+    /// The file for a user's requests to a model, if it is there or on its way.
+    fn coming(&self, uid: u32, model: &Model) -> Option<(Key, Arc<OnceCell<()>>)> {
+        let mut coming = self.coming.lock();
+        if coming.is_empty() && self.store.is_empty() {
+            return None; // most requests: no digest is made
         }
         let key = self.store.key(uid, model);
-        self.coming.lock().contains_key(&key).then_some(key)
+        let cell = match coming.get(&key) {
+            Some(cell) => Arc::clone(cell),
+            None if self.store.has(&key) => Arc::clone(coming.entry(key).or_default()),
+            None => return None,
+        };
+        Some((key, cell))
     }
 
     async fn restore(&self, engine: &EngineHandle, key: Key, uid: u32, model: &Arc<Model>) {

@@ -17,7 +17,6 @@ use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
 use super::paging::Paging;
-use super::prefixes::Restoring;
 use super::rates::Rates;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
 use super::sequence::Sequence;
@@ -33,6 +32,7 @@ mod loads;
 pub(super) mod orders;
 mod recovery;
 mod report;
+mod restores;
 
 /// Longest time between two heartbeats.
 const IDLE_WAKE: Duration = Duration::from_secs(1);
@@ -65,7 +65,7 @@ pub(super) struct Core {
     /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
     /// Prefixes to write back, a slice in each turn.
-    restores: VecDeque<Restoring>,
+    restores: VecDeque<restores::Restoring>,
     /// Sequences that ended in this turn and their last events. They are sent after a snapshot without these sequences
     /// is published.
     ended: Vec<(Sequence, Event)>,
@@ -138,19 +138,6 @@ impl Core {
         for id in ids {
             self.device.keep_prefixes(id, &self.schedule, u64::MAX);
         }
-    }
-
-    /// The device and the schedule, for an order that changes both.
-    pub(super) fn parts(&mut self) -> (&mut Device, &mut Schedule) {
-        (&mut self.device, &mut self.schedule)
-    }
-
-    pub(super) fn restores(&mut self) -> &mut VecDeque<Restoring> {
-        &mut self.restores
-    }
-
-    pub(super) fn shared(&self) -> &Shared {
-        &self.shared
     }
 
     /// Runs turns until a stop (true), or until no device can be opened (false).

@@ -1,0 +1,114 @@
+//! Writes kept prefixes back to free pages, a slice in each turn.
+
+use std::time::Duration;
+
+use super::Core;
+use crate::backend::BackendError;
+use crate::lock;
+use crate::scheduler::device::Device;
+use crate::scheduler::handle::Facts;
+use crate::scheduler::prefixes::{PrefixPage, Prefixes, RestoreOrder};
+use crate::scheduler::schedule::Schedule;
+
+/// Pages of a restore are written for so long in one turn of the engine.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// A restore that goes on in the next turn, and the index of its next page.
+#[derive(Debug)]
+pub(in crate::scheduler) struct Restoring {
+    order: RestoreOrder,
+    next: usize,
+    taken: u32,
+}
+
+impl From<RestoreOrder> for Restoring {
+    fn from(order: RestoreOrder) -> Self {
+        Self { order, next: 0, taken: 0 }
+    }
+}
+
+impl Core {
+    /// Writes some prefixes to free pages; true if there were any. A device that fails here fails in the next step too.
+    pub(super) fn restore_some(&mut self) -> bool {
+        let Some(mut restoring) = self.restores.pop_front() else { return false };
+        let (begun, facts) = (lock::now(), self.shared.facts());
+        let (device, schedule) = (&mut self.device, &mut self.schedule);
+        let ended = restoring.order.done.is_closed() || {
+            let written = restoring.write(device, schedule, &facts, || lock::now() - begun >= SLICE);
+            written.unwrap_or_else(|error| {
+                let model = restoring.order.model.id.0;
+                tracing::warn!(model, %error, "kept prefixes could not be written back");
+                true
+            })
+        };
+        device.release_freed(schedule);
+        match ended {
+            true => drop(restoring.order.done.send(restoring.taken)),
+            false => self.restores.push_back(restoring),
+        }
+        true
+    }
+}
+
+impl Restoring {
+    /// Writes pages until the time is `over`. True if none is left, or if the device cannot take them.
+    fn write(
+        &mut self,
+        device: &mut Device,
+        schedule: &mut Schedule,
+        facts: &Facts,
+        over: impl Fn() -> bool,
+    ) -> Result<bool, BackendError> {
+        let RestoreOrder { model, uid, prefixes, .. } = &self.order;
+        let page_bytes = facts.page_bytes(&model.plan.program);
+        let goes_on = match self.next {
+            0 => {
+                schedule.kv().reuses()
+                    && prefixes.uid == schedule.kv().user_of_tree(*uid)
+                    && prefixes.layout == device.backend.page_layout()
+                    && prefixes.are_whole(page_bytes)
+            }
+            _ => device.models.get(model.id).is_some(),
+        };
+        if !goes_on {
+            return Ok(true);
+        }
+        device.enter(model, lock::now());
+        let slot = device.open(model, facts, schedule)?;
+        schedule.kv_mut().open(model.id, page_bytes);
+        while let Some(page) = prefixes.pages.get(self.next) {
+            let stem = prefixes.stem(self.next);
+            let backend = device.backend.as_mut();
+            let fill = |to| backend.write_page(slot, to, &page.bytes);
+            if schedule.kv_mut().adopt((model.id, *uid), &stem, &page.tokens, fill)? {
+                self.taken += 1;
+            }
+            self.next += 1;
+            if over() {
+                return Ok(self.next == prefixes.pages.len());
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Prefixes {
+    /// Whether each page has so many bytes, and comes after the one that it continues.
+    fn are_whole(&self, page_bytes: u64) -> bool {
+        let whole = |(at, page): (u32, &PrefixPage)| {
+            page.bytes.len() as u64 == page_bytes && page.after.is_none_or(|before| before < at)
+        };
+        (0..).zip(&self.pages).all(whole)
+    }
+
+    /// Tokens of the pages before one.
+    fn stem(&self, of: usize) -> Vec<u32> {
+        let mut pages = Vec::new();
+        let mut at = of;
+        while let Some(before) = self.pages.get(at).and_then(|page| page.after) {
+            at = before as usize; // less than before, as `are_whole` checked
+            pages.push(at);
+        }
+        pages.into_iter().rev().flat_map(|at| self.pages[at].tokens.iter().copied()).collect()
+    }
+}
