@@ -5,20 +5,22 @@
 //            window: a row at position p attends to positions max(0, p + 1 - window)..=p, or 0: to all up to p. Tokens before
 //            the window are not read, nor are page table entries of pages that hold only such tokens
 //            scale: log2(e) / sqrt(head_dim)
-//            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y: scratch for splits
+//            part_values: f32[R][n_heads][S][head_dim], part_stats: f32[R][n_heads][S][2], S = grid y * each: scratch for splits
 //            counters: u32[R][grid x], 0 before the first launch, and 0 again after each
 //            Out, at the row's own number; each that is null is not written:
-//            out: f32[M][n_heads * head_dim]; codes, scales, sums: A8 rows of `padded` values (common/activation.h)
+//            out: f32[M][n_heads * head_dim]; codes, scales, sums: A8 rows of `padded` values (common/activation.h);
+//            halves, row_scales: X16 rows, in tiles where `tiled` is 1; their scales are 1, as a mean of f16 values fits f16
 // Variants   attn_decode_<f16 | f32>_<64 | 128 | any>_<g>: element of the pages; head_dim, any up to 256; a block does g query
 //            heads of a KV head, so that it reads keys and values once for them
-// Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32
-// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), splits, R), block = 256. split_tokens (attention/splits.h)
-//            cuts a row by its position; a row has the splits that reach into its window. splits >= what any row has, and may
-//            be more. Blocks past a row's own splits return at once
+// Requires   g <= 8; for A8: g * head_dim and n_heads / n_kv_heads * head_dim multiples of 32; for X16: head_dim a multiple of
+//            4, and f16 pages
+// Launch     grid = (n_kv_heads * ceil(n_heads / n_kv_heads / g), ceil(splits / each), R), block = 256. split_tokens
+//            (attention/splits.h) cuts a row by its position; a row has the splits that reach into its window. A block takes `each`
+//            splits, one after the other. splits >= what any row has, and may be more. Blocks past a row's own splits return at once
 // Alignment  16 bytes for pages and q
-// Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, not on grid, not on wave size
+// Sums in    f32. A row's bits depend on its own tokens and the variant; not on other rows, grid, `each` or wave size
 // Tolerance  |got - want| <= 2e-5 * sum of |weight * value|; 1.02e-3 for scores about 200 from 0 in units of log2
-//            A8: the bounds of tests/kernels/forms.rs around the f32 result
+//            A8, X16: the bounds of tests/kernels/forms.rs around the f32 result; X16: 2^-11 * |f32 result| + 2^-25
 // Reference  f64 `attend` in tests/kernels/pages.rs, compared in tests/kernels/attention.rs
 // Moves      4 * head_dim bytes (f16 pages) in per token and KV head, once per block of g heads; memory-bound, and bound by
 //            latency at short lengths
@@ -51,14 +53,20 @@ struct Task {
     i8* codes;
     f32* scales;
     i16* sums;
+    f16* halves;
+    f32* row_scales;
     u64 layer_offset;
     f32 scale;
-    u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window;
+    u32 n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each;
+
+    // Splits that the scratch has room for.
+    DEV u32 room() const { return grid_y() * each; }
 };
 
-// A block's work: a row, some query heads of a KV head, a split. Split 0 is the first that the window reaches.
+// A block's work: a row, some query heads of a KV head, splits `split` to `split_end` of the row's. Split 0 is the first that the
+// window reaches.
 struct Place {
-    u32 slot, row, first_head, heads, kv_head, split, start, end, splits;
+    u32 slot, row, first_head, heads, kv_head, split, split_end, start, end, splits, tokens, len;
     bool padding;
 
     DEV Place(const Task& t, u32 group_max) {
@@ -69,15 +77,26 @@ struct Place {
         u32 done = block_x() % blocks * group_max;
         first_head = kv_head * group + done;
         heads = min_u32(group_max, group - done);
-        split = block_y();
+        split = block_y() * t.each;
         padding = t.row_seq[row] == NO_SEQUENCE;
-        u32 len = padding ? 0 : t.positions[row] + 1, tokens = split_tokens(len);
+        len = padding ? 0 : t.positions[row] + 1;
+        tokens = split_tokens(len);
         u32 seen_from = first_seen(len, t.window), before = seen_from / tokens;
         splits = ceil_div(len, tokens) - before;
+        split_end = min_u32(split + t.each, splits);
         u32 cut = (before + split) * tokens;
         start = max_u32(cut, seen_from);
         end = min_u32(cut + tokens, len);
     }
+
+    // Goes on to the block's next split.
+    DEV void next() {
+        split++;
+        start = end;
+        end = min_u32(end + tokens, len);
+    }
+    // Whether the block has a next split.
+    DEV bool has_next() const { return split + 1 < split_end; }
 };
 
 // LDS of a block.
@@ -89,6 +108,7 @@ struct Shared {
     f32* sum;         // [8]
     f32* result;      // [heads][head_dim]
     f32* weights;     // [8][SPLITS_MAX]
+    f32* queries;     // [heads][LANES * PART], scaled, 0 past head_dim
 };
 
 // Joins the teams' parts of a split: result[g][d] unnormalised, most[g], sum[g].
@@ -142,58 +162,103 @@ DEV void write_out(const Task& t, const Place& at, const Shared& lds) {
     for (u32 i = thread_id(); i < count; i += THREADS) {
         if (t.out) t.out[to + i] = lds.result[i];
     }
-    if (!t.codes) return;
-    bool is_last = at.first_head + at.heads == t.n_heads;
-    A8Row row = a8_row(t.codes, t.scales, t.sums, at.row, t.padded);
-    u32 end = is_last ? t.padded - first : count;
-    for (u32 start = 0; start < end; start += THREADS * 4) {
-        u32 k = start + thread_id() * 4;
-        Four values;
-        UNROLL for (u32 i = 0; i < 4; i++) values.v[i] = k + i < count ? lds.result[k + i] : 0.0f;
-        store_a8(row, first + k, first + end, values);
+    const bool is_last = at.first_head + at.heads == t.n_heads;
+    auto each = [&](u32 end, auto use) {
+        for (u32 start = 0; start < end; start += THREADS * 4) {
+            u32 k = start + thread_id() * 4;
+            Four values;
+            UNROLL for (u32 i = 0; i < 4; i++) values.v[i] = k + i < count ? lds.result[k + i] : 0.0f;
+            use(k, values);
+        }
+    };
+    if (t.codes) {
+        A8Row row = a8_row(t.codes, t.scales, t.sums, at.row, t.padded);
+        const u32 end = is_last ? t.padded - first : count;
+        each(end, [&](u32 k, const Four& values) { store_a8(row, first + k, first + end, values); });
+    }
+    if (t.halves) {
+        const X16Row row(t.halves, at.row, cols, t.tiled);
+        const u32 end = is_last ? row.end() - first : count;
+        if (is_last && thread_id() == 0) t.row_scales[at.row] = 1.0f;
+        each(end, [&](u32 k, const Four& values) {
+            if (k < end) row.store(first + k, values, 1.0f);
+        });
     }
 }
 
-// Stores a split's result for the last block of the row's splits to combine. True in that block.
-DEV bool hand_in(const Task& t, const Place& at, const Shared& lds) {
-    for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) {
+// Stores a split's result for the last block of the row to combine. EXACT: head_dim is a multiple of 8.
+template <bool EXACT> DEV void hand_in(const Task& t, const Place& at, const Shared& lds) {
+    constexpr u32 WIDE = EXACT ? 4 : 1;
+    for (u32 i = thread_id() * WIDE; i < at.heads * t.head_dim; i += THREADS * WIDE) {
         u64 head = (u64)at.slot * t.n_heads + at.first_head + i / t.head_dim;
-        t.part_values[(head * grid_y() + at.split) * t.head_dim + i % t.head_dim] = lds.result[i];
+        f32* to = t.part_values + (head * t.room() + at.split) * t.head_dim + i % t.head_dim;
+        if constexpr (EXACT) store16(to, load16(lds.result + i));
+        else *to = lds.result[i];
     }
     if (thread_id() < at.heads) {
-        f32* stats = t.part_stats + (((u64)at.slot * t.n_heads + at.first_head + thread_id()) * grid_y() + at.split) * 2;
+        f32* stats = t.part_stats + (((u64)at.slot * t.n_heads + at.first_head + thread_id()) * t.room() + at.split) * 2;
         stats[0] = lds.most[thread_id()];
         stats[1] = lds.sum[thread_id()];
     }
-    return last_block(t.counters + at.slot * grid_x() + block_x(), at.splits);
+}
+
+// The weight of each split: lds.weights. One head per team.
+DEV void weigh(const Task& t, const Place& at, const Shared& lds) {
+    constexpr u32 EACH = SPLITS_MAX / TEAM;
+    // Teams without a head repeat the last: all lanes of a wave reduce together.
+    u32 g = min_u32(team_id(), at.heads - 1);
+    const f32* stats = t.part_stats + ((u64)at.slot * t.n_heads + at.first_head + g) * t.room() * 2;
+    f32 most[EACH], sums[EACH], top = NO_SCORE, sum = 0.0f;
+    UNROLL for (u32 i = 0; i < EACH; i++) {
+        const u32 s = i * TEAM + team_lane();
+        const bool exists = s < at.splits;
+        most[i] = exists ? stats[2 * s] : NO_SCORE;
+        sums[i] = exists ? stats[2 * s + 1] : 0.0f;
+    }
+    UNROLL for (u32 i = 0; i < EACH; i++) top = max_f32(top, most[i]);
+    top = team_max(top);
+    UNROLL for (u32 i = 0; i < EACH; i++) {
+        most[i] = exp2_f32(most[i] - top);
+        sum = fma_f32(sums[i], most[i], sum);
+    }
+    sum = team_sum(sum);
+    if (team_id() >= at.heads) return;
+    UNROLL for (u32 i = 0; i < EACH; i++) {
+        const u32 s = i * TEAM + team_lane();
+        if (s < at.splits) lds.weights[g * SPLITS_MAX + s] = most[i] / sum;
+    }
 }
 
 // Sums the splits into lds.result in rising order and normalises.
-DEV void combine(const Task& t, const Place& at, const Shared& lds) {
-    u64 first = (u64)at.slot * t.n_heads + at.first_head;
-    // One head per team. Teams without a head repeat the last: all lanes of a wave reduce together.
-    u32 g = min_u32(team_id(), at.heads - 1);
-    const f32* stats = t.part_stats + (first + g) * grid_y() * 2;
-    f32 top = NO_SCORE, sum = 0.0f;
-    for (u32 s = team_lane(); s < at.splits; s += TEAM) top = max_f32(top, stats[2 * s]);
-    top = team_max(top);
-    for (u32 s = team_lane(); s < at.splits; s += TEAM) sum = fma_f32(stats[2 * s + 1], exp2_f32(stats[2 * s] - top), sum);
-    sum = team_sum(sum);
-    if (team_id() < at.heads) {
-        for (u32 s = team_lane(); s < at.splits; s += TEAM) {
-            lds.weights[g * SPLITS_MAX + s] = exp2_f32(stats[2 * s] - top) / sum;
+template <bool EXACT> DEV void combine(const Task& t, const Place& at, const Shared& lds) {
+    // Values of a lane, and splits that it has in flight: their loads are most of the time.
+    constexpr u32 WIDE = EXACT ? 4 : 1, FLIGHT = 8;
+    const u64 first = (u64)at.slot * t.n_heads + at.first_head;
+    const u32 count = at.heads * t.head_dim;
+    Four parts[FLIGHT];
+    auto fetch = [&](u32 i, u32 from) {
+        const f32* values = t.part_values + (first + i / t.head_dim) * t.room() * t.head_dim + i % t.head_dim;
+        UNROLL for (u32 p = 0; p < FLIGHT; p++) {
+            if (from + p < at.splits) parts[p] = load_four(values + u64(from + p) * t.head_dim, 0, WIDE, EXACT);
         }
-    }
+    };
+    if (thread_id() * WIDE < count) fetch(thread_id() * WIDE, 0);
+    weigh(t, at, lds);
     barrier_lds();
-    for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) {
-        u32 head = i / t.head_dim;
-        const f32* values = t.part_values + (first + head) * grid_y() * t.head_dim + i % t.head_dim;
-        f32 value = 0.0f;
-#pragma unroll 4
-        for (u32 s = 0; s < at.splits; s++) {
-            value = fma_f32(values[(u64)s * t.head_dim], lds.weights[head * SPLITS_MAX + s], value);
+    for (u32 i = thread_id() * WIDE; i < count; i += THREADS * WIDE) {
+        if (i >= THREADS * WIDE) fetch(i, 0);
+        const f32* weights = lds.weights + i / t.head_dim * SPLITS_MAX;
+        f32 sum[WIDE] = {};
+        for (u32 from = 0;;) {
+            UNROLL for (u32 p = 0; p < FLIGHT; p++) {
+                if (from + p >= at.splits) continue;
+                UNROLL for (u32 d = 0; d < WIDE; d++) sum[d] = fma_f32(parts[p].v[d], weights[from + p], sum[d]);
+            }
+            from += FLIGHT;
+            if (from >= at.splits) break;
+            fetch(i, from);
         }
-        lds.result[i] = value;
+        UNROLL for (u32 d = 0; d < WIDE; d++) lds.result[i + d] = sum[d];
     }
     barrier_lds();
 }
@@ -214,39 +279,64 @@ template <class T, bool EXACT> DEV void load_part(Raw<T>& raw, const T* token, u
     }
 }
 
-template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
-DEV void run_split(const Task& t, const Place& at, State<LANES, G, U>& state) {
-    constexpr u32 GROUPS = THREADS / LANES;
-    u32 group = thread_id() / LANES, part = thread_id() % LANES, head_dim = EXACT ? LANES * PART : t.head_dim;
-    HeadPages<T> pages(t.page_base, t.page_tables, t.table_stride, t.row_seq[at.row], t.layer_offset, t.n_kv_heads, at.kv_head,
-                       head_dim);
+// Puts the heads' queries, scaled, into lds.queries. A head past the last is the last again.
+template <u32 LANES, u32 G, bool EXACT> DEV void take_queries(const Task& t, const Place& at, const Shared& lds) {
+    constexpr u32 WIDTH = LANES * PART;
+    const u32 head_dim = EXACT ? WIDTH : t.head_dim;
+    const f32* first = t.q + ((u64)at.row * t.n_heads + at.first_head) * head_dim;
+    UNROLL for (u32 start = 0; start < G * WIDTH; start += THREADS * 4) {
+        const u32 i = start + thread_id() * 4;
+        if (i >= G * WIDTH) continue;
+        Four q = load_four(first + min_u32(i / WIDTH, at.heads - 1) * head_dim, i % WIDTH, head_dim, EXACT);
+        UNROLL for (u32 d = 0; d < 4; d++) q.v[d] *= t.scale;
+        store_four(lds.queries, i, G * WIDTH, true, q);
+    }
+}
+
+// Keys and values of the tokens that a group of lanes reads next.
+template <class T, u32 LANES, u32 U, bool EXACT> struct Walk {
+    static constexpr u32 GROUPS = THREADS / LANES;
+    HeadPages<T> pages;
+    u32 group, part, head_dim;
+    const T* places[U];
     Raw<T> keys[U], values[U];
-    auto fetch = [&](u32 start) {
+
+    DEV Walk(const Task& t, const Place& at)
+        : pages(t.page_base, t.page_tables, t.table_stride, t.row_seq[at.row], t.layer_offset, t.n_kv_heads, at.kv_head,
+                EXACT ? LANES * PART : t.head_dim),
+          group(thread_id() / LANES), part(thread_id() % LANES), head_dim(EXACT ? LANES * PART : t.head_dim) {}
+
+    // Looks up U tokens of each group from `start` on. Past the end it is the last token again, which state.add ignores.
+    DEV void find(u32 start, u32 end) {
+        UNROLL for (u32 u = 0; u < U; u++) places[u] = pages.key(min_u32(start + u * GROUPS + group, end - 1));
+    }
+    // Loads what was looked up.
+    DEV void fetch() {
         UNROLL for (u32 u = 0; u < U; u++) {
-            // Past the end the last token is loaded again; state.add ignores it.
-            const T* key = pages.key(min_u32(start + u * GROUPS + group, at.end - 1));
-            load_part<T, EXACT>(keys[u], key, part, head_dim);
-            load_part<T, EXACT>(values[u], pages.values_of((T*)key), part, head_dim);
+            load_part<T, EXACT>(keys[u], places[u], part, head_dim);
+            load_part<T, EXACT>(values[u], pages.values_of((T*)places[u]), part, head_dim);
         }
-    };
-    // Queries and the first tokens load together: at short lengths these loads are most of the time.
-    Raw<f32> queries[G];
-    UNROLL for (u32 g = 0; g < G; g++) {
-        const f32* head = t.q + ((u64)at.row * t.n_heads + at.first_head + min_u32(g, at.heads - 1)) * head_dim;
-        load_part<f32, EXACT>(queries[g], head, part, head_dim);
     }
-    fetch(at.start);
-    f32 q[G][PART];
-    UNROLL for (u32 g = 0; g < G; g++) {
-        queries[g].unpack(q[g]);
-        UNROLL for (u32 d = 0; d < PART; d++) q[g][d] *= t.scale;
+    // The group's tokens from `start` on.
+    DEV u32 have(u32 start, u32 end) const {
+        const u32 left = end - start;
+        return left > group ? (left - group + GROUPS - 1) / GROUPS : 0;
     }
+};
+
+// Adds a split's tokens, the first of which are on their way; the first of the block's next split are at its end.
+template <class T, u32 LANES, u32 G, u32 U, bool EXACT>
+DEV void add_split(const Place& at, const Shared& lds, Walk<T, LANES, U, EXACT>& walk, State<LANES, G, U>& state) {
     for (u32 start = at.start;;) {
-        u32 left = at.end - start;
-        state.add(q, keys, values, left > group ? (left - group + GROUPS - 1) / GROUPS : 0);
-        start += GROUPS * U;
-        if (start >= at.end) break;
-        fetch(start);
+        const u32 next = start + walk.GROUPS * U;
+        const bool is_last = next >= at.end;
+        // The next addresses are on their way while these tokens are added.
+        if (!is_last) walk.find(next, at.end);
+        else if (at.has_next()) walk.find(at.end, min_u32(at.end + at.tokens, at.len));
+        state.add(lds.queries + walk.part * PART, walk.keys, walk.values, walk.have(start, at.end));
+        if (!is_last || at.has_next()) walk.fetch();
+        if (is_last) return;
+        start = next;
     }
 }
 
@@ -258,11 +348,13 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     LDS(team_sums, f32[TEAMS * 8]);
     LDS(most, f32[8]);
     LDS(sums, f32[8]);
-    Shared lds{exchange, team_most, team_sums, most, sums, result, weights};
-    wait_for_predecessor();
+    LDS(queries, f32[G * LANES * PART]);
+    Shared lds{exchange, team_most, team_sums, most, sums, result, weights, queries};
+    // Rows, positions and page tables were copied before the step's first launch, which ended long ago.
     Place at(t, G);
     if (at.split >= max_u32(at.splits, 1)) return;
     if (at.padding) {
+        wait_for_predecessor();
         for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) result[i] = 0.0f;
         barrier_lds();
         write_out(t, at, lds);
@@ -270,15 +362,28 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
     }
     // Tokens that a group of lanes has in flight: 64 in a block, fewer where registers would not suffice.
     constexpr u32 U = LANES == 8 || G == 8 ? 2 : 4;
-    State<LANES, G, U> state;
-    run_split<T, LANES, G, U, EXACT>(t, at, state);
-    join_block(TeamState<LANES, G>(state), lds, t.head_dim);
+    Walk<T, LANES, U, EXACT> walk(t, at);
+    // Addresses, then tokens, then queries: at short lengths these loads are most of the time.
+    walk.find(at.start, at.end);
+    wait_for_predecessor();
+    walk.fetch();
+    take_queries<LANES, G, EXACT>(t, at, lds);
+    barrier_lds();
+    for (;;) {
+        State<LANES, G, U> state;
+        add_split<T, LANES, G, U, EXACT>(at, lds, walk, state);
+        join_block(TeamState<LANES, G>(state), lds, t.head_dim);
+        if (at.splits == 1) break;
+        hand_in<EXACT>(t, at, lds);
+        if (!at.has_next()) break;
+        at.next();
+    }
     if (at.splits == 1) {
         for (u32 i = thread_id(); i < at.heads * t.head_dim; i += THREADS) result[i] /= sums[i / t.head_dim];
         barrier_lds();
     } else {
-        if (!hand_in(t, at, lds)) return;
-        combine(t, at, lds);
+        if (!last_block(t.counters + at.slot * grid_x() + block_x(), ceil_div(at.splits, t.each))) return;
+        combine<EXACT>(t, at, lds);
     }
     write_out(t, at, lds);
 }
@@ -286,13 +391,13 @@ template <class T, u32 LANES, u32 G, bool EXACT> DEV void run(const Task& t) {
 } // namespace attn_decode
 
 #define ATTN_DECODE(NAME, T, LANES, G, EXACT)                                                                                  \
-    KERNEL(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
+    KERNEL_TWICE(256, NAME, const f32* q, const u32* rows, const u32* positions, const u32* row_seq, const u32* page_tables,         \
            const u64* page_base, f32* part_values, f32* part_stats, u32* counters, f32* out, i8* codes, f32* scales,           \
-           i16* sums, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim, u32 table_stride, u32 padded,    \
-           u32 window) {                                                                                                       \
+           i16* sums, f16* halves, f32* row_scales, u64 layer_offset, f32 scale, u32 n_heads, u32 n_kv_heads, u32 head_dim,    \
+           u32 table_stride, u32 padded, u32 window, u32 tiled, u32 each) {                                                    \
         attn_decode::run<T, LANES, G, EXACT>({q, rows, positions, row_seq, page_tables, page_base, part_values, part_stats,    \
-                                              counters, out, codes, scales, sums, layer_offset, scale, n_heads, n_kv_heads,    \
-                                              head_dim, table_stride, padded, window});                                        \
+                                              counters, out, codes, scales, sums, halves, row_scales, layer_offset, scale,     \
+                                              n_heads, n_kv_heads, head_dim, table_stride, padded, window, tiled, each});      \
     }
 
 ATTN_DECODE(attn_decode_f16_64_1, f16, 8, 1, true)

@@ -15,15 +15,22 @@ KERNEL(256, combine, const f32* results, const f32* weights, f32* residual, u32 
     u32 row = block_y(), k = (block_x() * block_threads() + thread_id()) * 4;
     if (k >= cols) return;
     bool wide = rows_are_wide(results, cols) && rows_are_wide(residual, cols);
-    Four sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    for (u32 j = 0; j < used; j++) {
-        u32 pair = row * used + j;
-        f32 weight = weights[pair];
-        Four result = load_four(results + (u64)pair * cols, k, cols, wide);
-        UNROLL for (u32 i = 0; i < 4; i++) sum.v[i] = fma_f32(weight, result.v[i], sum.v[i]);
-    }
     f32* to = residual + (u64)row * cols;
-    Four before = load_four(to, k, cols, wide);
+    Four before = load_four(to, k, cols, wide), sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    // Loads of eight experts are in flight together: they are most of the time.
+    for (u32 first = 0; first < used; first += 8) {
+        f32 weight[8];
+        Four result[8];
+        UNROLL for (u32 j = 0; j < 8; j++) {
+            const u32 pair = row * used + min_u32(first + j, used - 1);
+            weight[j] = weights[pair];
+            result[j] = load_four(results + (u64)pair * cols, k, cols, wide);
+        }
+        UNROLL for (u32 j = 0; j < 8; j++) {
+            if (first + j >= used) continue;
+            UNROLL for (u32 i = 0; i < 4; i++) sum.v[i] = fma_f32(weight[j], result[j].v[i], sum.v[i]);
+        }
+    }
     UNROLL for (u32 i = 0; i < 4; i++) before.v[i] += sum.v[i];
     store_four(to, k, cols, wide, before);
 }

@@ -6,6 +6,7 @@
 //            The result of norm_f32 may take the place of x, at its stride, where rows is null
 // Variants   norm_a8: A8 rows of `padded` values (a multiple of 32, >= cols); norm_x16: f16 values, in tiles where `tiled`
 //            is 1, and f32 row_scales[M];
+//            Both write f32 rows too, row m at `also + m * also_stride`, where `also` is not null
 //            norm_f32: f32, row m at m * out_stride; where `add` is 1, the result is added to the row of out
 //            common/activation.h defines A8 and X16
 // Launch     grid = M, block = 256, or another multiple of 64 up to 1024 that is the same for every M
@@ -118,14 +119,33 @@ struct Row {
     }
 };
 
+// The block's row of a second, f32 result; `p` may be null.
+struct Floats {
+    f32* p;
+    u32 cols;
+    bool wide;
+
+    DEV Floats(f32* out, u32 stride, u32 width)
+        : p(out ? out + (u64)block_x() * stride : nullptr), cols(width),
+          wide(rows_are_wide(out, stride) && width % 4 == 0) {}
+
+    DEV void store(u32 k, const Four& y) const {
+        if (p) store_four(p, k, cols, wide, y);
+    }
+};
+
 } // namespace row_norm
 
 KERNEL(1024, norm_a8, const f32* x, const f32* weight, const f32* bias, const u32* rows, i8* codes, f32* scales, i16* sums,
-       f32 eps, u32 cols, u32 padded, u32 centre) {
+       f32* also, f32 eps, u32 cols, u32 padded, u32 centre, u32 also_stride) {
     LDS(room, f32[TEAMS_MAX]);
     row_norm::Row row({x, weight, bias, rows, eps, cols, cols, centre}, room);
     A8Row out = a8_row(codes, scales, sums, block_x(), padded);
-    row.each(padded, [&](u32 k, const Four& y) { store_a8(out, k, padded, y); });
+    const row_norm::Floats floats(also, also_stride, cols);
+    row.each(padded, [&](u32 k, const Four& y) {
+        store_a8(out, k, padded, y);
+        floats.store(k, y);
+    });
 }
 
 KERNEL(1024, norm_f32, const f32* x, const f32* weight, const f32* bias, const u32* rows, f32* out, f32 eps, u32 cols,
@@ -143,8 +163,8 @@ KERNEL(1024, norm_f32, const f32* x, const f32* weight, const f32* bias, const u
     });
 }
 
-KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u32* rows, f16* out, f32* row_scales, f32 eps,
-       u32 cols, u32 centre, u32 tiled) {
+KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u32* rows, f16* out, f32* row_scales, f32* also,
+       f32 eps, u32 cols, u32 centre, u32 tiled, u32 also_stride) {
     LDS(room, f32[TEAMS_MAX]);
     LDS(most, u32[TEAMS_MAX]);
     row_norm::Row row({x, weight, bias, rows, eps, cols, cols, centre}, room);
@@ -153,5 +173,9 @@ KERNEL(1024, norm_x16, const f32* x, const f32* weight, const f32* bias, const u
     X16Scale scale = x16_scale(teams_max(amax, most));
     if (thread_id() == 0) row_scales[block_x()] = scale.scale;
     const X16Row to(out, block_x(), cols, tiled);
-    row.each(to.end(), [&](u32 k, const Four& y) { to.store(k, y, scale.factor); });
+    const row_norm::Floats floats(also, also_stride, cols);
+    row.each(to.end(), [&](u32 k, const Four& y) {
+        to.store(k, y, scale.factor);
+        floats.store(k, y);
+    });
 }

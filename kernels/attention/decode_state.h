@@ -72,15 +72,17 @@ template <u32 LANES, u32 G, u32 U> struct State {
         }
     }
 
-    // Adds U tokens. The lane's group has token u where `tokens` > u; the others do not count, whatever they hold.
-    template <class T> DEV void add(const f32 (&q)[G][PART], const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens) {
-        f32 score[S::N];
-        UNROLL for (u32 u = 0; u < U; u++) {
-            f32 key[PART];
-            keys[u].unpack(key);
-            UNROLL for (u32 g = 0; g < G; g++) {
+    // Adds U tokens. The lane's group has token u where `tokens` > u; the others do not count, whatever they hold. `queries`:
+    // the lane's part of each query, in LDS, LANES * PART values apart.
+    template <class T> DEV void add(const f32* queries, const Raw<T> (&keys)[U], const Raw<T> (&vals)[U], u32 tokens) {
+        f32 score[S::N], key[U][PART];
+        UNROLL for (u32 u = 0; u < U; u++) keys[u].unpack(key[u]);
+        UNROLL for (u32 g = 0; g < G; g++) {
+            const f32x4 low = *(const f32x4*)(queries + g * LANES * PART), high = *(const f32x4*)(queries + g * LANES * PART + 4);
+            const f32 q[PART] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            UNROLL for (u32 u = 0; u < U; u++) {
                 f32 dot = 0.0f;
-                UNROLL for (u32 d = 0; d < PART; d++) dot = fma_f32(q[g][d], key[d], dot);
+                UNROLL for (u32 d = 0; d < PART; d++) dot = fma_f32(q[d], key[u][d], dot);
                 score[g * U + u] = dot;
             }
         }

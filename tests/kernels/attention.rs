@@ -135,6 +135,8 @@ struct Decode<'a> {
     chosen: Option<Vec<u32>>,
     /// Splits beyond the needed ones.
     spare: usize,
+    /// Splits of a workgroup.
+    each: usize,
 }
 
 impl Decode<'_> {
@@ -143,6 +145,8 @@ impl Decode<'_> {
         let (layer_offset, table_stride) = (cache.layer_offset(), cache.stride as u32);
         let device = cache.upload(rig);
         let splits = self.spare + (0..rows).map(|row| self.rows.splits(row)).max().unwrap();
+        let groups = splits.div_ceil(self.each);
+        let splits = groups * self.each;
         let count = self.chosen.as_ref().map_or(rows, Vec::len);
         let blocks = heads.kv * heads.group().div_ceil(self.at_once);
         let chosen = self.chosen.as_ref().map(|chosen| rig.upload(chosen));
@@ -153,7 +157,9 @@ impl Decode<'_> {
         let counters = rig.upload(&vec![0u32; count * blocks]);
         let padded = heads.cols().next_multiple_of(256);
         let (out, a8) = (rig.output::<f32>(rows * heads.cols()), A8::new(rig, rows, padded));
-        let arguments = AttnDecode {
+        let writes_halves = size_of::<E>() == 2 && heads.dim.is_multiple_of(4);
+        let x16 = X16::both(rig, rows, heads.cols());
+        let mut arguments = AttnDecode {
             q: inputs.0.ptr(),
             rows: chosen.as_ref().map_or(DevicePtr::NULL, |b| b.ptr()),
             positions: inputs.1.ptr(),
@@ -167,6 +173,8 @@ impl Decode<'_> {
             codes: if quantised { a8.codes.ptr() } else { DevicePtr::NULL },
             scales: a8.scales.ptr(),
             sums: a8.sums.ptr(),
+            halves: DevicePtr::NULL,
+            row_scales: DevicePtr::NULL,
             layer_offset,
             scale: scale(heads),
             n_heads: heads.q as u32,
@@ -175,10 +183,16 @@ impl Decode<'_> {
             table_stride,
             padded: padded as u32,
             window: self.rows.window as u32,
+            tiled: 0,
+            each: self.each as u32,
         };
-        let grid = Grid::xyz(blocks as u32, splits as u32, count as u32);
+        let grid = Grid::xyz(blocks as u32, groups as u32, count as u32);
         // Launches twice: the arrival counter must be reset for the next launch.
-        for _ in 0..2 {
+        for (halves, tiled) in &x16 {
+            if writes_halves {
+                let to = (halves.values.ptr(), halves.scales.ptr());
+                (arguments.halves, arguments.row_scales, arguments.tiled) = (to.0, to.1, *tiled);
+            }
             rig.device.launch(&rig.stream, self.kernel, grid, &arguments).unwrap();
         }
         assert!(rig.download::<u32>(&counters).iter().all(|&c| c == 0));
@@ -187,6 +201,10 @@ impl Decode<'_> {
         if self.chosen.is_none() && quantised {
             let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
             a8.check(rig, &want, heads.cols());
+        }
+        if self.chosen.is_none() && writes_halves {
+            let want: Vec<f64> = got.iter().map(|&v| f64::from(v)).collect();
+            x16.iter().for_each(|(halves, _)| halves.check_unscaled(rig, &want, heads.cols()));
         }
         got
     }
@@ -235,15 +253,20 @@ fn check_decode<E: Element>(
     rows.forget_unseen(&mut cache);
     let whole = |heads_of_block: usize| (heads_of_block * heads.dim).is_multiple_of(32);
     let quantised = whole(heads.group()) && whole(at_once);
-    let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0 };
+    let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
     let got = decode.run(rig, &mut cache, quantised);
     rows.check(&cache, &got, bound);
+    let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    // Workgroups that take several splits give the same bits.
+    for each in [2, 4, 64] {
+        let several = Decode { each, chosen: None, ..decode }.run(rig, &mut cache, false);
+        assert!(same(&got, &several), "{heads:?}, {each} splits each");
+    }
     // One row alone in a larger grid gives the same bits.
     let last = rows.len() - 1;
     let decode = Decode { chosen: Some(vec![last as u32]), spare: 2, ..decode };
     let alone = decode.run(rig, &mut cache, false);
     let cols = heads.cols();
-    let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
     assert!(same(&got[last * cols..], &alone[last * cols..]), "{heads:?}");
     assert!(alone[..last * cols].iter().all(|v| v.is_nan()), "a row outside the launch was written");
 }
@@ -538,7 +561,7 @@ fn a_window_that_nothing_lies_before_is_none() {
     for window in [0, 150, u32::MAX as usize] {
         rows.window = window;
         let (kernel, at_once) = (AttnDecode::attn_decode_f16_64_2, 2);
-        let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0 };
+        let decode = Decode { kernel, at_once, rows: &rows, chosen: None, spare: 0, each: 1 };
         let decoded = decode.run(rig, &mut cache, true);
         let tiled = prefill(rig, AttnPrefill::attn_prefill_f16_64, &rows, &mut cache, 32, true);
         all.push([decoded, tiled].concat().iter().map(|v| v.to_bits()).collect::<Vec<u32>>());

@@ -1,7 +1,7 @@
 //! Norms and quantisation, into all activation forms.
 
 use rocmforge::backend::hip::kernels::ops::{NormA8, NormF32, NormX16, QuantiseA8, QuantiseX16};
-use rocmforge::backend::hip::{DevicePtr, Grid};
+use rocmforge::backend::hip::{Buffer, DevicePtr, Grid};
 
 use crate::forms::{A8, X16, check_f32};
 use crate::random::Random;
@@ -83,8 +83,17 @@ impl Norm {
         // The other forms come from the same f32 values. If f64 is not precise enough for them, they are checked
         // against the f32 result.
         let want: Vec<f64> = if slack > 0.0 { got.iter().map(|&v| v.into()).collect() } else { want };
+        // f32 rows beside another form, with a gap of one value between them.
+        let also_stride = cols + 1;
+        let also_bits = |rows: &Buffer| {
+            let rows = rig.download::<f32>(rows);
+            let of = rows.chunks(also_stride).flat_map(|row| row[..cols].iter().map(|v| v.to_bits()));
+            of.collect::<Vec<u32>>()
+        };
+        let bits: Vec<u32> = got.iter().map(|v| v.to_bits()).collect();
         for (out, tiled) in X16::both(rig, m, cols) {
             let (out_ptr, row_scales) = (out.values.ptr(), out.scales.ptr());
+            let also = rig.output::<f32>(m * also_stride);
             let arguments = NormX16 {
                 x,
                 weight,
@@ -92,20 +101,41 @@ impl Norm {
                 rows,
                 out: out_ptr,
                 row_scales,
+                also: also.ptr(),
                 eps,
                 cols: cols_arg,
                 centre,
                 tiled,
+                also_stride: also_stride as u32,
             };
             rig.device.launch(&rig.stream, NormX16::norm_x16, self.grid(), &arguments).unwrap();
             out.check(rig, &want, cols);
+            assert_eq!(also_bits(&also), bits);
         }
 
         let out = A8::new(rig, m, self.padded);
         let (codes, scales, sums) = (out.codes.ptr(), out.scales.ptr(), out.sums.ptr());
         let padded = self.padded as u32;
-        let arguments =
-            NormA8 { x, weight, bias, rows, codes, scales, sums, eps, cols: cols_arg, padded, centre };
+        let also = rig.output::<f32>(m * also_stride);
+        let mut arguments = NormA8 {
+            x,
+            weight,
+            bias,
+            rows,
+            codes,
+            scales,
+            sums,
+            also: also.ptr(),
+            eps,
+            cols: cols_arg,
+            padded,
+            centre,
+            also_stride: also_stride as u32,
+        };
+        rig.device.launch(&rig.stream, NormA8::norm_a8, self.grid(), &arguments).unwrap();
+        out.check(rig, &want, cols);
+        assert_eq!(also_bits(&also), bits);
+        arguments.also = DevicePtr::NULL;
         rig.device.launch(&rig.stream, NormA8::norm_a8, self.grid(), &arguments).unwrap();
         out.check(rig, &want, cols);
         out.bits(rig)

@@ -241,6 +241,11 @@ pub fn x16_tiled(rows: Count, cols: Count) -> Count {
     rows.round_up(8) * cols.round_up(128)
 }
 
+/// As [`x16`], of the first `count` rows or of those that the numbers at `rows` name: then one row is all that is sure.
+pub fn named_x16(rows: DevicePtr<u32>, count: Count, cols: Count, tiled: Count) -> Count {
+    if rows.is_null() { x16(count, cols, tiled) } else { cols }
+}
+
 /// `count` when `used`, else nothing: for arguments that a kernel touches in one of its forms only.
 pub fn only(used: bool, count: impl Into<Count>) -> Count {
     if used { count.into() } else { Count::from(0) }
@@ -330,6 +335,8 @@ mod tests {
             codes,
             scales: DevicePtr::NULL,
             sums: DevicePtr::NULL,
+            halves: DevicePtr::NULL,
+            row_scales: DevicePtr::NULL,
             layer_offset: 0,
             scale: 1.0,
             n_heads: 12,
@@ -338,6 +345,8 @@ mod tests {
             table_stride: 7,
             padded: 768,
             window: 0,
+            tiled: 0,
+            each: 1,
         }
     }
 

@@ -1,6 +1,6 @@
 //! All other kernels. Each file in `kernels/` documents its arguments, accepted shapes and launch.
 
-use super::extent::{a8_codes, a8_scales, a8_sums, named, only, strided, x16};
+use super::extent::{a8_codes, a8_scales, a8_sums, named, named_x16, only, strided, x16};
 use super::kernels;
 use crate::backend::hip::device::pointer::DevicePtr;
 
@@ -40,6 +40,8 @@ kernels! { |launch|
         scales: DevicePtr<f32> [a8_scales(launch.x, padded)],
         /// i16 `[M][padded / 16]`.
         sums: DevicePtr<i16> [a8_sums(launch.x, padded)],
+        /// f32 as well, row m at `m * also_stride`; or null.
+        also: DevicePtr<f32> [null or strided(launch.x, also_stride, cols)],
         /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
@@ -48,6 +50,8 @@ kernels! { |launch|
         padded: u32,
         /// 1 subtracts the mean first (LayerNorm), 0 does not (RMS norm).
         centre: u32,
+        /// Values from row to row of `also`.
+        also_stride: u32,
     }
 
     /// RMS norm or LayerNorm to f32 rows. Grid: rows.
@@ -90,6 +94,8 @@ kernels! { |launch|
         out: DevicePtr<u16> [x16(launch.x, cols, tiled)],
         /// f32 `[M]`.
         row_scales: DevicePtr<f32> [launch.x],
+        /// f32 as well, row m at `m * also_stride`; or null.
+        also: DevicePtr<f32> [null or strided(launch.x, also_stride, cols)],
         /// Epsilon added to the mean square or the variance.
         eps: f32,
         /// Values of a row.
@@ -98,6 +104,8 @@ kernels! { |launch|
         centre: u32,
         /// 1 writes tiles, as the matrix unit across waves reads them; 0 does not.
         tiled: u32,
+        /// Values from row to row of `also`.
+        also_stride: u32,
     }
 
     /// f32 rows to 8-bit rows. Grid: 1024 values per workgroup, rows.
@@ -259,10 +267,10 @@ kernels! { |launch|
         page_tables: DevicePtr<u32> [at least table_stride],
         /// Addresses by page number. `page_tables` decides which are read.
         page_base: DevicePtr<u64> [at least 1],
-        /// f32 `[R][n_heads][splits][head_dim]`.
-        part_values: DevicePtr<f32> [launch.z * n_heads * launch.y * head_dim],
-        /// f32 `[R][n_heads][splits][2]`.
-        part_stats: DevicePtr<f32> [launch.z * n_heads * launch.y * 2],
+        /// f32 `[R][n_heads][grid y * each][head_dim]`.
+        part_values: DevicePtr<f32> [launch.z * n_heads * launch.y * each * head_dim],
+        /// f32 `[R][n_heads][grid y * each][2]`.
+        part_stats: DevicePtr<f32> [launch.z * n_heads * launch.y * each * 2],
         /// `[R][grid x]`, all 0 at launch.
         counters: DevicePtr<u32> [launch.z * launch.x],
         /// f32 `[M][n_heads * head_dim]`, or null. `rows` decides which rows.
@@ -279,6 +287,12 @@ kernels! { |launch|
         sums: DevicePtr<i16> [
             at least only(!codes.is_null(), named(rows, launch.z, padded / 16, padded / 16))
         ],
+        /// f16 `[M][n_heads * head_dim]` or tiles of the first rows, or null. `rows` decides which rows of the former.
+        halves: DevicePtr<u16> [
+            null or at least named_x16(rows, launch.z, n_heads * head_dim, tiled)
+        ],
+        /// f32 `[M]`, with `halves`. `rows` decides which rows.
+        row_scales: DevicePtr<f32> [at least only(!halves.is_null(), named(rows, launch.z, 1, 1))],
         /// Bytes from a page's start to the layer's state.
         layer_offset: u64,
         /// log2(e) / sqrt(head_dim).
@@ -295,6 +309,10 @@ kernels! { |launch|
         padded: u32,
         /// Most tokens that a row sees, its own last; 0 for no limit.
         window: u32,
+        /// 1 writes `halves` in tiles, as the matrix unit across waves reads them; 0 does not.
+        tiled: u32,
+        /// Splits that a workgroup takes, one after the other.
+        each: u32,
     }
 
     /// Attention of many rows. Grid: KV heads, tiles; 4 waves per workgroup.

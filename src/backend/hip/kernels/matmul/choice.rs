@@ -16,6 +16,10 @@ const GEMV_TILE: u32 = 16;
 /// Above this many workgroups, each takes several tiles. 1024 is more than any device runs at a time, so none is idle.
 /// It is few enough that a workgroup's start, when it waits for its activations, costs little.
 const GEMV_BLOCKS: u32 = 1024;
+/// Workgroups of `gemv_*_f32_*` that keep the units of a large device busy.
+const GEMV_F32_BLOCKS: u32 = 128;
+/// Workgroups of `gemv_experts_*` that a large device runs at a time: four on each of its units.
+const EXPERTS_BLOCKS: u32 = 512;
 /// Outputs per workgroup of `gemv_gated_*` and `gemv_experts_gated_*`.
 const GATED_TILE: u32 = 32;
 /// With fewer workgroups of `gemm_f16_128`, the smaller tiles of `gemm_f16_64` fill a large device better.
@@ -129,9 +133,14 @@ impl ExpertTiles {
     }
 }
 
+/// Tiles of the outputs of a `gemv_*` launch.
+fn gemv_tiles(outputs: [u32; 3]) -> u32 {
+    outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add).max(1)
+}
+
 /// Grid of a `gemv_*` launch, from the outputs of its matrices and the activation rows.
 pub fn gemv_grid(outputs: [u32; 3], rows: u32, columns: u32) -> Grid {
-    let tiles = outputs.iter().map(|n| n.div_ceil(GEMV_TILE)).fold(0, u32::saturating_add).max(1);
+    let tiles = gemv_tiles(outputs);
     // All workgroups but the last take the same number of tiles.
     let each = tiles.div_ceil(GEMV_BLOCKS);
     Grid::xy(tiles.div_ceil(each), rows.div_ceil(columns.max(1)).max(1))
@@ -142,9 +151,12 @@ pub fn gated_grid(outputs: u32, rows: u32, columns: u32) -> Grid {
     Grid::xy(outputs.div_ceil(GATED_TILE).max(1), rows.div_ceil(columns.max(1)).max(1))
 }
 
-/// Grid of a `gemv_experts_*` launch; `pairs` counts pairs of a row and an expert.
+/// Grid of a `gemv_experts_*` launch; `pairs` counts pairs of a row and an expert. A workgroup takes several tiles where
+/// there are more than a device runs at a time. It then waits once for the choice of experts and for its activations.
 pub fn experts_grid(outputs: u32, pairs: u32) -> Grid {
-    Grid::xy(outputs.div_ceil(GEMV_TILE).max(1), pairs.max(1))
+    let (tiles, pairs) = (outputs.div_ceil(GEMV_TILE).max(1), pairs.max(1));
+    let each = (tiles.saturating_mul(pairs) / EXPERTS_BLOCKS).clamp(1, tiles);
+    Grid::xy(tiles.div_ceil(each), pairs)
 }
 
 /// Grid of a `gemv_experts_gated_*` launch.
@@ -186,6 +198,18 @@ pub fn gemv_a8(dtype: DType, rows: u32) -> Option<Columns<GemvA8>> {
 /// Product with f32 rows.
 pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
     fitting(weight_type(dtype)?.gemv_f32, rows)
+}
+
+/// As [`gemv_f32`] for so many outputs. Few, such as a router's, take a variant of fewer columns, until the launch has
+/// [`GEMV_F32_BLOCKS`] workgroups: they read the weights again from a cache. All variants give the same bits.
+pub fn gemv_f32_of(dtype: DType, outputs: [u32; 3], rows: u32) -> Option<Columns<GemvF32>> {
+    let (variants, fits) = (weight_type(dtype)?.gemv_f32, gemv_f32(dtype, rows)?);
+    let tiles = gemv_tiles(outputs);
+    let fills = |variant: &&Columns<GemvF32>| {
+        tiles.saturating_mul(rows.div_ceil(variant.columns.max(1))) >= GEMV_F32_BLOCKS
+    };
+    let narrow = variants.iter().filter(|variant| variant.columns <= fits.columns);
+    narrow.clone().rev().find(fills).or(narrow.min_by_key(|variant| variant.columns)).copied()
 }
 
 /// Product of a quantised type with f16 rows. `None` for a float type.

@@ -12,6 +12,12 @@ use crate::backend::hip::step::scratch::{SPLITS_MAX, padded};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::backend::{BackendError, KvType};
 
+/// Values of a row that two tiles of f16 rows hold (kernels/common/tiled.h).
+const TILED_COLS: u32 = 128;
+
+/// Workgroups of `attn_decode` that a large device runs at a time: two on each of its units.
+const DECODE_BLOCKS: u64 = 256;
+
 /// Smallest split, in tokens.
 const SPLIT_MIN: u32 = 64;
 
@@ -28,6 +34,15 @@ pub fn splits_of(len: u32, window: u32) -> u32 {
     }
     let all = len.div_ceil(tokens).max(1);
     if window == 0 { all } else { all.min(window.div_ceil(tokens).saturating_add(1)) }
+}
+
+/// Splits that a workgroup of `attn_decode` takes: a power of two, so that all workgroups of a launch together take at
+/// most [`SPLITS_MAX`]. One, until there are more workgroups than a large device runs at a time. Each group of splits
+/// then saves the look-up of its row, its queries and the wait for the others.
+fn splits_of_block(blocks: u32, splits: u32, rows: usize) -> u32 {
+    let all = u64::from(blocks) * u64::from(splits) * rows as u64;
+    let each = (all / DECODE_BLOCKS).clamp(1, u64::from(splits.max(1)));
+    1 << each.ilog2()
 }
 
 /// The kernel for these heads, and the query heads per workgroup.
@@ -66,6 +81,11 @@ fn writes_a8(kv: KvType, head_dim: u32, group: u32) -> bool {
     whole(heads) && whole(group)
 }
 
+/// Whether decode attention can write f16 rows: a mean of f16 values fits f16, and a lane writes four values.
+fn writes_halves(kv: KvType, head_dim: u32) -> bool {
+    kv == KvType::F16 && head_dim.is_multiple_of(4)
+}
+
 /// Whether tiles of queries can write f16 rows: only one after the other. A mean of f16 values fits f16; a mean of f32
 /// values may not.
 pub(super) fn tiles_write_halves(modes: Modes) -> bool {
@@ -76,7 +96,7 @@ pub(super) fn tiles_write_halves(modes: Modes) -> bool {
 pub fn attend_leaves_floats(modes: Modes, head_dim: u32, group: u32, forms: Wanted, rows: usize) -> bool {
     let decode = |form| match form {
         Some(Form::A8) => !writes_a8(modes.kv, head_dim, group),
-        Some(Form::Half) => true,
+        Some(Form::Half) => !writes_halves(modes.kv, head_dim),
         Some(Form::Float) | None => false,
     };
     let tiles = |form| match form {
@@ -100,16 +120,23 @@ impl Run<'_> {
         let (kernel, heads) = decode_kernel(self.bound.modes.kv, unit.head_dim, group);
         let cols = unit.heads * unit.head_dim;
         let padded = padded(cols as usize);
-        let direct = form == Form::A8 && writes_a8(self.bound.modes.kv, unit.head_dim, group);
-        let out = if direct { DevicePtr::NULL } else { self.floats(&unit.out) };
+        let kv = self.bound.modes.kv;
+        let a8 = form == Form::A8 && writes_a8(kv, unit.head_dim, group);
+        let half = form == Form::Half && writes_halves(kv, unit.head_dim);
+        let out = if a8 || half { DevicePtr::NULL } else { self.floats(&unit.out) };
         let A8 { codes, scales, sums } = self.a8(&unit.out);
+        let (halves, row_scales) = self.halves(&unit.out);
+        let half_cols = if self.bound.modes.tiled() { cols.next_multiple_of(TILED_COLS) } else { cols };
         let blocks = unit.kv.heads * group.div_ceil(heads);
         let splits = self.splits(unit.windows_at);
-        let together = ATTENTION_ROWS * (SPLITS_MAX / splits.clamp(1, SPLITS_MAX)) as usize;
+        let each = splits_of_block(blocks, splits, self.layout.rows);
+        let groups = splits.div_ceil(each);
+        let together = ATTENTION_ROWS * (SPLITS_MAX / (groups * each).clamp(1, SPLITS_MAX)) as usize;
         let together = together.min(ATTENTION_ROWS_MAX);
         for first in (0..self.layout.rows).step_by(together) {
             let rows = (self.layout.rows - first).min(together) as u32;
-            // Addresses of the first row, and no row numbers: then the extents of all rows are known.
+            // Addresses of the first row, and no row numbers: then the extents of all rows are known. Tiles have 8 rows,
+            // and `together` is a multiple of them.
             let (values, codes_before) = (first * cols as usize, first * padded);
             let arguments = AttnDecode {
                 q: self.at(unit.queries).offset(values),
@@ -122,9 +149,11 @@ impl Run<'_> {
                 part_stats: self.scratch.part_stats.ptr(),
                 counters: self.scratch.counters.ptr(),
                 out: out.offset(values),
-                codes: if direct { codes.offset(codes_before) } else { DevicePtr::NULL },
+                codes: if a8 { codes.offset(codes_before) } else { DevicePtr::NULL },
                 scales: scales.offset(codes_before / 32),
                 sums: sums.offset(codes_before / 16),
+                halves: if half { halves.offset(first * half_cols as usize) } else { DevicePtr::NULL },
+                row_scales: row_scales.offset(first),
                 layer_offset: unit.kv.offset,
                 scale: unit.scale,
                 n_heads: unit.heads,
@@ -133,12 +162,14 @@ impl Run<'_> {
                 table_stride: self.layout.stride as u32,
                 padded: padded as u32,
                 window: unit.window,
+                tiled: self.tiled(),
+                each,
             };
-            let grid = Grid::xyz(blocks, splits, rows);
+            let grid = Grid::xyz(blocks, groups, rows);
             self.device.launch(self.stream, kernel, grid, &arguments)?;
         }
         match unit.out.float {
-            Some(view) if !direct => self.convert(view, cols, rows, &unit.out, form),
+            Some(view) if !a8 && !half => self.convert(view, cols, rows, &unit.out, form),
             _ => Ok(()),
         }
     }
@@ -147,6 +178,17 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workgroups_take_several_splits_where_there_are_many_rows() {
+        let of = |splits, rows| splits_of_block(8, splits, rows);
+        assert_eq!([of(1, 1), of(1, 512), of(9, 1), of(32, 1)], [1, 1, 1, 1]);
+        assert_eq!([of(9, 16), of(9, 64), of(128, 64)], [4, 8, 128]);
+        for (splits, rows) in [(1u32, 64usize), (9, 16), (100, 64), (127, 3), (128, 64)] {
+            let each = of(splits, rows);
+            assert!(splits.div_ceil(each) * each <= SPLITS_MAX, "{splits} splits, {rows} rows");
+        }
+    }
 
     #[test]
     fn a_window_bounds_the_splits_and_no_window_does_not() {

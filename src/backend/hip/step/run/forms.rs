@@ -96,6 +96,9 @@ impl Run<'_> {
 
     pub(super) fn norm(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let forms = norm.forms.at(rows);
+        // One launch writes two forms.
+        let both = forms.without(Form::Float).only().is_some() && self.also(norm, rows).is_some();
+        let forms = if both { forms.without(Form::Float) } else { forms };
         for form in FORMS.into_iter().filter(|form| forms.has(*form)) {
             match form {
                 Form::A8 => self.norm_a8(norm, rows, weights)?,
@@ -111,8 +114,16 @@ impl Run<'_> {
         if norm.takes { self.places.logits_rows } else { DevicePtr::NULL }
     }
 
+    /// Where a norm to 8-bit or f16 rows writes the f32 rows as well, if these are wanted too.
+    fn also(&self, norm: &Norm, rows: u32) -> Option<(DevicePtr<f32>, u32)> {
+        let wanted = norm.forms.at(rows).has(Form::Float) && norm.groups == 1 && !norm.add;
+        let view = norm.out.float.filter(|_| wanted)?;
+        Some((self.at(view), view.stride))
+    }
+
     fn norm_a8(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let A8 { codes, scales, sums } = self.a8(&norm.out);
+        let (also, also_stride) = self.also(norm, rows).unwrap_or((DevicePtr::NULL, 0));
         let arguments = NormA8 {
             x: self.at(norm.from),
             weight: weights.vector(norm.weight),
@@ -121,10 +132,12 @@ impl Run<'_> {
             codes,
             scales,
             sums,
+            also,
             eps: norm.eps,
             cols: norm.group,
             padded: padded(norm.group as usize) as u32,
             centre: u32::from(norm.centre),
+            also_stride,
         };
         let grid = Grid::x(rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormA8::norm_a8, grid, &arguments)?)
@@ -132,6 +145,7 @@ impl Run<'_> {
 
     fn norm_halves(&self, norm: &Norm, rows: u32, weights: &Weights<'_>) -> Result<(), BackendError> {
         let (out, row_scales) = self.halves(&norm.out);
+        let (also, also_stride) = self.also(norm, rows).unwrap_or((DevicePtr::NULL, 0));
         let arguments = NormX16 {
             x: self.at(norm.from),
             weight: weights.vector(norm.weight),
@@ -139,10 +153,12 @@ impl Run<'_> {
             rows: self.which(norm),
             out,
             row_scales,
+            also,
             eps: norm.eps,
             cols: norm.group,
             centre: u32::from(norm.centre),
             tiled: self.tiled(),
+            also_stride,
         };
         let grid = Grid::x(rows).threads(row_threads(norm.group));
         Ok(self.device.launch(self.stream, NormX16::norm_x16, grid, &arguments)?)

@@ -198,8 +198,8 @@ impl Run<'_> {
 
     fn gemv_f32(&self, task: &Task<'_>) -> Result<(), BackendError> {
         let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
-        let chosen = choice::gemv_f32(dtype, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
+        let chosen = choice::gemv_f32_of(dtype, outputs, rows).ok_or_else(|| no_kernel("gemv", dtype))?;
         let [n0, n1, n2] = outputs;
         let arguments = GemvF32 {
             w0,
