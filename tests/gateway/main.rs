@@ -13,5 +13,6 @@ mod openai;
 #[path = "../scenario/rig.rs"]
 #[allow(dead_code)] // this binary uses a part
 mod rig;
+mod sdks;
 
 use rocmforge_test_support::forge;

@@ -10,6 +10,8 @@ use crate::listen::{Address, DEFAULT_ADDRESS};
 const AFTER: &str = "\
 Served paths:
   OpenAI     GET /v1/models, POST /v1/chat/completions, POST /v1/completions
+  Anthropic  POST /v1/messages, POST /v1/messages/count_tokens
+  Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate
   its own    GET /health, GET /metrics (for Prometheus)
 
 A field of a request that cannot be honoured is refused by its name, unless its value changes nothing. Request bodies need a

@@ -37,7 +37,8 @@ impl Asked {
         };
         let stop = params.stops("stop_sequences")?;
         params.only("service_tier", |tier| tier == "auto" || tier == "standard_only")?;
-        params.drop_harmless(&["metadata"]);
+        params.drop_harmless(&["metadata", "inference_geo"]);
+        params.only("diagnostics", is_empty)?;
         refuse_others(&mut params)?;
         params.finish()?;
         let mut request = GenerateRequest::new(&model, Prompt::Chat(messages));
@@ -81,11 +82,12 @@ fn conversation(params: &mut Params) -> Result<(String, Vec<ChatMessage>), Failu
 fn refuse_others(params: &mut Params) -> Result<(), Failure> {
     params.only("thinking", |thinking| thinking["type"] == "disabled")?;
     params.only("tool_choice", |choice| choice["type"] == "none" || choice["type"] == "auto")?;
-    for name in ["tools", "mcp_servers", "container", "context_management"] {
+    params.only("speed", |speed| speed == "standard")?;
+    for name in ["tools", "mcp_servers", "container", "context_management", "output_config"] {
         params.only(name, is_empty)?;
     }
-    // Where the service keeps a prompt for later; the daemon keeps prompts anyway.
-    params.drop_harmless(&["cache_control"]);
+    // Where the service keeps a prompt for later, which the daemon does anyway, and whose books the request is in.
+    params.drop_harmless(&["cache_control", "user_profile_id", "workspace_id"]);
     Ok(())
 }
 

@@ -19,7 +19,8 @@ fn stop_reason(reason: StopReason) -> &'static str {
     match reason {
         StopReason::EndOfGeneration => "end_turn",
         StopReason::StopText => "stop_sequence",
-        StopReason::MaxTokens | StopReason::ContextFull => "max_tokens",
+        StopReason::MaxTokens => "max_tokens",
+        StopReason::ContextFull => "model_context_window_exceeded",
     }
 }
 
