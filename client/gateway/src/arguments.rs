@@ -14,8 +14,8 @@ Served paths:
   Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate
   its own    GET /health, GET /metrics (for Prometheus)
 
-A field of a request that cannot be honoured is refused by its name, unless its value changes nothing. Request bodies need a
-Content-Length. A client that hangs up cancels its request.
+A field of a request that cannot be honoured is refused by its name, unless its value changes
+nothing. Request bodies need a Content-Length. A client that hangs up cancels its request.
 
 Examples:
   rocmforge-gateway
