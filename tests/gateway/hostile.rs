@@ -111,6 +111,31 @@ fn bodies_are_bounded_and_must_be_json() {
 }
 
 #[test]
+fn large_bodies_that_never_come_keep_small_ones_from_nothing() {
+    let settings = Settings { body_bytes: 4 << 20, ..Settings::default() };
+    let door = Door::open_with("127.0.0.1:0", None, settings);
+    // Together they announce all bytes that are read at once, and more.
+    let announce = |_| {
+        let mut connection = door.connect();
+        connection
+            .send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4194304\r\n\r\n{");
+        connection
+    };
+    let stuck: Vec<_> = (0..20).map(announce).collect();
+    door.await_metric("rocmforge_gateway_connections_open 21");
+    let ask = json!({"model": TINY, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8});
+    for _ in 0..8 {
+        let whole = door.post("/v1/completions", &ask).json();
+        assert_eq!(whole["choices"][0]["text"], ", there was a little girl");
+    }
+    // Their end makes room for a large one.
+    let mut large = door.connect();
+    large.post("/v1/completions", &format!("{ask}{}", " ".repeat(4_000_000)));
+    drop(stuck);
+    assert_eq!(large.response().unwrap().json()["choices"][0]["text"], ", there was a little girl");
+}
+
+#[test]
 fn requests_whose_length_is_doubtful_are_refused_and_their_connection_ends() {
     let door = Door::open();
     let smuggled = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";

@@ -1,16 +1,20 @@
 """The published Python packages of OpenAI, Anthropic and Ollama talk to the gateway at the address of the first argument.
 
+Prometheus's own package then reads the counters.
+
 The second argument is a model with a chat template, the third the text, in JSON, that it answers to PROMPT within eight
 tokens at temperature 0. Prints the packages' versions; a failed assertion is a failure.
 """
 
 import json
 import sys
+import urllib.request
 from importlib.metadata import version
 
 import anthropic
 import ollama
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = "ab"
 TOKENS = 8
@@ -91,10 +95,26 @@ def with_ollama(base, model, text):
             assert error.status_code in (404, 501), error
 
 
+def with_prometheus(base, _model, _text):
+    page = urllib.request.urlopen(f"{base}/metrics").read().decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    requests = {(s.labels["api"], s.labels["status"]): s.value for s in families["rocmforge_gateway_requests"].samples}
+    assert requests["openai", "404"] == 1 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
+    histogram = families["rocmforge_gateway_first_byte_seconds"]
+    counts = [s.value for s in histogram.samples if s.name.endswith("_bucket")]
+    assert histogram.type == "histogram" and counts == sorted(counts) and counts[-1] > 0, page
+
+
 def main():
     base, model, text = sys.argv[1:]
     text = json.loads(text)
-    for name, run in [("openai", with_openai), ("anthropic", with_anthropic), ("ollama", with_ollama)]:
+    packages = {
+        "openai": with_openai,
+        "anthropic": with_anthropic,
+        "ollama": with_ollama,
+        "prometheus-client": with_prometheus,
+    }
+    for name, run in packages.items():
         run(base, model, text)
         print(name, version(name))
 

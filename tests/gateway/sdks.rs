@@ -10,7 +10,8 @@ use crate::door::{CHATTY, Door};
 use crate::rig::collect;
 
 /// The packages, each of which the script uses.
-const PACKAGES: [&str; 3] = ["openai==3.57.0", "anthropic==2.13.0", "ollama==0.6.3"];
+const PACKAGES: [&str; 4] =
+    ["openai==3.57.0", "anthropic==2.13.0", "ollama==0.6.3", "prometheus-client==0.26.0"];
 
 /// Python with the packages, below the target directory; `None` after reporting that they cannot be installed.
 fn python() -> Option<PathBuf> {

@@ -35,6 +35,7 @@ use clap::Parser;
 use rocmforge_client::Options;
 use rocmforge_client::asynchronous::Client;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 
 pub use access::{Access, Tokens};
 pub use arguments::{Arguments, command};
@@ -51,6 +52,9 @@ const THREADS: usize = 2;
 
 /// Most connections to the daemon: 16 of them carry a thousand requests.
 const DAEMON_CONNECTIONS_MAX: usize = 16;
+
+/// Bytes of large bodies that are read at once. As JSON values they take up to ten times that.
+const BODIES_BYTES: usize = 64 << 20;
 
 /// The bounds of a gateway.
 #[derive(Clone, Copy, Debug)]
@@ -73,13 +77,20 @@ pub struct Gateway {
     client: Client,
     metrics: metrics::Metrics,
     settings: Settings,
+    /// Room for large bodies, in KiB.
+    bodies: Semaphore,
 }
 
 impl Gateway {
     /// A gateway to the daemon at those options; it connects at the first request.
     pub fn new(options: Options, settings: Settings) -> Arc<Self> {
         let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
-        Arc::new(Self { client, metrics: metrics::Metrics::default(), settings })
+        let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
+        Arc::new(Self { client, metrics: metrics::Metrics::default(), settings, bodies })
+    }
+
+    fn body_bytes_max(&self) -> u64 {
+        self.settings.body_bytes as u64
     }
 }
 

@@ -10,6 +10,7 @@ use hyper::header::{EXPECT, TRANSFER_ENCODING};
 use hyper::{Method, Request, Response};
 use rocmforge_client::wire::StatusRequest;
 use serde_json::json;
+use tokio::sync::SemaphorePermit;
 
 use crate::access::Access;
 use crate::api::Api;
@@ -20,6 +21,9 @@ use crate::{Gateway, anthropic, ollama, openai};
 
 /// Time for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Largest body that waits for no room: every connection may have one.
+const SMALL_BODY_BYTES: u64 = 64 * 1024;
 
 /// The type of Prometheus's text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -68,7 +72,7 @@ async fn respond(
         let failure = Failure::new(411, "a body needs a Content-Length: Transfer-Encoding is not taken");
         return Err(closing(failure));
     }
-    if head.headers.contains_key(EXPECT) && body.size_hint().lower() > gateway.settings.body_bytes as u64 {
+    if head.headers.contains_key(EXPECT) && body.size_hint().lower() > gateway.body_bytes_max() {
         return Err(closing(too_large(gateway)));
     }
     if let Some(refusal) = ollama::refusal(path) {
@@ -81,6 +85,7 @@ async fn respond(
         &Method::GET | &Method::HEAD => Ok(get(gateway, path).await?),
         &Method::POST => {
             let Some(post) = Post::of(path) else { return Err(closing(not_found(path))) };
+            let _room = room(gateway, body.size_hint().lower()).await?;
             let body = read(gateway, body).await?;
             Ok(post.run(gateway, Params::read(&body)?, since).await?)
         }
@@ -88,10 +93,30 @@ async fn respond(
     }
 }
 
+/// Waits for room for a body's bytes, so that many large ones at once do not fill the memory.
+async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<SemaphorePermit<'_>>, Refused> {
+    if bytes <= SMALL_BODY_BYTES {
+        return Ok(None);
+    }
+    let refused = |failure| Refused { failure, close: true };
+    let Some(kib) = u32::try_from(bytes.div_ceil(1024)).ok().filter(|_| bytes <= gateway.body_bytes_max())
+    else {
+        return Err(refused(too_large(gateway)));
+    };
+    match tokio::time::timeout(BODY_TIMEOUT, gateway.bodies.acquire_many(kib)).await {
+        Ok(Ok(permit)) => Ok(Some(permit)),
+        _ => {
+            let failure =
+                Failure::new(503, "other requests' large bodies fill the gateway's memory: try again");
+            Err(refused(Failure { retry_after_s: Some(1), ..failure }))
+        }
+    }
+}
+
 /// Reads a whole body.
 async fn read(gateway: &Gateway, body: Incoming) -> Result<Bytes, Refused> {
     let closing = |failure| Refused { failure, close: true };
-    if body.size_hint().lower() > gateway.settings.body_bytes as u64 {
+    if body.size_hint().lower() > gateway.body_bytes_max() {
         return Err(closing(too_large(gateway)));
     }
     let whole = Limited::new(body, gateway.settings.body_bytes).collect();
