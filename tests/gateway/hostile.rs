@@ -129,10 +129,17 @@ fn large_bodies_that_never_come_keep_small_ones_from_nothing() {
         assert_eq!(whole["choices"][0]["text"], ", there was a little girl");
     }
     // Their end makes room for a large one.
-    let mut large = door.connect();
-    large.post("/v1/completions", &format!("{ask}{}", " ".repeat(4_000_000)));
-    drop(stuck);
-    assert_eq!(large.response().unwrap().json()["choices"][0]["text"], ", there was a little girl");
+    let whole = std::thread::scope(|scope| {
+        let mut large = door.connect();
+        // It is read when there is room, so sending it takes until then.
+        let response = scope.spawn(move || {
+            large.post("/v1/completions", &format!("{ask}{}", " ".repeat(4_000_000)));
+            large.response().unwrap().json()
+        });
+        drop(stuck);
+        response.join().unwrap()
+    });
+    assert_eq!(whole["choices"][0]["text"], ", there was a little girl");
 }
 
 #[test]
