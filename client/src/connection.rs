@@ -24,7 +24,7 @@ use crate::wire::{
 };
 
 /// Value of `next_stream` when the connection has used all its stream ids.
-const STREAMS_USED_UP: u32 = 0;
+pub(crate) const STREAMS_USED_UP: u32 = 0;
 
 /// A connection to the daemon. Clones share it. It closes when the last clone and the last open request are dropped.
 #[derive(Clone, Debug)]
@@ -218,8 +218,7 @@ impl Connection {
         let mut next_stream = lock(&self.shared.next_stream);
         let stream = *next_stream;
         if stream == STREAMS_USED_UP {
-            let reason = "all 2^31 stream ids are used: connect again".to_owned();
-            return Err(self.shared.break_with(ClientError::Disconnected { reason }));
+            return Err(self.shared.break_with(streams_used_up()));
         }
         let max = self.shared.hello.limits.max_streams;
         {
@@ -340,7 +339,7 @@ impl Shared {
         let filed = match outcome {
             Ok(frame) => {
                 state.watch.heard(now);
-                state.file(frame)
+                state.inbox.accept(frame)
             }
             Err(ReadError::Protocol(error)) => Err(error.into()),
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
@@ -406,17 +405,6 @@ impl Shared {
             Ok(error) => ClientError::Server(error),
             Err(error) => self.break_with(ProtocolError::Payload(error).into()),
         }
-    }
-}
-
-impl State {
-    /// Files a frame; an error on stream 0 ends the connection.
-    fn file(&mut self, frame: Frame) -> Result<(), ClientError> {
-        if frame.header.stream == 0 && frame.header.known_op() == Some(Op::Error) {
-            let error = decode::<WireError>(&frame.payload).map_err(ProtocolError::Payload)?;
-            return Err(ClientError::Server(error));
-        }
-        Ok(self.inbox.file(frame)?)
     }
 }
 
@@ -501,11 +489,16 @@ impl<R: Message> Pending<R> {
     }
 }
 
-fn milliseconds(time: Duration) -> u64 {
+pub(crate) fn milliseconds(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-fn disconnected(error: &io::Error) -> ClientError {
+/// The error of a connection that has used all its stream ids.
+pub(crate) fn streams_used_up() -> ClientError {
+    ClientError::Disconnected { reason: "all 2^31 stream ids are used: connect again".to_owned() }
+}
+
+pub(crate) fn disconnected(error: &io::Error) -> ClientError {
     let reason = match error.kind() {
         io::ErrorKind::UnexpectedEof => "the daemon closed the connection".to_owned(),
         io::ErrorKind::TimedOut => "the daemon stopped reading".to_owned(),

@@ -14,8 +14,28 @@ use crate::wire::{
 /// client that reads.
 const GRANT_ITEMS: u32 = INITIAL_CREDIT / 2;
 
+/// Counts the items taken of a stream, and says when to grant as many again.
+#[derive(Debug)]
+pub(crate) struct Grants {
+    taken: u32,
+    every: u32,
+}
+
+impl Grants {
+    /// For a stream that began with `initial_credit`.
+    pub fn new(initial_credit: u32) -> Self {
+        Self { taken: 0, every: GRANT_ITEMS.min(initial_credit) }
+    }
+
+    /// An item was taken; returns the credit to grant now.
+    pub fn took_one(&mut self) -> Option<u32> {
+        self.taken += 1;
+        (self.taken >= self.every).then(|| std::mem::take(&mut self.taken))
+    }
+}
+
 /// The client waits this much longer than the request's own deadline, so that the daemon's error arrives first.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// A running answer.
 pub type Generation = Items<GenerateItem, GenerateEnd>;
@@ -31,7 +51,7 @@ pub type Events = Items<SubscribeItem, SubscribeEnd>;
 pub struct Items<I, E> {
     ticket: Ticket,
     deadline: Option<Instant>,
-    taken: u32,
+    grants: Grants,
     end: Option<E>,
     failed: bool,
     items: PhantomData<fn() -> I>,
@@ -42,7 +62,8 @@ impl<I: Message, E: Message> Items<I, E> {
     pub(crate) fn new(ticket: Ticket, timeout_ms: u32) -> Self {
         let timeout = Duration::from_millis(timeout_ms.into());
         let deadline = (timeout_ms > 0).then(|| Instant::now() + timeout + GRACE);
-        Self { ticket, deadline, taken: 0, end: None, failed: false, items: PhantomData }
+        let grants = Grants::new(ticket.connection().hello().limits.initial_credit);
+        Self { ticket, deadline, grants, end: None, failed: false, items: PhantomData }
     }
 
     /// The request's stream, for [`Connection::cancel`].
@@ -80,9 +101,7 @@ impl<I: Message, E: Message> Items<I, E> {
             return Ok(None);
         }
         let item = self.ticket.decode(&frame)?;
-        self.taken += 1;
-        if self.taken >= GRANT_ITEMS.min(self.connection().hello().limits.initial_credit) {
-            let items = std::mem::take(&mut self.taken);
+        if let Some(items) = self.grants.took_one() {
             self.connection().grant(self.stream(), items)?;
         }
         Ok(Some(item))

@@ -5,9 +5,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::error::ProtocolError;
+use crate::error::{ClientError, ProtocolError};
 use crate::transport::Frame;
-use crate::wire::Op;
+use crate::wire::{Op, WireError, decode};
 
 /// Most bytes of frames that wait to be taken, so that a broken daemon cannot fill the memory. Requests that may be open at
 /// once are answered with at most 64 frames of 1 MiB, and items, which are small.
@@ -65,8 +65,17 @@ impl Inbox {
         }
     }
 
+    /// Files a frame; an error on stream 0 ends the connection.
+    pub fn accept(&mut self, frame: Frame) -> Result<(), ClientError> {
+        if frame.header.stream == 0 && frame.header.known_op() == Some(Op::Error) {
+            let error = decode::<WireError>(&frame.payload).map_err(ProtocolError::Payload)?;
+            return Err(ClientError::Server(error));
+        }
+        Ok(self.file(frame)?)
+    }
+
     /// Files a frame under its stream.
-    pub fn file(&mut self, frame: Frame) -> Result<(), ProtocolError> {
+    fn file(&mut self, frame: Frame) -> Result<(), ProtocolError> {
         let id = frame.header.stream;
         let op = frame.header.op;
         let stream = self

@@ -5,6 +5,7 @@
 //!
 //! Most programs want [`Client`]: it connects when first needed, reconnects after a restart of the daemon, and
 //! repeats calls that are safe to repeat. [`Connection`] is one connection, with many requests in flight at once.
+//! The feature `tokio` adds `asynchronous`: the same for tasks of that runtime, over the same code of the wire.
 //!
 //! ```no_run
 //! use rocmforge_client::{Client, Options, wire};
@@ -24,6 +25,8 @@
 #[cfg(feature = "cli")]
 extern crate self as rocmforge_client;
 
+#[cfg(feature = "tokio")]
+pub mod asynchronous;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod client;

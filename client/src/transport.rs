@@ -57,6 +57,12 @@ impl Transport {
         &self.0
     }
 
+    /// The stream, for a runtime that waits for it in its own way.
+    #[cfg(feature = "tokio")]
+    pub fn into_stream(self) -> Stream {
+        self.0
+    }
+
     /// True where the other side has closed.
     pub fn is_hung_up(&self) -> bool {
         let mut poll_fd = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::RDHUP)];
@@ -170,8 +176,15 @@ impl FrameReader {
         }
     }
 
+    /// The place for more bytes of the server, with room for a read. Then [`FrameReader::cut`] has the frames.
+    #[cfg(feature = "tokio")]
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
+        self.buffer.reserve(READ_BYTES);
+        &mut self.buffer
+    }
+
     /// The first frame of the buffer, if it is whole.
-    fn cut(&mut self) -> Result<Option<Frame>, ProtocolError> {
+    pub fn cut(&mut self) -> Result<Option<Frame>, ProtocolError> {
         let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = FrameHeader::parse(header, self.len_max)?;
         if header.n_fds != 0 {

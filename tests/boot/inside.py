@@ -148,7 +148,7 @@ def installs(_):
     socket = os.stat(SOCKET)
     expect(socket.st_mode & 0o777 == 0o660, f"socket mode {socket.st_mode:o}")
     expect(grp.getgrgid(socket.st_gid).gr_name == "rocmforge-users", "the socket has another group")
-    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge-metrics.service")
+    run("systemd-analyze", "verify", "--recursive-errors=yes", SERVICE, "rocmforged.socket", "rocmforge-metrics.service", "rocmforge-gateway.socket", "rocmforge-gateway.service")
     version = int(run("systemctl", "--version").stdout.split()[1])
     chosen = sorted(path.name for path in pathlib.Path(DROP_INS).glob("*")) if os.path.exists(DROP_INS) else []
     expect(chosen == [f"50-systemd-{n}.conf" for n in [253, 254, 258] if n <= version], f"systemd {version}: {chosen}")

@@ -22,7 +22,13 @@ fn systemd() -> Option<u32> {
     Some(number.unwrap_or_else(|| panic!("no version: {text}")))
 }
 
-const UNITS: [&str; 3] = ["rocmforged.socket", "rocmforged.service", "rocmforge-metrics.service"];
+const UNITS: [&str; 5] = [
+    "rocmforged.socket",
+    "rocmforged.service",
+    "rocmforge-metrics.service",
+    "rocmforge-gateway.socket",
+    "rocmforge-gateway.service",
+];
 
 /// The units, written to a directory with /bin/true in place of the programs: the real ones exist only once installed.
 fn install() -> tempfile::TempDir {
@@ -97,6 +103,23 @@ fn systemd_accepts_each_drop_in_for_special_machines() {
         fs::copy(&path, folder.join("special.conf")).unwrap();
         assert_eq!(verify(dir.path()), None, "{}", path.display());
     }
+}
+
+#[test]
+fn the_gateways_unit_is_exposed_to_little() {
+    if systemd().is_none() {
+        return;
+    }
+    let dir = install();
+    let unit = dir.path().join("rocmforge-gateway.service");
+    // The threshold is in tenths: 1.5 of 10.
+    let output = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--no-pager", "--threshold=15"])
+        .arg(&unit)
+        .output()
+        .unwrap();
+    let says = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", says.lines().last().unwrap_or_default());
 }
 
 #[test]

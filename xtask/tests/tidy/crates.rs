@@ -13,7 +13,7 @@ struct Pillar {
     test: (&'static str, &'static str),
 }
 
-const PILLARS: [Pillar; 15] = [
+const PILLARS: [Pillar; 16] = [
     Pillar {
         name: "interprocess",
         works_in: "src/socket/listener.rs",
@@ -86,6 +86,14 @@ const PILLARS: [Pillar; 15] = [
         test: ("tests/scenario/frames.rs", "a_client_that_does_not_read_is_dropped_and_others_are_served"),
     },
     Pillar {
+        name: "hyper",
+        works_in: "client/gateway/src/serve.rs",
+        test: (
+            "tests/gateway/hostile.rs",
+            "requests_whose_length_is_doubtful_are_refused_and_their_connection_ends",
+        ),
+    },
+    Pillar {
         name: "signal-hook",
         works_in: "src/daemon/",
         test: ("tests/scenario/lifecycle.rs", "a_stop_lets_running_answers_finish_and_refuses_new_ones"),
@@ -133,6 +141,7 @@ fn every_dependency_is_used() {
     for (manifest, code_in) in [
         ("Cargo.toml", "src/"),
         ("client/Cargo.toml", "client/src/"),
+        ("client/gateway/Cargo.toml", "client/gateway/src/"),
         ("client/top/Cargo.toml", "client/top/src/"),
         ("xtask/Cargo.toml", "xtask/src/"),
         ("xtask/lab/Cargo.toml", "xtask/lab/src/"),

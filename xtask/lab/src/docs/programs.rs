@@ -12,11 +12,12 @@ const SECTION_USER: &str = "1";
 const SECTION_ADMIN: &str = "8";
 
 /// The programs, and the sections of their pages.
-fn programs() -> [(Command, &'static str); 3] {
+fn programs() -> [(Command, &'static str); 4] {
     [
         (rocmforge::daemon::arguments::command(), SECTION_ADMIN),
         (rocmforge_client::cli::command(), SECTION_USER),
         (rocmforge_top::command(), SECTION_USER),
+        (rocmforge_gateway::command(), SECTION_ADMIN),
     ]
 }
 
@@ -47,7 +48,7 @@ fn page(command: &Command, section: &str) -> io::Result<File> {
     Man::new(command.clone()).section(section).source("ROCmForge").manual("ROCmForge").render(&mut text)?;
     text.extend_from_slice(
         b".SH \"SEE ALSO\"\n.BR rocmforged (8),\n.BR rocmforge\\-client (1),\n.BR rocmforge\\-top (1),\n\
-          .BR rocmforge\\-config (5),\n.BR rocmforge\\-protocol (7)\n",
+          .BR rocmforge\\-gateway (8),\n.BR rocmforge\\-config (5),\n.BR rocmforge\\-protocol (7)\n",
     );
     Ok(File { path: format!("man/{name}.{section}"), text })
 }

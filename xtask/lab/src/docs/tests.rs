@@ -42,7 +42,7 @@ fn every_page_renders_without_a_warning() {
 #[test]
 fn every_subcommand_has_a_page() {
     let pages: BTreeSet<String> = files().expect("files").into_iter().map(|file| file.path).collect();
-    for page in ["rocmforged.8", "rocmforge-client.1", "rocmforge-top.1"] {
+    for page in ["rocmforged.8", "rocmforge-gateway.8", "rocmforge-client.1", "rocmforge-top.1"] {
         assert!(pages.contains(&format!("man/{page}")), "{pages:?}");
     }
     let help = rocmforge_client::cli::command().render_long_help().to_string();
@@ -105,7 +105,7 @@ fn completions_are_what_their_shells_take() {
     let dir = tempfile::tempdir().expect("a folder");
     write(dir.path()).expect("files");
     let of = |shell: &str| dir.path().join("completions").join(shell);
-    for program in ["rocmforged", "rocmforge-client", "rocmforge-top"] {
+    for program in ["rocmforged", "rocmforge-gateway", "rocmforge-client", "rocmforge-top"] {
         let script = of("bash").join(program);
         let output = Command::new("bash")
             .arg("-c")
@@ -134,7 +134,7 @@ fn every_program_page_and_completion_is_in_the_package() {
     let manifest = std::fs::read_to_string(host::root().join("Cargo.toml")).expect("Cargo.toml");
     let sources: Vec<String> =
         install::listed(&manifest).expect("a list").into_iter().map(|file| file.source).collect();
-    for program in ["rocmforged", "rocmforge-client", "rocmforge-top"] {
+    for program in ["rocmforged", "rocmforge-gateway", "rocmforge-client", "rocmforge-top"] {
         assert!(sources.contains(&format!("target/release/{program}")), "{sources:?}");
     }
     for file in files().expect("documentation") {

@@ -1,0 +1,79 @@
+//! Arguments and help texts.
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser};
+use rocmforge_client::{Options, SOCKET_VARIABLE, ServerTrust};
+
+use crate::listen::{Address, DEFAULT_ADDRESS};
+
+const AFTER: &str = "\
+Served paths:
+  OpenAI     GET /v1/models, POST /v1/chat/completions, POST /v1/completions
+  Anthropic  POST /v1/messages, POST /v1/messages/count_tokens
+  Ollama     GET /api/tags, /api/ps, /api/version, POST /api/show, /api/chat, /api/generate
+  its own    GET /health, GET /metrics (for Prometheus)
+
+A field of a request that cannot be honoured is refused by its name, unless its value changes
+nothing. Request bodies need a Content-Length. A client that hangs up cancels its request.
+
+Examples:
+  rocmforge-gateway
+  rocmforge-gateway --listen unix:/run/user/1000/gateway.sock
+  rocmforge-gateway --listen 0.0.0.0:8080 --token-file /etc/rocmforge/tokens
+  curl http://127.0.0.1:11435/v1/models
+  curl http://127.0.0.1:11435/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{\"model\": \"smollm2-135m-instruct-q4_1\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+
+Exit codes:
+  0    ended by SIGTERM or SIGINT; open answers had 10 s to end
+  1    the system refused an operation
+  2    the arguments are invalid, or the gateway does not listen at that address";
+
+/// Serves the rocmforged inference daemon's models over HTTP, in the APIs that other tools speak
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rocmforge-gateway", version, after_help = AFTER, max_term_width = 100)]
+pub struct Arguments {
+    /// Listen at IP:PORT, or at unix:/path; addresses other than loopback ones need --token-file. A socket that systemd
+    /// passes goes first
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_ADDRESS)]
+    pub listen: Address,
+    /// Serve only requests that carry a token of this file, which has one a line
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The daemon's socket [default: your own daemon's, $XDG_RUNTIME_DIR/rocmforge/api.sock, if it exists, else
+    /// /run/rocmforge/api.sock]
+    #[arg(long, env = SOCKET_VARIABLE, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Trust only a daemon of this uid, instead of root, the user rocmforge and you
+    #[arg(long, value_name = "UID")]
+    pub server_uid: Vec<u32>,
+    /// Most MiB of a request's body
+    #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub body_mib: u32,
+    /// Most open HTTP connections; more wait until one ends
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub connections: u32,
+}
+
+impl Arguments {
+    /// The client options of these arguments.
+    pub fn options(&self) -> Options {
+        let mut options = Options {
+            client_name: concat!("rocmforge-gateway/", env!("CARGO_PKG_VERSION")).to_owned(),
+            ..Options::default()
+        };
+        if let Some(socket) = &self.socket {
+            options.socket.clone_from(socket);
+        }
+        if !self.server_uid.is_empty() {
+            options.trust = ServerTrust::Uids(self.server_uid.clone());
+        }
+        options
+    }
+}
+
+/// The definition of the command line; xtask builds the manual page and completions from it.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}

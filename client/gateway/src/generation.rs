@@ -1,0 +1,226 @@
+//! A running answer of the daemon, in the form that every API needs: pieces of text, with tokens where they are wanted.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_client::asynchronous::Generation;
+use rocmforge_client::wire::{
+    DetokenizeRequest, GenerateEnd, GenerateItem, GenerateRequest, StopReason, Usage,
+};
+use rocmforge_client::{ClientError, random_request_id};
+
+use crate::Gateway;
+use crate::token_texts::{TokenText, TokenTexts};
+
+/// Most bytes of an answer that is returned whole: a context of a million tokens has fewer.
+const WHOLE_BYTES_MAX: usize = 64 << 20;
+
+/// A request for tokens, and what the API wants to know about them.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The daemon's request.
+    pub request: GenerateRequest,
+    /// Whether each token is wanted with its text and log-probability.
+    pub tokens: bool,
+    /// Whether the text that ended the answer is wanted.
+    pub stop_text: bool,
+}
+
+/// New text of an answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    /// The text; the concatenation of all pieces is the answer.
+    pub text: String,
+    /// Its tokens, if they are wanted. Tokens of a stop text are among them.
+    pub tokens: Vec<Token>,
+}
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// Its text.
+    pub text: TokenText,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most likely tokens at its place, most likely first.
+    pub top: Vec<(TokenText, f32)>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    /// Why it ended.
+    pub reason: StopReason,
+    /// The text that ended it, if it is wanted and known.
+    pub stop_text: Option<String>,
+    /// Counts of tokens.
+    pub usage: Usage,
+    /// Prompt tokens that were not computed again.
+    pub reused_tokens: u64,
+    /// The daemon's own report.
+    pub end: GenerateEnd,
+}
+
+/// An answer in progress. Dropping it cancels the request in the daemon.
+#[derive(Debug)]
+pub struct Running {
+    gateway: Arc<Gateway>,
+    items: Generation,
+    /// The item that was awaited before the response began.
+    first: Option<GenerateItem>,
+    prompt_tokens: usize,
+    texts: Option<TokenTexts>,
+    /// Ids of the answer, if the text that ends it must be found.
+    ids: Option<Vec<u32>>,
+    stops: Vec<String>,
+    text_bytes: usize,
+    model: String,
+    ended: bool,
+}
+
+impl Running {
+    /// Starts an answer and waits for its first token, so that a refusal still decides the response's status.
+    ///
+    /// # Errors
+    /// Errors of the daemon and of the connection to it.
+    pub async fn start(
+        gateway: &Arc<Gateway>,
+        mut wanted: Wanted,
+        since: Instant,
+    ) -> Result<Self, ClientError> {
+        wanted.request.request_id = random_request_id();
+        let mut items = gateway.client.generate(&wanted.request).await?;
+        let first = match items.next_item().await {
+            Ok(first) => first,
+            Err(error) => {
+                if error.is_unreachable() {
+                    gateway.client.leave(items.connection()).await;
+                }
+                return Err(error);
+            }
+        };
+        gateway.metrics.first_byte(since.elapsed());
+        let prompt_tokens = match (&first, items.end()) {
+            (Some(first), _) => first.prompt_ids.len(),
+            (None, Some(end)) => end.usage.prompt_tokens as usize,
+            (None, None) => 0,
+        };
+        let GenerateRequest { model, stop, .. } = wanted.request;
+        Ok(Self {
+            gateway: Arc::clone(gateway),
+            items,
+            first,
+            prompt_tokens,
+            texts: wanted.tokens.then(TokenTexts::default),
+            ids: (wanted.stop_text && stop.len() > 1).then(Vec::new),
+            stops: if wanted.stop_text { stop } else { Vec::new() },
+            text_bytes: 0,
+            model,
+            ended: false,
+        })
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// The gateway.
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// The next piece; `None` after the last one.
+    ///
+    /// # Errors
+    /// Errors of the daemon and of the connection to it.
+    pub async fn next(&mut self) -> Result<Option<Piece>, ClientError> {
+        loop {
+            let item = match self.first.take() {
+                Some(item) => Some(item),
+                None => self.items.next_item().await?,
+            };
+            let piece = match item {
+                Some(item) => self.piece(item).await?,
+                None if self.ended => return Ok(None),
+                None => {
+                    self.ended = true;
+                    let text = self.items.end().map(|end| end.text.clone()).unwrap_or_default();
+                    Piece { text, tokens: Vec::new() }
+                }
+            };
+            self.text_bytes += piece.text.len();
+            // An item may hold only a part of a character, or the beginning of a stop text.
+            if !piece.text.is_empty() || !piece.tokens.is_empty() {
+                return Ok(Some(piece));
+            }
+        }
+    }
+
+    async fn piece(&mut self, item: GenerateItem) -> Result<Piece, ClientError> {
+        if let Some(ids) = &mut self.ids {
+            ids.extend(&item.ids);
+        }
+        let Some(texts) = &mut self.texts else {
+            return Ok(Piece { text: item.text, tokens: Vec::new() });
+        };
+        let mut ids = item.ids.clone();
+        ids.extend(item.logprobs.iter().flat_map(|logprob| logprob.top.iter().map(|top| top.id)));
+        texts.learn(&self.gateway.client, &self.model, ids).await?;
+        let tokens = item.ids.iter().zip(&item.logprobs).map(|(id, at)| Token {
+            text: texts.of(*id),
+            logprob: at.logprob,
+            top: at.top.iter().map(|top| (texts.of(top.id), top.logprob)).collect(),
+        });
+        Ok(Piece { tokens: tokens.collect(), text: item.text })
+    }
+
+    /// How the answer ended; call it after the last piece.
+    ///
+    /// # Errors
+    /// Errors of the connection to the daemon.
+    pub async fn end(&self) -> Result<Ended, ClientError> {
+        let end = self
+            .items
+            .end()
+            .cloned()
+            .ok_or_else(|| ClientError::Disconnected { reason: "the answer has no end".to_owned() })?;
+        let stop_text = match end.stop_reason {
+            StopReason::StopText => self.stop_text().await?,
+            _ => None,
+        };
+        let (reason, usage, reused_tokens) = (end.stop_reason, end.usage, end.reused_tokens());
+        Ok(Ended { reason, stop_text, usage, reused_tokens, end })
+    }
+
+    /// The stop text that ended the answer: the tokens have it, right after the text that was sent.
+    async fn stop_text(&self) -> Result<Option<String>, ClientError> {
+        let Some(ids) = &self.ids else { return Ok(self.stops.first().cloned()) };
+        let request = DetokenizeRequest {
+            model: self.model.clone(),
+            ids: ids.clone(),
+            show_special: false,
+            ext: vec![],
+        };
+        let text = self.gateway.client.call(&request).await?.text;
+        let rest = text.get(self.text_bytes..).unwrap_or_default();
+        Ok(self.stops.iter().find(|stop| rest.starts_with(stop.as_str())).cloned())
+    }
+
+    /// The whole answer.
+    ///
+    /// # Errors
+    /// As [`Running::next`].
+    pub async fn whole(&mut self) -> Result<(Piece, Ended), ClientError> {
+        let mut all = Piece::default();
+        while let Some(piece) = self.next().await? {
+            all.text.push_str(&piece.text);
+            all.tokens.extend(piece.tokens);
+            if all.text.len() > WHOLE_BYTES_MAX {
+                return Err(rocmforge_client::ProtocolError::AnswerTooLong { max: WHOLE_BYTES_MAX }.into());
+            }
+        }
+        let ended = self.end().await?;
+        Ok((all, ended))
+    }
+}

@@ -1,0 +1,144 @@
+//! The HTTP door to the `rocmforged` daemon: a client of its socket like any other, which answers in the APIs that other
+//! tools speak.
+//!
+//! [`serve`] accepts connections, `routes` reads a request and finds its API. Each API has a module that reads the fields
+//! of its requests and writes its answers. `generation` runs an answer in the daemon, for all of them. HTTP is on this
+//! side only: the daemon owns no network.
+
+mod access;
+mod anthropic;
+mod api;
+mod arguments;
+mod chat;
+mod clock;
+mod events;
+mod failure;
+mod generation;
+mod inherited;
+mod listen;
+mod metrics;
+mod models;
+mod ollama;
+mod openai;
+mod params;
+mod reply;
+mod routes;
+mod serve;
+mod token_texts;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use rocmforge_client::Options;
+use rocmforge_client::asynchronous::Client;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+
+pub use access::{Access, Tokens};
+pub use arguments::{Arguments, command};
+pub use listen::{Address, Listener};
+pub use serve::serve;
+
+/// The system refused an operation.
+const EXIT_FAILED: u8 = 1;
+/// The arguments are invalid, or the gateway does not listen at that address.
+const EXIT_USAGE: u8 = 2;
+
+/// Threads that serve sockets: one request's large body then keeps no other one waiting.
+const THREADS: usize = 2;
+
+/// Most connections to the daemon: 16 of them carry a thousand requests.
+const DAEMON_CONNECTIONS_MAX: usize = 16;
+
+/// Bytes of large bodies that are read at once. As JSON values they take up to ten times that.
+const BODIES_BYTES: usize = 64 << 20;
+
+/// The bounds of a gateway.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Most bytes of a request's body.
+    pub body_bytes: usize,
+    /// Most open HTTP connections.
+    pub connections: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { body_bytes: 8 << 20, connections: 1024 }
+    }
+}
+
+/// The state that all connections share.
+#[derive(Debug)]
+pub struct Gateway {
+    client: Client,
+    metrics: metrics::Metrics,
+    settings: Settings,
+    /// Room for large bodies, in KiB.
+    bodies: Semaphore,
+}
+
+impl Gateway {
+    /// A gateway to the daemon at those options; it connects at the first request.
+    pub fn new(options: Options, settings: Settings) -> Arc<Self> {
+        let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
+        let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
+        Arc::new(Self { client, metrics: metrics::Metrics::default(), settings, bodies })
+    }
+
+    fn body_bytes_max(&self) -> u64 {
+        self.settings.body_bytes as u64
+    }
+}
+
+/// The whole program; `--help` documents the exit codes.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, reason)) => {
+            // If even standard error cannot be written, the exit code must do.
+            let _ = writeln!(io::stderr(), "rocmforge-gateway: {reason}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Serves until a signal ends it.
+fn run(arguments: &Arguments) -> Result<(), (u8, String)> {
+    let usage = |reason: String| (EXIT_USAGE, reason);
+    let system = |error: io::Error| (EXIT_FAILED, error.to_string());
+    let inherited = inherited::socket().map_err(usage)?;
+    let tokens = arguments.token_file.as_deref().map(Tokens::read).transpose().map_err(usage)?;
+    let options = arguments.options();
+    options.check().map_err(|error| usage(error.to_string()))?;
+    let settings = Settings {
+        body_bytes: (arguments.body_mib as usize) << 20,
+        connections: arguments.connections as usize,
+    };
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(THREADS).enable_all().build().map_err(system)?;
+    runtime.block_on(async {
+        let listener = match inherited {
+            Some(socket) => Listener::inherited(socket, tokens),
+            None => Listener::open(&arguments.listen, tokens),
+        };
+        let listener = listener.map_err(usage)?;
+        eprintln!("rocmforge-gateway: serving {} at {}", options.socket.display(), listener.address());
+        let (mut term, mut int) = (
+            signal(SignalKind::terminate()).map_err(system)?,
+            signal(SignalKind::interrupt()).map_err(system)?,
+        );
+        let stop = async {
+            tokio::select! { _ = term.recv() => {} _ = int.recv() => {} }
+        };
+        serve(Gateway::new(options, settings), listener, stop).await;
+        Ok(())
+    })
+}

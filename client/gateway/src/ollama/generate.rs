@@ -1,0 +1,232 @@
+//! `/api/chat` and `/api/generate`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hyper::Response;
+use rocmforge_client::random_request_id;
+use rocmforge_client::wire::{
+    ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest, StopReason,
+};
+use serde_json::{Value, json};
+
+use super::options::Chosen;
+use super::untagged;
+use crate::Gateway;
+use crate::chat::message;
+use crate::clock::rfc3339;
+use crate::events::{self, Events};
+use crate::failure::Failure;
+use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::params::{Params, is_empty};
+use crate::reply::{Body, json};
+
+/// `POST /api/chat`
+///
+/// # Errors
+/// Status 400 with the field at fault; errors of the daemon.
+pub async fn chat(
+    gateway: &Arc<Gateway>,
+    mut params: Params,
+    since: Instant,
+) -> Result<Response<Body>, Failure> {
+    let common = Common::take(&mut params)?;
+    let messages = match params.take("messages") {
+        Some(Value::Array(list)) => list,
+        None => Vec::new(),
+        Some(_) => return Err(params.refuse("messages", "it is not a list")),
+    };
+    params.finish()?;
+    let messages = messages.into_iter().enumerate().map(|(number, value)| one_message(number, value));
+    let messages = messages.collect::<Result<Vec<_>, _>>()?;
+    if messages.is_empty() {
+        return load(gateway, &common, Kind::Chat).await;
+    }
+    common.answer(gateway, Prompt::Chat(messages), Kind::Chat, since).await
+}
+
+/// `POST /api/generate`
+///
+/// # Errors
+/// Status 400 with the field at fault; errors of the daemon.
+pub async fn generate(
+    gateway: &Arc<Gateway>,
+    mut params: Params,
+    since: Instant,
+) -> Result<Response<Body>, Failure> {
+    let common = Common::take(&mut params)?;
+    let text = params.text("prompt")?.unwrap_or_default();
+    let system = params.text("system")?.filter(|system| !system.is_empty());
+    let raw = params.flag("raw")?.unwrap_or(false);
+    for name in ["suffix", "template", "context", "images"] {
+        params.only(name, is_empty)?;
+    }
+    if raw && system.is_some() {
+        return Err(params.refuse("system", "a raw prompt has no system message"));
+    }
+    params.finish()?;
+    if text.is_empty() && system.is_none() {
+        return load(gateway, &common, Kind::Generate).await;
+    }
+    // Without a template of its own, a model gets the bare prompt, as Ollama's default template gives it.
+    let prompt = if raw || !shown(gateway, &common.model).await?.chat_template {
+        if system.is_some() {
+            return Err(Failure::invalid("system: the model has no chat template").about("system"));
+        }
+        Prompt::Text(text)
+    } else {
+        let system = system.map(|system| message("system", system));
+        Prompt::Chat(system.into_iter().chain([message("user", text)]).collect())
+    };
+    common.answer(gateway, prompt, Kind::Generate, since).await
+}
+
+async fn shown(gateway: &Gateway, model: &str) -> Result<ShowReply, Failure> {
+    let model = model.to_owned();
+    let request = ShowRequest { model, full: false, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
+    Ok(gateway.client.call(&request).await?)
+}
+
+/// A request without a prompt maps the model, so that the next one need not wait for it.
+async fn load(gateway: &Gateway, common: &Common, kind: Kind) -> Result<Response<Body>, Failure> {
+    if common.unload {
+        let reason = "0 with an empty prompt unloads a model, which `rocmforge-client unload` does";
+        return Err(Failure::invalid(format!("keep_alive: {reason}")).about("keep_alive"));
+    }
+    let (name, request_id) = (common.model.clone(), random_request_id());
+    gateway.client.call(&LoadRequest { name, by_descriptor: false, request_id, ext: vec![] }).await?;
+    let mut value = Lines { model: common.model.clone(), kind }.line("", true);
+    value["done_reason"] = json!("load");
+    Ok(json(&value))
+}
+
+fn one_message(number: usize, value: Value) -> Result<ChatMessage, Failure> {
+    let mut params = Params::inside(&format!("messages[{number}]"), value)?;
+    let role = params.required_text("role")?;
+    if !["system", "user", "assistant"].contains(&role.as_str()) {
+        let reason = format!("{role:?} cannot be honoured here: system, user or assistant");
+        return Err(params.refuse("role", reason));
+    }
+    let content = params.text("content")?.unwrap_or_default();
+    for name in ["images", "tool_calls", "thinking", "tool_name"] {
+        params.only(name, is_empty)?;
+    }
+    params.finish()?;
+    Ok(message(&role, content))
+}
+
+/// The fields that both requests have.
+struct Common {
+    model: String,
+    stream: bool,
+    unload: bool,
+    options: Chosen,
+}
+
+impl Common {
+    fn take(params: &mut Params) -> Result<Self, Failure> {
+        let model = untagged(params.required_text("model")?);
+        let stream = params.flag("stream")?.unwrap_or(true);
+        // The daemon keeps models as its own rules say. Ollama's time changes no answer.
+        let unload = params.take("keep_alive").is_some_and(|time| time == 0 || time == "0" || time == "0s");
+        for name in ["format", "tools", "think", "logprobs", "top_logprobs"] {
+            params.only(name, is_empty)?;
+        }
+        let options = Chosen::take(params)?;
+        Ok(Self { model, stream, unload, options })
+    }
+
+    async fn answer(
+        self,
+        gateway: &Arc<Gateway>,
+        prompt: Prompt,
+        kind: Kind,
+        since: Instant,
+    ) -> Result<Response<Body>, Failure> {
+        self.check_context(gateway).await?;
+        let mut request = GenerateRequest::new(&self.model, prompt);
+        self.options.fill(&mut request);
+        let wanted = Wanted { request, tokens: false, stop_text: false };
+        let mut running = Running::start(gateway, wanted, since).await?;
+        let lines = Lines { model: self.model, kind };
+        if self.stream {
+            return Ok(events::response(running, lines));
+        }
+        let (piece, ended) = running.whole().await?;
+        Ok(json(&lines.last(&piece.text, &ended)))
+    }
+
+    /// Every request has the model's whole context, so a smaller `num_ctx` is satisfied.
+    async fn check_context(&self, gateway: &Gateway) -> Result<(), Failure> {
+        let Some(wanted) = self.options.context else { return Ok(()) };
+        let info = gateway.client.call(&InfoRequest::default()).await?;
+        let has = shown(gateway, &self.model).await?.context_length.min(info.limits.context_tokens_max);
+        if wanted <= has {
+            return Ok(());
+        }
+        let reason = format!("options.num_ctx: {wanted} tokens, but the model has {has} here");
+        Err(Failure::invalid(reason).about("options.num_ctx"))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Chat,
+    Generate,
+}
+
+/// The lines of an answer, and its whole form.
+struct Lines {
+    model: String,
+    kind: Kind,
+}
+
+impl Lines {
+    fn line(&self, text: &str, done: bool) -> Value {
+        let mut line = json!({"model": self.model, "created_at": rfc3339(), "done": done});
+        match self.kind {
+            Kind::Chat => line["message"] = json!({"role": "assistant", "content": text}),
+            Kind::Generate => line["response"] = json!(text),
+        }
+        line
+    }
+
+    /// The last line, or the only one. Times are in nanoseconds.
+    fn last(&self, text: &str, ended: &Ended) -> Value {
+        let times = &ended.end.timings;
+        let ns = |us: u64| us.saturating_mul(1000);
+        let total = times.queue_us + times.load_us + times.prefill_us + times.decode_us;
+        let mut line = self.line(text, true);
+        line["done_reason"] = match ended.reason {
+            StopReason::EndOfGeneration | StopReason::StopText => json!("stop"),
+            StopReason::MaxTokens | StopReason::ContextFull => json!("length"),
+        };
+        line["total_duration"] = json!(ns(total));
+        line["load_duration"] = json!(ns(times.load_us));
+        line["prompt_eval_count"] = json!(ended.usage.prompt_tokens);
+        line["prompt_eval_duration"] = json!(ns(times.prefill_us));
+        line["eval_count"] = json!(ended.usage.generated_tokens);
+        line["eval_duration"] = json!(ns(times.decode_us));
+        line
+    }
+}
+
+impl Events for Lines {
+    const CONTENT_TYPE: &'static str = "application/x-ndjson";
+
+    fn begin(&mut self, _prompt_tokens: usize) -> String {
+        String::new()
+    }
+
+    fn piece(&mut self, piece: &Piece) -> String {
+        format!("{}\n", self.line(&piece.text, false))
+    }
+
+    fn end(&mut self, ended: &Ended) -> String {
+        format!("{}\n", self.last("", ended))
+    }
+
+    fn failed(&mut self, failure: &Failure) -> String {
+        format!("{}\n", failure.body(crate::api::Api::Ollama))
+    }
+}

@@ -1,0 +1,31 @@
+//! Ollama's API: chats and texts in lines of JSON, and its lists of models.
+
+mod generate;
+mod models;
+mod options;
+
+pub use generate::{chat, generate};
+pub use models::{ps, show, tags, version};
+
+use crate::failure::Failure;
+
+/// The refusal of a path that needs an ability which the daemon lacks on purpose, or does not have yet.
+pub fn refusal(path: &str) -> Option<Failure> {
+    let reason = match path {
+        "/api/pull" | "/api/push" => {
+            "the daemon has no network: put the GGUF file into its models directory, or pass it with \
+             `rocmforge-client load FILE`"
+        }
+        "/api/create" | "/api/copy" | "/api/delete" => {
+            "models are files of the daemon's models directory: change them there"
+        }
+        "/api/embed" | "/api/embeddings" => "the daemon computes no embeddings yet",
+        _ => return None,
+    };
+    Some(Failure::new(501, reason))
+}
+
+/// A model's name without the tag that Ollama's clients add to a name without one.
+fn untagged(name: String) -> String {
+    name.strip_suffix(":latest").map(str::to_owned).unwrap_or(name)
+}

@@ -1,0 +1,161 @@
+//! Completions of a text, without a chat template.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hyper::Response;
+use rocmforge_client::random_request_id;
+use rocmforge_client::wire::{GenerateRequest, Prompt, limits};
+use serde_json::{Value, json};
+
+use super::{Common, DONE, event, finish_reason, logprobs, usage};
+use crate::Gateway;
+use crate::clock::unix_seconds;
+use crate::events::{self, Events};
+use crate::failure::Failure;
+use crate::generation::{Ended, Piece, Running, Wanted};
+use crate::params::{Params, is_empty, refused};
+use crate::reply::{Body, json};
+
+/// Most new tokens of a request that names no number, as the API has it.
+const MAX_TOKENS: u32 = 16;
+
+/// Most likely tokens that the daemon reports.
+const TOP_MAX: u32 = limits::TOP_LOGPROBS_MAX as u32;
+
+/// `POST /v1/completions`
+///
+/// # Errors
+/// Status 400 with the field at fault; errors of the daemon.
+pub async fn completions(
+    gateway: &Arc<Gateway>,
+    mut params: Params,
+    since: Instant,
+) -> Result<Response<Body>, Failure> {
+    let common = Common::take(&mut params)?;
+    let prompt = prompt(&mut params)?;
+    let max_tokens = params.whole("max_tokens", 1..=u32::MAX)?.unwrap_or(MAX_TOKENS);
+    let top = params.whole("logprobs", 0..=TOP_MAX)?;
+    params.only("echo", is_empty)?;
+    params.only("suffix", is_empty)?;
+    params.only("best_of", |best_of| best_of == 1)?;
+    params.finish()?;
+    let mut request = GenerateRequest::new(&common.model, prompt);
+    request.max_tokens = max_tokens;
+    request.sampling = common.sampling;
+    request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
+    request.stop = common.stop;
+    let wanted = Wanted { request, tokens: top.is_some(), stop_text: false };
+    let mut running = Running::start(gateway, wanted, since).await?;
+    let mut chunks = Chunks {
+        id: format!("cmpl-{:032x}", random_request_id()),
+        created: unix_seconds(),
+        model: common.model,
+        top: top.map(|top| top as usize),
+        include_usage: common.include_usage,
+        offset: 0,
+    };
+    if common.stream {
+        return Ok(events::response(running, chunks));
+    }
+    let (piece, ended) = running.whole().await?;
+    let reason = Some(finish_reason(ended.reason));
+    let mut whole = chunks.value(Some(&piece), reason);
+    whole["usage"] = usage(&ended);
+    Ok(json(&whole))
+}
+
+/// One prompt: a text, token ids, or a list of one of these.
+fn prompt(params: &mut Params) -> Result<Prompt, Failure> {
+    const PLACE: &str = "prompt";
+    let value = params.take(PLACE).ok_or_else(|| params.refuse(PLACE, "it is required"))?;
+    let list = match value {
+        Value::String(text) => return Ok(Prompt::Text(text)),
+        Value::Array(list) => list,
+        _ => return Err(refused(PLACE, "it is neither a string nor a list")),
+    };
+    if list.first().is_some_and(Value::is_number) {
+        return ids(list);
+    }
+    let count = list.len();
+    match <[Value; 1]>::try_from(list) {
+        Ok([Value::String(text)]) => Ok(Prompt::Text(text)),
+        Ok([Value::Array(list)]) => ids(list),
+        Ok(_) => Err(refused(PLACE, "its element is neither a string nor a list of token ids")),
+        Err(_) => {
+            Err(refused(PLACE, format!("{count} prompts in one request cannot be honoured here: send one")))
+        }
+    }
+}
+
+fn ids(list: Vec<Value>) -> Result<Prompt, Failure> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids: Option<Vec<u32>> = list.iter().map(id).collect();
+    ids.map(Prompt::Ids).ok_or_else(|| refused("prompt", "a token id is no whole number of 32 bits"))
+}
+
+/// The events of an answer, and its whole form.
+struct Chunks {
+    id: String,
+    created: u64,
+    model: String,
+    top: Option<usize>,
+    include_usage: bool,
+    /// Characters of the tokens so far.
+    offset: usize,
+}
+
+impl Chunks {
+    fn value(&mut self, piece: Option<&Piece>, finish_reason: Option<&str>) -> Value {
+        let logprobs = piece.and_then(|piece| {
+            self.top.map(|top| logprobs::of_completion(&piece.tokens, top, &mut self.offset))
+        });
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [{
+                "index": 0,
+                "text": piece.map_or("", |piece| &piece.text),
+                "logprobs": logprobs,
+                "finish_reason": finish_reason,
+            }],
+        })
+    }
+
+    fn chunk(&self, mut chunk: Value) -> String {
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        event(&chunk)
+    }
+}
+
+impl Events for Chunks {
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+
+    fn begin(&mut self, _prompt_tokens: usize) -> String {
+        String::new()
+    }
+
+    fn piece(&mut self, piece: &Piece) -> String {
+        let chunk = self.value(Some(piece), None);
+        self.chunk(chunk)
+    }
+
+    fn end(&mut self, ended: &Ended) -> String {
+        let mut last = self.value(None, Some(finish_reason(ended.reason)));
+        let mut events = self.chunk(last.clone());
+        if self.include_usage {
+            last["choices"] = json!([]);
+            last["usage"] = usage(ended);
+            events += &event(&last);
+        }
+        events + DONE
+    }
+
+    fn failed(&mut self, failure: &Failure) -> String {
+        event(&failure.body(crate::api::Api::OpenAi))
+    }
+}

@@ -1,0 +1,102 @@
+//! OpenAI's API: models, chat completions, completions.
+
+mod chat;
+mod completions;
+mod logprobs;
+mod models;
+
+pub use chat::chat_completions;
+pub use completions::completions;
+pub use models::{model, models};
+
+use rocmforge_client::wire::{SamplingOptions, StopReason};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::generation::Ended;
+use crate::params::{Params, is_empty};
+
+/// Temperature of a request without one, as the API has it.
+const TEMPERATURE: f32 = 1.0;
+
+/// The last event of a stream.
+const DONE: &str = "data: [DONE]\n\n";
+
+/// Fields that change no answer: they are for the service's own books.
+const HARMLESS: [&str; 8] = [
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "store",
+];
+
+/// The fields that chat completions and completions have in common.
+struct Common {
+    model: String,
+    stream: bool,
+    include_usage: bool,
+    sampling: SamplingOptions,
+    stop: Vec<String>,
+}
+
+impl Common {
+    fn take(params: &mut Params) -> Result<Self, Failure> {
+        let model = params.required_text("model")?;
+        let stream = params.flag("stream")?.unwrap_or(false);
+        let include_usage = stream_options(params)?;
+        let sampling = SamplingOptions {
+            temperature: params.number("temperature", 0.0..=2.0)?.unwrap_or(TEMPERATURE),
+            top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
+            // Not OpenAI's, but common among servers of this API.
+            top_k: params.whole("top_k", 0..=u32::MAX)?.unwrap_or(0),
+            min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+            seed: params.seed("seed")?,
+            top_logprobs: 0,
+        };
+        let stop = params.stops("stop")?;
+        params.only("n", |n| n == 1)?;
+        for name in ["frequency_penalty", "presence_penalty", "logit_bias"] {
+            params.only(name, is_empty)?;
+        }
+        params.only("service_tier", |tier| tier == "auto" || tier == "default")?;
+        params.drop_harmless(&HARMLESS);
+        Ok(Self { model, stream, include_usage, sampling, stop })
+    }
+}
+
+/// Whether the stream's usage is wanted.
+fn stream_options(params: &mut Params) -> Result<bool, Failure> {
+    let Some(options) = params.take("stream_options") else { return Ok(false) };
+    let mut options = Params::inside("stream_options", options)?;
+    let include_usage = options.flag("include_usage")?.unwrap_or(false);
+    // Padding of events, against readers of the encrypted traffic.
+    options.drop_harmless(&["include_obfuscation"]);
+    options.finish()?;
+    Ok(include_usage)
+}
+
+fn finish_reason(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::EndOfGeneration | StopReason::StopText => "stop",
+        StopReason::MaxTokens | StopReason::ContextFull => "length",
+    }
+}
+
+fn usage(ended: &Ended) -> Value {
+    let (prompt, completion) = (ended.usage.prompt_tokens, ended.usage.generated_tokens);
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": u64::from(prompt) + u64::from(completion),
+        "prompt_tokens_details": {"cached_tokens": ended.reused_tokens},
+    })
+}
+
+/// One event of a stream.
+fn event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

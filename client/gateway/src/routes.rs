@@ -1,0 +1,243 @@
+//! From a request to its response: access, body, path.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{EXPECT, TRANSFER_ENCODING};
+use hyper::{Method, Request, Response};
+use rocmforge_client::wire::StatusRequest;
+use serde_json::json;
+use tokio::sync::SemaphorePermit;
+
+use crate::access::Access;
+use crate::api::Api;
+use crate::failure::Failure;
+use crate::params::Params;
+use crate::reply::{self, Body};
+use crate::{Gateway, anthropic, ollama, openai};
+
+/// Time for a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Largest body that waits for no room: every connection may have one.
+const SMALL_BODY_BYTES: u64 = 64 * 1024;
+
+/// The type of Prometheus's text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A refusal, and whether the connection's further bytes cannot be trusted.
+struct Refused {
+    failure: Failure,
+    close: bool,
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Self {
+        Self { failure, close: false }
+    }
+}
+
+/// Answers a request, and counts it.
+pub async fn answer(gateway: Arc<Gateway>, access: Access, request: Request<Incoming>) -> Response<Body> {
+    let since = Instant::now();
+    let api = Api::of(request.uri().path());
+    let response = match respond(&gateway, &access, request, since).await {
+        Ok(response) => response,
+        Err(Refused { failure, close }) => reply::failed(&failure, api, close),
+    };
+    gateway.metrics.answered(api, response.status().as_u16());
+    response
+}
+
+async fn respond(
+    gateway: &Arc<Gateway>,
+    access: &Access,
+    request: Request<Incoming>,
+    since: Instant,
+) -> Result<Response<Body>, Refused> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    // Whoever asks for health needs no token: it says nothing about users.
+    if (&head.method, path) == (&Method::GET, "/health") {
+        return Ok(health(gateway).await?);
+    }
+    // A body that is refused unread would pass for the next request.
+    let closing = |failure| Refused { failure, close: true };
+    access.check(&head.headers, head.uri.authority().map(|authority| authority.as_str())).map_err(closing)?;
+    let has_body = !body.is_end_stream();
+    if head.headers.contains_key(TRANSFER_ENCODING) {
+        let failure = Failure::new(411, "a body needs a Content-Length: Transfer-Encoding is not taken");
+        return Err(closing(failure));
+    }
+    if head.headers.contains_key(EXPECT) && body.size_hint().lower() > gateway.body_bytes_max() {
+        return Err(closing(too_large(gateway)));
+    }
+    if let Some(refusal) = ollama::refusal(path) {
+        return Err(closing(refusal));
+    }
+    match &head.method {
+        &Method::GET | &Method::HEAD if has_body => {
+            Err(closing(Failure::invalid("a GET request has no body here")))
+        }
+        &Method::GET | &Method::HEAD => Ok(get(gateway, path).await?),
+        &Method::POST => {
+            let Some(post) = Post::of(path) else { return Err(closing(not_found(path))) };
+            let _room = room(gateway, body.size_hint().lower()).await?;
+            let body = read(gateway, body).await?;
+            Ok(post.run(gateway, Params::read(&body)?, since).await?)
+        }
+        _ => Err(closing(Failure::new(405, "only GET and POST requests are served"))),
+    }
+}
+
+/// Waits for room for a body's bytes, so that many large ones at once do not fill the memory.
+async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<SemaphorePermit<'_>>, Refused> {
+    if bytes <= SMALL_BODY_BYTES {
+        return Ok(None);
+    }
+    let refused = |failure| Refused { failure, close: true };
+    let Some(kib) = u32::try_from(bytes.div_ceil(1024)).ok().filter(|_| bytes <= gateway.body_bytes_max())
+    else {
+        return Err(refused(too_large(gateway)));
+    };
+    match tokio::time::timeout(BODY_TIMEOUT, gateway.bodies.acquire_many(kib)).await {
+        Ok(Ok(permit)) => Ok(Some(permit)),
+        _ => {
+            let failure =
+                Failure::new(503, "other requests' large bodies fill the gateway's memory: try again");
+            Err(refused(Failure { retry_after_s: Some(1), ..failure }))
+        }
+    }
+}
+
+/// Reads a whole body.
+async fn read(gateway: &Gateway, body: Incoming) -> Result<Bytes, Refused> {
+    let closing = |failure| Refused { failure, close: true };
+    if body.size_hint().lower() > gateway.body_bytes_max() {
+        return Err(closing(too_large(gateway)));
+    }
+    let whole = Limited::new(body, gateway.settings.body_bytes).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, whole).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(closing(too_large(gateway))),
+        Ok(Err(error)) => Err(closing(Failure::invalid(format!("the body cannot be read: {error}")))),
+        Err(_) => Err(closing(Failure::new(408, "the body did not arrive in time"))),
+    }
+}
+
+fn too_large(gateway: &Gateway) -> Failure {
+    let max = gateway.settings.body_bytes >> 20;
+    Failure::new(413, format!("the body is larger than {max} MiB; --body-mib of the gateway sets that limit"))
+}
+
+fn not_found(path: &str) -> Failure {
+    let path: String = path.chars().take(100).collect();
+    Failure::new(404, format!("{path} is not served here; `rocmforge-gateway --help` lists the paths"))
+}
+
+async fn get(gateway: &Arc<Gateway>, path: &str) -> Result<Response<Body>, Failure> {
+    match path {
+        "/v1/models" => openai::models(gateway).await,
+        "/api/tags" => ollama::tags(gateway).await,
+        "/api/ps" => ollama::ps(gateway).await,
+        "/api/version" => Ok(ollama::version()),
+        "/metrics" => Ok(reply::text(PROMETHEUS, gateway.metrics.page())),
+        "/" => Ok(reply::text("text/plain", "rocmforge-gateway is running\n".to_owned())),
+        _ if Post::of(path).is_some() => Err(Failure::new(405, "this path takes POST requests")),
+        _ => match path.strip_prefix("/v1/models/") {
+            Some(name) => openai::model(gateway, &decoded(name)).await,
+            None => Err(not_found(path)),
+        },
+    }
+}
+
+/// Replaces each `%XX` of a path by its byte.
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let hex = text.get(at + 1..at + 3).filter(|_| *byte == b'%');
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(value) => {
+                out.push(value);
+                at += 3;
+            }
+            None => {
+                out.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Status 200 if the daemon answers and is not stopping, so that routers may rely on it.
+async fn health(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
+    let status = gateway.client.call(&StatusRequest::default()).await?;
+    if status.draining {
+        return Err(Failure { retry_after_s: Some(1), ..Failure::new(503, "the daemon is stopping") });
+    }
+    Ok(reply::json(&json!({"status": "ok"})))
+}
+
+/// The paths that take a JSON object.
+#[derive(Clone, Copy, Debug)]
+enum Post {
+    ChatCompletions,
+    Completions,
+    Messages,
+    CountTokens,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaShow,
+}
+
+impl Post {
+    fn of(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::ChatCompletions),
+            "/v1/completions" => Some(Self::Completions),
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/messages/count_tokens" => Some(Self::CountTokens),
+            "/api/chat" => Some(Self::OllamaChat),
+            "/api/generate" => Some(Self::OllamaGenerate),
+            "/api/show" => Some(Self::OllamaShow),
+            _ => None,
+        }
+    }
+
+    async fn run(
+        self,
+        gateway: &Arc<Gateway>,
+        params: Params,
+        since: Instant,
+    ) -> Result<Response<Body>, Failure> {
+        match self {
+            Self::ChatCompletions => openai::chat_completions(gateway, params, since).await,
+            Self::Completions => openai::completions(gateway, params, since).await,
+            Self::Messages => anthropic::messages(gateway, params, since).await,
+            Self::CountTokens => anthropic::count_tokens(gateway, params, since).await,
+            Self::OllamaChat => ollama::chat(gateway, params, since).await,
+            Self::OllamaGenerate => ollama::generate(gateway, params, since).await,
+            Self::OllamaShow => ollama::show(gateway, params).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_paths_are_decoded() {
+        for (path, name) in
+            [("a%2Fb", "a/b"), ("a%20b%", "a b%"), ("%zz%C3%BC", "%zzü"), ("%", "%"), ("ü%2", "ü%2")]
+        {
+            assert_eq!(decoded(path), name);
+        }
+    }
+}

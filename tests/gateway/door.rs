@@ -1,0 +1,109 @@
+//! A gateway in a thread of the test, before a daemon of its own.
+
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rocmforge_gateway::{Address, Gateway, Listener, Settings, Tokens, serve};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::forge::{Value as Meta, tiny_llama};
+use crate::http::{Connection, Response};
+use crate::rig::{PATIENCE, Rig};
+
+/// Name of the model with a chat template.
+pub const CHATTY: &str = "chatty";
+
+/// Name of one that answers for long: it never ends an answer by itself, and its context is long.
+pub const ENDLESS: &str = "endless";
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+
+/// A gateway, and the daemon behind it.
+pub struct Door {
+    pub rig: Rig,
+    /// IP address and port, or `unix:` and a path.
+    pub address: String,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// A gateway on a port of its own; the daemon has the kept model, and one with a chat template.
+    pub fn open() -> Self {
+        Self::open_with("127.0.0.1:0", None, Settings::default())
+    }
+
+    pub fn open_with(address: &str, tokens: Option<Tokens>, settings: Settings) -> Self {
+        let mut rig = Rig::idle();
+        for (name, context) in [(CHATTY, 2048), (ENDLESS, 32768)] {
+            let model = tiny_llama(3)
+                .set("llama.context_length", Meta::u32(context))
+                .set("tokenizer.chat_template", Meta::string(TEMPLATE));
+            std::fs::write(rig.model(name), model.build().bytes).unwrap();
+        }
+        rig.configure("[device]\nbackend = 'cpu'\n");
+        rig.run();
+        Self::before(rig, address, tokens, settings)
+    }
+
+    /// A gateway before this daemon.
+    pub fn before(rig: Rig, address: &str, tokens: Option<Tokens>, settings: Settings) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let address: Address = address.parse().unwrap();
+        let options = rig.options();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = Listener::open(&address, tokens).unwrap();
+                tell.send(listener.address()).unwrap();
+                let stop = async { stopped.await.unwrap_or(()) };
+                serve(Gateway::new(options, settings), listener, stop).await;
+            });
+        });
+        let address = told.recv().unwrap().trim_start_matches("http://").to_owned();
+        Self { rig, address, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::open(&self.address)
+    }
+
+    #[track_caller]
+    pub fn get(&self, path: &str) -> Response {
+        let mut connection = self.connect();
+        connection.get(path);
+        connection.response().expect("a response")
+    }
+
+    #[track_caller]
+    pub fn post(&self, path: &str, body: &Value) -> Response {
+        let mut connection = self.connect();
+        connection.post(path, &body.to_string());
+        connection.response().expect("a response")
+    }
+
+    /// Waits until the gateway's metrics have this line.
+    #[track_caller]
+    pub fn await_metric(&self, line: &str) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let page = self.get("/metrics").body;
+            if page.lines().any(|found| found == line) {
+                return;
+            }
+            assert!(Instant::now() < until, "{line} never came:\n{page}");
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the gateway panicked");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The gateway before a real daemon: its answers are compared with those that the daemon gives on its own socket.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test helpers fail by panicking
+
+mod anthropic;
+#[path = "../common/mod.rs"]
+mod common;
+mod door;
+mod hostile;
+mod http;
+mod ollama;
+mod openai;
+#[path = "../scenario/rig.rs"]
+#[allow(dead_code)] // this binary uses a part
+mod rig;
+mod sdks;
+
+use rocmforge_test_support::forge;

@@ -1,0 +1,122 @@
+"""The published Python packages of OpenAI, Anthropic and Ollama talk to the gateway at the address of the first argument.
+
+Prometheus's own package then reads the counters.
+
+The second argument is a model with a chat template, the third the text, in JSON, that it answers to PROMPT within eight
+tokens at temperature 0. Prints the packages' versions; a failed assertion is a failure.
+"""
+
+import json
+import sys
+import urllib.request
+from importlib.metadata import version
+
+import anthropic
+import ollama
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+PROMPT = "ab"
+TOKENS = 8
+
+
+def with_openai(base, model, text):
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="unused", max_retries=0)
+    assert model in [one.id for one in client.models.list()]
+    assert client.models.retrieve(model).id == model
+    ask = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": TOKENS}
+    whole = client.chat.completions.create(**ask)
+    assert whole.choices[0].message.content == text, whole
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == TOKENS
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text, chunks
+    assert chunks[-1].usage.completion_tokens == TOKENS
+    with_logprobs = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
+    assert len(with_logprobs.choices[0].logprobs.content) == TOKENS
+    assert len(with_logprobs.choices[0].logprobs.content[0].top_logprobs) == 2
+    raw = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS}
+    completion = client.completions.create(**raw)
+    assert "".join(c.choices[0].text for c in client.completions.create(**raw, stream=True)) == completion.choices[0].text
+    try:
+        client.chat.completions.create(**{**ask, "model": "none"})
+        raise AssertionError("an unknown model was answered")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found" and error.param == "model", error
+    try:
+        client.chat.completions.create(**ask, tools=[{"type": "function", "function": {"name": "f"}}])
+        raise AssertionError("tools were accepted")
+    except openai.BadRequestError as error:
+        assert error.param == "tools", error
+    # An answer that is left is cancelled.
+    with client.chat.completions.create(**{**ask, "max_tokens": 1000}, stream=True) as stream:
+        next(iter(stream))
+
+
+def with_anthropic(base, model, text):
+    client = anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0)
+    ask = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS}
+    # The package names no temperature any more; the API's other clients do.
+    ask["extra_body"] = {"temperature": 0}
+    whole = client.messages.create(**ask)
+    assert whole.content[0].text == text, whole
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == TOKENS
+    with client.messages.stream(**ask) as stream:
+        assert "".join(stream.text_stream) == text
+        final = stream.get_final_message()
+    assert final.content[0].text == text and final.usage.output_tokens == TOKENS, final
+    counted = client.messages.count_tokens(model=model, messages=ask["messages"])
+    assert counted.input_tokens == whole.usage.input_tokens
+    try:
+        client.messages.create(**{**ask, "model": "none"})
+        raise AssertionError("an unknown model was answered")
+    except anthropic.NotFoundError as error:
+        assert "none" in str(error), error
+
+
+def with_ollama(base, model, text):
+    client = ollama.Client(host=base)
+    assert model in [one.model for one in client.list().models]
+    options = {"temperature": 0, "num_predict": TOKENS}
+    messages = [{"role": "user", "content": PROMPT}]
+    whole = client.chat(model=model, messages=messages, options=options)
+    assert whole.message.content == text and whole.done_reason == "length", whole
+    assert whole.eval_count == TOKENS
+    pieces = list(client.chat(model=model, messages=messages, options=options, stream=True))
+    assert "".join(piece.message.content for piece in pieces) == text and pieces[-1].done
+    assert client.generate(model=model, prompt=PROMPT, options=options).response == text
+    assert client.show(model).details.format == "gguf"
+    assert model in [one.model for one in client.ps().models]
+    for failing in [lambda: client.chat(model="none", messages=messages), lambda: client.pull("any")]:
+        try:
+            failing()
+            raise AssertionError("it was answered")
+        except ollama.ResponseError as error:
+            assert error.status_code in (404, 501), error
+
+
+def with_prometheus(base, _model, _text):
+    page = urllib.request.urlopen(f"{base}/metrics").read().decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    requests = {(s.labels["api"], s.labels["status"]): s.value for s in families["rocmforge_gateway_requests"].samples}
+    assert requests["openai", "404"] == 1 and requests["anthropic", "404"] == 1 and requests["ollama", "501"] == 1, page
+    histogram = families["rocmforge_gateway_first_byte_seconds"]
+    counts = [s.value for s in histogram.samples if s.name.endswith("_bucket")]
+    assert histogram.type == "histogram" and counts == sorted(counts) and counts[-1] > 0, page
+
+
+def main():
+    base, model, text = sys.argv[1:]
+    text = json.loads(text)
+    packages = {
+        "openai": with_openai,
+        "anthropic": with_anthropic,
+        "ollama": with_ollama,
+        "prometheus-client": with_prometheus,
+    }
+    for name, run in packages.items():
+        run(base, model, text)
+        print(name, version(name))
+
+
+main()
