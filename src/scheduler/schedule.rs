@@ -247,6 +247,7 @@ impl<A> Schedule<A> {
             return self.dequeue(at);
         }
         let at = self.running.iter().position(|s| s.request.id == id)?;
+        self.kv.set_room(None); // its pages may be as many as lacked
         Some(self.take_running(at))
     }
 
@@ -318,6 +319,13 @@ impl<A> Schedule<A> {
     /// Drops the cached pages of a model, or of all. True if any went.
     pub fn drop_cached(&mut self, of: Option<ModelId>) -> bool {
         self.kv.drop_cached(of)
+    }
+
+    /// Drops the cached pages that are to go first, until they have so many bytes. Returns how many they have. Pages of models
+    /// with a suspended step stay: their memory would come back only after that step.
+    pub fn drop_first_cached(&mut self, bytes: u64) -> u64 {
+        let suspended = &self.suspended;
+        self.kv.drop_first(bytes, &|model| !suspended.contains_key(&model))
     }
 
     /// Takes the pages whose memory the device must give back now. Suspended steps may still write freed pages of their

@@ -58,6 +58,9 @@ impl<A> Schedule<A> {
     /// Admits all sequences that fit, or for which others give way.
     pub fn admit(&mut self, now: Instant) -> Admission {
         let mut admission = Admission::default();
+        if self.running.is_empty() {
+            self.kv.set_room(None);
+        }
         while let Some((at, victims)) = self.next_admission(now) {
             let Some(sequence) = self.dequeue(at) else { break };
             for id in victims {
@@ -136,8 +139,8 @@ impl<A> Schedule<A> {
         let mut held = held.clone();
         let mut victims = Vec::new();
         let (mut places, mut bytes) = (self.running.len() as u64, self.claimed_bytes());
-        let mut need = head.claimed_bytes();
-        if bytes.saturating_add(need) > self.limits.kv_budget_bytes {
+        let (mut need, room) = (head.claimed_bytes(), self.kv.room_bytes());
+        if bytes.saturating_add(need) > room {
             let Request { model, uid, page_bytes, .. } = head.request;
             let shared = self.kv.shared_pages(model, uid, &head.tokens);
             need = need.saturating_sub(u64::from(shared).saturating_mul(page_bytes));
@@ -145,7 +148,7 @@ impl<A> Schedule<A> {
         loop {
             let lack = Lack {
                 places: (places + 1).saturating_sub(u64::from(self.limits.sequences_max)),
-                bytes: bytes.saturating_add(need).saturating_sub(self.limits.kv_budget_bytes),
+                bytes: bytes.saturating_add(need).saturating_sub(room),
             };
             if (lack.places, lack.bytes) == (0, 0) {
                 return Some(victims);

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use super::{Schedule, Work};
+use super::{Schedule, StepPlan, Work};
 use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::SequenceId;
 use crate::scheduler::sequence::Request;
@@ -52,6 +52,17 @@ impl<A> Schedule<A> {
                 work.retain(|planned| planned.id != victim);
             }
         }
+    }
+
+    /// Parks the sequence that is to give its pages up for a step. It waits until another one ends: the device has memory for
+    /// pages of `device_bytes` alone. False if only one has pages.
+    pub fn park_for_memory(&mut self, step: &StepPlan, device_bytes: u64, now: Instant) -> bool {
+        let holders = self.running.iter().filter(|s| !s.kv.pages.is_empty()).count();
+        let Some(uid) = step.work.first().map(|work| work.uid).filter(|_| holders > 1) else { return false };
+        let Some(victim) = self.next_preempted(uid, now) else { return false };
+        self.kv.set_room(Some(device_bytes));
+        self.preempted += u64::from(self.park(victim, now).is_some());
+        true
     }
 
     /// The sequence that gives its pages up for a user's: one without credit for long, or the youngest of the user that

@@ -10,6 +10,7 @@ mod outgrown;
 mod paging;
 mod prefixes;
 mod residency;
+mod room;
 mod schedules;
 mod sharing;
 mod text;
