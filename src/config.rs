@@ -428,7 +428,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 19] = [
+        let ranges: [(&'static str, u64, u64, u64); 20] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -448,6 +448,7 @@ impl Config {
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),
             ("host.lock_mib", self.host.lock_mib, 0, 1 << 24),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
+            ("kv.percent_per_uid", self.kv.percent_per_uid.into(), 1, 100),
             ("kv.keep_mib", self.kv.keep_mib, 0, 1 << 24),
         ];
         for (key, value, min, max) in ranges {

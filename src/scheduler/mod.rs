@@ -87,6 +87,8 @@ pub struct Job {
     pub uid: u32,
     /// Number of the connection that the request came on: a user's connections take turns.
     pub connection: u64,
+    /// Its place among the requests of the same user: higher ones first.
+    pub priority: u8,
     /// The model to run.
     pub model: Arc<Model>,
     /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.
@@ -243,6 +245,22 @@ pub enum JobError {
         need_bytes: u64,
         /// Bytes of KV cache that all models share.
         budget_bytes: u64,
+    },
+    /// The request needs more KV cache than one user may hold.
+    #[error(
+        "the KV cache for {context_tokens} tokens needs {}; one user may hold {}, which is {percent} % of it: ask for fewer \
+         tokens or raise kv.percent_per_uid",
+        Bytes(*need_bytes), Bytes(*share_bytes)
+    )]
+    AboveShare {
+        /// Positions that the request may fill.
+        context_tokens: u32,
+        /// Bytes of KV cache that these positions need.
+        need_bytes: u64,
+        /// Bytes of KV cache that one user may hold.
+        share_bytes: u64,
+        /// The same in percent of the budget.
+        percent: u32,
     },
     /// The queue is full.
     #[error("{queued} requests wait already, the limit is {limit}: try again later")]

@@ -34,6 +34,8 @@ pub(super) struct Limits {
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
+    /// Most of that that the admitted sequences of one user hold.
+    pub kv_user_bytes: u64,
     /// The users whose prefixes a sequence may take.
     pub reuse: Reuse,
     /// How long an admitted sequence may have no credit.
@@ -105,6 +107,8 @@ pub(super) struct Schedule<A = Answer> {
     /// Number of waiting sequences by user and connection. Steps and admissions ask for users; the queue may have
     /// thousands.
     waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
+    /// Number of waiting sequences by priority.
+    priorities: BTreeMap<u8, u32>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     kv: Kv,
@@ -143,6 +147,7 @@ impl<A> Schedule<A> {
             limits,
             queue: VecDeque::new(),
             waiting: BTreeMap::new(),
+            priorities: BTreeMap::new(),
             running: Vec::new(),
             turn: None,
             turn_kept: None,
@@ -184,6 +189,7 @@ impl<A> Schedule<A> {
     fn enqueue(&mut self, sequence: Sequence<A>) {
         let of_user = self.waiting.entry(sequence.request.uid).or_default();
         *of_user.entry(sequence.request.connection).or_default() += 1;
+        *self.priorities.entry(sequence.request.priority).or_default() += 1;
         let before = self.queue.partition_point(|other| other.arrival < sequence.arrival);
         self.queue.insert(before, sequence);
     }
@@ -191,14 +197,10 @@ impl<A> Schedule<A> {
     /// Takes a sequence out of the queue.
     fn dequeue(&mut self, at: usize) -> Option<Sequence<A>> {
         let sequence = self.queue.remove(at)?;
-        let Request { uid, connection, .. } = sequence.request;
+        let Request { uid, connection, priority, .. } = sequence.request;
+        count_down(&mut self.priorities, priority);
         if let Some(of_user) = self.waiting.get_mut(&uid) {
-            if let Some(count) = of_user.get_mut(&connection) {
-                *count -= 1;
-                if *count == 0 {
-                    of_user.remove(&connection);
-                }
-            }
+            count_down(of_user, connection);
             if of_user.is_empty() {
                 self.waiting.remove(&uid);
             }
@@ -370,6 +372,7 @@ impl<A> Schedule<A> {
         self.kv = Kv::new(self.limits.kv_budget_bytes, self.limits.reuse);
         self.suspended.clear();
         self.waiting.clear();
+        self.priorities.clear();
         self.running.drain(..).chain(self.queue.drain(..)).collect()
     }
 
@@ -452,10 +455,7 @@ impl<A> Schedule<A> {
 
     /// KV bytes that admitted sequences have, pages shared by several counted once, and those that they are to have soon.
     pub fn claimed_bytes(&self) -> u64 {
-        let outstanding = |s: &Sequence<A>| {
-            u64::from(s.claimed_pages() - s.kv.pages.len() as u32).saturating_mul(s.request.page_bytes)
-        };
-        self.running.iter().map(outstanding).fold(self.kv.held_bytes(), u64::saturating_add)
+        self.running.iter().map(Sequence::outstanding_bytes).fold(self.kv.held_bytes(), u64::saturating_add)
     }
 
     /// How often a sequence gave its pages up because others needed them, since the last call.
@@ -472,6 +472,15 @@ impl<A> Schedule<A> {
             queue_position,
         });
         running.chain(queued)
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, u32>, of: K) {
+    if let Some(count) = counts.get_mut(&of) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(&of);
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Request {
     pub uid: u32,
     /// Number of the user's connection.
     pub connection: u64,
+    /// Its place among the requests of the user: higher ones first.
+    pub priority: u8,
     pub model: ModelId,
     /// Bytes of one KV page of the model; above 0.
     pub page_bytes: u64,
@@ -119,6 +121,12 @@ impl<A> Sequence<A> {
         u64::from(self.claimed_pages()).saturating_mul(self.request.page_bytes)
     }
 
+    /// Bytes of claimed pages that it does not have yet.
+    pub fn outstanding_bytes(&self) -> u64 {
+        let pages = self.claimed_pages().saturating_sub(self.kv.pages.len() as u32);
+        u64::from(pages).saturating_mul(self.request.page_bytes)
+    }
+
     /// Number of known tokens. Fits a `u32`: `Job::check` bounds the prompt by `context_tokens`, and every sampled
     /// token has a position.
     pub fn token_count(&self) -> u32 {
@@ -189,6 +197,7 @@ impl Sequence {
             id: job.id,
             uid: job.uid,
             connection: job.connection,
+            priority: job.priority,
             model: job.model.id,
             page_bytes,
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`

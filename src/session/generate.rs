@@ -41,6 +41,7 @@ pub(super) async fn run(
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
     let mut session = Continued::begin(call, &request)?;
+    let priority = request.priority();
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
@@ -65,6 +66,7 @@ pub(super) async fn run(
         id,
         uid: call.peer().uid,
         connection: call.connection.number,
+        priority,
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
         max_tokens: valid.max_tokens,

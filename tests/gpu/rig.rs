@@ -134,6 +134,7 @@ impl Rig {
             id: handle.new_sequence_id(),
             uid: 1000,
             connection: 0,
+            priority: 128,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

@@ -65,6 +65,7 @@ impl Rig {
             id,
             uid,
             connection: 0,
+            priority: 128,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

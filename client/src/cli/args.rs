@@ -325,6 +325,9 @@ pub struct RunArguments {
     /// Go on with the session of this name, or begin one: the daemon has its earlier prompts and answers
     #[arg(long, value_name = "NAME")]
     pub session: Option<String>,
+    /// Before your requests with a lower number, after those with a higher one, 0 to 255 [default: 128]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub priority: Option<u8>,
     /// Continue past end-of-generation tokens
     #[arg(long)]
     pub ignore_eog: bool,

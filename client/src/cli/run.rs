@@ -94,6 +94,10 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
         request_id: random_request_id(),
         ext: vec![],
     };
+    let request = match arguments.priority {
+        Some(priority) => request.with_priority(priority),
+        None => request,
+    };
     let Some(name) = &arguments.session else { return Ok(request) };
     let request = request.with_session(name);
     request.session().map_err(|error| Failure::usage(&format!("--session {name:?}: {error}")))?;

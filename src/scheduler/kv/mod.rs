@@ -396,6 +396,11 @@ impl Kv {
         self.used_bytes.saturating_sub(cached)
     }
 
+    /// The same of one user.
+    pub fn held_by(&self, uid: u32) -> u64 {
+        self.pools.values().map(|pool| pool.held_by(uid)).sum()
+    }
+
     /// Whole pages of the longest known prefix of `tokens` that sequences hold already.
     pub fn shared_pages(&self, model: ModelId, uid: u32, tokens: &[u32]) -> u32 {
         let (Some(tree), Some(pool)) = (self.trees.get(&self.key(model, uid)), self.pools.get(&model)) else {

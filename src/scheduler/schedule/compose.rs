@@ -4,8 +4,9 @@
 //! Those on the same model do whose time is not far ahead. Others of no smaller share do with rows that cost next to
 //! nothing. Where several users have work, a step is short. It takes as many rows as fit into [`QUANTUM`], or into the
 //! time that reading the weights takes anyway. Users share these rows equally. Of a user, decoding sequences go before
-//! prompts, and those of the connection with the least device time before others.
+//! prompts, and those of the connection with the least device time before others. Higher priorities lead.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -218,7 +219,8 @@ impl<A> Schedule<A> {
                 if short(sequence.request.uid) { (time, sequence.served) } else { (Duration::ZERO, 0) };
             (turn, !sequence.decodes(), time, *at)
         });
-        order.into_iter().map(|at| self.running[at].request.id).collect()
+        let order: Vec<&Sequence<A>> = order.into_iter().map(|at| &self.running[at]).collect();
+        ranked(order).into_iter().map(|sequence| sequence.request.id).collect()
     }
 
     /// Charges a step, or a stretch of one, to its users and sequences. The time of the weights counts equally for all
@@ -267,6 +269,22 @@ impl<A> Schedule<A> {
         let mut others = others.map(|s| s.request.uid).filter(|uid| step.work.iter().all(|w| w.uid != *uid));
         others.any(|uid| self.accounts.of(uid) < spent) || !self.queue.is_empty()
     }
+}
+
+/// Lets the sequences of a user's higher priorities take the first of its places in an order. Other users keep theirs.
+fn ranked<A>(order: Vec<&Sequence<A>>) -> Vec<&Sequence<A>> {
+    let mut of_users: BTreeMap<u32, Vec<&Sequence<A>>> = BTreeMap::new();
+    for sequence in &order {
+        of_users.entry(sequence.request.uid).or_default().push(sequence);
+    }
+    let mut of_users: BTreeMap<u32, _> = of_users
+        .into_iter()
+        .map(|(uid, mut of_user)| {
+            of_user.sort_by_key(|s| Reverse(s.request.priority));
+            (uid, of_user.into_iter())
+        })
+        .collect();
+    order.iter().filter_map(|s| of_users.get_mut(&s.request.uid)?.next()).collect()
 }
 
 /// Most rows of a step.

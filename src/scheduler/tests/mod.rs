@@ -174,6 +174,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         id,
         uid: 1000,
         connection: 0,
+        priority: 128,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

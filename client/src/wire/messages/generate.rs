@@ -54,6 +54,24 @@ impl GenerateRequest {
         self
     }
 
+    /// The same request, before those of its user with a lower number and after those with a higher one. Nothing changes for
+    /// other users. Requests without a priority have [`PRIORITY`].
+    #[must_use]
+    pub fn with_priority(mut self, priority: u8) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_PRIORITY);
+        self.ext.push((EXT_GENERATE_PRIORITY, vec![priority]));
+        self
+    }
+
+    /// Place of the request among those of its user: higher ones first. [`PRIORITY`] without one, and for bytes that are none.
+    pub fn priority(&self) -> u8 {
+        let of = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_PRIORITY);
+        match of.map(|(_, bytes)| bytes.as_slice()) {
+            Some([priority]) => *priority,
+            _ => PRIORITY,
+        }
+    }
+
     /// Name of the session that the request goes on with, if it names one.
     ///
     /// # Errors
@@ -70,6 +88,12 @@ impl GenerateRequest {
 
 /// Key of [`GenerateRequest`]'s `ext`: name of the session that the request goes on with, as text.
 pub const EXT_GENERATE_SESSION: u16 = EXT_CRITICAL | 1;
+
+/// Key of [`GenerateRequest`]'s `ext`: u8, the request's place among those of its user.
+pub const EXT_GENERATE_PRIORITY: u16 = 1;
+
+/// Priority of a request that states none.
+pub const PRIORITY: u8 = 128;
 
 /// A name that no session can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
