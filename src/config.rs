@@ -524,8 +524,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 47,
-            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 5 kv, 2 log: a new key needs its line in the example"
+            keys, 48,
+            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 6 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -99,6 +99,9 @@ pub struct Job {
     /// Context limit in tokens: the smaller of the model's own limit and the configured one. If the KV budget holds fewer
     /// and `max_tokens` reaches to this limit, the answer ends there with [`StopReason::ContextFull`].
     pub context_tokens: u32,
+    /// When the context is full, the answer goes on without the oldest half of the tokens after so many first ones. `None`: it
+    /// ends with [`StopReason::ContextFull`].
+    pub shift: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// The answer ends before the first of these texts.
@@ -118,7 +121,10 @@ pub struct Job {
 impl Job {
     /// Most tokens that an answer to a prompt of `prompt_tokens` can have.
     fn answer_tokens(&self, prompt_tokens: u32) -> u32 {
-        self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens))
+        match self.shift {
+            Some(_) => self.max_tokens,
+            None => self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens)),
+        }
     }
 
     /// Most positions that the sequence can fill.
@@ -210,6 +216,8 @@ pub struct Outcome {
     pub reused_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
+    /// Tokens that were dropped because the context was full.
+    pub dropped_tokens: u32,
     /// Time from arrival to admission.
     pub queue: Duration,
     /// Time its steps waited for weights in flight, until its first token. Excludes load time that overlapped with

@@ -107,6 +107,8 @@ pub(super) struct Schedule<A = Answer> {
     /// Number of waiting sequences by user and connection. Steps and admissions ask for users; the queue may have
     /// thousands.
     waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
+    /// The number of the last admission of each live user.
+    admissions: BTreeMap<u32, u64>,
     /// Number of waiting sequences by priority.
     priorities: BTreeMap<u8, u32>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
@@ -147,6 +149,7 @@ impl<A> Schedule<A> {
             limits,
             queue: VecDeque::new(),
             waiting: BTreeMap::new(),
+            admissions: BTreeMap::new(),
             priorities: BTreeMap::new(),
             running: Vec::new(),
             turn: None,
@@ -292,6 +295,17 @@ impl<A> Schedule<A> {
             self.offer_pages(at, work.samples);
         }
         self.running.get_mut(at)
+    }
+
+    /// Drops the oldest half of an admitted sequence's tokens after the first `kept` ones. Keys and values of the others depend
+    /// on those before, so it prefills them again. Its pages are left to later sequences.
+    pub fn shift(&mut self, id: SequenceId, kept: u32) {
+        let Some(at) = self.running.iter().position(|s| s.request.id == id) else { return };
+        self.offer_pages(at, true);
+        let sequence = &mut self.running[at];
+        self.kv.release(sequence.request.model, &mut sequence.kv);
+        sequence.drop_oldest(kept);
+        self.attach(at);
     }
 
     /// The page to copy, and to which, before rows of a sequence are computed.

@@ -223,6 +223,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         uid: 0,
         connection: 0,
         priority: 128,
+        shift: None,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

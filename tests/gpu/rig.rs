@@ -135,6 +135,7 @@ impl Rig {
             uid: 1000,
             connection: 0,
             priority: 128,
+            shift: None,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

@@ -66,6 +66,7 @@ impl Rig {
             uid,
             connection: 0,
             priority: 128,
+            shift: None,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

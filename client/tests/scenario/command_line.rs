@@ -350,6 +350,34 @@ fn limit_changes_a_user_and_shows_its_limits() {
 }
 
 #[test]
+fn run_states_a_priority_and_a_context_shift_where_it_is_told_to() {
+    type Wanted = (u8, Option<u32>);
+    let cases: [(&[&str], Wanted); 4] = [
+        (&[], (PRIORITY, None)),
+        (&["--priority", "7"], (7, None)),
+        (&["--context-shift"], (PRIORITY, Some(1))),
+        (&["--priority", "255", "--context-shift", "--keep", "300"], (255, Some(300))),
+    ];
+    for (arguments, wanted) in cases {
+        let server = Server::greeting(move |mut peer| {
+            let (stream, request) = generate(&mut peer);
+            assert_eq!((request.priority(), request.context_shift()), wanted);
+            let ext = number_ext([(EXT_END_DROPPED, 95)]);
+            peer.send(stream, Op::End, &GenerateEnd { ext, ..end() });
+        });
+        let (code, text, _) = run(&server, &[&["run", "m", "more", "--json"], arguments].concat());
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((code, json["dropped_tokens"].as_u64()), (0, Some(95)), "{arguments:?}");
+        server.join();
+    }
+    let server = Server::greeting(|_| ());
+    let shift_and_session = ["--context-shift", "--session", "s"];
+    for usage in [&["--priority", "256"][..], &["--priority", "-1"], &["--keep", "3"], &shift_and_session] {
+        assert_eq!(run(&server, &[&["run", "m", "p"], usage].concat()).0, 2, "{usage:?}");
+    }
+}
+
+#[test]
 fn run_goes_on_with_a_session_and_sessions_shows_and_forgets_them() {
     let server = Server::greeting(|mut peer| {
         let (stream, request) = generate(&mut peer);

@@ -220,6 +220,8 @@ impl Core {
                 self.end(work.id, done);
             } else if !heard {
                 self.fail(work.id, JobError::Cancelled);
+            } else if let Some(kept) = sequence.shifts() {
+                self.schedule.shift(work.id, kept);
             }
         }
         self.release_freed(); // pages that others have with the same tokens

@@ -3,7 +3,7 @@
 //! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. Nobody knows
 //! its later need: many answers end long before the context is full.
 //!
-//! - The user with the fewest places is served first. Of a user, sequences of the highest priority are. Of these, the
+//! - The user with the fewest places is served first; of several, the one that was admitted longest ago. Of a user, sequences of the highest priority are. Of these, the
 //!   connection with the fewest places is, then that with the least device time; its sequences in order of arrival. A
 //!   sequence that does not fit blocks others of the same user only.
 //! - A user may hold all places and bytes while nobody else wants them. A user below its equal share takes the lack
@@ -61,7 +61,7 @@ struct Lack {
 
 /// The waiting sequence of a user that is served first.
 struct Head<'a, A> {
-    /// Index in the queue of the first sequence of the user: priorities do not count against other users.
+    /// Index in the queue of the user's first sequence, whatever the priorities.
     first: usize,
     /// That of this one.
     at: usize,
@@ -91,6 +91,8 @@ impl<A> Schedule<A> {
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);
         (sequence.admitted, sequence.queued) = (Some(now), None);
+        let last = self.admissions.values().max().copied().unwrap_or(0);
+        self.admissions.insert(sequence.request.uid, last + 1);
         self.running.push(sequence);
         self.attach(self.running.len() - 1);
     }
@@ -112,7 +114,7 @@ impl<A> Schedule<A> {
         let places = |uid: u32| held.get(&uid).map_or(0, |held| held.places);
         let order = |head: &Head<'_, A>| {
             let uid = head.sequence.request.uid;
-            (!self.is_privileged(uid), places(uid), head.first)
+            (!self.is_privileged(uid), places(uid), self.admissions.get(&uid).copied(), head.first)
         };
         heads.sort_by_key(order);
         heads.into_iter().find_map(|head| Some((head.at, self.victims(head.sequence, &held, now)?)))

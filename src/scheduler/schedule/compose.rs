@@ -82,7 +82,8 @@ impl<A> Schedule<A> {
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
-        Some(StepPlan { model, work, switched, resumed: false, goal })
+        // Without work, all pages are those of privileged users: the others wait for them.
+        (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
     }
 
     /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The
@@ -114,6 +115,7 @@ impl<A> Schedule<A> {
             self.contended = now.checked_add(CONTENDED);
         }
         self.accounts.forget_except(&live);
+        self.admissions.retain(|uid, _| live.contains(uid));
         self.connections.retain(|uid, _| live.contains(uid));
         if self.turns.len() > 2 * (self.running.len() + self.queue.len()) + TURNS_KEPT {
             let live: BTreeSet<(u32, ModelId)> =

@@ -25,8 +25,9 @@ impl<A> Schedule<A> {
         now: Instant,
     ) -> Option<Work> {
         loop {
+            let Request { uid, connection, model, page_bytes, .. } = self.get(id)?.request;
+            let full = self.is_full(uid, page_bytes);
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
-            let Request { uid, connection, model, page_bytes, .. } = sequence.request;
             let rows = sequence.pending().min(most);
             if !sequence.needs_page(rows) {
                 sequence.served = self.steps;
@@ -41,7 +42,6 @@ impl<A> Schedule<A> {
                     decode: sequence.decodes(),
                 });
             }
-            let full = self.kv.held_by(uid).saturating_add(page_bytes) > self.limits.kv_user_bytes;
             let page = if full { None } else { self.kv.take(model, uid) };
             if let Some(page) = page {
                 sequence.kv.pages.push(page);
@@ -50,12 +50,26 @@ impl<A> Schedule<A> {
                 self.kv.copied(model, &mut sequence.kv);
                 sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
             } else {
-                let victim = self.next_preempted(uid, full, now)?;
+                let Some(victim) = self.next_preempted(uid, full, now) else {
+                    if self.kv.room_bytes() == self.kv.budget_bytes {
+                        return None;
+                    }
+                    self.kv.set_room(None); // nobody has pages, so the device may have memory for some
+                    continue;
+                };
                 self.park(victim, now)?;
                 self.preempted += 1;
                 work.retain(|planned| planned.id != victim);
             }
         }
+    }
+
+    /// True if a user holds as much as one may. Pages that it is charged for and others hold do not count without own ones.
+    fn is_full(&self, uid: u32, page_bytes: u64) -> bool {
+        let more = self.kv.held_by(uid).saturating_add(page_bytes);
+        let holds =
+            |s: &Sequence<A>| s.request.uid == uid && (!s.kv.pages.is_empty() || s.kv.copied.is_some());
+        more > self.limits.kv_user_bytes && self.running.iter().any(holds)
     }
 
     /// Parks the sequence that is to give its pages up for a step. It waits until another one ends: the device has memory for

@@ -72,6 +72,22 @@ impl GenerateRequest {
         }
     }
 
+    /// The same request, whose answer goes on when the context is full: half of the oldest tokens are dropped, after the first
+    /// `kept` ones.
+    #[must_use]
+    pub fn with_context_shift(mut self, kept: u32) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_SHIFT);
+        self.ext.push((EXT_GENERATE_SHIFT, kept.to_le_bytes().to_vec()));
+        self
+    }
+
+    /// How many first tokens stay when the context is full, if the answer is to go on then. The same for bytes that are no
+    /// number.
+    pub fn context_shift(&self) -> Option<u32> {
+        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_SHIFT)?;
+        bytes.as_slice().try_into().ok().map(u32::from_le_bytes)
+    }
+
     /// Name of the session that the request goes on with, if it names one.
     ///
     /// # Errors
@@ -91,6 +107,9 @@ pub const EXT_GENERATE_SESSION: u16 = EXT_CRITICAL | 1;
 
 /// Key of [`GenerateRequest`]'s `ext`: u8, the request's place among those of its user.
 pub const EXT_GENERATE_PRIORITY: u16 = 1;
+
+/// Key of [`GenerateRequest`]'s `ext`: u32, how many first tokens stay when the context is full and the answer goes on.
+pub const EXT_GENERATE_SHIFT: u16 = 2;
 
 /// Priority of a request that states none.
 pub const PRIORITY: u8 = 128;
@@ -205,7 +224,16 @@ pub const EXT_END_REUSED: u16 = 1;
 /// Key of [`GenerateEnd`]'s `ext`: tokens that the session now has, as a little-endian u64; absent without a session.
 pub const EXT_END_SESSION: u16 = 2;
 
+/// Key of [`GenerateEnd`]'s `ext`: tokens that were dropped because the context was full, as a little-endian u64; absent for
+/// none.
+pub const EXT_END_DROPPED: u16 = 3;
+
 impl GenerateEnd {
+    /// Tokens of prompt and answer that were dropped because the context was full.
+    pub fn dropped_tokens(&self) -> u64 {
+        number(&self.ext, EXT_END_DROPPED).unwrap_or(0)
+    }
+
     /// Tokens that the request's session now has; `None` without a session.
     pub fn session_tokens(&self) -> Option<u64> {
         number(&self.ext, EXT_END_SESSION)
