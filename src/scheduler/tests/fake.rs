@@ -112,6 +112,7 @@ impl Control {
             state.opened += 1;
             state.slots.clear();
             state.pages.clear();
+            control.1.free_all_pages();
             drop(state);
             Ok(Box::new(Fake { control: control.clone(), step: None, suspended: Vec::new() }))
         }

@@ -111,6 +111,12 @@ impl Memory {
         book.pages = book.pages.map(|pages| pages - bytes);
     }
 
+    /// The device was opened again.
+    pub fn free_all_pages(&self) {
+        let mut book = self.0.lock();
+        book.pages = book.pages.map(|_| 0);
+    }
+
     pub fn fail_loads(&self, count: u32) {
         self.0.lock().failing = count;
     }

@@ -1,8 +1,10 @@
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::sequence::Request;
+use crate::scheduler::tests::of_all_threads;
 
 mod priorities;
 mod users;
@@ -430,14 +432,18 @@ impl Rules {
 
 #[test]
 fn random_schedules_keep_the_rules() {
-    let mut preempted = 0;
-    for seed in 0..10_000 {
+    let preempted = AtomicUsize::new(0);
+    let seeds = of_all_threads(|seed| {
         let mut rules = Rules::new(seed);
         for _ in 0..150 {
             rules.turn();
         }
         rules.finish();
-        preempted += usize::from(rules.preempted > 0);
-    }
-    assert!(preempted > 1000, "in {preempted} schedules a sequence gave its pages up");
+        preempted.fetch_add(usize::from(rules.preempted > 0), Ordering::Relaxed);
+    });
+    let preempted = preempted.into_inner();
+    assert!(
+        seeds < 1000 || preempted as u64 * 10 > seeds,
+        "in {preempted} of {seeds} schedules a sequence gave its pages up"
+    );
 }
