@@ -102,7 +102,8 @@ fn run_with_json_prints_one_object() {
     let object: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     let expected = serde_json::json!({
         "text": "x!", "prompt_ids": [5, 6], "ids": [1], "stop_reason": "max_tokens",
-        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "session_tokens": null, "seed": 9,
+        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "dropped_tokens": 0,
+        "session_tokens": null, "seed": 9,
         "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
         "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
     });
