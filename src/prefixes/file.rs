@@ -366,7 +366,8 @@ mod tests {
     #[test]
     fn pages_of_an_older_file_stay_beside_new_ones_as_far_as_they_have_room() {
         let newer = of(vec![page(None, 32, 1), page(Some(0), 32, 7), page(Some(0), 12, 4)]);
-        let wanted: [(u64, &[(Option<u32>, u32)]); 3] = [
+        type Pages<'a> = &'a [(Option<u32>, u32)];
+        let wanted: [(u64, Pages<'_>); 3] = [
             (u64::MAX, &[(None, 1), (Some(0), 7), (Some(0), 4), (Some(0), 2), (Some(3), 3)]),
             (24 + PAGE_BYTES_BESIDE, &[(None, 1), (Some(0), 7), (Some(0), 4), (Some(0), 2)]),
             (9, &[(None, 1), (Some(0), 7), (Some(0), 4)]),
