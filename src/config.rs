@@ -428,7 +428,7 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let l = &self.limits;
         let d = &self.device;
-        let ranges: [(&'static str, u64, u64, u64); 19] = [
+        let ranges: [(&'static str, u64, u64, u64); 20] = [
             ("limits.context_tokens", l.context_tokens.into(), 16, CONTEXT_TOKENS_MAX.into()),
             ("limits.connections", l.connections.into(), 1, 60_000),
             ("limits.connections_per_uid", l.connections_per_uid.into(), 1, 60_000),
@@ -448,6 +448,7 @@ impl Config {
             ("cpu.threads", self.cpu.threads as u64, 0, 1024),
             ("host.lock_mib", self.host.lock_mib, 0, 1 << 24),
             ("kv.budget_mib", self.kv.budget_mib, 0, 1 << 24),
+            ("kv.percent_per_uid", self.kv.percent_per_uid.into(), 1, 100),
             ("kv.keep_mib", self.kv.keep_mib, 0, 1 << 24),
         ];
         for (key, value, min, max) in ranges {
@@ -523,8 +524,8 @@ mod tests {
         let table: toml::Table = text.parse().unwrap();
         let keys: usize = table.values().map(|v| v.as_table().map_or(1, toml::Table::len)).sum();
         assert_eq!(
-            keys, 47,
-            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 5 kv, 2 log: a new key needs its line in the example"
+            keys, 48,
+            "socket, models, 13 limits, 9 policy, 9 device, 3 cpu, 3 host, 1 weights, 6 kv, 2 log: a new key needs its line in the example"
         );
     }
 

@@ -83,6 +83,8 @@ fn submit(
         id: handle.new_sequence_id(),
         uid,
         connection: 0,
+        priority: 128,
+        shift: None,
         model: Arc::clone(model),
         prompt: (0..prompt).map(|i| ((i + 1) * 7919 + salt * 104_729) % vocab).map(|id| id as u32).collect(),
         max_tokens: tokens,

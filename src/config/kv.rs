@@ -8,7 +8,7 @@ use crate::backend::KvType;
 use crate::scheduler::Reuse;
 
 /// Keys and values of sequences.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
     /// Element type.
@@ -16,10 +16,26 @@ pub struct Kv {
     pub kind: KvType,
     /// Memory for all KV pages in MiB; 0: a quarter of the machine's memory.
     pub budget_mib: u64,
+    /// Most of that memory that one uid's running requests may hold, in percent.
+    pub percent_per_uid: u32,
     /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
     /// Most MiB of keys and values that files keep over restarts and idle times; 0: none are kept.
     pub keep_mib: u64,
     /// Folder of these files; empty: `prefixes` in the service's cache directory.
     pub keep_dir: PathBuf,
+}
+
+impl Default for Kv {
+    fn default() -> Self {
+        Self {
+            kind: KvType::default(),
+            budget_mib: 0,
+            // A user that holds more than its equal share gives way to others in any case.
+            percent_per_uid: 100,
+            reuse: Reuse::default(),
+            keep_mib: 0,
+            keep_dir: PathBuf::new(),
+        }
+    }
 }

@@ -338,6 +338,7 @@ fn engine_options(config: &Config, users: &Arc<UserLimits>) -> EngineOptions {
         sequences_max: config.limits.running as usize,
         queue_max: config.limits.queued as usize,
         kv_budget_bytes: config.kv_budget_bytes(),
+        kv_percent_per_user: config.kv.percent_per_uid,
         reuse: config.kv.reuse,
         privileged: privileged_uids().to_vec(),
         users: Arc::clone(users),

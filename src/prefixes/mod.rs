@@ -1,13 +1,14 @@
 //! Keeps prefixes across restarts and idle times: keys and values of prompts, in files.
 //!
-//! The engine hands over the known prefixes of a KV pool before the pool closes; a thread writes them. Before the first
-//! request of that user and model, the session takes the file and gives its content to the engine. The file is removed. A file
-//! that is damaged, or of another model, is removed without being used: the prompt is computed then.
+//! The engine hands over the known prefixes of a KV pool before the pool closes; a thread writes them. Before a request of that
+//! user and model, the session reads the pages that the prompt begins with, and gives them to the engine. A file goes when all
+//! of its pages were given back. Until then a later one takes its pages over. A file that is damaged, or of another model, is
+//! removed, and nothing more of it is used: the prompt is computed then.
 //!
 //! Files lie in one folder a user, which the daemon alone may read. Together they have a limit; the oldest file of the user
 //! with most bytes goes first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -28,7 +29,7 @@ mod file;
 pub mod sessions;
 mod summed;
 
-use file::Digest;
+use file::{Digest, Index, Reader};
 
 /// The folder of prefixes that all users share.
 const SHARED: &str = "all";
@@ -43,11 +44,20 @@ pub struct Key {
 }
 
 /// A file that can be taken back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Kept {
     bytes: u64,
     /// Grows from file to file, in the order in which they were written.
     number: u64,
+    /// After the first look at it.
+    opened: Option<Opened>,
+}
+
+/// The pages of a file, and those that were given back.
+#[derive(Debug)]
+struct Opened {
+    index: Index,
+    given: BTreeSet<u32>,
 }
 
 type Files = BTreeMap<Key, Kept>;
@@ -114,21 +124,58 @@ impl PrefixStore {
         self.files.lock().is_empty()
     }
 
-    /// Whether there is a file of that name.
-    pub fn has(&self, key: &Key) -> bool {
-        self.files.lock().contains_key(key)
+    /// Whether the file of that name may have pages of this prompt that were not given back.
+    pub fn has(&self, key: &Key, prompt: &[u32]) -> bool {
+        let files = self.files.lock();
+        let Some(kept) = files.get(key) else { return false };
+        let has = |of: &Opened| of.index.path(prompt).iter().any(|page| !of.given.contains(page));
+        kept.opened.as_ref().is_none_or(has)
     }
 
-    /// Reads a file and removes it. `None` if it is gone or of no use. Blocks.
-    pub fn take(&self, key: Key) -> Option<Prefixes> {
-        self.files.lock().remove(&key)?;
+    /// Reads the pages of a file that a prompt begins with. `None` without any, or if the file is of no use: then it is
+    /// removed. Blocks.
+    pub fn take(&self, key: Key, prompt: &[u32]) -> Option<Prefixes> {
+        let number = self.files.lock().get(&key)?.number;
         let path = self.path(&key);
-        let read = file::read(&path, &key.model, key.uid);
-        remove(&path);
-        read.inspect_err(|error| {
-            tracing::warn!(file = %path.display(), %error, "a file of kept prefixes is removed: it cannot be used");
-        })
-        .ok()
+        let read = Reader::open(&path, &key.model, key.uid).and_then(|reader| {
+            let pages = reader.index.path(prompt);
+            Ok((reader.prefixes(&pages, key.uid)?, pages, reader.index))
+        });
+        match read {
+            Ok((prefixes, pages, index)) => {
+                self.given(key, number, index, pages);
+                Some(prefixes).filter(|prefixes| !prefixes.pages.is_empty())
+            }
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "a file of kept prefixes is removed: it cannot be used");
+                self.drop_file(&key, number);
+                None
+            }
+        }
+    }
+
+    /// Notes pages that were given back, and removes a file of which all were.
+    fn given(&self, key: Key, number: u64, index: Index, pages: Vec<u32>) {
+        let mut files = self.files.lock();
+        let Some(kept) = files.get_mut(&key).filter(|kept| kept.number == number) else { return };
+        let opened = kept.opened.get_or_insert_with(|| Opened { index, given: BTreeSet::new() });
+        opened.given.extend(pages);
+        let all = opened.given.len() == opened.index.len();
+        drop(files);
+        if all {
+            self.drop_file(&key, number);
+        }
+    }
+
+    /// Removes a file, unless it was replaced.
+    fn drop_file(&self, key: &Key, number: u64) {
+        let mut files = self.files.lock();
+        let of = files.get(key).is_some_and(|kept| kept.number == number);
+        let gone = of.then(|| files.remove(key)).flatten();
+        drop(files);
+        if gone.is_some() {
+            remove(&self.path(key));
+        }
     }
 
     /// Removes the files of a model, or all. Returns how many.
@@ -159,15 +206,26 @@ impl PrefixStore {
             let bytes = bytes_of(&prefixes);
             self.make_room(bytes, Some(key));
             let path = self.path(&key);
-            let written = path
-                .parent()
-                .map_or(Ok(()), make_dir)
-                .and_then(|()| file::write(&path, &key.model, &prefixes));
+            let there = self.files.lock().contains_key(&key);
+            let old = there.then(|| Reader::open(&path, &key.model, key.uid).ok()).flatten();
+            let room = self.room_beside(key).saturating_sub(bytes);
+            let write = |old| file::write(&path, &key.model, &prefixes, old);
+            let written = path.parent().map_or(Ok(()), make_dir).and_then(|()| {
+                let both = old.as_ref().map(|old| write(Some((old, room))));
+                both.and_then(Result::ok).map_or_else(|| write(None), Ok)
+            });
             match written {
                 Ok(bytes) => {
                     let mut files = self.files.lock();
                     let number = next_number(&files);
-                    files.insert(key, Kept { bytes, number });
+                    let forgotten = there && !files.contains_key(&key);
+                    if !forgotten {
+                        files.insert(key, Kept { bytes, number, opened: None });
+                    }
+                    drop(files);
+                    if forgotten {
+                        remove(&path); // somebody dropped the old pages meanwhile
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(file = %path.display(), %error, "prefixes could not be kept: they are computed again");
@@ -175,6 +233,13 @@ impl PrefixStore {
             }
             self.queued.fetch_sub(bytes, Ordering::Relaxed);
         }
+    }
+
+    /// Bytes that the file of that name may have beside all others.
+    fn room_beside(&self, key: Key) -> u64 {
+        let files = self.files.lock();
+        let others = files.iter().filter(|(of, _)| **of != key).map(|(_, kept)| kept.bytes);
+        self.limit_bytes.saturating_sub(others.sum())
     }
 
     /// Removes files until `bytes` more fit beside those of others than `key`.
@@ -295,7 +360,7 @@ fn scan(dir: &Path) -> io::Result<Files> {
     }
     found.sort_by_key(|(modified, ..)| *modified);
     let numbered = found.into_iter().zip(0..);
-    Ok(numbered.map(|((_, key, bytes), number)| (key, Kept { bytes, number })).collect())
+    Ok(numbered.map(|((_, key, bytes), number)| (key, Kept { bytes, number, opened: None })).collect())
 }
 
 fn next_number(files: &Files) -> u64 {

@@ -1,4 +1,4 @@
-//! Files with a checksum at their end, which appear whole or not at all.
+//! Files with a checksum after what is read at once, which appear whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -29,6 +29,19 @@ pub(super) fn write(
     version: u32,
     content: impl FnOnce(&mut Out) -> io::Result<()>,
 ) -> io::Result<u64> {
+    create(path, magic, version, |out| {
+        content(out)?;
+        out.sum()
+    })
+}
+
+/// As [`write`], for `content` that has its own checksums.
+pub(super) fn create(
+    path: &Path,
+    magic: &[u8; 8],
+    version: u32,
+    content: impl FnOnce(&mut Out) -> io::Result<()>,
+) -> io::Result<u64> {
     let part = path.with_extension(PART);
     let _ = fs::remove_file(&part); // left by a daemon that was killed
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
@@ -37,8 +50,6 @@ pub(super) fn write(
         out.put(magic)?;
         out.number(version)?;
         content(&mut out)?;
-        let crc = out.crc.clone().finalize();
-        out.number(crc)?;
         out.to.flush()?;
         fs::rename(&part, path)
     };
@@ -61,6 +72,12 @@ impl Out {
         self.crc.update(bytes);
         self.bytes += bytes.len() as u64;
         self.to.write_all(bytes)
+    }
+
+    /// The CRC-32 of all before.
+    pub fn sum(&mut self) -> io::Result<()> {
+        let crc = self.crc.clone().finalize();
+        self.number(crc)
     }
 
     pub fn number(&mut self, number: u32) -> io::Result<()> {
@@ -92,22 +109,13 @@ pub(super) fn read<T>(
     version: u32,
     content: impl FnOnce(&mut In) -> Result<T, FileError>,
 ) -> Result<T, FileError> {
-    let file = File::open(path)?;
-    let left = file.metadata()?.len();
-    let mut from = In { from: BufReader::new(file), crc: crc32fast::Hasher::new(), left };
-    if from.array::<8>()? != *magic {
-        return Err(FileError::Damaged("its first bytes are others"));
-    }
-    let found = from.number()?;
-    if found != version {
-        return Err(FileError::Version { found, known: version });
-    }
+    let mut from = In::open(path, magic, version)?;
     let content = content(&mut from)?;
-    let crc = from.crc.clone().finalize();
-    if from.number()? != crc || from.left != 0 {
-        return Err(FileError::Damaged("its checksum is another"));
+    from.check()?;
+    match from.left {
+        0 => Ok(content),
+        _ => Err(FileError::Damaged("it is too long")),
     }
-    Ok(content)
 }
 
 /// A file that is being read.
@@ -119,6 +127,34 @@ pub(super) struct In {
 }
 
 impl In {
+    /// Opens a file that begins with `magic` and `version`.
+    pub fn open(path: &Path, magic: &[u8; 8], version: u32) -> Result<Self, FileError> {
+        let file = File::open(path)?;
+        let left = file.metadata()?.len();
+        let mut from = Self { from: BufReader::new(file), crc: crc32fast::Hasher::new(), left };
+        if from.array::<8>()? != *magic {
+            return Err(FileError::Damaged("its first bytes are others"));
+        }
+        match from.number()? {
+            found if found == version => Ok(from),
+            found => Err(FileError::Version { found, known: version }),
+        }
+    }
+
+    /// Compares the CRC-32 of all before with the one that is read next.
+    pub fn check(&mut self) -> Result<(), FileError> {
+        let crc = self.crc.clone().finalize();
+        match self.number()? {
+            found if found == crc => Ok(()),
+            _ => Err(FileError::Damaged("its checksum is another")),
+        }
+    }
+
+    /// The file, and how many bytes of it were not read.
+    pub fn rest(self) -> (File, u64) {
+        (self.from.into_inner(), self.left)
+    }
+
     pub fn bytes(&mut self, count: u64) -> Result<Vec<u8>, FileError> {
         self.take(count)?;
         let mut bytes = vec![0; usize::try_from(count).unwrap_or(usize::MAX)]; // at most the file's length

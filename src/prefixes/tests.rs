@@ -35,8 +35,15 @@ fn a_later_store_gives_back_what_an_earlier_one_kept_once() {
     let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
     assert_eq!(store.sums().0, 2);
     let key = |uid| store.key(uid, &model);
-    assert_eq!(store.take(key(1000)), Some(prefixes(Some(1000), 3, 7)));
-    assert_eq!((store.take(key(1000)), store.take(key(1002))), (None, None));
+    let prompt = |pages: usize| vec![7; pages * KV_PAGE_TOKENS];
+    // Two of three pages, then all: those that were given back may be gone since.
+    assert!(store.has(&key(1000), &prompt(2)) && !store.has(&key(1002), &prompt(2)));
+    assert_eq!(store.take(key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)));
+    assert!(!store.has(&key(1000), &prompt(2)) && store.has(&key(1000), &prompt(3)));
+    assert_eq!(store.take(key(1000), &[8; 40]), None, "nothing begins so");
+    assert_eq!((store.sums().0, store.take(key(1000), &prompt(4))), (2, Some(prefixes(Some(1000), 3, 7))));
+    assert!(!store.has(&key(1000), &prompt(3)));
+    assert_eq!((store.take(key(1000), &prompt(3)), store.take(key(1002), &prompt(3))), (None, None));
     assert_eq!(store.sums().0, 1);
     store.finish();
     let left = fs::read_dir(dir.path().join("1000")).unwrap().count();
@@ -55,15 +62,51 @@ fn a_damaged_file_and_one_of_another_user_are_removed_and_not_used() {
     let key = |uid| Key { uid: Some(uid), model: digest(&model) };
     let (mine, theirs) = (store.path(&key(1000)), store.path(&key(1001)));
     let mut bytes = fs::read(&mine).unwrap();
-    bytes[100] ^= 1;
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1; // of the third page
     fs::write(&mine, bytes).unwrap();
-    assert_eq!(store.take(key(1000)), None);
+    let prompt = |pages: usize| vec![7; pages * KV_PAGE_TOKENS];
+    assert_eq!(store.take(key(1000), &prompt(2)), Some(prefixes(Some(1000), 2, 7)), "it is not of these");
+    assert_eq!(store.take(key(1000), &prompt(3)), None);
+    assert!(!mine.exists() && !store.has(&key(1000), &prompt(2)));
     // A user who could move files would still get nothing of another's.
     fs::rename(&theirs, &mine).unwrap();
     drop(store);
     let store = PrefixStore::open(dir.path(), 1 << 20, Reuse::User).unwrap();
-    assert_eq!((store.sums().0, store.take(key(1000))), (1, None));
+    assert_eq!((store.sums().0, store.take(key(1000), &prompt(2))), (1, None));
     assert!(!mine.exists());
+    store.finish();
+}
+
+#[test]
+fn pages_that_were_not_given_back_stay_when_more_are_kept_and_go_when_they_are_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&kept_model());
+    let open = || PrefixStore::open(dir.path(), 9_000, Reuse::User).unwrap();
+    let key = |store: &PrefixStore| store.key(1000, &model);
+    for token in [7, 8] {
+        let store = open();
+        store.keep(&model, prefixes(Some(1000), 3, token));
+        store.finish();
+    }
+    let store = open();
+    assert_eq!(store.sums().0, 1);
+    for (token, pages) in [(7, 3), (8, 2)] {
+        let found = store.take(key(&store), &vec![token; pages * KV_PAGE_TOKENS]);
+        assert_eq!(found, Some(prefixes(Some(1000), pages as u32, token)));
+    }
+    // The newer pages have room, and of the others as many as fit.
+    store.keep(&model, prefixes(Some(1000), 4, 9));
+    store.finish();
+    let store = open();
+    assert!(store.sums().1 <= 9_000, "{:?}", store.sums());
+    let found = |token: u32| {
+        let found = store.take(key(&store), &vec![token; 4 * KV_PAGE_TOKENS]);
+        found.map_or(0, |found| found.pages.len())
+    };
+    assert_eq!([9, 8, 7].map(found), [4, 3, 0]);
+    assert_eq!(store.forget(Some(&model)), usize::from(store.sums().0 == 1));
+    assert_eq!(found(8), 0);
     store.finish();
 }
 
@@ -111,7 +154,7 @@ fn as_many_pages_are_taken_as_a_file_within_the_limit_has() {
         store.finish();
         let (files, bytes) = store.sums();
         assert!(files == usize::from(room > 0) && bytes <= limit, "{bytes} of {limit}");
-        assert!(bytes + 2 * 1136 > limit || limit < 1500, "{bytes} of {limit}: room for more");
+        assert!(bytes + 2 * 1140 > limit || limit < 1500, "{bytes} of {limit}: room for more");
         let again = PrefixStore::open(dir.path(), limit, Reuse::User).unwrap();
         assert_eq!(again.sums(), (files, bytes), "the next daemon finds it within the limit");
         again.finish();

@@ -13,6 +13,7 @@ use super::{Bytes, JobError};
 use crate::backend::{Backend, BackendError, ModelSlot};
 use crate::lock;
 use crate::model::{Model, ModelId};
+use crate::program::FIRST_PART;
 use crate::tensor::LazyTensor;
 
 /// How often the engine looks at loads in flight between steps, so that it notices other work.
@@ -103,6 +104,31 @@ impl Device {
         dropped
     }
 
+    /// Drops cached KV pages for so many bytes of a model's weights, as far as weights of other models would go otherwise.
+    /// Each step of these needs all their weights; a cached page serves only a prompt that begins as an earlier one. A
+    /// model larger than the room of all these streams in any case: then pages stay that would only make its share larger.
+    pub fn spare_others(&mut self, id: ModelId, need_bytes: u64, schedule: &mut Schedule) {
+        let short_bytes = need_bytes.saturating_sub(self.backend.memory().available());
+        if short_bytes == 0 {
+            return;
+        }
+        let others_bytes = self.residency.evictable_bytes(id);
+        let fits = short_bytes <= others_bytes.saturating_add(schedule.page_sums().cached_bytes);
+        schedule.drop_first_cached(if fits { short_bytes } else { short_bytes.min(others_bytes) });
+        self.release_freed(schedule);
+    }
+
+    /// Device bytes of a model's weights that are not there, and of KV pages that have no memory yet.
+    pub fn missing_bytes(&self, model: &Model, facts: &Facts, schedule: &Schedule) -> u64 {
+        let program = &model.plan.program;
+        // Rows of the embedding are read from the file.
+        let tensors = (FIRST_PART + 1..program.part_count()).flat_map(|part| program.part_tensors(part));
+        let all: u64 = tensors.map(|(_, tensor)| facts.weight_bytes(&tensor.lazy)).sum();
+        let weights = all.saturating_sub(self.residency.held(model.id).map(|(_, held)| held.bytes).sum());
+        let pages = schedule.kv().used_bytes().saturating_sub(self.backend.memory().kv);
+        weights.saturating_add(pages)
+    }
+
     /// Closes the open model that has been idle longest, except `but`. False when there is none.
     pub fn close_idle(&mut self, but: Option<ModelId>, schedule: &mut Schedule) -> bool {
         let oldest = self.models.open_and_idle_longest(but);
@@ -132,34 +158,56 @@ impl Device {
         }
     }
 
-    /// Between steps: frees one thing to make room for a model. False when nothing can be freed.
+    /// Between steps: frees one thing for a step that ran out of memory. False when nothing can be freed.
+    ///
+    /// Cached pages go first, then pools of idle models, then weights of other models. Then a sequence gives its pages up. For
+    /// a sequence alone the model's own weights go, unless they are pinned.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`].
-    fn make_room(&mut self, window: &Window, schedule: &mut Schedule) -> Result<bool, BackendError> {
-        if self.drop_cached(None, schedule) || self.close_idle(Some(window.model), schedule) {
+    pub fn make_room_for_step(
+        &mut self,
+        step: &StepPlan,
+        error: &BackendError,
+        schedule: &mut Schedule,
+    ) -> Result<bool, BackendError> {
+        let id = step.model;
+        // The step has already evicted all weights that it may: only KV pages and activations can still make room.
+        let starved = self.residency.take_starved();
+        let few =
+            error.needs().map_or(0, |(_, bytes)| bytes).max(schedule.page_sums().cached_bytes / 8).max(1);
+        let dropped = schedule.drop_first_cached(few) > 0;
+        self.release_freed(schedule);
+        if dropped || self.drop_cached(None, schedule) || self.close_idle(Some(id), schedule) {
             return Ok(true);
         }
-        match self.residency.make_room(window, self.backend.as_mut())? {
-            RoomMade::Evicted => Ok(true),
-            RoomMade::None => Ok(false),
-            RoomMade::InFlight(_) => {
-                lock::pause(ARRIVAL);
-                Ok(true)
+        if starved {
+            return Ok(false);
+        }
+        let others = self.residency.make_room_of_others(id, self.backend.as_mut())?;
+        if matches!(others, RoomMade::None) {
+            // The step would load the model's own weights again, each time.
+            if schedule.park_for_memory(step, self.backend.memory().kv, lock::now()) {
+                self.release_freed(schedule);
+                return Ok(true);
+            }
+            if self.residency.rules(id).pinned {
+                return Ok(false);
             }
         }
+        self.is_made(id, others)
     }
 
-    /// As [`Device::make_room`] for a step that ran out of memory.
-    ///
-    /// # Errors
-    /// [`BackendError::DeviceLost`].
-    pub fn make_room_for_step(&mut self, id: ModelId, schedule: &mut Schedule) -> Result<bool, BackendError> {
-        // The step has already evicted all weights that it may: only KV pages and activations can still make room.
-        match self.residency.take_starved() {
-            true => Ok(self.drop_cached(None, schedule) || self.close_idle(Some(id), schedule)),
-            false => self.make_room(&Window::none(id), schedule),
+    /// Whether an eviction made room, or one of the model's own weights does.
+    fn is_made(&mut self, id: ModelId, others: RoomMade) -> Result<bool, BackendError> {
+        let made = match others {
+            RoomMade::None => self.residency.make_room(&Window::none(id), self.backend.as_mut())?,
+            made => made,
+        };
+        if let RoomMade::InFlight(_) = made {
+            lock::pause(ARRIVAL);
         }
+        Ok(!matches!(made, RoomMade::None))
     }
 
     /// Makes the error for a model without room, with the bytes that others hold.
@@ -237,6 +285,7 @@ impl Device {
         schedule: &mut Schedule,
         wake: &dyn Fn() -> Box<dyn FnOnce() + Send>,
     ) -> Begun<TensorFlight> {
+        self.spare_others(id, self.backend.weight_bytes()(&wanted.tensor.lazy), schedule);
         loop {
             match self.residency.load_for_client(id, wanted.part, &wanted.tensor, self.backend.as_mut()) {
                 Ok(Asked::Loading(tensor)) => return Begun::Flying(TensorFlight::new(&tensor)),

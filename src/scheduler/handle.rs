@@ -147,6 +147,9 @@ pub(super) struct Facts {
     pub info: BackendInfo,
     refuses: fn(&Program) -> Option<BackendError>,
     pub kv_budget_bytes: u64,
+    /// The part of that that one user may hold, and the same in percent.
+    pub kv_user_bytes: u64,
+    kv_percent_per_user: u32,
     kv_page_bytes: fn(&Program) -> u64,
     weight_bytes: fn(&LazyTensor) -> u64,
     scratch_bytes: ScratchBytes,
@@ -157,7 +160,8 @@ pub(super) struct Facts {
 impl Facts {
     fn of(backend: &dyn Backend, options: &EngineOptions) -> Self {
         let most = backend.kv_bytes_max().unwrap_or(u64::MAX);
-        let info = backend.info();
+        let (info, percent) = (backend.info(), options.kv_percent_per_user.clamp(1, 100));
+        let kv_budget_bytes = options.kv_budget_bytes.min(most);
         let rows_max = options.rows_max.unwrap_or_else(|| info.step_rows.max(options.sequences_max)).max(1);
         Self {
             info,
@@ -165,7 +169,10 @@ impl Facts {
             scratch_bytes: backend.scratch_bytes(),
             limits: StepLimits { rows: rows_max, wanted_rows: options.sequences_max.clamp(1, rows_max) },
             refuses: backend.refuses(),
-            kv_budget_bytes: options.kv_budget_bytes.min(most),
+            kv_budget_bytes,
+            kv_user_bytes: kv_budget_bytes / 100 * u64::from(percent)
+                + kv_budget_bytes % 100 * u64::from(percent) / 100,
+            kv_percent_per_user: percent,
             kv_page_bytes: backend.kv_page_bytes(),
         }
     }
@@ -267,8 +274,8 @@ impl EngineHandle {
     /// Submits a request. On success its last event is always `Done` or `Failed`; on an error no event follows.
     ///
     /// # Errors
-    /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::Model`] (the file lost
-    /// bytes), [`JobError::Backend`] (an unsupported model), [`JobError::Invalid`] (a bug of the caller).
+    /// [`JobError::QueueFull`], [`JobError::Draining`], [`JobError::DoesNotFit`], [`JobError::AboveShare`],
+    /// [`JobError::Model`] (the file lost bytes), [`JobError::Backend`] (an unsupported model), [`JobError::Invalid`] (a bug of the caller).
     pub fn submit(&self, mut job: Job) -> Result<(), JobError> {
         job.check()?;
         job.model.files.check_poison()?;
@@ -286,12 +293,11 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Refuses a request that would need more KV cache than the whole budget if it were alone. One that asks for an answer
+    /// Refuses a request that would need more KV cache than its user may hold, if it were alone. One that asks for an answer
     /// to the end of the context gets the context that fits.
     fn check_room(&self, job: &mut Job) -> Result<(), JobError> {
-        let program = &job.model.plan.program;
-        let budget_bytes = self.shared.facts().kv_budget_bytes;
-        let pages = budget_bytes / self.shared.facts().page_bytes(program).max(1);
+        let (program, facts) = (&job.model.plan.program, self.shared.facts());
+        let pages = facts.kv_user_bytes / facts.page_bytes(program).max(1);
         let most = u32::try_from(pages.saturating_mul(KV_PAGE_TOKENS as u64)).unwrap_or(u32::MAX);
         let prompt = u32::try_from(job.prompt.len()).unwrap_or(u32::MAX);
         if job.positions() <= most {
@@ -301,8 +307,13 @@ impl EngineHandle {
             job.context_tokens = most;
             return Ok(());
         }
-        let need_bytes = self.kv_bytes(program, job.positions());
-        Err(JobError::DoesNotFit { context_tokens: job.positions(), need_bytes, budget_bytes })
+        let (context_tokens, budget_bytes) = (job.positions(), facts.kv_budget_bytes);
+        let need_bytes = self.kv_bytes(program, context_tokens);
+        if need_bytes <= budget_bytes {
+            let (share_bytes, percent) = (facts.kv_user_bytes, facts.kv_percent_per_user);
+            return Err(JobError::AboveShare { context_tokens, need_bytes, share_bytes, percent });
+        }
+        Err(JobError::DoesNotFit { context_tokens, need_bytes, budget_bytes })
     }
 
     /// Loads one tensor of a model to the device, as a step would, and waits until it is resident. Callers of the same
@@ -492,6 +503,8 @@ pub struct EngineOptions {
     pub queue_max: usize,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
+    /// Most of that that one user's admitted sequences may hold, in percent: 1 to 100.
+    pub kv_percent_per_user: u32,
     /// The users whose prompts a request may share keys and values with.
     pub reuse: Reuse,
     /// A sequence that had no credit for this long fails.
@@ -515,6 +528,7 @@ impl Default for EngineOptions {
             sequences_max: 32,
             queue_max: 1024,
             kv_budget_bytes: 4 << 30,
+            kv_percent_per_user: 100,
             reuse: Reuse::default(),
             slow_reader: Duration::from_secs(30),
             privileged: Vec::new(),

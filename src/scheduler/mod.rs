@@ -87,6 +87,8 @@ pub struct Job {
     pub uid: u32,
     /// Number of the connection that the request came on: a user's connections take turns.
     pub connection: u64,
+    /// Its place among the requests of the same user: higher ones first.
+    pub priority: u8,
     /// The model to run.
     pub model: Arc<Model>,
     /// Prompt tokens: at least one, each below the vocabulary's size, fewer than `context_tokens`.
@@ -97,6 +99,9 @@ pub struct Job {
     /// Context limit in tokens: the smaller of the model's own limit and the configured one. If the KV budget holds fewer
     /// and `max_tokens` reaches to this limit, the answer ends there with [`StopReason::ContextFull`].
     pub context_tokens: u32,
+    /// When the context is full, the answer goes on without the oldest half of the tokens after so many first ones. `None`: it
+    /// ends with [`StopReason::ContextFull`].
+    pub shift: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
     /// The answer ends before the first of these texts.
@@ -116,7 +121,10 @@ pub struct Job {
 impl Job {
     /// Most tokens that an answer to a prompt of `prompt_tokens` can have.
     fn answer_tokens(&self, prompt_tokens: u32) -> u32 {
-        self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens))
+        match self.shift {
+            Some(_) => self.max_tokens,
+            None => self.max_tokens.min(self.context_tokens.saturating_sub(prompt_tokens)),
+        }
     }
 
     /// Most positions that the sequence can fill.
@@ -208,6 +216,8 @@ pub struct Outcome {
     pub reused_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
+    /// Tokens that were dropped because the context was full.
+    pub dropped_tokens: u32,
     /// Time from arrival to admission.
     pub queue: Duration,
     /// Time its steps waited for weights in flight, until its first token. Excludes load time that overlapped with
@@ -243,6 +253,22 @@ pub enum JobError {
         need_bytes: u64,
         /// Bytes of KV cache that all models share.
         budget_bytes: u64,
+    },
+    /// The request needs more KV cache than one user may hold.
+    #[error(
+        "the KV cache for {context_tokens} tokens needs {}; one user may hold {}, which is {percent} % of it: ask for fewer \
+         tokens or raise kv.percent_per_uid",
+        Bytes(*need_bytes), Bytes(*share_bytes)
+    )]
+    AboveShare {
+        /// Positions that the request may fill.
+        context_tokens: u32,
+        /// Bytes of KV cache that these positions need.
+        need_bytes: u64,
+        /// Bytes of KV cache that one user may hold.
+        share_bytes: u64,
+        /// The same in percent of the budget.
+        percent: u32,
     },
     /// The queue is full.
     #[error("{queued} requests wait already, the limit is {limit}: try again later")]

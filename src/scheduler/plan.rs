@@ -49,7 +49,7 @@ pub struct ResidencyPlan {
     pub kv_bytes: u64,
     /// Activations that are not allocated yet.
     pub scratch_bytes: u64,
-    /// Memory that is free now.
+    /// Memory that is free now, or that cached KV pages have, which leave first.
     pub available_bytes: u64,
     /// Most memory that the engine may use.
     pub budget_bytes: u64,
@@ -82,7 +82,9 @@ impl EngineHandle {
         let open = own.is_some_and(|own| own.scratch_bytes > 0);
         let scratch_bytes = if open { 0 } else { facts.scratch_bytes(program) };
         let in_place = memory.budget == 0;
-        let available_bytes = if in_place { u64::MAX } else { memory.available() };
+        let cached_bytes = snapshot.kv_cached_bytes;
+        let available_bytes =
+            if in_place { u64::MAX } else { memory.available().saturating_add(cached_bytes) };
         let load_bytes = weight_bytes - resident_bytes;
         let mut missing =
             load_bytes.saturating_add(kv_bytes).saturating_add(scratch_bytes).saturating_sub(available_bytes);

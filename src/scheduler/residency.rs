@@ -244,6 +244,15 @@ impl Residency {
         candidates.into_iter().map(|candidate| candidate.model).collect()
     }
 
+    /// Bytes of other models' weights that would be evicted for a model.
+    pub fn evictable_bytes(&self, id: ModelId) -> u64 {
+        let of_model = |other: ModelId| {
+            let least = self.rules(other).parts_min;
+            self.held(other).filter(move |(part, _)| *part >= least).map(|(_, held)| held.bytes)
+        };
+        self.order(Some(id)).into_iter().flat_map(of_model).sum()
+    }
+
     /// Loads a part that a step needs. Begins loads of later parts, as many parts ahead as the backend asks for.
     ///
     /// # Errors
@@ -449,7 +458,11 @@ impl Residency {
         self.cache.on_its_way(PartId { model: id, part })
     }
 
-    fn make_room_of_others(
+    /// As [`Residency::make_room`], of other models alone.
+    ///
+    /// # Errors
+    /// [`BackendError::DeviceLost`].
+    pub fn make_room_of_others(
         &mut self,
         id: ModelId,
         backend: &mut dyn Backend,

@@ -34,6 +34,8 @@ pub(super) struct Limits {
     pub sequences_max: u32,
     /// Most bytes of KV cache for all models together.
     pub kv_budget_bytes: u64,
+    /// Most of that that the admitted sequences of one user hold.
+    pub kv_user_bytes: u64,
     /// The users whose prefixes a sequence may take.
     pub reuse: Reuse,
     /// How long an admitted sequence may have no credit.
@@ -105,6 +107,10 @@ pub(super) struct Schedule<A = Answer> {
     /// Number of waiting sequences by user and connection. Steps and admissions ask for users; the queue may have
     /// thousands.
     waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
+    /// The number of the last admission of each live user.
+    admissions: BTreeMap<u32, u64>,
+    /// Number of waiting sequences by priority.
+    priorities: BTreeMap<u8, u32>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     kv: Kv,
@@ -143,6 +149,8 @@ impl<A> Schedule<A> {
             limits,
             queue: VecDeque::new(),
             waiting: BTreeMap::new(),
+            admissions: BTreeMap::new(),
+            priorities: BTreeMap::new(),
             running: Vec::new(),
             turn: None,
             turn_kept: None,
@@ -184,6 +192,7 @@ impl<A> Schedule<A> {
     fn enqueue(&mut self, sequence: Sequence<A>) {
         let of_user = self.waiting.entry(sequence.request.uid).or_default();
         *of_user.entry(sequence.request.connection).or_default() += 1;
+        *self.priorities.entry(sequence.request.priority).or_default() += 1;
         let before = self.queue.partition_point(|other| other.arrival < sequence.arrival);
         self.queue.insert(before, sequence);
     }
@@ -191,14 +200,10 @@ impl<A> Schedule<A> {
     /// Takes a sequence out of the queue.
     fn dequeue(&mut self, at: usize) -> Option<Sequence<A>> {
         let sequence = self.queue.remove(at)?;
-        let Request { uid, connection, .. } = sequence.request;
+        let Request { uid, connection, priority, .. } = sequence.request;
+        count_down(&mut self.priorities, priority);
         if let Some(of_user) = self.waiting.get_mut(&uid) {
-            if let Some(count) = of_user.get_mut(&connection) {
-                *count -= 1;
-                if *count == 0 {
-                    of_user.remove(&connection);
-                }
-            }
+            count_down(of_user, connection);
             if of_user.is_empty() {
                 self.waiting.remove(&uid);
             }
@@ -247,6 +252,7 @@ impl<A> Schedule<A> {
             return self.dequeue(at);
         }
         let at = self.running.iter().position(|s| s.request.id == id)?;
+        self.kv.set_room(None); // its pages may be as many as lacked
         Some(self.take_running(at))
     }
 
@@ -291,6 +297,17 @@ impl<A> Schedule<A> {
         self.running.get_mut(at)
     }
 
+    /// Drops the oldest half of an admitted sequence's tokens after the first `kept` ones. Keys and values of the others depend
+    /// on those before, so it prefills them again. Its pages are left to later sequences.
+    pub fn shift(&mut self, id: SequenceId, kept: u32) {
+        let Some(at) = self.running.iter().position(|s| s.request.id == id) else { return };
+        self.offer_pages(at, true);
+        let sequence = &mut self.running[at];
+        self.kv.release(sequence.request.model, &mut sequence.kv);
+        sequence.drop_oldest(kept);
+        self.attach(at);
+    }
+
     /// The page to copy, and to which, before rows of a sequence are computed.
     pub fn copy_of(&self, id: SequenceId) -> Option<(u32, u32)> {
         let sequence = self.get(id)?;
@@ -318,6 +335,13 @@ impl<A> Schedule<A> {
     /// Drops the cached pages of a model, or of all. True if any went.
     pub fn drop_cached(&mut self, of: Option<ModelId>) -> bool {
         self.kv.drop_cached(of)
+    }
+
+    /// Drops the cached pages that are to go first, until they have so many bytes. Returns how many they have. Pages of models
+    /// with a suspended step stay: their memory would come back only after that step.
+    pub fn drop_first_cached(&mut self, bytes: u64) -> u64 {
+        let suspended = &self.suspended;
+        self.kv.drop_first(bytes, &|model| !suspended.contains_key(&model))
     }
 
     /// Takes the pages whose memory the device must give back now. Suspended steps may still write freed pages of their
@@ -362,6 +386,7 @@ impl<A> Schedule<A> {
         self.kv = Kv::new(self.limits.kv_budget_bytes, self.limits.reuse);
         self.suspended.clear();
         self.waiting.clear();
+        self.priorities.clear();
         self.running.drain(..).chain(self.queue.drain(..)).collect()
     }
 
@@ -444,10 +469,7 @@ impl<A> Schedule<A> {
 
     /// KV bytes that admitted sequences have, pages shared by several counted once, and those that they are to have soon.
     pub fn claimed_bytes(&self) -> u64 {
-        let outstanding = |s: &Sequence<A>| {
-            u64::from(s.claimed_pages() - s.kv.pages.len() as u32).saturating_mul(s.request.page_bytes)
-        };
-        self.running.iter().map(outstanding).fold(self.kv.held_bytes(), u64::saturating_add)
+        self.running.iter().map(Sequence::outstanding_bytes).fold(self.kv.held_bytes(), u64::saturating_add)
     }
 
     /// How often a sequence gave its pages up because others needed them, since the last call.
@@ -464,6 +486,15 @@ impl<A> Schedule<A> {
             queue_position,
         });
         running.chain(queued)
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, u32>, of: K) {
+    if let Some(count) = counts.get_mut(&of) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(&of);
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Request {
     pub uid: u32,
     /// Number of the user's connection.
     pub connection: u64,
+    /// Its place among the requests of the user: higher ones first.
+    pub priority: u8,
     pub model: ModelId,
     /// Bytes of one KV page of the model; above 0.
     pub page_bytes: u64,
@@ -40,8 +42,10 @@ pub(super) struct Request {
 #[derive(Debug)]
 pub(super) struct Sequence<A = Answer> {
     pub request: Request,
-    /// Prompt and sampled tokens.
+    /// Prompt and sampled tokens, without those that were dropped.
     pub tokens: Vec<u32>,
+    /// Tokens that were dropped because the context was full.
+    pub dropped: u32,
     /// Tokens in the KV cache.
     pub computed: u32,
     /// KV pages in order of position.
@@ -81,6 +85,7 @@ impl<A> Sequence<A> {
         Self {
             request,
             tokens: prompt,
+            dropped: 0,
             computed: 0,
             kv: Held::default(),
             fresh: true,
@@ -108,6 +113,16 @@ impl<A> Sequence<A> {
         self.restarts = self.restarts.wrapping_add(1);
     }
 
+    /// Drops the oldest half of its tokens after the first `kept` ones, at least one. All others get new positions, so it
+    /// prefills them like a new sequence. At most half of the tokens are kept. Its pages are not given back.
+    pub fn drop_oldest(&mut self, kept: u32) {
+        let kept = (kept as usize).min(self.tokens.len() / 2);
+        let gone = ((self.tokens.len() - kept) / 2).max(1);
+        self.tokens.drain(kept..(kept + gone).min(self.tokens.len()));
+        self.dropped = self.dropped.saturating_add(gone as u32);
+        self.restart();
+    }
+
     /// Pages that it has or is to have soon: those of its known tokens and of [`RESERVE`] more.
     pub fn claimed_pages(&self) -> u32 {
         let positions = self.token_count().saturating_add(RESERVE).min(self.request.positions);
@@ -119,6 +134,12 @@ impl<A> Sequence<A> {
         u64::from(self.claimed_pages()).saturating_mul(self.request.page_bytes)
     }
 
+    /// Bytes of claimed pages that it does not have yet.
+    pub fn outstanding_bytes(&self) -> u64 {
+        let pages = self.claimed_pages().saturating_sub(self.kv.pages.len() as u32);
+        u64::from(pages).saturating_mul(self.request.page_bytes)
+    }
+
     /// Number of known tokens. Fits a `u32`: `Job::check` bounds the prompt by `context_tokens`, and every sampled
     /// token has a position.
     pub fn token_count(&self) -> u32 {
@@ -126,7 +147,7 @@ impl<A> Sequence<A> {
     }
 
     pub fn generated_tokens(&self) -> u32 {
-        self.token_count() - self.request.prompt_tokens
+        self.token_count().saturating_add(self.dropped).saturating_sub(self.request.prompt_tokens)
     }
 
     /// Number of known tokens that no step has computed.
@@ -136,7 +157,7 @@ impl<A> Sequence<A> {
 
     /// True while it continues its answer. False while it prefills its prompt, or all its tokens after a rewind.
     pub fn decodes(&self) -> bool {
-        self.token_count() > self.request.prompt_tokens && self.pending() == 1
+        self.generated_tokens() > 0 && self.pending() == 1
     }
 
     pub fn is_runnable(&self) -> bool {
@@ -189,6 +210,7 @@ impl Sequence {
             id: job.id,
             uid: job.uid,
             connection: job.connection,
+            priority: job.priority,
             model: job.model.id,
             page_bytes,
             prompt_tokens: job.prompt.len() as u32, // `Job::check`: at most `context_tokens`
@@ -244,7 +266,9 @@ impl Sequence {
             () if text.stopped() => Some(StopReason::StopText),
             // Checked before the full context: an answer with all requested tokens did not run out of room.
             () if generated >= job.max_tokens => Some(StopReason::MaxTokens),
-            () if known >= u64::from(job.context_tokens) => Some(StopReason::ContextFull),
+            () if known >= u64::from(job.context_tokens) && job.shift.is_none() => {
+                Some(StopReason::ContextFull)
+            }
             () => None,
         };
         let logprobs = match job.sampling.top_logprobs {
@@ -252,6 +276,12 @@ impl Sequence {
             _ => vec![TokenLogprob { logprob: sampled.logprob, top: sampled.top }],
         };
         (TokenBatch { ids: vec![sampled.id], text: new_text, logprobs }, reason)
+    }
+
+    /// How many first tokens stay, if the context is full and the answer goes on without others.
+    pub fn shifts(&self) -> Option<u32> {
+        let job = &self.answer.job;
+        job.shift.filter(|_| self.token_count() >= job.context_tokens)
     }
 
     /// The account of the answer, after its end.
@@ -269,6 +299,7 @@ impl Sequence {
             prompt_tokens: self.request.prompt_tokens,
             reused_tokens: self.reused.unwrap_or(0),
             generated_tokens,
+            dropped_tokens: self.dropped,
             queue: between(Some(job.arrived), admitted),
             load: *load,
             prefill: between(admitted, *first_token).saturating_sub(*load),

@@ -127,6 +127,11 @@ pub(super) fn of_job(error: &JobError) -> Failure {
             .with_detail("context_tokens", context_tokens)
             .with_detail("need_bytes", need_bytes)
             .with_detail("budget_bytes", budget_bytes),
+        JobError::AboveShare { context_tokens, need_bytes, share_bytes, percent } => failure
+            .with_detail("context_tokens", context_tokens)
+            .with_detail("need_bytes", need_bytes)
+            .with_detail("share_bytes", share_bytes)
+            .with_detail("percent", percent),
         JobError::NoSuchLayer { layer, layers } => {
             failure.with_detail("layer", layer).with_detail("layers", layers)
         }
@@ -232,7 +237,7 @@ fn job_code(error: &JobError) -> ErrorCode {
     match error {
         JobError::Cancelled => ErrorCode::Cancelled,
         JobError::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
-        JobError::DoesNotFit { .. } => ErrorCode::DoesNotFit,
+        JobError::DoesNotFit { .. } | JobError::AboveShare { .. } => ErrorCode::DoesNotFit,
         JobError::NoRoom { .. } => ErrorCode::OutOfMemory,
         JobError::NoSuchLayer { .. } => ErrorCode::InvalidArgument,
         JobError::QueueFull { .. } => ErrorCode::Busy,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_client::wire::{
-    self, EXT_END_REUSED, EXT_END_SESSION, ErrorCode, Ext, GenerateEnd, GenerateItem, GenerateRequest,
-    SamplingOptions, TopToken,
+    self, EXT_END_DROPPED, EXT_END_REUSED, EXT_END_SESSION, ErrorCode, Ext, GenerateEnd, GenerateItem,
+    GenerateRequest, SamplingOptions, TopToken,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +41,11 @@ pub(super) async fn run(
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
     let mut session = Continued::begin(call, &request)?;
+    let (priority, shift) = (request.priority(), request.context_shift());
+    if session.is_some() && shift.is_some() {
+        let text = "a session keeps all its tokens, and a context shift drops some: leave one of them out";
+        return Err(failure(ErrorCode::InvalidArgument, text));
+    }
     let GenerateRequest { model, prompt, max_tokens, stop, ignore_eog, .. } = request;
     let engine = &call.service().engine;
     let id = engine.new_sequence_id();
@@ -52,7 +57,7 @@ pub(super) async fn run(
             session.asked(&mut valid)?;
         }
         if let Some(restores) = call.service().restores.get() {
-            restores.bring(engine, call.peer().uid, valid.lease.model()).await;
+            restores.bring(engine, call.peer().uid, valid.lease.model(), &valid.prompt).await;
         }
         Ok(valid)
     };
@@ -65,6 +70,8 @@ pub(super) async fn run(
         id,
         uid: call.peer().uid,
         connection: call.connection.number,
+        priority,
+        shift,
         model: Arc::clone(valid.lease.model()),
         prompt: valid.prompt,
         max_tokens: valid.max_tokens,
@@ -263,6 +270,7 @@ fn end(outcome: Outcome, seed: u64, session_tokens: u64) -> GenerateEnd {
         ext: wire::number_ext([
             (EXT_END_REUSED, outcome.reused_tokens.into()),
             (EXT_END_SESSION, session_tokens),
+            (EXT_END_DROPPED, outcome.dropped_tokens.into()),
         ]),
     }
 }

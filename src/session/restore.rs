@@ -1,10 +1,10 @@
-//! Gives kept prefixes back to the engine before the first request that can use them.
+//! Gives kept prefixes back to the engine before requests that begin with them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use tokio::sync::watch;
 
 use crate::lock::{Mutex, Rank};
 use crate::model::Model;
@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Restores {
     pub store: Arc<PrefixStore>,
-    coming: Mutex<BTreeMap<Key, Arc<OnceCell<()>>>>,
-    /// One file is read at a time: it may have as many bytes as all together.
+    coming: Mutex<BTreeMap<Key, watch::Receiver<()>>>,
+    /// One prompt's pages are read at a time: they may have as many bytes as all files together.
     reading: tokio::sync::Mutex<()>,
 }
 
@@ -29,41 +29,60 @@ impl Restores {
         Self { store, coming, reading: tokio::sync::Mutex::default() }
     }
 
-    /// Gives a user's kept prefixes of a model back, if there are any. Requests that come meanwhile wait for the same file.
-    /// A request that is cancelled meanwhile does not take it with it.
-    pub async fn bring(self: &Arc<Self>, engine: &EngineHandle, uid: u32, model: &Arc<Model>) {
-        let Some((key, cell)) = self.coming(uid, model) else { return };
-        let work = || async {
-            let (this, engine, model) = (Arc::clone(self), engine.clone(), Arc::clone(model));
-            let task = tokio::spawn(async move {
-                this.restore(&engine, key, uid, &model).await;
-                this.coming.lock().remove(&key);
-            });
-            let _ = task.await; // it fails only while the daemon ends
-        };
-        // After that it goes on for later requests.
-        let _ = tokio::time::timeout(PATIENCE, cell.get_or_init(work)).await;
-    }
-
-    /// The file for a user's requests to a model, if it is there or on its way.
-    fn coming(&self, uid: u32, model: &Model) -> Option<(Key, Arc<OnceCell<()>>)> {
-        let mut coming = self.coming.lock();
-        if coming.is_empty() && self.store.is_empty() {
-            return None; // most requests: no digest is made
+    /// Gives those kept prefixes of a user and model back that a prompt begins with, if there are any. Requests that come
+    /// meanwhile wait for the same file. A request that is cancelled meanwhile does not take it with it.
+    pub async fn bring(
+        self: &Arc<Self>,
+        engine: &EngineHandle,
+        uid: u32,
+        model: &Arc<Model>,
+        prompt: &[u32],
+    ) {
+        if self.store.is_empty() {
+            return; // most requests: no digest is made
         }
         let key = self.store.key(uid, model);
-        let cell = match coming.get(&key) {
-            Some(cell) => Arc::clone(cell),
-            None if self.store.has(&key) => Arc::clone(coming.entry(key).or_default()),
-            None => return None,
+        let all = async {
+            while self.store.has(&key, prompt) {
+                let mut coming = self.coming(engine, key, uid, model, prompt);
+                let _ = coming.changed().await; // an error, when the other end is gone
+            }
         };
-        Some((key, cell))
+        // After that the file that is being read goes on for later requests.
+        let _ = tokio::time::timeout(PATIENCE, all).await;
     }
 
-    async fn restore(&self, engine: &EngineHandle, key: Key, uid: u32, model: &Arc<Model>) {
+    /// Begins to give a prompt's pages back, unless another one has the file now. The receiver notices the end of either.
+    fn coming(
+        self: &Arc<Self>,
+        engine: &EngineHandle,
+        key: Key,
+        uid: u32,
+        model: &Arc<Model>,
+        prompt: &[u32],
+    ) -> watch::Receiver<()> {
+        let mut coming = self.coming.lock();
+        if let Some(there) = coming.get(&key) {
+            return there.clone();
+        }
+        let (back, receiver) = watch::channel(());
+        coming.insert(key, receiver.clone());
+        drop(coming);
+        let (this, engine, model) = (Arc::clone(self), engine.clone(), Arc::clone(model));
+        let prompt = prompt.to_vec();
+        tokio::spawn(async move {
+            this.restore(&engine, key, uid, &model, prompt).await;
+            this.coming.lock().remove(&key);
+            drop(back);
+        });
+        receiver
+    }
+
+    async fn restore(&self, engine: &EngineHandle, key: Key, uid: u32, model: &Arc<Model>, prompt: Vec<u32>) {
         let _alone = self.reading.lock().await;
         let store = Arc::clone(&self.store);
-        let Ok(Some(prefixes)) = tokio::task::spawn_blocking(move || store.take(key)).await else { return };
+        let read = tokio::task::spawn_blocking(move || store.take(key, &prompt)).await;
+        let Ok(Some(prefixes)) = read else { return };
         let pages = prefixes.pages.len();
         match engine.restore_prefixes(model, uid, prefixes).await {
             Ok(taken) => {

@@ -222,6 +222,8 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         id: engine.new_sequence_id(),
         uid: 0,
         connection: 0,
+        priority: 128,
+        shift: None,
         model: Arc::clone(model),
         prompt,
         max_tokens: TOKENS,

@@ -134,6 +134,8 @@ impl Rig {
             id: handle.new_sequence_id(),
             uid: 1000,
             connection: 0,
+            priority: 128,
+            shift: None,
             model: Arc::clone(model),
             prompt: prompt.to_vec(),
             max_tokens: tokens,

@@ -65,6 +65,8 @@ impl Rig {
             id,
             uid,
             connection: 0,
+            priority: 128,
+            shift: None,
             model: Arc::clone(&self.model),
             prompt: prompt.to_vec(),
             max_tokens,

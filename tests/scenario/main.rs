@@ -36,6 +36,7 @@ mod limits;
 mod malformed_models;
 mod many;
 mod metrics;
+mod orders;
 mod paths;
 mod prefixes;
 mod pressure;

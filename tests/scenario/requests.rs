@@ -275,3 +275,23 @@ fn a_request_that_can_never_fit_is_refused_with_its_numbers() {
     assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter request got no tokens");
     rig.assert_serves();
 }
+
+#[test]
+fn a_request_above_one_users_part_of_the_keys_and_values_is_refused_with_its_numbers() {
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[kv]\nbudget_mib = 2\npercent_per_uid = 50");
+    let long = wide_llama(7).set("llama.context_length", Value::u32(4096));
+    std::fs::write(rig.model("long"), long.build().bytes).unwrap();
+    let request = |max_tokens| GenerateRequest { model: "long".into(), ..story(max_tokens) };
+    let error = refusal(answer(&rig.client(), &request(700)));
+    assert_eq!((error.code, error.retryable), (ErrorCode::DoesNotFit as u16, false), "{error}");
+    let detail: Vec<_> = error.detail.iter().map(|d| (d.key.as_str(), d.value.as_str())).collect();
+    assert!(
+        detail.contains(&("share_bytes", "1048576")) && detail.contains(&("percent", "50")),
+        "{detail:?}"
+    );
+    let says =
+        "; one user may hold 1.0 MiB, which is 50 % of it: ask for fewer tokens or raise kv.percent_per_uid";
+    assert!(error.message.ends_with(says), "{error}");
+    assert!(!answer(&rig.client(), &request(20)).unwrap().ids.is_empty(), "a shorter request got no tokens");
+    rig.assert_serves();
+}

@@ -277,10 +277,11 @@ Sampling defaults are those of llama.cpp: temperature 0.8, top-k 40, top-p 0.95,
 min-p 0.05. With --temperature 0, each token is the most likely one.
 
 --json prints one object at the end: text, prompt_ids, ids, stop_reason (end_of_generation,
-max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, reused_tokens, seed,
+max_tokens, context_full, stop_text, cancelled), usage {prompt_tokens, generated_tokens}, reused_tokens, dropped_tokens, seed,
 timings {queue, load, prefill, decode} in milliseconds, session_tokens (null without --session), and with --logprobs one
-{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage, reused_tokens and timings are null.
-reused_tokens of the prompt were not computed: an earlier prompt of yours began with them.
+{logprob, top: [{id, logprob}]} for each of ids. After Ctrl-C seed, usage, reused_tokens, dropped_tokens and timings
+are null. reused_tokens of the prompt were not computed: an earlier prompt of yours began with them. dropped_tokens
+went because the context was full, with --context-shift.
 If a request fails, the object on standard error (see --help of the program) holds \"error\" and the
 partial answer: text, prompt_ids, ids, and with --logprobs logprobs. Without a request it holds \"error\" only.";
 
@@ -325,6 +326,15 @@ pub struct RunArguments {
     /// Go on with the session of this name, or begin one: the daemon has its earlier prompts and answers
     #[arg(long, value_name = "NAME")]
     pub session: Option<String>,
+    /// When the context is full, go on without the oldest half of the tokens after the first --keep ones
+    #[arg(long, conflicts_with = "session")]
+    pub context_shift: bool,
+    /// First tokens that --context-shift never drops, at most half of the context
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "context_shift")]
+    pub keep: u32,
+    /// Before your requests with a lower number, after those with a higher one, 0 to 255 [default: 128]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub priority: Option<u8>,
     /// Continue past end-of-generation tokens
     #[arg(long)]
     pub ignore_eog: bool,

@@ -94,6 +94,14 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
         request_id: random_request_id(),
         ext: vec![],
     };
+    let request = match arguments.context_shift {
+        true => request.with_context_shift(arguments.keep),
+        false => request,
+    };
+    let request = match arguments.priority {
+        Some(priority) => request.with_priority(priority),
+        None => request,
+    };
     let Some(name) = &arguments.session else { return Ok(request) };
     let request = request.with_session(name);
     request.session().map_err(|error| Failure::usage(&format!("--session {name:?}: {error}")))?;
@@ -194,6 +202,7 @@ fn to_json(answer: &Answer, logprobs: bool) -> Value {
     object["stop_reason"] = json!(reason);
     object["usage"] = json!(end.map(|end| end.usage));
     object["reused_tokens"] = json!(end.map(GenerateEnd::reused_tokens));
+    object["dropped_tokens"] = json!(end.map(GenerateEnd::dropped_tokens));
     object["session_tokens"] = json!(end.and_then(GenerateEnd::session_tokens));
     object["seed"] = json!(end.map(|end| end.seed));
     object["timings"] = json!(end.map(|end| json!({

@@ -102,7 +102,8 @@ fn run_with_json_prints_one_object() {
     let object: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     let expected = serde_json::json!({
         "text": "x!", "prompt_ids": [5, 6], "ids": [1], "stop_reason": "max_tokens",
-        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "session_tokens": null, "seed": 9,
+        "usage": { "prompt_tokens": 2, "generated_tokens": 3 }, "reused_tokens": 0, "dropped_tokens": 0,
+        "session_tokens": null, "seed": 9,
         "timings": { "queue": 1.5, "load": 0.0, "prefill": 2.0, "decode": 4.0 },
         "logprobs": [{ "logprob": -0.5, "top": [{ "id": 1, "logprob": -0.5 }] }],
     });
@@ -346,6 +347,34 @@ fn limit_changes_a_user_and_shows_its_limits() {
         [&["limit", "no such user"][..], &["limit", "--requests", "1"], &["limit", "0", "--share", "x"]]
     {
         assert_eq!(run(&server, usage).0, 2, "{usage:?}");
+    }
+}
+
+#[test]
+fn run_states_a_priority_and_a_context_shift_where_it_is_told_to() {
+    type Wanted = (u8, Option<u32>);
+    let cases: [(&[&str], Wanted); 4] = [
+        (&[], (PRIORITY, None)),
+        (&["--priority", "7"], (7, None)),
+        (&["--context-shift"], (PRIORITY, Some(1))),
+        (&["--priority", "255", "--context-shift", "--keep", "300"], (255, Some(300))),
+    ];
+    for (arguments, wanted) in cases {
+        let server = Server::greeting(move |mut peer| {
+            let (stream, request) = generate(&mut peer);
+            assert_eq!((request.priority(), request.context_shift()), wanted);
+            let ext = number_ext([(EXT_END_DROPPED, 95)]);
+            peer.send(stream, Op::End, &GenerateEnd { ext, ..end() });
+        });
+        let (code, text, _) = run(&server, &[&["run", "m", "more", "--json"], arguments].concat());
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((code, json["dropped_tokens"].as_u64()), (0, Some(95)), "{arguments:?}");
+        server.join();
+    }
+    let server = Server::greeting(|_| ());
+    let shift_and_session = ["--context-shift", "--session", "s"];
+    for usage in [&["--priority", "256"][..], &["--priority", "-1"], &["--keep", "3"], &shift_and_session] {
+        assert_eq!(run(&server, &[&["run", "m", "p"], usage].concat()).0, 2, "{usage:?}");
     }
 }
 

@@ -121,6 +121,10 @@ impl Core {
             self.device.residency.forget_handles(step.model); // so that the step names its experts once more
         }
         if !step.resumed {
+            if !self.device.residency.has_all(step.model) {
+                let missing = self.device.missing_bytes(&model, &facts, &self.schedule);
+                self.device.spare_others(step.model, missing, &mut self.schedule);
+            }
             paused.fill(step, &self.schedule);
             self.device.copy_pages(slot, step, &mut self.schedule)?;
         }
@@ -216,6 +220,8 @@ impl Core {
                 self.end(work.id, done);
             } else if !heard {
                 self.fail(work.id, JobError::Cancelled);
+            } else if let Some(kept) = sequence.shifts() {
+                self.schedule.shift(work.id, kept);
             }
         }
         self.release_freed(); // pages that others have with the same tokens
@@ -224,7 +230,7 @@ impl Core {
     /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
     /// requests.
     fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {
-        match self.device.make_room_for_step(step.model, &mut self.schedule) {
+        match self.device.make_room_for_step(step, error, &mut self.schedule) {
             Ok(true) => {}
             Ok(false) => {
                 let error = self.device.no_room(step.model, error);

@@ -323,6 +323,7 @@ fn limits(options: &EngineOptions, shared: &Shared) -> Limits {
         rows_max: count(facts.limits.rows),
         sequences_max: count(options.sequences_max),
         kv_budget_bytes: facts.kv_budget_bytes,
+        kv_user_bytes: facts.kv_user_bytes,
         reuse: options.reuse,
         slow_reader: options.slow_reader,
         privileged: options.privileged.clone(),

@@ -79,6 +79,8 @@ type TreeKey = (ModelId, Option<u32>);
 pub(super) struct Kv {
     /// Most bytes of all pages in use.
     pub budget_bytes: u64,
+    /// Fewer, while the device has no memory for so many.
+    room_bytes: u64,
     reuse: Reuse,
     pools: BTreeMap<ModelId, Pool>,
     trees: BTreeMap<TreeKey, Tree>,
@@ -95,7 +97,8 @@ pub(super) struct Kv {
 impl Kv {
     pub fn new(budget_bytes: u64, reuse: Reuse) -> Self {
         let (pools, trees, charged) = Default::default();
-        Self { budget_bytes, reuse, pools, trees, used_bytes: 0, charged, clock: 0, evicted: 0 }
+        let room_bytes = u64::MAX;
+        Self { budget_bytes, room_bytes, reuse, pools, trees, used_bytes: 0, charged, clock: 0, evicted: 0 }
     }
 
     /// Pages of a model's pool: the whole budget, because models share it by bytes. Pages that are never written cost
@@ -172,11 +175,26 @@ impl Kv {
         count
     }
 
+    /// Bytes of all pages in use, also by trees alone.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    /// The bytes that pages in use may have now.
+    pub fn room_bytes(&self) -> u64 {
+        self.room_bytes.min(self.budget_bytes)
+    }
+
+    /// Bounds the bytes of pages in use below the budget, as the device has no memory for more; `None` ends that.
+    pub fn set_room(&mut self, bytes: Option<u64>) {
+        self.room_bytes = bytes.unwrap_or(u64::MAX);
+    }
+
     /// Takes a page for a sequence. Evicts cached pages for it; `None` if sequences hold the whole budget.
     pub fn take(&mut self, model: ModelId, uid: u32) -> Option<u32> {
         let bytes = self.pools.get(&model)?.page_bytes;
-        while self.used_bytes.saturating_add(bytes) > self.budget_bytes {
-            self.evict()?;
+        while self.used_bytes.saturating_add(bytes) > self.room_bytes() {
+            self.evict(&|_| true)?;
         }
         let page = self.pools.get_mut(&model)?.take(uid)?;
         self.used_bytes += bytes;
@@ -271,7 +289,7 @@ impl Kv {
             None => stem.is_empty().then_some(ROOT),
         };
         let Some(pool) = self.pools.get(&model) else { return Ok(false) };
-        let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.budget_bytes;
+        let room = self.used_bytes.saturating_add(pool.page_bytes) <= self.room_bytes();
         let fits = room && (1..=KV_PAGE_TOKENS).contains(&tokens.len());
         let Some(at) = node.filter(|_| fits) else { return Ok(false) };
         let Some(page) = self.take(model, uid) else { return Ok(false) };
@@ -293,10 +311,11 @@ impl Kv {
         Ok(true)
     }
 
-    /// Drops the cached page that is to go first: of the user that holds most, the longest unused.
-    fn evict(&mut self) -> Option<()> {
+    /// Drops the cached page of models for which `may` holds that is to go first: of the user that holds most, the longest
+    /// unused. Returns its bytes.
+    fn evict(&mut self, may: &dyn Fn(ModelId) -> bool) -> Option<u64> {
         let mut first: Option<(u64, std::cmp::Reverse<u64>, TreeKey, NodeId)> = None;
-        for (key, tree) in &self.trees {
+        for (key, tree) in self.trees.iter().filter(|(key, _)| may(key.0)) {
             let Some(pool) = self.pools.get(&key.0) else { continue };
             let Some((used, leaf)) = tree.oldest(|page| !pool.is_held(page)) else { continue };
             let most = key.1.map_or(0, |uid| self.charged.get(&uid).copied().unwrap_or(0));
@@ -308,7 +327,19 @@ impl Kv {
         let (.., key, leaf) = first?;
         self.forget(key, leaf);
         self.evicted += 1;
-        Some(())
+        Some(self.pools.get(&key.0).map_or(0, |pool| pool.page_bytes))
+    }
+
+    /// Drops the cached pages of such models that are to go first, until they have so many bytes. Returns how many they
+    /// have.
+    pub fn drop_first(&mut self, bytes: u64, may: &dyn Fn(ModelId) -> bool) -> u64 {
+        let mut gone = 0u64;
+        while gone < bytes
+            && let Some(of_page) = self.evict(may)
+        {
+            gone = gone.saturating_add(of_page);
+        }
+        gone
     }
 
     fn forget(&mut self, key: TreeKey, leaf: NodeId) {
@@ -363,6 +394,11 @@ impl Kv {
     pub fn held_bytes(&self) -> u64 {
         let cached: u64 = self.pools.values().map(|pool| u64::from(pool.cached()) * pool.page_bytes).sum();
         self.used_bytes.saturating_sub(cached)
+    }
+
+    /// The same of one user.
+    pub fn held_by(&self, uid: u32) -> u64 {
+        self.pools.values().map(|pool| pool.held_by(uid)).sum()
     }
 
     /// Whole pages of the longest known prefix of `tokens` that sequences hold already.

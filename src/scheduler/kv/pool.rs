@@ -1,5 +1,7 @@
 //! The KV pages of one model: who holds each, and which are free.
 
+use std::collections::BTreeMap;
+
 /// Holders of a page.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
@@ -33,6 +35,8 @@ pub(super) struct Pool {
     freed: Vec<u32>,
     /// Number of pages that only the tree has.
     cached: u32,
+    /// Number of pages that sequences hold, by the user that is charged for them.
+    held: BTreeMap<u32, u32>,
 }
 
 /// The change that the end of a hold made.
@@ -46,8 +50,8 @@ pub(super) enum Left {
 
 impl Pool {
     pub fn new(size: u32, page_bytes: u64) -> Self {
-        let (pages, free, freed) = Default::default();
-        Self { size, page_bytes, pages, free, freed, cached: 0 }
+        let (pages, free, freed, held) = Default::default();
+        Self { size, page_bytes, pages, free, freed, cached: 0, held }
     }
 
     /// Takes a free page number for a sequence of a user; `None` if all are in use.
@@ -61,6 +65,7 @@ impl Pool {
             None => return None,
         };
         *self.page(page) = Page { sequences: 1, kept: false, uid };
+        *self.held.entry(uid).or_default() += 1;
         Some(page)
     }
 
@@ -75,8 +80,11 @@ impl Pool {
         let of = self.page(page);
         debug_assert!(of.is_used(), "a free page is held");
         of.sequences += 1;
-        let only_kept = of.sequences == 1;
-        self.cached -= u32::from(only_kept);
+        let (only_kept, uid) = (of.sequences == 1, of.uid);
+        if only_kept {
+            self.cached -= 1;
+            *self.held.entry(uid).or_default() += 1;
+        }
     }
 
     /// A sequence holds a page no more.
@@ -86,8 +94,14 @@ impl Pool {
             debug_assert!(false, "a page is dropped more often than held");
             0
         });
-        let (last, kept) = (of.sequences == 0, of.kept);
+        let (last, kept, uid) = (of.sequences == 0, of.kept, of.uid);
         self.cached += u32::from(last && kept);
+        if last && let Some(count) = self.held.get_mut(&uid) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.held.remove(&uid);
+            }
+        }
         self.left(page)
     }
 
@@ -115,6 +129,11 @@ impl Pool {
         }
         self.freed.push(page);
         Left::Free(of.uid)
+    }
+
+    /// Bytes that sequences hold and a user is charged for, each page counted once.
+    pub fn held_by(&self, uid: u32) -> u64 {
+        self.held.get(&uid).map_or(0, |count| u64::from(*count) * self.page_bytes)
     }
 
     /// Number of sequences that hold the page.
@@ -154,7 +173,7 @@ impl Pool {
 
     /// Number of sequences that hold each page, for those that any holds.
     #[cfg(test)]
-    pub fn holders(&self) -> std::collections::BTreeMap<u32, u32> {
+    pub fn holders(&self) -> BTreeMap<u32, u32> {
         let held = (0..).zip(&self.pages).filter(|(_, page)| page.sequences > 0);
         held.map(|(number, page)| (number, page.sequences)).collect()
     }

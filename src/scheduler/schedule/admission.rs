@@ -3,11 +3,13 @@
 //! A sequence is admitted when the pages of its known tokens, and of a few more, fit beside those of the others. Nobody knows
 //! its later need: many answers end long before the context is full.
 //!
-//! - The user with the fewest places is served first. Of a user, the connection with the fewest places is, then that with
-//!   the least device time; its sequences in order of arrival. A sequence that does not fit blocks others of the same
-//!   user only.
+//! - The user with the fewest places is served first; of several, the one that was admitted longest ago. Of a user, sequences of the highest priority are. Of these, the
+//!   connection with the fewest places is, then that with the least device time; its sequences in order of arrival. A
+//!   sequence that does not fit blocks others of the same user only.
 //! - A user may hold all places and bytes while nobody else wants them. A user below its equal share takes the lack
 //!   from the user that holds most above its own.
+//! - A user holds at most a configured part of the bytes, also while nobody else wants them.
+//! - A sequence takes the place of one of the same user with a lower priority.
 //! - A connection takes a place from another one of the same user that has at least two more.
 //! - A sequence that was without credit for [`YIELD`] gives way to any sequence that waits.
 //! - A user without a place that waited for [`PATIENCE`], because it needs more than its share, takes turns with the
@@ -16,6 +18,7 @@
 //! A sequence that gives its place up is parked: it waits in order of arrival again and prefills its known tokens when
 //! its turn comes. Its tokens do not depend on that.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -52,12 +55,26 @@ pub(super) struct Held {
 struct Lack {
     places: u64,
     bytes: u64,
+    /// Bytes above the most that its user may hold.
+    of_user: u64,
+}
+
+/// The waiting sequence of a user that is served first.
+struct Head<'a, A> {
+    /// Index in the queue of the user's first sequence, whatever the priorities.
+    first: usize,
+    /// That of this one.
+    at: usize,
+    sequence: &'a Sequence<A>,
 }
 
 impl<A> Schedule<A> {
     /// Admits all sequences that fit, or for which others give way.
     pub fn admit(&mut self, now: Instant) -> Admission {
         let mut admission = Admission::default();
+        if self.running.is_empty() {
+            self.kv.set_room(None);
+        }
         while let Some((at, victims)) = self.next_admission(now) {
             let Some(sequence) = self.dequeue(at) else { break };
             for id in victims {
@@ -74,6 +91,8 @@ impl<A> Schedule<A> {
         sequence.stalled = (sequence.credit == 0).then_some(now);
         sequence.first_admitted.get_or_insert(now);
         (sequence.admitted, sequence.queued) = (Some(now), None);
+        let last = self.admissions.values().max().copied().unwrap_or(0);
+        self.admissions.insert(sequence.request.uid, last + 1);
         self.running.push(sequence);
         self.attach(self.running.len() - 1);
     }
@@ -93,37 +112,47 @@ impl<A> Schedule<A> {
         let held = self.held();
         let mut heads = self.heads();
         let places = |uid: u32| held.get(&uid).map_or(0, |held| held.places);
-        heads.sort_by_key(|(at, s)| (!self.is_privileged(s.request.uid), places(s.request.uid), *at));
-        heads.into_iter().find_map(|(at, head)| Some((at, self.victims(head, &held, now)?)))
+        let order = |head: &Head<'_, A>| {
+            let uid = head.sequence.request.uid;
+            (!self.is_privileged(uid), places(uid), self.admissions.get(&uid).copied(), head.first)
+        };
+        heads.sort_by_key(order);
+        heads.into_iter().find_map(|head| Some((head.at, self.victims(head.sequence, &held, now)?)))
     }
 
-    /// The waiting sequence of each user that is served first, with its index in the queue.
-    fn heads(&self) -> Vec<(usize, &Sequence<A>)> {
+    /// The waiting sequence of each user that is served first.
+    fn heads(&self) -> Vec<Head<'_, A>> {
         let connections: usize = self.waiting.values().map(BTreeMap::len).sum();
         let mut held: BTreeMap<(u32, u64), u64> = BTreeMap::new();
         for sequence in &self.running {
             *held.entry((sequence.request.uid, sequence.request.connection)).or_default() += 1;
         }
         let mut seen = BTreeSet::new();
-        let mut heads = BTreeMap::new();
+        let mut heads: BTreeMap<u32, (_, Head<'_, A>)> = BTreeMap::new();
+        // One of a higher priority may wait behind all others.
+        let ranked = self.priorities.len() > 1;
         for (at, sequence) in self.queue.iter().enumerate() {
-            if heads.len() == self.waiting.len() && (seen.len() == connections || at >= LOOKED_AT) {
+            let all_seen = seen.len() == connections || at >= LOOKED_AT;
+            if heads.len() == self.waiting.len() && all_seen && !ranked {
                 break;
             }
             // A parked sequence without credit has nothing to do with a place.
             let idle = sequence.stalled.is_some() && sequence.credit == 0;
-            let (uid, connection) = (sequence.request.uid, sequence.request.connection);
-            if idle || !seen.insert((uid, connection)) {
+            let Request { uid, connection, priority, .. } = sequence.request;
+            let of_head = heads.get(&uid).map(|(_, head)| head.sequence.request.priority);
+            let may_lead = ranked && of_head.is_some_and(|of_head| priority >= of_head);
+            if idle || !(seen.insert((uid, connection)) || may_lead) {
                 continue;
             }
             let places = held.get(&(uid, connection)).copied().unwrap_or(0);
-            let place = (places, self.time_of_connection(&sequence.request), at);
-            let head = heads.entry(uid).or_insert((place, sequence));
-            if place < head.0 {
-                *head = (place, sequence);
+            let place = (Reverse(priority), places, self.time_of_connection(&sequence.request), at);
+            let (best, head) = heads.entry(uid).or_insert((place, Head { first: at, at, sequence }));
+            if place < *best {
+                *best = place;
+                (head.at, head.sequence) = (at, sequence);
             }
         }
-        heads.into_values().map(|((.., at), sequence)| (at, sequence)).collect()
+        heads.into_values().map(|(_, head)| head).collect()
     }
 
     /// The sequences to park so that `head` fits: none if it fits already, `None` if it must wait.
@@ -136,8 +165,9 @@ impl<A> Schedule<A> {
         let mut held = held.clone();
         let mut victims = Vec::new();
         let (mut places, mut bytes) = (self.running.len() as u64, self.claimed_bytes());
-        let mut need = head.claimed_bytes();
-        if bytes.saturating_add(need) > self.limits.kv_budget_bytes {
+        let (mut need, room) = (head.claimed_bytes(), self.kv.room_bytes());
+        let (mut own, most) = (self.claimed_by(head.request.uid), self.limits.kv_user_bytes);
+        if bytes.saturating_add(need) > room || own.saturating_add(need) > most {
             let Request { model, uid, page_bytes, .. } = head.request;
             let shared = self.kv.shared_pages(model, uid, &head.tokens);
             need = need.saturating_sub(u64::from(shared).saturating_mul(page_bytes));
@@ -145,15 +175,20 @@ impl<A> Schedule<A> {
         loop {
             let lack = Lack {
                 places: (places + 1).saturating_sub(u64::from(self.limits.sequences_max)),
-                bytes: bytes.saturating_add(need).saturating_sub(self.limits.kv_budget_bytes),
+                bytes: bytes.saturating_add(need).saturating_sub(room),
+                of_user: own.saturating_add(need).saturating_sub(most),
             };
-            if (lack.places, lack.bytes) == (0, 0) {
+            if (lack.places, lack.bytes, lack.of_user) == (0, 0, 0) {
                 return Some(victims);
             }
             let victim = self.next_victim(head, &held, lack, &victims, now)?;
             victims.push(victim.request.id);
             places -= 1;
-            bytes = bytes.saturating_sub(self.freed_bytes(victim));
+            let freed = self.freed_bytes(victim);
+            bytes = bytes.saturating_sub(freed);
+            if victim.request.uid == head.request.uid {
+                own = own.saturating_sub(freed);
+            }
             if let Some(held) = held.get_mut(&victim.request.uid) {
                 held.places -= 1;
                 held.bytes = held.bytes.saturating_sub(victim.claimed_bytes());
@@ -176,7 +211,8 @@ impl<A> Schedule<A> {
         parked: &[SequenceId],
         now: Instant,
     ) -> Option<&Sequence<A>> {
-        let left = || self.running.iter().filter(|s| !parked.contains(&s.request.id));
+        let of_user = |s: &Sequence<A>| lack.of_user == 0 || s.request.uid == head.request.uid;
+        let left = || self.running.iter().filter(|s| !parked.contains(&s.request.id)).filter(|s| of_user(s));
         if let Some(stalled) = left().filter(|s| s.gives_way(now)).min_by_key(|s| s.stalled) {
             return Some(stalled);
         }
@@ -197,17 +233,27 @@ impl<A> Schedule<A> {
             let others = left().filter(|s| s.request.uid != uid && may(s));
             let others = others.filter(|s| privileged || !self.is_privileged(s.request.uid));
             let above = others.filter_map(|s| Some((amount(s.request.uid)?.1, s.admitted, s)));
-            above.max_by_key(|(amount, admitted, _)| (*amount, *admitted)).map(|(.., s)| s)
+            let (.., last) = above.max_by_key(|(amount, admitted, _)| (*amount, *admitted))?;
+            // Priorities say which of its user's, not which user's.
+            let of_user = left().filter(|s| s.request.uid == last.request.uid && may(s));
+            of_user.max_by_key(|s| (Reverse(s.request.priority), s.admitted))
         };
         let over = (within || privileged).then(|| latest(share, &|_| true)).flatten();
         let turn = || latest(Held::default(), &|s| privileged || !s.is_protected(now));
         over.or_else(|| self.own_victim(head, parked)).or_else(|| urgent.then(turn).flatten())
     }
 
-    /// The latest sequence of the same user's connection that has most places, if it has at least two more than the
-    /// connection of `head`. With one more, the two would take it from each other for ever.
+    /// The latest sequence of the same user's lowest priority, if that is below the one of `head`. Else the latest of the
+    /// connection that has most places, if it has at least two more than the connection of `head`. With one more, the two
+    /// would take it from each other for ever.
     fn own_victim(&self, head: &Sequence<A>, parked: &[SequenceId]) -> Option<&Sequence<A>> {
-        let own = |s: &&Sequence<A>| s.request.uid == head.request.uid && !parked.contains(&s.request.id);
+        let of_user = |s: &&Sequence<A>| s.request.uid == head.request.uid && !parked.contains(&s.request.id);
+        let lower =
+            self.running.iter().filter(of_user).filter(|s| s.request.priority < head.request.priority);
+        if let Some(lowest) = lower.max_by_key(|s| (Reverse(s.request.priority), s.admitted)) {
+            return Some(lowest);
+        }
+        let own = |s: &&Sequence<A>| of_user(s) && s.request.priority == head.request.priority;
         let mut places: BTreeMap<u64, u64> = BTreeMap::new();
         for sequence in self.running.iter().filter(own) {
             *places.entry(sequence.request.connection).or_default() += 1;
@@ -227,6 +273,12 @@ impl<A> Schedule<A> {
             user.bytes = user.bytes.saturating_add(sequence.claimed_bytes());
         }
         held
+    }
+
+    /// KV bytes that a user's admitted sequences have, pages shared by several counted once, and are to have soon.
+    pub(super) fn claimed_by(&self, uid: u32) -> u64 {
+        let own = self.running.iter().filter(|s| s.request.uid == uid);
+        own.map(|s| s.outstanding_bytes()).fold(self.kv.held_by(uid), u64::saturating_add)
     }
 
     /// Equal share of each user with a live sequence.

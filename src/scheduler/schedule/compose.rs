@@ -4,8 +4,9 @@
 //! Those on the same model do whose time is not far ahead. Others of no smaller share do with rows that cost next to
 //! nothing. Where several users have work, a step is short. It takes as many rows as fit into [`QUANTUM`], or into the
 //! time that reading the weights takes anyway. Users share these rows equally. Of a user, decoding sequences go before
-//! prompts, and those of the connection with the least device time before others.
+//! prompts, and those of the connection with the least device time before others. Higher priorities lead.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -81,7 +82,8 @@ impl<A> Schedule<A> {
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
-        Some(StepPlan { model, work, switched, resumed: false, goal })
+        // Without work, all pages are those of privileged users: the others wait for them.
+        (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
     }
 
     /// True if a sequence of the same user, model and known prefix computes much of a sequence's prompt in this step. The
@@ -113,6 +115,7 @@ impl<A> Schedule<A> {
             self.contended = now.checked_add(CONTENDED);
         }
         self.accounts.forget_except(&live);
+        self.admissions.retain(|uid, _| live.contains(uid));
         self.connections.retain(|uid, _| live.contains(uid));
         if self.turns.len() > 2 * (self.running.len() + self.queue.len()) + TURNS_KEPT {
             let live: BTreeSet<(u32, ModelId)> =
@@ -218,7 +221,8 @@ impl<A> Schedule<A> {
                 if short(sequence.request.uid) { (time, sequence.served) } else { (Duration::ZERO, 0) };
             (turn, !sequence.decodes(), time, *at)
         });
-        order.into_iter().map(|at| self.running[at].request.id).collect()
+        let order: Vec<&Sequence<A>> = order.into_iter().map(|at| &self.running[at]).collect();
+        ranked(order).into_iter().map(|sequence| sequence.request.id).collect()
     }
 
     /// Charges a step, or a stretch of one, to its users and sequences. The time of the weights counts equally for all
@@ -267,6 +271,22 @@ impl<A> Schedule<A> {
         let mut others = others.map(|s| s.request.uid).filter(|uid| step.work.iter().all(|w| w.uid != *uid));
         others.any(|uid| self.accounts.of(uid) < spent) || !self.queue.is_empty()
     }
+}
+
+/// Lets the sequences of a user's higher priorities take the first of its places in an order. Other users keep theirs.
+fn ranked<A>(order: Vec<&Sequence<A>>) -> Vec<&Sequence<A>> {
+    let mut of_users: BTreeMap<u32, Vec<&Sequence<A>>> = BTreeMap::new();
+    for sequence in &order {
+        of_users.entry(sequence.request.uid).or_default().push(sequence);
+    }
+    let mut of_users: BTreeMap<u32, _> = of_users
+        .into_iter()
+        .map(|(uid, mut of_user)| {
+            of_user.sort_by_key(|s| Reverse(s.request.priority));
+            (uid, of_user.into_iter())
+        })
+        .collect();
+    order.iter().filter_map(|s| of_users.get_mut(&s.request.uid)?.next()).collect()
 }
 
 /// Most rows of a step.

@@ -1,16 +1,18 @@
 //! Gives the rows of a step their pages, and takes pages from sequences when none is left.
 //!
+//! A user that has as many bytes as one may hold takes them from its own sequences.
 //! Cached pages go first (`kv`). Then the youngest sequence of the user that holds most gives its pages up. It is parked,
 //! and goes on later where it was, from its tokens. Its pages are cached until others need them, so that it seldom
-//! computes all of them again. The oldest sequence of a user keeps its pages from all others of that user, so some
-//! sequence always ends.
+//! computes all of them again. Of a user, those of the lowest priority give theirs up first. The oldest of the highest
+//! keeps its pages from all others of that user, so some sequence always ends.
 
+use std::cmp::Reverse;
 use std::time::Instant;
 
-use super::{Schedule, Work};
+use super::{Schedule, StepPlan, Work};
 use crate::backend::KV_PAGE_TOKENS;
 use crate::scheduler::SequenceId;
-use crate::scheduler::sequence::Request;
+use crate::scheduler::sequence::{Request, Sequence};
 
 impl<A> Schedule<A> {
     /// Plans at most so many rows of an admitted sequence, and takes pages for them. Sequences that give their pages up
@@ -23,8 +25,9 @@ impl<A> Schedule<A> {
         now: Instant,
     ) -> Option<Work> {
         loop {
+            let Request { uid, connection, model, page_bytes, .. } = self.get(id)?.request;
+            let full = self.is_full(uid, page_bytes);
             let sequence = self.running.iter_mut().find(|s| s.request.id == id)?;
-            let Request { uid, connection, model, .. } = sequence.request;
             let rows = sequence.pending().min(most);
             if !sequence.needs_page(rows) {
                 sequence.served = self.steps;
@@ -39,14 +42,21 @@ impl<A> Schedule<A> {
                     decode: sequence.decodes(),
                 });
             }
-            if let Some(page) = self.kv.take(model, uid) {
+            let page = if full { None } else { self.kv.take(model, uid) };
+            if let Some(page) = page {
                 sequence.kv.pages.push(page);
             } else if sequence.kv.copied.is_some() {
                 // The page to copy is one more than its tokens need: it computes these instead.
                 self.kv.copied(model, &mut sequence.kv);
                 sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
             } else {
-                let victim = self.next_preempted(uid, now)?;
+                let Some(victim) = self.next_preempted(uid, full, now) else {
+                    if self.kv.room_bytes() == self.kv.budget_bytes {
+                        return None;
+                    }
+                    self.kv.set_room(None); // nobody has pages, so the device may have memory for some
+                    continue;
+                };
                 self.park(victim, now)?;
                 self.preempted += 1;
                 work.retain(|planned| planned.id != victim);
@@ -54,17 +64,41 @@ impl<A> Schedule<A> {
         }
     }
 
+    /// True if a user holds as much as one may. Pages that it is charged for and others hold do not count without own ones.
+    fn is_full(&self, uid: u32, page_bytes: u64) -> bool {
+        let more = self.kv.held_by(uid).saturating_add(page_bytes);
+        let holds =
+            |s: &Sequence<A>| s.request.uid == uid && (!s.kv.pages.is_empty() || s.kv.copied.is_some());
+        more > self.limits.kv_user_bytes && self.running.iter().any(holds)
+    }
+
+    /// Parks the sequence that is to give its pages up for a step. It waits until another one ends: the device has memory for
+    /// pages of `device_bytes` alone. False if only one has pages.
+    pub fn park_for_memory(&mut self, step: &StepPlan, device_bytes: u64, now: Instant) -> bool {
+        let holders = self.running.iter().filter(|s| !s.kv.pages.is_empty()).count();
+        let Some(uid) = step.work.first().map(|work| work.uid).filter(|_| holders > 1) else { return false };
+        let Some(victim) = self.next_preempted(uid, false, now) else { return false };
+        self.kv.set_room(Some(device_bytes));
+        self.preempted += u64::from(self.park(victim, now).is_some());
+        true
+    }
+
     /// The sequence that gives its pages up for a user's: one without credit for long, or the youngest of the user that
-    /// holds most. Privileged users give none up for others.
-    fn next_preempted(&self, uid: u32, now: Instant) -> Option<SequenceId> {
+    /// holds most. Privileged users give none up for others. With `own`, one of the user itself.
+    fn next_preempted(&self, uid: u32, own: bool, now: Instant) -> Option<SequenceId> {
         let held = self.held();
         let may_give = |of: u32| of == uid || self.is_privileged(uid) || !self.is_privileged(of);
         let holders = self.running.iter().filter(|s| {
             let has = !s.kv.pages.is_empty() || s.kv.copied.is_some();
-            has && may_give(s.request.uid)
+            has && may_give(s.request.uid) && (!own || s.request.uid == uid)
         });
         let bytes = |uid: u32| held.get(&uid).map_or(0, |held| held.bytes);
-        let last = holders.max_by_key(|s| (s.gives_way(now), bytes(s.request.uid), s.request.uid, s.arrival));
-        last.map(|s| s.request.id)
+        let holders: Vec<&Sequence<A>> = holders.collect();
+        let place = |s: &&Sequence<A>| (s.gives_way(now), bytes(s.request.uid), s.request.uid, s.arrival);
+        let last = *holders.iter().max_by_key(|s| place(s))?;
+        // Priorities say which of its user's, not which user's.
+        let of_user = holders.into_iter().filter(|s| s.request.uid == last.request.uid);
+        let victim = of_user.max_by_key(|s| (s.gives_way(now), Reverse(s.request.priority), s.arrival));
+        victim.map(|s| s.request.id)
     }
 }

@@ -3,7 +3,7 @@
 //! So a wrong page, position, row or sequence changes the answer. [`next_token`] computes the right answer without the
 //! backend. The backend also checks the order of parts, and that no two sequences of a step write the same page.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +79,15 @@ struct State {
     pauses: u32,
 }
 
+impl State {
+    /// Gives memory to those of these pages that have none.
+    fn give_memory(&self, slot: ModelSlot, pages: &[u32], memory: &Memory) -> Result<(), BackendError> {
+        let absent: BTreeSet<u32> =
+            pages.iter().copied().filter(|page| !self.pages.contains_key(&(slot.0, *page))).collect();
+        memory.take_pages(absent.len() as u64 * page_bytes(&self.slots[&slot.0].0))
+    }
+}
+
 struct Hook(Box<dyn FnOnce() + Send>);
 
 impl std::fmt::Debug for Hook {
@@ -103,6 +112,7 @@ impl Control {
             state.opened += 1;
             state.slots.clear();
             state.pages.clear();
+            control.1.free_all_pages();
             drop(state);
             Ok(Box::new(Fake { control: control.clone(), step: None, suspended: Vec::new() }))
         }
@@ -327,8 +337,10 @@ impl Backend for Fake {
         self.control.1.step_over();
         assert!(self.control.take(&[Fault::PanicInAttentionAndClose]).is_none(), "planted in close_model");
         let mut state = self.control.0.0.lock();
-        state.slots.remove(&slot.0).expect("the slot is open when it is closed");
+        let (program, _) = state.slots.remove(&slot.0).expect("the slot is open when it is closed");
+        let before = state.pages.len();
         state.pages.retain(|key, _| key.0 != slot.0);
+        self.control.1.free_pages((before - state.pages.len()) as u64 * page_bytes(&program));
     }
 
     fn release_pages(&mut self, slot: ModelSlot, pages: &[u32]) {
@@ -336,8 +348,13 @@ impl Backend for Fake {
         let lost = [Fault::LoseDevice, Fault::LoseDeviceByPanic]; // they fail again in the factory
         assert!(self.control.0.0.lock().fault.is_none_or(|f| !lost.contains(&f)), "planted in release_pages");
         let mut state = self.control.0.0.lock();
+        let before = state.pages.len();
         for &page in pages {
             state.pages.remove(&(slot.0, page));
+        }
+        let gone = (before - state.pages.len()) as u64;
+        if let Some((program, _)) = state.slots.get(&slot.0) {
+            self.control.1.free_pages(gone * page_bytes(program));
         }
     }
 
@@ -354,7 +371,9 @@ impl Backend for Fake {
         let words = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
         let tokens: Vec<_> =
             words.take(KV_PAGE_TOKENS).map(|token| (token != u32::MAX).then_some(token)).collect();
-        self.control.0.0.lock().pages.insert((slot.0, page), tokens.try_into().unwrap());
+        let mut state = self.control.0.0.lock();
+        state.give_memory(slot, &[page], &self.control.1)?;
+        state.pages.insert((slot.0, page), tokens.try_into().unwrap());
         Ok(())
     }
 
@@ -365,6 +384,7 @@ impl Backend for Fake {
     fn copy_page(&mut self, slot: ModelSlot, from: u32, to: u32) -> Result<(), BackendError> {
         let mut state = self.control.0.0.lock();
         assert_ne!(from, to, "a page is copied to itself");
+        state.give_memory(slot, &[to], &self.control.1)?;
         let page = *state.pages.get(&(slot.0, from)).expect("a page that is copied was written");
         state.pages.insert((slot.0, to), page);
         state.copies += 1;
@@ -404,6 +424,9 @@ impl Backend for Fake {
             parts: Vec::new(),
             paused: 0,
         };
+        let written: Vec<u32> =
+            (0..step.tokens.len()).map(|row| step.page(row, step.positions[row])).collect();
+        state.give_memory(slot, &written, &self.control.1)?;
         let mut writers: HashMap<u32, u32> = HashMap::new();
         for row in 0..step.tokens.len() {
             let position = step.positions[row];

@@ -18,6 +18,8 @@ pub struct Memory(Arc<Mutex<Book>>);
 struct Book {
     limit: Option<u64>,
     used: u64,
+    /// Bytes of KV pages, once they are counted.
+    pages: Option<u64>,
     next: u64,
     /// Address by source bytes: mapping, start, end.
     live: HashMap<(usize, u64, u64), u64>,
@@ -87,6 +89,34 @@ impl Memory {
         self.0.lock().uploads = Some(Arc::new(uploads));
     }
 
+    /// KV pages take memory from now on.
+    pub fn count_pages(&self) {
+        self.0.lock().pages = Some(0);
+    }
+
+    /// Gives memory to KV pages of so many bytes.
+    pub fn take_pages(&self, bytes: u64) -> Result<(), BackendError> {
+        let mut book = self.0.lock();
+        let Some(pages) = book.pages else { return Ok(()) };
+        if book.limit.is_some_and(|limit| book.used + pages + bytes > limit) {
+            return Err(BackendError::OutOfMemory { what: "KV pages", need_bytes: bytes });
+        }
+        book.pages = Some(pages + bytes);
+        Ok(())
+    }
+
+    /// Takes the memory of KV pages back.
+    pub fn free_pages(&self, bytes: u64) {
+        let mut book = self.0.lock();
+        book.pages = book.pages.map(|pages| pages - bytes);
+    }
+
+    /// The device was opened again.
+    pub fn free_all_pages(&self) {
+        let mut book = self.0.lock();
+        book.pages = book.pages.map(|_| 0);
+    }
+
     pub fn fail_loads(&self, count: u32) {
         self.0.lock().failing = count;
     }
@@ -113,8 +143,10 @@ impl Memory {
     pub fn in_use(&self) -> DeviceMemoryUse {
         let book = self.0.lock();
         let budget = book.limit.unwrap_or(0);
-        let (used, free) = (book.used, budget.saturating_sub(book.used));
-        DeviceMemoryUse { weights: used, taken: used, budget, total: budget, free, ..Default::default() }
+        let kv = book.pages.unwrap_or(0);
+        let taken = book.used + kv;
+        let free = budget.saturating_sub(taken);
+        DeviceMemoryUse { weights: book.used, kv, taken, budget, total: budget, free, ..Default::default() }
     }
 
     /// Begins the copy of a tensor; reads it in place if there is no limit.
@@ -125,7 +157,7 @@ impl Memory {
             return Ok(DeviceTensor { tensor: tensor.clone(), storage: Storage::InPlace });
         };
         let bytes = tensor.byte_len();
-        if book.used + bytes > limit {
+        if book.used + book.pages.unwrap_or(0) + bytes > limit {
             return Err(BackendError::OutOfMemory { what: "weights", need_bytes: bytes });
         }
         let range = tensor.range();

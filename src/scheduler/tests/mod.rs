@@ -10,8 +10,10 @@ mod outgrown;
 mod paging;
 mod prefixes;
 mod residency;
+mod room;
 mod schedules;
 mod sharing;
+mod shift;
 mod text;
 mod users;
 
@@ -34,6 +36,30 @@ fn kept_model() -> PathBuf {
 fn open(id: u64, path: &Path) -> Arc<Model> {
     let file = std::fs::File::open(path).unwrap();
     Arc::new(Model::open(ModelId(id), "tinystories", vec![file]).unwrap())
+}
+
+/// Runs a test of random schedules for each seed, on all processors. Returns how many there are: `ROCMFORGE_SCHEDULES`, or
+/// 10,000. With `ROCMFORGE_SEED` that seed alone.
+pub(in crate::scheduler) fn of_all_threads(test: impl Fn(u64) + Sync) -> u64 {
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let count = number("ROCMFORGE_SCHEDULES").unwrap_or(10_000);
+    let seeds = number("ROCMFORGE_SEED").map_or(0..count, |seed| seed..seed + 1);
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8) as u64;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (test, seeds) = (&test, seeds.clone());
+            scope.spawn(move || {
+                for seed in seeds.filter(|seed| seed % threads == thread) {
+                    let run = std::panic::AssertUnwindSafe(|| test(seed));
+                    if let Err(panic) = std::panic::catch_unwind(run) {
+                        println!("seed {seed} failed: repeat it with ROCMFORGE_SEED={seed}");
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            });
+        }
+    });
+    seeds.end - seeds.start
 }
 
 struct Rig {
@@ -173,6 +199,8 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         id,
         uid: 1000,
         connection: 0,
+        priority: 128,
+        shift: None,
         model: Arc::clone(model),
         prompt: prompt.to_vec(),
         max_tokens,

@@ -10,7 +10,6 @@ use super::*;
 use crate::model::Model;
 use crate::scheduler::{Preload, RulesChange};
 
-const SCHEDULES: u64 = 10_000;
 const MODELS: usize = 3;
 
 /// A request that waits longer counts as waiting for ever.
@@ -71,6 +70,9 @@ impl Schedule {
         // From too little room to stream a model, to more than enough for all models.
         rig.control.memory().limit(all / 3 + random.below(all * 3));
         rig.control.load_ahead_always(random.below(4) as usize);
+        if random.below(2) == 0 {
+            rig.control.memory().count_pages();
+        }
         let next_model = 100;
         Self { rig, models, random, planted: Planted::default(), asked: vec![], loading: vec![], next_model }
     }
@@ -88,6 +90,7 @@ impl Schedule {
                 let tokens = 1 + self.random.below(3) as usize;
                 let (mut job, asked) = self.rig.job(&prompt, tokens as u32);
                 job.model = model;
+                job.priority = self.random.below(3) as u8;
                 handle.submit(job).unwrap();
                 self.asked.push((asked, prompt, tokens));
             }
@@ -199,28 +202,12 @@ fn finish(mut asked: Asked, runtime: &tokio::runtime::Runtime) -> Answer {
 
 #[test]
 fn no_schedule_breaks_a_rule() {
-    let first = std::env::var("ROCMFORGE_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = first.map_or(0..SCHEDULES, |seed| seed..seed + 1);
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8) as u64;
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let seeds = seeds.clone();
-            scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-                for seed in seeds.filter(|seed| seed % threads == thread) {
-                    let run = std::panic::AssertUnwindSafe(|| {
-                        let mut schedule = Schedule::new(seed);
-                        for _ in 0..4 + schedule.random.below(10) {
-                            schedule.act(&runtime);
-                        }
-                        schedule.finish(&runtime);
-                    });
-                    if let Err(panic) = std::panic::catch_unwind(run) {
-                        println!("seed {seed} failed: repeat it with ROCMFORGE_SEED={seed}");
-                        std::panic::resume_unwind(panic);
-                    }
-                }
-            });
+    of_all_threads(|seed| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let mut schedule = Schedule::new(seed);
+        for _ in 0..4 + schedule.random.below(10) {
+            schedule.act(&runtime);
         }
+        schedule.finish(&runtime);
     });
 }

@@ -133,3 +133,24 @@ fn a_small_budget_makes_them_wait_their_turn() {
         other => panic!("{other}"),
     }
 }
+
+#[test]
+fn a_request_above_its_users_part_of_the_budget_is_refused_and_one_to_the_end_of_the_context_is_cut() {
+    let page_bytes = 5 * 4 * 8 * 1000; // as above
+    let options =
+        EngineOptions { kv_budget_bytes: 10 * page_bytes, kv_percent_per_user: 50, ..Default::default() };
+    let rig = Rig::new(options);
+    let (job, _asked) = rig.job(&prompt(0, 100), 100);
+    match rig.handle().submit(job).unwrap_err() {
+        JobError::AboveShare { context_tokens: 200, need_bytes, share_bytes, percent: 50 } => {
+            assert_eq!((need_bytes, share_bytes), (7 * page_bytes, 5 * page_bytes));
+        }
+        other => panic!("{other}"),
+    }
+    let (job, _asked) = rig.job(&prompt(0, 100), 500);
+    assert!(matches!(rig.handle().submit(job).unwrap_err(), JobError::DoesNotFit { .. }), "more than all");
+    let answer = rig.ask(&prompt(0, 100), u32::MAX).finish();
+    assert_eq!(answer.outcome().reason, StopReason::ContextFull);
+    assert_eq!(answer.ids, expected(&prompt(0, 100), 60), "five pages of 32 tokens");
+    rig.assert_empty();
+}

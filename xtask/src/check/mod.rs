@@ -8,6 +8,7 @@ mod client;
 mod deny;
 mod fuzz;
 mod kernels;
+mod schedules;
 mod tests;
 
 use std::path::Path;
@@ -113,7 +114,7 @@ impl Stage {
 }
 
 /// In order: stages that are quick or fail often come first; tests come last, so that their results end the output.
-const STAGES: [Stage; 18] = [
+const STAGES: [Stage; 19] = [
     Stage::new("tools", |_| tools(), "programs that later stages need; installed if run by root"),
     Stage::new("models", |_| fetch_models(), "test data, fetched beside other stages: cargo xtask models")
         .beside(Beside::Until("tests")),
@@ -146,6 +147,11 @@ const STAGES: [Stage; 18] = [
         "fuzz",
         |_| fuzz::run(),
         "a short fuzz of untrusted input, with planted faults that must be found",
+    ),
+    Stage::only_long(
+        "schedules",
+        |_| schedules::run(),
+        "100,000 random schedules of requests; the tests stage has 10,000",
     ),
     Stage::new("objects", |form| stage("objects", form), "the kept code objects, AMD's own reader")
         .long("two targets compiled again, the NVIDIA body"),

@@ -54,6 +54,40 @@ impl GenerateRequest {
         self
     }
 
+    /// The same request, before those of its user with a lower number and after those with a higher one. Nothing changes for
+    /// other users. Requests without a priority have [`PRIORITY`].
+    #[must_use]
+    pub fn with_priority(mut self, priority: u8) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_PRIORITY);
+        self.ext.push((EXT_GENERATE_PRIORITY, vec![priority]));
+        self
+    }
+
+    /// Place of the request among those of its user: higher ones first. [`PRIORITY`] without one, and for bytes that are none.
+    pub fn priority(&self) -> u8 {
+        let of = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_PRIORITY);
+        match of.map(|(_, bytes)| bytes.as_slice()) {
+            Some([priority]) => *priority,
+            _ => PRIORITY,
+        }
+    }
+
+    /// The same request, whose answer goes on when the context is full: half of the oldest tokens are dropped, after the first
+    /// `kept` ones.
+    #[must_use]
+    pub fn with_context_shift(mut self, kept: u32) -> Self {
+        self.ext.retain(|(key, _)| *key != EXT_GENERATE_SHIFT);
+        self.ext.push((EXT_GENERATE_SHIFT, kept.to_le_bytes().to_vec()));
+        self
+    }
+
+    /// How many first tokens stay when the context is full, if the answer is to go on then. The same for bytes that are no
+    /// number.
+    pub fn context_shift(&self) -> Option<u32> {
+        let (_, bytes) = self.ext.iter().find(|(key, _)| *key == EXT_GENERATE_SHIFT)?;
+        bytes.as_slice().try_into().ok().map(u32::from_le_bytes)
+    }
+
     /// Name of the session that the request goes on with, if it names one.
     ///
     /// # Errors
@@ -70,6 +104,15 @@ impl GenerateRequest {
 
 /// Key of [`GenerateRequest`]'s `ext`: name of the session that the request goes on with, as text.
 pub const EXT_GENERATE_SESSION: u16 = EXT_CRITICAL | 1;
+
+/// Key of [`GenerateRequest`]'s `ext`: u8, the request's place among those of its user.
+pub const EXT_GENERATE_PRIORITY: u16 = 1;
+
+/// Key of [`GenerateRequest`]'s `ext`: u32, how many first tokens stay when the context is full and the answer goes on.
+pub const EXT_GENERATE_SHIFT: u16 = 2;
+
+/// Priority of a request that states none.
+pub const PRIORITY: u8 = 128;
 
 /// A name that no session can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -181,7 +224,16 @@ pub const EXT_END_REUSED: u16 = 1;
 /// Key of [`GenerateEnd`]'s `ext`: tokens that the session now has, as a little-endian u64; absent without a session.
 pub const EXT_END_SESSION: u16 = 2;
 
+/// Key of [`GenerateEnd`]'s `ext`: tokens that were dropped because the context was full, as a little-endian u64; absent for
+/// none.
+pub const EXT_END_DROPPED: u16 = 3;
+
 impl GenerateEnd {
+    /// Tokens of prompt and answer that were dropped because the context was full.
+    pub fn dropped_tokens(&self) -> u64 {
+        number(&self.ext, EXT_END_DROPPED).unwrap_or(0)
+    }
+
     /// Tokens that the request's session now has; `None` without a session.
     pub fn session_tokens(&self) -> Option<u64> {
         number(&self.ext, EXT_END_SESSION)

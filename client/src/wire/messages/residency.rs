@@ -224,7 +224,7 @@ pub struct PlanReply {
     pub kv_bytes: u64,
     /// Bytes of activations not yet allocated.
     pub scratch_bytes: u64,
-    /// Bytes that are available without an eviction.
+    /// Bytes that are available without an eviction of weights, with those of cached KV pages.
     pub available_bytes: u64,
     /// Most bytes that the daemon may take; 0 if weights are read in place.
     pub budget_bytes: u64,

@@ -26,5 +26,9 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let named = frame(Op::Generate, "session", at(13), generate.clone().with_session("letters"));
     let ext = number_ext([(EXT_END_REUSED, 30), (EXT_END_SESSION, 95)]);
     let ended = frame(Op::End, "session", at(13), GenerateEnd { ext, ..end.clone() });
-    groups.into_iter().flatten().chain([reused, named, ended]).collect()
+    let ordered = generate.clone().with_priority(200).with_context_shift(7);
+    let ordered = frame(Op::Generate, "ordered", at(15), ordered);
+    let dropped = GenerateEnd { ext: number_ext([(EXT_END_DROPPED, 95)]), ..end.clone() };
+    let dropped = frame(Op::End, "dropped", at(15), dropped);
+    groups.into_iter().flatten().chain([reused, named, ended, ordered, dropped]).collect()
 }
