@@ -52,7 +52,7 @@ pub(super) enum SessionError {
     TooLarge { name: String, bytes: u64, limit: u64 },
     #[error("{limit} sessions of this user are in use: wait for the end of a request")]
     TooMany { limit: usize },
-    #[error("there is no room for the session: {}", .refusal.words(1, "bytes"))]
+    #[error("there is no room for the session: {}", .refusal.told(1, "bytes"))]
     Full { refusal: Refusal },
 }
 
