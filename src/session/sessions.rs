@@ -196,6 +196,17 @@ impl Sessions {
         table.of(uid).filter_map(listed).collect()
     }
 
+    /// Sessions of each user, and their bytes. Those whose first request runs count too, by the room that it took.
+    pub fn holdings(&self) -> BTreeMap<u32, (u64, u64)> {
+        let mut of_users = BTreeMap::new();
+        for ((uid, _), entry) in &self.table.lock().entries {
+            let (sessions, bytes): &mut (u64, u64) = of_users.entry(*uid).or_default();
+            *sessions += 1;
+            *bytes = bytes.saturating_add(entry.charge.amount());
+        }
+        of_users
+    }
+
     /// Forgets a user's session of that name, or all of the user. Returns how many.
     ///
     /// # Errors
