@@ -155,7 +155,8 @@ fn nesting_has_the_same_end_under_every_limit_of_the_stack() {
     let renderer = Renderer::new(&program);
     let render = |template: &str| renderer.render(&TemplateRequest::new(template, vec![]));
     assert_eq!(render("{{ 1 + 1 }}").unwrap(), "2");
-    let grown = "{% set ns = namespace(x=[]) %}{% for i in range(30000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let grown =
+        "{% set ns = namespace(x=[]) %}{% for i in range(30000) %}{% set ns.x = [ns.x] %}{% endfor %}";
     for template in [format!("{{{{ {}1 }}}}", "not ".repeat(60_000)), format!("{grown}{{{{ ns.x }}}}")] {
         let error = render(&template).unwrap_err();
         assert!(matches!(error, TemplateError::TooDeep), "{error:?}");
