@@ -113,7 +113,7 @@ impl Refusal {
     }
 
     /// The most that the user may hold now, as the user is told. It depends on what others hold, so it is rounded down to
-    /// sixteenths of the total, unless the user is privileged or the bound is its own.
+    /// sixteenths of the total. It is exact for privileged users, and where the bound is the user's own.
     pub fn limit_told(&self) -> u64 {
         let step = (self.total / RESERVE).max(1);
         if self.privileged || self.fixed { self.limit } else { self.limit - self.limit % step }
