@@ -324,7 +324,7 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
-    /// The file was emptied while the daemon serves.
+    /// The file is empty, at a reload or a check.
     #[error(
         "the configuration {} is empty, as after an interrupted write: for the defaults, write a comment into it",
         path.display()

@@ -35,7 +35,8 @@ fn serve(arguments: Arguments) -> Result<(), DaemonError> {
         socket: arguments.socket.map(absolute),
         models: arguments.models.into_iter().map(absolute).collect(),
     };
-    let config = source.load();
+    // A file that passes the check is one that a reload takes too.
+    let config = if arguments.check_config { source.reload() } else { source.load() };
     daemon::logging::start(&config.as_ref().map(|config| config.log.clone()).unwrap_or_default());
     let config = config?;
     if arguments.check_config {

@@ -88,21 +88,44 @@ pub struct Refusal {
     pub total: u64,
     /// True if the fixed bound of a user is what refuses.
     pub fixed: bool,
+    /// True if the user may take the reserve: root, and the user of this process.
+    pub privileged: bool,
 }
 
 impl Refusal {
-    /// The refusal in words; amounts are divided by `unit`, whose name is `what`.
+    /// The refusal in words for the log; amounts are divided by `unit`, whose name is `what`.
     pub fn words(&self, unit: u64, what: &str) -> String {
+        let (held, total) = (self.held.div_ceil(unit.max(1)), self.total / unit.max(1));
+        let limit = self.limit / unit.max(1);
+        format!("{} and may have {limit} now; all users have {held} of {total}", self.begin(unit, what))
+    }
+
+    /// The refusal in words for its user. Only a privileged one is told what all users hold.
+    pub fn told(&self, unit: u64, what: &str) -> String {
+        let (limit, total) = (self.limit_told() / unit.max(1), self.total / unit.max(1));
+        match (self.privileged, self.fixed) {
+            (true, _) => self.words(unit, what),
+            (false, true) => format!("{} and may have {limit}", self.begin(unit, what)),
+            (false, false) => {
+                format!("{} and may have about {limit} now, of {total} for all users", self.begin(unit, what))
+            }
+        }
+    }
+
+    /// The most that the user may hold now, as the user is told. It depends on what others hold, so it is rounded down to
+    /// sixteenths of the total. It is exact for privileged users, and where the bound is the user's own.
+    pub fn limit_told(&self) -> u64 {
+        let step = (self.total / RESERVE).max(1);
+        if self.privileged || self.fixed { self.limit } else { self.limit - self.limit % step }
+    }
+
+    fn begin(&self, unit: u64, what: &str) -> String {
         let of = |amount: u64| amount.div_ceil(unit.max(1));
-        let (wanted, own, limit) = (of(self.wanted), of(self.own), self.limit / unit.max(1));
-        let (held, total) = (of(self.held), self.total / unit.max(1));
         let who = match self.whose {
             Whose::Own => "this user's share is used up",
             Whose::Everybody => "all users together leave no room",
         };
-        format!(
-            "{who}: it has {own} {what}, wants {wanted} more and may have {limit} now; all users have {held} of {total}"
-        )
+        format!("{who}: it has {} {what}, wants {} more", of(self.own), of(self.wanted))
     }
 }
 
@@ -179,7 +202,8 @@ impl State {
         let fixed = wants > bound;
         let has_its_part = own > 0 && wants > usable / users.saturating_add(1);
         let whose = if fixed || has_its_part { Whose::Own } else { Whose::Everybody };
-        Err(Refusal { whose, wanted: amount, own, limit, held: self.held, total: self.total, fixed })
+        let (held, total, privileged) = (self.held, self.total, taker.privileged);
+        Err(Refusal { whose, wanted: amount, own, limit, held, total, fixed, privileged })
     }
 
     fn give_back(&mut self, uid: u32, amount: u64) {
@@ -279,6 +303,7 @@ mod tests {
             held: 750,
             total: 1600,
             fixed: false,
+            privileged: false,
         };
         assert_eq!(refusal, told);
         let mut greedy: Vec<_> = (2..=20).map(|uid| fill(&shares, user(uid)).0).collect();
@@ -310,6 +335,31 @@ mod tests {
         assert_eq!((root.len(), refusal.limit), (50, 50), "root has half of the reserve and finds the rest");
         assert!(Taker::of(0).privileged && Taker::of(rustix::process::geteuid().as_raw()).privileged);
         assert!(!Taker::of(54_321).privileged);
+    }
+
+    /// Exact numbers of all users would tell each user when others come and go.
+    #[test]
+    fn only_privileged_users_are_told_what_all_hold() {
+        let shares = Shares::new(1600);
+        let told = |others: u64| {
+            let _held = shares.take(user(1), others).unwrap();
+            shares.take(user(2), 1000).unwrap_err().told(1, "x")
+        };
+        assert_eq!(
+            told(10),
+            "all users together leave no room: it has 0 x, wants 1000 more and may have about 700 now, of 1600 for all users"
+        );
+        assert_eq!(told(10), told(90));
+        let _held = shares.take(user(1), 10).unwrap();
+        assert_eq!(
+            shares.take(ROOT, 1000).unwrap_err().told(1, "x"),
+            shares.take(ROOT, 1000).unwrap_err().words(1, "x")
+        );
+        let fixed = shares.take_within(user(2), 8, 7).unwrap_err();
+        assert_eq!(
+            fixed.told(1, "x"),
+            "this user's share is used up: it has 0 x, wants 8 more and may have 7"
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Read settings from this TOML file; --socket and --models take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration and exit
+    /// Check the configuration and exit; an empty file is refused, as a reload refuses it
     #[arg(long)]
     pub check_config: bool,
 }

@@ -479,7 +479,7 @@ impl ConfigSource {
         self.read(true)
     }
 
-    /// As [`ConfigSource::load`], for a daemon that serves: an empty file is refused.
+    /// As [`ConfigSource::load`], for a daemon that serves and for a check: an empty file is refused.
     ///
     /// # Errors
     /// [`ConfigError`].

@@ -54,6 +54,7 @@ pub(super) enum Count {
     TakenBytes,
     AvailableBytes,
     FreeBytes,
+    OthersBytes,
     WeightBytes,
     ScratchBytes,
     StagingBytes,
@@ -102,6 +103,7 @@ impl Count {
             | Self::TakenBytes
             | Self::AvailableBytes
             | Self::FreeBytes
+            | Self::OthersBytes
             | Self::WeightBytes
             | Self::ScratchBytes
             | Self::StagingBytes
@@ -140,6 +142,12 @@ impl Coarse {
     /// Exact counts.
     #[cfg(test)]
     pub(super) const NO: Self = Self { secret: None, slot: 0, own: Own { pages: 0, running: 0, queued: 0 } };
+
+    /// Coarse counts of a user without requests.
+    #[cfg(test)]
+    pub(super) fn for_others() -> Self {
+        Self { secret: Some(RandomState::new()), slot: 0, own: Own::default() }
+    }
 
     pub(super) fn of(call: &Call) -> Self {
         let (peer, service) = (call.peer(), call.service());

@@ -66,6 +66,10 @@ pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failur
     let names = service.model_names(all.iter().map(|sequence| sequence.id));
     let entries = all.into_iter().zip(names).map(|(sequence, model)| (sequence.id, entry(sequence, model)));
     let mut entries: BTreeMap<SequenceId, SequenceEntry> = entries.collect();
+    if !Coarse::of(&call).is_exact() {
+        let own = snapshot.sequences.iter().filter(|sequence| sequence.uid == peer.uid);
+        number_own(&mut entries, own);
+    }
     for asked in preparing {
         entries.entry(asked.id).or_insert_with(|| of_preparing(asked));
     }
@@ -74,6 +78,20 @@ pub(super) async fn ps(call: Call, request: PsRequest) -> Result<PsReply, Failur
     let entries = entries.into_values().take(wire::limits::SEQUENCES_MAX);
     let sequences = fill(&mut room, entries, entry_bytes);
     Ok(PsReply { more: sequences.len() < of_all, sequences, ext: Ext::new() })
+}
+
+/// Numbers the waiting requests of one user among themselves: places among all would tell how many others wait.
+fn number_own<'a>(
+    entries: &mut BTreeMap<SequenceId, SequenceEntry>,
+    own: impl Iterator<Item = &'a SequenceSnapshot>,
+) {
+    let mut waiting: Vec<_> = own.filter(|sequence| sequence.queue_position > 0).collect();
+    waiting.sort_by_key(|sequence| sequence.queue_position);
+    for (place, sequence) in (1..).zip(waiting) {
+        if let Some(entry) = entries.get_mut(&sequence.id) {
+            entry.queue_position = place;
+        }
+    }
 }
 
 /// Upper bound of an entry's encoded size in bytes.
@@ -316,10 +334,9 @@ mod tests {
     use super::*;
     use crate::model::ModelId;
 
-    #[test]
-    fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
-        let sequence = SequenceSnapshot {
-            id: SequenceId(1),
+    fn queued(id: u64, queue_position: u32) -> SequenceSnapshot {
+        SequenceSnapshot {
+            id: SequenceId(id),
             uid: 1,
             model: ModelId(1),
             state: SequenceState::Queued,
@@ -331,8 +348,24 @@ mod tests {
             kv_pages: 1,
             device_time: std::time::Duration::ZERO,
             arrived: Instant::now(),
-            queue_position: 1,
-        };
+            queue_position,
+        }
+    }
+
+    #[test]
+    fn a_users_waiting_requests_are_numbered_among_themselves() {
+        // 7 runs; the first page with 3 was told before.
+        let own = [queued(3, 40), queued(5, 12), queued(7, 0), queued(9, 90)];
+        let shown = own.iter().filter(|sequence| sequence.id.0 > 3);
+        let mut entries = shown.map(|sequence| (sequence.id, entry(sequence, String::new()))).collect();
+        number_own(&mut entries, own.iter());
+        let places: Vec<_> = entries.values().map(|entry| (entry.id, entry.queue_position)).collect();
+        assert_eq!(places, [(5, 1), (7, 0), (9, 3)]);
+    }
+
+    #[test]
+    fn a_page_of_the_longest_entries_fits_its_payload_and_wastes_none() {
+        let sequence = queued(1, 1);
         let longest = || entry(&sequence, "n".repeat(wire::limits::NAME_BYTES_MAX));
         let mut room = page_room(wire::PAYLOAD_BYTES_MIN);
         let entries = std::iter::repeat_with(longest).take(1000);

@@ -59,13 +59,13 @@ pub fn share_code(refusal: &Refusal) -> ErrorCode {
 
 /// A refused share; `about` begins the sentence, amounts are in `unit`s of the name `what`.
 pub(super) fn of_refusal(refusal: &Refusal, about: &str, unit: u64, what: &str) -> Failure {
-    let text = format!("{about}: {}", refusal.words(unit, what));
-    failure(share_code(refusal), &text)
+    let text = format!("{about}: {}", refusal.told(unit, what));
+    let failure = failure(share_code(refusal), &text)
         .with_detail("wanted", refusal.wanted)
         .with_detail("own", refusal.own)
-        .with_detail("limit", refusal.limit)
-        .with_detail("held", refusal.held)
-        .with_detail("total", refusal.total)
+        .with_detail("limit", refusal.limit_told())
+        .with_detail("total", refusal.total);
+    if refusal.privileged { failure.with_detail("held", refusal.held) } else { failure }
 }
 
 /// An answer that was made but not sent, because the user does not read its answers.

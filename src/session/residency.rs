@@ -107,7 +107,10 @@ pub(super) async fn plan(call: Call, request: PlanRequest) -> Result<PlanReply, 
 }
 
 fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanReply {
-    let (peer, leaving, coarse) = (call.peer(), &plan.leaving, Coarse::of(call));
+    let (peer, coarse, mut leaving) = (call.peer(), Coarse::of(call), plan.leaving);
+    if !coarse.is_exact() {
+        leaving.sort_by_key(|leaving| leaving.model); // in their order, they tell which models others used last
+    }
     let ids: Vec<ModelId> = leaving.iter().map(|leaving| leaving.model).collect();
     let names = call.service().store.names_of(peer.uid, peer.sees, &ids);
     let entries = leaving.iter().filter_map(|leaving| {
@@ -126,7 +129,7 @@ fn plan_reply(call: &Call, context_tokens: u32, plan: ResidencyPlan) -> PlanRepl
         scratch_bytes: plan.scratch_bytes,
         available_bytes: coarse.count(Count::AvailableBytes, plan.available_bytes),
         budget_bytes: plan.budget_bytes,
-        others_bytes: plan.others_bytes,
+        others_bytes: coarse.count(Count::OthersBytes, plan.others_bytes),
         fit: match plan.fit {
             Fit::Whole => wire::Fit::Whole,
             Fit::Streamed { resident_bytes, streamed_bytes } => {
@@ -188,7 +191,8 @@ fn entry(model: &ModelResidency, name: String, sequences: usize, coarse: &Coarse
         rules: rules(model.rules),
         sequences: u32::try_from(sequences).unwrap_or(u32::MAX),
         idle_ms: model.idle_since.filter(|_| exact).map(|since| milliseconds(since.elapsed())),
-        eviction_place: model.eviction_place,
+        // The order tells which models others used last.
+        eviction_place: if exact { model.eviction_place } else { model.eviction_place.min(1) },
         loading: model.loading.filter(|_| exact).map(loading),
         ext: wire::number_ext([(
             EXT_MODEL_CACHED,
@@ -253,7 +257,7 @@ fn device(call: &Call, snapshot: &EngineSnapshot) -> DeviceMemory {
         available_bytes: coarse.count(Count::AvailableBytes, memory.available()),
         total_bytes: memory.total,
         free_bytes: coarse.count(Count::FreeBytes, memory.free),
-        others_bytes: memory.others(),
+        others_bytes: coarse.count(Count::OthersBytes, memory.others()),
         sequences_running,
         sequences_queued,
         decode_rows: coarse.count(Count::DecodeRows, counters.decode_rows),
@@ -313,6 +317,15 @@ mod tests {
         let reply = ResidencyReply { devices: vec![device], models, more: true, ext: Ext::new() };
         let (encoded, limit) = (wire::encode(&reply).unwrap().len(), wire::PAYLOAD_BYTES_MIN as usize);
         assert!(encoded <= limit && encoded + entry_bytes(&longest()) > limit, "{encoded}");
+    }
+
+    #[test]
+    fn the_order_of_eviction_is_not_for_everybody() {
+        let place = |eviction_place, coarse: &Coarse| {
+            entry(&ModelResidency { eviction_place, ..longest() }, String::new(), 0, coarse).eviction_place
+        };
+        assert_eq!([0, 1, 7].map(|of| place(of, &Coarse::NO)), [0, 1, 7]);
+        assert_eq!([0, 1, 7].map(|of| place(of, &Coarse::for_others())), [0, 1, 1]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(super) enum SessionError {
     TooLarge { name: String, bytes: u64, limit: u64 },
     #[error("{limit} sessions of this user are in use: wait for the end of a request")]
     TooMany { limit: usize },
-    #[error("there is no room for the session: {}", .refusal.words(1, "bytes"))]
+    #[error("there is no room for the session: {}", .refusal.told(1, "bytes"))]
     Full { refusal: Refusal },
 }
 
@@ -194,6 +194,17 @@ impl Sessions {
             })
         };
         table.of(uid).filter_map(listed).collect()
+    }
+
+    /// Sessions of each user, and their bytes. Those whose first request runs count too, by the room that it took.
+    pub fn holdings(&self) -> BTreeMap<u32, (u64, u64)> {
+        let mut of_users = BTreeMap::new();
+        for ((uid, _), entry) in &self.table.lock().entries {
+            let (sessions, bytes): &mut (u64, u64) = of_users.entry(*uid).or_default();
+            *sessions += 1;
+            *bytes = bytes.saturating_add(entry.charge.amount());
+        }
+        of_users
     }
 
     /// Forgets a user's session of that name, or all of the user. Returns how many.

@@ -93,9 +93,9 @@ impl Call {
         }
     }
 
-    /// Runs work that opens a passed file, and charges the user for the processor time that it takes. It is
-    /// [`blocking`](Self::blocking) work until the user's allowance is used up, and then less urgent than the engine.
-    /// Administrators do not pay.
+    /// Runs work that opens a passed file, and charges the user for the processor time that it takes. It is less urgent
+    /// than the engine: how long a header takes is known only once it was read. For administrators it is
+    /// [`blocking`](Self::blocking) work, and they do not pay.
     pub(super) async fn header_work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Call) -> Result<T, Failure> + Send + 'static,
@@ -104,23 +104,15 @@ impl Call {
         if self.peer().administrator {
             return self.blocking(work).await;
         }
-        let (turn, later) = service.text_time.header_turn(uid).await;
-        let work = move |call: &Call| {
+        let turn = service.text_time.header_turn(uid).await;
+        let call = self.clone();
+        let work = move || {
             let begun = thread_time();
-            let result = work(call);
+            let result = work(&call);
             call.service().text_time.charge(uid, thread_time().saturating_sub(begun));
             result
         };
-        if !later {
-            return self
-                .blocking(move |call| {
-                    let _turn = turn;
-                    work(call)
-                })
-                .await;
-        }
-        let call = self.clone();
-        match self.service().text_time.on_nice_thread(turn, move || work(&call)).await {
+        match service.text_time.on_nice_thread(turn, work).await {
             Ok(Some(result)) => result,
             Ok(None) => Err(panicked()),
             Err(error) => Err(shortage(&format!("no thread to open the file: {error}"))),

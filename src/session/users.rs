@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rocmforge_client::wire::{Ext, UserEntry, UsersReply, UsersRequest, limits};
+use rocmforge_client::wire::{
+    self, EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, Ext, UserEntry, UsersReply, UsersRequest, limits,
+};
 
 use super::error::Failure;
 use super::models::{fill, page_room};
 use super::{Call, Service};
 
 /// Encoded size of an entry in bytes.
-const ENTRY_BYTES: usize = 108;
+const ENTRY_BYTES: usize = 108 + 2 * 18;
 
 /// The client's own user; all users that hold anything if the client has [`super::Right::See`].
 pub(super) async fn users(call: Call, request: UsersRequest) -> Result<UsersReply, Failure> {
@@ -47,6 +49,10 @@ impl Holdings {
         let engine = service.engine.snapshot();
         let pages = engine.sequences.iter().map(|sequence| (sequence.uid, sequence.kv_pages.into()));
         all.add(pages, |user| &mut user.kv_pages);
+        for (uid, (sessions, bytes)) in service.sessions.holdings() {
+            all.0.entry(uid).or_default().ext =
+                wire::number_ext([(EXT_USER_SESSIONS, sessions), (EXT_USER_SESSION_BYTES, bytes)]);
+        }
         all.add(engine.user_rates.iter().map(|(uid, rate)| (*uid, *rate)), |user| &mut user.device_us_per_s);
         all
     }
@@ -65,14 +71,14 @@ impl Holdings {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire;
-
     use super::*;
 
     #[test]
     fn a_page_of_users_fits_its_payload_and_wastes_none() {
         let mut room = page_room(wire::PAYLOAD_BYTES_MIN);
-        let users = fill(&mut room, std::iter::repeat_n(UserEntry::default(), 1000), |_| ENTRY_BYTES);
+        let ext = wire::number_ext([(EXT_USER_SESSIONS, 1), (EXT_USER_SESSION_BYTES, 1)]);
+        let longest = UserEntry { ext, ..UserEntry::default() };
+        let users = fill(&mut room, std::iter::repeat_n(longest, 1000), |_| ENTRY_BYTES);
         let encoded = wire::encode(&UsersReply { users, more: true, ext: Ext::new() }).unwrap().len();
         let limit = wire::PAYLOAD_BYTES_MIN as usize;
         assert!(encoded <= limit && encoded + ENTRY_BYTES > limit, "{encoded}");

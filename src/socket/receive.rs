@@ -69,7 +69,7 @@ pub enum ReceiveError {
     #[error("file descriptors arrived where none belong, or more than the {FDS_MAX} that a frame may have")]
     DescriptorsCutOff,
     /// The user's requests, or all users' requests together, leave no room for the payload.
-    #[error("no room for a frame of {len} bytes within {} s: {}", FRAME_TIME.as_secs(), refusal.words(1 << 10, "KiB"))]
+    #[error("no room for a frame of {len} bytes within {} s: {}", FRAME_TIME.as_secs(), refusal.told(1 << 10, "KiB"))]
     NoRoom {
         /// Bytes of the payload.
         len: u32,

@@ -141,6 +141,28 @@ fn values_nested_beyond_the_stack_kill_the_process_only() {
     assert!(matches!(error, TemplateError::TooDeep), "{error:?}");
 }
 
+/// A daemon may be started without a limit of its stack. Then these rendered, or died without a reason.
+#[test]
+fn nesting_has_the_same_end_under_every_limit_of_the_stack() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("rocmforged");
+    let script = format!(
+        "#!/bin/sh\nulimit -S -s \"$(ulimit -H -s)\"\nexec {} \"$@\"\n",
+        env!("CARGO_BIN_EXE_rocmforged")
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let renderer = Renderer::new(&program);
+    let render = |template: &str| renderer.render(&TemplateRequest::new(template, vec![]));
+    assert_eq!(render("{{ 1 + 1 }}").unwrap(), "2");
+    let grown =
+        "{% set ns = namespace(x=[]) %}{% for i in range(30000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    for template in [format!("{{{{ {}1 }}}}", "not ".repeat(60_000)), format!("{grown}{{{{ ns.x }}}}")] {
+        let error = render(&template).unwrap_err();
+        assert!(matches!(error, TemplateError::TooDeep), "{error:?}");
+    }
+}
+
 #[test]
 fn python_has_no_back_door() {
     for template in [

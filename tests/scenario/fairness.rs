@@ -169,6 +169,7 @@ fn sees_only_its_own_holdings() {
         matches!(&users[..], [own] if (own.uid, own.connections, own.sequences) == (INNOCENT, 1, 0)),
         "{users:?}"
     );
+    assert_eq!((users[0].sessions(), users[0].session_bytes()), (0, 0), "those of others do not count");
     println!("\nDONE");
 }
 
@@ -177,6 +178,8 @@ fn an_administrator_sees_what_each_user_holds() {
     let Some(mut rig) = rig() else { return };
     let client = rig.client();
     client.load_file(&rig.model(TINY), Some("mine")).unwrap();
+    answer(&client, &story(4).with_session("s")).unwrap();
+    let session = client.sessions().unwrap().sessions.remove(0);
     let mut greedy = start(&rig, "fairness::holds_places_without_credit", GREEDY);
     greedy.line("DONE");
     rig.eventually("all places are taken, with pages", |status| status.devices[0].kv_pages_used >= 8);
@@ -185,6 +188,8 @@ fn an_administrator_sees_what_each_user_holds() {
     let (own, greedy_user) = (of(0), of(GREEDY));
     assert!(users.is_sorted_by_key(|user| user.uid), "{users:?}");
     assert_eq!((own.passed_models, own.sequences, own.kv_pages), (1, 0, 0));
+    assert_eq!((own.sessions(), own.session_bytes()), (1, session.bytes));
+    assert_eq!((greedy_user.sessions(), greedy_user.session_bytes()), (0, 0));
     assert!(own.header_bytes > 0 && own.connections > 0, "{own:?}");
     let requests = REQUESTS as u64;
     assert_eq!((greedy_user.connections, greedy_user.sequences), (1, requests), "{greedy_user:?}");

@@ -92,8 +92,16 @@ fn a_wrong_configuration_stops_the_daemon_and_says_where() {
             assert!(text.contains(says), "{text:?} does not say {says:?}");
         }
     }
-    rig.configure("[log]\nformat = 'json'");
-    assert_eq!(output(rig.command().arg("--check-config")).0, 0);
+    // Not at a start, which may be the first. But a reload refuses it, and so does the check before one.
+    for empty in ["", " \n"] {
+        rig.configure(empty);
+        let (status, text) = output(rig.command().arg("--check-config"));
+        assert!(status == 78 && text.contains("is empty, as after an interrupted write"), "{status}: {text}");
+    }
+    for valid in ["[log]\nformat = 'json'", "# all defaults"] {
+        rig.configure(valid);
+        assert_eq!(output(rig.command().arg("--check-config")).0, 0);
+    }
     assert!(!rig.socket().exists(), "a configuration check made a socket");
 }
 

@@ -26,15 +26,18 @@ pub fn run(client: &Client, arguments: &LimitArguments, output: Output) -> Resul
 /// The uid of a user, given by uid or by its name in /etc/passwd.
 fn uid_of(user: &str) -> Result<u32, Failure> {
     let passwd = || std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    // The kernel keeps the greatest number for no user.
-    let uid = user
-        .parse()
-        .ok()
-        .filter(|uid| *uid != u32::MAX)
-        .or_else(|| rocmforge_client::uid_of(user, &passwd()));
-    uid.ok_or_else(|| {
-        Failure::usage(&format!("{user:?} is no user in /etc/passwd: give a name that is there, or a uid"))
-    })
+    match user.parse() {
+        // The kernel keeps the greatest number for no user.
+        Ok(u32::MAX) => {
+            Err(Failure::usage(&format!("uid {user} is nobody's: give one of 0 to {}", u32::MAX - 1)))
+        }
+        Ok(uid) => Ok(uid),
+        Err(_) => rocmforge_client::uid_of(user, &passwd()).ok_or_else(|| {
+            Failure::usage(&format!(
+                "{user:?} is no user in /etc/passwd: give a name that is there, or a uid"
+            ))
+        }),
+    }
 }
 
 fn limits(out: Out<'_>, reply: &LimitUserReply) -> io::Result<()> {
@@ -90,6 +93,9 @@ mod tests {
     fn users_are_given_by_name_or_uid() {
         assert_eq!(uid_of("4711").unwrap(), 4711);
         assert_eq!(uid_of("root").unwrap(), 0);
-        assert!(uid_of("no such user").is_err() && uid_of("4294967295").is_err());
+        assert!(uid_of("no such user").is_err());
+        let nobody = uid_of("4294967295").unwrap_err().to_string();
+        assert_eq!(nobody, "uid 4294967295 is nobody's: give one of 0 to 4294967294");
+        assert!(uid_of("4294967296").is_err());
     }
 }

@@ -236,6 +236,10 @@ pub fn status(Status { status: reply, users }: &Status) -> serde_json::Result<Va
     let mut value = serde_json::to_value(reply)?;
     value["notes"] = notes(reply.notes());
     value["users"] = serde_json::to_value(users)?;
+    for (user, value) in users.iter().zip(value["users"].as_array_mut().into_iter().flatten()) {
+        value["sessions"] = user.sessions().into();
+        value["session_bytes"] = user.session_bytes().into();
+    }
     for (number, device) in reply.devices.iter().enumerate() {
         value["devices"][number]["notes"] = notes(device.notes());
     }
@@ -256,7 +260,7 @@ pub fn snake_case(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::{DeviceStatus, StatusReply, UserEntry};
+    use rocmforge_client::wire::{DeviceStatus, EXT_USER_SESSIONS, StatusReply, UserEntry, number_ext};
 
     use super::*;
 
@@ -283,9 +287,14 @@ mod tests {
             ext: StatusReply::notes_ext(notes.into_iter()),
             ..StatusReply::default()
         };
-        let users = vec![UserEntry { uid: 7, kv_pages: 3, ..UserEntry::default() }];
+        let ext = number_ext([(EXT_USER_SESSIONS, 2)]);
+        let users = vec![UserEntry { uid: 7, kv_pages: 3, ext, ..UserEntry::default() }];
         let value = for_scripts(status(&Status { status: reply, users }).unwrap());
         assert_eq!((&value["users"][0]["kv_pages"], value["users"][0].get("ext")), (&json!(3), None));
+        assert_eq!(
+            (&value["users"][0]["sessions"], &value["users"][0]["session_bytes"]),
+            (&json!(2), &json!(0))
+        );
         assert_eq!(value["notes"], json!({ "you_may": "run and load" }));
         assert_eq!(value["devices"][0]["notes"], json!({ "upload": "ring" }));
     }

@@ -200,7 +200,7 @@ pub fn status(out: Out<'_>, Status { status: reply, users }: &Status) -> io::Res
 
 /// Prints the holdings of users.
 fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
-    const HEAD: [&str; 13] = [
+    const HEAD: [&str; 15] = [
         "UID",
         "CONNECTIONS",
         "REQUESTS",
@@ -211,6 +211,8 @@ fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
         "HEADERS",
         "SEQUENCES",
         "KV PAGES",
+        "SESSIONS",
+        "THEIR BYTES",
         "TEXT TIME",
         "FRAME TIME",
         "DEVICE",
@@ -228,6 +230,8 @@ fn holdings(out: Out<'_>, users: &[UserEntry]) -> io::Result<()> {
             bytes(user.header_bytes),
             user.sequences.to_string(),
             user.kv_pages.to_string(),
+            user.sessions().to_string(),
+            bytes(user.session_bytes()),
             ms(user.text_us),
             ms(user.frame_us),
             format!("{:.1} %", user.device_us_per_s as f64 / 1e4),
@@ -410,7 +414,7 @@ pub fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::wire::ModelState;
+    use rocmforge_client::wire::{EXT_USER_SESSION_BYTES, EXT_USER_SESSIONS, ModelState, number_ext};
 
     use super::*;
 
@@ -432,6 +436,7 @@ mod tests {
             kv_pages: 7,
             text_us: 1500,
             device_us_per_s: 498_500,
+            ext: number_ext([(EXT_USER_SESSIONS, 3), (EXT_USER_SESSION_BYTES, 2048)]),
             ..UserEntry::default()
         };
         let mut out = Vec::new();
@@ -441,7 +446,10 @@ mod tests {
         let cells: Vec<_> = cells.into_iter().filter(|cell| !cell.is_empty()).collect();
         assert_eq!(
             cells,
-            ["1000", "2", "0", "3.0 MiB", "0 B", "0", "0", "0 B", "0", "7", "1.5 ms", "0.0 ms", "49.9 %"]
+            [
+                "1000", "2", "0", "3.0 MiB", "0 B", "0", "0", "0 B", "0", "7", "3", "2.0 KiB", "1.5 ms",
+                "0.0 ms", "49.9 %"
+            ]
         );
     }
 

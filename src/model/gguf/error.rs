@@ -71,7 +71,7 @@ pub enum GgufError {
     )]
     Sparse { place: Place, offset: u64, need: u64, stored_bytes: u64 },
     /// The headers of mapped models leave no room.
-    #[error("no room for the header (limits.header_mib): {}", refusal.words(1 << 20, "MiB"))]
+    #[error("no room for the header (limits.header_mib): {}", refusal.told(1 << 20, "MiB"))]
     NoRoom { refusal: Refusal },
     /// The header is longer than the parser reads.
     #[error("{place} at byte {offset} needs {need} bytes and ends past the header limit of {limit} bytes")]

@@ -1,12 +1,13 @@
 //! The rendering process, from its first instruction to its exit code.
 
 use std::io::{self, Read, Write};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
 use rustix::process::{Resource, Rlimit, Signal};
 
 use super::environment::{Failure, render};
-use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, TemplateRequest};
+use super::{CPU_SECONDS_MAX, MEMORY_MIB_MAX, REQUEST_BYTES_MAX, SUBCOMMAND, TemplateRequest};
 
 /// Exit codes. With 0, standard output holds the text; with the others, the reason why there is none.
 pub(super) mod exit {
@@ -22,15 +23,30 @@ pub(super) mod exit {
 /// Longest message about a failure, in bytes.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 10;
 
+/// Stack in bytes. The template's deepest nesting depends on it, and so must not be the caller's limit.
+const STACK_BYTES: u64 = 8 << 20;
+
 /// Renders the request on standard input. For the subcommand [`super::SUBCOMMAND`] only. Must be the first thing in the
 /// process: it permanently limits memory, files and time.
 pub fn child_main() -> ExitCode {
-    let (code, text) = match confine() {
+    let (code, text) = match bound_stack().and_then(|()| Ok(confine()?)) {
         Ok(()) => answer(),
         Err(error) => (exit::CONFINEMENT, format!("the process could not be confined: {error}")),
     };
     let written = io::stdout().lock().write_all(text.as_bytes());
     ExitCode::from(if written.is_ok() { code } else { exit::REQUEST })
+}
+
+/// Starts this program again where the stack's limit is another: a lower one holds for new programs only. Without a
+/// limit, a stack that overflows meets no guard page, and nobody learns why the process died.
+fn bound_stack() -> io::Result<()> {
+    let limit = rustix::process::getrlimit(Resource::Stack);
+    let most = limit.maximum.map_or(STACK_BYTES, |most| most.min(STACK_BYTES));
+    if limit.current == Some(most) {
+        return Ok(());
+    }
+    rustix::process::setrlimit(Resource::Stack, Rlimit { current: Some(most), ..limit })?;
+    Err(Command::new("/proc/self/exe").arg(SUBCOMMAND).exec())
 }
 
 /// Limits the process to some memory, a little time and the three open pipes.

@@ -227,3 +227,16 @@ fn kept_sessions_come_back_with_their_order_and_age() {
     assert_eq!(two, ["z", "a"]);
     assert_eq!(again.restore(kept, begun), 0, "their names are taken");
 }
+
+#[test]
+fn the_sessions_of_each_user_and_their_bytes_are_counted() {
+    let sessions = Sessions::new();
+    assert!(sessions.holdings().is_empty());
+    say(&sessions, ALICE, "a", tokens(5)).unwrap();
+    say(&sessions, ALICE, "b", tokens(7)).unwrap();
+    say(&sessions, BOB, "c", tokens(1)).unwrap();
+    let listed = |uid| sessions.list(uid, Instant::now()).iter().map(|listed| listed.bytes).sum::<u64>();
+    assert_eq!(sessions.holdings(), [(ALICE, (2, listed(ALICE))), (BOB, (1, listed(BOB)))].into());
+    sessions.forget(BOB, None).unwrap();
+    assert!(!sessions.holdings().contains_key(&BOB));
+}

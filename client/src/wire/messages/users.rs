@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Ext;
+use super::{Ext, number};
 use crate::wire::limits;
 use crate::wire::validate::{any, extensions, list, validate};
 
@@ -57,6 +57,23 @@ pub struct UserEntry {
     pub device_us_per_s: u64,
     /// Extensions.
     pub ext: Ext,
+}
+
+/// Keys of [`UserEntry`]'s `ext`, each with a little-endian u64; absent for 0. The user's sessions.
+pub const EXT_USER_SESSIONS: u16 = 1;
+/// Bytes of these sessions.
+pub const EXT_USER_SESSION_BYTES: u16 = 2;
+
+impl UserEntry {
+    /// Sessions of the user; 0 if the daemon does not say.
+    pub fn sessions(&self) -> u64 {
+        number(&self.ext, EXT_USER_SESSIONS).unwrap_or(0)
+    }
+
+    /// Bytes of the user's sessions; 0 if the daemon does not say.
+    pub fn session_bytes(&self) -> u64 {
+        number(&self.ext, EXT_USER_SESSION_BYTES).unwrap_or(0)
+    }
 }
 
 validate!(UsersRequest { after: any, ext: extensions });

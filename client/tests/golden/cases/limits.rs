@@ -35,11 +35,21 @@ pub fn all() -> Vec<Golden> {
         device_us_per_s: 498_000,
         ext: vec![],
     };
+    let sessions = UserEntry {
+        ext: number_ext([(EXT_USER_SESSIONS, 3), (EXT_USER_SESSION_BYTES, 70_000)]),
+        ..holds.clone()
+    };
     let groups = [
         three(Op::LimitUser, request),
         three(Op::Reply, LimitUserReply { users: vec![entry], ext: vec![] }),
         three(Op::Users, UsersRequest { after: Some(999), ext: vec![] }),
         three(Op::Reply, UsersReply { users: vec![holds], more: true, ext: vec![] }),
     ];
-    groups.into_iter().flatten().collect()
+    let later = frame(
+        Op::Reply,
+        "sessions",
+        At { stream: 5, flags: Flags::NONE, n_fds: 0 },
+        UsersReply { users: vec![sessions], more: false, ext: vec![] },
+    );
+    groups.into_iter().flatten().chain([later]).collect()
 }

@@ -37,6 +37,8 @@ pub enum Attack {
     Prompts,
     /// Answers of a model of 8 billion weights that the attacker passed, from a file with holes for weights.
     Slow,
+    /// Files with 1.5 million tokens, passed and unloaded again and again.
+    Headers,
     /// Texts of 1 MB to tokenize, without an end.
     Tokenize,
     /// Frames of 1 MiB that never end.
@@ -45,21 +47,24 @@ pub enum Attack {
     Connections,
     /// Connections that are made and closed as fast as 64 threads can.
     Storm,
-    /// No attack on the daemon: 64 threads as busy as those of `storm`, with sockets of their own.
+    /// No attack on the daemon, and not judged: 64 threads as busy as those of `storm`, with sockets of their own.
     Busy,
     /// No attack: long answers or prompts without an end, on 1 to 8 connections by the user's number.
     Demand,
+    /// No attack: unloads what earlier processes of the user passed, because a passed model outlasts its connection.
+    Leave,
     /// No attack: short answers one after another, timed.
     Ask,
 }
 
 impl Attack {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
         Self::Prompts,
         Self::Slow,
+        Self::Headers,
         Self::Tokenize,
         Self::Frames,
         Self::Connections,
@@ -125,11 +130,13 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
     match args.attack {
         Attack::Ask => println!("{}", ask(&options, args.requests).write()),
         Attack::Demand => demand(&options, args.requests),
+        Attack::Leave => leave(&Client::new(options)),
         Attack::Fair => repeat(&options, 1, &answer_of(200)),
         Attack::Endless => repeat(&options, 2 * MANY, &answer_of(400)),
         Attack::Short => short(&options),
         Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
         Attack::Slow => slow(&options),
+        Attack::Headers => headers(&options),
         Attack::Hold => hold(&options),
         Attack::Tokenize => tokenize(&options),
         Attack::Storm => storm(|| drop(UnixStream::connect(&options.socket))),
@@ -220,13 +227,51 @@ fn hold(options: &Options) {
 fn slow(options: &Options) {
     let Ok(dir) = tempfile::tempdir() else { return };
     let file = dir.path().join("slow.gguf");
-    if let Err(error) = synthetic::write_sparse(&file, &synthetic::LARGE, synthetic::Mixture::Q4KM) {
+    let files = std::slice::from_ref(&file);
+    if let Err(error) = synthetic::write_sparse(files, &synthetic::LARGE, synthetic::Mixture::Q4KM) {
         eprintln!("{}: {error}", file.display());
         return;
     }
     match Client::new(options.clone()).load_file(&file, Some("slow")) {
         Ok(_) => repeat(options, MANY, &GenerateRequest { model: "slow".into(), ..long_prompt() }),
         Err(error) => eprintln!("{}: {error}", file.display()),
+    }
+}
+
+fn headers(options: &Options) {
+    let Ok(dir) = tempfile::tempdir() else { return };
+    // A mapping of its own for each: mapped files are not read again.
+    let files: Vec<PathBuf> = (0..MANY).map(|n| dir.path().join(format!("{n}.gguf"))).collect();
+    if let Err(error) = synthetic::write_sparse(&files, &synthetic::WORDY, synthetic::Mixture::Q8) {
+        eprintln!("{error}");
+        return;
+    }
+    thread::scope(|scope| {
+        for (n, file) in files.iter().enumerate() {
+            let name = n.to_string();
+            scope.spawn(move || {
+                let client = Client::new(options.clone());
+                loop {
+                    let loaded = client.load_file(file, Some(&name)).map(drop);
+                    if loaded.and_then(|()| client.unload(&name).map(drop)).is_err() {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Again and again for some seconds: loads that have begun go on after their client.
+fn leave(client: &Client) {
+    for _ in 0..4 {
+        let models = client.list().into_iter().flat_map(|list| list.models);
+        for model in models.filter(|model| model.name != MODEL) {
+            if let Err(error) = client.unload(&model.name) {
+                eprintln!("unloading {}: {error}", model.name);
+            }
+        }
+        thread::sleep(Duration::from_secs(1));
     }
 }
 

@@ -20,7 +20,7 @@ use xtask::host;
 use xtask::progress::Progress;
 
 use pool::{Pool, Pools};
-pub use shape::{LARGE, Mixture, SMALL, Shape, TINY};
+pub use shape::{LARGE, Mixture, SMALL, Shape, TINY, WORDY};
 use shape::{SHAPES, Tensor};
 
 const EXAMPLES: &str = "Examples:\n  cargo xtask synthetic 8B Q4_K_M /tmp/8b.gguf\n  \
@@ -94,20 +94,20 @@ pub fn write(path: &Path, shape: &Shape, mixture: Mixture, mut progress: impl Fn
     Ok(())
 }
 
-/// Writes only the header of such a model, and makes the file as long as the model's. Its weights are zeros and take no
-/// space on the disk.
+/// Writes only the header of such a model to each of these files, and makes them as long as the model's. Their weights
+/// are zeros and take no space on the disk.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn write_sparse(path: &Path, shape: &Shape, mixture: Mixture) -> Result<()> {
+pub fn write_sparse(paths: &[PathBuf], shape: &Shape, mixture: Mixture) -> Result<()> {
     let header = shape::header(shape, &shape::tensors(shape, mixture));
     let length = (header.len() as u64).saturating_add(bytes(shape, mixture));
-    let write = || {
+    let write = |path: &Path| {
         let mut file = File::create(path)?;
         file.write_all(&header)?;
         file.set_len(length)
     };
-    write().map_err(Error::at(path))
+    paths.iter().try_for_each(|path| write(path).map_err(Error::at(path)))
 }
 
 fn fill(file: &mut File, shape: &Shape, mixture: Mixture, progress: &mut impl FnMut(u64)) -> Result<()> {

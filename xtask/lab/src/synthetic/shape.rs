@@ -84,6 +84,9 @@ pub const TINY: Shape = Shape {
     ..LARGE
 };
 
+/// As [`TINY`], with as many tokens as take a second to read.
+pub const WORDY: Shape = Shape { name: "wordy", vocab: 1_500_000, ..TINY };
+
 /// As [`TINY`], with experts.
 const TINY_EXPERTS: Shape = Shape {
     name: "tiny-experts",
