@@ -13,7 +13,6 @@ use super::{Bytes, JobError};
 use crate::backend::{Backend, BackendError, ModelSlot};
 use crate::lock;
 use crate::model::{Model, ModelId};
-use crate::program::FIRST_PART;
 use crate::tensor::LazyTensor;
 
 /// How often the engine looks at loads in flight between steps, so that it notices other work.
@@ -108,8 +107,10 @@ impl Device {
     /// Each step of these needs all their weights; a cached page serves only a prompt that begins as an earlier one. A
     /// model larger than the room of all these streams in any case: then pages stay that would only make its share larger.
     pub fn spare_others(&mut self, id: ModelId, need_bytes: u64, schedule: &mut Schedule) {
-        let short_bytes = need_bytes.saturating_sub(self.backend.memory().available());
-        if short_bytes == 0 {
+        let memory = self.backend.memory();
+        let short_bytes = need_bytes.saturating_sub(memory.available());
+        // Without a budget, weights are read in place.
+        if short_bytes == 0 || memory.budget == 0 {
             return;
         }
         let others_bytes = self.residency.evictable_bytes(id);
@@ -119,12 +120,8 @@ impl Device {
     }
 
     /// Device bytes of a model's weights that are not there, and of KV pages that have no memory yet.
-    pub fn missing_bytes(&self, model: &Model, facts: &Facts, schedule: &Schedule) -> u64 {
-        let program = &model.plan.program;
-        // Rows of the embedding are read from the file.
-        let tensors = (FIRST_PART + 1..program.part_count()).flat_map(|part| program.part_tensors(part));
-        let all: u64 = tensors.map(|(_, tensor)| facts.weight_bytes(&tensor.lazy)).sum();
-        let weights = all.saturating_sub(self.residency.held(model.id).map(|(_, held)| held.bytes).sum());
+    pub fn missing_bytes(&mut self, id: ModelId, facts: &Facts, schedule: &Schedule) -> u64 {
+        let weights = self.residency.missing_bytes(id, |tensor| facts.weight_bytes(tensor));
         let pages = schedule.kv().used_bytes().saturating_sub(self.backend.memory().kv);
         weights.saturating_add(pages)
     }

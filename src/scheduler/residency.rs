@@ -22,6 +22,7 @@ use crate::backend::{Backend, BackendError, DeviceMemory, DeviceTensor, Weights}
 use crate::cache::{CacheCounters, Candidate, Eviction, Held, TensorCache, used_again_last};
 use crate::model::{Model, ModelId};
 use crate::program::{FIRST_PART, PartId, Tensor, TensorId};
+use crate::tensor::LazyTensor;
 
 /// Rules for a model's weights on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +51,8 @@ struct Place {
     resident: ResidentModel,
     /// Number of tensors in each part.
     part_tensors: Vec<usize>,
+    /// Device bytes of all its weights, once asked for: models of experts have ten thousands of tensors.
+    all_bytes: Option<u64>,
     rules: ResidencyRules,
 }
 
@@ -125,8 +128,23 @@ impl Residency {
         self.places.entry(model.id).or_insert_with(|| Place {
             resident: ResidentModel::new(Arc::clone(model)),
             part_tensors: model.plan.program.parts().iter().map(|part| part.tensors.len()).collect(),
+            all_bytes: None,
             rules: ResidencyRules::default(),
         });
+    }
+
+    /// Device bytes of a model's weights that are not there, from the bytes that each tensor would take.
+    pub fn missing_bytes(&mut self, id: ModelId, bytes_of: impl Fn(&LazyTensor) -> u64) -> u64 {
+        let held: u64 = self.held(id).map(|(_, held)| held.bytes).sum();
+        let Some(place) = self.places.get_mut(&id) else { return 0 };
+        let program = &place.resident.model().plan.program;
+        let all = *place.all_bytes.get_or_insert_with(|| {
+            // Rows of the embedding are read from the file.
+            let parts = FIRST_PART + 1..program.part_count();
+            let tensors = parts.flat_map(|part| program.part_tensors(part));
+            tensors.map(|(_, tensor)| bytes_of(&tensor.lazy)).sum()
+        });
+        all.saturating_sub(held)
     }
 
     /// Removes a model and all its tensors.

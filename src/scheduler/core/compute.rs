@@ -122,7 +122,7 @@ impl Core {
         }
         if !step.resumed {
             if !self.device.residency.has_all(step.model) {
-                let missing = self.device.missing_bytes(&model, &facts, &self.schedule);
+                let missing = self.device.missing_bytes(step.model, &facts, &self.schedule);
                 self.device.spare_others(step.model, missing, &mut self.schedule);
             }
             paused.fill(step, &self.schedule);
