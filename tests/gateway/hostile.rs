@@ -192,10 +192,15 @@ fn a_request_with_too_many_headers_is_refused() {
 fn web_pages_are_refused_and_a_token_opens_the_door() {
     let door = Door::open();
     for header in ["Host: evil.example", "Host: localhost\r\nOrigin: https://evil.example"] {
-        let mut connection = door.connect();
-        connection.send(&format!("GET /v1/models HTTP/1.1\r\n{header}\r\n\r\n"));
-        let response = connection.response().unwrap();
-        assert_eq!((response.status, &response.json()["error"]["type"]), (403, &json!("permission_error")));
+        for path in ["/v1/models", "/health"] {
+            let mut connection = door.connect();
+            connection.send(&format!("GET {path} HTTP/1.1\r\n{header}\r\n\r\n"));
+            let response = connection.response().unwrap();
+            assert_eq!(
+                (response.status, &response.json()["error"]["type"]),
+                (403, &json!("permission_error"))
+            );
+        }
     }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens");

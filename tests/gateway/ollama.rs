@@ -100,7 +100,15 @@ fn models_are_listed_and_shown() {
     assert_eq!(names, [CHATTY, ENDLESS, TINY]);
     let size = std::fs::metadata(door.rig.model(TINY)).unwrap().len();
     assert_eq!(tags["models"][2]["size"], size);
+    let digest = tags["models"][2]["digest"].as_str().unwrap();
+    assert_eq!((digest.len(), digest.bytes().all(|byte| byte.is_ascii_hexdigit())), (64, true));
+    assert_ne!(tags["models"][1]["digest"], digest);
     let shown = door.post("/api/show", &json!({"model": TINY})).json();
+    // As Ollama's own program asks.
+    let own = json!({"model": "", "system": "", "template": "", "options": null, "name": TINY});
+    assert_eq!(door.post("/api/show", &own).json(), shown);
+    let refused = door.post("/api/show", &json!({"model": TINY, "system": "be brief"}));
+    assert_eq!(refused.status, 400);
     assert_eq!(shown["details"]["family"], "llama");
     assert_eq!(shown["details"]["quantization_level"], "F32");
     assert_eq!(shown["model_info"]["llama.context_length"], 512);

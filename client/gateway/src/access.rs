@@ -124,6 +124,17 @@ impl Access {
             Self::Loopback => from_this_machine(headers, authority),
         }
     }
+
+    /// Checks a request that needs no token.
+    ///
+    /// # Errors
+    /// A failure of status 403.
+    pub fn check_place(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<(), Failure> {
+        match self {
+            Self::File | Self::Token(_) => Ok(()),
+            Self::Loopback => from_this_machine(headers, authority),
+        }
+    }
 }
 
 /// The token of a request, in OpenAI's header or in Anthropic's.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rocmforge_client::asynchronous::Generation;
 use rocmforge_client::wire::{
-    DetokenizeRequest, GenerateEnd, GenerateItem, GenerateRequest, StopReason, Usage,
+    DetokenizeRequest, ErrorCode, GenerateEnd, GenerateItem, GenerateRequest, StopReason, Usage,
 };
 use rocmforge_client::{ClientError, random_request_id};
 
@@ -14,6 +14,10 @@ use crate::token_texts::{TokenText, TokenTexts};
 
 /// Most bytes of an answer that is returned whole: a context of a million tokens has fewer.
 const WHOLE_BYTES_MAX: usize = 64 << 20;
+/// Most bytes of the tokens and alternatives of such an answer. As JSON they take up to ten times that.
+const WHOLE_TOKENS_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a token or an alternative beside its text.
+const TOKEN_BYTES: usize = 64;
 
 /// A request for tokens, and what the API wants to know about them.
 #[derive(Clone, Debug)]
@@ -61,6 +65,32 @@ pub struct Ended {
     pub end: GenerateEnd,
 }
 
+/// Starts an answer and waits for its first item.
+async fn begin(
+    gateway: &Gateway,
+    request: &GenerateRequest,
+) -> Result<(Generation, Option<GenerateItem>), ClientError> {
+    let mut items = gateway.client.generate(request).await?;
+    match items.next_item().await {
+        Ok(first) => Ok((items, first)),
+        Err(error) => {
+            if error.is_unreachable() {
+                gateway.client.leave(items.connection()).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// True if the connection or the daemon has ended, so that a request which had no answer yet may be made again.
+fn is_over(error: &ClientError) -> bool {
+    match error {
+        ClientError::Disconnected { .. } => true,
+        ClientError::Server(error) => error.code == ErrorCode::ServerDraining as u16,
+        _ => false,
+    }
+}
+
 /// An answer in progress. Dropping it cancels the request in the daemon.
 #[derive(Debug)]
 pub struct Running {
@@ -74,6 +104,8 @@ pub struct Running {
     ids: Option<Vec<u32>>,
     stops: Vec<String>,
     text_bytes: usize,
+    /// Whether the text begins with a space, once there is any.
+    begins_with_space: Option<bool>,
     model: String,
     ended: bool,
 }
@@ -89,15 +121,10 @@ impl Running {
         since: Instant,
     ) -> Result<Self, ClientError> {
         wanted.request.request_id = random_request_id();
-        let mut items = gateway.client.generate(&wanted.request).await?;
-        let first = match items.next_item().await {
-            Ok(first) => first,
-            Err(error) => {
-                if error.is_unreachable() {
-                    gateway.client.leave(items.connection()).await;
-                }
-                return Err(error);
-            }
+        let (items, first) = match begin(gateway, &wanted.request).await {
+            // Nothing of the answer is anywhere yet: a daemon that starts again may give it.
+            Err(error) if is_over(&error) => begin(gateway, &wanted.request).await?,
+            begun => begun?,
         };
         gateway.metrics.first_byte(since.elapsed());
         let prompt_tokens = match (&first, items.end()) {
@@ -115,6 +142,7 @@ impl Running {
             ids: (wanted.stop_text && stop.len() > 1).then(Vec::new),
             stops: if wanted.stop_text { stop } else { Vec::new() },
             text_bytes: 0,
+            begins_with_space: None,
             model,
             ended: false,
         })
@@ -150,6 +178,9 @@ impl Running {
                 }
             };
             self.text_bytes += piece.text.len();
+            if !piece.text.is_empty() {
+                self.begins_with_space.get_or_insert(piece.text.starts_with(' '));
+            }
             // An item may hold only a part of a character, or the beginning of a stop text.
             if !piece.text.is_empty() || !piece.tokens.is_empty() {
                 return Ok(Some(piece));
@@ -202,8 +233,12 @@ impl Running {
             show_special: false,
             ext: vec![],
         };
-        let text = self.gateway.client.call(&request).await?.text;
-        let rest = text.get(self.text_bytes..).unwrap_or_default();
+        // The answer is complete without it.
+        let Ok(reply) = self.gateway.client.call(&request).await else { return Ok(None) };
+        let text = reply.text;
+        // Some tokenizers decode ids to a text without the space that the first token begins with.
+        let lacks_space = self.begins_with_space == Some(true) && !text.starts_with(' ');
+        let rest = text.get(self.text_bytes.saturating_sub(lacks_space.into())..).unwrap_or_default();
         Ok(self.stops.iter().find(|stop| rest.starts_with(stop.as_str())).cloned())
     }
 
@@ -212,12 +247,16 @@ impl Running {
     /// # Errors
     /// As [`Running::next`].
     pub async fn whole(&mut self) -> Result<(Piece, Ended), ClientError> {
-        let mut all = Piece::default();
+        let (mut all, mut tokens_bytes) = (Piece::default(), 0);
         while let Some(piece) = self.next().await? {
             all.text.push_str(&piece.text);
+            tokens_bytes +=
+                piece.tokens.iter().map(|token| TOKEN_BYTES * (1 + token.top.len())).sum::<usize>();
             all.tokens.extend(piece.tokens);
-            if all.text.len() > WHOLE_BYTES_MAX {
-                return Err(rocmforge_client::ProtocolError::AnswerTooLong { max: WHOLE_BYTES_MAX }.into());
+            for (bytes, max) in [(all.text.len(), WHOLE_BYTES_MAX), (tokens_bytes, WHOLE_TOKENS_BYTES_MAX)] {
+                if bytes > max {
+                    return Err(rocmforge_client::ProtocolError::AnswerTooLong { max }.into());
+                }
             }
         }
         let ended = self.end().await?;

@@ -53,7 +53,8 @@ const THREADS: usize = 2;
 /// Most connections to the daemon: 16 of them carry a thousand requests.
 const DAEMON_CONNECTIONS_MAX: usize = 16;
 
-/// Bytes of large bodies that are read at once. As JSON values they take up to ten times that.
+/// Bytes of large bodies that are read, or are JSON values, at once. Texts take as much as JSON values; `params` bounds the
+/// number of others.
 const BODIES_BYTES: usize = 64 << 20;
 
 /// The bounds of a gateway.
@@ -78,7 +79,7 @@ pub struct Gateway {
     metrics: metrics::Metrics,
     settings: Settings,
     /// Room for large bodies, in KiB.
-    bodies: Semaphore,
+    bodies: Arc<Semaphore>,
 }
 
 impl Gateway {
@@ -86,7 +87,8 @@ impl Gateway {
     pub fn new(options: Options, settings: Settings) -> Arc<Self> {
         let client = Client::new(options, DAEMON_CONNECTIONS_MAX);
         let bodies = Semaphore::new(settings.body_bytes.max(BODIES_BYTES).div_ceil(1024));
-        Arc::new(Self { client, metrics: metrics::Metrics::default(), settings, bodies })
+        let (metrics, bodies) = (metrics::Metrics::default(), Arc::new(bodies));
+        Arc::new(Self { client, metrics, settings, bodies })
     }
 
     fn body_bytes_max(&self) -> u64 {

@@ -176,13 +176,15 @@ impl Drop for Listener {
     }
 }
 
-/// Removes the socket of a process that ended without removing it; one that is in use stays, and binding then fails.
+/// Removes the socket of a process that ended without removing it. Any other stays, and binding then fails.
 fn remove_left_over(path: &Path) -> io::Result<()> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if !is_socket || std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Ok(());
-    }
-    fs::remove_file(path)
+    // Any other error may be that of a socket that serves others.
+    let refuses = || {
+        let connected = std::os::unix::net::UnixStream::connect(path);
+        connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    if is_socket && refuses() { fs::remove_file(path) } else { Ok(()) }
 }
 
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use rocmforge_client::wire::limits;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::failure::Failure;
 
@@ -13,6 +14,29 @@ pub struct Params {
     /// Place of the object in the request, such as `messages[2].`; empty for the request itself.
     place: String,
     fields: Map<String, Value>,
+    /// Room for the body's bytes, held until all fields are taken.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// Most lists and objects of a body, some 600 bytes each in memory whatever their text takes.
+const CONTAINERS_MAX: usize = 1 << 16;
+/// Most commas of a body, each before a value of some 100 bytes: a prompt of a million token ids has as many.
+const COMMAS_MAX: usize = 1 << 20;
+
+/// Numbers of lists and objects, and of commas, outside of texts.
+fn counts(body: &[u8]) -> (usize, usize) {
+    let (mut containers, mut commas, mut in_text, mut escaped) = (0, 0, false, false);
+    for byte in body {
+        match (in_text, byte) {
+            (true, _) if escaped => escaped = false,
+            (true, b'\\') => escaped = true,
+            (_, b'"') => in_text = !in_text,
+            (false, b'{' | b'[') => containers += 1,
+            (false, b',') => commas += 1,
+            _ => {}
+        }
+    }
+    (containers, commas)
 }
 
 impl Params {
@@ -21,10 +45,18 @@ impl Params {
     /// # Errors
     /// A failure of status 400 with the place of the fault.
     pub fn read(body: &[u8]) -> Result<Self, Failure> {
+        let (containers, commas) = counts(body);
+        if containers > CONTAINERS_MAX || commas > COMMAS_MAX {
+            let text = format!(
+                "the body has {containers} lists and objects and {commas} commas, but at most {CONTAINERS_MAX} and \
+                 {COMMAS_MAX} are taken"
+            );
+            return Err(Failure::new(413, text));
+        }
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| Failure::invalid(format!("the body is no JSON: {error}")))?;
         match value {
-            Value::Object(fields) => Ok(Self { place: String::new(), fields }),
+            Value::Object(fields) => Ok(Self { place: String::new(), fields, room: None }),
             other => Err(Failure::invalid(format!("the body is {}, not an object", kind(&other)))),
         }
     }
@@ -35,9 +67,14 @@ impl Params {
     /// A failure of status 400 if the value is no object.
     pub fn inside(place: &str, value: Value) -> Result<Self, Failure> {
         match value {
-            Value::Object(fields) => Ok(Self { place: format!("{place}."), fields }),
+            Value::Object(fields) => Ok(Self { place: format!("{place}."), fields, room: None }),
             other => Err(refused(place, format!("it is {}, not an object", kind(&other)))),
         }
+    }
+
+    /// The same object, with the room for its body's bytes.
+    pub fn holding(self, room: Option<OwnedSemaphorePermit>) -> Self {
+        Self { room, ..self }
     }
 
     /// A field's name with its place.
@@ -204,7 +241,8 @@ impl Params {
     ///
     /// # Errors
     /// A failure of status 400 that names a field which nothing took.
-    pub fn finish(self) -> Result<(), Failure> {
+    pub fn finish(mut self) -> Result<(), Failure> {
+        drop(self.room.take());
         let left = self.fields.iter().find(|(_, value)| !value.is_null());
         match left {
             None => Ok(()),
@@ -325,7 +363,20 @@ mod tests {
         for bad in ["", "{", "[1]", "3", "{\"a\": 1,}", "\u{0}"] {
             assert_eq!(Params::read(bad.as_bytes()).unwrap_err().status, 400, "{bad}");
         }
-        let deep = "[".repeat(100_000);
+        let deep = "[".repeat(50_000);
         assert_eq!(Params::read(deep.as_bytes()).unwrap_err().status, 400);
+    }
+
+    /// Eight bytes of a body can become hundreds in memory.
+    #[test]
+    fn a_body_of_too_many_values_is_refused_and_one_of_long_texts_is_not() {
+        let objects = |count| format!("{{\"a\": [{}{{}}]}}", "{},".repeat(count - 3));
+        assert!(Params::read(objects(CONTAINERS_MAX).as_bytes()).is_ok());
+        assert_eq!(Params::read(objects(CONTAINERS_MAX + 1).as_bytes()).unwrap_err().status, 413);
+        let numbers = |commas| format!("{{\"a\": [{}1]}}", "1,".repeat(commas));
+        assert!(Params::read(numbers(COMMAS_MAX).as_bytes()).is_ok());
+        assert_eq!(Params::read(numbers(COMMAS_MAX + 1).as_bytes()).unwrap_err().status, 413);
+        let text = format!("{{\"a\": \"{}\"}}", "{[,\\\"".repeat(CONTAINERS_MAX));
+        assert!(Params::read(text.as_bytes()).is_ok());
     }
 }

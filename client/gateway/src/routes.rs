@@ -10,7 +10,7 @@ use hyper::header::{EXPECT, TRANSFER_ENCODING};
 use hyper::{Method, Request, Response};
 use rocmforge_client::wire::StatusRequest;
 use serde_json::json;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access::Access;
 use crate::api::Api;
@@ -60,13 +60,15 @@ async fn respond(
 ) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
     let path = head.uri.path();
-    // Whoever asks for health needs no token: it says nothing about users.
-    if (&head.method, path) == (&Method::GET, "/health") {
-        return Ok(health(gateway).await?);
-    }
     // A body that is refused unread would pass for the next request.
     let closing = |failure| Refused { failure, close: true };
-    access.check(&head.headers, head.uri.authority().map(|authority| authority.as_str())).map_err(closing)?;
+    let authority = head.uri.authority().map(|authority| authority.as_str());
+    // A request for health needs no token: the answer says nothing about users.
+    if matches!(head.method, Method::GET | Method::HEAD) && path == "/health" {
+        access.check_place(&head.headers, authority).map_err(closing)?;
+        return Ok(health(gateway).await?);
+    }
+    access.check(&head.headers, authority).map_err(closing)?;
     let has_body = !body.is_end_stream();
     if head.headers.contains_key(TRANSFER_ENCODING) {
         let failure = Failure::new(411, "a body needs a Content-Length: Transfer-Encoding is not taken");
@@ -85,16 +87,16 @@ async fn respond(
         &Method::GET | &Method::HEAD => Ok(get(gateway, path).await?),
         &Method::POST => {
             let Some(post) = Post::of(path) else { return Err(closing(not_found(path))) };
-            let _room = room(gateway, body.size_hint().lower()).await?;
-            let body = read(gateway, body).await?;
-            Ok(post.run(gateway, Params::read(&body)?, since).await?)
+            let room = room(gateway, body.size_hint().lower()).await?;
+            let params = Params::read(&read(gateway, body).await?)?.holding(room);
+            Ok(post.run(gateway, params, since).await?)
         }
         _ => Err(closing(Failure::new(405, "only GET and POST requests are served"))),
     }
 }
 
 /// Waits for room for a body's bytes, so that many large ones at once do not fill the memory.
-async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<SemaphorePermit<'_>>, Refused> {
+async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<OwnedSemaphorePermit>, Refused> {
     if bytes <= SMALL_BODY_BYTES {
         return Ok(None);
     }
@@ -103,7 +105,7 @@ async fn room(gateway: &Gateway, bytes: u64) -> Result<Option<SemaphorePermit<'_
     else {
         return Err(refused(too_large(gateway)));
     };
-    match tokio::time::timeout(BODY_TIMEOUT, gateway.bodies.acquire_many(kib)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, Arc::clone(&gateway.bodies).acquire_many_owned(kib)).await {
         Ok(Ok(permit)) => Ok(Some(permit)),
         _ => {
             let failure =
@@ -177,7 +179,12 @@ fn decoded(text: &str) -> String {
 
 /// Status 200 if the daemon answers and is not stopping, so that routers may rely on it.
 async fn health(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
-    let status = gateway.client.call(&StatusRequest::default()).await?;
+    // The daemon's own words name its socket.
+    let silent = |_| Failure {
+        retry_after_s: Some(1),
+        ..Failure::new(503, "the daemon does not answer: is rocmforged running?")
+    };
+    let status = gateway.client.call(&StatusRequest::default()).await.map_err(silent)?;
     if status.draining {
         return Err(Failure { retry_after_s: Some(1), ..Failure::new(503, "the daemon is stopping") });
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hyper::Response;
-use rocmforge_client::wire::{ModelState, ResidencyRequest, ShowRequest};
+use rocmforge_client::wire::{ModelState, ModelSummary, ResidencyRequest, ShowRequest};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::untagged;
 use crate::Gateway;
@@ -17,6 +18,17 @@ use crate::reply::{Body, json};
 /// `GET /api/version`: the gateway's.
 pub fn version() -> Response<Body> {
     json(&json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// The time that Ollama's programs show as none.
+const UNKNOWN_TIME: &str = "0001-01-01T00:00:00Z";
+/// A time that never comes: the daemon's own rules end a model's stay on a device.
+const NO_END: &str = "9999-12-31T23:59:59Z";
+
+/// A stand-in for the digest of a model's file, which nobody computes: Ollama's programs cut it to 12 digits.
+fn digest(model: &ModelSummary) -> String {
+    let of = Sha256::new().chain_update(&model.name).chain_update(model.file_bytes.to_le_bytes());
+    of.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The part of a model's entry that the daemon knows without opening the file.
@@ -36,7 +48,10 @@ pub async fn tags(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
     let models = servable(&gateway.client).await?;
     let models = models.iter().map(|model| {
         let details = details(&model.architecture);
-        json!({"name": model.name, "model": model.name, "size": model.file_bytes, "digest": "", "details": details})
+        json!({
+            "name": model.name, "model": model.name, "size": model.file_bytes, "digest": digest(model), "details": details,
+            "modified_at": UNKNOWN_TIME,
+        })
     });
     Ok(json(&json!({"models": models.collect::<Vec<_>>()})))
 }
@@ -57,8 +72,8 @@ pub async fn ps(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
         let bytes = resident.get(model.name.as_str()).copied().unwrap_or(0);
         let details = details(&model.architecture);
         json!({
-            "name": model.name, "model": model.name, "size": model.file_bytes, "digest": "", "details": details,
-            "size_vram": bytes,
+            "name": model.name, "model": model.name, "size": model.file_bytes, "digest": digest(model), "details": details,
+            "size_vram": bytes, "expires_at": NO_END,
         })
     });
     Ok(json(&json!({"models": mapped.collect::<Vec<_>>()})))
@@ -69,11 +84,17 @@ pub async fn ps(gateway: &Arc<Gateway>) -> Result<Response<Body>, Failure> {
 /// # Errors
 /// Status 400 with the field at fault; errors of the daemon.
 pub async fn show(gateway: &Arc<Gateway>, mut params: Params) -> Result<Response<Body>, Failure> {
-    let older = params.text("name")?;
-    let model = match params.text("model")?.or(older) {
+    // Ollama's own program sends all fields, also empty ones.
+    let named = |name: Option<String>| name.filter(|name| !name.is_empty());
+    let older = named(params.text("name")?);
+    let model = match named(params.text("model")?).or(older) {
         Some(name) => untagged(name),
         None => return Err(params.refuse("model", "it is required")),
     };
+    for field in ["system", "template"] {
+        params.only(field, |value| value.as_str() == Some(""))?;
+    }
+    params.only("options", |value| value.as_object().is_some_and(serde_json::Map::is_empty))?;
     params.drop_harmless(&["verbose"]);
     params.finish()?;
     let request = ShowRequest { model, full: false, skip_metadata: 0, skip_tensors: 0, ext: vec![] };
