@@ -109,8 +109,8 @@ pub(super) struct Schedule<A = Answer> {
     waiting: BTreeMap<u32, BTreeMap<u64, u32>>,
     /// The number of the last admission of each live user.
     admissions: BTreeMap<u32, u64>,
-    /// Number of waiting sequences by priority.
-    priorities: BTreeMap<u8, u32>,
+    /// Number of waiting sequences by user and priority.
+    priorities: BTreeMap<u32, BTreeMap<u8, u32>>,
     /// Admitted sequences in order of admission; at most `limits.sequences_max`.
     running: Vec<Sequence<A>>,
     kv: Kv,
@@ -192,7 +192,8 @@ impl<A> Schedule<A> {
     fn enqueue(&mut self, sequence: Sequence<A>) {
         let of_user = self.waiting.entry(sequence.request.uid).or_default();
         *of_user.entry(sequence.request.connection).or_default() += 1;
-        *self.priorities.entry(sequence.request.priority).or_default() += 1;
+        let by_priority = self.priorities.entry(sequence.request.uid).or_default();
+        *by_priority.entry(sequence.request.priority).or_default() += 1;
         let before = self.queue.partition_point(|other| other.arrival < sequence.arrival);
         self.queue.insert(before, sequence);
     }
@@ -201,7 +202,12 @@ impl<A> Schedule<A> {
     fn dequeue(&mut self, at: usize) -> Option<Sequence<A>> {
         let sequence = self.queue.remove(at)?;
         let Request { uid, connection, priority, .. } = sequence.request;
-        count_down(&mut self.priorities, priority);
+        if let Some(of_user) = self.priorities.get_mut(&uid) {
+            count_down(of_user, priority);
+            if of_user.is_empty() {
+                self.priorities.remove(&uid);
+            }
+        }
         if let Some(of_user) = self.waiting.get_mut(&uid) {
             count_down(of_user, connection);
             if of_user.is_empty() {

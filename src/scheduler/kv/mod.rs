@@ -190,7 +190,7 @@ impl Kv {
         self.room_bytes = bytes.unwrap_or(u64::MAX);
     }
 
-    /// Takes a page for a sequence. Evicts cached pages for it; `None` if sequences hold the whole budget.
+    /// Takes a page for a sequence. Evicts cached pages for it; `None` if sequences hold all bytes that pages may have now.
     pub fn take(&mut self, model: ModelId, uid: u32) -> Option<u32> {
         let bytes = self.pools.get(&model)?.page_bytes;
         while self.used_bytes.saturating_add(bytes) > self.room_bytes() {

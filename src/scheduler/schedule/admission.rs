@@ -129,18 +129,33 @@ impl<A> Schedule<A> {
         }
         let mut seen = BTreeSet::new();
         let mut heads: BTreeMap<u32, (_, Head<'_, A>)> = BTreeMap::new();
-        // One of a higher priority may wait behind all others.
-        let ranked = self.priorities.len() > 1;
+        // The greatest priority of each user that has several: it may wait behind all others. From LOOKED_AT on it is only
+        // looked for until it is found.
+        let several = self.priorities.iter().filter(|(_, of_user)| of_user.len() > 1);
+        let mut greatest: BTreeMap<u32, u8> =
+            several.filter_map(|(uid, of_user)| Some((*uid, *of_user.last_key_value()?.0))).collect();
         for (at, sequence) in self.queue.iter().enumerate() {
             let all_seen = seen.len() == connections || at >= LOOKED_AT;
-            if heads.len() == self.waiting.len() && all_seen && !ranked {
+            let others_done = heads.len() == self.waiting.len() && all_seen;
+            if at == LOOKED_AT {
+                let lacks = |uid: &u32, most: u8| {
+                    let head: Option<&(_, Head<'_, A>)> = heads.get(uid);
+                    head.is_none_or(|(_, head)| head.sequence.request.priority < most)
+                };
+                greatest.retain(|uid, most| lacks(uid, *most));
+            }
+            if others_done && greatest.is_empty() {
                 break;
+            }
+            let wanted = greatest.get(&sequence.request.uid).copied();
+            if others_done && wanted.is_none() {
+                continue;
             }
             // A parked sequence without credit has nothing to do with a place.
             let idle = sequence.stalled.is_some() && sequence.credit == 0;
             let Request { uid, connection, priority, .. } = sequence.request;
             let of_head = heads.get(&uid).map(|(_, head)| head.sequence.request.priority);
-            let may_lead = ranked && of_head.is_some_and(|of_head| priority >= of_head);
+            let may_lead = wanted.is_some() && of_head.is_some_and(|of_head| priority >= of_head);
             if idle || !(seen.insert((uid, connection)) || may_lead) {
                 continue;
             }
@@ -150,6 +165,9 @@ impl<A> Schedule<A> {
             if place < *best {
                 *best = place;
                 (head.at, head.sequence) = (at, sequence);
+            }
+            if at >= LOOKED_AT && wanted == Some(priority) {
+                greatest.remove(&uid);
             }
         }
         heads.into_values().map(|(_, head)| head).collect()

@@ -82,7 +82,7 @@ impl<A> Schedule<A> {
         if work.is_empty() && self.preempted > parked {
             return self.next_step(now); // fewer sequences are left, and they have room
         }
-        // Without work, all pages are those of privileged users: the others wait for them.
+        // Work is empty only if the last sequence went to the queue.
         (!work.is_empty()).then_some(StepPlan { model, work, switched, resumed: false, goal })
     }
 

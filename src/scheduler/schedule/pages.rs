@@ -50,18 +50,31 @@ impl<A> Schedule<A> {
                 self.kv.copied(model, &mut sequence.kv);
                 sequence.computed -= sequence.computed % KV_PAGE_TOKENS as u32;
             } else {
-                let Some(victim) = self.next_preempted(uid, full, now) else {
-                    if self.kv.room_bytes() == self.kv.budget_bytes {
-                        return None;
+                let bounded = self.kv.room_bytes() < self.kv.budget_bytes;
+                let victim = match self.next_preempted(uid, full, now) {
+                    Some(victim) if victim == id && bounded && !full && self.is_alone(id) => {
+                        // Alone it takes the room of its model's weights, page by page: parked, it would find no more.
+                        self.kv.set_room(Some(self.kv.used_bytes().saturating_add(page_bytes)));
+                        continue;
                     }
-                    self.kv.set_room(None); // nobody has pages, so the device may have memory for some
-                    continue;
+                    Some(victim) => victim,
+                    None if bounded => {
+                        self.kv.set_room(None); // nobody has pages, so the device may have memory for some
+                        continue;
+                    }
+                    // Privileged users have all pages. It waits in the queue, and others lead the next step.
+                    None => id,
                 };
                 self.park(victim, now)?;
                 self.preempted += 1;
                 work.retain(|planned| planned.id != victim);
             }
         }
+    }
+
+    /// True if no other sequence has pages.
+    fn is_alone(&self, id: SequenceId) -> bool {
+        self.running.iter().all(|s| s.request.id == id || s.kv.pages.is_empty() && s.kv.copied.is_none())
     }
 
     /// True if a user holds as much as one may. Pages that it is charged for and others hold do not count without own ones.

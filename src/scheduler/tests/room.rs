@@ -131,3 +131,18 @@ fn one_sequence_alone_takes_the_room_of_its_model_s_weights_unless_they_are_pinn
     assert_eq!(rig.handle().snapshot().counters.evictions, evicted, "pinned weights left for pages");
     assert_eq!(rig.ask(&other, 3).finish().ids, expected(&other, 3), "the next one is served");
 }
+
+/// Each alone has no room without its model's weights: the second waits until the first ends.
+#[test]
+fn one_of_two_sequences_goes_on_alone_where_even_one_exceeds_the_room() {
+    let rig = rig(1, 4);
+    let tokens = 5 * PAGE;
+    let asked: Vec<_> = (0..2).map(|n| (prompt(n, 20), rig.ask(&prompt(n, 20), tokens))).collect();
+    for (prompt, asked) in asked {
+        let answer = asked.finish();
+        assert_eq!(answer.ids, expected(&prompt, tokens as usize), "{:?}", answer.end);
+    }
+    let parked = rig.handle().snapshot().counters.sequences_parked;
+    assert!((1..=2).contains(&parked), "{parked}: they took turns by page");
+    rig.assert_empty();
+}

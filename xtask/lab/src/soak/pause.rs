@@ -24,8 +24,10 @@ pub fn across_sessions(binaries: &Path, pause: Duration) -> Result<String> {
     let model = host::root().join("tests/models/tinystories-260k-f32.gguf");
     std::fs::copy(&model, models.path().join(format!("{MODEL}.gguf"))).map_err(Error::at(&model))?;
     let config = "[device]\nbackend = 'hip'\nupload_threads = 1\n[limits]\nstep_rows = 32\n";
-    let daemon =
-        Daemon::start_with(binaries, models.path(), config, &[("ROCMFORGE_HIP_LIB", library.as_os_str())])?;
+    // Memory pressure of this machine, from whatever else runs there, would take weights of idle models.
+    let environment =
+        [("ROCMFORGE_HIP_LIB", library.as_os_str()), ("MEMORY_PRESSURE_WATCH", "/dev/null".as_ref())];
+    let daemon = Daemon::start_with(binaries, models.path(), config, &environment)?;
     let first = answer(&daemon)?;
     let before = brought(&daemon)?;
     if before == 0 {

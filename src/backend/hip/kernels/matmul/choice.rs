@@ -201,7 +201,7 @@ pub fn gemv_f32(dtype: DType, rows: u32) -> Option<Columns<GemvF32>> {
 }
 
 /// As [`gemv_f32`] for so many outputs. Few, such as a router's, take a variant of fewer columns, until the launch has
-/// [`GEMV_F32_BLOCKS`] workgroups: they read the weights again from a cache. All variants give the same bits.
+/// 128 workgroups: they read the weights again from a cache. All variants give the same bits.
 pub fn gemv_f32_of(dtype: DType, outputs: [u32; 3], rows: u32) -> Option<Columns<GemvF32>> {
     let (variants, fits) = (weight_type(dtype)?.gemv_f32, gemv_f32(dtype, rows)?);
     let tiles = gemv_tiles(outputs);
