@@ -35,7 +35,7 @@ pub struct Scratch {
     pub part_values: Buffer,
     /// Maximum score and sum of each partial result.
     pub part_stats: Buffer,
-    /// Number of finished splits, of attention and of products; 0 between launches.
+    /// Number of finished workgroups that share a result, of attention and of products; 0 between launches.
     pub counters: Buffer,
     /// Expanded weights in f16, or the sums of a product's splits.
     pub slab: Buffer,
