@@ -1,6 +1,6 @@
 //! How to reach the daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::ClientError;
@@ -58,6 +58,16 @@ pub struct Options {
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl Options {
+    /// Takes a program's arguments `--socket` and `--server-uid`; without them, the defaults stay.
+    pub fn set_server(&mut self, socket: Option<&Path>, uids: &[u32]) {
+        if let Some(socket) = socket {
+            self.socket = socket.to_owned();
+        }
+        if !uids.is_empty() {
+            self.trust = ServerTrust::Uids(uids.to_vec());
+        }
+    }
+
     /// Checks that the options are usable; connecting checks it too.
     ///
     /// # Errors

@@ -107,6 +107,10 @@ impl Device {
     /// Each step of these needs all their weights; a cached page serves only a prompt that begins as an earlier one. A
     /// model larger than the room of all these streams in any case: then pages stay that would only make its share larger.
     pub fn spare_others(&mut self, id: ModelId, need_bytes: u64, schedule: &mut Schedule) {
+        let cached_bytes = schedule.page_sums().cached_bytes;
+        if cached_bytes == 0 {
+            return;
+        }
         let memory = self.backend.memory();
         let short_bytes = need_bytes.saturating_sub(memory.available());
         // Without a budget, weights are read in place.
@@ -114,7 +118,7 @@ impl Device {
             return;
         }
         let others_bytes = self.residency.evictable_bytes(id);
-        let fits = short_bytes <= others_bytes.saturating_add(schedule.page_sums().cached_bytes);
+        let fits = short_bytes <= others_bytes.saturating_add(cached_bytes);
         schedule.drop_first_cached(if fits { short_bytes } else { short_bytes.min(others_bytes) });
         self.release_freed(schedule);
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser};
-use rocmforge_client::{Options, SOCKET_VARIABLE, ServerTrust};
+use rocmforge_client::{Options, SOCKET_VARIABLE};
 
 use crate::listen::{Address, DEFAULT_ADDRESS};
 
@@ -63,12 +63,7 @@ impl Arguments {
             client_name: concat!("rocmforge-gateway/", env!("CARGO_PKG_VERSION")).to_owned(),
             ..Options::default()
         };
-        if let Some(socket) = &self.socket {
-            options.socket.clone_from(socket);
-        }
-        if !self.server_uid.is_empty() {
-            options.trust = ServerTrust::Uids(self.server_uid.clone());
-        }
+        options.set_server(self.socket.as_deref(), &self.server_uid);
         options
     }
 }

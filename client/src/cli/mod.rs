@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use rocmforge_client::{Client, ClientError, Options, ServerTrust, wire};
+use rocmforge_client::{Client, ClientError, Options, wire};
 
 use args::{Arguments, Command, DetokenizeArguments, SessionsCommand, TokenizeArguments};
 use report::{Failure, Output};
@@ -141,12 +141,7 @@ fn options(arguments: &Arguments) -> Options {
         connect_timeout: Duration::from_millis(arguments.connect_timeout_ms),
         ..Options::default()
     };
-    if let Some(socket) = &arguments.socket {
-        options.socket.clone_from(socket);
-    }
-    if !arguments.server_uid.is_empty() {
-        options.trust = ServerTrust::Uids(arguments.server_uid.clone());
-    }
+    options.set_server(arguments.socket.as_deref(), &arguments.server_uid);
     options
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
-use rocmforge_client::{Options, SOCKET_VARIABLE, ServerTrust};
+use rocmforge_client::{Options, SOCKET_VARIABLE};
 
 const AFTER: &str = "\
 Keys:
@@ -65,12 +65,7 @@ impl Arguments {
             retry_timeout: Duration::ZERO,
             ..Options::default()
         };
-        if let Some(socket) = &self.socket {
-            options.socket.clone_from(socket);
-        }
-        if !self.server_uid.is_empty() {
-            options.trust = ServerTrust::Uids(self.server_uid.clone());
-        }
+        options.set_server(self.socket.as_deref(), &self.server_uid);
         options
     }
 }
