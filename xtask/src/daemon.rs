@@ -50,16 +50,16 @@ impl Daemon {
     /// # Errors
     /// [`Error::DaemonEnded`] and [`Error::DaemonSilent`], both with its log; [`Error::Interrupted`].
     pub fn start(binaries: &Path, models: &Path, config: &str) -> Result<Self> {
-        Self::start_with(binaries, models, config, &[])
+        Self::start_with(binaries, &[models], config, &[])
     }
 
-    /// As [`Daemon::start`], with extra environment variables.
+    /// As [`Daemon::start`], with several directories and extra environment variables.
     ///
     /// # Errors
     /// As [`Daemon::start`].
     pub fn start_with(
         binaries: &Path,
-        models: &Path,
+        models: &[&Path],
         config: &str,
         environment: &[(&str, &OsStr)],
     ) -> Result<Self> {
@@ -74,7 +74,10 @@ impl Daemon {
         let program = binaries.join("rocmforged");
         let mut command = Command::new(&program);
         command.arg("--socket").arg(dir.path().join("api.sock"));
-        command.arg("--models").arg(models).arg("--config").arg(config_path);
+        for dir in models {
+            command.arg("--models").arg(dir);
+        }
+        command.arg("--config").arg(config_path);
         command.envs(environment.iter().copied());
         // Its own process group: Ctrl-C on the terminal reaches this program and the client, and this program stops
         // the daemon in order.

@@ -48,13 +48,13 @@ struct State {
 }
 
 impl HangingFs {
-    /// Mounts these files at `at`.
+    /// Mounts these files at `at`; all users may read them.
     ///
     /// # Errors
     /// The machine has no FUSE, or mounting is not permitted.
     pub fn mount(at: &Path, files: &[(&str, &[u8])]) -> io::Result<Self> {
         let device = open_device(at)?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
         let options = std::ffi::CString::new(options)?;
         mount("hanging", at, "fuse", MountFlags::NODEV | MountFlags::NOSUID, options.as_c_str())?;
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), (bytes.to_vec(), 1))).collect();

@@ -16,6 +16,7 @@ use xtask::daemon::{self, Daemon};
 use xtask::error::{Error, Result};
 use xtask::{host, lookalike};
 
+use rocmforge_test_support::hanging::HangingFs;
 use users::{Attack, Times};
 
 use crate::soak::process::Process;
@@ -29,8 +30,9 @@ const MEDIAN_MOST: f64 = 2.0;
 const WORST_MOST: f64 = 3.0;
 /// Longest answer to root, if a fair neighbour lets it have that.
 const ROOT_MOST: Duration = Duration::from_secs(1);
+/// Room for a whole answer of each of 32 users of a model like SmolLM2: 23 KB a token.
+const KV_MIB: u64 = 400;
 /// Memory that the daemon's configuration lets requests, answers, headers and KV pages take, and 256 MiB more.
-const KV_MIB: u64 = 200;
 const MEMORY_MIB_MOST: u64 = 2 * 256 + 1024 + KV_MIB + 256;
 /// Memory that may stay after an attack, and the time until then.
 const LEFT_MIB_MOST: u64 = 64;
@@ -44,7 +46,7 @@ pub struct Args {
     /// Short answers that the innocent user asks for during each attack
     #[arg(long, default_value_t = 40, value_name = "N")]
     requests: u32,
-    /// A model file, larger is more like real use
+    /// A model file [default: SmolLM2, which is fetched, and a tiny one for the look-alike]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Where the attacks compute
@@ -85,6 +87,13 @@ impl Backend {
     }
 }
 
+/// The daemon, and a second directory of models that can hang.
+struct Target {
+    daemon: Daemon,
+    far: Option<HangingFs>,
+    far_file: PathBuf,
+}
+
 /// One line of the table.
 struct Row {
     attack: Attack,
@@ -102,33 +111,72 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let binaries = daemon::build()?;
     let models = models(args)?;
-    let (config, environment) = args.backend.config()?;
-    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-    let daemon = Daemon::start_with(&binaries, models.path(), &config, &environment)?;
-    open_to_all(&daemon.socket())?;
+    let target = Target::start(&binaries, models.path(), args.backend)?;
     let mut faults = Vec::new();
     if !args.shares {
-        attack(&daemon, args, &mut faults)?;
+        attack(&target, args, &mut faults)?;
     }
     if args.only.is_none() {
-        shares::run(&daemon, &mut faults)?;
+        shares::run(&target, &mut faults)?;
     }
-    daemon.stop()?;
+    target.daemon.stop()?;
     if faults.is_empty() { Ok(()) } else { Err(Error::Attacked { faults: faults.join("\n  ") }) }
 }
 
+impl Target {
+    fn start(binaries: &Path, models: &Path, backend: Backend) -> Result<Self> {
+        let far_dir = models.join("far");
+        std::fs::create_dir(&far_dir).map_err(Error::at(&far_dir))?;
+        let file = models.join(format!("{}.gguf", users::MODEL));
+        let bytes = std::fs::read(&file).map_err(Error::at(&file))?;
+        let name = format!("{}.gguf", users::FAR);
+        let far = HangingFs::mount(&far_dir, &[(&name, &bytes)]);
+        let far =
+            far.inspect_err(|error| println!("nothing hangs: this machine cannot mount FUSE: {error}")).ok();
+        let (config, environment) = backend.config()?;
+        let environment: Vec<_> =
+            environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
+        let daemon = Daemon::start_with(binaries, &[models, &far_dir], &config, &environment)?;
+        open_to_all(&daemon.socket())?;
+        Ok(Self { daemon, far, far_file: far_dir.join(name) })
+    }
+
+    /// This program again, as that user.
+    fn user(&self, attack: Attack, requests: u32, uid: u32) -> Result<Child> {
+        use std::os::unix::process::CommandExt;
+        // Other users may not read this program where it was built.
+        let program = self.daemon.socket().with_file_name("attack");
+        if !program.exists() {
+            let own = std::env::current_exe().map_err(Error::io("this program"))?;
+            std::fs::copy(&own, &program).map_err(Error::at(&program))?;
+        }
+        // A session of its own, as each user's login is: the kernel may then give each an equal share of the processors.
+        let mut command = Command::new("setsid");
+        command
+            .arg(program)
+            .arg("attack-as")
+            .arg(attack.to_string())
+            .arg("--socket")
+            .arg(self.daemon.socket());
+        command.arg("--requests").arg(requests.to_string()).arg("--far").arg(&self.far_file);
+        command.uid(uid).gid(uid).stdout(Stdio::piped());
+        command.spawn().map_err(Error::io("setsid"))
+    }
+}
+
 /// Prints a line for each attack; what is wrong goes to `faults`.
-fn attack(daemon: &Daemon, args: &Args, faults: &mut Vec<String>) -> Result<()> {
-    let start_mib = memory_mib(daemon.pid())?;
-    let fair = measure(daemon, Attack::Fair, args.requests, start_mib)?;
+fn attack(target: &Target, args: &Args, faults: &mut Vec<String>) -> Result<()> {
+    let start_mib = memory_mib(target.daemon.pid())?;
+    let fair = measure(target, Attack::Fair, args.requests, start_mib)?;
     println!(
         "{:<14}{:>10}{:>10}{:>8}{:>8}{:>10}{:>10}{:>10}",
         "attack", "p50 ms", "p99 ms", "p50 x", "p99 x", "root ms", "RSS MiB", "left MiB"
     );
     show(&fair, &fair, faults);
-    for attack in Attack::ALL.iter().filter(|a| args.only.is_none_or(|only| only == **a)) {
+    let possible = |attack: &&Attack| **attack != Attack::Hanging || target.far.is_some();
+    for attack in Attack::ALL.iter().filter(possible).filter(|a| args.only.is_none_or(|only| only == **a)) {
         host::check_interrupted()?;
-        let row = measure(daemon, *attack, args.requests, start_mib)?;
+        let row = measure(target, *attack, args.requests, start_mib)?;
         show(&row, &fair, faults);
     }
     Ok(())
@@ -137,9 +185,15 @@ fn attack(daemon: &Daemon, args: &Args, faults: &mut Vec<String>) -> Result<()> 
 /// A directory with the model under the name that all users ask for.
 fn models(args: &Args) -> Result<tempfile::TempDir> {
     let models = tempfile::tempdir().map_err(Error::io("temporary directory"))?;
-    let kept = host::root().join("tests/models/tinystories-260k-f32.gguf");
-    let model = args.model.clone().unwrap_or(kept);
+    let model = match (&args.model, args.backend) {
+        (Some(model), _) => model.clone(),
+        (None, Backend::Lookalike) => host::root().join("tests/models/tinystories-260k-f32.gguf"),
+        (None, Backend::Cpu | Backend::Hip) => xtask::models::ensure(xtask::models::SMOLLM2)?,
+    };
     std::fs::copy(&model, models.path().join(format!("{}.gguf", users::MODEL))).map_err(Error::at(&model))?;
+    // The attacker opens a file in there.
+    std::fs::set_permissions(models.path(), std::fs::Permissions::from_mode(0o755))
+        .map_err(Error::at(models.path()))?;
     Ok(models)
 }
 
@@ -151,35 +205,25 @@ fn open_to_all(socket: &Path) -> Result<()> {
     open(socket, 0o666)
 }
 
-fn measure(daemon: &Daemon, attack: Attack, requests: u32, start_mib: u64) -> Result<Row> {
-    let mut attacker = user(daemon, attack, requests, ATTACKER)?;
+fn measure(target: &Target, attack: Attack, requests: u32, start_mib: u64) -> Result<Row> {
+    let pid = target.daemon.pid();
+    let mut attacker = target.user(attack, requests, ATTACKER)?;
     thread::sleep(Duration::from_secs(3));
-    let innocent = user(daemon, Attack::Ask, requests, INNOCENT)?;
-    let root = user(daemon, Attack::Ask, requests / 4 + 1, 0)?;
-    let watched = watch(daemon.pid(), [innocent, root])?;
+    let hangs = target.far.as_ref().filter(|_| attack == Attack::Hanging);
+    hangs.inspect(|far| far.hang());
+    let innocent = target.user(Attack::Ask, requests, INNOCENT)?;
+    let root = target.user(Attack::Ask, requests / 4 + 1, 0)?;
+    let watched = watch(pid, [innocent, root])?;
     let _ = attacker.kill();
+    // The kernel waits for the server when it closes the attacker's files.
+    hangs.inspect(|far| far.answer());
     let _ = attacker.wait();
-    let left = user(daemon, Attack::Leave, 0, ATTACKER)?.wait();
+    let left = target.user(Attack::Leave, 0, ATTACKER)?.wait();
     left.map_err(Error::io("the attacker's last process"))?;
     thread::sleep(REST);
-    let left_mib = memory_mib(daemon.pid())?.saturating_sub(start_mib);
+    let left_mib = memory_mib(pid)?.saturating_sub(start_mib);
     let [innocent, root] = watched.times;
     Ok(Row { attack, innocent, root, memory_mib: watched.memory_mib, left_mib })
-}
-
-/// This program again, as that user.
-fn user(daemon: &Daemon, attack: Attack, requests: u32, uid: u32) -> Result<Child> {
-    use std::os::unix::process::CommandExt;
-    // Other users may not read this program where it was built.
-    let program = daemon.socket().with_file_name("attack");
-    if !program.exists() {
-        let own = std::env::current_exe().map_err(Error::io("this program"))?;
-        std::fs::copy(&own, &program).map_err(Error::at(&program))?;
-    }
-    let mut command = Command::new(&program);
-    command.arg("attack-as").arg(attack.to_string()).arg("--socket").arg(daemon.socket());
-    command.arg("--requests").arg(requests.to_string()).uid(uid).gid(uid).stdout(Stdio::piped());
-    command.spawn().map_err(Error::at(&program))
 }
 
 struct Watched {

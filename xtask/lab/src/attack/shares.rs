@@ -5,12 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use rocmforge_client::{Client, Options, ServerTrust};
-use xtask::daemon::Daemon;
 use xtask::error::Result;
 use xtask::host;
 
-use super::unexpected;
 use super::users::Attack;
+use super::{Target, unexpected};
 
 /// Numbers of users.
 const CROWDS: [u32; 4] = [1, 2, 8, 32];
@@ -26,13 +25,13 @@ const OFF_MOST: f64 = 0.1;
 const USED_LEAST: f64 = 0.9;
 
 /// Prints a line for each crowd; what is wrong goes to `faults`.
-pub fn run(daemon: &Daemon, faults: &mut Vec<String>) -> Result<()> {
+pub fn run(target: &Target, faults: &mut Vec<String>) -> Result<()> {
     println!("\n{:<8}{:>12}{:>12}{:>12}{:>14}", "users", "least", "most", "off fair", "device used");
     for users in CROWDS {
         host::check_interrupted()?;
-        let crowd = (0..users).map(|n| super::user(daemon, Attack::Demand, n, FIRST + n));
+        let crowd = (0..users).map(|n| target.user(Attack::Demand, n, FIRST + n));
         let mut crowd = crowd.collect::<Result<Vec<_>>>()?;
-        let measured = measure(daemon);
+        let measured = measure(target);
         for user in &mut crowd {
             let _ = user.kill();
             let _ = user.wait();
@@ -47,6 +46,8 @@ pub fn run(daemon: &Daemon, faults: &mut Vec<String>) -> Result<()> {
         let off = (1.0 - least).max(most - 1.0);
         println!("{users:<8}{least:>12.3}{most:>12.3}{:>11.1}%{:>13.1}%", 100.0 * off, 100.0 * all);
         if off > OFF_MOST {
+            let all = shares.iter().map(|share| format!("{:.2}", of_fair(*share))).collect::<Vec<_>>();
+            println!("  of a fair share, by user: {}", all.join(" "));
             faults.push(format!("{users} users: a share is {:.1} % off a fair one", 100.0 * off));
         }
         if all < USED_LEAST {
@@ -58,8 +59,9 @@ pub fn run(daemon: &Daemon, faults: &mut Vec<String>) -> Result<()> {
 }
 
 /// The part of the device's time that each user took while it was measured.
-fn measure(daemon: &Daemon) -> Result<BTreeMap<u32, f64>> {
-    let options = Options { socket: daemon.socket(), trust: ServerTrust::Anyone, ..Options::default() };
+fn measure(target: &Target) -> Result<BTreeMap<u32, f64>> {
+    let options =
+        Options { socket: target.daemon.socket(), trust: ServerTrust::Anyone, ..Options::default() };
     let client = Client::new(options);
     let rates = || -> Result<BTreeMap<u32, f64>> {
         let users = client.users().map_err(|error| unexpected(&error.to_string()))?.users;

@@ -1,14 +1,17 @@
 //! The users of an attack, each in a process of its own.
 
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use rocmforge_client::wire::{
-    ClientHello, Flags, GenerateRequest, Op, Prompt, TokenizeRequest, encode_frame,
+    ClientHello, FDS_MAX, Flags, GenerateRequest, LoadRequest, Op, Prompt, TokenizeRequest, encode_frame,
 };
 use rocmforge_client::{Client, Connection, Options, ServerTrust};
 
@@ -16,6 +19,8 @@ use crate::synthetic;
 
 /// The model's name.
 pub const MODEL: &str = "story";
+/// The name of the one on the file system that hangs.
+pub const FAR: &str = "far";
 /// Connections and threads of an attacker that uses many.
 const MANY: usize = 16;
 /// Threads of an attacker that only wants to be fast.
@@ -39,6 +44,10 @@ pub enum Attack {
     Slow,
     /// Files with 1.5 million tokens, passed and unloaded again and again.
     Headers,
+    /// Loads with as many open files as a frame carries, on all streams of many connections.
+    Descriptors,
+    /// Answers and loads of a model in a directory whose server has stopped answering.
+    Hanging,
     /// Texts of 1 MB to tokenize, without an end.
     Tokenize,
     /// Frames of 1 MiB that never end.
@@ -58,13 +67,15 @@ pub enum Attack {
 }
 
 impl Attack {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Hold,
         Self::Endless,
         Self::Short,
         Self::Prompts,
         Self::Slow,
         Self::Headers,
+        Self::Descriptors,
+        Self::Hanging,
         Self::Tokenize,
         Self::Frames,
         Self::Connections,
@@ -86,6 +97,9 @@ pub struct UserArgs {
     socket: PathBuf,
     #[arg(long)]
     requests: u32,
+    /// A model on the file system that hangs.
+    #[arg(long)]
+    far: PathBuf,
 }
 
 /// Times of a user's answers.
@@ -137,10 +151,12 @@ pub fn as_user(args: &UserArgs) -> ExitCode {
         Attack::Prompts => repeat(&options, 2 * MANY, &long_prompt()),
         Attack::Slow => slow(&options),
         Attack::Headers => headers(&options),
+        Attack::Descriptors => descriptors(&options),
+        Attack::Hanging => hanging(&options, &args.far),
         Attack::Hold => hold(&options),
         Attack::Tokenize => tokenize(&options),
-        Attack::Storm => storm(|| drop(UnixStream::connect(&options.socket))),
-        Attack::Busy => storm(|| drop(UnixStream::pair())),
+        Attack::Storm => threads(STORM, || drop(UnixStream::connect(&options.socket))),
+        Attack::Busy => threads(STORM, || drop(UnixStream::pair())),
         Attack::Frames => keep(unfinished(&options, 500)),
         Attack::Connections => {
             keep((0..10_000).filter_map(|_| Connection::connect(&options).ok()).collect::<Vec<_>>())
@@ -262,11 +278,36 @@ fn headers(options: &Options) {
     });
 }
 
+/// Passes open files that are no models: each is looked at, and refused.
+fn descriptors(options: &Options) {
+    let Ok(file) = tempfile::tempfile() else { return };
+    let files = [file.as_fd(); FDS_MAX as usize];
+    threads(4 * MANY, || {
+        let Ok(connection) = Connection::connect(options) else { return };
+        let load =
+            |n: usize| LoadRequest { name: n.to_string(), by_descriptor: true, request_id: 0, ext: vec![] };
+        let sent: Vec<_> =
+            (0..60).filter_map(|n| connection.send_with_descriptors(&load(n), &files).ok()).collect();
+        sent.into_iter().for_each(|pending| drop(pending.wait()));
+    });
+}
+
+fn hanging(options: &Options, far: &Path) {
+    // Opened while the server still answers.
+    let Ok(file) = File::open(far) else { return };
+    let client = Client::new(options.clone());
+    let turn = AtomicUsize::new(0);
+    threads(4 * MANY, || match turn.fetch_add(1, Ordering::Relaxed) {
+        n if n % 2 == 0 => drop(client.load_descriptor(file.as_fd(), &n.to_string())),
+        _ => drop(collect(client.generate(&GenerateRequest { model: FAR.into(), ..answer_of(8) }))),
+    });
+}
+
 /// Again and again for some seconds: loads that have begun go on after their client.
 fn leave(client: &Client) {
     for _ in 0..4 {
         let models = client.list().into_iter().flat_map(|list| list.models);
-        for model in models.filter(|model| model.name != MODEL) {
+        for model in models.filter(|model| ![MODEL, FAR].contains(&model.name.as_str())) {
             if let Err(error) = client.unload(&model.name) {
                 eprintln!("unloading {}: {error}", model.name);
             }
@@ -317,10 +358,10 @@ fn unfinished(options: &Options, count: usize) -> Vec<UnixStream> {
     (0..count).filter_map(|_| one()).collect()
 }
 
-/// Does this again and again on [`STORM`] threads.
-fn storm(work: impl Fn() + Sync) {
+/// Does this again and again on so many threads.
+fn threads(count: usize, work: impl Fn() + Sync) {
     thread::scope(|scope| {
-        for _ in 0..STORM {
+        for _ in 0..count {
             scope.spawn(|| {
                 loop {
                     work();

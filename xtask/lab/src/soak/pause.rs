@@ -27,7 +27,7 @@ pub fn across_sessions(binaries: &Path, pause: Duration) -> Result<String> {
     // Memory pressure of this machine, from whatever else runs there, would take weights of idle models.
     let environment =
         [("ROCMFORGE_HIP_LIB", library.as_os_str()), ("MEMORY_PRESSURE_WATCH", "/dev/null".as_ref())];
-    let daemon = Daemon::start_with(binaries, models.path(), config, &environment)?;
+    let daemon = Daemon::start_with(binaries, &[models.path()], config, &environment)?;
     let first = answer(&daemon)?;
     let before = brought(&daemon)?;
     if before == 0 {
