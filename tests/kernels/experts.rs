@@ -50,7 +50,7 @@ fn experts_are_chosen_and_summed() {
             used: used as u32,
             normalise: normalise.into(),
         };
-        rig.device.launch(&rig.stream, Route::route, Grid::x(rows.div_ceil(8) as u32), &arguments).unwrap();
+        rig.device.launch(&rig.stream, Route::route, Grid::x(rows as u32), &arguments).unwrap();
         let (chosen, shares) = (rig.download::<u32>(&experts), rig.download::<f32>(&weights));
         let lacks = chosen.iter().any(|&expert| expert != u32::MAX && addresses[expert as usize] == 0);
         assert_eq!(rig.download::<u32>(&absent), [u32::from(lacks)]);

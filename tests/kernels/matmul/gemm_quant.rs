@@ -4,7 +4,7 @@ use half::f16;
 use rocmforge::backend::hip::Grid;
 use rocmforge::backend::hip::kernels::matmul::{GemmExperts, GemmQuant, GemmWide, GemmWideExperts, choice};
 use rocmforge::backend::hip::kernels::ops::GroupPairs;
-use rocmforge::backend::hip::kernels::types::{Columns, weight_type};
+use rocmforge::backend::hip::kernels::types::{Columns, TWO_TYPES, weight_type};
 use rocmforge::backend::hip::kernels::{MatrixUnit, thresholds};
 use rocmforge::tensor::DType;
 
@@ -199,7 +199,7 @@ impl Product {
             let weights: Vec<f32> = self.matrices[of].row(at).iter().map(|&w| rounded(w)).collect();
             let sum = Sum::of(&weights, &x).plus(self.bias.as_ref().map_or(0.0, |bias| bias[of][at]));
             let sum = sum.plus(self.base.as_ref().map_or(0.0, |base| base[i]));
-            let dtype = self.matrices[0].dtype;
+            let dtype = self.matrices[of].dtype;
             let rounding = rounding(&self.matrices[of], at, &x);
             sum.check_to(rounding, got, &|| {
                 format!("{dtype}, {cols} inputs, row {row}, matrix {of}, output {at}")
@@ -210,10 +210,18 @@ impl Product {
 
 /// The kernels of each matrix unit that the rig's device has: one family after the other.
 fn families(rig: &Rig, dtype: DType) -> Vec<Vec<Gemm>> {
-    let (known, unit) = (weight_type(dtype).unwrap(), rig.device.unit());
-    let of_wave =
-        unit.has(MatrixUnit::OfWave).then(|| known.gemm.iter().copied().map(Gemm::OfWave).collect());
-    let across = || known.gemm_wide.iter().copied().map(Gemm::AcrossWaves).collect();
+    let known = weight_type(dtype).unwrap();
+    of_units(rig, known.gemm, known.gemm_wide)
+}
+
+fn of_units(
+    rig: &Rig,
+    gemm: &'static [Columns<GemmQuant>],
+    wide: &'static [Columns<GemmWide>],
+) -> Vec<Vec<Gemm>> {
+    let unit = rig.device.unit();
+    let of_wave = unit.has(MatrixUnit::OfWave).then(|| gemm.iter().copied().map(Gemm::OfWave).collect());
+    let across = || wide.iter().copied().map(Gemm::AcrossWaves).collect();
     let across_waves = unit.has(MatrixUnit::AcrossWaves).then(across);
     of_wave.into_iter().chain(across_waves).filter(|all: &Vec<Gemm>| !all.is_empty()).collect()
 }
@@ -256,6 +264,43 @@ fn products_of_every_type_are_the_sums_of_their_terms() {
                 product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
                 product.base = Some(random.normals(rows * product.outputs()));
                 product.check(&product.run(rig, fitting(&all, rows), rows, Some(2)));
+            }
+        }
+    }
+}
+
+/// Whole and partial tiles of all three matrices, with and without splits. Each output has the bits that the kernels of its
+/// own type give with as many splits.
+#[test]
+fn a_third_matrix_of_another_type_is_multiplied_beside_two() {
+    let Some(rig) = rig_with_gemm() else { return };
+    let mut random = Random::new();
+    for pair in TWO_TYPES {
+        for (all, alone) in of_units(rig, pair.gemm, pair.gemm_wide).into_iter().zip(families(rig, pair.last))
+        {
+            for (outputs, rows, splits) in
+                [([37, 130, 131], 9, 1), ([128, 5, 40], 70, 2), ([1, 1, 256], 33, 3)]
+            {
+                let mut product = Product::random(pair.first, &outputs[..2], rows, 768, &mut random);
+                product.matrices.push(Weights::random(pair.last, outputs[2], 768, &mut random));
+                product.bias = Some(outputs.iter().map(|n| random.normals(*n)).collect());
+                let got = product.run(rig, all[0], rows, Some(splits));
+                product.check(&got);
+                for chosen in &all[1..] {
+                    assert!(
+                        same_bits(&product.run(rig, *chosen, rows, Some(splits)), &got),
+                        "{:?}",
+                        pair.last
+                    );
+                }
+                let first = outputs[0] + outputs[1];
+                let (n, all) = (outputs[2], product.outputs());
+                product.matrices.drain(..2);
+                product.bias = product.bias.map(|bias| bias[2..].to_vec());
+                let last = product.run(rig, alone[0], rows, Some(splits));
+                for (all, last) in got.chunks_exact(all).zip(last.chunks_exact(n)) {
+                    assert!(same_bits(&all[first..], last), "{:?} beside others", pair.last);
+                }
             }
         }
     }
@@ -329,11 +374,11 @@ fn the_sums_of_splits_have_room() {
             };
             for rows in [5, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 1000] {
                 if rows as usize <= thresholds::GEMM_QUANT_ROWS_MAX {
-                    let columns = choice::gemm_quant(DType::Q4_K, rows).unwrap().columns;
+                    let columns = choice::gemm_quant(DType::Q4_K, DType::Q4_K, rows).unwrap().columns;
                     let grid = choice::gemm_quant_grid(outputs, cols, rows, columns);
                     check(MatrixUnit::OfWave, rows, columns, grid);
                 }
-                let columns = choice::gemm_wide(DType::Q4_K, rows).unwrap().columns;
+                let columns = choice::gemm_wide(DType::Q4_K, DType::Q4_K, rows).unwrap().columns;
                 check(
                     MatrixUnit::AcrossWaves,
                     rows,

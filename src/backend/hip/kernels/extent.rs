@@ -130,22 +130,31 @@ pub struct Launch {
     pub z: Count,
     kernel: &'static str,
     weights: Option<DType>,
+    last: Option<DType>,
     columns: u32,
+}
+
+fn matrix_of(dtype: Option<DType>, rows: Count, cols: Count) -> Count {
+    let (Some(dtype), Some(rows), Some(cols)) = (dtype, rows.0, cols.0) else { return Count::IMPOSSIBLE };
+    if rows == 0 { Count::from(0) } else { Count(planes(dtype, rows, cols).map(|all| all.bytes)) }
 }
 
 impl Launch {
     /// A launch of `kernel` on `grid`.
     pub fn of<A>(kernel: &Kernel<A>, grid: &Grid) -> Self {
         let [x, y, z] = grid.workgroups.map(|workgroups| Count::from(u64::from(workgroups)));
-        Self { x, y, z, kernel: kernel.name, weights: kernel.weights, columns: kernel.columns }
+        let Kernel { name, weights, last, columns, .. } = *kernel;
+        Self { x, y, z, kernel: name, weights, last: last.or(weights), columns }
     }
 
     /// Bytes on the device of a matrix of the kernel's weight type. A matrix without rows has none.
     pub fn matrix(&self, rows: impl Into<Count>, cols: Count) -> Count {
-        let (Some(dtype), Some(rows), Some(cols)) = (self.weights, rows.into().0, cols.0) else {
-            return Count::IMPOSSIBLE;
-        };
-        if rows == 0 { Count::from(0) } else { Count(planes(dtype, rows, cols).map(|all| all.bytes)) }
+        matrix_of(self.weights, rows.into(), cols)
+    }
+
+    /// As [`Launch::matrix`], for the third of three matrices.
+    pub fn last_matrix(&self, rows: Count, cols: Count) -> Count {
+        matrix_of(self.last, rows, cols)
     }
 
     /// Bytes in a file of `values` values of the kernel's weight type.

@@ -24,6 +24,8 @@ pub struct Kernel<A> {
     name: &'static str,
     /// Type of its weights; `None` for a kernel without weights.
     weights: Option<DType>,
+    /// Type of its third matrix, where that is another one.
+    last: Option<DType>,
     /// Activation rows, or query heads, that one workgroup takes.
     columns: u32,
     of: PhantomData<fn(&A)>,
@@ -32,12 +34,17 @@ pub struct Kernel<A> {
 impl<A: Arguments> Kernel<A> {
     /// Only the macro and the table of types call this: a name without a declaration would escape the check.
     const fn new(name: &'static str) -> Self {
-        Self { name, weights: None, columns: 1, of: PhantomData }
+        Self { name, weights: None, last: None, columns: 1, of: PhantomData }
     }
 
     /// Sets the type of its weights.
     const fn of(self, weights: DType) -> Self {
         Self { weights: Some(weights), ..self }
+    }
+
+    /// Sets the type of its third matrix.
+    const fn and(self, last: DType) -> Self {
+        Self { last: Some(last), ..self }
     }
 
     /// Sets the rows or heads that one workgroup takes.

@@ -50,9 +50,6 @@ pub const ATTENTION_ROWS: usize = 8;
 /// Rows per decode attention launch with few splits.
 pub const ATTENTION_ROWS_MAX: usize = 64;
 
-/// Rows per workgroup of `route`.
-pub const ROUTE_ROWS: u32 = 8;
-
 /// Sizes of tiles into which pairs of a row and an expert are sorted: the most pairs of a mean expert, and the tile's
 /// pairs. A tile has more room than the mean, because experts get unequal numbers.
 const EXPERT_TILES: [(u32, u32); 2] = [(12, 16), (26, 32)];

@@ -69,6 +69,15 @@ pub struct WeightType {
 }
 
 macro_rules! columns {
+    ($dtype:ident, $last:ident, $family:literal, $name:literal, $form:literal, [$($columns:literal),*]) => {
+        &[$( Columns {
+            kernel: Kernel::new(concat!($family, "_", $name, "_", $form, "_", $columns))
+                .of(DType::$dtype)
+                .and(DType::$last)
+                .taking($columns),
+            columns: $columns,
+        } ),*]
+    };
     ($dtype:ident, $family:literal, $name:literal, $form:literal, [$($columns:literal),*]) => {
         &[$( Columns {
             kernel: Kernel::new(concat!($family, "_", $name, "_", $form, "_", $columns))
@@ -77,6 +86,38 @@ macro_rules! columns {
             columns: $columns,
         } ),*]
     };
+}
+
+/// Kernels for matrices of one type and a third one of another, with the same rows: queries and keys, and values.
+#[derive(Debug)]
+pub struct TwoTypes {
+    /// Type of the first two matrices.
+    pub first: DType,
+    /// Type of the third one.
+    pub last: DType,
+    /// As [`WeightType::gemm`], for few rows.
+    pub gemm: &'static [Columns<GemmQuant>],
+    /// As [`WeightType::gemm_wide`], for few rows.
+    pub gemm_wide: &'static [Columns<GemmWide>],
+}
+
+macro_rules! two_types {
+    ($( $first:ident, $last:ident $name:literal; )*) => {
+        /// The pairs that files mix in a layer: of Q4_K_M and Q5_K_M, half of the layers have values in Q6_K.
+        pub static TWO_TYPES: &[TwoTypes] = &[
+            $( TwoTypes {
+                first: DType::$first,
+                last: DType::$last,
+                gemm: columns!($first, $last, "gemm", $name, "x16", [16, 32]),
+                gemm_wide: columns!($first, $last, "gemm_wide", $name, "x16", [16, 32, 64]),
+            }, )*
+        ];
+    };
+}
+
+two_types! {
+    Q4_K, Q6_K "q4_k_q6_k";
+    Q5_K, Q6_K "q5_k_q6_k";
 }
 
 macro_rules! weight_types {
@@ -157,6 +198,11 @@ pub fn weight_type(dtype: DType) -> Option<&'static WeightType> {
     WEIGHT_TYPES.iter().find(|known| known.dtype == dtype)
 }
 
+/// The kernels for two matrices of one type and a third one of another. `None` for a pair without them.
+pub fn two_types(first: DType, last: DType) -> Option<&'static TwoTypes> {
+    TWO_TYPES.iter().find(|pair| (pair.first, pair.last) == (first, last))
+}
+
 /// The variant with the fewest columns that still takes all `rows`, else the widest one.
 pub fn fitting<A>(variants: &[Columns<A>], rows: u32) -> Option<Columns<A>> {
     variants.iter().find(|variant| variant.columns >= rows).or(variants.last()).copied()
@@ -168,6 +214,19 @@ fn declaration<A: Arguments>(kernel: &Kernel<A>) -> Declaration {
 
 fn all<A: Arguments>(variants: &'static [Columns<A>]) -> impl Iterator<Item = Declaration> {
     variants.iter().map(|variant| declaration(&variant.kernel))
+}
+
+/// Says that only code for devices with this unit has a kernel.
+fn on(unit: MatrixUnit) -> impl Fn(Declaration) -> Declaration {
+    move |declared| Declaration { unit, ..declared }
+}
+
+impl TwoTypes {
+    /// Its kernels.
+    fn declared(&'static self) -> impl Iterator<Item = Declaration> {
+        let wide = all(self.gemm_wide).map(on(MatrixUnit::AcrossWaves));
+        all(self.gemm).map(on(MatrixUnit::OfWave)).chain(wide)
+    }
 }
 
 impl WeightType {
@@ -186,9 +245,8 @@ impl WeightType {
             self.experts_gated_a8.as_ref().map(declaration),
             Some(declaration(&self.experts_gated_f32)),
         ];
-        let of = |unit| move |declared| Declaration { unit, ..declared };
-        let gemm = all(self.gemm).chain(all(self.gemm_experts)).map(of(MatrixUnit::OfWave));
-        let wide = all(self.gemm_wide).chain(all(self.gemm_wide_experts)).map(of(MatrixUnit::AcrossWaves));
+        let gemm = all(self.gemm).chain(all(self.gemm_experts)).map(on(MatrixUnit::OfWave));
+        let wide = all(self.gemm_wide).chain(all(self.gemm_wide_experts)).map(on(MatrixUnit::AcrossWaves));
         let gemm = gemm.chain(wide);
         let products = gemm.chain(all(self.gemv_a8)).chain(all(self.gemv_f32));
         let gated = all(self.gated_a8).chain(all(self.gated_f32));
@@ -209,5 +267,5 @@ pub fn unit(has: impl Fn(&'static str) -> bool) -> MatrixUnit {
 
 /// The kernels of all types.
 pub fn declared() -> impl Iterator<Item = Declaration> {
-    WEIGHT_TYPES.iter().flat_map(WeightType::declared)
+    WEIGHT_TYPES.iter().flat_map(WeightType::declared).chain(TWO_TYPES.iter().flat_map(TwoTypes::declared))
 }

@@ -2,7 +2,7 @@
 
 use super::super::ops::EmbedRows;
 pub use super::super::types::Columns;
-use super::super::types::{fitting, weight_type};
+use super::super::types::{fitting, two_types, weight_type};
 use super::super::{Kernel, MatrixUnit, thresholds};
 use super::{
     Dequant, ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmF16, GemmQuant,
@@ -212,14 +212,29 @@ pub fn gemv_f32_of(dtype: DType, outputs: [u32; 3], rows: u32) -> Option<Columns
     narrow.clone().rev().find(fills).or(narrow.min_by_key(|variant| variant.columns)).copied()
 }
 
-/// Product of a quantised type with f16 rows. `None` for a float type.
-pub fn gemm_quant(dtype: DType, rows: u32) -> Option<Columns<GemmQuant>> {
-    fitting(weight_type(dtype)?.gemm, rows)
+/// Product of a quantised type with f16 rows, the third matrix of type `last`. `None` for a float type.
+pub fn gemm_quant(dtype: DType, last: DType, rows: u32) -> Option<Columns<GemmQuant>> {
+    fitting(if last == dtype { weight_type(dtype)?.gemm } else { two_types(dtype, last)?.gemm }, rows)
 }
 
-/// Product with f16 rows in tiles. `None` for F32, which f16 would round.
-pub fn gemm_wide(dtype: DType, rows: u32) -> Option<Columns<GemmWide>> {
-    fitting(weight_type(dtype)?.gemm_wide, rows)
+/// Product with f16 rows in tiles, the third matrix of type `last`. `None` for F32, which f16 would round.
+pub fn gemm_wide(dtype: DType, last: DType, rows: u32) -> Option<Columns<GemmWide>> {
+    fitting(
+        if last == dtype { weight_type(dtype)?.gemm_wide } else { two_types(dtype, last)?.gemm_wide },
+        rows,
+    )
+}
+
+/// Most rows that one launch multiplies with two matrices of a type and a third one of another, on that unit; 0 where no
+/// launch does.
+pub fn two_types_rows_max(unit: MatrixUnit, first: DType, last: DType) -> u32 {
+    let Some(pair) = two_types(first, last) else { return 0 };
+    let widest = match unit {
+        MatrixUnit::None => None,
+        MatrixUnit::OfWave => pair.gemm.last().map(|kernel| kernel.columns),
+        MatrixUnit::AcrossWaves => pair.gemm_wide.last().map(|kernel| kernel.columns),
+    };
+    widest.unwrap_or(0)
 }
 
 /// Products of experts of a quantised type with f16 rows in tiles, tiles of so many pairs. `None` for a float type.

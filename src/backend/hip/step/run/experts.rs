@@ -7,7 +7,6 @@ use crate::backend::hip::kernels::matmul::{
     ExpertsA8, ExpertsF32, ExpertsGatedA8, ExpertsGatedF32, GemmExperts, GemmWideExperts, choice,
 };
 use crate::backend::hip::kernels::ops;
-use crate::backend::hip::kernels::thresholds::ROUTE_ROWS;
 use crate::backend::hip::step::bind::{Experts, Form, Grouped, Home, Route, are_grouped, pair_form};
 use crate::backend::hip::{DevicePtr, Grid};
 use crate::tensor::DType;
@@ -42,8 +41,7 @@ impl Run<'_> {
             used: unit.out.used,
             normalise: u32::from(unit.normalise),
         };
-        let grid = Grid::x(rows.div_ceil(ROUTE_ROWS));
-        Ok(self.device.launch(self.stream, ops::Route::route, grid, &arguments)?)
+        Ok(self.device.launch(self.stream, ops::Route::route, Grid::x(rows), &arguments)?)
     }
 
     pub(super) fn experts(

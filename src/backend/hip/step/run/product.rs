@@ -3,6 +3,7 @@
 use super::forms::A8;
 use super::{Matrix, Run, Weights, no_kernel};
 use crate::backend::BackendError;
+use crate::backend::hip::kernels::MatrixUnit;
 use crate::backend::hip::kernels::matmul::{Dequant, GemmF16, GemmQuant, GemmWide, GemvA8, GemvF32, choice};
 use crate::backend::hip::kernels::thresholds::{Family, WIDE_ROWS};
 use crate::backend::hip::step::bind::{Home, Products};
@@ -13,16 +14,22 @@ use crate::tensor::DType;
 /// Most matrices per launch.
 const TOGETHER: usize = 3;
 
-/// Up to [`TOGETHER`] matrices of one type and width, times the same rows.
+/// Up to [`TOGETHER`] matrices of one type and width, times the same rows. The third may be of another type.
 struct Task<'a> {
     group: &'a [Matrix],
     dtype: DType,
+    last: DType,
     cols: u32,
     input: &'a Home,
     rows: u32,
     out: DevicePtr<f32>,
     out_stride: u32,
     add: u32,
+}
+
+/// True if a launch of one type takes both.
+fn alike(a: &Matrix, b: &Matrix) -> bool {
+    (a.dtype, a.cols) == (b.dtype, b.cols)
 }
 
 impl Task<'_> {
@@ -50,7 +57,7 @@ impl Run<'_> {
     }
 
     /// Computes `out[row] = [W0 x, W1 x, ...]`, or adds it to `out`, for matrices that share an input. Up to three
-    /// neighbours of one type share a launch.
+    /// neighbours of one type share a launch, and where a kernel takes it, a third one of another type.
     pub(super) fn products(
         &self,
         matrices: &[Matrix],
@@ -60,13 +67,30 @@ impl Run<'_> {
         out_stride: u32,
         add: bool,
     ) -> Result<(), BackendError> {
+        if self.are_two_types(matrices, rows) {
+            return self.group(matrices, input, rows, out, out_stride, add);
+        }
         let mut column = 0;
-        let alike = |a: &Matrix, b: &Matrix| (a.dtype, a.cols) == (b.dtype, b.cols);
         for group in matrices.chunk_by(alike).flat_map(|run| run.chunks(TOGETHER)) {
             self.group(group, input, rows, out.offset(column), out_stride, add)?;
             column += group.iter().map(|matrix| matrix.rows as usize).sum::<usize>();
         }
         Ok(())
+    }
+
+    /// True for two matrices of one type and a third one of another that a kernel takes together.
+    fn are_two_types(&self, matrices: &[Matrix], rows: u32) -> bool {
+        let [first, second, last] = matrices else { return false };
+        let family = |matrix: &Matrix| self.bound.modes.family(matrix.dtype, rows, matrix.cols);
+        let unit = match family(first) {
+            Family::GemmWide => MatrixUnit::AcrossWaves,
+            Family::GemmQuant => MatrixUnit::OfWave,
+            Family::GemvA8 | Family::GemvF32 | Family::Expanded => return false,
+        };
+        alike(first, second)
+            && first.cols == last.cols
+            && family(first) == family(last)
+            && rows <= choice::two_types_rows_max(unit, first.dtype, last.dtype)
     }
 
     /// Products that share an input, of one type, in one launch where a kernel takes them all.
@@ -83,6 +107,7 @@ impl Run<'_> {
         let task = Task {
             group,
             dtype: first.dtype,
+            last: group.get(TOGETHER - 1).unwrap_or(first).dtype,
             cols: first.cols,
             input,
             rows,
@@ -108,8 +133,8 @@ impl Run<'_> {
     }
 
     fn gemm_wide(&self, task: &Task<'_>) -> Result<(), BackendError> {
-        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
-        let chosen = choice::gemm_wide(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
+        let &Task { dtype, last, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemm_wide(dtype, last, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
         let ([n0, n1, n2], (x, x_scale)) = (outputs, self.halves(task.input));
         let (parts, counters) = (self.scratch.slab.ptr(), self.scratch.counters.ptr());
@@ -138,8 +163,8 @@ impl Run<'_> {
     }
 
     fn gemm_quant(&self, task: &Task<'_>) -> Result<(), BackendError> {
-        let &Task { dtype, cols, rows, out, out_stride, add, .. } = task;
-        let chosen = choice::gemm_quant(dtype, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
+        let &Task { dtype, last, cols, rows, out, out_stride, add, .. } = task;
+        let chosen = choice::gemm_quant(dtype, last, rows).ok_or_else(|| no_kernel("gemm", dtype))?;
         let ([w0, w1, w2], outputs, [bias0, bias1, bias2]) = task.matrices();
         let ([n0, n1, n2], (x, x_scale)) = (outputs, self.halves(task.input));
         let (parts, counters) = (self.scratch.slab.ptr(), self.scratch.counters.ptr());
