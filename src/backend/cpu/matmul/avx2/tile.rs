@@ -26,7 +26,7 @@ impl Panel {
 /// Quads whose products fit in 16-bit sums.
 const fn run<C: Codec>() -> usize {
     match C::CODES {
-        Codes::Nibbles { .. } => 8,
+        Codes::Nibbles { .. } => 8 / C::PARTS, // a sum is of one part
         Codes::FiveBits { .. } => 4,
         Codes::SixBits { .. } => 2,
         Codes::Signed => 1,
@@ -75,12 +75,23 @@ unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m256i, scales: __m25
     _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), scales, acc)
 }
 
-/// `acc + activation scaled sum * minimum`.
+/// `acc` plus activation scaled sums times minima, for types that have minima.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m256, acc: __m256) -> __m256 {
-    // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
+unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m256; 2], acc: __m256) -> __m256 {
+    match C::KIND {
+        GroupKind::Symmetric | GroupKind::SymmetricHalves => acc,
+        GroupKind::Affine => {
+            // SAFETY: the caller vouches for group `g` of row `m`.
+            _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), mins[0], acc)
+        }
+        GroupKind::AffineHalves => {
+            // SAFETY: as above.
+            let [low, high] = unsafe { acts.half_sums(m, g) };
+            let acc = _mm256_fmadd_ps(_mm256_set1_ps(low), mins[0], acc);
+            _mm256_fmadd_ps(_mm256_set1_ps(high), mins[1], acc)
+        }
+    }
 }
 
 /// 4 codes of row `m`, in every lane.
@@ -190,11 +201,9 @@ pub(super) unsafe fn multiply<C: Codec, const N: usize>(
                 }
             }
         }
-        if matches!(C::KIND, GroupKind::Affine) {
-            for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *acc = unsafe { add_min(acts, m, g, panel.scales.mins[g], *acc) };
-            }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: as above.
+            *acc = unsafe { add_mins::<C>(acts, m, g, &panel.scales.mins[g], *acc) };
         }
     }
     for (m, acc) in acc.into_iter().enumerate() {
@@ -337,7 +346,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (short, fine)) in short.iter().zip(&fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
+        let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for (m, (acc, (short, fine))) in acc.iter_mut().zip(short.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
@@ -345,9 +354,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
                 if FINE && acts.fine.has(m, at + g) {
                     *acc = add_shorts::<C>(acts.fine, m, at + g, fine, scales, *acc);
                 }
-                if matches!(C::KIND, GroupKind::Affine) {
-                    *acc = add_min(acts, m, at + g, min, *acc);
-                }
+                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
             }
         }
     }

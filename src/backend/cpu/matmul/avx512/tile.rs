@@ -32,7 +32,7 @@ unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m5
     // SAFETY: the caller vouches for group `g` of row `m`.
     let [low, high] = unsafe { acts.offsets(m, g) };
     _mm512_set1_epi32(match (C::KIND, part) {
-        (GroupKind::Affine, _) => 0,
+        (GroupKind::Affine | GroupKind::AffineHalves, _) => 0,
         (GroupKind::Symmetric, _) => low + high,
         (GroupKind::SymmetricHalves, 0) => low,
         (GroupKind::SymmetricHalves, _) => high,
@@ -48,12 +48,23 @@ unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m512i, scales: __m51
     _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), scales, acc)
 }
 
-/// `acc + activation scaled sum * minimum`.
+/// `acc` plus activation scaled sums times minima, for types that have minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m512, acc: __m512) -> __m512 {
-    // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
+unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m512; 2], acc: __m512) -> __m512 {
+    match C::KIND {
+        GroupKind::Symmetric | GroupKind::SymmetricHalves => acc,
+        GroupKind::Affine => {
+            // SAFETY: the caller vouches for group `g` of row `m`.
+            _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), mins[0], acc)
+        }
+        GroupKind::AffineHalves => {
+            // SAFETY: as above.
+            let [low, high] = unsafe { acts.half_sums(m, g) };
+            let acc = _mm512_fmadd_ps(_mm512_set1_ps(low), mins[0], acc);
+            _mm512_fmadd_ps(_mm512_set1_ps(high), mins[1], acc)
+        }
+    }
 }
 
 /// 4 codes of row `m`, in every lane.
@@ -165,12 +176,10 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
                 }
             }
         }
-        if matches!(C::KIND, GroupKind::Affine) {
-            for m in 0..N {
-                for w in 0..W {
-                    // SAFETY: as above.
-                    acc[w][m] = unsafe { add_min(acts, m, g, panels[w].scales.mins[g], acc[w][m]) };
-                }
+        for m in 0..N {
+            for w in 0..W {
+                // SAFETY: as above.
+                acc[w][m] = unsafe { add_mins::<C>(acts, m, g, &panels[w].scales.mins[g], acc[w][m]) };
             }
         }
     }
@@ -326,7 +335,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
+        let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
@@ -338,9 +347,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
                         *acc = add_dots(acts.fine, m, at + g, fine[part], scales[part], *acc);
                     }
                 }
-                if matches!(C::KIND, GroupKind::Affine) {
-                    *acc = add_min(acts, m, at + g, min, *acc);
-                }
+                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
             }
         }
     }
