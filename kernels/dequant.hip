@@ -4,6 +4,7 @@
 // Shapes     planes: a tensor of `weights` values in rows of `cols` (quant/planes.h); rows first .. first + rows of it go to
 //            out: f16[rows][cols rounded up to 8], 0 past cols
 // Variants   dequant_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k bf16 f32
+//            q2_k q3_k iq4_nl iq4_xs iq3_xxs iq3_s iq2_xxs iq2_xs iq2_s iq1_s iq1_m tq1_0 tq2_0
 // Requires   cols a multiple of the type's block
 // Launch     grid = any width, block = 256: a lane makes 32 values of a quantised type or 8 of a float type at a time
 // Alignment  16 bytes for planes and out
@@ -14,7 +15,7 @@
 //            memory-bound
 #include "quant/floats.h"
 #include "quant/list.h"
-#include "quant/types.h"
+#include "quant/small.h"
 
 DEV u32 two_f16(f32 low, f32 high) { return pack_f16x2(within_f16(low), within_f16(high)); }
 

@@ -252,7 +252,11 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
             (0..4).for_each(|i| block[49 + 2 * i] = block[49 + 2 * i] & 15 | (bits >> (4 * i) << 4) as u8);
         }
         DType::TQ1_0 => put(52, scale),
-        DType::TQ2_0 => put(64, scale),
+        DType::TQ2_0 => {
+            put(64, scale);
+            // No file has a code of 3; it becomes 1, so that values stay centred.
+            block[..64].iter_mut().for_each(|b| *b &= !(*b & *b << 1 & 0xaa));
+        }
         other => panic!("cannot make random blocks of {other}"),
     }
     block
