@@ -3,8 +3,7 @@
 // The caller dequantises a slab of rows at a time, small enough to stay in a cache. F16 weights already have this form.
 // Shapes     planes: a tensor of `weights` values in rows of `cols` (quant/planes.h); rows first .. first + rows of it go to
 //            out: f16[rows][cols rounded up to 8], 0 past cols
-// Variants   dequant_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k bf16 f32
-//            q2_k q3_k iq4_nl iq4_xs iq3_xxs iq3_s iq2_xxs iq2_xs iq2_s iq1_s iq1_m tq1_0 tq2_0
+// Variants   dequant_<type>, type bf16 f32 and all of quant/list.h
 // Requires   cols a multiple of the type's block
 // Launch     grid = any width, block = 256: a lane makes 32 values of a quantised type or 8 of a float type at a time
 // Alignment  16 bytes for planes and out

@@ -2,8 +2,7 @@
 //
 // The host gathers the embedding rows from the file.
 // Shapes     bytes: row m at m * row_bytes, whole blocks of the type as in a GGUF file; x: f32[M][cols]
-// Variants   embed_rows_<type>, type f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4
-//            q2_k q3_k iq4_nl iq4_xs iq3_xxs iq3_s iq2_xxs iq2_xs iq2_s iq1_s iq1_m tq1_0 tq2_0
+// Variants   embed_rows_<type>, type f32 f16 bf16 and all of quant/list.h
 // Requires   cols a multiple of the type's block
 // Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
 // Alignment  16 bytes for `bytes`; row_bytes even, for f32 a multiple of 4, for mxfp4 any

@@ -5,9 +5,7 @@
 //            begin at `file`. A tensor may come in pieces
 //            repack_rows: rows first .. first + rows of `row_bytes` each, which begin at `file`; each is padded with zeros to
 //            a multiple of 16 bytes
-// Variants   repack_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k
-//            q2_k q3_k iq4_nl iq4_xs iq3_xxs iq3_s iq2_xxs iq2_xs iq2_s iq1_s iq1_m tq1_0 tq2_0; repack_rows for
-//            float types
+// Variants   repack_<type>, type all of quant/list.h; repack_rows for float types
 // Launch     grid = any width, block = 256: a lane moves one group, or 16 bytes of a row, at a time
 // Alignment  any address for file; 16 bytes for planes
 // Sums in    no sums: bits are moved

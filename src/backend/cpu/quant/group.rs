@@ -44,9 +44,9 @@ impl GroupKind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
     /// Integer codes: -128..=127 (Q8_0), -8..=7 (Q4_0), -16..=15 (Q5_0), -12..=12 (MXFP4: twice the value), 0..=15
-    /// (Q4_1, Q4_K), 0..=31 (Q5_1, Q5_K), -32..=31 (Q6_K), 0..=3 (Q2_K), -4..=3 (Q3_K), -127..=113 (IQ4_NL, IQ4_XS),
-    /// -62..=62 (IQ3_XXS), -15..=15 (IQ3_S), -43..=43 (IQ2_XXS, IQ2_XS, IQ2_S), -9..=9 (IQ1_S, IQ1_M: eight times the
-    /// value), -1..=2 (TQ1_0 without the 2, TQ2_0).
+    /// (Q4_1, Q4_K), 0..=31 (Q5_1, Q5_K), -32..=31 (Q6_K), 0..=3 (Q2_K), -4..=3 (Q3_K). IQ4_NL and IQ4_XS
+    /// have -127..=113, IQ3_XXS -62..=62, IQ3_S -15..=15, IQ2_XXS, IQ2_XS and IQ2_S -43..=43. IQ1_S and IQ1_M have
+    /// -9..=9, eight times the value, TQ1_0 -1..=1 and TQ2_0 -1..=2.
     pub codes: [i8; 32],
     /// Scale of each 16 codes; both are equal unless [`GroupKind::has_halves`]. Computed exactly.
     pub scales: [f32; 2],

@@ -35,8 +35,8 @@ fn odd<V: Rows>(v: V, bytes: V::Words) -> V::Words {
     v.or(v.add8(bytes, bytes), v.splat(1))
 }
 
-/// Multiplies the scales of the groups from `first` on by `2 n + 1`, with n of 4 bits for each half of a group, in the
-/// last 8 of the 16 bytes from `scales_at` on.
+/// Multiplies the scales of the groups from `first` on by `2 n + 1`. The n have 4 bits for each half of a group. They
+/// are the last 8 of the 16 bytes from `scales_at` on.
 ///
 /// # Safety
 /// The rows hold the groups, in blocks of `block_bytes` bytes.

@@ -217,8 +217,8 @@ impl<V: Rows> ScalesOut<'_, V> {
         *scale = v.mul(*scale, by);
     }
 
-    /// Reads the f16 at byte `d_at` of the blocks of `groups` groups from `first` on, times `part`, a power of two, as
-    /// the scales of both halves of their groups.
+    /// Reads the f16 at byte `d_at` of each block of `groups` groups from `first` on. Times `part`, a power of two, it
+    /// becomes the scale of both halves of the block's groups.
     ///
     /// # Safety
     /// The rows hold the groups, in blocks of 256 values and `block_bytes` bytes.
