@@ -61,7 +61,7 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
     let block = &row[index / groups.max(1) * dtype.block_bytes()..][..dtype.block_bytes()];
     let none = [0.0; 2];
     let g = index % groups.max(1);
-    if let Some((codes, scales)) = of_codebook(dtype, block, g) {
+    if let Some((codes, scales)) = of_small(dtype, block, g) {
         return Group { codes, scales, mins: none };
     }
     let (scales, mins) = match dtype {
@@ -109,7 +109,7 @@ pub fn group(dtype: DType, row: &[u8], index: usize) -> Group {
 }
 
 /// Codes and scales of group `g` of a block of the symmetric types in `small.rs`; `None` for others.
-fn of_codebook(dtype: DType, block: &[u8], g: usize) -> Option<([i8; 32], [f32; 2])> {
+fn of_small(dtype: DType, block: &[u8], g: usize) -> Option<([i8; 32], [f32; 2])> {
     Some(match dtype {
         DType::Q3_K => small::q3_k(block, g),
         DType::IQ4_NL => (small::iq4(&block[2..18]), [f16_at(block, 0); 2]),

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::rows::Rows8;
-use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, step_arm};
+use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, with_step};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -144,12 +144,7 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
         ahead.prefetch(8, C::bytes(at), C::bytes(step));
         // SAFETY: as above.
         unsafe {
-            match step_arm::<C>(step) {
-                1 => decode_step::<C, 1>(strip, first, at, panel),
-                2 => decode_step::<C, 2>(strip, first, at, panel),
-                3 => decode_step::<C, 3>(strip, first, at, panel),
-                _ => decode_step::<C, 4>(strip, first, at, panel),
-            }
+            with_step!(C, step, R => decode_step::<C, R>(strip, first, at, panel));
         }
         at += step;
     }
@@ -294,15 +289,10 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 C::scales(Rows8::new(), strip, first + at, run, ScalesOut { scales, at });
             }
             let fine = acts.any_fine(N, at, step);
-            match (step_arm::<C>(step), fine) {
-                (1, false) => in_place_step::<C, N, 1, false>(strip, first, at, scales, acts, acc),
-                (2, false) => in_place_step::<C, N, 2, false>(strip, first, at, scales, acts, acc),
-                (3, false) => in_place_step::<C, N, 3, false>(strip, first, at, scales, acts, acc),
-                (_, false) => in_place_step::<C, N, 4, false>(strip, first, at, scales, acts, acc),
-                (1, true) => in_place_step::<C, N, 1, true>(strip, first, at, scales, acts, acc),
-                (2, true) => in_place_step::<C, N, 2, true>(strip, first, at, scales, acts, acc),
-                (3, true) => in_place_step::<C, N, 3, true>(strip, first, at, scales, acts, acc),
-                (_, true) => in_place_step::<C, N, 4, true>(strip, first, at, scales, acts, acc),
+            if fine {
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+            } else {
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
             }
         };
         at += step;

@@ -171,10 +171,30 @@ pub(super) trait Codec {
 /// Groups whose scales are read before their codes: whole blocks, and so few that prefetching hardly pauses.
 pub(super) const SCALE_RUN: usize = 8;
 
-/// `step`, as a constant for types that have one step size.
-pub(super) const fn step_arm<C: Codec>(step: usize) -> usize {
-    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
+/// Runs `$do` with `$groups` as the constant `$step`, at most [`Codec::STEP_GROUPS`]. Conditions are constants, so that a
+/// type is compiled only for the step sizes that it has.
+macro_rules! with_step {
+    ($codec:ident, $step:expr, $groups:ident => $do:expr) => {
+        if const { $codec::BLOCK_LEN == 32 && $codec::STEP_GROUPS > 1 } {
+            with_step!($step, $groups => $do; 1 2 3)
+        } else {
+            with_step!(const { $codec::STEP_GROUPS }, $groups => $do; 1 2)
+        }
+    };
+    ($step:expr, $groups:ident => $do:expr; $($number:literal)*) => {
+        match $step {
+            $($number => {
+                const $groups: usize = $number;
+                $do
+            })*
+            _ => {
+                const $groups: usize = 4;
+                $do
+            }
+        }
+    };
 }
+pub(super) use with_step;
 
 /// Scales of a panel's groups, one row per lane.
 #[derive(Clone, Debug)]
