@@ -145,7 +145,7 @@ pub(super) fn iq1_m(block: &[u8], g: usize) -> Codes {
 pub(super) fn tq1_0(block: &[u8], g: usize) -> Codes {
     // Five digits of base three in a byte: the byte times 3^n, modulo 256, times 3 / 256 is digit n.
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
-    let digit = |at: usize, n: usize| (u16::from(block[at].wrapping_mul(POWERS[n])) * 3 >> 8) as i8 - 1;
+    let digit = |at: usize, n: usize| ((u16::from(block[at].wrapping_mul(POWERS[n])) * 3) >> 8) as i8 - 1;
     let codes = std::array::from_fn(|i| match 32 * g + i {
         at @ 0..160 => digit(at % 32, at / 32),
         at @ 160..240 => digit(32 + at % 16, (at - 160) / 16),

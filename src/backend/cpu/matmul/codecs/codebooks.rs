@@ -97,7 +97,7 @@ impl Codec for IQ2_XXS {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the first two bytes of a block.
-        unsafe { out.block_halves(v, strip, 66, 0, 0.125, first, groups) }
+        unsafe { out.block_halves::<Self>(v, strip, 0, 0.125, first, groups) }
     }
 }
 
@@ -138,7 +138,7 @@ impl Codec for IQ2_XS {
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; bytes 58..74 end with the scales.
         unsafe {
-            out.block_halves(v, strip, 74, 0, 0.125, first, groups);
+            out.block_halves::<Self>(v, strip, 0, 0.125, first, groups);
             nibble_scales(v, strip, 74, 58, first, groups, out);
         }
     }
@@ -182,7 +182,7 @@ impl Codec for IQ2_S {
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; bytes 66..82 end with the scales.
         unsafe {
-            out.block_halves(v, strip, 82, 0, 0.125, first, groups);
+            out.block_halves::<Self>(v, strip, 0, 0.125, first, groups);
             nibble_scales(v, strip, 82, 66, first, groups, out);
         }
     }
@@ -230,7 +230,7 @@ impl Codec for IQ3_XXS {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the first two bytes of a block.
-        unsafe { out.block_halves(v, strip, 98, 0, 0.25, first, groups) }
+        unsafe { out.block_halves::<Self>(v, strip, 0, 0.25, first, groups) }
     }
 }
 
@@ -274,7 +274,7 @@ impl Codec for IQ3_S {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the first two bytes of a block.
-        unsafe { out.block_halves(v, strip, 110, 0, 1.0, first, groups) };
+        unsafe { out.block_halves::<Self>(v, strip, 0, 1.0, first, groups) };
         let ScalesOut { scales, at } = out;
         for (block, scales) in scales.scales[at..].chunks_exact_mut(8).enumerate().take(groups / 8) {
             // SAFETY: the last 16 bytes of the block.
@@ -339,7 +339,7 @@ impl Codec for IQ1_S {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the first two bytes of a block.
-        unsafe { out.block_halves(v, strip, 50, 0, 0.125, first, groups) }
+        unsafe { out.block_halves::<Self>(v, strip, 0, 0.125, first, groups) }
     }
 }
 

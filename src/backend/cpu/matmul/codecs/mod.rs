@@ -241,13 +241,12 @@ impl<V: Rows> ScalesOut<'_, V> {
     /// becomes the scale of both halves of the block's groups.
     ///
     /// # Safety
-    /// The rows hold the groups, in blocks of 256 values and `block_bytes` bytes.
+    /// The rows hold the groups, in blocks of 256 values.
     #[inline(always)]
-    unsafe fn block_halves(
+    unsafe fn block_halves<C: Codec>(
         &mut self,
         v: V,
         strip: Strip,
-        block_bytes: usize,
         d_at: usize,
         part: f32,
         first: usize,
@@ -258,7 +257,7 @@ impl<V: Rows> ScalesOut<'_, V> {
         for block in 0..groups / 8 {
             let header = &mut headers[0];
             for (row, d) in header.iter_mut().enumerate().take(V::ROWS) {
-                let at = (first / 8 + block) * block_bytes + d_at;
+                let at = (first / 8 + block) * C::BLOCK_BYTES + d_at;
                 // SAFETY: two bytes of the block, at any alignment.
                 *d = u32::from(unsafe { strip.at(row, at).cast::<u16>().read_unaligned() });
             }

@@ -89,7 +89,7 @@ impl Codec for Q3_K {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the last two bytes of a block.
-        unsafe { out.block_halves(v, strip, 110, 108, 1.0, first, groups) };
+        unsafe { out.block_halves::<Self>(v, strip, 108, 1.0, first, groups) };
         let ScalesOut { scales, at } = out;
         for (block, scales) in scales.scales[at..].chunks_exact_mut(8).enumerate().take(groups / 8) {
             // SAFETY: bytes 94..110 of the block; the 12 bytes of scales are two bytes further on.
@@ -142,7 +142,7 @@ impl Codec for TQ2_0 {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the last two bytes of a block.
-        unsafe { out.block_halves(v, strip, 66, 64, 1.0, first, groups) }
+        unsafe { out.block_halves::<Self>(v, strip, 64, 1.0, first, groups) }
     }
 }
 
@@ -209,6 +209,6 @@ impl Codec for TQ1_0 {
     #[inline(always)]
     unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, mut out: ScalesOut<'_, V>) {
         // SAFETY: the caller's promise is this function's; d is the last two bytes of a block.
-        unsafe { out.block_halves(v, strip, 54, 52, 1.0, first, groups) }
+        unsafe { out.block_halves::<Self>(v, strip, 52, 1.0, first, groups) }
     }
 }
