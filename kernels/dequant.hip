@@ -10,7 +10,7 @@
 // Sums in    no sums; values in f32, then rounded to nearest even. Finite values past f16's range become its largest
 // Tolerance  0: equal values
 // Reference  ggml's values (tests/golden/quant-blocks.bin) rounded by the crate half, in tests/kernels/matmul/layout.rs
-// Moves      17 to 34 bytes in per 32 values of a quantised type, 2 or 4 per value of a float type, 2 out per value;
+// Moves      8 to 34 bytes in per 32 values of a quantised type, 2 or 4 per value of a float type, 2 out per value;
 //            memory-bound
 #include "quant/floats.h"
 #include "quant/list.h"
