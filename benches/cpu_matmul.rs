@@ -109,6 +109,13 @@ impl Matrix {
             DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[1],
             DType::MXFP4 => &[0],
             DType::Q6_K => &[209],
+            DType::Q2_K => &[81, 83],
+            DType::Q3_K => &[109],
+            DType::IQ4_NL | DType::IQ4_XS | DType::IQ3_XXS | DType::IQ3_S => &[1],
+            DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S => &[1],
+            DType::IQ1_M => &[49, 51, 53, 55],
+            DType::TQ1_0 => &[53],
+            DType::TQ2_0 => &[65],
             DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[1, 3],
             other => panic!("say where {other} has its scales"),
         };

@@ -3,18 +3,18 @@
 // The caller dequantises a slab of rows at a time, small enough to stay in a cache. F16 weights already have this form.
 // Shapes     planes: a tensor of `weights` values in rows of `cols` (quant/planes.h); rows first .. first + rows of it go to
 //            out: f16[rows][cols rounded up to 8], 0 past cols
-// Variants   dequant_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k bf16 f32
+// Variants   dequant_<type>, type bf16 f32 and all of quant/list.h
 // Requires   cols a multiple of the type's block
 // Launch     grid = any width, block = 256: a lane makes 32 values of a quantised type or 8 of a float type at a time
 // Alignment  16 bytes for planes and out
 // Sums in    no sums; values in f32, then rounded to nearest even. Finite values past f16's range become its largest
 // Tolerance  0: equal values
 // Reference  ggml's values (tests/golden/quant-blocks.bin) rounded by the crate half, in tests/kernels/matmul/layout.rs
-// Moves      17 to 34 bytes in per 32 values of a quantised type, 2 or 4 per value of a float type, 2 out per value;
+// Moves      8 to 34 bytes in per 32 values of a quantised type, 2 or 4 per value of a float type, 2 out per value;
 //            memory-bound
 #include "quant/floats.h"
 #include "quant/list.h"
-#include "quant/types.h"
+#include "quant/small.h"
 
 DEV u32 two_f16(f32 low, f32 high) { return pack_f16x2(within_f16(low), within_f16(high)); }
 

@@ -2,7 +2,7 @@
 //
 // The host gathers the embedding rows from the file.
 // Shapes     bytes: row m at m * row_bytes, whole blocks of the type as in a GGUF file; x: f32[M][cols]
-// Variants   embed_rows_<type>, type f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4
+// Variants   embed_rows_<type>, type f32 f16 bf16 and all of quant/list.h
 // Requires   cols a multiple of the type's block
 // Launch     grid = (ceil(cols / 256), M), block = 256: a lane makes one value
 // Alignment  16 bytes for `bytes`; row_bytes even, for f32 a multiple of 4, for mxfp4 any
@@ -11,6 +11,7 @@
 // Reference  ggml's values (tests/golden/quant-blocks.bin) times the scale in f32, in tests/kernels/embed.rs
 // Moves      row_bytes in, 4 * cols out per row; bound by latency at few rows
 #include "prelude/prelude.h"
+#include "quant/blocks.h"
 #include "quant/list.h"
 namespace embed_rows {
 
@@ -98,6 +99,67 @@ struct MXFP4 {
         return e8m0_half_to_f32(b[0]) * (code >= 8 ? -(f32)doubled : (f32)doubled);
     }
 };
+
+// Byte i (0..16) of two words, as a signed number.
+DEV f32 table_byte(u64 low, u64 high, u32 i) { return (f32)(i8)((i < 8 ? low : high) >> (8 * (i % 8)) & 255); }
+DEV f32 iq4(u32 code) { return table_byte(0xf6eaddcfbfad9881ull, 0x7159453526190d01ull, code); }
+struct IQ4_NL {
+    static constexpr u32 LENGTH = 32, BYTES = 18;
+    DEV static f32 value(const u8* b, u32 i) { return iq4((u32)nibble(b + 2, i)) * half_at(b); }
+};
+// Types of blocks.h: d times the scale times a number that is exact, so that no product rounds.
+template <class File> struct OfFile {
+    static constexpr u32 LENGTH = File::BLOCK, BYTES = File::BYTES;
+    DEV static f32 d(const u8* b) { return f16_to_f32(f16_from_bits((u16)File::d(b))); }
+    DEV static f32 scaled(const u8* b, u32 i) { return d(b) * (f32)File::scale(b, i / 16); }
+    DEV static f32 sized(const u8* b, u32 i, u64 sizes, f32 part) {
+        const Sized code = File::code(b, i);
+        const f32 size = table_byte(sizes, 0, code.size);
+        return scaled(b, i) * part * (code.negative != 0 ? -size : size);
+    }
+};
+struct Q2_K {
+    static constexpr u32 LENGTH = 256, BYTES = 84;
+    DEV static f32 value(const u8* b, u32 i) {
+        using File = file::Q2_K;
+        const f32 scale = half_at(b + 80) * (f32)File::scale(b, i / 16), min = half_at(b + 82) * (f32)File::min(b, i / 16);
+        return scale * (f32)File::code(b, i) - min;
+    }
+};
+struct Q3_K : OfFile<file::Q3_K> {
+    DEV static f32 value(const u8* b, u32 i) { return scaled(b, i) * (f32)((i32)file::Q3_K::code(b, i) - 4); }
+};
+struct IQ4_XS : OfFile<file::IQ4_XS> {
+    DEV static f32 value(const u8* b, u32 i) { return scaled(b, i) * iq4(file::IQ4_XS::code(b, i)); }
+};
+struct IQ3_XXS : OfFile<file::IQ3_XXS> {
+    // 4 12 20 28 36 44 52 62
+    DEV static f32 value(const u8* b, u32 i) { return sized(b, i, 0x3e342c241c140c04ull, 0.25f); }
+};
+struct IQ3_S : OfFile<file::IQ3_S> {
+    // 1 3 5 7 9 11 13 15
+    DEV static f32 value(const u8* b, u32 i) { return sized(b, i, 0x0f0d0b0907050301ull, 1.0f); }
+};
+// 8 25 43
+template <class File> struct Sizes2 : OfFile<File> {
+    DEV static f32 value(const u8* b, u32 i) { return OfFile<File>::sized(b, i, 0x2b1908, 0.125f); }
+};
+struct IQ2_XXS : Sizes2<file::IQ2_XXS> {};
+struct IQ2_XS : Sizes2<file::IQ2_XS> {};
+struct IQ2_S : Sizes2<file::IQ2_S> {};
+template <class File> struct Eighths : OfFile<File> {
+    DEV static f32 value(const u8* b, u32 i) {
+        const f32 eighths = 8.0f * (f32)((i32)File::code(b, i) - 1) + (File::below(b, i / 8) != 0 ? -1.0f : 1.0f);
+        return OfFile<File>::scaled(b, i) * 0.125f * eighths;
+    }
+};
+struct IQ1_S : Eighths<file::IQ1_S> {};
+struct IQ1_M : Eighths<file::IQ1_M> {};
+template <class File> struct Ternary : OfFile<File> {
+    DEV static f32 value(const u8* b, u32 i) { return OfFile<File>::d(b) * (f32)((i32)File::code(b, i) - 1); }
+};
+struct TQ1_0 : Ternary<file::TQ1_0> {};
+struct TQ2_0 : Ternary<file::TQ2_0> {};
 
 template <class Type> DEV void run(const u8* bytes, f32* x, u64 row_bytes, u32 cols, f32 scale) {
     u32 k = block_x() * block_threads() + thread_id();

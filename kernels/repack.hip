@@ -5,15 +5,16 @@
 //            begin at `file`. A tensor may come in pieces
 //            repack_rows: rows first .. first + rows of `row_bytes` each, which begin at `file`; each is padded with zeros to
 //            a multiple of 16 bytes
-// Variants   repack_<type>, type q8_0 q4_0 q4_1 q5_0 q5_1 mxfp4 q4_k q5_k q6_k; repack_rows for float types
+// Variants   repack_<type>, type all of quant/list.h; repack_rows for float types
 // Launch     grid = any width, block = 256: a lane moves one group, or 16 bytes of a row, at a time
 // Alignment  any address for file; 16 bytes for planes
 // Sums in    no sums: bits are moved
 // Tolerance  0: equal values, and equal bits of the scales
 // Reference  ggml's values and blocks (tests/golden/quant-blocks.bin) in tests/kernels/matmul/layout.rs
-// Moves      the file's bytes in, as many out, with padding; memory-bound
+// Moves      the file's bytes in, as many out, of IQ and TQ1_0 up to 1.6 times (quant/planes.h), with padding; memory-bound, but for
+//            codebooks
 #include "quant/list.h"
-#include "quant/repack.h"
+#include "quant/repack_small.h"
 
 template <class T> DEV void repack(const u8* file, u8* planes, u64 weights, u64 first, u64 groups) {
     constexpr u32 GROUPS = Repack<T>::BLOCK / 32;

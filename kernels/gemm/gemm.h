@@ -26,10 +26,11 @@
 // Alignment  16 bytes for planes and x; x_stride is a multiple of 8
 // Sums in    f32: a split's steps in order, within a step as the matrix unit adds; then the splits in order. A row's bits
 //            depend on the splits, but not on m, on the other rows or on the other grid dimensions
-// Tolerance  |got - want| <= 2e-6 * sum of the terms' magnitudes + 1e-30; all variants give the same bits. Q4_K, Q5_K and
-//            Q6_K round scales and minimums to f16 too: + 2^-12 * sum of |x| * (3 |w| + 2 * 63 |dmin|)
+// Tolerance  |got - want| <= 2e-6 * sum of the terms' magnitudes + 1e-30; all variants give the same bits. Types with
+//            blocks of 256 round scales and minimums to f16 too: + 2^-12 * sum of |x| * (3 |w| + 2 * m |dmin|), m 63, of Q2_K
+//            15, and + 2^-25 * (largest code + 1) * sum of |x|
 // Reference  f64 sums over ggml's values rounded to f16 in tests/kernels/matmul/gemm_quant.rs
-// Moves      every weight once per block row, or tile of an expert, 17 to 64 bytes per 32; 256 * cols * m bytes of x per tile
+// Moves      every weight once per block row, or tile of an expert, 8 to 64 bytes per 32; 256 * cols * m bytes of x per tile
 //            from a cache; twice 512 * m bytes of parts per block where grid z is above 1; memory-bound for few rows, bound by
 //            decoding up to some 100 and then by the matrix unit
 #pragma once

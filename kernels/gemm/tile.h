@@ -72,7 +72,8 @@ template <class T, u32 COUNT> DEV Large limit_groups(Group (&groups)[COUNT]) {
     UNROLL for (u32 i = 0; i < COUNT; i++) {
         const Group& group = groups[i];
         const f32 scale = T::halves ? max_f32(abs_f32(group.scale[0]), abs_f32(group.scale[1])) : abs_f32(group.scale[0]);
-        most = max_f32(most, fma_f32(128.0f, scale, abs_f32(group.min)));
+        const f32 min = T::halves ? max_f32(abs_f32(group.min[0]), abs_f32(group.min[1])) : abs_f32(group.min[0]);
+        most = max_f32(most, fma_f32(128.0f, scale, min));
     }
     const bool mine = most > 65000.0f && most < INFINITY_F32;
     const Large large = {mine, any(mine)};
@@ -80,7 +81,8 @@ template <class T, u32 COUNT> DEV Large limit_groups(Group (&groups)[COUNT]) {
         UNROLL for (u32 i = 0; i < COUNT; i++) {
             groups[i].scale[0] = within_f16(groups[i].scale[0]);
             groups[i].scale[1] = within_f16(groups[i].scale[1]);
-            groups[i].min = within_f16(groups[i].min);
+            groups[i].min[0] = within_f16(groups[i].min[0]);
+            groups[i].min[1] = within_f16(groups[i].min[1]);
         }
     }
     return large;
@@ -92,7 +94,7 @@ struct Factors {
 };
 template <class T> DEV Factors factors(const Group& group, u32 half) {
     const f32 scale = group.scale[half];
-    return {pack_f16x2(scale, scale), T::affine ? pack_f16x2(group.min, group.min) : 0};
+    return {pack_f16x2(scale, scale), T::affine ? pack_f16x2(group.min[half], group.min[half]) : 0};
 }
 
 // A word of four codes in f16: code * scale + min, rounded once.

@@ -27,7 +27,7 @@
 //            gated: 2e-6 * (1.13 * size(gate) * |up| + |act(gate)| * size(up)) + (2e-6 + s * |e|) * |want| + 1e-30; e: power to
 //            which the activation raises e; s = 1.2e-7 for SiLU, 6e-7 for GELU. A8 out: the bits of the f32 result quantised
 // Reference  f64 sums over ggml's values in tests/kernels/matmul/gemv.rs and tests/kernels/matmul/gated.rs
-// Moves      every weight once per block row: 17 to 34 bytes per 32 of a quantised type, 2 or 4 per value of a float type;
+// Moves      every weight once per block row: 8 to 34 bytes per 32 of a quantised type, 2 or 4 per value of a float type;
 //            memory-bound
 #pragma once
 #include "../common/activation.h"

@@ -74,7 +74,8 @@ template <u32 M> struct A8Tile {
                 f32 part;
                 if constexpr (T::halves) part = fma_f32(w[r].scale[1], f32(dot_b), w[r].scale[0] * f32(dot_a));
                 else part = w[r].scale[0] * f32(dot_a + dot_b);
-                if constexpr (T::affine) part = fma_f32(w[r].min, f32(sum_a + sum_b), part);
+                if constexpr (T::affine && T::halves) part = fma_f32(w[r].min[0], f32(sum_a), fma_f32(w[r].min[1], f32(sum_b), part));
+                else if constexpr (T::affine) part = fma_f32(w[r].min[0], f32(sum_a + sum_b), part);
                 acc[r * M + m] = fma_f32(d, part, acc[r * M + m]);
             }
         }

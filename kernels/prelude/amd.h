@@ -6,6 +6,7 @@
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, THREADS))) void NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
 #define GLOBAL __attribute__((address_space(1)))
+#define CONSTANT static __attribute__((constant)) const
 #define LDS(NAME, ...) __attribute__((shared, aligned(16))) Same<__VA_ARGS__> NAME
 #define LDS_DYNAMIC(T, NAME) T* NAME = (T*)amd::dynamic_lds
 

@@ -17,6 +17,7 @@
     static host::Kernel registered_##NAME(#NAME, THREADS, NAME);                                                               \
     extern "C" void NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
+#define CONSTANT static const
 // One address for all threads of a block: the first thread to arrive allocates. `place` differs between template instances.
 #define LDS(NAME, ...)                                                                                                         \
     static const char NAME##_place = 0;                                                                                        \

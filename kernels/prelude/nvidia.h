@@ -12,6 +12,7 @@
 #define KERNEL(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS) NAME(__VA_ARGS__)
 #define KERNEL_TWICE(THREADS, NAME, ...) extern "C" __global__ void __launch_bounds__(THREADS, 2) NAME(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
+#define CONSTANT static __device__ const
 #define LDS(NAME, ...) __shared__ __align__(16) Same<__VA_ARGS__> NAME
 #define LDS_DYNAMIC(T, NAME) T* NAME = (T*)nvidia::dynamic_lds
 

@@ -15,6 +15,7 @@
 //   UNROLL for (u32 i = 0; i < 4; i++)                            fully unrolled
 //   ROLLED for (...)                                              never unrolled: for long bodies
 //   LDS(tile, f32[64][65]);                                       block-shared array (uninitialised), 16-byte aligned
+//   CONSTANT u16 BOOK[256] = {...};                               a table in memory, which a run-time number may index
 //   LDS_DYNAMIC(f16, buffer);                                     pointer to the launch's dynamic LDS, 16-byte aligned
 // Types
 //   u8 i8 u16 i16 u32 i32 u64 i64 f16 f32; bf16 is a struct of its bits. u32x2 u32x4 i32x4 f32x2 f32x4: .x .y .z .w and [i]

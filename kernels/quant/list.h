@@ -14,4 +14,17 @@
     X(mxfp4, MXFP4)                                                                                                            \
     X(q4_k, Q4_K)                                                                                                              \
     X(q5_k, Q5_K)                                                                                                              \
-    X(q6_k, Q6_K)
+    X(q6_k, Q6_K)                                                                                                              \
+    X(q2_k, Q2_K)                                                                                                              \
+    X(q3_k, Q3_K)                                                                                                              \
+    X(iq4_nl, IQ4_NL)                                                                                                          \
+    X(iq4_xs, IQ4_XS)                                                                                                          \
+    X(iq3_xxs, IQ3_XXS)                                                                                                        \
+    X(iq3_s, IQ3_S)                                                                                                            \
+    X(iq2_xxs, IQ2_XXS)                                                                                                        \
+    X(iq2_xs, IQ2_XS)                                                                                                          \
+    X(iq2_s, IQ2_S)                                                                                                            \
+    X(iq1_s, IQ1_S)                                                                                                            \
+    X(iq1_m, IQ1_M)                                                                                                            \
+    X(tq1_0, TQ1_0)                                                                                                            \
+    X(tq2_0, TQ2_0)

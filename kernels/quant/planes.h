@@ -18,11 +18,27 @@
 // | Q4_K        | 16 B nibbles           | 16 B header per 256: f16 (d, dmin), then 8 x 12 bits: scale, minimum << 6    |
 // | Q5_K        | 16 B nibbles           | 4 B fifth bits per group; header as Q4_K                                     |
 // | Q6_K        | 16 B nibbles           | 8 B upper bits per group; i8 scale x 2 per group; f16 d per 256              |
+// | IQ4_NL      | 16 B nibbles           | f16 d per group                                                              |
+// | IQ4_XS      | 16 B nibbles           | i8 scale per group; f16 d per 256                                            |
+// | IQ3_XXS IQ3_S | as IQ4_XS            | as IQ4_XS: scale 2 sc + 1                                                    |
+// | Q3_K        | 8 B lower bits         | 4 B third bits per group; i8 scale x 2 per group; f16 d per 256              |
+// | IQ2_XXS     | 8 B sizes              | 4 B signs per group; i8 scale per group; f16 d per 256                       |
+// | IQ2_XS IQ2_S| 8 B sizes              | 4 B signs per group; i8 scale x 2 per group; f16 d per 256                   |
+// | Q2_K        | 8 B codes              | (scale, minimum << 4) x 2 per group; f16 (d, dmin) per 256                   |
+// | IQ1_S       | 8 B codes              | scale, below << 4 per group; f16 d per 256                                   |
+// | IQ1_M       | 8 B codes              | 16 bits per group: scale x 2, four of below; f16 d per 256                   |
+// | TQ1_0 TQ2_0 | 8 B codes              | f16 d per 256                                                                |
 // | F32 F16 BF16| as in the file, each row padded with zeros to a multiple of 16 bytes                                  |
 //
 // Nibbles: byte i of a group holds weight i (low) and weight i + 16 (high), whatever the file's order. Upper bits: bit 8b + w
 // of the 4 bytes of Q5 is the fifth bit of weight 4w + b; bits 8b + 2w, 8b + 2w + 1 of word h of the 8 bytes of Q6_K are the
 // upper bits of weight 16h + 4w + b. So one shift and one mask give word w of four codes its upper bits.
+//
+// The 8 bytes of two bits per weight have the order of Q6_K's upper bits, 4 bytes of one bit that of Q5's.
+//
+// A file of the IQ types has indices of codebooks (quant/grids.h). Here they are looked up once, when the file is repacked: an
+// index in the loop of a product would wait for memory twice. So weights take more room than in the file: IQ3 1.2 to 1.4 times,
+// IQ1 1.5, IQ2_S 1.4, IQ2_XS 1.5, IQ2_XXS 1.6 times; TQ1_0 takes 1.2 times.
 //
 // src/backend/hip/kernels/matmul/planes.rs computes the same offsets; a test compares the two.
 #pragma once
@@ -46,11 +62,11 @@ DEV u64 plane_offset(u64 weights, u32 index) {
 }
 
 // A decoded group: eight words of four int8 codes, scales and minimum. Weight 4w + b is byte b of code[w].
-// Value = scale[i / 16] * (code - T::offset) + min, where min is 0 unless T::affine, and both scales are equal unless T::halves.
+// Value = scale[i / 16] * (code - T::offset) + min[i / 16], where min is 0 unless T::affine, and both are equal unless T::halves.
 struct Group {
     i32 code[8];
     f32 scale[2];
-    f32 min;
+    f32 min[2];
 };
 
 // Entry `index` of a plane.
@@ -76,6 +92,14 @@ DEV void add_fifth_bits(u32 high, i32 (&code)[8]) {
     }
 }
 
+// A group's numbers of two bits, in the plane's order.
+DEV void unpack_two_bits(const u32x2& q, i32 (&code)[8]) {
+    UNROLL for (u32 w = 0; w < 4; w++) {
+        code[w] = i32(q.x >> (2 * w) & 0x03030303u);
+        code[w + 4] = i32(q.y >> (2 * w) & 0x03030303u);
+    }
+}
+
 // Scale and minimum, 6 bits each, of group `index` (0..8) of a Q4_K or Q5_K header.
 DEV u32 scale_and_min(const u32x4& header, u32 index) {
     // Copied out of the struct first: a choice between members would take an address and put the header in memory.
@@ -91,7 +115,7 @@ template <class T>
 DEV void group_values(const Group& group, f32 (&out)[32]) {
     UNROLL for (u32 i = 0; i < 32; i++) {
         const i32 code = byte_i8(u32(group.code[i / 4]), i % 4) - T::offset;
-        out[i] = T::affine ? fma_f32(group.scale[0], f32(code), group.min) : group.scale[i / 16] * f32(code);
+        out[i] = T::affine ? fma_f32(group.scale[i / 16], f32(code), group.min[i / 16]) : group.scale[i / 16] * f32(code);
     }
 }
 

@@ -2,10 +2,9 @@
 //
 // to_planes(block, planes, weights, g): `block` is the file's block that holds group g, at any address.
 #pragma once
+#include "blocks.h"
 #include "types.h"
 
-DEV u32 bytes_2(const u8* p) { return u32(p[0]) | u32(p[1]) << 8; }
-DEV u32 bytes_4(const u8* p) { return bytes_2(p) | bytes_2(p + 2) << 16; }
 DEV u32x4 bytes_16(const u8* p) { return {bytes_4(p), bytes_4(p + 4), bytes_4(p + 8), bytes_4(p + 12)}; }
 
 template <class T> DEV u8* plane(u8* planes, u64 weights, u32 index) { return planes + plane_offset<T>(weights, index); }

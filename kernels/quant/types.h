@@ -1,8 +1,8 @@
 // Loads and decodes each quantised type's planes, group by group.
 //
 // A type T names its planes, the offset of its codes (quant/planes.h has the formula) and its flags:
-//   affine            a group has a minimum; otherwise `min` is 0
-//   halves            each half of a group has its own scale; otherwise both are equal
+//   affine            a group has minimums; otherwise `min` is 0
+//   halves            each half of a group has its own scale and minimum; otherwise both are equal
 //   negative          codes are signed bytes; otherwise none is below 0
 // and has
 //   Raw               one group in a lane's registers between load and use
@@ -39,7 +39,7 @@ struct Q8_0 {
         return {{i32(raw.q[0].x), i32(raw.q[0].y), i32(raw.q[0].z), i32(raw.q[0].w), i32(raw.q[1].x), i32(raw.q[1].y),
                  i32(raw.q[1].z), i32(raw.q[1].w)},
                 {d, d},
-                0.0f};
+                {0.0f, 0.0f}};
     }
 };
 
@@ -63,7 +63,7 @@ struct Q4_0 {
         Group group;
         unpack_nibbles(raw.q, group.code);
         group.scale[0] = group.scale[1] = f16_to_f32(f16_from_bits(raw.d));
-        group.min = 0.0f;
+        group.min[0] = group.min[1] = 0.0f;
         return group;
     }
 };
@@ -89,7 +89,7 @@ struct Q4_1 {
         unpack_nibbles(raw.q, group.code);
         const f32x2 dm = unpack_f16x2(raw.dm);
         group.scale[0] = group.scale[1] = dm.x;
-        group.min = dm.y;
+        group.min[0] = group.min[1] = dm.y;
         return group;
     }
 };
@@ -118,7 +118,7 @@ struct Q5_0 {
         unpack_nibbles(raw.q, group.code);
         add_fifth_bits(raw.high, group.code);
         group.scale[0] = group.scale[1] = f16_to_f32(f16_from_bits(raw.d));
-        group.min = 0.0f;
+        group.min[0] = group.min[1] = 0.0f;
         return group;
     }
 };
@@ -147,7 +147,7 @@ struct Q5_1 {
         add_fifth_bits(raw.high, group.code);
         const f32x2 dm = unpack_f16x2(raw.dm);
         group.scale[0] = group.scale[1] = dm.x;
-        group.min = dm.y;
+        group.min[0] = group.min[1] = dm.y;
         return group;
     }
 };
@@ -180,7 +180,7 @@ struct MXFP4 {
             group.code[w + 4] = i32(both.y);
         }
         group.scale[0] = group.scale[1] = e8m0_half_to_f32(raw.e);
-        group.min = 0.0f;
+        group.min[0] = group.min[1] = 0.0f;
         return group;
     }
 };
@@ -207,7 +207,7 @@ struct Q4_K {
         // An 11-bit significand times 6 bits: both products are exact.
         const f32x2 d = unpack_f16x2(raw.header.x);
         group.scale[0] = group.scale[1] = d.x * f32(packed & 63);
-        group.min = -(d.y * f32(packed >> 6));
+        group.min[0] = group.min[1] = -(d.y * f32(packed >> 6));
         return group;
     }
 };
@@ -270,7 +270,7 @@ struct Q6_K {
         const f32 d = f16_to_f32(f16_from_bits(raw.d));
         group.scale[0] = d * f32(i8(raw.scales));
         group.scale[1] = d * f32(i8(raw.scales >> 8));
-        group.min = 0.0f;
+        group.min[0] = group.min[1] = 0.0f;
         return group;
     }
 };

@@ -14,7 +14,10 @@ import libggml
 from gguf import quants
 from gguf.constants import GGMLQuantizationType as Q
 
-TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K, Q.Q5_0, Q.Q5_1, Q.Q5_K, Q.MXFP4]
+TYPES = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K, Q.Q5_0, Q.Q5_1, Q.Q5_K, Q.MXFP4,
+         Q.Q2_K, Q.Q3_K, Q.IQ4_NL, Q.IQ4_XS, Q.IQ3_XXS, Q.IQ3_S, Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ1_S, Q.IQ1_M,
+         Q.TQ1_0, Q.TQ2_0]
+TERNARY = {Q.TQ1_0, Q.TQ2_0}
 ROWS, COLS = 3, 512
 
 base = glob.glob(os.path.join(list(libggml.__path__)[0], "lib*", "libggml-base.so"))[0]
@@ -38,7 +41,9 @@ with open(sys.argv[1], "wb") as out:
             values = x.astype(np.float16).astype(np.float32)
         else:
             raw = np.zeros((ROWS, lib.ggml_row_size(q.value, COLS)), np.uint8)
-            lib.ggml_quantize_chunk(q.value, x.ctypes.data, raw.ctypes.data, 0, ROWS, COLS, ones.ctypes.data)
+            # Three values, the middle one for what is below half of the largest: most would be 0.
+            source = np.sign(x) * np.abs(x) ** np.float32(0.1) if q in TERNARY else x
+            lib.ggml_quantize_chunk(q.value, source.ctypes.data, raw.ctypes.data, 0, ROWS, COLS, ones.ctypes.data)
             values = quants.dequantize(raw, q).astype(np.float32)
             if q != Q.BF16:
                 decode = getattr(lib, "dequantize_row_" + q.name.lower().replace("_k", "_K"))

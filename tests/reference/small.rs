@@ -231,6 +231,32 @@ fn random_block(dtype: DType, random: &mut Random, center: f32, scale: f32) -> V
         }
         // Scales are signed 8 bits, codes -32..32.
         DType::Q6_K => put(208, scale / 2048.0),
+        // Scales and minima are 4 bits: 15 * 3 steps, centred by an equally large minimum.
+        DType::Q2_K => {
+            put(80, scale / 22.5);
+            put(82, scale / 15.0);
+        }
+        // Scales are signed 6 bits, codes -4..3.
+        DType::Q3_K => put(108, scale / 128.0),
+        // Codes of the table are up to 127.
+        DType::IQ4_NL => put(0, scale / 127.0),
+        DType::IQ4_XS => put(0, scale / 127.0 / 32.0),
+        // Scales are up to 31 / 4, 31 or 31 / 8, the codebook's magnitudes up to 62, 15 and 43.
+        DType::IQ3_XXS => put(0, scale / 62.0 / 7.75),
+        DType::IQ3_S => put(0, scale / 15.0 / 31.0),
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => put(0, scale / 43.0 / 3.875),
+        // Scales are up to 15, values near -1, 0 and 1.
+        DType::IQ1_S => put(0, scale / 15.0),
+        DType::IQ1_M => {
+            let bits = f16::from_f32(scale / 15.0).to_bits();
+            (0..4).for_each(|i| block[49 + 2 * i] = block[49 + 2 * i] & 15 | (bits >> (4 * i) << 4) as u8);
+        }
+        DType::TQ1_0 => put(52, scale),
+        DType::TQ2_0 => {
+            put(64, scale);
+            // No file has a code of 3; it becomes 1, so that values stay centred.
+            block[..64].iter_mut().for_each(|b| *b &= !(*b & *b << 1 & 0xaa));
+        }
         other => panic!("cannot make random blocks of {other}"),
     }
     block

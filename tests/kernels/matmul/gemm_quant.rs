@@ -60,13 +60,34 @@ fn rounding(matrix: &Weights, row: usize, x: &[f64]) -> f64 {
     }
     let blocks = matrix.bytes[row * matrix.cols / len * size..].chunks_exact(size);
     let of_block = |(block, (x, w)): (&[u8], (&[f64], &[f32]))| {
-        // The second number of the block's header times at most 63. Q6_K, which ends with its header, has no minimums.
-        let header = f16::from_le_bytes([block[2], block[3]]).to_f64().abs();
-        let most = if matrix.dtype == DType::Q6_K { 0.0 } else { 63.0 * header };
-        x.iter().zip(w).map(|(x, w)| x.abs() * (3.0 * f64::from(w.abs()) + 2.0 * most)).sum::<f64>()
+        // The second number of the block's header times the largest integer minimum. Other types have no minimums.
+        let header = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f64().abs();
+        let most = match matrix.dtype {
+            DType::Q4_K | DType::Q5_K => 63.0 * header(2),
+            DType::Q2_K => 15.0 * header(82),
+            _ => 0.0,
+        };
+        // Below 2^-14, f16 has steps of 2^-24: a scale is off by up to 2^-25, as often as the code says.
+        let small = f64::from(largest_code(matrix.dtype) + 1) / 8192.0;
+        x.iter().zip(w).map(|(x, w)| x.abs() * (3.0 * f64::from(w.abs()) + 2.0 * most + small)).sum::<f64>()
     };
     let rows = x.chunks_exact(len).zip(matrix.row(row).chunks_exact(len));
     blocks.zip(rows).map(of_block).sum::<f64>() / 4096.0
+}
+
+/// The largest code of a type with blocks of 256 whose scale has more digits than f16.
+fn largest_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::IQ4_XS => 127,
+        DType::IQ3_XXS => 62,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => 43,
+        DType::Q6_K => 32,
+        DType::Q5_K => 31,
+        DType::Q4_K | DType::IQ3_S => 15,
+        DType::IQ1_S | DType::IQ1_M => 9,
+        DType::Q2_K | DType::Q3_K => 4,
+        _ => 0,
+    }
 }
 
 impl Product {

@@ -237,6 +237,12 @@ impl<'a> ActivationView<'a> {
         part(self.coarse) + part(self.fine)
     }
 
+    /// Scaled sums of both halves of the group at `at`, a multiple of 32: see [`half_sum`]. Panics past the last.
+    pub(super) fn half_sums(&self, at: usize) -> [f32; 2] {
+        let part = |plane: PlaneView<'_>, half: usize| (plane.offsets[at / 16 + half], plane.scales[at / 32]);
+        [0, 1].map(|half| half_sum(part(self.coarse, half), part(self.fine, half)))
+    }
+
     /// A view of at most `rows` rows from `start` on.
     pub fn rows_from(&self, start: usize, rows: usize) -> Self {
         let start = start.min(self.rows);
@@ -280,6 +286,14 @@ struct A8Mut<'a> {
     coarse: PlaneMut<'a>,
     fine: PlaneMut<'a>,
     scaled_sums: &'a mut [f32],
+}
+
+/// `scale * sum + fine scale * fine sum` of half a group, from the offset and the scale of each plane.
+#[inline(always)]
+pub(super) fn half_sum(coarse: (i32, f32), fine: (i32, f32)) -> f32 {
+    // Offsets are -128 times the sums; a power of two rounds nothing.
+    let part = |(offset, scale): (i32, f32)| scale * (offset as f32 * (-1.0 / 128.0));
+    part(coarse) + part(fine)
 }
 
 /// Scale and factor (127 / amax) of a group with this `amax`; factor 0 makes all codes 0.

@@ -8,7 +8,7 @@
 //! - 8-bit activations, groups g of 32 in rising order, `acc` f32 from 0: `acc = fma(f32(dot_g) * act_scale_g,
 //!   weight_scale_g, acc)`, with `dot_g` exact in i32. Then the same with the fine codes and their scale, unless that
 //!   scale is 0. Then, for types with a minimum, `acc = fma(act_scaled_sum_g, min_g, acc)`. Types with a scale per 16
-//!   do each of the first two steps for both halves.
+//!   do each of these steps for both halves, with a scaled sum of each half.
 //! - f32 activations: 16 lanes; lane l sums k = l, l+16, ... by fma (a short last step is padded with zeros). Then
 //!   lanes l and l+8, l+4, l+2, l+1 are added.
 

@@ -29,8 +29,14 @@ pub(super) fn int8(
                 if scale != 0.0 {
                     *acc = add_dots(&group, kind, codes, scale, *acc);
                 }
-                if kind == GroupKind::Affine {
-                    *acc = acts.scaled_sums[at / 32].mul_add(group.min, *acc);
+                match kind {
+                    GroupKind::Affine => *acc = acts.scaled_sums[at / 32].mul_add(group.mins[0], *acc),
+                    GroupKind::AffineHalves => {
+                        let sums = acts.half_sums(at);
+                        *acc = sums[0].mul_add(group.mins[0], *acc);
+                        *acc = sums[1].mul_add(group.mins[1], *acc);
+                    }
+                    GroupKind::Symmetric | GroupKind::SymmetricHalves => {}
                 }
             }
         }
@@ -44,7 +50,7 @@ fn add_dots(group: &Group, kind: GroupKind, codes: &[i8], scale: f32, acc: f32) 
         GroupKind::Symmetric | GroupKind::Affine => {
             ((low + high) as f32 * scale).mul_add(group.scales[0], acc)
         }
-        GroupKind::SymmetricHalves => {
+        GroupKind::SymmetricHalves | GroupKind::AffineHalves => {
             let acc = (low as f32 * scale).mul_add(group.scales[0], acc);
             (high as f32 * scale).mul_add(group.scales[1], acc)
         }

@@ -9,7 +9,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 use super::{MatrixView, Output};
-use crate::backend::cpu::activations::{ActivationView, PlaneView};
+use crate::backend::cpu::activations::{ActivationView, PlaneView, half_sum};
 
 /// Most groups per panel: 768 values, 12 KiB of codes in 16 rows. Two panels and the activation rows of a tile then
 /// stay in a 48 KiB L1. Whole quant blocks of any type.
@@ -178,6 +178,19 @@ impl Acts {
     pub(super) unsafe fn scaled_sum(self, m: usize, g: usize) -> f32 {
         // SAFETY: the caller vouches for the sum.
         unsafe { *self.scaled_sums.wrapping_add(m * self.coarse.stride / 32 + g) }
+    }
+
+    /// Scaled sums of both halves of group `g` of row `m`.
+    ///
+    /// # Safety
+    /// The offsets and scales are readable.
+    #[inline(always)]
+    pub(super) unsafe fn half_sums(self, m: usize, g: usize) -> [f32; 2] {
+        // SAFETY: the caller vouches for both planes.
+        let (coarse, fine) = unsafe { (self.coarse.offsets(m, g), self.fine.offsets(m, g)) };
+        // SAFETY: as above.
+        let (scale, fine_scale) = unsafe { (self.coarse.scale(m, g), self.fine.scale(m, g)) };
+        [0, 1].map(|half| half_sum((coarse[half], scale), (fine[half], fine_scale)))
     }
 }
 

@@ -21,6 +21,26 @@ impl Random {
     }
 }
 
+/// The place of the f16 scale in a block of a type that has just one.
+fn scale_at(dtype: DType) -> usize {
+    match dtype {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4_NL | DType::IQ4_XS => 0,
+        DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S => 0,
+        DType::Q6_K => 208,
+        DType::Q3_K => 108,
+        DType::TQ1_0 => 52,
+        DType::TQ2_0 => 64,
+        other => panic!("say where {other} has its scales"),
+    }
+}
+
+/// Writes the scale of an IQ1_M block: four bits of it in the top of each of the last four 16-bit words.
+fn put_split_scale(block: &mut [u8], scale: f16) {
+    for (i, word) in block[48..].chunks_exact_mut(2).enumerate() {
+        word[1] = word[1] & 15 | ((scale.to_bits() >> (4 * i)) as u8 & 15) << 4;
+    }
+}
+
 /// Random weights of `dtype` at an odd address: all code bits random, scales of ordinary size.
 struct Weights {
     dtype: DType,
@@ -46,10 +66,14 @@ impl Weights {
                     scale(0, 0.01, &mut block);
                     scale(2, 0.05, &mut block);
                 }
-                DType::Q6_K => scale(208, 0.001, &mut block),
+                DType::Q2_K => {
+                    scale(80, 0.01, &mut block);
+                    scale(82, 0.01, &mut block);
+                }
+                DType::Q3_K | DType::Q6_K => scale(scale_at(dtype), 0.001, &mut block),
                 DType::MXFP4 => block[0] = 118 + (random.next() >> 61) as u8,
-                DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => scale(0, 0.01, &mut block),
-                other => panic!("say where {other} has its scales"),
+                DType::IQ1_M => put_split_scale(&mut block, f16::from_f32(random.normal() * 0.01)),
+                other => scale(scale_at(other), 0.01, &mut block),
             }
             bytes.extend(block);
         }
@@ -260,12 +284,12 @@ fn extreme_codes_neither_saturate_nor_wrap() {
     for dtype in SUPPORTED.iter().copied().filter(|&t| GroupKind::of(t).is_some()) {
         for fill in [0x00, 0xff, 0x80, 0x7f] {
             let mut weights = Weights::random(dtype, 33, 512, &mut random);
-            let scale_bytes: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 1, 2, 3],
-                DType::Q6_K => &[208, 209],
-                DType::MXFP4 => &[0],
-                DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0, 1],
-                other => panic!("say where {other} has its scales"),
+            let scale_bytes = match dtype {
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => vec![0, 1, 2, 3],
+                DType::Q2_K => vec![80, 81, 82, 83],
+                DType::MXFP4 => vec![0],
+                DType::IQ1_M => vec![49, 51, 53, 55],
+                other => vec![scale_at(other), scale_at(other) + 1],
             };
             for (i, byte) in weights.bytes[1..].iter_mut().enumerate() {
                 if !scale_bytes.contains(&(i % dtype.block_bytes())) {
@@ -328,13 +352,16 @@ fn no_numbers_in_give_no_numbers_out() {
         }
         // An infinite scale or value in row 4.
         let row_bytes = weights.view().row_bytes();
-        let at = if dtype == DType::Q6_K { 208 } else { 0 };
-        let infinity: &[u8] = match dtype {
-            DType::F32 => &[0, 0, 128, 127],
-            DType::BF16 => &[128, 127],
-            _ => &[0, 124],
-        };
-        weights.bytes[1 + 4 * row_bytes + at..][..infinity.len()].copy_from_slice(infinity);
+        let row = &mut weights.bytes[1 + 4 * row_bytes..][..row_bytes];
+        let mut put = |at: usize, infinity: &[u8]| row[at..at + infinity.len()].copy_from_slice(infinity);
+        match dtype {
+            DType::F32 => put(0, &[0, 0, 128, 127]),
+            DType::BF16 => put(0, &[128, 127]),
+            DType::F16 | DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => put(0, &[0, 124]),
+            DType::Q2_K => put(80, &[0, 124]),
+            DType::IQ1_M => put_split_scale(&mut row[..56], f16::INFINITY),
+            other => put(scale_at(other), &[0, 124]),
+        }
         for kernels in available() {
             for mode in MODES {
                 let acts = activations(kernels, 2, 512, &mut random);
@@ -351,8 +378,8 @@ fn no_numbers_in_give_no_numbers_out() {
 fn shapes_that_do_not_match_are_refused() {
     let bytes = vec![0; 4 * 18];
     assert_eq!(
-        MatrixView::new(DType::Q2_K, 1, 256, &bytes).unwrap_err(),
-        MatmulError::Unsupported(DType::Q2_K)
+        MatrixView::new(DType::Q8_K, 1, 256, &bytes).unwrap_err(),
+        MatmulError::Unsupported(DType::Q8_K)
     );
     let size = MatrixView::new(DType::Q4_0, 5, 32, &bytes).unwrap_err();
     assert_eq!(size, MatmulError::Size { dtype: DType::Q4_0, rows: 5, cols: 32, bytes: 72 });
@@ -387,7 +414,8 @@ fn groups_hold_what_dequantisation_gives() {
         for row in 0..3 {
             for (k, want) in weights.values(row).into_iter().enumerate() {
                 let g = group(dtype, weights.view().row(row), k / 32);
-                assert_eq!(f32::from(g.codes[k % 32]) * g.scales[k % 32 / 16] + g.min, want, "{dtype} {k}");
+                let half = k % 32 / 16;
+                assert_eq!(f32::from(g.codes[k % 32]) * g.scales[half] + g.mins[half], want, "{dtype} {k}");
             }
         }
     }

@@ -14,8 +14,23 @@
 //! | Q4_K | 256 | 144 | f16 d, f16 dmin, 12 B of 8 six-bit (sc, mn), 4 x 32 B: low nibbles 32 values, high the next 32 | d*sc*q - dmin*mn |
 //! | Q5_K | 256 | 176 | f16 d, f16 dmin, 12 B as Q4_K, 32 B high bits (bit g of byte i: value i of group g), nibbles as Q4_K | d*sc*q - dmin*mn |
 //! | Q6_K | 256 | 210 | 128 B low nibbles, 64 B high bits, 16 i8 sc, f16 d | d*sc*(q-32) |
+//! | Q2_K | 256 | 84 | 16 B nibbles (sc, mn), 64 B of q, 2 bits of 4 groups in a byte, f16 d, f16 dmin | d*sc*q - dmin*mn |
+//! | Q3_K | 256 | 110 | 32 B high bits as Q5_K, 64 B low bits as Q2_K, 12 B of 16 six-bit sc, f16 d | d*(sc-32)*(q-4) |
+//! | IQ4_NL | 32 | 18 | as Q4_0 | d*IQ4\[q\] |
+//! | IQ4_XS | 256 | 136 | f16 d, u16 high bits of sc, 4 B of 8 nibbles of sc, 128 B nibbles as Q4_0 | d*(sc-32)*IQ4\[q\] |
+//! | IQ3_XXS | 256 | 98 | f16 d, 64 B indices, 8 u32: 4 x 7 signs, 4 bits sc | d*(2sc+1)/4 * +-grid |
+//! | IQ3_S | 256 | 110 | f16 d, 64 B indices, 8 B their ninth bits, 32 B signs, 4 B nibbles sc | d*(2sc+1) * +-grid |
+//! | IQ2_XXS | 256 | 66 | f16 d, 8 x (4 B indices, u32 as IQ3_XXS) | d*(2sc+1)/8 * +-grid |
+//! | IQ2_XS | 256 | 74 | f16 d, 32 u16: 9 bits index, 7 signs; 8 B nibbles sc | d*(2sc+1)/8 * +-grid |
+//! | IQ2_S | 256 | 82 | f16 d, 32 B indices, 32 B signs, 8 B their upper bits, 8 B nibbles sc | d*(2sc+1)/8 * +-grid |
+//! | IQ1_S | 256 | 50 | f16 d, 32 B indices, 8 u16: 4 x 3 upper bits, 3 bits sc, sign of delta | d*(2sc+1) * (grid +- 1/8) |
+//! | IQ1_M | 256 | 56 | 32 B indices, 16 B nibbles: 3 upper bits, sign of delta; 4 u16: 4 x 3 bits sc, 4 of d | as IQ1_S |
+//! | TQ1_0 | 256 | 54 | 52 B of five digits (the last four: of four), f16 d | d*(q-1) |
+//! | TQ2_0 | 256 | 66 | 64 B of q as Q2_K, f16 d | d*(q-1) |
 
+pub(crate) mod grids;
 mod group;
+mod small;
 
 pub use group::{Group, GroupKind, group};
 
@@ -55,6 +70,19 @@ pub const SUPPORTED: &[DType] = &[
     DType::Q5_K,
     DType::Q6_K,
     DType::MXFP4,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::IQ3_XXS,
+    DType::IQ3_S,
+    DType::IQ2_XXS,
+    DType::IQ2_XS,
+    DType::IQ2_S,
+    DType::IQ1_S,
+    DType::IQ1_M,
+    DType::TQ1_0,
+    DType::TQ2_0,
 ];
 
 /// Values of the 4-bit floats E2M1 by their bits, doubled so that all are integers.
@@ -74,7 +102,12 @@ pub fn is_supported(dtype: DType) -> bool {
 
 /// The f16 at byte `at` of a block, exact in f32.
 pub(crate) fn f16_at(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+    f16_of(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// The f16 of these bits, exact in f32.
+pub(crate) fn f16_of(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
 }
 
 /// Scale and minimum `j` (0..8) of the 12 packed bytes of a Q4_K block, 6 bits each.
@@ -97,25 +130,40 @@ pub fn dequantize_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(),
     if dtype.row_bytes(out.len() as u64) != Some(bytes.len() as u64) {
         return Err(QuantError::Length { dtype, bytes: bytes.len(), values: out.len() });
     }
-    let decode: fn(&[u8], &mut [f32]) = match dtype {
-        DType::F16 => |b, y| y[0] = f16::from_le_bytes([b[0], b[1]]).to_f32(),
-        DType::BF16 => |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-        DType::Q8_0 => q8_0,
-        DType::Q4_0 => q4_0,
-        DType::Q4_1 => q4_1,
-        DType::Q5_0 => q5_0,
-        DType::Q5_1 => q5_1,
-        DType::MXFP4 => mxfp4,
-        DType::Q4_K => q4_k,
-        DType::Q5_K => q5_k,
-        DType::Q6_K => q6_k,
-        DType::F32 => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+    let decode: &dyn Fn(&[u8], &mut [f32]) = match dtype {
+        DType::F16 => &|b: &[u8], y: &mut [f32]| y[0] = f16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::BF16 => &|b: &[u8], y: &mut [f32]| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::Q8_0 => &q8_0,
+        DType::Q4_0 => &q4_0,
+        DType::Q4_1 => &q4_1,
+        DType::Q5_0 => &q5_0,
+        DType::Q5_1 => &q5_1,
+        DType::MXFP4 => &mxfp4,
+        DType::Q4_K => &q4_k,
+        DType::Q5_K => &q5_k,
+        DType::Q6_K => &q6_k,
+        DType::F32 => &|b: &[u8], y: &mut [f32]| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        _ if GroupKind::of(dtype).is_some() => &|block, y| by_groups(dtype, block, y),
         _ => return Err(QuantError::Unsupported(dtype)),
     };
     for (block, y) in bytes.chunks_exact(dtype.block_bytes()).zip(out.chunks_exact_mut(dtype.block_len())) {
         decode(block, y);
     }
     Ok(())
+}
+
+/// Decodes a block of a type whose scales times codes are exact. Only adding a minimum rounds, once, as in ggml.
+fn by_groups(dtype: DType, block: &[u8], y: &mut [f32]) {
+    let affine = GroupKind::of(dtype) == Some(GroupKind::AffineHalves);
+    for (g, y) in y.chunks_exact_mut(32).enumerate() {
+        let Group { codes, scales, mins } = group(dtype, block, g);
+        for (i, (y, code)) in y.iter_mut().zip(codes).enumerate() {
+            *y = scales[i / 16] * f32::from(code);
+            if affine {
+                *y += mins[i / 16]; // not for others: 0 would change the sign of -0
+            }
+        }
+    }
 }
 
 fn q8_0(block: &[u8], y: &mut [f32]) {

@@ -16,7 +16,7 @@ const HIDDEN: u64 = 256;
 const UNUSED: u64 = 100;
 
 /// For each type: name, number, values and bytes of a block, and offsets of its half-precision scales. MXFP4's scale is
-/// one byte of exponent.
+/// one byte of exponent, IQ1_M's is split.
 const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("F32", 0, 1, 4, &[]),
     ("F16", 1, 1, 2, &[0]),
@@ -30,6 +30,19 @@ const TYPES: &[(&str, u32, u64, usize, &[usize])] = &[
     ("Q6_K", 14, 256, 210, &[208]),
     ("BF16", 30, 1, 2, &[]),
     ("MXFP4", 39, 32, 17, &[]),
+    ("Q2_K", 10, 256, 84, &[80, 82]),
+    ("Q3_K", 11, 256, 110, &[108]),
+    ("IQ4_NL", 20, 32, 18, &[0]),
+    ("IQ4_XS", 23, 256, 136, &[0]),
+    ("IQ3_XXS", 18, 256, 98, &[0]),
+    ("IQ3_S", 21, 256, 110, &[0]),
+    ("IQ2_XXS", 16, 256, 66, &[0]),
+    ("IQ2_XS", 17, 256, 74, &[0]),
+    ("IQ2_S", 22, 256, 82, &[0]),
+    ("IQ1_S", 19, 256, 50, &[0]),
+    ("IQ1_M", 29, 256, 56, &[]),
+    ("TQ1_0", 34, 256, 54, &[52]),
+    ("TQ2_0", 35, 256, 66, &[64]),
 ];
 
 const INFINITY: u16 = 0x7c00;
@@ -79,6 +92,8 @@ fn scaled((name, _, _, _, scales): (&str, u32, u64, usize, &[usize]), block: &mu
             block.copy_from_slice(&wide.iter().find(|(half, _)| *half == bits).unwrap().1.to_le_bytes());
         }
         "MXFP4" => block[0] = if bits == LARGEST { 0xfe } else { 0xff },
+        // Four bits of the scale in the top of each of the last four 16-bit words.
+        "IQ1_M" => (0..4).for_each(|i| block[49 + 2 * i] = 5 | (bits >> (4 * i) << 4) as u8),
         _ => {
             assert!(!scales.is_empty(), "say where {name} has its scales");
             scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&bits.to_le_bytes()));

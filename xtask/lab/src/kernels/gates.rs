@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use rmpv::Value;
+use rocmforge::backend::hip::kernels::types::{WEIGHT_TYPES, WeightType};
 use rocmforge::backend::hip::kernels::{ArgumentKind, Declaration, declared};
 use xtask::error::{Error, Result};
 
@@ -17,9 +18,11 @@ const LDS_MAX: u64 = 64 << 10;
 
 /// Kernels whose loops stream weights. Of the bytes that these loops load, at least [`WIDE_OF_100`] percent must be
 /// loaded 16 at a time. The rest are scales, addresses and rows that are no multiple of 16 bytes. With codes loaded 8
-/// or 4 bytes at a time, almost nothing would be wide.
-const STREAMS: [&str; 4] = ["gemv_", "gemm_q", "gemm_mxfp4", "probe_read"];
+/// or 4 bytes at a time, almost nothing would be wide. A type of two bits has only 8 bytes of codes for a lane, and as
+/// many of signs and scales.
+const STREAMS: [&str; 6] = ["gemv_", "gemm_q", "gemm_mxfp4", "gemm_iq", "gemm_tq", "probe_read"];
 const WIDE_OF_100: u32 = 40;
+const TWO_BITS_OF_100: u32 = 35;
 
 /// Metadata of one kernel.
 #[derive(Debug)]
@@ -127,15 +130,26 @@ fn packed(argument: &rocmforge::backend::hip::kernels::Argument) -> Argument {
     }
 }
 
+/// Whether a kernel is of a type whose first plane has 8 bytes for a group, which a lane loads.
+fn is_of_two_bits(kernel: &str) -> bool {
+    let names = |known: &WeightType| kernel.contains(&format!("_{}_", known.dtype.name().to_lowercase()));
+    WEIGHT_TYPES.iter().filter(|known| known.planes.first() == Some(&(8, 32))).any(names)
+}
+
 fn wide_loads(listing: &str, faults: &mut Vec<String>) {
     for loads in loop_loads(listing) {
         if !STREAMS.iter().any(|prefix| loads.kernel.starts_with(prefix)) {
             continue;
         }
-        if loads.wide * 100 < loads.all * WIDE_OF_100 || loads.wide == 0 {
+        let (wide, least, of_100) = if is_of_two_bits(&loads.kernel) {
+            (loads.half, 8, TWO_BITS_OF_100)
+        } else {
+            (loads.wide, 16, WIDE_OF_100)
+        };
+        if wide * 100 < loads.all * of_100 || wide == 0 {
             faults.push(format!(
-                "{} loads only {} of {} bytes in its loops 16 at a time",
-                loads.kernel, loads.wide, loads.all
+                "{} loads only {wide} of {} bytes in its loops {least} at a time",
+                loads.kernel, loads.all
             ));
         }
     }

@@ -6,6 +6,8 @@ pub struct LoopLoads {
     pub kernel: String,
     /// Bytes in loads of 16.
     pub wide: u32,
+    /// Bytes in loads of 8 or more.
+    pub half: u32,
     /// Bytes in all loads.
     pub all: u32,
 }
@@ -29,6 +31,7 @@ pub fn loop_loads(listing: &str) -> Vec<LoopLoads> {
             let bytes = loaded_bytes(line);
             loads.all += bytes;
             loads.wide += if bytes >= 16 { bytes } else { 0 };
+            loads.half += if bytes >= 8 { bytes } else { 0 };
         }
     }
     found
@@ -67,6 +70,7 @@ gemv:                                   ; @gemv
 .LBB0_1:                                ; =>This Inner Loop Header: Depth=1
 \tglobal_load_b128 v[4:7], v[2:3], off offset:16
 \tglobal_load_u16 v8, v[2:3], off
+\tglobal_load_dwordx2 v[8:9], v[2:3], off
 \tds_load_b128 v[4:7], v9
 ; %bb.2:                                ;   in Loop: Header=BB0_1 Depth=1
 \tglobal_load_dwordx4 v[4:7], v[2:3], off
@@ -79,8 +83,8 @@ other:
 \t.amdhsa_kernel other
 ";
         let want = [
-            LoopLoads { kernel: "gemv".into(), wide: 32, all: 34 },
-            LoopLoads { kernel: "other".into(), wide: 0, all: 0 },
+            LoopLoads { kernel: "gemv".into(), wide: 32, half: 40, all: 42 },
+            LoopLoads { kernel: "other".into(), wide: 0, half: 0, all: 0 },
         ];
         assert_eq!(loop_loads(listing), want);
     }

@@ -57,6 +57,50 @@ impl Rows for Rows8 {
         op!(_mm256_set1_epi8(byte as i8))
     }
     #[inline(always)]
+    fn splat32(self, word: u32) -> __m256i {
+        op!(_mm256_set1_epi32(word as i32))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_xor_si256(a, b))
+    }
+    #[inline(always)]
+    fn add8(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_add_epi8(a, b))
+    }
+    #[inline(always)]
+    fn at_least(self, a: __m256i, least: u8) -> __m256i {
+        op!(_mm256_min_epu8(_mm256_subs_epu8(a, _mm256_set1_epi8((least - 1) as i8)), _mm256_set1_epi8(1)))
+    }
+    #[inline(always)]
+    fn negate(self, codes: __m256i, bits: __m256i, quad: usize) -> __m256i {
+        // 0 or 16 becomes 1 or -31: the sign of the byte.
+        let sign = self.fifth_bits(bits, quad);
+        op!(_mm256_sign_epi8(codes, _mm256_sub_epi8(_mm256_set1_epi8(1), _mm256_add_epi8(sign, sign))))
+    }
+    #[inline(always)]
+    unsafe fn gather(self, table: &[u32], indices: __m256i) -> __m256i {
+        // SAFETY: the processor has the features; the caller vouches for the indices.
+        unsafe { _mm256_i32gather_epi32::<4>(table.as_ptr().cast(), indices) }
+    }
+    #[inline(always)]
+    unsafe fn gather_pairs(self, table: &[[u32; 2]], indices: __m256i) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let low = _mm256_i32gather_epi64::<8>(table.as_ptr().cast(), _mm256_castsi256_si128(indices));
+            let high = _mm256_extracti128_si256::<1>(indices);
+            let high = _mm256_i32gather_epi64::<8>(table.as_ptr().cast(), high);
+            let (low, high) = (_mm256_castsi256_ps(low), _mm256_castsi256_ps(high));
+            let first = _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
+            let second = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(low, high));
+            // Shuffling works within 128-bit halves; the permutation puts rows in order.
+            [
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(first),
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(second),
+            ]
+        }
+    }
+    #[inline(always)]
     fn and(self, a: __m256i, b: __m256i) -> __m256i {
         op!(_mm256_and_si256(a, b))
     }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::rows::Rows8;
-use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, step_arm};
+use crate::backend::cpu::matmul::codecs::{Codec, Codes, SCALE_RUN, Scales, ScalesOut, with_step};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -26,7 +26,7 @@ impl Panel {
 /// Quads whose products fit in 16-bit sums.
 const fn run<C: Codec>() -> usize {
     match C::CODES {
-        Codes::Nibbles { .. } => 8,
+        Codes::Nibbles { .. } => 8 / C::PARTS, // a sum is of one part
         Codes::FiveBits { .. } => 4,
         Codes::SixBits { .. } => 2,
         Codes::Signed => 1,
@@ -75,12 +75,23 @@ unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m256i, scales: __m25
     _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), scale), scales, acc)
 }
 
-/// `acc + activation scaled sum * minimum`.
+/// `acc` plus activation scaled sums times minima, for types that have minima.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m256, acc: __m256) -> __m256 {
-    // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
+unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m256; 2], acc: __m256) -> __m256 {
+    match C::KIND {
+        GroupKind::Symmetric | GroupKind::SymmetricHalves => acc,
+        GroupKind::Affine => {
+            // SAFETY: the caller vouches for group `g` of row `m`.
+            _mm256_fmadd_ps(_mm256_set1_ps(unsafe { acts.scaled_sum(m, g) }), mins[0], acc)
+        }
+        GroupKind::AffineHalves => {
+            // SAFETY: as above.
+            let [low, high] = unsafe { acts.half_sums(m, g) };
+            let acc = _mm256_fmadd_ps(_mm256_set1_ps(low), mins[0], acc);
+            _mm256_fmadd_ps(_mm256_set1_ps(high), mins[1], acc)
+        }
+    }
 }
 
 /// 4 codes of row `m`, in every lane.
@@ -133,12 +144,7 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
         ahead.prefetch(8, C::bytes(at), C::bytes(step));
         // SAFETY: as above.
         unsafe {
-            match step_arm::<C>(step) {
-                1 => decode_step::<C, 1>(strip, first, at, panel),
-                2 => decode_step::<C, 2>(strip, first, at, panel),
-                3 => decode_step::<C, 3>(strip, first, at, panel),
-                _ => decode_step::<C, 4>(strip, first, at, panel),
-            }
+            with_step!(C, step, R => decode_step::<C, R>(strip, first, at, panel));
         }
         at += step;
     }
@@ -190,11 +196,9 @@ pub(super) unsafe fn multiply<C: Codec, const N: usize>(
                 }
             }
         }
-        if matches!(C::KIND, GroupKind::Affine) {
-            for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: as above.
-                *acc = unsafe { add_min(acts, m, g, panel.scales.mins[g], *acc) };
-            }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: as above.
+            *acc = unsafe { add_mins::<C>(acts, m, g, &panel.scales.mins[g], *acc) };
         }
     }
     for (m, acc) in acc.into_iter().enumerate() {
@@ -285,15 +289,10 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 C::scales(Rows8::new(), strip, first + at, run, ScalesOut { scales, at });
             }
             let fine = acts.any_fine(N, at, step);
-            match (step_arm::<C>(step), fine) {
-                (1, false) => in_place_step::<C, N, 1, false>(strip, first, at, scales, acts, acc),
-                (2, false) => in_place_step::<C, N, 2, false>(strip, first, at, scales, acts, acc),
-                (3, false) => in_place_step::<C, N, 3, false>(strip, first, at, scales, acts, acc),
-                (_, false) => in_place_step::<C, N, 4, false>(strip, first, at, scales, acts, acc),
-                (1, true) => in_place_step::<C, N, 1, true>(strip, first, at, scales, acts, acc),
-                (2, true) => in_place_step::<C, N, 2, true>(strip, first, at, scales, acts, acc),
-                (3, true) => in_place_step::<C, N, 3, true>(strip, first, at, scales, acts, acc),
-                (_, true) => in_place_step::<C, N, 4, true>(strip, first, at, scales, acts, acc),
+            if fine {
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+            } else {
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
             }
         };
         at += step;
@@ -337,7 +336,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows8, R>(Rows8::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (short, fine)) in short.iter().zip(&fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
+        let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for (m, (acc, (short, fine))) in acc.iter_mut().zip(short.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
@@ -345,9 +344,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
                 if FINE && acts.fine.has(m, at + g) {
                     *acc = add_shorts::<C>(acts.fine, m, at + g, fine, scales, *acc);
                 }
-                if matches!(C::KIND, GroupKind::Affine) {
-                    *acc = add_min(acts, m, at + g, min, *acc);
-                }
+                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
             }
         }
     }

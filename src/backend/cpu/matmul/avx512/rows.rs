@@ -57,6 +57,45 @@ impl Rows for Rows16 {
         op!(_mm512_set1_epi8(byte as i8))
     }
     #[inline(always)]
+    fn splat32(self, word: u32) -> __m512i {
+        op!(_mm512_set1_epi32(word as i32))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+    #[inline(always)]
+    fn add8(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi8(a, b))
+    }
+    #[inline(always)]
+    fn at_least(self, a: __m512i, least: u8) -> __m512i {
+        op!(_mm512_min_epu8(_mm512_subs_epu8(a, _mm512_set1_epi8((least - 1) as i8)), _mm512_set1_epi8(1)))
+    }
+    #[inline(always)]
+    fn negate(self, codes: __m512i, bits: __m512i, quad: usize) -> __m512i {
+        let sign = self.fifth_bits(bits, quad);
+        op!(_mm512_mask_sub_epi8(codes, _mm512_test_epi8_mask(sign, sign), _mm512_setzero_si512(), codes))
+    }
+    #[inline(always)]
+    unsafe fn gather(self, table: &[u32], indices: __m512i) -> __m512i {
+        // SAFETY: the processor has the features; the caller vouches for the indices.
+        unsafe { _mm512_i32gather_epi32::<4>(indices, table.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn gather_pairs(self, table: &[[u32; 2]], indices: __m512i) -> [__m512i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let low = _mm512_i32gather_epi64::<8>(_mm512_castsi512_si256(indices), table.as_ptr().cast());
+            let high = _mm512_extracti64x4_epi64::<1>(indices);
+            let high = _mm512_i32gather_epi64::<8>(high, table.as_ptr().cast());
+            // Even words are first halves, odd ones second halves.
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high)]
+        }
+    }
+    #[inline(always)]
     fn and(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_and_si512(a, b))
     }

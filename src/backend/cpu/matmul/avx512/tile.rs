@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::rows::Rows16;
-use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, step_arm};
+use crate::backend::cpu::matmul::codecs::{Codec, SCALE_RUN, Scales, ScalesOut, with_step};
 use crate::backend::cpu::matmul::strips::{Acts, PANEL_GROUPS, Piece, Plane, Strip, Sums};
 use crate::backend::cpu::quant::GroupKind;
 
@@ -32,7 +32,7 @@ unsafe fn offset<C: Codec>(acts: Plane, m: usize, g: usize, part: usize) -> __m5
     // SAFETY: the caller vouches for group `g` of row `m`.
     let [low, high] = unsafe { acts.offsets(m, g) };
     _mm512_set1_epi32(match (C::KIND, part) {
-        (GroupKind::Affine, _) => 0,
+        (GroupKind::Affine | GroupKind::AffineHalves, _) => 0,
         (GroupKind::Symmetric, _) => low + high,
         (GroupKind::SymmetricHalves, 0) => low,
         (GroupKind::SymmetricHalves, _) => high,
@@ -48,12 +48,23 @@ unsafe fn add_dots(acts: Plane, m: usize, g: usize, dots: __m512i, scales: __m51
     _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale), scales, acc)
 }
 
-/// `acc + activation scaled sum * minimum`.
+/// `acc` plus activation scaled sums times minima, for types that have minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_min(acts: Acts, m: usize, g: usize, min: __m512, acc: __m512) -> __m512 {
-    // SAFETY: the caller vouches for group `g` of row `m`.
-    _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), min, acc)
+unsafe fn add_mins<C: Codec>(acts: Acts, m: usize, g: usize, mins: &[__m512; 2], acc: __m512) -> __m512 {
+    match C::KIND {
+        GroupKind::Symmetric | GroupKind::SymmetricHalves => acc,
+        GroupKind::Affine => {
+            // SAFETY: the caller vouches for group `g` of row `m`.
+            _mm512_fmadd_ps(_mm512_set1_ps(unsafe { acts.scaled_sum(m, g) }), mins[0], acc)
+        }
+        GroupKind::AffineHalves => {
+            // SAFETY: as above.
+            let [low, high] = unsafe { acts.half_sums(m, g) };
+            let acc = _mm512_fmadd_ps(_mm512_set1_ps(low), mins[0], acc);
+            _mm512_fmadd_ps(_mm512_set1_ps(high), mins[1], acc)
+        }
+    }
 }
 
 /// 4 codes of row `m`, in every lane.
@@ -104,12 +115,7 @@ pub(super) unsafe fn decode<C: Codec>(piece: Piece, panel: &mut Panel) {
         ahead.prefetch(16, C::bytes(at), C::bytes(step));
         // SAFETY: as above.
         unsafe {
-            match step_arm::<C>(step) {
-                1 => decode_step::<C, 1>(strip, first, at, panel),
-                2 => decode_step::<C, 2>(strip, first, at, panel),
-                3 => decode_step::<C, 3>(strip, first, at, panel),
-                _ => decode_step::<C, 4>(strip, first, at, panel),
-            }
+            with_step!(C, step, R => decode_step::<C, R>(strip, first, at, panel));
         }
         at += step;
     }
@@ -165,12 +171,10 @@ pub(super) unsafe fn multiply<C: Codec, const W: usize, const N: usize>(
                 }
             }
         }
-        if matches!(C::KIND, GroupKind::Affine) {
-            for m in 0..N {
-                for w in 0..W {
-                    // SAFETY: as above.
-                    acc[w][m] = unsafe { add_min(acts, m, g, panels[w].scales.mins[g], acc[w][m]) };
-                }
+        for m in 0..N {
+            for w in 0..W {
+                // SAFETY: as above.
+                acc[w][m] = unsafe { add_mins::<C>(acts, m, g, &panels[w].scales.mins[g], acc[w][m]) };
             }
         }
     }
@@ -275,15 +279,10 @@ pub(super) unsafe fn multiply_in_place<C: Codec, const N: usize>(
                 C::scales(Rows16::new(), strip, first + at, run, ScalesOut { scales, at });
             }
             let fine = acts.any_fine(N, at, step);
-            match (step_arm::<C>(step), fine) {
-                (1, false) => in_place_step::<C, N, 1, false>(strip, first, at, scales, acts, acc),
-                (2, false) => in_place_step::<C, N, 2, false>(strip, first, at, scales, acts, acc),
-                (3, false) => in_place_step::<C, N, 3, false>(strip, first, at, scales, acts, acc),
-                (_, false) => in_place_step::<C, N, 4, false>(strip, first, at, scales, acts, acc),
-                (1, true) => in_place_step::<C, N, 1, true>(strip, first, at, scales, acts, acc),
-                (2, true) => in_place_step::<C, N, 2, true>(strip, first, at, scales, acts, acc),
-                (3, true) => in_place_step::<C, N, 3, true>(strip, first, at, scales, acts, acc),
-                (_, true) => in_place_step::<C, N, 4, true>(strip, first, at, scales, acts, acc),
+            if fine {
+                with_step!(C, step, R => in_place_step::<C, N, R, true>(strip, first, at, scales, acts, acc))
+            } else {
+                with_step!(C, step, R => in_place_step::<C, N, R, false>(strip, first, at, scales, acts, acc))
             }
         };
         at += step;
@@ -326,7 +325,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
     // SAFETY: the caller vouches for the rows' groups.
     unsafe { C::codes::<Rows16, R>(Rows16::new(), strip, first + at, ScalesOut { scales, at }, put) };
     for (g, (dots, fine)) in dots.iter().zip(fine).enumerate() {
-        let (scales, min) = (&scales.scales[at + g], scales.mins[at + g]);
+        let (scales, mins) = (&scales.scales[at + g], &scales.mins[at + g]);
         for (m, (acc, (dots, fine))) in acc.iter_mut().zip(dots.iter().zip(fine)).enumerate() {
             // SAFETY: as above.
             unsafe {
@@ -338,9 +337,7 @@ unsafe fn in_place_step<C: Codec, const N: usize, const R: usize, const FINE: bo
                         *acc = add_dots(acts.fine, m, at + g, fine[part], scales[part], *acc);
                     }
                 }
-                if matches!(C::KIND, GroupKind::Affine) {
-                    *acc = add_min(acts, m, at + g, min, *acc);
-                }
+                *acc = add_mins::<C>(acts, m, at + g, mins, *acc);
             }
         }
     }

@@ -4,7 +4,7 @@
 
 use super::{Codec, Codes, Rows, Scales, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
-use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, e8m0_half_bits};
+use crate::backend::cpu::quant::{E2M1_DOUBLED, GroupKind, e8m0_half_bits, grids};
 
 /// Reads the first bytes of the blocks of `groups` groups, an f16 or one byte each, into the words of `headers`.
 ///
@@ -287,5 +287,37 @@ impl Codec for MXFP4 {
         for (scales, header) in scales[at..].iter_mut().zip(headers) {
             scales[0] = v.floats(v.load(&header.map(e8m0_half_bits)));
         }
+    }
+}
+
+pub(in super::super) struct IQ4_NL;
+
+impl Codec for IQ4_NL {
+    const KIND: GroupKind = GroupKind::Symmetric;
+    const CODES: Codes = Codes::Signed;
+    const BLOCK_LEN: usize = 32;
+    const BLOCK_BYTES: usize = 18;
+    const STEP_GROUPS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn codes<V: Rows, const R: usize>(
+        v: V,
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_, V>,
+        mut put: impl FnMut(usize, usize, V::Words),
+    ) {
+        // SAFETY: bytes 2..18 of the block.
+        let words = unsafe { v.words(strip, first * 18 + 2) };
+        for (i, word) in words.into_iter().enumerate() {
+            put(0, i, v.symmetric(v.lookup(grids::IQ4_BYTES, v.low_nibbles(word)), 0));
+            put(0, 4 + i, v.symmetric(v.lookup(grids::IQ4_BYTES, v.high_nibbles(word)), 0));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
+        // SAFETY: the caller's promise is this function's.
+        unsafe { leading_halves(v, strip, 18, first, groups, out) }
     }
 }

@@ -7,12 +7,16 @@
 #![allow(unsafe_code)]
 
 mod blocks;
+mod codebooks;
 mod superblocks;
+mod two_bits;
 
 use std::fmt::Debug;
 
-pub(super) use blocks::{MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-pub(super) use superblocks::{Q4_K, Q5_K, Q6_K};
+pub(super) use blocks::{IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(super) use codebooks::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+pub(super) use superblocks::{IQ4_XS, Q4_K, Q5_K, Q6_K};
+pub(super) use two_bits::{Q2_K, Q3_K, TQ1_0, TQ2_0};
 
 use super::strips::{PANEL_GROUPS, Strip};
 use crate::backend::cpu::quant::GroupKind;
@@ -62,7 +66,16 @@ pub(super) trait Rows: Copy + Debug {
     fn load(self, rows: &[u32; 16]) -> Self::Words;
     /// `byte` in all bytes.
     fn splat(self, byte: u8) -> Self::Words;
+    /// `word` in all words.
+    fn splat32(self, word: u32) -> Self::Words;
     fn and(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    fn xor(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Adds bytes, modulo 256.
+    fn add8(self, a: Self::Words, b: Self::Words) -> Self::Words;
+    /// 1 in each byte of at least `least` (1 or more), else 0.
+    fn at_least(self, a: Self::Words, least: u8) -> Self::Words;
+    /// Negates byte i of a word where bit `4 * quad + i` of the same word of `bits` is set.
+    fn negate(self, codes: Self::Words, bits: Self::Words, quad: usize) -> Self::Words;
     fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
     /// Shifts 16-bit lanes left.
     fn shl16(self, a: Self::Words, n: usize) -> Self::Words;
@@ -74,6 +87,16 @@ pub(super) trait Rows: Copy + Debug {
     fn shr32(self, a: Self::Words, n: usize) -> Self::Words;
     /// Looks up each byte, which must be below 16, in the table.
     fn lookup(self, table: [u8; 16], bytes: Self::Words) -> Self::Words;
+    /// Looks up each word in the table.
+    ///
+    /// # Safety
+    /// Each word is an index of the table.
+    unsafe fn gather(self, table: &[u32], indices: Self::Words) -> Self::Words;
+    /// Looks up each word in the table: first and second halves of the entries.
+    ///
+    /// # Safety
+    /// Each word is an index of the table.
+    unsafe fn gather_pairs(self, table: &[[u32; 2]], indices: Self::Words) -> [Self::Words; 2];
     /// 16 in byte i of a word where bit `4 * quad + i` of the same word of `bits` is set, else 0.
     fn fifth_bits(self, bits: Self::Words, quad: usize) -> Self::Words;
     /// Converts codes of a symmetric type, `zero` too large (128 or less), to the form that products take.
@@ -89,6 +112,11 @@ pub(super) trait Rows: Copy + Debug {
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn neg(self, a: Self::Floats) -> Self::Floats;
 
+    /// Bits `at .. at + bits` of each word.
+    #[inline(always)]
+    fn field(self, a: Self::Words, at: usize, bits: u32) -> Self::Words {
+        self.and(self.shr32(a, at), self.splat32((1 << bits) - 1))
+    }
     #[inline(always)]
     fn low_nibbles(self, a: Self::Words) -> Self::Words {
         self.and(a, self.splat(15))
@@ -111,7 +139,7 @@ pub(super) trait Codec {
     const STEP_GROUPS: usize;
     /// Integer sums per group: one per scale.
     const PARTS: usize = match Self::KIND {
-        GroupKind::SymmetricHalves => 2,
+        GroupKind::SymmetricHalves | GroupKind::AffineHalves => 2,
         GroupKind::Symmetric | GroupKind::Affine => 1,
     };
 
@@ -143,17 +171,38 @@ pub(super) trait Codec {
 /// Groups whose scales are read before their codes: whole blocks, and so few that prefetching hardly pauses.
 pub(super) const SCALE_RUN: usize = 8;
 
-/// `step`, as a constant for types that have one step size.
-pub(super) const fn step_arm<C: Codec>(step: usize) -> usize {
-    if C::BLOCK_LEN == 32 && C::STEP_GROUPS > 1 { step } else { C::STEP_GROUPS }
+/// Runs `$do` with `$groups` as the constant `$step`, at most [`Codec::STEP_GROUPS`]. Conditions are constants, so that a
+/// type is compiled only for the step sizes that it has.
+macro_rules! with_step {
+    ($codec:ident, $step:expr, $groups:ident => $do:expr) => {
+        if const { $codec::BLOCK_LEN == 32 && $codec::STEP_GROUPS > 1 } {
+            with_step!($step, $groups => $do; 1 2 3)
+        } else {
+            with_step!(const { $codec::STEP_GROUPS }, $groups => $do; 1 2)
+        }
+    };
+    ($step:expr, $groups:ident => $do:expr; $($number:literal)*) => {
+        match $step {
+            $($number => {
+                const $groups: usize = $number;
+                $do
+            })*
+            _ => {
+                const $groups: usize = 4;
+                $do
+            }
+        }
+    };
 }
+pub(super) use with_step;
 
 /// Scales of a panel's groups, one row per lane.
 #[derive(Clone, Debug)]
 pub(super) struct Scales<V: Rows> {
     /// By group, by half.
     pub(super) scales: [[V::Floats; 2]; PANEL_GROUPS],
-    pub(super) mins: [V::Floats; PANEL_GROUPS],
+    /// By group, by half; a type with one minimum per group uses the first.
+    pub(super) mins: [[V::Floats; 2]; PANEL_GROUPS],
     /// Scratch for block headers.
     headers: [[u32; 16]; PANEL_GROUPS],
 }
@@ -161,7 +210,7 @@ pub(super) struct Scales<V: Rows> {
 impl<V: Rows> Scales<V> {
     pub(super) const ZERO: Self = Self {
         scales: [[V::ZEROS; 2]; PANEL_GROUPS],
-        mins: [V::ZEROS; PANEL_GROUPS],
+        mins: [[V::ZEROS; 2]; PANEL_GROUPS],
         headers: [[0; 16]; PANEL_GROUPS],
     };
 }
@@ -178,14 +227,51 @@ impl<V: Rows> ScalesOut<'_, V> {
     fn put(&mut self, g: usize, scale: V::Floats, min: V::Floats) {
         let g = self.at + g;
         self.scales.scales[g][0] = scale;
-        self.scales.mins[g] = min;
+        self.scales.mins[g][0] = min;
+    }
+
+    /// Multiplies the scale of half `half` of group `at + g`, which `scales` wrote.
+    #[inline(always)]
+    fn multiply(&mut self, v: V, g: usize, half: usize, by: V::Floats) {
+        let scale = &mut self.scales.scales[self.at + g][half];
+        *scale = v.mul(*scale, by);
+    }
+
+    /// Reads the f16 at byte `d_at` of each block of `groups` groups from `first` on. Times `part`, a power of two, it
+    /// becomes the scale of both halves of the block's groups.
+    ///
+    /// # Safety
+    /// The rows hold the groups, in blocks of 256 values.
+    #[inline(always)]
+    unsafe fn block_halves<C: Codec>(
+        &mut self,
+        v: V,
+        strip: Strip,
+        d_at: usize,
+        part: f32,
+        first: usize,
+        groups: usize,
+    ) {
+        let Scales { scales, headers, .. } = &mut *self.scales;
+        let part = v.floats(v.splat32(part.to_bits()));
+        for block in 0..groups / 8 {
+            let header = &mut headers[0];
+            for (row, d) in header.iter_mut().enumerate().take(V::ROWS) {
+                let at = (first / 8 + block) * C::BLOCK_BYTES + d_at;
+                // SAFETY: two bytes of the block, at any alignment.
+                *d = u32::from(unsafe { strip.at(row, at).cast::<u16>().read_unaligned() });
+            }
+            let d = v.mul(v.halves(v.load(header)), part);
+            scales[self.at + 8 * block..][..8].fill([d; 2]);
+        }
     }
 }
 
 /// Runs `$do` with `$codec` as the codec of a quantised `$dtype`; does nothing for other types.
 macro_rules! with_codec {
     ($dtype:expr, $codec:ident => $do:expr) => {
-        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 Q4_K Q5_K Q6_K)
+        with_codec!($dtype, $codec => $do; Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 MXFP4 Q4_K Q5_K Q6_K
+            Q2_K Q3_K IQ4_NL IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0)
     };
     ($dtype:expr, $codec:ident => $do:expr; $($name:ident)*) => {
         match $dtype {

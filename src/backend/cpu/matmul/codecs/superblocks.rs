@@ -4,7 +4,7 @@
 
 use super::{Codec, Codes, Rows, ScalesOut};
 use crate::backend::cpu::matmul::strips::Strip;
-use crate::backend::cpu::quant::GroupKind;
+use crate::backend::cpu::quant::{GroupKind, grids};
 
 /// Reads scales and minima of Q4_K and Q5_K, whose blocks start with f16 d, f16 dmin and 12 bytes with 6 bits of
 /// each.
@@ -34,7 +34,7 @@ unsafe fn k4_scales<V: Rows>(
         let mn = [v.and(b, six), v.or(v.high_nibbles(c), v.and(v.shr16(b, 2), top))];
         for j in 0..8 {
             scales[j][0] = v.mul(d, v.byte(sc[j / 4], j % 4));
-            mins[j] = v.mul(dmin, v.byte(mn[j / 4], j % 4));
+            mins[j][0] = v.mul(dmin, v.byte(mn[j / 4], j % 4));
         }
     }
 }
@@ -167,6 +167,48 @@ impl Codec for Q6_K {
             let d = v.halves(v.load(d));
             for j in 0..16 {
                 scales[j / 2][j % 2] = v.mul(d, v.signed_byte(words[j / 4], j % 4));
+            }
+        }
+    }
+}
+
+pub(in super::super) struct IQ4_XS;
+
+impl Codec for IQ4_XS {
+    const KIND: GroupKind = GroupKind::Symmetric;
+    const CODES: Codes = Codes::Signed;
+    const BLOCK_LEN: usize = 256;
+    const BLOCK_BYTES: usize = 136;
+    const STEP_GROUPS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn codes<V: Rows, const R: usize>(
+        v: V,
+        strip: Strip,
+        first: usize,
+        _: ScalesOut<'_, V>,
+        mut put: impl FnMut(usize, usize, V::Words),
+    ) {
+        // SAFETY: bytes 8..136 of the block, 16 for each group.
+        let words = unsafe { v.words(strip, first / 8 * 136 + 8 + first % 8 * 16) };
+        for (i, word) in words.into_iter().enumerate() {
+            put(0, i, v.symmetric(v.lookup(grids::IQ4_BYTES, v.low_nibbles(word)), 0));
+            put(0, 4 + i, v.symmetric(v.lookup(grids::IQ4_BYTES, v.high_nibbles(word)), 0));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<V: Rows>(v: V, strip: Strip, first: usize, groups: usize, out: ScalesOut<'_, V>) {
+        let ScalesOut { scales, at } = out;
+        for (block, scales) in scales.scales[at..].chunks_exact_mut(8).enumerate().take(groups / 8) {
+            // SAFETY: the block's first 16 bytes.
+            let [head, nibbles, ..] = unsafe { v.words(strip, (first / 8 + block) * 136) };
+            let d = v.halves(head);
+            for (j, scale) in scales.iter_mut().enumerate() {
+                let low = v.field(nibbles, 4 * j, 4);
+                let high = v.shl32(v.field(head, 16 + 2 * j, 2), 4);
+                // -32, as a byte.
+                scale[0] = v.mul(d, v.signed_byte(v.add8(v.or(low, high), v.splat(224)), 0));
             }
         }
     }
