@@ -8,7 +8,7 @@ use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{Backend, DeviceMemoryUse};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId,
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, Steering,
     TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -141,6 +141,7 @@ impl Rig {
             max_tokens: tokens,
             context_tokens: 512,
             sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs },
+            steering: Steering::default(),
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,
