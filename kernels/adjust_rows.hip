@@ -21,7 +21,7 @@ namespace adjust {
 constexpr u32 THREADS = 256, TOKENS = 2048, ROW_WORDS = 4, CHANGE_WORDS = 5, NO_MASK = 0xffffffffu;
 constexpr f32 MASKED = -3.40282346638528859811704183484516925e+38f;
 
-// What a row's words say: its first change, their number, and the number of its mask or NO_MASK. The last word is not read.
+// A row's words: its first change, their number, and the number of its mask or NO_MASK. The last word is not read.
 struct Row {
     u32 first, count, mask;
     DEV explicit Row(const u32* words) : first(words[0]), count(words[1]), mask(words[2]) {}

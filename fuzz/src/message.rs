@@ -1,8 +1,8 @@
 //! Target `message`: each message of the protocol, past its header.
 
 use rocmforge_client::wire::{
-    ClientMessage, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, FrameHeader, GenerateEnd, GenerateItem, GenerateRequest, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX,
-    WireError, decode, encode, reply_of,
+    ClientMessage, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, FrameHeader, GenerateEnd, GenerateItem,
+    GenerateRequest, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX, WireError, decode, encode, reply_of,
 };
 
 use crate::allocations::peak_of;

@@ -1,7 +1,7 @@
 //! Masks of next tokens, computed while the device computes the step.
 //!
-//! A sequence with a constraint has a [`Masking`]. When a token was accepted, the engine thread hands it to threads of their own,
-//! and takes the mask only when the step's logits are there. The state follows the tokens of the answer and nothing else: pages,
+//! A sequence with a constraint has a [`Masking`]. The engine thread hands each accepted token to threads of their own.
+//! It takes the mask only when the step's logits are there. The state follows the tokens of the answer and nothing else: pages,
 //! positions and parked sequences do not matter to it. The queue holds each sequence at most once.
 
 use std::collections::VecDeque;
@@ -58,7 +58,7 @@ struct State {
     result: Option<Masked>,
 }
 
-/// What may follow the answer so far.
+/// The tokens that may follow the answer so far.
 #[derive(Clone, Debug)]
 pub(super) enum Masked {
     /// One of these tokens.
@@ -76,12 +76,12 @@ impl Masking {
         Arc::new(Self { state: Mutex::new(Rank::Mask, state), done: Condvar::new() })
     }
 
-    /// What may follow, if that is known.
+    /// The tokens that may follow, if they are known.
     pub fn known(&self) -> Option<Masked> {
         self.state.lock().result.clone()
     }
 
-    /// What may follow. Waits for it at most [`WAIT_MAX`].
+    /// The tokens that may follow. Waits for them at most [`WAIT_MAX`].
     pub fn wait(&self) -> Masked {
         let until = lock::now() + WAIT_MAX;
         let mut state = self.state.lock();
@@ -104,12 +104,15 @@ impl Masking {
         };
         let lost = || Masked::Failed(ConstraintError::Internal("the constraint is lost".to_owned()));
         let computed = constraint.map(|mut constraint| {
-            let followed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| constraint.follow(token)));
+            let followed =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| constraint.follow(token)));
             match followed {
                 Ok(Ok(Allowed::Tokens(mask))) => (Some(constraint), Masked::Tokens(mask)),
                 Ok(Ok(Allowed::Complete)) => (None, Masked::Complete),
                 Ok(Err(error)) => (None, Masked::Failed(error)),
-                Err(panic) => (None, Masked::Failed(ConstraintError::Internal(panic_text(&*panic).to_owned()))),
+                Err(panic) => {
+                    (None, Masked::Failed(ConstraintError::Internal(panic_text(&*panic).to_owned())))
+                }
             }
         });
         let (constraint, result) = computed.unwrap_or_else(|| (None, lost()));

@@ -83,7 +83,7 @@ pub struct Sampling {
     pub top_logprobs: u32,
 }
 
-/// What limits the choice of an answer's tokens beside the sampling parameters. The default limits nothing.
+/// Limits of the choice of an answer's tokens, beside the sampling parameters. The default limits nothing.
 #[derive(Debug, Default)]
 pub struct Steering {
     /// Penalties for what was said, and biases.

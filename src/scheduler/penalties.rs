@@ -81,7 +81,10 @@ mod tests {
             changed[change.id as usize] = change.apply(logits[change.id as usize]);
         }
         for (id, (got, want)) in changed.iter().zip(expected(penalties, &logits, counted)).enumerate() {
-            assert!((f64::from(*got) - want).abs() < 1e-5, "token {id}: {got} instead of {want}, {penalties:?}");
+            assert!(
+                (f64::from(*got) - want).abs() < 1e-5,
+                "token {id}: {got} instead of {want}, {penalties:?}"
+            );
         }
     }
 

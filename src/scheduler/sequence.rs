@@ -10,7 +10,8 @@ use super::kv::Held;
 use super::masks::Masking;
 use super::text::AnswerText;
 use super::{
-    Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob, sequence_pages,
+    Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
+    sequence_pages,
 };
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;

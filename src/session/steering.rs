@@ -1,4 +1,4 @@
-//! What limits an answer's tokens: its form, and penalties and biases, checked and compiled.
+//! Limits of an answer's tokens, checked and compiled: its form, penalties and biases.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ const BIAS_MAX: f32 = 1000.0;
 /// Compiling a constraint takes about as long as tokenising so many bytes for each of its text: 1 ms for 200 bytes.
 const COMPILING_BYTES: usize = 25;
 
-/// What a request asks for, before its model is known.
+/// A request's limits before its model is known.
 #[derive(Debug)]
 pub(super) struct Asked {
     penalties: Option<Penalties>,
@@ -58,7 +58,8 @@ impl Asked {
             return Ok(Steering { penalties: self.penalties, ..Steering::default() });
         };
         let held = call.service().budget.form(call.peer().uid);
-        let held = held.map_err(|refusal| of_refusal(&refusal, "there is no room for the answer's form", 1, "forms"))?;
+        let held = held
+            .map_err(|refusal| of_refusal(&refusal, "there is no room for the answer's form", 1, "forms"))?;
         let constraint = Some(compile(call, model.tokenizer.clone(), source).await?);
         Ok(Steering { penalties: self.penalties, constraint, held: Some(held) })
     }

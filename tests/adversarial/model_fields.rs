@@ -17,7 +17,9 @@ use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::model::template::{Message, TemplateRequest, render_unconfined};
 use rocmforge::model::tokenizer::EncodeOptions;
 use rocmforge::model::{ChatTemplate, Model, ModelError, ModelId};
-use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, JobError, Sampling, Steering, StopReason};
+use rocmforge::scheduler::{
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Sampling, Steering, StopReason,
+};
 use rustix::fs::MemfdFlags;
 use tokio::sync::mpsc::unbounded_channel;
 

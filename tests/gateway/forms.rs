@@ -83,7 +83,8 @@ fn penalties_and_biases_reach_the_daemon() {
         "frequency_penalty": 1.5, "presence_penalty": -0.5, "logit_bias": {"300": 5, "13": -100},
     });
     assert_eq!(door.post("/v1/completions", &body).json()["choices"][0]["text"], expected.text.as_str());
-    let penalties = Penalties { repeat: 1.4, frequency: 0.25, presence: 0.5, last: 10, ..Penalties::default() };
+    let penalties =
+        Penalties { repeat: 1.4, frequency: 0.25, presence: 0.5, last: 10, ..Penalties::default() };
     let expected = direct(&door, &request(&penalties));
     let options = json!({
         "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 7, "num_predict": 40,
@@ -97,7 +98,8 @@ fn penalties_and_biases_reach_the_daemon() {
 fn a_schema_that_cannot_be_kept_to_is_refused_with_its_fault() {
     let door = Door::open();
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strange"}}});
-    let body = json!({"model": CHATTY, "messages": [{"role": "user", "content": "ab"}], "response_format": format});
+    let body =
+        json!({"model": CHATTY, "messages": [{"role": "user", "content": "ab"}], "response_format": format});
     let response = door.post("/v1/chat/completions", &body);
     assert_eq!(response.status, 400, "{}", response.body);
     assert!(response.body.contains("strange"), "{}", response.body);

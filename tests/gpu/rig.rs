@@ -8,8 +8,8 @@ use rocmforge::backend::hip::{HipBackend, HipOptions};
 use rocmforge::backend::{Backend, DeviceMemoryUse};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, Steering,
-    TokenLogprob,
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId,
+    Steering, TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 

@@ -269,7 +269,8 @@ fn logits_are_changed_and_masked_in_their_row_alone() {
             let first = changes.len();
             if has_changes {
                 let step = 1 + random.below(7);
-                let number = |random: &mut Random| if random.below(3) == 0 { 0.0 } else { random.normal() * 5.0 };
+                let number =
+                    |random: &mut Random| if random.below(3) == 0 { 0.0 } else { random.normal() * 5.0 };
                 changes.extend((0..vocab).step_by(step).take(700).map(|id| {
                     let repeat = [1.0, 1.3, 0.7][random.below(3)];
                     (id as u32, number(random), repeat, number(random))
@@ -281,7 +282,8 @@ fn logits_are_changed_and_masked_in_their_row_alone() {
             }
             rows.extend([first as u32, (changes.len() - first) as u32, mask, 0]);
         }
-        let words = |(id, bias, repeat, less): &Change| [*id, bias.to_bits(), repeat.to_bits(), less.to_bits(), 7];
+        let words =
+            |(id, bias, repeat, less): &Change| [*id, bias.to_bits(), repeat.to_bits(), less.to_bits(), 7];
         let (input, rows_at) = (rig.upload(&logits), rig.upload(&rows));
         let changes_at = rig.upload(&changes.iter().map(words).collect::<Vec<_>>());
         let masks_at = rig.upload(&masks);
@@ -309,7 +311,11 @@ fn logits_are_changed_and_masked_in_their_row_alone() {
                     _ => before,
                 };
                 let got = got[number * vocab + id];
-                assert_eq!(got.to_bits(), want.to_bits(), "{vocab}, row {number}, token {id}: {got}, not {want}");
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{vocab}, row {number}, token {id}: {got}, not {want}"
+                );
                 if let Some(at) = change.filter(|_| allowed) {
                     assert_eq!(after[at][4], before.to_bits(), "the logit as it was");
                 }

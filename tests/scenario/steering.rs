@@ -44,7 +44,8 @@ fn answers_have_the_form_that_was_asked_for_and_end_when_it_is_complete() {
         assert!(is_of_pairs(&pairs.text, ["ab", "cd"], 5), "{}", pairs.text);
         assert_eq!(end.stop_reason, StopReason::EndOfGeneration);
         assert_eq!(end.usage.generated_tokens as usize, pairs.ids.len());
-        let (json, end) = ask(&client, &story(0, seed).with_form(&AnswerForm::new(FormKind::JsonSchema, SCHEMA)));
+        let (json, end) =
+            ask(&client, &story(0, seed).with_form(&AnswerForm::new(FormKind::JsonSchema, SCHEMA)));
         assert_eq!(end.stop_reason, StopReason::EndOfGeneration, "{}", json.text);
         let value: Value = serde_json::from_str(&json.text).unwrap_or_else(|e| panic!("{e}: {}", json.text));
         assert_eq!(value.as_object().unwrap().len(), 3);
@@ -74,8 +75,7 @@ fn an_answer_that_is_complete_with_its_last_token_did_not_run_out_of_tokens() {
 
 #[test]
 fn forms_are_kept_when_the_context_shifts_and_when_a_place_is_given_up() {
-    let mut rig =
-        Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nrunning = 1\ncontext_tokens = 64\n");
+    let mut rig = Rig::start_with("[device]\nbackend = 'cpu'\n[limits]\nrunning = 1\ncontext_tokens = 64\n");
     let client = rig.client();
     let long = story(0, 5).with_form(&regex("(ab|cd){120}")).with_context_shift(2);
     let (shifted, end) = ask(&client, &long);
@@ -86,7 +86,8 @@ fn forms_are_kept_when_the_context_shifts_and_when_a_place_is_given_up() {
     let mut first = connection.generate(&long).unwrap();
     let running = |seen: &rocmforge_client::wire::StatusReply| seen.devices[0].sequences_running == 1;
     rig.eventually("the first runs", running);
-    let mut urgent = connection.generate(&story(30, 1).with_form(&regex("[a-z ]+")).with_priority(200)).unwrap();
+    let mut urgent =
+        connection.generate(&story(30, 1).with_form(&regex("[a-z ]+")).with_priority(200)).unwrap();
     let text = collect(&mut urgent).unwrap().text;
     assert!(text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b' '), "{text}");
     assert_eq!(collect(&mut first).unwrap(), shifted, "the same answer as alone");
@@ -158,7 +159,7 @@ fn log_probabilities_are_those_of_the_model_whatever_may_be_said() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_its_kind() {
+fn wrong_forms_and_biases_are_refused_by_their_kind() {
     let mut rig = Rig::start();
     let client = rig.client();
     let refused = |request: &GenerateRequest| code(answer(&client, request));
@@ -170,7 +171,8 @@ fn what_cannot_be_honoured_is_refused_by_its_kind() {
     let exploding = format!("{{\"allOf\": [{}]}}", vec![any; 12].join(","));
     assert_eq!(refused(&schema(&exploding)), ErrorCode::LimitExceeded as u16);
     assert_eq!(refused(&story(5, 0).with_form(&regex("a("))), ErrorCode::InvalidArgument as u16);
-    let biased = |id, bias| story(5, 0).with_penalties(&Penalties { bias: vec![(id, bias)], ..Penalties::default() });
+    let biased =
+        |id, bias| story(5, 0).with_penalties(&Penalties { bias: vec![(id, bias)], ..Penalties::default() });
     assert_eq!(refused(&biased(512, 1.0)), ErrorCode::TokenOutOfRange as u16);
     assert_eq!(refused(&biased(5, 2000.0)), ErrorCode::InvalidArgument as u16);
     for key in [EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES] {

@@ -9,7 +9,7 @@ use crate::params::{Params, is_empty};
 /// Any JSON object.
 const OBJECT: &str = r#"{"type": "object"}"#;
 
-/// What a request limits an answer's tokens by.
+/// The limits of an answer's tokens that a request states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Steering {
     /// The form of the answer.
@@ -80,7 +80,8 @@ pub fn response_format(params: &mut Params) -> Result<Option<AnswerForm>, Failur
         "text" => None,
         "json_object" => Some(AnswerForm::new(FormKind::JsonSchema, OBJECT)),
         "json_schema" => {
-            let stated = format.take("json_schema").ok_or_else(|| format.refuse("json_schema", "it is required"))?;
+            let stated =
+                format.take("json_schema").ok_or_else(|| format.refuse("json_schema", "it is required"))?;
             let mut stated = Params::inside(&format.full("json_schema"), stated)?;
             let schema = stated.take("schema").ok_or_else(|| stated.refuse("schema", "it is required"))?;
             // The schema is kept to in any case.
@@ -114,7 +115,9 @@ fn schema_form(params: &Params, name: &str, schema: &Value) -> Result<AnswerForm
     const MAX: usize = limits::FORM_BYTES_MAX - 1;
     let text = schema.to_string();
     if text.len() > MAX {
-        return Err(params.refuse(name, format!("a schema of {} bytes, but at most {MAX} are allowed", text.len())));
+        return Err(
+            params.refuse(name, format!("a schema of {} bytes, but at most {MAX} are allowed", text.len()))
+        );
     }
     Ok(AnswerForm::new(FormKind::JsonSchema, &text))
 }
@@ -129,7 +132,9 @@ pub fn ollama_penalties(options: &mut Params) -> Result<Penalties, Failure> {
         Some(value) if value == -1 => limits::PENALTY_TOKENS_MAX,
         Some(value) => match value.as_u64().and_then(|last| u32::try_from(last).ok()) {
             Some(last) => last.min(limits::PENALTY_TOKENS_MAX),
-            None => return Err(options.refuse(LAST, format!("{value} is neither -1 nor a whole number from 0"))),
+            None => {
+                return Err(options.refuse(LAST, format!("{value} is neither -1 nor a whole number from 0")));
+            }
         },
     };
     Ok(Penalties {
@@ -159,13 +164,18 @@ mod tests {
         assert_eq!(format(json!({"type": "text"})).unwrap(), None);
         assert_eq!(format(json!({"type": "json_object"})).unwrap().unwrap().text, OBJECT);
         let schema = r#"{"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}}"#;
-        let stated = format!(r#"{{"type":"json_schema","json_schema":{{"name":"n","strict":true,"schema":{schema}}}}}"#);
+        let stated = format!(
+            r#"{{"type":"json_schema","json_schema":{{"name":"n","strict":true,"schema":{schema}}}}}"#
+        );
         let form = format(serde_json::from_str(&stated).unwrap()).unwrap().unwrap();
         assert_eq!(form, AnswerForm::new(FormKind::JsonSchema, schema));
         for (value, place) in [
             (json!({"type": "xml"}), "response_format.type"),
             (json!({"type": "json_schema"}), "response_format.json_schema"),
-            (json!({"type": "json_schema", "json_schema": {"name": "n"}}), "response_format.json_schema.schema"),
+            (
+                json!({"type": "json_schema", "json_schema": {"name": "n"}}),
+                "response_format.json_schema.schema",
+            ),
             (json!({"type": "text", "more": 1}), "response_format.more"),
         ] {
             assert_eq!(format(value).unwrap_err().param.as_deref(), Some(place));
@@ -181,7 +191,8 @@ mod tests {
 
     #[test]
     fn penalties_are_taken_within_their_ranges() {
-        let asked = json!({"frequency_penalty": 0.5, "presence_penalty": -2, "logit_bias": {"7": -100, "9": 1.5}});
+        let asked =
+            json!({"frequency_penalty": 0.5, "presence_penalty": -2, "logit_bias": {"7": -100, "9": 1.5}});
         let penalties = openai_penalties(&mut params(asked)).unwrap();
         assert_eq!((penalties.frequency, penalties.presence, penalties.prompt), (0.5, -2.0, false));
         assert_eq!(penalties.bias, [(7, -100.0), (9, 1.5)]);

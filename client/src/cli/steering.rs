@@ -45,9 +45,13 @@ impl Steering {
     /// A file that cannot be read, or is too long.
     pub fn fill(&self, request: GenerateRequest) -> Result<GenerateRequest, Failure> {
         let form = match self {
-            Self { schema: Some(path), .. } => Some(AnswerForm::new(FormKind::JsonSchema, &read("--schema", path)?)),
+            Self { schema: Some(path), .. } => {
+                Some(AnswerForm::new(FormKind::JsonSchema, &read("--schema", path)?))
+            }
             Self { regex: Some(regex), .. } => Some(AnswerForm::new(FormKind::Regex, regex)),
-            Self { grammar: Some(path), .. } => Some(AnswerForm::new(FormKind::Lark, &read("--grammar", path)?)),
+            Self { grammar: Some(path), .. } => {
+                Some(AnswerForm::new(FormKind::Lark, &read("--grammar", path)?))
+            }
             _ => None,
         };
         let request = match form {
@@ -68,7 +72,8 @@ impl Steering {
 
 /// Text of a file that fits a request.
 fn read(option: &str, path: &Path) -> Result<String, Failure> {
-    let refused = |why: &dyn std::fmt::Display| Failure::usage(&format!("{option} {}: {why}", path.display()));
+    let refused =
+        |why: &dyn std::fmt::Display| Failure::usage(&format!("{option} {}: {why}", path.display()));
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(|error| refused(&error))?;
     file.take(FORM_BYTES_MAX as u64).read_to_end(&mut bytes).map_err(|error| refused(&error))?;

@@ -4,9 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
-use super::messages::{
-    EXT_CRITICAL, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext,
-};
+use super::messages::{EXT_CRITICAL, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext};
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
 pub mod limits {

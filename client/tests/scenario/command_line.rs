@@ -385,10 +385,19 @@ fn run_states_the_form_of_the_answer_penalties_and_biases() {
     std::fs::write(&file, "text").unwrap();
     let file = file.to_str().unwrap();
     let form = |kind, text| Some(AnswerForm::new(kind, text));
-    let penalties = Penalties { repeat: 1.5, frequency: 0.25, presence: -1.0, last: 9, ..Penalties::default() };
+    let penalties =
+        Penalties { repeat: 1.5, frequency: 0.25, presence: -1.0, last: 9, ..Penalties::default() };
     let biased = Penalties { bias: vec![(7, -100.0), (8, 0.5)], ..Penalties::default() };
-    let numbers =
-        ["--repeat-penalty", "1.5", "--frequency-penalty", "0.25", "--presence-penalty", "-1", "--repeat-last", "9"];
+    let numbers = [
+        "--repeat-penalty",
+        "1.5",
+        "--frequency-penalty",
+        "0.25",
+        "--presence-penalty",
+        "-1",
+        "--repeat-last",
+        "9",
+    ];
     let cases: [(&[&str], Option<AnswerForm>, Option<Penalties>); 6] = [
         (&[], None, None),
         (&["--schema", file], form(FormKind::JsonSchema, "text"), None),

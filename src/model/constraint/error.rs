@@ -8,7 +8,7 @@ pub enum ConstraintError {
     /// Its text is wrong, or asks for something that is not supported.
     #[error("the {kind} cannot be used: {reason}")]
     Invalid {
-        /// What it is.
+        /// Its kind.
         kind: ConstraintKind,
         /// The fault, in the compiler's words.
         reason: String,
@@ -16,7 +16,7 @@ pub enum ConstraintError {
     /// Its text is too long.
     #[error("the {kind} has {bytes} bytes, the limit is {limit}: shorten it")]
     TooLong {
-        /// What it is.
+        /// Its kind.
         kind: ConstraintKind,
         /// Bytes of its text.
         bytes: usize,
@@ -26,7 +26,7 @@ pub enum ConstraintError {
     /// It grows beyond a bound of memory or work, when it is compiled or later.
     #[error("the {kind} is too complex: {reason}: simplify it")]
     TooComplex {
-        /// What it is.
+        /// Its kind.
         kind: ConstraintKind,
         /// The bound, in the compiler's words.
         reason: String,
@@ -34,7 +34,7 @@ pub enum ConstraintError {
     /// It took too long.
     #[error("the {kind} took more than {seconds} s: simplify it")]
     TooSlow {
-        /// What it is.
+        /// Its kind.
         kind: ConstraintKind,
         /// Longest time.
         seconds: u64,
@@ -50,7 +50,7 @@ pub enum ConstraintError {
     /// No token fits, and the answer is not complete.
     #[error("no token of the vocabulary continues the answer as the {kind} wants it")]
     NoToken {
-        /// What it is.
+        /// Its kind.
         kind: ConstraintKind,
     },
     /// The model's vocabulary cannot be constrained.

@@ -1,7 +1,7 @@
 //! Constraints of answers: JSON schemas, regular expressions and grammars in Lark's syntax.
 //!
 //! The crate `llguidance` compiles them and finds the tokens that may follow. Its table of a vocabulary is built once, with the
-//! first constraint, and shared by all models of the tokenizer. What is compiled is kept by the digest of its text. Constraints
+//! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept by the digest of their texts. Constraints
 //! come from clients, so their size, memory and time are bounded.
 
 use std::sync::Arc;
@@ -47,7 +47,7 @@ const VOCABULARY_BYTES_MAX: usize = (1 << 22) - 2;
 
 static COMPILING: AtomicUsize = AtomicUsize::new(0);
 
-/// What a constraint's text is.
+/// The kind of a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConstraintKind {
     /// A JSON schema.
@@ -71,7 +71,7 @@ impl std::fmt::Display for ConstraintKind {
 /// A constraint as a client states it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintSource {
-    /// What its text is.
+    /// Its kind.
     pub kind: ConstraintKind,
     /// Its text.
     pub text: String,
@@ -162,7 +162,8 @@ impl ConstraintCompiler {
             ConstraintKind::Regex => TopLevelGrammar::from_regex(&source.text),
             ConstraintKind::Lark => TopLevelGrammar::from_lark(source.text.clone()),
         };
-        let parser = self.factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;
+        let parser =
+            self.factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;
         let mut constraint = Constraint { parser: Box::new(parser), kind };
         constraint.parser.start_without_prompt();
         let bytes = constraint.parser.parser.lexer_stats().num_bytes;
@@ -216,7 +217,10 @@ fn refusal(kind: ConstraintKind, error: &str) -> ConstraintError {
     if error.starts_with("panic") {
         return ConstraintError::Internal(reason);
     }
-    match ["too big", "too large", "too complex", "too many", "deeply nested"].iter().any(|word| error.contains(word)) {
+    match ["too big", "too large", "too complex", "too many", "deeply nested"]
+        .iter()
+        .any(|word| error.contains(word))
+    {
         true => ConstraintError::TooComplex { kind, reason },
         false => ConstraintError::Invalid { kind, reason },
     }
@@ -227,7 +231,7 @@ fn short(text: &str) -> String {
     text.lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-/// What an answer has so far, as its constraint sees it.
+/// The state of an answer, as its constraint sees it.
 pub struct Constraint {
     parser: Box<TokenParser>,
     kind: ConstraintKind,
@@ -262,9 +266,7 @@ impl Constraint {
             if parser.check_stop()? { Ok(None) } else { parser.compute_mask().map(Some) }
         }));
         match (followed, parser.stop_reason()) {
-            (Ok(Some(mask)), _) => {
-                Ok(Allowed::Tokens(Arc::new(TokenMask::new(mask.as_slice().to_vec()))))
-            }
+            (Ok(Some(mask)), _) => Ok(Allowed::Tokens(Arc::new(TokenMask::new(mask.as_slice().to_vec())))),
             (Ok(None), reason) if reason.is_ok() => Ok(Allowed::Complete),
             (Err(_), StopReason::NoExtensionBias) => Err(ConstraintError::NoToken { kind }),
             (Ok(None), reason) => Err(refusal(kind, &reason.to_string())),

@@ -1,7 +1,7 @@
 //! Reads JSON schemas, and refuses those that would explode.
 //!
 //! The compiler intersects what stands side by side: `allOf`, and `$ref` or `anyOf` beside other keys. Each part of the one meets
-//! each part of the other. Ten times ten alternatives of ten make ten thousand million, in a text of a few hundred bytes, and the
+//! each part of the other. Ten parts of ten alternatives make ten thousand million, in a text of a few hundred bytes. The
 //! compiler bounds neither that time nor that memory. So the work is estimated first.
 
 use std::collections::HashMap;
@@ -26,7 +26,8 @@ const JOINED: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 pub(super) fn checked(text: &str) -> Result<Value, ConstraintError> {
     let kind = ConstraintKind::JsonSchema;
     let invalid = |reason: String| ConstraintError::Invalid { kind, reason };
-    let mut schema: Value = serde_json::from_str(text).map_err(|error| invalid(format!("it is no JSON: {error}")))?;
+    let mut schema: Value =
+        serde_json::from_str(text).map_err(|error| invalid(format!("it is no JSON: {error}")))?;
     let work = Estimate { root: &schema, known: HashMap::new() }.of(&schema, false);
     if work > WORK_MAX {
         let reason = format!("joining its parts makes some {work} schemas, the limit is {WORK_MAX}");
@@ -70,7 +71,9 @@ impl<'a> Estimate<'a> {
                         product = product.saturating_mul(self.of(part, true));
                     }
                 }
-                ("anyOf" | "oneOf", value) if joined => product = product.saturating_mul(self.of(value, true)),
+                ("anyOf" | "oneOf", value) if joined => {
+                    product = product.saturating_mul(self.of(value, true))
+                }
                 // Lists of values or names. A property of such a name is no list.
                 ("enum" | "examples" | "required", Value::Array(_)) => {}
                 (_, value) => sum = sum.saturating_add(self.of(value, joined)),
@@ -83,7 +86,9 @@ impl<'a> Estimate<'a> {
         if let Some(known) = self.known.get(target) {
             return *known;
         }
-        let Some(schema) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)) else { return 1 };
+        let Some(schema) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)) else {
+            return 1;
+        };
         self.known.insert(target, 1);
         let work = self.of(schema, true);
         self.known.insert(target, work);
@@ -104,7 +109,8 @@ mod tests {
         let ten: Vec<Value> = (0..10).map(|i| json!({ "const": i })).collect();
         let of = |count| json!({ "allOf": vec![json!({ "anyOf": ten }); count] });
         assert!(work(&of(2)) < WORK_MAX && work(&of(10)) > WORK_MAX);
-        let apart = json!({ "properties": { "a": { "anyOf": ten }, "b": { "anyOf": ten }, "c": { "anyOf": ten } } });
+        let apart =
+            json!({ "properties": { "a": { "anyOf": ten }, "b": { "anyOf": ten }, "c": { "anyOf": ten } } });
         assert!(work(&apart) < 100, "{}", work(&apart));
         let doubling: Map<String, Value> = (0..40)
             .map(|i| {

@@ -132,7 +132,10 @@ fn wrong_and_exploding_constraints_are_refused_by_kind() {
     let doubled: String = (0..40).map(|i| format!("a{i}: a{0} a{0}\n", i + 1)).collect();
     for (kind, text) in [
         (ConstraintKind::JsonSchema, all),
-        (ConstraintKind::JsonSchema, "{\"type\": \"string\", \"pattern\": \"^((a{1,900}){1,900}b){1,900}$\"}".into()),
+        (
+            ConstraintKind::JsonSchema,
+            "{\"type\": \"string\", \"pattern\": \"^((a{1,900}){1,900}b){1,900}$\"}".into(),
+        ),
         (ConstraintKind::Regex, "((((a|b){1000}){1000}){1000}){1000}".into()),
         (ConstraintKind::Lark, format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000))),
     ] {

@@ -7,10 +7,10 @@ use super::Core;
 use crate::backend::{BackendError, Sampled};
 use crate::lock;
 use crate::model::ModelId;
+use crate::scheduler::masks::Masked;
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::StepPlan;
 use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
-use crate::scheduler::masks::Masked;
 use crate::scheduler::{Event, JobError, SequenceId, StopReason};
 use crate::tensor::MapError;
 

@@ -6,7 +6,8 @@ use std::time::Instant;
 use hyper::Response;
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::{
-    AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest, StopReason,
+    AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest,
+    StopReason,
 };
 use serde_json::{Value, json};
 

@@ -13,7 +13,7 @@ pub const EXT_GENERATE_PENALTIES: u16 = EXT_CRITICAL | 3;
 const PENALTIES_BYTES: usize = 17;
 const BIAS_BYTES: usize = 8;
 
-/// What the text of an answer's form is.
+/// The kind of an answer's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormKind {
     /// A JSON schema.
@@ -31,7 +31,7 @@ impl FormKind {
 /// The form of an answer. The answer ends when it is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerForm {
-    /// What `text` is.
+    /// Its kind.
     pub kind: FormKind,
     /// A schema, an expression or a grammar, at most [`limits::FORM_BYTES_MAX`] bytes less one.
     pub text: String,
@@ -142,7 +142,9 @@ impl Penalties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSteering {
     /// Of [`EXT_GENERATE_FORM`].
-    #[error("the answer's form is a byte 0 (JSON schema), 1 (regular expression) or 2 (Lark grammar), then text in UTF-8")]
+    #[error(
+        "the answer's form is a byte 0 (JSON schema), 1 (regular expression) or 2 (Lark grammar), then text in UTF-8"
+    )]
     Form,
     /// Of [`EXT_GENERATE_PENALTIES`].
     #[error(
@@ -202,8 +204,14 @@ mod tests {
     #[test]
     fn forms_and_penalties_are_read_as_they_were_written() {
         let form = AnswerForm::new(FormKind::Regex, "[a-zß]+");
-        let penalties = Penalties { repeat: 1.5, prompt: false, bias: vec![(7, -100.0), (9, 0.5)], ..Penalties::default() };
-        let asked = request().with_form(&form).with_penalties(&Penalties::default()).with_penalties(&penalties);
+        let penalties = Penalties {
+            repeat: 1.5,
+            prompt: false,
+            bias: vec![(7, -100.0), (9, 0.5)],
+            ..Penalties::default()
+        };
+        let asked =
+            request().with_form(&form).with_penalties(&Penalties::default()).with_penalties(&penalties);
         assert_eq!((asked.form(), asked.penalties()), (Ok(Some(form)), Ok(Some(penalties))));
         assert_eq!(asked.validate(), Ok(()));
         assert_eq!((request().form(), request().penalties()), (Ok(None), Ok(None)));
@@ -230,7 +238,9 @@ mod tests {
 
     #[test]
     fn a_form_may_be_longer_than_other_extensions() {
-        let of = |bytes: usize| request().with_form(&AnswerForm::new(FormKind::Lark, &"a".repeat(bytes))).validate();
+        let of = |bytes: usize| {
+            request().with_form(&AnswerForm::new(FormKind::Lark, &"a".repeat(bytes))).validate()
+        };
         assert_eq!(of(limits::FORM_BYTES_MAX - 1), Ok(()));
         assert!(matches!(of(limits::FORM_BYTES_MAX), Err(Violation::TooLong { .. })));
     }

@@ -214,7 +214,7 @@ fn check_changed(logits: &[f32], row: &SampleRow) {
         let scaled = if biased > 0.0 { biased / repeat } else { biased * repeat };
         changed[change.id as usize] = (scaled - f64::from(change.less)) as f32;
     }
-    // What may not be drawn is left out: a smaller vocabulary, with the same ranks.
+    // Masked tokens are left out: a smaller vocabulary, with the same ranks.
     let allowed: Vec<usize> =
         (0..logits.len()).filter(|id| row.mask.as_ref().is_none_or(|mask| mask.allows(*id as u32))).collect();
     let small: Vec<f32> = allowed.iter().map(|id| changed[*id]).collect();
@@ -239,8 +239,13 @@ fn changed_and_masked_logits_are_drawn_as_if_others_were_not_there() {
     let logits = spread(&[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0]);
     let ids: Vec<u32> = (0..8).map(|i| (i * 733 + 11) % 3000).collect();
     let change = |at: usize, bias, repeat, less| LogitChange { id: ids[at], bias, repeat, less };
-    let changes: Arc<[LogitChange]> =
-        [change(0, 0.0, 1.5, 0.5), change(4, 2.5, 1.0, 0.0), change(6, 0.0, 0.5, -1.0), change(7, -1.0, 2.0, 0.25)].into();
+    let changes: Arc<[LogitChange]> = [
+        change(0, 0.0, 1.5, 0.5),
+        change(4, 2.5, 1.0, 0.0),
+        change(6, 0.0, 0.5, -1.0),
+        change(7, -1.0, 2.0, 0.25),
+    ]
+    .into();
     let mask = |allowed: &[usize]| {
         let mut words = vec![0u32; 94];
         allowed.iter().for_each(|at| words[ids[*at] as usize / 32] |= 1 << (ids[*at] % 32));

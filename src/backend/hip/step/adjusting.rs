@@ -27,7 +27,7 @@ pub(super) struct Adjusting {
 }
 
 impl Adjusting {
-    /// Starts to change the logits of rows. What an earlier call started must be done.
+    /// Starts to change the logits of rows. The work of an earlier call must be done.
     ///
     /// # Errors
     /// [`BackendError`], also when memory for the changes is short.
@@ -59,7 +59,8 @@ impl Adjusting {
         for (index, (row, (first, ids))) in rows.iter().zip(&self.changes).enumerate() {
             let number = if row.mask.is_some() { mask as u32 } else { NO_MASK };
             put(index * ROW_WORDS, &mut [*first as u32, ids.len() as u32, number, 0].into_iter());
-            let words_of = |c: &LogitChange| [c.id, c.bias.to_bits(), c.repeat.to_bits(), c.less.to_bits(), 0];
+            let words_of =
+                |c: &LogitChange| [c.id, c.bias.to_bits(), c.repeat.to_bits(), c.less.to_bits(), 0];
             put(self.changes_at + first * CHANGE_WORDS, &mut changes_of(row, vocab).flat_map(words_of));
             if let Some(tokens) = &row.mask {
                 let all = tokens.words().iter().copied().chain(std::iter::repeat(0));

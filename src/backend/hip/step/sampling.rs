@@ -1,7 +1,7 @@
 //! Sampling on the device. Settings and sampled tokens travel in host words that host and device share.
 //!
 //! Log-probabilities are those of the unchanged logits, but logits are changed in place. So a step with rows that want both
-//! is sampled twice: before the changes for the reports of likely tokens, and after them for the tokens.
+//! is sampled twice. The first time lists likely tokens, before the changes, and the second draws.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -101,11 +101,18 @@ impl Sampler {
         self.make_lists(device, rows.iter().map(listed).max().unwrap_or(0) as usize)?;
         self.twice = rows.iter().any(|row| is_adjusted(row) && row.top_logprobs > 0);
         if self.twice {
-            let greedy = |row: &SampleRow| SampleRow { temperature: 0.0, changes: None, mask: None, ..row.clone() };
+            let greedy =
+                |row: &SampleRow| SampleRow { temperature: 0.0, changes: None, mask: None, ..row.clone() };
             let plain = |row: &SampleRow| SampleRow { top_logprobs: 0, ..row.clone() };
             self.sample(device, stream, logits, &rows.iter().map(greedy).collect::<Vec<_>>(), Pass::Lists)?;
             self.adjusting.launch(device, stream, logits, self.vocab, rows)?;
-            return self.sample(device, stream, logits, &rows.iter().map(plain).collect::<Vec<_>>(), Pass::Again);
+            return self.sample(
+                device,
+                stream,
+                logits,
+                &rows.iter().map(plain).collect::<Vec<_>>(),
+                Pass::Again,
+            );
         }
         if rows.iter().any(is_adjusted) {
             self.adjusting.launch(device, stream, logits, self.vocab, rows)?;
