@@ -23,9 +23,13 @@ const THREADS_MAX: usize = 4;
 /// Stack of a thread: expressions of a constraint may nest deep.
 const STACK: usize = 64 << 20;
 
+/// Wakes the engine thread.
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// Threads that compute masks. They start with the first constraint.
-#[derive(Debug, Default)]
 pub(super) struct MaskPool {
+    /// Called when an answer is complete or failed: a sequence without credit is in no step that would notice.
+    wake: Wake,
     queue: Option<Arc<Queue>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -124,6 +128,11 @@ impl Masking {
 }
 
 impl MaskPool {
+    /// A pool without threads yet.
+    pub fn new(wake: Wake) -> Self {
+        Self { wake, queue: None, threads: Vec::new() }
+    }
+
     /// Whether there was a constraint yet.
     pub fn is_used(&self) -> bool {
         self.queue.is_some()
@@ -142,7 +151,7 @@ impl MaskPool {
         if self.threads.is_empty() {
             let processors = std::thread::available_parallelism().map_or(1, usize::from);
             let count = processors.div_ceil(2).min(THREADS_MAX);
-            self.threads.extend((0..count).filter_map(|_| start(&queue)));
+            self.threads.extend((0..count).filter_map(|_| start(&queue, &self.wake)));
         }
         if self.threads.is_empty() {
             return masking.compute(); // no thread could start: slower, but right
@@ -163,11 +172,14 @@ impl Drop for MaskPool {
     }
 }
 
-fn start(queue: &Arc<Queue>) -> Option<JoinHandle<()>> {
-    let queue = Arc::clone(queue);
+fn start(queue: &Arc<Queue>, wake: &Wake) -> Option<JoinHandle<()>> {
+    let (queue, wake) = (Arc::clone(queue), Arc::clone(wake));
     let work = move || {
         while let Some(masking) = queue.next() {
             masking.compute();
+            if !matches!(masking.known(), Some(Masked::Tokens(_))) {
+                wake();
+            }
         }
     };
     std::thread::Builder::new().name("mask".into()).stack_size(STACK).spawn(work).ok()

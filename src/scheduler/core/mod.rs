@@ -90,6 +90,7 @@ impl Core {
     ) -> Self {
         let schedule = Schedule::new(limits(&options, &shared));
         let paging = Paging::new(options.page_reader.clone(), waker(&shared));
+        let masks = MaskPool::new(waker(&shared));
         let (now, keeper) = (lock::now(), options.keeper.clone());
         let mut core = Self {
             options,
@@ -102,7 +103,7 @@ impl Core {
             rates: Rates::default(),
             paused: BTreeMap::new(),
             paging,
-            masks: MaskPool::default(),
+            masks,
             in_step: None,
             restores: VecDeque::new(),
             ended: Vec::new(),
