@@ -246,6 +246,8 @@ impl<'a> Run<'a> {
             seed: 0,
             position: (start + tokens.len()) as u32,
             top_logprobs: 0,
+            changes: None,
+            mask: None,
         };
         let drawn = backend.sample(&[greedy])?;
         lap(3);

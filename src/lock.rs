@@ -67,12 +67,18 @@ pub enum Rank {
     StoreTables,
     /// Vocabularies shared by mapped models.
     Tokenizers,
+    /// Compiled constraints of one vocabulary.
+    Constraints,
     /// Why a chat template refused a conversation; only in the process that renders it.
     TemplateRefusal,
     /// State of a model's files in the machine's memory.
     ModelPages,
     /// Models whose pages are to be read in or released.
     PagesQueue,
+    /// Sequences whose next token's mask is to be computed.
+    MaskQueue,
+    /// The mask of one sequence's next token.
+    Mask,
     /// Commands to the engine.
     Inbox,
     /// The engine's last snapshot.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge::model::Model;
-use rocmforge::scheduler::{EngineHandle, Event, Job, Outcome, Sampling};
+use rocmforge::scheduler::{EngineHandle, Event, Job, Outcome, Sampling, Steering};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 pub type Failure = Box<dyn std::error::Error>;
@@ -90,6 +90,7 @@ fn submit(
         max_tokens: tokens,
         context_tokens: prompt as u32 + tokens,
         sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs: 0 },
+        steering: Steering::default(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

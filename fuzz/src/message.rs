@@ -1,8 +1,8 @@
 //! Target `message`: each message of the protocol, past its header.
 
 use rocmforge_client::wire::{
-    ClientMessage, FrameHeader, GenerateEnd, GenerateItem, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX,
-    WireError, decode, encode, reply_of,
+    ClientMessage, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, FrameHeader, GenerateEnd, GenerateItem,
+    GenerateRequest, HEADER_BYTES, Message, Op, PAYLOAD_BYTES_MAX, WireError, decode, encode, reply_of,
 };
 
 use crate::allocations::peak_of;
@@ -48,6 +48,9 @@ pub(crate) fn payload_of(header: &FrameHeader, payload: &[u8]) {
         _ => match ClientMessage::decode(header.op, payload) {
             Ok(message) => {
                 assert_eq!(message.op() as u16, header.op);
+                if let ClientMessage::Generate(request) = &message {
+                    extensions_again(request);
+                }
                 written_again(&message, payload);
             }
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -58,6 +61,17 @@ pub(crate) fn payload_of(header: &FrameHeader, payload: &[u8]) {
 fn same_bytes<T: Message>(payload: &[u8]) {
     if let Ok(message) = decode::<T>(payload) {
         assert_eq!(encode(&message).as_deref(), Ok(payload), "{}", T::NAME);
+    }
+}
+
+/// Extensions of a request that are read have the same bytes again.
+fn extensions_again(request: &GenerateRequest) {
+    let bytes = |key| request.ext.iter().find(|(of, _)| *of == key).map(|(_, bytes)| bytes.clone());
+    if let Ok(Some(form)) = request.form() {
+        assert_eq!(Some(form.bytes()), bytes(EXT_GENERATE_FORM));
+    }
+    if let Ok(Some(penalties)) = request.penalties() {
+        assert_eq!(Some(penalties.bytes()), bytes(EXT_GENERATE_PENALTIES));
     }
 }
 

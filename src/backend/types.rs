@@ -207,6 +207,52 @@ pub struct StepBatch<'a> {
     pub logits_rows: &'a [u32],
 }
 
+/// A change of one token's logit before a token is drawn. All numbers are finite, and `repeat` is above 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitChange {
+    /// Token id, below the vocabulary's size.
+    pub id: u32,
+    /// Added first.
+    pub bias: f32,
+    /// Then a logit above 0 is divided by it, and any other multiplied.
+    pub repeat: f32,
+    /// Subtracted last.
+    pub less: f32,
+}
+
+impl LogitChange {
+    /// The changed logit. Each operation rounds once, so that all devices get the same bits.
+    pub fn apply(&self, logit: f32) -> f32 {
+        let biased = logit + self.bias;
+        let scaled = if biased > 0.0 { biased / self.repeat } else { biased * self.repeat };
+        scaled - self.less
+    }
+}
+
+/// The tokens that may be drawn: bit `id % 32` of word `id / 32` is set for each. At least one is, of those in the vocabulary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask(Box<[u32]>);
+
+impl TokenMask {
+    /// A mask of these words. Tokens beyond them may not be drawn.
+    pub fn new(words: impl Into<Box<[u32]>>) -> Self {
+        Self(words.into())
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
+    /// Whether the token may be drawn.
+    pub fn allows(&self, id: u32) -> bool {
+        self.0.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+}
+
+/// The logit of a token that may not be drawn. It is finite, because a logit that is not shows a broken model.
+pub const MASKED_LOGIT: f32 = f32::MIN;
+
 /// How to draw the next token of a row. Plain numbers, so that a device can do it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleRow {
@@ -225,6 +271,10 @@ pub struct SampleRow {
     /// How many of the most likely tokens to report, with log-probabilities of the unmodified distribution; 0 for
     /// none.
     pub top_logprobs: u32,
+    /// Changes of logits, before all else. No token is there twice.
+    pub changes: Option<Arc<[LogitChange]>>,
+    /// The tokens that may be drawn; `None` for all.
+    pub mask: Option<Arc<TokenMask>>,
 }
 
 /// A drawn token.

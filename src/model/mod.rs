@@ -7,6 +7,7 @@ use crate::share::Charge;
 use crate::tensor::is_shortage;
 
 pub mod arch;
+pub mod constraint;
 pub mod files;
 pub mod gguf;
 pub mod pages;

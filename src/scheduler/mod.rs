@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, KV_PAGE_TOKENS};
 use crate::model::Model;
+use crate::model::constraint::{Constraint, ConstraintError};
+use crate::share::Charge;
 use crate::tensor::MapError;
 
 mod accounts;
@@ -31,7 +33,9 @@ mod kv;
 mod life;
 mod loading;
 mod loads;
+mod masks;
 mod paging;
+mod penalties;
 mod plan;
 mod prefixes;
 mod rates;
@@ -49,6 +53,7 @@ pub use handle::{EngineHandle, EngineOptions};
 pub use kv::Reuse;
 pub use loading::{LoadProgress, LoadedTensor, Loading, Preload};
 pub use paging::PageReader;
+pub use penalties::Penalties;
 pub use plan::{Fit, Leaving, ResidencyPlan};
 pub use prefixes::{PrefixKeeper, PrefixPage, Prefixes};
 pub use residency::ResidencyRules;
@@ -78,6 +83,17 @@ pub struct Sampling {
     pub top_logprobs: u32,
 }
 
+/// Limits of the choice of an answer's tokens, beside the sampling parameters. The default limits nothing.
+#[derive(Debug, Default)]
+pub struct Steering {
+    /// Penalties for what was said, and biases.
+    pub penalties: Option<Penalties>,
+    /// The form of the answer; the answer ends when it is complete.
+    pub constraint: Option<Constraint>,
+    /// The user's share of the constraints of all users.
+    pub held: Option<Charge>,
+}
+
 /// A valid request for tokens. The session has checked it against the model.
 #[derive(Debug)]
 pub struct Job {
@@ -104,6 +120,8 @@ pub struct Job {
     pub shift: Option<u32>,
     /// Sampling parameters.
     pub sampling: Sampling,
+    /// Limits of the choice of tokens.
+    pub steering: Steering,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
     /// Continue past end-of-generation tokens (measurements, references).
@@ -193,7 +211,7 @@ pub struct TokenLogprob {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// The model sampled an end-of-generation token.
+    /// The model sampled an end-of-generation token, or its constraint is complete.
     EndOfGeneration,
     /// `max_tokens` were generated.
     MaxTokens,
@@ -318,6 +336,9 @@ pub enum JobError {
     /// The device failed, or does not support a tensor's type.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The answer's constraint could not be followed.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// A [`Job`] broke one of its promises: a bug in a session.
     #[error("internal error: {0}")]
     Invalid(&'static str),

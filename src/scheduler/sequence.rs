@@ -3,12 +3,15 @@
 //! Positions `0..computed` lie in the KV cache. `tokens` holds the known tokens: the prompt, then the sampled ones.
 //! When a step computes the last known token, its logits give the next one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::kv::Held;
+use super::masks::Masking;
 use super::text::AnswerText;
 use super::{
-    Event, Job, Outcome, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob, sequence_pages,
+    Event, Job, Outcome, Penalties, SequenceId, SequenceState, StopReason, TokenBatch, TokenLogprob,
+    sequence_pages,
 };
 use crate::backend::{KV_PAGE_TOKENS, SampleRow, Sampled};
 use crate::model::ModelId;
@@ -196,6 +199,8 @@ impl<A> Sequence<A> {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub job: Job,
+    /// The form of the answer.
+    pub masking: Option<Arc<Masking>>,
     text: AnswerText,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -220,7 +225,8 @@ impl Sequence {
         };
         let (prompt, text) = (std::mem::take(&mut job.prompt), AnswerText::new(&job.stop));
         let (first_token, last_token, queued) = (None, None, Some(job.arrived));
-        let answer = Answer { job, text, first_token, last_token, load: Duration::ZERO };
+        let masking = job.steering.constraint.take().map(Masking::new);
+        let answer = Answer { job, masking, text, first_token, last_token, load: Duration::ZERO };
         Self { queued, ..Self::new(request, prompt, answer) }
     }
 
@@ -236,9 +242,12 @@ impl Sequence {
         }
     }
 
-    /// Sampling settings of its next token.
+    /// Sampling settings of its next token, without the mask of its constraint.
     pub fn sample_row(&self) -> SampleRow {
-        let sampling = &self.answer.job.sampling;
+        let Job { sampling, steering, model, .. } = &self.answer.job;
+        let penalties = steering.penalties.as_ref();
+        let generated = self.generated_tokens().min(self.token_count());
+        let changes = |all: &Penalties| all.changes(&self.tokens, generated, model.plan.program.vocab());
         SampleRow {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -247,6 +256,8 @@ impl Sequence {
             seed: sampling.seed,
             position: self.token_count(),
             top_logprobs: sampling.top_logprobs,
+            changes: penalties.and_then(changes),
+            mask: None,
         }
     }
 
@@ -292,7 +303,7 @@ impl Sequence {
         };
         let generated_tokens = self.generated_tokens();
         let admitted = self.first_admitted;
-        let Answer { job, text, first_token, last_token, load } = &mut self.answer;
+        let Answer { job, text, first_token, last_token, load, .. } = &mut self.answer;
         Outcome {
             reason,
             text: text.finish(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::masks::{Masked, Masking};
 use super::paging::Paging;
 use super::residency::Residency;
 use super::schedule::Work;
@@ -22,6 +23,8 @@ pub(super) struct StepArrays {
     sequences: u32,
     logits_rows: Vec<u32>,
     samples: Vec<SampleRow>,
+    /// Beside each of `samples`, what limits its tokens.
+    maskings: Vec<Option<Arc<Masking>>>,
 }
 
 impl StepArrays {
@@ -35,11 +38,19 @@ impl StepArrays {
         self.sequences = 0;
         self.logits_rows.clear();
         self.samples.clear();
+        self.maskings.clear();
     }
 
     /// Adds a sequence's rows. `tokens` holds all its known tokens; `pages` the pages of its positions, at most the
-    /// stride given to [`StepArrays::clear`]. `sample` gives the sampling settings of the last row if `work.samples`.
-    pub fn push(&mut self, work: &Work, tokens: &[u32], pages: &[u32], sample: impl FnOnce() -> SampleRow) {
+    /// stride given to [`StepArrays::clear`]. `sample` gives the sampling settings of the last row if `work.samples`, and
+    /// what limits its token.
+    pub fn push(
+        &mut self,
+        work: &Work,
+        tokens: &[u32],
+        pages: &[u32],
+        sample: impl FnOnce() -> (SampleRow, Option<Arc<Masking>>),
+    ) {
         let positions = work.start..work.start + work.rows;
         self.token_ids.extend(&tokens[work.start as usize..positions.end as usize]);
         self.positions.extend(positions);
@@ -49,7 +60,20 @@ impl StepArrays {
         self.page_tables.resize(self.sequences as usize * self.page_table_stride, 0);
         if work.samples {
             self.logits_rows.push(self.token_ids.len() as u32 - 1);
-            self.samples.push(sample());
+            let (row, masking) = sample();
+            self.samples.push(row);
+            self.maskings.push(masking);
+        }
+    }
+
+    /// Puts the masks into the rows to sample, and waits for those that are not there yet. A row whose answer is complete or
+    /// failed gets none: its token counts for nothing.
+    fn take_masks(&mut self) {
+        for (row, masking) in self.samples.iter_mut().zip(&self.maskings) {
+            row.mask = match masking.as_ref().map(|masking| masking.wait()) {
+                Some(Masked::Tokens(mask)) => Some(mask),
+                Some(Masked::Complete | Masked::Failed(_)) | None => None,
+            };
         }
     }
 
@@ -104,7 +128,7 @@ pub(super) enum Ran {
 /// then undefined.
 pub(super) fn run(
     device: StepDevice<'_>,
-    arrays: &StepArrays,
+    arrays: &mut StepArrays,
     resumed: Option<u32>,
 ) -> Result<Ran, BackendError> {
     let StepDevice { backend, residency, model, parts, slot, heartbeat, mut paging, given_up, is_due } =
@@ -162,6 +186,7 @@ pub(super) fn run(
     if arrays.samples.is_empty() {
         return Ok(Ran::Done(Vec::new()));
     }
+    arrays.take_masks();
     let sampled = backend.sample(&arrays.samples)?;
     if sampled.len() != arrays.samples.len() {
         return Err(BackendError::Internal(

@@ -17,6 +17,9 @@ const FREE_BYTES: u32 = 1 << 10;
 /// Most open requests of all users. Each takes about 4 KiB, with a payload that is not charged.
 const OPEN_MAX: u64 = 1 << 16;
 
+/// Most requests of all users whose answers have a form. Each takes a few MiB, and at most about 12.
+const FORMS_MAX: u64 = 512;
+
 /// A reader that waits for room looks again after this time, then after twice as long, and so on.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_MAX: Duration = Duration::from_millis(160);
@@ -32,6 +35,8 @@ pub struct Budget {
     descriptors: Arc<Shares>,
     /// Number of open requests.
     open: Arc<Shares>,
+    /// Number of requests whose answers have a form.
+    forms: Arc<Shares>,
 }
 
 /// One user's access to the [`Budget`].
@@ -61,6 +66,7 @@ impl Budget {
             answers: Shares::new(bytes),
             descriptors: Shares::new(descriptors),
             open: Shares::new(OPEN_MAX),
+            forms: Shares::new(FORMS_MAX),
         }
     }
 
@@ -79,6 +85,14 @@ impl Budget {
     /// [`Refusal`].
     pub(super) fn open(&self, uid: u32) -> Result<Charge, Refusal> {
         self.open.take(Taker::of(uid), 1)
+    }
+
+    /// Counts a request of that user whose answer has a form.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(super) fn form(&self, uid: u32) -> Result<Charge, Refusal> {
+        self.forms.take(Taker::of(uid), 1)
     }
 
     /// An empty charge for that user's unread answers.

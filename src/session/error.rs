@@ -8,6 +8,7 @@ use rocmforge_client::wire::{CodecError, ErrorCode, WireError};
 use super::sessions::SessionError;
 use crate::backend::BackendError;
 use crate::model::ModelError;
+use crate::model::constraint::ConstraintError;
 use crate::model::files::FilesError;
 use crate::model::gguf::GgufError;
 use crate::model::plan::PlanError;
@@ -112,6 +113,10 @@ pub(super) fn of_template(error: &TemplateError) -> Failure {
         }
     }
     failure(code, &error.to_string())
+}
+
+pub(super) fn of_constraint(error: &ConstraintError) -> Failure {
+    failure(constraint_code(error), &error.to_string())
 }
 
 pub(super) fn of_job(error: &JobError) -> Failure {
@@ -233,6 +238,18 @@ fn backend_code(error: &BackendError) -> ErrorCode {
     }
 }
 
+fn constraint_code(error: &ConstraintError) -> ErrorCode {
+    match error {
+        ConstraintError::Invalid { .. } | ConstraintError::NoToken { .. } => ErrorCode::InvalidArgument,
+        ConstraintError::TooLong { .. }
+        | ConstraintError::TooComplex { .. }
+        | ConstraintError::TooSlow { .. } => ErrorCode::LimitExceeded,
+        ConstraintError::Busy { .. } => ErrorCode::Busy,
+        ConstraintError::Vocabulary(_) => ErrorCode::ModelUnsupported,
+        ConstraintError::Internal(_) => ErrorCode::Internal,
+    }
+}
+
 fn job_code(error: &JobError) -> ErrorCode {
     match error {
         JobError::Cancelled => ErrorCode::Cancelled,
@@ -245,6 +262,7 @@ fn job_code(error: &JobError) -> ErrorCode {
         JobError::SlowReader { .. } => ErrorCode::SlowReader,
         JobError::Model(error) => map_code(error),
         JobError::Backend(error) => backend_code(error),
+        JobError::Constraint(error) => constraint_code(error),
         JobError::Invalid(_) | JobError::Panicked(_) => ErrorCode::Internal,
     }
 }

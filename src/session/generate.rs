@@ -14,6 +14,7 @@ use super::continued::Continued;
 use super::error::{Failure, failure, of_job};
 use super::responder::Responder;
 use super::service::random;
+use super::steering::Asked;
 use super::{Call, prompt};
 use crate::model::store::Lease;
 use crate::scheduler::{Event, Job, JobError, Outcome, Sampling, SequenceId, StopReason, TokenBatch};
@@ -40,6 +41,7 @@ pub(super) async fn run(
     let timeout = (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms.into()));
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
 
+    let steering = Asked::of(&request)?;
     let mut session = Continued::begin(call, &request)?;
     let (priority, shift) = (request.priority(), request.context_shift());
     if session.is_some() && shift.is_some() {
@@ -59,9 +61,10 @@ pub(super) async fn run(
         if let Some(restores) = call.service().restores.get() {
             restores.bring(engine, call.peer().uid, valid.lease.model(), &valid.prompt).await;
         }
-        Ok(valid)
+        let steering = steering.for_model(call, valid.lease.model()).await?;
+        Ok((valid, steering))
     };
-    let valid = before_the_job(call, &stopped, deadline, prepare).await?;
+    let (valid, steering) = before_the_job(call, &stopped, deadline, prepare).await?;
 
     let (sender, mut events) = unbounded_channel();
     let prompt_ids = valid.prompt.clone();
@@ -77,6 +80,7 @@ pub(super) async fn run(
         max_tokens: valid.max_tokens,
         context_tokens: valid.context_tokens,
         sampling,
+        steering,
         stop,
         ignore_eog,
         deadline,

@@ -42,6 +42,7 @@ mod responder;
 mod restore;
 mod service;
 mod sessions;
+mod steering;
 mod subscribe;
 mod text;
 mod text_time;

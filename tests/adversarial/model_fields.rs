@@ -17,7 +17,9 @@ use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::model::template::{Message, TemplateRequest, render_unconfined};
 use rocmforge::model::tokenizer::EncodeOptions;
 use rocmforge::model::{ChatTemplate, Model, ModelError, ModelId};
-use rocmforge::scheduler::{Engine, EngineHandle, EngineOptions, Event, Job, JobError, Sampling, StopReason};
+use rocmforge::scheduler::{
+    Engine, EngineHandle, EngineOptions, Event, Job, JobError, Sampling, Steering, StopReason,
+};
 use rustix::fs::MemfdFlags;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -229,6 +231,7 @@ fn job(engine: &EngineHandle, model: &Arc<Model>) -> Option<Job> {
         max_tokens: TOKENS,
         context_tokens,
         sampling,
+        steering: Steering::default(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

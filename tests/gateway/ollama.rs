@@ -124,11 +124,11 @@ fn abilities_that_are_missing_are_refused_with_their_reason() {
     assert!(pull.json()["error"].as_str().unwrap().contains("no network"), "{}", pull.body);
     let good = json!({"model": CHATTY, "messages": [{"role": "user", "content": "ab"}], "stream": false});
     for (name, value) in [
-        ("format", json!("json")),
+        ("format", json!("xml")),
         ("tools", json!([{}])),
         ("think", json!(true)),
         ("invented", json!(1)),
-        ("options.repeat_penalty", json!({"repeat_penalty": 1.1})),
+        ("options.repeat_penalty", json!({"repeat_penalty": 0})),
         ("options.num_ctx", json!({"num_ctx": 1_000_000})),
         ("options.num_predict", json!({"num_predict": -3})),
         ("options.invented", json!({"invented": 1})),

@@ -200,11 +200,11 @@ fn fields_that_cannot_be_honoured_are_refused_by_name() {
     let part = json!({"type": "image_url", "image_url": {"url": "data:"}});
     let cases = [
         ("n", json!(2)),
-        ("frequency_penalty", json!(0.5)),
-        ("logit_bias", json!({"5": 10})),
+        ("frequency_penalty", json!(2.5)),
+        ("logit_bias", json!({"5": 101})),
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("required")),
-        ("response_format", json!({"type": "json_object"})),
+        ("response_format.type", json!({"type": "xml"})),
         ("reasoning_effort", json!("high")),
         ("temperature", json!(2.5)),
         ("temperature", json!("warm")),

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 PROMPT = "ab"
 TOKENS = 8
+SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"], "additionalProperties": False}
 
 
 def with_openai(base, model, text):
@@ -48,6 +49,12 @@ def with_openai(base, model, text):
         raise AssertionError("tools were accepted")
     except openai.BadRequestError as error:
         assert error.param == "tools", error
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    pet = client.chat.completions.create(model=model, messages=ask["messages"], seed=1, response_format=form)
+    assert json.loads(pet.choices[0].message.content)["kind"] in ("cat", "dog"), pet
+    assert pet.choices[0].finish_reason == "stop", pet
+    biased = client.chat.completions.create(**ask, logit_bias={"260": 100}, frequency_penalty=0.5, presence_penalty=0.5)
+    assert biased.choices[0].message.content == "a" * TOKENS, biased
     # An answer that is left is cancelled.
     with client.chat.completions.create(**{**ask, "max_tokens": 1000}, stream=True) as stream:
         next(iter(stream))
@@ -85,6 +92,8 @@ def with_ollama(base, model, text):
     pieces = list(client.chat(model=model, messages=messages, options=options, stream=True))
     assert "".join(piece.message.content for piece in pieces) == text and pieces[-1].done
     assert client.generate(model=model, prompt=PROMPT, options=options).response == text
+    pet = client.chat(model=model, messages=messages, format=SCHEMA, options={"seed": 1, "repeat_penalty": 1.1})
+    assert json.loads(pet.message.content)["kind"] in ("cat", "dog") and pet.done_reason == "stop", pet
     assert client.show(model).details.format == "gguf"
     assert model in [one.model for one in client.ps().models]
     for failing in [lambda: client.chat(model="none", messages=messages), lambda: client.pull("any")]:

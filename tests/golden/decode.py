@@ -175,10 +175,11 @@ LIMITS = {
     "NAME": 255, "LABEL": 255, "KEY": 1024, "VALUE": 4096, "TEXT": 1044480, "IDS": 261120, "PING": 256, "STOPS": 16,
     "STOP": 256, "TOP": 20, "CHAT": 1024, "ROLE": 64, "MODELS": 4096, "SEQUENCES": 8192, "SESSIONS": 64, "USERS": 1024, "DEVICES": 64, "CHECKS": 96, "OPS": 1024,
     "ENTRIES": 16384, "DIMS": 4, "ENDS": 256, "LAYERS": 1024, "PARTS": 1024, "EVENTS": 64,
-    "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096,
+    "ERROR": 512, "DETAILS": 16, "EXTS": 16, "EXT": 4096, "FORM": 65536,
 }
 CRITICAL = 0x8000
-KNOWN = {"GenerateRequest": {0x8001}}
+FORM = 0x8002
+KNOWN = {"GenerateRequest": {0x8001, FORM, 0x8003}}
 
 
 class Bad(Exception):
@@ -246,9 +247,13 @@ class Reader:
         need(byte < count, f"{byte} where 0 or 1 is expected")
         return byte
 
+    def extension(self, known):
+        key = self.number(2)
+        limit = LIMITS["FORM" if key == FORM and key in known else "EXT"]
+        return [key, list(self.take(self.count(limit, "bytes")))]
+
     def extensions(self, known):
-        pairs = [[self.number(2), list(self.take(self.count(LIMITS["EXT"], "bytes")))]
-                 for _ in range(self.count(LIMITS["EXTS"], "extensions"))]
+        pairs = [self.extension(known) for _ in range(self.count(LIMITS["EXTS"], "extensions"))]
         keys = [key for key, _ in pairs]
         need(len(set(keys)) == len(keys), "an extension occurs twice")
         need(not any(key & CRITICAL and key not in known for key in keys), "an unknown critical extension")

@@ -16,6 +16,7 @@ mod installed;
 mod lazy;
 mod residency;
 mod rig;
+mod steering;
 mod truncated;
 mod upload;
 

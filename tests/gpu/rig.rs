@@ -9,7 +9,7 @@ use rocmforge::backend::{Backend, DeviceMemoryUse};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
     Engine, EngineHandle, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId,
-    TokenLogprob,
+    Steering, TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -128,6 +128,18 @@ impl Rig {
         tokens: u32,
         top_logprobs: u32,
     ) -> Asked {
+        self.submit_steered(model, prompt, tokens, top_logprobs, Steering::default())
+    }
+
+    /// Submits a greedy request of `tokens` tokens with limits of their choice.
+    pub fn submit_steered(
+        &self,
+        model: &Arc<Model>,
+        prompt: &[u32],
+        tokens: u32,
+        top_logprobs: u32,
+        steering: Steering,
+    ) -> Asked {
         let handle = self.handle();
         let (events, receiver) = unbounded_channel();
         let job = Job {
@@ -141,6 +153,7 @@ impl Rig {
             max_tokens: tokens,
             context_tokens: 512,
             sampling: Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, top_logprobs },
+            steering,
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,

@@ -1,7 +1,7 @@
-//! Drawing tokens, compared with a simple f64 implementation that sorts all logits.
+//! Drawing tokens, compared with a simple f64 implementation that sorts all logits, and changes of logits before that.
 
 use rocmforge::backend::hip::Grid;
-use rocmforge::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
+use rocmforge::backend::hip::kernels::ops::{AdjustRows, NO_MASK, SampleDraw, SampleGreedy};
 
 use crate::random::Random;
 use crate::rig::{Rig, rig};
@@ -237,4 +237,89 @@ fn a_row_that_failed_is_left_alone() {
     let row = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1, position: 0, top: 5 };
     let out = run(rig, &logits, 64, Some(&[row]));
     assert_eq!(out.reports[0][..2], [0, 1]);
+}
+
+/// A change of a logit: id, bias, repeat, less.
+type Change = (u32, f32, f32, f32);
+
+/// The change in f64, each operation rounded to f32: sums, products and quotients of two f32 are rounded right this way.
+fn changed(logit: f32, (_, bias, repeat, less): Change) -> f32 {
+    let rounded = |value: f64| value as f32;
+    let biased = rounded(f64::from(logit) + f64::from(bias));
+    let scaled = match biased > 0.0 {
+        true => f64::from(biased) / f64::from(repeat),
+        false => f64::from(biased) * f64::from(repeat),
+    };
+    rounded(f64::from(rounded(scaled)) - f64::from(less))
+}
+
+#[test]
+fn logits_are_changed_and_masked_in_their_row_alone() {
+    let Some(rig) = rig() else { return };
+    let random = &mut Random::new();
+    for vocab in [1usize, 31, 2048, 2049, 5000] {
+        let mask_words = vocab.div_ceil(32) + 3;
+        // Rows with nothing, changes alone, a mask alone, and both.
+        let kinds = [(false, false), (true, false), (false, true), (true, true), (true, true)];
+        let mut logits = random.normals(kinds.len() * vocab);
+        // A fault of the model stays one, masked or not.
+        logits[2 * vocab + vocab / 2] = f32::NAN;
+        let (mut rows, mut changes, mut masks) = (Vec::new(), Vec::<Change>::new(), Vec::<u32>::new());
+        for (has_changes, has_mask) in kinds {
+            let first = changes.len();
+            if has_changes {
+                let step = 1 + random.below(7);
+                let number =
+                    |random: &mut Random| if random.below(3) == 0 { 0.0 } else { random.normal() * 5.0 };
+                changes.extend((0..vocab).step_by(step).take(700).map(|id| {
+                    let repeat = [1.0, 1.3, 0.7][random.below(3)];
+                    (id as u32, number(random), repeat, number(random))
+                }));
+            }
+            let mask = if has_mask { (masks.len() / mask_words) as u32 } else { NO_MASK };
+            if has_mask {
+                masks.extend((0..mask_words).map(|_| random.bits() as u32));
+            }
+            rows.extend([first as u32, (changes.len() - first) as u32, mask, 0]);
+        }
+        let words =
+            |(id, bias, repeat, less): &Change| [*id, bias.to_bits(), repeat.to_bits(), less.to_bits(), 7];
+        let (input, rows_at) = (rig.upload(&logits), rig.upload(&rows));
+        let changes_at = rig.upload(&changes.iter().map(words).collect::<Vec<_>>());
+        let masks_at = rig.upload(&masks);
+        let arguments = AdjustRows {
+            logits: input.ptr(),
+            rows: rows_at.ptr(),
+            changes: changes_at.ptr(),
+            masks: masks_at.ptr(),
+            vocab: vocab as u32,
+            mask_words: mask_words as u32,
+        };
+        let grid = Grid::xy(vocab.div_ceil(2048) as u32, kinds.len() as u32);
+        rig.device.launch(&rig.stream, AdjustRows::adjust_rows, grid, &arguments).unwrap();
+        let (got, after) = (rig.download::<f32>(&input), rig.download::<[u32; 5]>(&changes_at));
+        for (number, row) in rows.chunks_exact(4).enumerate() {
+            let own = row[0] as usize..(row[0] + row[1]) as usize;
+            for id in 0..vocab {
+                let before = logits[number * vocab + id];
+                let change = own.clone().find(|at| changes[*at].0 == id as u32);
+                let bit = |mask: u32| masks[mask as usize * mask_words + id / 32] >> (id % 32) & 1 == 1;
+                let allowed = row[2] == NO_MASK || bit(row[2]);
+                let want = match (allowed, change) {
+                    (false, _) if before.is_finite() => f32::MIN,
+                    (true, Some(at)) => changed(before, changes[at]),
+                    _ => before,
+                };
+                let got = got[number * vocab + id];
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{vocab}, row {number}, token {id}: {got}, not {want}"
+                );
+                if let Some(at) = change.filter(|_| allowed) {
+                    assert_eq!(after[at][4], before.to_bits(), "the logit as it was");
+                }
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use rocmforge::backend::cpu::{CpuBackend, CpuOptions};
 use rocmforge::backend::{ActivationType, Backend, KvType};
 use rocmforge::model::{Model, ModelId};
 use rocmforge::scheduler::{
-    Engine, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, TokenLogprob,
+    Engine, EngineOptions, Event, Job, JobError, Outcome, Reuse, Sampling, SequenceId, Steering, TokenLogprob,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -72,6 +72,7 @@ impl Rig {
             max_tokens,
             context_tokens: self.model.plan.context_length,
             sampling,
+            steering: Steering::default(),
             stop: Vec::new(),
             ignore_eog: true,
             deadline: None,

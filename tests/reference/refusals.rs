@@ -84,6 +84,8 @@ fn parts_out_of_order_are_refused() {
         seed: 0,
         position: 3,
         top_logprobs: 0,
+        changes: None,
+        mask: None,
     };
     let drawn = runner.loaded.backend.sample(std::slice::from_ref(&draw));
     assert!(matches!(drawn, Err(BackendError::OutOfOrder(_))), "sampling worked before any logits");
@@ -169,6 +171,8 @@ fn weights_that_are_no_numbers_are_reported() {
         seed: 0,
         position: 1,
         top_logprobs: 0,
+        changes: None,
+        mask: None,
     };
     assert!(matches!(runner.loaded.backend.sample(&[draw]).unwrap()[..], [Err(BackendError::NotFinite)]));
 }

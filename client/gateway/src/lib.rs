@@ -24,6 +24,7 @@ mod params;
 mod reply;
 mod routes;
 mod serve;
+mod steering;
 mod token_texts;
 
 use std::ffi::OsString;

@@ -314,6 +314,8 @@ pub struct RunArguments {
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
+    #[command(flatten)]
+    pub steering: super::steering::Steering,
     /// Read the prompt as token ids, separated by commas or spaces; no special tokens are added
     #[arg(long, conflicts_with_all = ["chat", "system"])]
     pub ids: bool,

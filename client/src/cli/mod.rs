@@ -9,6 +9,7 @@ mod prompt;
 mod report;
 mod residency;
 mod run;
+mod steering;
 mod tables;
 
 use std::ffi::OsString;

@@ -102,6 +102,7 @@ fn request(arguments: &RunArguments) -> Result<GenerateRequest, Failure> {
         Some(priority) => request.with_priority(priority),
         None => request,
     };
+    let request = arguments.steering.fill(request)?;
     let Some(name) = &arguments.session else { return Ok(request) };
     let request = request.with_session(name);
     request.session().map_err(|error| Failure::usage(&format!("--session {name:?}: {error}")))?;

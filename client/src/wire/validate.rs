@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ErrorCode;
-use super::messages::{EXT_CRITICAL, EXT_GENERATE_SESSION, Ext};
+use super::messages::{EXT_CRITICAL, EXT_GENERATE_FORM, EXT_GENERATE_PENALTIES, EXT_GENERATE_SESSION, Ext};
 
 /// Most bytes of texts and most elements of lists. The frame's own limit applies too.
 pub mod limits {
@@ -66,10 +66,20 @@ pub mod limits {
     pub const EXT_MAX: usize = 16;
     /// Bytes of one extension.
     pub const EXT_BYTES_MAX: usize = 4096;
+    /// Bytes of the extension with an answer's form, the first of which says its kind.
+    pub const FORM_BYTES_MAX: usize = 64 << 10;
+    /// Biases of a request; this many fit an extension.
+    pub const BIASES_MAX: usize = 500;
+    /// Last tokens that penalties count.
+    pub const PENALTY_TOKENS_MAX: u32 = 4096;
 }
 
 /// Critical extensions that this version understands, each with its message.
-const EXT_KNOWN: [(&str, u16); 1] = [("GenerateRequest", EXT_GENERATE_SESSION)];
+const EXT_KNOWN: [(&str, u16); 3] = [
+    ("GenerateRequest", EXT_GENERATE_SESSION),
+    ("GenerateRequest", EXT_GENERATE_FORM),
+    ("GenerateRequest", EXT_GENERATE_PENALTIES),
+];
 
 /// A payload of the protocol.
 pub trait Message: Serialize + DeserializeOwned + Validate {
@@ -175,7 +185,11 @@ pub(super) fn nested<T: Validate>(value: &T, _: Place) -> Result<(), Violation> 
 pub(super) fn extensions(ext: &Ext, place: Place) -> Result<(), Violation> {
     within(ext.len(), "extensions", limits::EXT_MAX, place)?;
     for (index, (key, bytes)) in ext.iter().enumerate() {
-        within(bytes.len(), "bytes", limits::EXT_BYTES_MAX, place)?;
+        let max = match (place.0, *key) {
+            ("GenerateRequest", EXT_GENERATE_FORM) => limits::FORM_BYTES_MAX,
+            _ => limits::EXT_BYTES_MAX,
+        };
+        within(bytes.len(), "bytes", max, place)?;
         if key & EXT_CRITICAL != 0 && !EXT_KNOWN.contains(&(place.0, *key)) {
             return Err(Violation::UnknownExtension { message: place.0, key: *key });
         }

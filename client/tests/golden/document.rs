@@ -75,6 +75,9 @@ fn the_document_states_the_limits_of_the_code() {
         ("DETAILS", limits::DETAILS_MAX),
         ("EXTS", limits::EXT_MAX),
         ("EXT", limits::EXT_BYTES_MAX),
+        ("FORM", limits::FORM_BYTES_MAX),
+        ("BIASES", limits::BIASES_MAX),
+        ("LAST", limits::PENALTY_TOKENS_MAX as usize),
     ] {
         let row = format!("| {name} | {value} |");
         assert!(document.contains(&row), "no row {row:?}");

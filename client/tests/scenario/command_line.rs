@@ -379,6 +379,50 @@ fn run_states_a_priority_and_a_context_shift_where_it_is_told_to() {
 }
 
 #[test]
+fn run_states_the_form_of_the_answer_penalties_and_biases() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("form");
+    std::fs::write(&file, "text").unwrap();
+    let file = file.to_str().unwrap();
+    let form = |kind, text| Some(AnswerForm::new(kind, text));
+    let penalties =
+        Penalties { repeat: 1.5, frequency: 0.25, presence: -1.0, last: 9, ..Penalties::default() };
+    let biased = Penalties { bias: vec![(7, -100.0), (8, 0.5)], ..Penalties::default() };
+    let numbers = [
+        "--repeat-penalty",
+        "1.5",
+        "--frequency-penalty",
+        "0.25",
+        "--presence-penalty",
+        "-1",
+        "--repeat-last",
+        "9",
+    ];
+    let cases: [(&[&str], Option<AnswerForm>, Option<Penalties>); 6] = [
+        (&[], None, None),
+        (&["--schema", file], form(FormKind::JsonSchema, "text"), None),
+        (&["--regex", "a+"], form(FormKind::Regex, "a+"), None),
+        (&["--grammar", file], form(FormKind::Lark, "text"), None),
+        (&numbers, None, Some(penalties)),
+        (&["--logit-bias", "7=-100", "--logit-bias", "8=0.5"], None, Some(biased)),
+    ];
+    for (arguments, form, penalties) in cases {
+        let server = Server::greeting(move |mut peer| {
+            let (stream, request) = generate(&mut peer);
+            assert_eq!((request.form(), request.penalties()), (Ok(form), Ok(penalties)));
+            peer.send(stream, Op::End, &end());
+        });
+        let (code, _, errors) = run(&server, &[&["run", "m", "more"], arguments].concat());
+        assert_eq!(code, 0, "{arguments:?}: {errors}");
+        server.join();
+    }
+    let server = Server::greeting(|_| ());
+    for usage in [&["--regex", "a", "--schema", file][..], &["--schema", "/absent"], &["--logit-bias", "x"]] {
+        assert_eq!(run(&server, &[&["run", "m", "p"], usage].concat()).0, 2, "{usage:?}");
+    }
+}
+
+#[test]
 fn run_goes_on_with_a_session_and_sessions_shows_and_forgets_them() {
     let server = Server::greeting(|mut peer| {
         let (stream, request) = generate(&mut peer);

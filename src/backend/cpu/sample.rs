@@ -1,18 +1,21 @@
 //! Draws tokens from logits.
 //!
-//! The order is that of llama.cpp's default chain, for which users tune their settings: top-k, then top-p and min-p,
-//! then temperature, then the draw. Top-p and min-p see the remaining probabilities at temperature 1. Equal logits rank
-//! by id, lowest first. A draw depends only on logits, settings, seed and position.
+//! The order is that of llama.cpp's default chain, for which users tune their settings. First come changes of single
+//! logits and the mask, then top-k, then top-p and min-p, then temperature, then the draw. Top-p and min-p see the
+//! remaining probabilities at temperature 1. Equal logits rank by id, lowest first. A draw depends only on logits,
+//! settings, seed and position. Log-probabilities are those of the unchanged logits.
 
 use super::norm;
 use super::simd::Level;
-use crate::backend::{BackendError, SampleRow, Sampled};
+use crate::backend::{BackendError, LogitChange, MASKED_LOGIT, SampleRow, Sampled, TokenMask};
 
 /// Scratch memory for draws, kept between rows.
 #[derive(Default)]
 pub struct SampleScratch {
     candidates: Vec<Candidate>,
     weights: Vec<f64>,
+    /// Changed logits of a row.
+    changed: Vec<f32>,
 }
 
 /// A token that may be drawn.
@@ -32,7 +35,7 @@ impl Candidate {
 /// Draws one token from `logits`, which holds one value per token of the vocabulary.
 ///
 /// # Errors
-/// [`BackendError::NotFinite`] if a logit is infinite or NaN, or there are no logits.
+/// [`BackendError::NotFinite`] if a logit is infinite or NaN, or a changed one is, or there are no logits.
 pub fn sample(
     level: Level,
     logits: &[f32],
@@ -40,9 +43,17 @@ pub fn sample(
     scratch: &mut SampleScratch,
 ) -> Result<Sampled, BackendError> {
     let best = argmax(logits).ok_or(BackendError::NotFinite)?;
-    // A NaN temperature draws like 0.
-    let greedy = row.temperature.is_nan() || row.temperature <= 0.0;
-    let id = if greedy { best.id } else { draw(level, logits, best, row, scratch) };
+    let id = if row.changes.is_none() && row.mask.is_none() {
+        drawn(level, logits, best, row, scratch)
+    } else {
+        let mut changed = std::mem::take(&mut scratch.changed);
+        changed.clear();
+        changed.extend_from_slice(logits);
+        change(&mut changed, row.changes.as_deref().unwrap_or_default(), row.mask.as_deref());
+        let id = argmax(&changed).map(|best| drawn(level, &changed, best, row, scratch));
+        scratch.changed = changed;
+        id.ok_or(BackendError::NotFinite)?
+    };
     if row.top_logprobs == 0 {
         return Ok(Sampled { id, logprob: 0.0, top: Vec::new() });
     }
@@ -51,6 +62,33 @@ pub fn sample(
     select(logits, row.top_logprobs as usize, &mut scratch.candidates);
     let top = scratch.candidates.iter().map(|c| (c.id, logprob(c.logit))).collect();
     Ok(Sampled { id, logprob: logits.get(id as usize).map_or(0.0, |&l| logprob(l)), top })
+}
+
+/// Changes single logits, then masks.
+fn change(logits: &mut [f32], changes: &[LogitChange], mask: Option<&TokenMask>) {
+    for change in changes {
+        if let Some(logit) = logits.get_mut(change.id as usize) {
+            *logit = change.apply(*logit);
+        }
+    }
+    let Some(mask) = mask else { return };
+    let words = mask.words().iter().copied().chain(std::iter::repeat(0));
+    for (chunk, word) in logits.chunks_mut(32).zip(words) {
+        match word {
+            u32::MAX => {}
+            0 => chunk.fill(MASKED_LOGIT),
+            _ => {
+                let masked = chunk.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                masked.for_each(|(_, logit)| *logit = MASKED_LOGIT);
+            }
+        }
+    }
+}
+
+fn drawn(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch: &mut SampleScratch) -> u32 {
+    // A NaN temperature draws like 0.
+    let greedy = row.temperature.is_nan() || row.temperature <= 0.0;
+    if greedy { best.id } else { draw(level, logits, best, row, scratch) }
 }
 
 /// The most likely token; `None` if a logit is not finite, or there are no logits.
@@ -77,7 +115,8 @@ fn argmax(logits: &[f32]) -> Option<Candidate> {
 const CHUNK: usize = 1024;
 
 fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch: &mut SampleScratch) -> u32 {
-    let SampleScratch { candidates, weights } = scratch;
+    let SampleScratch { candidates, weights, .. } = scratch;
+    let floor = floor(best, row);
     let top_k = if row.top_k == 0 { logits.len() } else { row.top_k as usize };
     let top_p = if row.top_p < 1.0 { Some(f64::from(row.top_p.max(0.0))) } else { None };
     if top_k < logits.len() {
@@ -89,15 +128,15 @@ fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch:
     } else if let Some(p) = top_p {
         let target = p * norm::sum_exp(level, logits, best.logit, 1.0);
         select_nucleus(logits, best.logit, target, candidates);
-    } else if row.min_p > 0.0 {
+    } else if let Some(floor) = floor {
         candidates.clear();
         let all = logits.iter().zip(0..).map(|(&logit, id)| Candidate { logit, id });
-        candidates.extend(all.filter(|c| c.logit >= min_p_floor(best, row.min_p)));
+        candidates.extend(all.filter(|c| c.logit >= floor));
     } else {
         return draw_of_all(level, logits, best, row, weights);
     }
-    if row.min_p > 0.0 {
-        candidates.retain(|c| c.logit >= min_p_floor(best, row.min_p));
+    if let Some(floor) = floor {
+        candidates.retain(|c| c.logit >= floor);
     }
     let temperature = f64::from(row.temperature);
     let shares =
@@ -106,9 +145,11 @@ fn draw(level: Level, logits: &[f32], best: Candidate, row: &SampleRow, scratch:
     candidates.get(chosen).map_or(best.id, |c| c.id)
 }
 
-/// Lowest logit that min-p keeps; the most likely token always stays.
-fn min_p_floor(best: Candidate, min_p: f32) -> f32 {
-    (best.logit + min_p.ln()).min(best.logit)
+/// Lowest logit that min-p and a mask keep, if one of them drops any. The most likely token always stays.
+fn floor(best: Candidate, row: &SampleRow) -> Option<f32> {
+    let by_p = (row.min_p > 0.0).then(|| (best.logit + row.min_p.ln()).min(best.logit));
+    let by_mask = row.mask.as_ref().map(|_| MASKED_LOGIT.next_up().min(best.logit));
+    [by_p, by_mask].into_iter().flatten().reduce(f32::max)
 }
 
 /// Draws from the whole vocabulary: first a chunk by the chunks' sums, then a token of that chunk. Most of the work

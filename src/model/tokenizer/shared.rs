@@ -7,13 +7,14 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use hashbrown::DefaultHashBuilder;
 
 use super::special::swallows_spaces;
 use super::{Tokenizer, TokenizerError};
 use crate::lock::{Mutex, Rank};
+use crate::model::constraint::{ConstraintCompiler, ConstraintError};
 use crate::model::gguf::{Entry, Gguf, Value};
 
 /// A [`Tokenizer`] that several models may share. Clones are the same tokenizer.
@@ -24,6 +25,8 @@ pub struct SharedTokenizer(Arc<Shared>);
 struct Shared {
     made_of: MadeOf,
     tokenizer: Tokenizer,
+    /// Made with the first constraint.
+    constraints: OnceLock<Result<Arc<ConstraintCompiler>, ConstraintError>>,
 }
 
 /// All inputs of a tokenizer.
@@ -68,6 +71,16 @@ impl SharedTokenizer {
     /// The metadata it was built from, for headers that share it.
     pub fn entries(&self) -> &[Entry] {
         &self.0.made_of.entries
+    }
+
+    /// The compiler of constraints for this vocabulary. The first call builds it, which takes as long as
+    /// [`ConstraintCompiler::new`]; other callers wait for it.
+    ///
+    /// # Errors
+    /// [`ConstraintError`], if the vocabulary cannot be constrained.
+    pub fn constraints(&self) -> Result<Arc<ConstraintCompiler>, ConstraintError> {
+        let new = || ConstraintCompiler::new(&self.0.tokenizer).map(Arc::new);
+        self.0.constraints.get_or_init(new).clone()
     }
 
     /// True when both are the same tokenizer in memory.
@@ -117,7 +130,7 @@ impl Tokenizers {
             return Ok(shared);
         }
         let tokenizer = Tokenizer::from_gguf(gguf)?;
-        let new = Arc::new(Shared { made_of, tokenizer });
+        let new = Arc::new(Shared { made_of, tokenizer, constraints: OnceLock::new() });
         if let Some(shared) = self.find(hash, &new.made_of) {
             return Ok(shared);
         }

@@ -7,10 +7,11 @@ use super::Core;
 use crate::backend::{BackendError, Sampled};
 use crate::lock;
 use crate::model::ModelId;
+use crate::scheduler::masks::Masked;
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::schedule::StepPlan;
 use crate::scheduler::step::{self, Ran, StepArrays, StepDevice};
-use crate::scheduler::{Event, JobError};
+use crate::scheduler::{Event, JobError, SequenceId, StopReason};
 use crate::tensor::MapError;
 
 /// If the first step of a model's turn loads weights, the model keeps its turn for this many times that step's
@@ -149,7 +150,7 @@ impl Core {
             given_up: &given_up,
             is_due: &is_due,
         };
-        let ran = step::run(device, &paused.arrays, step.resumed.then_some(paused.part));
+        let ran = step::run(device, &mut paused.arrays, step.resumed.then_some(paused.part));
         let result = ran.and_then(|ran| match ran {
             Ran::Done(drawn) => Ok(Stretch::Done(drawn, self.device.backend.load_wait()?)),
             Ran::Suspended(part) => Ok(Stretch::Suspended(part)),
@@ -197,6 +198,9 @@ impl Core {
             *(if work.decode { &mut self.counters.decode_rows } else { &mut self.counters.prefill_rows }) +=
                 rows;
             let drawn = if work.samples { sampled.next() } else { None };
+            if work.samples && self.ended_by_constraint(work.id) {
+                continue;
+            }
             let token = match drawn.transpose() {
                 Ok(token) => token,
                 Err(error) => {
@@ -213,8 +217,16 @@ impl Core {
             let Some(sequence) = self.schedule.advance(work, id, now) else { continue };
             sequence.add_load(load);
             let Some(token) = token else { continue };
-            let (batch, reason) = sequence.accept(token, now);
+            let (token, (batch, mut reason)) = (token.id, sequence.accept(token, now));
             let heard = sequence.send(Event::Tokens(batch));
+            if let Some(masking) = sequence.answer.masking.clone() {
+                self.masks.compute(&masking, Some(token));
+                // The last token that the request allows may complete the answer.
+                let complete = || matches!(masking.wait(), Masked::Complete);
+                if matches!(reason, Some(StopReason::MaxTokens | StopReason::ContextFull)) && complete() {
+                    reason = Some(StopReason::EndOfGeneration);
+                }
+            }
             if let Some(reason) = reason {
                 let done = Event::Done(sequence.outcome(reason));
                 self.end(work.id, done);
@@ -225,6 +237,28 @@ impl Core {
             }
         }
         self.release_freed(); // pages that others have with the same tokens
+    }
+
+    /// Ends a sequence whose constraint is complete or has failed; true if it did.
+    fn ended_by_constraint(&mut self, id: SequenceId) -> bool {
+        let Some(sequence) = self.schedule.get_mut(id) else { return false };
+        let event = match sequence.answer.masking.as_ref().and_then(|masking| masking.known()) {
+            Some(Masked::Complete) => Event::Done(sequence.outcome(StopReason::EndOfGeneration)),
+            Some(Masked::Failed(error)) => Event::Failed(error.into()),
+            Some(Masked::Tokens(_)) | None => return false,
+        };
+        self.end(id, event);
+        true
+    }
+
+    /// Ends sequences whose constraints are complete, before a step computes rows for them.
+    pub(super) fn end_complete(&mut self) {
+        if !self.masks.is_used() {
+            return;
+        }
+        for id in self.schedule.ids(|sequence| sequence.answer.masking.is_some()) {
+            self.ended_by_constraint(id);
+        }
     }
 
     /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
@@ -262,7 +296,7 @@ impl Paused {
         self.arrays.clear(stride);
         for work in &step.work {
             if let Some(sequence) = schedule.get(work.id) {
-                let sample = || sequence.sample_row();
+                let sample = || (sequence.sample_row(), sequence.answer.masking.clone());
                 self.arrays.push(work, &sequence.tokens, &sequence.kv.pages, sample);
             }
         }

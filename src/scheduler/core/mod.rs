@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::engine::Factory;
 use super::handle::Shared;
+use super::masks::MaskPool;
 use super::paging::Paging;
 use super::rates::Rates;
 use super::schedule::{Expiry, Limits, Schedule, StepPlan};
@@ -62,6 +63,8 @@ pub(super) struct Core {
     paused: BTreeMap<ModelId, compute::Paused>,
     /// Pages of weights that steps read in place.
     paging: Paging,
+    /// Computes masks of next tokens.
+    masks: MaskPool,
     /// The step in progress: its sequences fail if it panics.
     in_step: Option<StepPlan>,
     /// Prefixes to write back, a slice in each turn.
@@ -87,6 +90,7 @@ impl Core {
     ) -> Self {
         let schedule = Schedule::new(limits(&options, &shared));
         let paging = Paging::new(options.page_reader.clone(), waker(&shared));
+        let masks = MaskPool::new(waker(&shared));
         let (now, keeper) = (lock::now(), options.keeper.clone());
         let mut core = Self {
             options,
@@ -99,6 +103,7 @@ impl Core {
             rates: Rates::default(),
             paused: BTreeMap::new(),
             paging,
+            masks,
             in_step: None,
             restores: VecDeque::new(),
             ended: Vec::new(),
@@ -185,6 +190,7 @@ impl Core {
         }
         let now = lock::now();
         self.expire(now);
+        self.end_complete();
         let admitted = self.admit(now);
         let ended = !self.ended.is_empty();
         self.report(admitted); // before the step, which may take seconds
@@ -274,7 +280,11 @@ impl Core {
         let (model, page_bytes) = (&job.model, self.shared.facts().page_bytes(&job.model.plan.program));
         self.device.enter(model, lock::now());
         self.device.models.begun(model.id);
-        self.schedule.submit(Sequence::of(job, page_bytes));
+        let sequence = Sequence::of(job, page_bytes);
+        if let Some(masking) = &sequence.answer.masking {
+            self.masks.compute(masking, None);
+        }
+        self.schedule.submit(sequence);
     }
 
     fn expire(&mut self, now: Instant) {

@@ -206,6 +206,7 @@ fn greedy(id: SequenceId, model: &Arc<Model>, prompt: &[u32], max_tokens: u32) -
         max_tokens,
         context_tokens: 4096,
         sampling,
+        steering: Steering::default(),
         stop: Vec::new(),
         ignore_eog: true,
         deadline: None,

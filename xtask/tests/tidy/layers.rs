@@ -29,7 +29,7 @@ struct Room {
     why: &'static str,
 }
 
-const ROOMS: [Room; 15] = [
+const ROOMS: [Room; 16] = [
     Room {
         names: &["tokio::net"],
         may: &["client/gateway/src/listen.rs"], // the only program with a network
@@ -109,6 +109,11 @@ const ROOMS: [Room; 15] = [
         names: &["minijinja", "minijinja_contrib"],
         may: &["src/model/template/"],
         why: "templates are rendered in one sandbox",
+    },
+    Room {
+        names: &["llguidance", "toktrie"],
+        may: &["src/model/constraint/"],
+        why: "one place knows who compiles grammars",
     },
     Room {
         names: &["hip_sys", "libloading"],

@@ -6,7 +6,8 @@ use std::time::Instant;
 use hyper::Response;
 use rocmforge_client::random_request_id;
 use rocmforge_client::wire::{
-    ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest, StopReason,
+    AnswerForm, ChatMessage, GenerateRequest, InfoRequest, LoadRequest, Prompt, ShowReply, ShowRequest,
+    StopReason,
 };
 use serde_json::{Value, json};
 
@@ -20,6 +21,7 @@ use crate::failure::Failure;
 use crate::generation::{Ended, Piece, Running, Wanted};
 use crate::params::{Params, is_empty};
 use crate::reply::{Body, json};
+use crate::steering::ollama_format;
 
 /// `POST /api/chat`
 ///
@@ -120,6 +122,7 @@ struct Common {
     model: String,
     stream: bool,
     unload: bool,
+    form: Option<AnswerForm>,
     options: Chosen,
 }
 
@@ -129,11 +132,12 @@ impl Common {
         let stream = params.flag("stream")?.unwrap_or(true);
         // The daemon keeps models as its own rules say. Ollama's time changes no answer.
         let unload = params.take("keep_alive").is_some_and(|time| time == 0 || time == "0" || time == "0s");
-        for name in ["format", "tools", "think", "logprobs", "top_logprobs"] {
+        let form = ollama_format(params)?;
+        for name in ["tools", "think", "logprobs", "top_logprobs"] {
             params.only(name, is_empty)?;
         }
         let options = Chosen::take(params)?;
-        Ok(Self { model, stream, unload, options })
+        Ok(Self { model, stream, unload, form, options })
     }
 
     async fn answer(
@@ -144,8 +148,7 @@ impl Common {
         since: Instant,
     ) -> Result<Response<Body>, Failure> {
         self.check_context(gateway).await?;
-        let mut request = GenerateRequest::new(&self.model, prompt);
-        self.options.fill(&mut request);
+        let request = self.options.fill(GenerateRequest::new(&self.model, prompt), self.form);
         let wanted = Wanted { request, tokens: false, stop_text: false };
         let mut running = Running::start(gateway, wanted, since).await?;
         let lines = Lines { model: self.model, kind };

@@ -1,10 +1,11 @@
 //! The options of Ollama's requests.
 
-use rocmforge_client::wire::{GenerateRequest, SamplingOptions};
+use rocmforge_client::wire::{AnswerForm, GenerateRequest, Penalties, SamplingOptions};
 use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::params::{Params, is_empty};
+use crate::steering::{Steering, ollama_penalties};
 
 /// Values of requests without them, as the API has them.
 const TEMPERATURE: f32 = 0.8;
@@ -12,7 +13,7 @@ const TOP_K: u32 = 40;
 const TOP_P: f32 = 0.9;
 
 /// Options of loading, and parts of options that are off here: none of them changes an answer.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 13] = [
     "num_thread",
     "num_gpu",
     "num_batch",
@@ -23,7 +24,6 @@ const HARMLESS: [&str; 14] = [
     "numa",
     "f16_kv",
     "num_keep",
-    "repeat_last_n",
     "penalize_newline",
     "mirostat_tau",
     "mirostat_eta",
@@ -35,6 +35,7 @@ pub struct Chosen {
     sampling: SamplingOptions,
     max_tokens: u32,
     stop: Vec<String>,
+    penalties: Penalties,
     /// Least tokens of context that the client counts on.
     pub context: Option<u32>,
 }
@@ -58,22 +59,23 @@ impl Chosen {
         let max_tokens = num_predict(&mut options)?;
         let stop = options.stops("stop")?;
         let context = options.whole("num_ctx", 1..=u32::MAX)?;
-        for name in ["repeat_penalty", "typical_p", "tfs_z"] {
+        let penalties = ollama_penalties(&mut options)?;
+        for name in ["typical_p", "tfs_z"] {
             options.only(name, |value| value.as_f64() == Some(1.0))?;
         }
-        for name in ["presence_penalty", "frequency_penalty", "mirostat", "vocab_only", "logits_all"] {
+        for name in ["mirostat", "vocab_only", "logits_all"] {
             options.only(name, is_empty)?;
         }
         options.drop_harmless(&HARMLESS);
         options.finish()?;
-        Ok(Self { sampling, max_tokens, stop, context })
+        Ok(Self { sampling, max_tokens, stop, penalties, context })
     }
 
-    /// Puts the options into a request.
-    pub fn fill(self, request: &mut GenerateRequest) {
-        request.sampling = self.sampling;
-        request.max_tokens = self.max_tokens;
-        request.stop = self.stop;
+    /// The request with the options, and with the form of its answer.
+    pub fn fill(self, request: GenerateRequest, form: Option<AnswerForm>) -> GenerateRequest {
+        let Self { sampling, max_tokens, stop, penalties, .. } = self;
+        let request = GenerateRequest { sampling, max_tokens, stop, ..request };
+        Steering { form, penalties: Some(penalties) }.fill(request)
     }
 }
 

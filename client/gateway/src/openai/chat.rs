@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::generation::{Ended, Piece, Running, Wanted};
 use crate::params::{Params, is_empty, refused};
 use crate::reply::{Body, json};
+use crate::steering::{Steering, response_format};
 
 /// Most likely tokens that the daemon reports.
 const TOP_MAX: u32 = limits::TOP_LOGPROBS_MAX as u32;
@@ -65,6 +66,7 @@ impl Asked {
         let (newer, older) =
             (params.whole("max_completion_tokens", 1..=u32::MAX)?, params.whole("max_tokens", 1..=u32::MAX)?);
         let top = top_logprobs(&mut params)?;
+        let steering = Steering { form: response_format(&mut params)?, penalties: Some(common.penalties) };
         refuse_others(&mut params)?;
         params.finish()?;
         let mut request = GenerateRequest::new(&common.model, Prompt::Chat(messages));
@@ -72,6 +74,7 @@ impl Asked {
         request.sampling = common.sampling;
         request.sampling.top_logprobs = top.map_or(0, |top| top.max(1));
         request.stop = common.stop;
+        let request = steering.fill(request);
         Ok(Self {
             model: common.model,
             stream: common.stream,
@@ -95,7 +98,6 @@ fn top_logprobs(params: &mut Params) -> Result<Option<u32>, Failure> {
 
 /// Fields that ask for abilities which neither gateway nor daemon has.
 fn refuse_others(params: &mut Params) -> Result<(), Failure> {
-    params.only("response_format", |format| format["type"] == "text")?;
     params.only("tool_choice", |choice| choice == "none" || choice == "auto")?;
     params.only("function_call", |call| call == "none" || call == "auto")?;
     params.only("modalities", |modalities| *modalities == json!(["text"]))?;

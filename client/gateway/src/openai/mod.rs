@@ -9,12 +9,13 @@ pub use chat::chat_completions;
 pub use completions::completions;
 pub use models::{model, models};
 
-use rocmforge_client::wire::{SamplingOptions, StopReason};
+use rocmforge_client::wire::{Penalties, SamplingOptions, StopReason};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::generation::Ended;
-use crate::params::{Params, is_empty};
+use crate::params::Params;
+use crate::steering::openai_penalties;
 
 /// Temperature of a request without one, as the API has it.
 const TEMPERATURE: f32 = 1.0;
@@ -41,6 +42,7 @@ struct Common {
     include_usage: bool,
     sampling: SamplingOptions,
     stop: Vec<String>,
+    penalties: Penalties,
 }
 
 impl Common {
@@ -59,12 +61,10 @@ impl Common {
         };
         let stop = params.stops("stop")?;
         params.only("n", |n| n == 1)?;
-        for name in ["frequency_penalty", "presence_penalty", "logit_bias"] {
-            params.only(name, is_empty)?;
-        }
+        let penalties = openai_penalties(params)?;
         params.only("service_tier", |tier| tier == "auto" || tier == "default")?;
         params.drop_harmless(&HARMLESS);
-        Ok(Self { model, stream, include_usage, sampling, stop })
+        Ok(Self { model, stream, include_usage, sampling, stop, penalties })
     }
 }
 

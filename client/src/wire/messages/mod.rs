@@ -10,6 +10,7 @@ mod limits;
 mod model;
 mod residency;
 mod sessions;
+mod steering;
 mod users;
 
 pub use daemon::*;
@@ -19,6 +20,7 @@ pub use limits::*;
 pub use model::*;
 pub use residency::*;
 pub use sessions::*;
+pub use steering::*;
 pub use users::*;
 
 /// Extensions: `(key, bytes)` pairs at the end of every message, no key twice. An unknown key with [`EXT_CRITICAL`]

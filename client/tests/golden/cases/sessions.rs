@@ -30,5 +30,12 @@ pub fn all(generate: &GenerateRequest, end: &GenerateEnd) -> Vec<Golden> {
     let ordered = frame(Op::Generate, "ordered", at(15), ordered);
     let dropped = GenerateEnd { ext: number_ext([(EXT_END_DROPPED, 95)]), ..end.clone() };
     let dropped = frame(Op::End, "dropped", at(15), dropped);
-    groups.into_iter().flatten().chain([reused, named, ended, ordered, dropped]).collect()
+    let schema = AnswerForm::new(FormKind::JsonSchema, r#"{"type": "string", "maxLength": 3}"#);
+    let formed = frame(Op::Generate, "schema", at(17), generate.clone().with_form(&schema));
+    let bias = vec![(7, -100.0), (400, 0.5)];
+    let penalties = Penalties { repeat: 1.5, frequency: 0.25, presence: -0.5, last: 64, prompt: true, bias };
+    let grammar = AnswerForm::new(FormKind::Lark, &format!("start: /{}/", "a".repeat(5000)));
+    let both = generate.clone().with_form(&grammar).with_penalties(&penalties);
+    let both = frame(Op::Generate, "penalties", at(19), both);
+    groups.into_iter().flatten().chain([reused, named, ended, ordered, dropped, formed, both]).collect()
 }

@@ -1,8 +1,20 @@
+use std::sync::Arc;
+
 use super::super::simd::tests::levels;
 use super::*;
 
 fn plain() -> SampleRow {
-    SampleRow { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1, position: 0, top_logprobs: 0 }
+    SampleRow {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: 1,
+        position: 0,
+        top_logprobs: 0,
+        changes: None,
+        mask: None,
+    }
 }
 
 fn one(logits: &[f32], row: &SampleRow) -> Sampled {
@@ -190,4 +202,91 @@ fn logits_that_are_no_numbers_are_an_error() {
         sample(level, &[], &plain(), &mut SampleScratch::default()),
         Err(BackendError::NotFinite)
     ));
+}
+
+/// The distribution over allowed tokens after changes, computed in f64 from the formulas.
+fn check_changed(logits: &[f32], row: &SampleRow) {
+    const DRAWS: u32 = 3_000;
+    let mut changed: Vec<f32> = logits.to_vec();
+    for change in row.changes.iter().flat_map(|all| all.iter()) {
+        let biased = f64::from(logits[change.id as usize]) + f64::from(change.bias);
+        let repeat = f64::from(change.repeat);
+        let scaled = if biased > 0.0 { biased / repeat } else { biased * repeat };
+        changed[change.id as usize] = (scaled - f64::from(change.less)) as f32;
+    }
+    // Masked tokens are left out: a smaller vocabulary, with the same ranks.
+    let allowed: Vec<usize> =
+        (0..logits.len()).filter(|id| row.mask.as_ref().is_none_or(|mask| mask.allows(*id as u32))).collect();
+    let small: Vec<f32> = allowed.iter().map(|id| changed[*id]).collect();
+    let want = expected(&small, row);
+    let mut counts = vec![0u32; logits.len()];
+    let (_, level) = *levels().last().unwrap();
+    let mut scratch = SampleScratch::default();
+    for position in 0..DRAWS {
+        let drawn = sample(level, logits, &SampleRow { position, ..row.clone() }, &mut scratch).unwrap();
+        counts[drawn.id as usize] += 1;
+    }
+    for (id, count) in counts.iter().enumerate() {
+        let p = allowed.iter().position(|of| *of == id).map_or(0.0, |at| want[at]);
+        let (mean, spread) = (p * f64::from(DRAWS), (p * (1.0 - p) * f64::from(DRAWS)).sqrt());
+        let off = (f64::from(*count) - mean).abs();
+        assert!(off <= 5.0 * spread + 1e-9, "token {id}: drawn {count} times instead of {mean}, {row:?}");
+    }
+}
+
+#[test]
+fn changed_and_masked_logits_are_drawn_as_if_others_were_not_there() {
+    let logits = spread(&[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0]);
+    let ids: Vec<u32> = (0..8).map(|i| (i * 733 + 11) % 3000).collect();
+    let change = |at: usize, bias, repeat, less| LogitChange { id: ids[at], bias, repeat, less };
+    let changes: Arc<[LogitChange]> = [
+        change(0, 0.0, 1.5, 0.5),
+        change(4, 2.5, 1.0, 0.0),
+        change(6, 0.0, 0.5, -1.0),
+        change(7, -1.0, 2.0, 0.25),
+    ]
+    .into();
+    let mask = |allowed: &[usize]| {
+        let mut words = vec![0u32; 94];
+        allowed.iter().for_each(|at| words[ids[*at] as usize / 32] |= 1 << (ids[*at] % 32));
+        Some(Arc::new(TokenMask::new(words)))
+    };
+    for mask in [None, mask(&[1, 4, 6, 7]), mask(&[7]), mask(&[0, 1, 2, 3, 4, 5, 6, 7])] {
+        for changes in [None, Some(Arc::clone(&changes))] {
+            let base = SampleRow { changes, mask: mask.clone(), ..plain() };
+            check_changed(&logits, &base);
+            check_changed(&logits, &SampleRow { top_k: 3, ..base.clone() });
+            check_changed(&logits, &SampleRow { top_k: 1000, temperature: 2.0, ..base.clone() });
+            check_changed(&logits, &SampleRow { top_p: 0.8, ..base.clone() });
+            check_changed(&logits, &SampleRow { min_p: 0.2, temperature: 0.7, ..base });
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_unchanged_logits() {
+    let logits = spread(&[3.0, 2.0, 1.0]);
+    let plain = SampleRow { top_logprobs: 3, temperature: 0.0, ..plain() };
+    let told = one(&logits, &plain);
+    let last = told.top[2].0;
+    let mut words = vec![0; 94];
+    words[last as usize / 32] = 1 << (last % 32);
+    let change = LogitChange { id: last, bias: 50.0, repeat: 1.0, less: 0.0 };
+    for row in [
+        SampleRow { mask: Some(Arc::new(TokenMask::new(words))), ..plain.clone() },
+        SampleRow { changes: Some([change].into()), ..plain.clone() },
+    ] {
+        let other = one(&logits, &row);
+        assert_eq!((other.id, other.logprob, &other.top), (last, told.top[2].1, &told.top));
+    }
+}
+
+#[test]
+fn a_broken_logit_is_told_although_it_may_not_be_drawn() {
+    let mut logits = spread(&[1.0]);
+    logits[5] = f32::NAN;
+    let row = SampleRow { mask: Some(Arc::new(TokenMask::new([1 << 11]))), ..plain() };
+    let (_, level) = levels()[0];
+    let drawn = sample(level, &logits, &row, &mut SampleScratch::default());
+    assert!(matches!(drawn, Err(BackendError::NotFinite)));
 }

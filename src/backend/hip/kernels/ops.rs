@@ -9,6 +9,9 @@ pub const SILU: u32 = 0;
 /// Number of the activation GELU (tanh form).
 pub const GELU: u32 = 1;
 
+/// In place of a mask's number: the row has none.
+pub const NO_MASK: u32 = u32::MAX;
+
 kernels! { |launch|
     /// Embedding rows from the file's layout to f32. Grid: 256 values per workgroup, rows.
     EmbedRows [] {
@@ -356,6 +359,23 @@ kernels! { |launch|
         table_stride: u32,
         /// Most tokens that a row sees, its own last; 0 for no limit.
         window: u32,
+    }
+
+    /// Changes of logits before a token is drawn, then masks. Grid: 2048 tokens per workgroup, rows.
+    AdjustRows [adjust_rows] {
+        /// f32 `[L][vocab]`.
+        logits: DevicePtr<f32> [launch.y * vocab],
+        /// `[L][4]`: first change, number of changes, number of the mask or [`NO_MASK`], 0.
+        rows: DevicePtr<u32> [4 * launch.y],
+        /// `[changes of all rows][5]`: token id, bits of `bias`, `repeat` and `less`, and of the logit as it was; or null.
+        /// `rows` decides which are used.
+        changes: DevicePtr<u32> [null or at least 5],
+        /// `[masked rows][mask_words]`: bits of the tokens that may be drawn; or null. `rows` decides which are read.
+        masks: DevicePtr<u32> [null or at least mask_words],
+        /// Tokens of the vocabulary.
+        vocab: u32,
+        /// Words of a mask.
+        mask_words: u32,
     }
 
     /// The most likely token of each row. Grid: 2048 tokens per workgroup, rows.

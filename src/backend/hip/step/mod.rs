@@ -1,7 +1,9 @@
 //! Runs steps of a program. `bind` turns it into units, and `model` is an open program on the device. `addresses` finds
-//! the addresses of its weights. `run` launches units, `graphs` replays them, `sampling` draws tokens.
+//! the addresses of its weights. `run` launches units, `graphs` replays them, `sampling` draws tokens, after
+//! `adjusting` has changed logits.
 
 pub mod addresses;
+mod adjusting;
 mod arrays;
 pub mod bind;
 mod expert_tables;

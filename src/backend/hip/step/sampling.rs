@@ -1,8 +1,12 @@
 //! Sampling on the device. Settings and sampled tokens travel in host words that host and device share.
+//!
+//! Log-probabilities are those of the unchanged logits, but logits are changed in place. So a step with rows that want both
+//! is sampled twice. The first time lists likely tokens, before the changes, and the second draws.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::adjusting::Adjusting;
 use crate::backend::hip::kernels::ops::{SampleDraw, SampleGreedy};
 use crate::backend::hip::{ALIGN, Buffer, Device, DevicePtr, Grid, HipError, HostWords, Purpose, Stream};
 use crate::backend::{BackendError, SampleRow, Sampled};
@@ -29,10 +33,13 @@ const SHARE: f64 = (1u64 << 40) as f64;
 #[derive(Debug)]
 pub struct Sampler {
     vocab: usize,
-    /// Settings of all rows, then their reports, then their lists.
+    /// Settings of all rows, then their reports, then both once more for a second sampling, then their lists.
     words: Arc<HostWords>,
     rows: usize,
     top_stride: usize,
+    adjusting: Adjusting,
+    /// The step was sampled before the changes too.
+    twice: bool,
     parts: Buffer,
     counters: Buffer,
 }
@@ -62,9 +69,11 @@ impl Sampler {
         stream.fill(counters.all(), 0)?;
         Ok(Self {
             vocab,
-            words: device.host_words((2 * rows * ROW_WORDS).max(1))?,
+            words: device.host_words((4 * rows * ROW_WORDS).max(1))?,
             rows,
             top_stride: 0,
+            adjusting: Adjusting::default(),
+            twice: false,
             parts: device.take(parts, Purpose::Scratch)?,
             counters,
         })
@@ -87,16 +96,46 @@ impl Sampler {
         if rows.len() > self.rows {
             return Err(BackendError::Batch("there are more rows to sample than the model was opened for"));
         }
-        let (count, vocab) = (rows.len() as u32, self.vocab as u32); // Both fit: `open` checked them.
-        let most =
-            rows.iter().map(|row| row.top_logprobs.min(TOP_MAX).min(vocab)).max().unwrap_or(0) as usize;
-        self.make_lists(device, most)?;
-        rows.iter().enumerate().for_each(|(index, row)| self.set(index, row, vocab));
+        let vocab = self.vocab as u32; // it fits, and so does the number of rows: `open` checked them
+        let listed = |row: &SampleRow| row.top_logprobs.min(TOP_MAX).min(vocab);
+        self.make_lists(device, rows.iter().map(listed).max().unwrap_or(0) as usize)?;
+        self.twice = rows.iter().any(|row| is_adjusted(row) && row.top_logprobs > 0);
+        if self.twice {
+            let greedy =
+                |row: &SampleRow| SampleRow { temperature: 0.0, changes: None, mask: None, ..row.clone() };
+            let plain = |row: &SampleRow| SampleRow { top_logprobs: 0, ..row.clone() };
+            self.sample(device, stream, logits, &rows.iter().map(greedy).collect::<Vec<_>>(), Pass::Lists)?;
+            self.adjusting.launch(device, stream, logits, self.vocab, rows)?;
+            return self.sample(
+                device,
+                stream,
+                logits,
+                &rows.iter().map(plain).collect::<Vec<_>>(),
+                Pass::Again,
+            );
+        }
+        if rows.iter().any(is_adjusted) {
+            self.adjusting.launch(device, stream, logits, self.vocab, rows)?;
+        }
+        self.sample(device, stream, logits, rows, Pass::Lists)
+    }
+
+    /// Samples the logits as they are now.
+    fn sample(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        logits: DevicePtr<f32>,
+        rows: &[SampleRow],
+        pass: Pass,
+    ) -> Result<(), BackendError> {
+        let (count, vocab) = (rows.len() as u32, self.vocab as u32);
+        rows.iter().enumerate().for_each(|(index, row)| self.set(index, row, vocab, pass));
         let greedy = SampleGreedy {
             logits,
             parts: self.parts.ptr(),
             counters: self.counters.ptr(),
-            reports: self.words.device_ptr(self.reports_at())?.first(self.rows * ROW_WORDS),
+            reports: self.words.device_ptr(self.reports_at(pass))?.first(self.rows * ROW_WORDS),
             vocab,
         };
         let grid = Grid::xy(self.vocab.div_ceil(GREEDY_TOKENS) as u32, count);
@@ -104,14 +143,14 @@ impl Sampler {
         if rows.iter().all(|row| is_greedy(row) && row.top_logprobs == 0) {
             return Ok(());
         }
-        let lists = self.top_stride > 0;
+        let lists = self.top_stride > 0 && pass == Pass::Lists;
         let draw = SampleDraw {
             logits,
-            settings: self.words.device_ptr(0)?.first(self.rows * ROW_WORDS),
+            settings: self.words.device_ptr(self.settings_at(pass))?.first(self.rows * ROW_WORDS),
             reports: greedy.reports,
             tops: if lists { self.words.device_ptr(self.lists_at())? } else { DevicePtr::NULL },
             vocab,
-            top_stride: self.top_stride as u32,
+            top_stride: if lists { self.top_stride as u32 } else { 0 },
         };
         let grid = Grid::x(count).threads(DRAW_THREADS);
         Ok(device.launch(stream, SampleDraw::sample_draw, grid, &draw)?)
@@ -123,8 +162,14 @@ impl Sampler {
     }
 
     fn read_row(&self, index: usize, row: &SampleRow) -> Result<Sampled, BackendError> {
-        let report = |word| self.word(self.reports_at() + index * ROW_WORDS + word);
-        let [id, failed, logit, best, total_low, total_high, listed] = [0, 1, 2, 3, 4, 5, 6].map(report);
+        let report = |pass, word| self.word(self.reports_at(pass) + index * ROW_WORDS + word);
+        let [mut id, mut failed, mut logit, best, total_low, total_high, listed] =
+            [0, 1, 2, 3, 4, 5, 6].map(|word| report(Pass::Lists, word));
+        if self.twice {
+            let [drawn, broken, changed] = [0, 1, 2].map(|word| report(Pass::Again, word));
+            (id, failed) = (drawn, failed | broken);
+            logit = self.adjusting.before(index, drawn).unwrap_or(changed);
+        }
         if failed != 0 {
             return Err(BackendError::NotFinite);
         }
@@ -143,12 +188,16 @@ impl Sampler {
         Ok(Sampled { id, logprob: logprob(logit), top })
     }
 
-    fn reports_at(&self) -> usize {
-        self.rows * ROW_WORDS
+    fn settings_at(&self, pass: Pass) -> usize {
+        2 * self.rows * ROW_WORDS * pass as usize
+    }
+
+    fn reports_at(&self, pass: Pass) -> usize {
+        self.settings_at(pass) + self.rows * ROW_WORDS
     }
 
     fn lists_at(&self) -> usize {
-        2 * self.rows * ROW_WORDS
+        4 * self.rows * ROW_WORDS
     }
 
     /// Ensures room for lists of `most` tokens.
@@ -161,7 +210,7 @@ impl Sampler {
         Ok(())
     }
 
-    fn set(&self, index: usize, row: &SampleRow, vocab: u32) {
+    fn set(&self, index: usize, row: &SampleRow, vocab: u32, pass: Pass) {
         let min_p_log = if row.min_p > 0.0 { row.min_p.ln() } else { f32::NEG_INFINITY };
         let values = [
             row.temperature.to_bits(),
@@ -173,13 +222,25 @@ impl Sampler {
             row.position,
             row.top_logprobs.min(TOP_MAX).min(vocab),
         ];
-        let words = self.words.words().get(index * ROW_WORDS..).unwrap_or_default();
+        let words = self.words.words().get(self.settings_at(pass) + index * ROW_WORDS..).unwrap_or_default();
         words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     }
 
     fn word(&self, at: usize) -> u32 {
         self.words.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
+}
+
+/// The one sampling of a step, or the first of two, which lists likely tokens; or the second.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Lists,
+    Again,
+}
+
+/// Whether the row's logits change before a token is drawn.
+fn is_adjusted(row: &SampleRow) -> bool {
+    row.changes.is_some() || row.mask.is_some()
 }
 
 /// NaN counts as temperature 0.

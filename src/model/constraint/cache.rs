@@ -1,0 +1,84 @@
+//! Compiled constraints that are kept: those used last, up to a bound of bytes.
+
+use std::collections::HashMap;
+
+use llguidance::TokenParser;
+use sha2::{Digest, Sha256};
+
+use super::ConstraintSource;
+use crate::lock::{Mutex, Rank};
+
+type Key = [u8; 32];
+
+/// Compiled constraints by the digest of their texts.
+pub(super) struct Cache {
+    bytes_max: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    entries: HashMap<Key, Entry>,
+    bytes: usize,
+    /// Counts uses.
+    clock: u64,
+}
+
+struct Entry {
+    /// Never used itself, so that it stays at the beginning of its answer.
+    parser: TokenParser,
+    bytes: usize,
+    used: u64,
+}
+
+impl Cache {
+    pub fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, kept: Mutex::new(Rank::Constraints, Kept::default()) }
+    }
+
+    /// A copy of a constraint, with memory of its own.
+    pub fn get(&self, source: &ConstraintSource) -> Option<TokenParser> {
+        let mut kept = self.kept.lock();
+        kept.clock += 1;
+        let clock = kept.clock;
+        let entry = kept.entries.get_mut(&key(source))?;
+        entry.used = clock;
+        Some(entry.parser.deep_clone())
+    }
+
+    /// Keeps a constraint of about that many bytes, if it is not larger than the bound.
+    pub fn put(&self, source: &ConstraintSource, bytes: usize, parser: impl FnOnce() -> TokenParser) {
+        if bytes > self.bytes_max {
+            return;
+        }
+        let parser = parser();
+        let mut kept = self.kept.lock();
+        kept.clock += 1;
+        let entry = Entry { parser, bytes, used: kept.clock };
+        kept.bytes += bytes;
+        if let Some(old) = kept.entries.insert(key(source), entry) {
+            kept.bytes -= old.bytes;
+        }
+        while kept.bytes > self.bytes_max {
+            let oldest = kept.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
+            match oldest.and_then(|key| kept.entries.remove(&key)) {
+                Some(entry) => kept.bytes -= entry.bytes,
+                None => return,
+            }
+        }
+    }
+
+    /// Number of constraints and their bytes.
+    #[cfg(test)]
+    pub fn size(&self) -> (usize, usize) {
+        let kept = self.kept.lock();
+        (kept.entries.len(), kept.bytes)
+    }
+}
+
+fn key(source: &ConstraintSource) -> Key {
+    let mut digest = Sha256::new();
+    digest.update([source.kind as u8]);
+    digest.update(source.text.as_bytes());
+    digest.finalize().into()
+}

@@ -1,0 +1,282 @@
+//! Constraints of answers: JSON schemas, regular expressions and grammars in Lark's syntax.
+//!
+//! The crate `llguidance` compiles them and finds the tokens that may follow. Its table of a vocabulary is built once, with the
+//! first constraint, and shared by all models of the tokenizer. Compiled constraints are kept by the digest of their texts. Constraints
+//! come from clients, so their size, memory and time are bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::{ParserFactory, TokenParser, panic_utils};
+
+use super::tokenizer::{TokenKind, Tokenizer};
+use crate::backend::TokenMask;
+
+mod cache;
+mod error;
+mod schema;
+
+pub use error::ConstraintError;
+
+use cache::Cache;
+
+/// Longest text of a constraint in bytes.
+pub const SOURCE_BYTES_MAX: usize = 64 << 10;
+
+/// Longest time to compile one.
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Most threads that compile at once, those included that took too long and are still at work.
+const COMPILING_MAX: usize = 8;
+
+/// Stack of a compiling thread: rules that name each other nest as deep as a text has rules. Untouched pages take no memory.
+const COMPILE_STACK: usize = 256 << 20;
+
+/// Bytes of all compiled constraints that a vocabulary keeps.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// Longest token in bytes that an answer with a constraint may have. Real ones stay below 300.
+const TOKEN_BYTES_MAX: usize = 1000;
+
+/// Most bytes of a vocabulary: the table's nodes are numbered with 22 bits.
+const VOCABULARY_BYTES_MAX: usize = (1 << 22) - 2;
+
+static COMPILING: AtomicUsize = AtomicUsize::new(0);
+
+/// The kind of a constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConstraintKind {
+    /// A JSON schema.
+    JsonSchema,
+    /// A regular expression, which the whole answer matches.
+    Regex,
+    /// A grammar in Lark's syntax; its rule `start` is the answer.
+    Lark,
+}
+
+impl std::fmt::Display for ConstraintKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::JsonSchema => "JSON schema",
+            Self::Regex => "regular expression",
+            Self::Lark => "grammar",
+        })
+    }
+}
+
+/// A constraint as a client states it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConstraintSource {
+    /// Its kind.
+    pub kind: ConstraintKind,
+    /// Its text.
+    pub text: String,
+}
+
+/// Compiles constraints for one vocabulary.
+pub struct ConstraintCompiler {
+    factory: ParserFactory,
+    cache: Cache,
+}
+
+impl std::fmt::Debug for ConstraintCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConstraintCompiler").finish_non_exhaustive()
+    }
+}
+
+impl ConstraintCompiler {
+    /// Builds the table of a vocabulary. Takes some 100 ms and 100 bytes a token.
+    ///
+    /// # Errors
+    /// [`ConstraintError::Vocabulary`], if it has no token that ends an answer, or too many bytes.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
+        let size = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let Some(&end) = tokenizer.end_of_generation().first() else {
+            return Err(ConstraintError::Vocabulary("no token ends an answer"));
+        };
+        let words: Vec<Vec<u8>> = (0..size).map(|id| text_of(tokenizer, id).to_vec()).collect();
+        if words.iter().map(Vec::len).sum::<usize>() > VOCABULARY_BYTES_MAX {
+            return Err(ConstraintError::Vocabulary("its tokens have too many bytes"));
+        }
+        let built = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let trie = TokTrie::from(&TokRxInfo::new(size, end), &words);
+            let trie = trie.with_eos_tokens(tokenizer.end_of_generation());
+            let environment: Arc<dyn TokenizerEnv + Sync> = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+            let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)?;
+            factory.quiet();
+            *factory.limits_mut() = limits();
+            Ok(factory)
+        }));
+        let factory = built.map_err(|error| ConstraintError::Internal(short(&error.to_string())))?;
+        Ok(Self { factory, cache: Cache::new(CACHE_BYTES) })
+    }
+
+    /// A constraint at the beginning of its answer: compiled, or a copy of one that is kept. Compiling takes from 1 ms to 5 s, on
+    /// a thread of its own with a large stack.
+    ///
+    /// # Errors
+    /// [`ConstraintError`].
+    pub fn compile(self: &Arc<Self>, source: &ConstraintSource) -> Result<Constraint, ConstraintError> {
+        let (kind, bytes, limit) = (source.kind, source.text.len(), SOURCE_BYTES_MAX);
+        if bytes > limit {
+            return Err(ConstraintError::TooLong { kind, bytes, limit });
+        }
+        if let Some(parser) = self.cache.get(source) {
+            return Ok(Constraint { parser: Box::new(parser), kind });
+        }
+        let running = COMPILING.fetch_add(1, Ordering::Relaxed);
+        let slot = Compiling;
+        if running >= COMPILING_MAX {
+            return Err(ConstraintError::Busy { running, limit: COMPILING_MAX });
+        }
+        let (done, result) = sync_channel(1);
+        let (compiler, work) = (Arc::clone(self), source.clone());
+        let compile = move || {
+            let _slot = slot;
+            let _ = done.send(compiler.compiled(&work)); // nobody listens after the longest time
+        };
+        let thread = std::thread::Builder::new().name("constraint".into()).stack_size(COMPILE_STACK);
+        thread.spawn(compile).map_err(|error| ConstraintError::Internal(error.to_string()))?;
+        match result.recv_timeout(COMPILE_TIME_MAX) {
+            Ok(compiled) => compiled,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(ConstraintError::TooSlow { kind, seconds: COMPILE_TIME_MAX.as_secs() })
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(ConstraintError::Internal("the compiling thread ended".into()))
+            }
+        }
+    }
+
+    /// Compiles on this thread, and keeps a copy.
+    fn compiled(&self, source: &ConstraintSource) -> Result<Constraint, ConstraintError> {
+        let kind = source.kind;
+        let grammar = match kind {
+            ConstraintKind::JsonSchema => TopLevelGrammar::from_json_schema(schema::checked(&source.text)?),
+            ConstraintKind::Regex => TopLevelGrammar::from_regex(&source.text),
+            ConstraintKind::Lark => TopLevelGrammar::from_lark(source.text.clone()),
+        };
+        let parser =
+            self.factory.create_parser(grammar).map_err(|error| refusal(kind, &error.to_string()))?;
+        let mut constraint = Constraint { parser: Box::new(parser), kind };
+        constraint.parser.start_without_prompt();
+        let bytes = constraint.parser.parser.lexer_stats().num_bytes;
+        self.cache.put(source, bytes.saturating_add(BYTES_OF_SOURCE * source.text.len()), || {
+            constraint.parser.deep_clone()
+        });
+        Ok(constraint)
+    }
+}
+
+/// Bytes of a compiled grammar for each of its text, roughly.
+const BYTES_OF_SOURCE: usize = 64;
+
+/// One of the threads that compile.
+struct Compiling;
+
+impl Drop for Compiling {
+    fn drop(&mut self) {
+        COMPILING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Bounds of a constraint's memory and of its work for one token: at most some 12 MiB, and some 10 ms.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 500_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 50_000,
+        max_lexer_states: 6_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// The bytes that a constrained answer sees of a token; none for one that it may not have.
+fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
+    let is_text = matches!(
+        tokenizer.token_kind(id),
+        Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte)
+    );
+    let bytes = tokenizer.token_bytes(id, false).unwrap_or_default();
+    // No UTF-8 text has the byte 0xff, with which the compiler marks special tokens.
+    let fits = bytes.len() <= TOKEN_BYTES_MAX && !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
+    if is_text && fits && !tokenizer.is_end_of_generation(id) { bytes } else { &[] }
+}
+
+/// The compiler tells limits only in words.
+fn refusal(kind: ConstraintKind, error: &str) -> ConstraintError {
+    let reason = short(error);
+    if error.starts_with("panic") {
+        return ConstraintError::Internal(reason);
+    }
+    match ["too big", "too large", "too complex", "too many", "deeply nested"]
+        .iter()
+        .any(|word| error.contains(word))
+    {
+        true => ConstraintError::TooComplex { kind, reason },
+        false => ConstraintError::Invalid { kind, reason },
+    }
+}
+
+/// The first line of a message, cut where it gets long.
+fn short(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(300).collect()
+}
+
+/// The state of an answer, as its constraint sees it.
+pub struct Constraint {
+    parser: Box<TokenParser>,
+    kind: ConstraintKind,
+}
+
+impl std::fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Constraint").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// The tokens that may follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// One of these.
+    Tokens(Arc<TokenMask>),
+    /// None: the answer is complete.
+    Complete,
+}
+
+impl Constraint {
+    /// Takes the answer's next token, if there is one, and finds those that may follow. Takes some 50 us, at most some 20 ms.
+    ///
+    /// # Errors
+    /// [`ConstraintError`]; the constraint is of no use after it.
+    pub fn follow(&mut self, token: Option<u32>) -> Result<Allowed, ConstraintError> {
+        let (kind, parser) = (self.kind, &mut self.parser);
+        let followed = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            if let Some(token) = token {
+                parser.consume_token(token)?;
+            }
+            if parser.check_stop()? { Ok(None) } else { parser.compute_mask().map(Some) }
+        }));
+        match (followed, parser.stop_reason()) {
+            (Ok(Some(mask)), _) => Ok(Allowed::Tokens(Arc::new(TokenMask::new(mask.as_slice().to_vec())))),
+            (Ok(None), reason) if reason.is_ok() => Ok(Allowed::Complete),
+            (Err(_), StopReason::NoExtensionBias) => Err(ConstraintError::NoToken { kind }),
+            (Ok(None), reason) => Err(refusal(kind, &reason.to_string())),
+            (Err(error), StopReason::LexerTooComplex | StopReason::ParserTooComplex) => {
+                Err(ConstraintError::TooComplex { kind, reason: short(&error.to_string()) })
+            }
+            (Err(error), _) => Err(ConstraintError::Internal(short(&error.to_string()))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::model::gguf::Gguf;
+use crate::model::tokenizer::{SharedTokenizer, Tokenizers};
+
+/// The tokenizer of a vocabulary of 512 tokens, among them all bytes.
+fn tokenizer() -> SharedTokenizer {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/tinystories-260k-f32.gguf");
+    let gguf = Gguf::parse(&std::fs::read(path).unwrap()[..]).unwrap();
+    Tokenizers::default().of(&gguf).unwrap()
+}
+
+fn source(kind: ConstraintKind, text: &str) -> ConstraintSource {
+    ConstraintSource { kind, text: text.to_owned() }
+}
+
+/// The token of one byte.
+fn id(tokenizer: &SharedTokenizer, byte: u8) -> u32 {
+    let of = |id: &u32| tokenizer.token_bytes(*id, false) == Some(&[byte]);
+    (0..tokenizer.vocab_size() as u32).find(of).unwrap()
+}
+
+/// How far an answer of single bytes follows a constraint: the number before the first that it forbids, and whether it was
+/// complete there.
+fn followed(constraint: &mut Constraint, tokenizer: &SharedTokenizer, text: &str) -> (usize, bool) {
+    let mut allowed = constraint.follow(None).unwrap();
+    for (number, byte) in text.bytes().enumerate() {
+        let id = id(tokenizer, byte);
+        match &allowed {
+            Allowed::Tokens(mask) if mask.allows(id) => {}
+            _ => return (number, allowed == Allowed::Complete),
+        }
+        allowed = constraint.follow(Some(id)).unwrap();
+    }
+    let end = tokenizer.end_of_generation()[0];
+    let complete = match &allowed {
+        Allowed::Complete => true,
+        Allowed::Tokens(mask) => mask.allows(end),
+    };
+    (text.len(), complete)
+}
+
+#[test]
+fn each_kind_allows_what_fits_and_nothing_else() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let schema = r#"{"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 17}},
+        "required": ["n"], "additionalProperties": false}"#;
+    let calls = "start: call (\",\" call)*\ncall: NAME \"(\" [NAME] \")\"\nNAME: /[a-z]+/\n";
+    let cases = [
+        (ConstraintKind::JsonSchema, schema, "{\"n\":12}", 8, true),
+        (ConstraintKind::JsonSchema, schema, "{\"n\": 3}", 8, true),
+        (ConstraintKind::JsonSchema, schema, "{\"n\":18}", 6, false),
+        (ConstraintKind::JsonSchema, schema, "{\"m\":5}", 2, false),
+        (ConstraintKind::JsonSchema, schema, "{\"n\":5", 6, false),
+        (ConstraintKind::Regex, "[0-9]{2}-(a|b)", "47-b", 4, true),
+        (ConstraintKind::Regex, "[0-9]{2}-(a|b)", "475", 2, false),
+        (ConstraintKind::Lark, calls, "f(x),g()", 8, true),
+        (ConstraintKind::Lark, calls, "f(x),", 5, false),
+        (ConstraintKind::Lark, calls, "f(x)g", 4, false),
+    ];
+    for (kind, text, answer, bytes, complete) in cases {
+        let mut constraint = compiler.compile(&source(kind, text)).unwrap();
+        assert_eq!(followed(&mut constraint, &tokenizer, answer), (bytes, complete), "{kind} {answer}");
+    }
+}
+
+#[test]
+fn a_constraint_that_nothing_can_follow_is_complete_and_another_ends_by_a_token() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let end = tokenizer.end_of_generation()[0];
+    let id = |byte| id(&tokenizer, byte);
+    let mut one = compiler.compile(&source(ConstraintKind::Regex, "a")).unwrap();
+    let Allowed::Tokens(mask) = one.follow(None).unwrap() else { panic!("nothing was said") };
+    assert!(mask.allows(id(b'a')) && !mask.allows(end) && !mask.allows(id(b'b')));
+    assert_eq!(one.follow(Some(id(b'a'))), Ok(Allowed::Complete));
+    let mut more = compiler.compile(&source(ConstraintKind::Regex, "a+")).unwrap();
+    more.follow(None).unwrap();
+    let Allowed::Tokens(mask) = more.follow(Some(id(b'a'))).unwrap() else { panic!("more may follow") };
+    assert!(mask.allows(id(b'a')) && mask.allows(end));
+    assert_eq!(more.follow(Some(end)), Ok(Allowed::Complete));
+    assert!(!mask.allows(1_000_000), "what the vocabulary does not have");
+}
+
+#[test]
+fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    assert!(Arc::ptr_eq(&compiler, &tokenizer.constraints().unwrap()), "built once");
+    let of = source(ConstraintKind::Regex, "[ab]c");
+    for _ in 0..3 {
+        let mut constraint = compiler.compile(&of).unwrap();
+        assert_eq!(followed(&mut constraint, &tokenizer, "ac"), (2, true));
+    }
+    assert_eq!(compiler.cache.size().0, 1);
+    let long = |i: usize| source(ConstraintKind::Regex, &format!("{i}{}", "a".repeat(50_000)));
+    let mut most = 0;
+    for i in 0..14 {
+        compiler.compile(&long(i)).unwrap();
+        let (count, bytes) = compiler.cache.size();
+        assert!(bytes <= CACHE_BYTES, "{count} constraints take {bytes} bytes");
+        most = most.max(count);
+    }
+    assert!(most < 14, "old ones went");
+}
+
+#[test]
+fn wrong_and_exploding_constraints_are_refused_by_kind() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let refused = |kind, text: &str| compiler.compile(&source(kind, text)).unwrap_err();
+    let invalid = [
+        (ConstraintKind::JsonSchema, "{\"type\": \"strange\"}"),
+        (ConstraintKind::JsonSchema, "{\"type\": \"string\", \"pattern\": \"(?=a)\"}"),
+        (ConstraintKind::JsonSchema, "not json"),
+        (ConstraintKind::Regex, "a("),
+        (ConstraintKind::Lark, "start: nowhere"),
+        (ConstraintKind::Lark, ""),
+    ];
+    for (kind, text) in invalid {
+        let error = refused(kind, text);
+        assert!(matches!(error, ConstraintError::Invalid { .. }), "{text}: {error:?}");
+    }
+    let long = "a".repeat(SOURCE_BYTES_MAX + 1);
+    assert!(matches!(refused(ConstraintKind::Regex, &long), ConstraintError::TooLong { .. }));
+    let ten: Vec<String> = (0..10).map(|i| format!("{{\"const\": {i}}}")).collect();
+    let any = format!("{{\"anyOf\": [{}]}}", ten.join(","));
+    let all = format!("{{\"allOf\": [{}]}}", vec![any; 12].join(","));
+    let rules: String = (0..5000).map(|i| format!("a{i}: a{}\n", i + 1)).collect();
+    let doubled: String = (0..40).map(|i| format!("a{i}: a{0} a{0}\n", i + 1)).collect();
+    for (kind, text) in [
+        (ConstraintKind::JsonSchema, all),
+        (
+            ConstraintKind::JsonSchema,
+            "{\"type\": \"string\", \"pattern\": \"^((a{1,900}){1,900}b){1,900}$\"}".into(),
+        ),
+        (ConstraintKind::Regex, "((((a|b){1000}){1000}){1000}){1000}".into()),
+        (ConstraintKind::Lark, format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000))),
+    ] {
+        let result = compiler.compile(&source(kind, &text));
+        let bounded = match &result {
+            Ok(_) => true, // a repetition is one state until it is met
+            Err(error) => !matches!(error, ConstraintError::Internal(_)),
+        };
+        assert!(bounded, "{kind}: {result:?}");
+    }
+    // Rules that name each other nest as deep as there are rules.
+    for text in [format!("start: a0\n{rules}a5000: \"x\""), format!("start: a0\n{doubled}a40: \"x\"")] {
+        let result = compiler.compile(&source(ConstraintKind::Lark, &text));
+        assert!(!matches!(result, Err(ConstraintError::Internal(_))), "{result:?}");
+    }
+}
+
+/// A cheap expression whose states double with each letter: the bound of states ends it, not the machine's memory.
+#[test]
+fn a_constraint_that_grows_without_end_fails_with_a_bound() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    let mut constraint = compiler.compile(&source(ConstraintKind::Regex, "(a|b)*a(a|b){40}c(a|b)*")).unwrap();
+    let ids = [b'a', b'b'].map(|byte| id(&tokenizer, byte));
+    constraint.follow(None).unwrap();
+    let mut seed = 1u64;
+    for _ in 0..100_000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        match constraint.follow(Some(ids[(seed >> 60) as usize % 2])) {
+            Ok(_) => {}
+            Err(error) => {
+                assert!(matches!(error, ConstraintError::TooComplex { .. }), "{error:?}");
+                return;
+            }
+        }
+    }
+}

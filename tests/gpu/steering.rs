@@ -1,0 +1,80 @@
+//! Logits that are changed and masked on the device, beside rows that are not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rocmforge::model::Model;
+use rocmforge::model::constraint::{ConstraintKind, ConstraintSource};
+use rocmforge::scheduler::{Penalties, Steering};
+
+use crate::common::tinystories;
+use crate::rig::{Rig, model};
+
+const PROMPT: [u32; 4] = [1, 403, 407, 261];
+
+fn regex(model: &Model, text: &str) -> Steering {
+    let source = ConstraintSource { kind: ConstraintKind::Regex, text: text.to_owned() };
+    let constraint = model.tokenizer.constraints().unwrap().compile(&source).unwrap();
+    Steering { constraint: Some(constraint), ..Steering::default() }
+}
+
+fn biased(bias: impl IntoIterator<Item = (u32, f32)>) -> Steering {
+    let penalties = Penalties { bias: BTreeMap::from_iter(bias), ..Penalties::NONE };
+    Steering { penalties: Some(penalties), ..Steering::default() }
+}
+
+fn text(model: &Model, ids: &[u32]) -> String {
+    model.tokenizer.decode(ids, false).unwrap()
+}
+
+#[test]
+fn steered_answers_keep_to_their_limits_and_others_beside_them_stay_the_same() {
+    let Some(rig) = Rig::open() else { return };
+    let model: Arc<Model> = model(1, &tinystories());
+    let plain = rig.ask_with_logprobs(&model, &PROMPT, 30, 3);
+    for top in [0, 3] {
+        let formed = rig.submit_steered(&model, &PROMPT, 200, top, regex(&model, "([0-9]{3}-){4}x"));
+        let beside = rig.submit_steered(&model, &PROMPT, 30, 3, Steering::default());
+        let distinct = Penalties { presence: 1000.0, last: 100, ..Penalties::NONE };
+        let distinct = Steering { penalties: Some(distinct), ..Steering::default() };
+        let distinct = rig.submit_steered(&model, &PROMPT, 40, top, distinct);
+        let (formed, beside, distinct) = (formed.finish(), beside.finish(), distinct.finish());
+        formed.end.unwrap();
+        let said = text(&model, &formed.ids);
+        let right = |(at, byte): (usize, u8)| match at {
+            16 => byte == b'x',
+            _ if at % 4 == 3 => byte == b'-',
+            _ => byte.is_ascii_digit(),
+        };
+        assert!(said.len() == 17 && said.bytes().enumerate().all(right), "{said}");
+        assert_eq!((beside.ids, beside.logprobs), (plain.ids.clone(), plain.logprobs.clone()));
+        let mut ids = distinct.ids.clone();
+        ids.extend(PROMPT);
+        ids.sort_unstable();
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{:?}", distinct.ids);
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_unchanged_logits() {
+    let Some(rig) = Rig::open() else { return };
+    let model = model(1, &tinystories());
+    let first = |steering| {
+        let answer = rig.submit_steered(&model, &PROMPT, 1, 4, steering).finish();
+        answer.end.unwrap();
+        (answer.ids[0], answer.logprobs[0].clone())
+    };
+    let (id, plain) = first(Steering::default());
+    assert_eq!((id, plain.logprob), plain.top[0]);
+    for (wanted, logprob) in &plain.top[1..] {
+        let (id, told) = first(biased([(*wanted, 500.0), (id, -3.0)]));
+        assert_eq!((id, told.logprob, &told.top), (*wanted, *logprob, &plain.top));
+        let without = plain.top.iter().map(|top| (top.0, -500.0)).filter(|(id, _)| id != wanted);
+        let (id, told) = first(biased(without));
+        assert_eq!((id, told.logprob, &told.top), (*wanted, *logprob, &plain.top));
+    }
+    let (id, told) = first(regex(&model, "[0-9]+"));
+    assert!(text(&model, &[id]).trim().bytes().all(|byte| byte.is_ascii_digit()));
+    assert_eq!(told.top, plain.top);
+    assert!(told.logprob < plain.top[3].1);
+}
