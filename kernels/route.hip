@@ -14,8 +14,8 @@
 //            logits alone
 // Tolerance  experts: 0; weights: |got / want - 1| < 4e-6
 // Reference  a sort and f64 exponentials in tests/kernels/experts.rs
-// Moves      4 * count bytes in, 8 * used out per row; bound by latency. An expert's place is the number of experts before it,
-//            which threads count beside each other: one maximum after another would be waited for each time
+// Moves      4 * count bytes in, 8 * used out per row; bound by latency. An expert's place is the number of experts before it.
+//            Threads count it beside each other; maxima one after another would be waited for each time
 #include "prelude/prelude.h"
 #include "common/experts.h"
 #include "common/pages.h"

@@ -1,4 +1,4 @@
-// gemm of two types: out[row] = W x[row] (+ bias), of two matrices of one weight type and a third one of another
+// two_types: out[row] = W x[row] (+ bias), of two matrices of one weight type and a third one of another
 //
 // Queries and keys are often of one type and values of another. On their own, the few tiles of values fill a small part of a
 // device. GEMM_TWO_TYPES(t_u, T, U) makes the entry points of types t and u.

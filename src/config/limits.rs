@@ -32,6 +32,7 @@ pub struct Limits {
     /// Most model files that one uid may have passed by descriptor at a time.
     pub passed_models_per_uid: u32,
     /// Whether clients may pass files of network and user file systems, whose servers may hang. They are copied into memory.
+    /// With them, files in memory without a name or with holes are allowed.
     pub passed_remote_files: bool,
     /// Limits of single users, by name or uid. They take the place of those for each uid above.
     pub users: BTreeMap<String, UserConfig>,

@@ -164,9 +164,10 @@ pub fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::NoAnswer { .. } => ErrorCode::Unavailable,
         StoreError::Changed { .. } => ErrorCode::ModelChanged,
         StoreError::Poisoned { .. } => ErrorCode::ModelCorrupt,
-        StoreError::NotYours { .. } | StoreError::NotAdministrator { .. } | StoreError::Remote { .. } => {
-            ErrorCode::Forbidden
-        }
+        StoreError::NotYours { .. }
+        | StoreError::NotAdministrator { .. }
+        | StoreError::Remote { .. }
+        | StoreError::InMemory { .. } => ErrorCode::Forbidden,
         StoreError::Quota { .. } | StoreError::Pins { .. } => ErrorCode::Quota,
     }
 }

@@ -39,6 +39,8 @@ enum Fault {
     Inspect(MapError),
     /// On a file system of that type, which is not allowed.
     Remote(String),
+    /// In memory that only open files hold, or with holes there.
+    InMemory,
 }
 
 impl Store {
@@ -88,6 +90,7 @@ impl Store {
                 Err(Fault::Remote(file_system)) => {
                     return Err(StoreError::Remote { name: name.into(), file_system });
                 }
+                Err(Fault::InMemory) => return Err(StoreError::InMemory { name: name.into() }),
             };
             let identity = handed.identity.clone();
             let gone = self.tables.lock().seen(name, &identity);
@@ -156,6 +159,9 @@ impl Store {
             }
             match (Identity::of(std::slice::from_ref(&file)), refused) {
                 (Err(source), _) => errand.answer(Err(Fault::Inspect(source))),
+                (Ok(_), None) if !allow_remote && served.is_none() && mounts::only_holds_memory(&file) => {
+                    errand.answer(Err(Fault::InMemory));
+                }
                 (Ok(_), Some(file_system)) => errand.answer(Err(Fault::Remote(file_system))),
                 (Ok(identity), None) => {
                     let files = Some(vec![OpenFile { file, served }]);
@@ -166,6 +172,7 @@ impl Store {
         let examined = examined.map_err(|why| no_answer(name, None, why))?;
         examined.map_err(|fault| match fault {
             Fault::Remote(file_system) => StoreError::Remote { name: name.into(), file_system },
+            Fault::InMemory => StoreError::InMemory { name: name.into() },
             Fault::Inspect(source) => file_error(name, source),
             Fault::Open(source) => file_error(name, MapError::Os { what: "open", source }),
         })

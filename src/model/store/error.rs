@@ -84,6 +84,15 @@ pub enum StoreError {
         /// Type of the file system, as the kernel names it.
         file_system: String,
     },
+    /// A client passed a file in memory that would stay there for as long as the daemon has it, counted for nobody.
+    #[error(
+        "{name} is a file in memory without a name, or with holes: its memory would outlive its owner. Copy the file to a \
+         disk; an administrator may allow it with limits.passed_remote_files"
+    )]
+    InMemory {
+        /// Requested name.
+        name: String,
+    },
     /// The file system's server does not answer.
     #[error("{name}: {source}")]
     NoAnswer {

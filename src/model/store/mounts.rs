@@ -73,6 +73,9 @@ const LOCAL: [(&str, u64); 18] = [
     ("zfs", 0x2fc1_2fc1),
 ];
 
+/// Those of them that keep files in memory.
+const IN_MEMORY: [&str; 3] = ["hugetlbfs", "ramfs", "tmpfs"];
+
 /// The number of an overlay.
 const OVERLAY: u64 = 0x794c_7630;
 
@@ -94,6 +97,17 @@ pub(super) fn served(file: &File) -> Option<String> {
             (!local).then(|| FOREIGN.to_owned())
         }
     }
+}
+
+/// True for a local file in memory that has no name, or has holes. Memory of the first kind goes with its last open file, which
+/// may be the daemon's. Pages of holes are made when the daemon reads them, and count as its own.
+pub(super) fn only_holds_memory(file: &File) -> bool {
+    let in_memory = rustix::fs::fstatfs(file).is_ok_and(|stat| {
+        let kind = stat.f_type as u64 & u64::from(u32::MAX);
+        LOCAL.iter().any(|(name, number)| *number == kind && IN_MEMORY.contains(name))
+    });
+    let is_whole = |stat: rustix::fs::Stat| stat.st_nlink > 0 && stat.st_blocks * 512 >= stat.st_size;
+    in_memory && !rustix::fs::fstat(file).is_ok_and(is_whole)
 }
 
 /// True if a file is on an overlay that is mounted in this process's namespace too. The root of a container or of a

@@ -12,6 +12,8 @@ use crate::model::pages::{HostPolicy, PageResidency, PagesReport, PagesState};
 use crate::share::limits::{Limit, OfEveryUser, OfOneUser, Origin};
 use crate::tensor::HostPages;
 
+mod passed;
+
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;
 

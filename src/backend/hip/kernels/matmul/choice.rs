@@ -225,8 +225,8 @@ pub fn gemm_wide(dtype: DType, last: DType, rows: u32) -> Option<Columns<GemmWid
     )
 }
 
-/// Most rows that one launch multiplies with two matrices of a type and a third one of another, on that unit; 0 where no
-/// launch does.
+/// Most rows of a launch on that unit with two matrices of a type and a third one of another. 0 where no launch takes
+/// them.
 pub fn two_types_rows_max(unit: MatrixUnit, first: DType, last: DType) -> u32 {
     let Some(pair) = two_types(first, last) else { return 0 };
     let widest = match unit {
