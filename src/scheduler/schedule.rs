@@ -129,6 +129,8 @@ pub(super) struct Schedule<A = Answer> {
     suspended: BTreeMap<ModelId, StepPlan>,
     /// Models whose suspended steps wait for pages of weights.
     waits: BTreeSet<ModelId>,
+    /// Sequences that stay out of the next step, because others would wait for them.
+    late: BTreeSet<SequenceId>,
     /// Until this instant steps are kept short, because sequences of several users were live not long ago.
     contended: Option<Instant>,
     /// How often a sequence gave its pages up because others needed them.
@@ -160,6 +162,7 @@ impl<A> Schedule<A> {
             turns: BTreeMap::new(),
             suspended: BTreeMap::new(),
             waits: BTreeSet::new(),
+            late: BTreeSet::new(),
             contended: None,
             preempted: 0,
             arrivals: 0,
@@ -366,9 +369,25 @@ impl<A> Schedule<A> {
         self.waits = models;
     }
 
+    /// Replaces the sequences that should stay out of the next step. They do while one of another user can run.
+    pub fn set_late(&mut self, mut late: BTreeSet<SequenceId>) {
+        self.late.clear();
+        if !late.is_empty() {
+            let others = self.running.iter().filter(|s| self.can_run(s) && !late.contains(&s.request.id));
+            let others: BTreeSet<u32> = others.map(|s| s.request.uid).collect();
+            late.retain(|id| self.get(*id).is_some_and(|s| others.iter().any(|uid| *uid != s.request.uid)));
+            self.late = late;
+        }
+    }
+
+    /// True if the next step may take rows of this admitted sequence, once the pages of its model's weights are there.
+    fn takes_part(&self, sequence: &Sequence<A>) -> bool {
+        sequence.is_runnable() && !self.late.contains(&sequence.request.id)
+    }
+
     /// True if a step could take rows of this admitted sequence now.
     fn can_run(&self, sequence: &Sequence<A>) -> bool {
-        sequence.is_runnable() && !self.waits.contains(&sequence.request.model)
+        self.takes_part(sequence) && !self.waits.contains(&sequence.request.model)
     }
 
     /// True if a sequence of the model is live.

@@ -261,6 +261,19 @@ impl Core {
         }
     }
 
+    /// Keeps sequences with slow constraints out of others' steps until their masks are there.
+    pub(super) fn look_at_masks(&mut self, now: Instant) {
+        if !self.masks.is_used() {
+            return;
+        }
+        let masked = self.schedule.views().filter_map(|view| {
+            let masking = view.sequence.answer.masking.as_deref()?;
+            Some((view.sequence.request.id, view.sequence.request.uid, masking))
+        });
+        let late = self.masks.late(masked, now);
+        self.schedule.set_late(late);
+    }
+
     /// Handles a step that ran out of memory: frees something for the next turn to try again, or fails the step's
     /// requests.
     fn out_of_memory(&mut self, step: &StepPlan, error: &BackendError) {

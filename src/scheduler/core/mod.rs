@@ -196,6 +196,7 @@ impl Core {
         self.report(admitted); // before the step, which may take seconds
         let loaded = self.drive_loads() | self.restore_some();
         self.look_at_pages();
+        self.look_at_masks(now);
         let step = self.schedule.next_step(now);
         self.counters.sequences_parked += self.schedule.take_preempted();
         if step.as_ref().is_none_or(|step| !step.resumed) {

@@ -165,7 +165,7 @@ impl<A> Schedule<A> {
     fn rows_of_users(&self, model: ModelId, now: Instant) -> (BTreeMap<u32, u32>, Option<Duration>) {
         let mut wanted: BTreeMap<u32, u32> = BTreeMap::new();
         let mut decoding = 0;
-        for sequence in self.running.iter().filter(|s| s.request.model == model && s.is_runnable()) {
+        for sequence in self.running.iter().filter(|s| s.request.model == model && self.takes_part(s)) {
             let rows = wanted.entry(sequence.request.uid).or_default();
             *rows = rows.saturating_add(sequence.pending());
             decoding += u32::from(sequence.decodes());
@@ -205,7 +205,7 @@ impl<A> Schedule<A> {
     /// come first, then prompts; those of the connection with the least device time lead. If a user has fewer rows than
     /// decoding sequences, its connections take turns, and of a connection those that were served longest ago go first.
     fn in_order(&self, model: ModelId, rows: &BTreeMap<u32, u32>) -> Vec<SequenceId> {
-        let of_model = |s: &Sequence<A>| s.request.model == model && s.is_runnable();
+        let of_model = |s: &Sequence<A>| s.request.model == model && self.takes_part(s);
         let mut decoding: BTreeMap<u32, u32> = BTreeMap::new();
         for sequence in self.running.iter().filter(|s| of_model(s) && s.decodes()) {
             *decoding.entry(sequence.request.uid).or_default() += 1;

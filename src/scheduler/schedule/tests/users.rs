@@ -387,3 +387,25 @@ fn answers_that_outgrow_the_cache_take_turns_and_all_end() {
     assert_eq!((device.schedule.page_sums().used, device.schedule.claimed_bytes()), (0, 0));
     assert!(device.schedule.take_preempted() > 0);
 }
+
+#[test]
+fn late_sequences_stay_out_of_steps_while_other_users_can_run() {
+    let (mut schedule, now) = (Schedule::new(limits()), Instant::now());
+    for (id, uid) in [(1, 1000), (2, 1001), (3, 1000)] {
+        submit(&mut schedule, Request { uid, ..request(id, 1, 1, 50) });
+    }
+    assert_eq!(schedule.admit(now).admitted.len(), 3);
+    let ids = |schedule: &mut Schedule<()>, late: &[u64]| {
+        schedule.set_late(late.iter().map(|id| SequenceId(*id)).collect());
+        let mut ids: Vec<u64> = step(schedule, now).1.into_iter().map(|(id, ..)| id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(ids(&mut schedule, &[]), [1, 2, 3]);
+    assert_eq!(ids(&mut schedule, &[1]), [2, 3]);
+    assert_eq!(ids(&mut schedule, &[1, 3]), [2]);
+    assert_eq!(ids(&mut schedule, &[1, 2, 3]), [1, 2, 3], "nobody else can run");
+    assert_eq!(ids(&mut schedule, &[1, 2]), [1, 3], "another one of the same user does not count");
+    schedule.remove(SequenceId(2));
+    assert_eq!(ids(&mut schedule, &[1]), [1, 3]);
+}
