@@ -89,3 +89,21 @@ fn eight_bit_exponents_are_powers_of_two() {
         assert_eq!(half, 2f64.powi(e as i32 - 128), "{e}");
     }
 }
+
+#[test]
+fn kernels_have_the_same_codebooks() {
+    let kernels = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/quant/grids.h"));
+    let numbers = |text: &str, name: &str| -> Vec<u16> {
+        let (_, table) = text.split_once(name).unwrap().1.split_once('=').unwrap();
+        let (table, _) = table.split_once(';').unwrap();
+        let hex = table.split("0x").skip(1).map(|rest| u16::from_str_radix(&rest[..4], 16).unwrap());
+        hex.collect()
+    };
+    let books =
+        [("IQ2_XXS", 256), ("IQ2_XS", 512), ("IQ2_S", 1024), ("IQ3_XXS", 256), ("IQ3_S", 512), ("IQ1", 2048)];
+    for (name, entries) in books {
+        let here = numbers(include_str!("grids.rs"), &format!("const {name}_PACKED"));
+        assert_eq!(here.len(), entries, "{name}");
+        assert!(numbers(kernels, &format!("{name}_GRID[")) == here, "{name} differs");
+    }
+}
