@@ -226,9 +226,9 @@ fn refusal(kind: ConstraintKind, error: &str) -> ConstraintError {
     }
 }
 
-/// The first line of a message, cut where it gets long.
+/// A message in one line, cut where it gets long. Its last line often says what is wrong.
 fn short(text: &str) -> String {
-    text.lines().next().unwrap_or_default().chars().take(300).collect()
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect()
 }
 
 /// The state of an answer, as its constraint sees it.

@@ -173,3 +173,13 @@ fn a_constraint_that_grows_without_end_fails_with_a_bound() {
         }
     }
 }
+
+#[test]
+fn a_refusal_says_what_is_wrong_in_one_line() {
+    let several = "at 1(8): regex parse error:\n    (\n    ^\nerror: unclosed group";
+    let ConstraintError::Invalid { reason, .. } = refusal(ConstraintKind::Regex, several) else {
+        panic!("it is invalid")
+    };
+    assert_eq!(reason, "at 1(8): regex parse error: ( ^ error: unclosed group");
+    assert_eq!(short(&"x y ".repeat(400)).len(), 300);
+}
