@@ -11,6 +11,7 @@ pub mod config;
 pub mod daemon;
 pub mod lock;
 pub mod model;
+pub mod numbers;
 pub mod prefixes;
 pub mod program;
 pub mod scheduler;

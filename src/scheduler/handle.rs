@@ -23,6 +23,7 @@ use super::{EngineSnapshot, Job, JobError, Reuse, SequenceId, sequence_pages};
 use crate::backend::{Backend, BackendError, BackendInfo, KV_PAGE_TOKENS, ScratchBytes, StepLimits};
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::model::{Model, ModelId};
+use crate::numbers::Numbers;
 use crate::program::Program;
 use crate::share::limits::UserLimits;
 use crate::tensor::LazyTensor;
@@ -123,7 +124,7 @@ pub(super) struct Shared {
     pub events: broadcast::Sender<EngineEvent>,
     /// The device in use; replaced after a device loss. Innermost lock: held for one clone or one lookup.
     device: Mutex<DeviceInUse>,
-    next_id: AtomicU64,
+    numbers: Numbers,
     page_reader: PageReader,
 }
 
@@ -205,7 +206,7 @@ impl Shared {
             queue_max: options.queue_max,
             events: broadcast::Sender::new(EVENTS_KEPT),
             device: Mutex::new(Rank::DeviceFacts, DeviceInUse::of(backend, options)),
-            next_id: AtomicU64::new(1),
+            numbers: Numbers::default(),
             page_reader: options.page_reader.clone(),
         }
     }
@@ -230,7 +231,7 @@ pub struct EngineHandle {
 impl EngineHandle {
     /// Makes a number for a new sequence.
     pub fn new_sequence_id(&self) -> SequenceId {
-        SequenceId(self.shared.next_id.fetch_add(1, Ordering::Relaxed))
+        SequenceId(self.shared.numbers.draw())
     }
 
     /// The device in use.

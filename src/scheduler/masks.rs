@@ -68,6 +68,8 @@ struct State {
     constraint: Option<Constraint>,
     /// The answer's last token, until a thread has taken it.
     token: Option<u32>,
+    /// `token` is the last one that the request allows: no mask is wanted after it.
+    last: bool,
     result: Option<Masked>,
     /// How long the last mask took.
     took: Duration,
@@ -80,6 +82,8 @@ pub(super) enum Masked {
     Tokens(Arc<TokenMask>),
     /// Nothing: the answer is complete.
     Complete,
+    /// Nothing: the request allows no more tokens, and the answer is not complete.
+    Cut,
     /// The constraint failed.
     Failed(ConstraintError),
 }
@@ -87,7 +91,13 @@ pub(super) enum Masked {
 impl Masking {
     /// For a constraint at the beginning of its answer.
     pub fn new(constraint: Constraint) -> Arc<Self> {
-        let state = State { constraint: Some(constraint), token: None, result: None, took: Duration::ZERO };
+        let state = State {
+            constraint: Some(constraint),
+            token: None,
+            last: false,
+            result: None,
+            took: Duration::ZERO,
+        };
         Arc::new(Self { state: Mutex::new(Rank::Mask, state), done: Condvar::new() })
     }
 
@@ -114,17 +124,25 @@ impl Masking {
     /// Computes what may follow.
     fn compute(&self) {
         let begun = lock::now();
-        let (constraint, token) = {
+        let (constraint, token, last) = {
             let mut state = self.state.lock();
-            (state.constraint.take(), state.token.take())
+            (state.constraint.take(), state.token.take(), state.last)
         };
         let lost = || Masked::Failed(ConstraintError::Internal("the constraint is lost".to_owned()));
         let computed = constraint.map(|mut constraint| {
-            let followed =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| constraint.follow(token)));
-            match followed {
-                Ok(Ok(Allowed::Tokens(mask))) => (Some(constraint), Masked::Tokens(mask)),
-                Ok(Ok(Allowed::Complete)) => (None, Masked::Complete),
+            let follow = || match token.filter(|_| last) {
+                Some(token) => constraint.completes(token).map(|complete| match complete {
+                    true => Masked::Complete,
+                    false => Masked::Cut,
+                }),
+                None => constraint.follow(token).map(|allowed| match allowed {
+                    Allowed::Tokens(mask) => Masked::Tokens(mask),
+                    Allowed::Complete => Masked::Complete,
+                }),
+            };
+            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(follow)) {
+                Ok(Ok(tokens @ Masked::Tokens(_))) => (Some(constraint), tokens),
+                Ok(Ok(none)) => (None, none),
                 Ok(Err(error)) => (None, Masked::Failed(error)),
                 Err(panic) => {
                     (None, Masked::Failed(ConstraintError::Internal(panic_text(&*panic).to_owned())))
@@ -174,9 +192,20 @@ impl MaskPool {
 
     /// Has the sequence's mask computed: the first one, or after a token that its last mask allowed.
     pub fn compute(&mut self, masking: &Arc<Masking>, token: Option<u32>) {
+        self.hand_over(masking, token, false);
+    }
+
+    /// Whether the answer is complete with the last token that its request allows. Waits for a thread, but for no mask.
+    pub fn completes(&mut self, masking: &Arc<Masking>, token: u32) -> bool {
+        self.hand_over(masking, Some(token), true);
+        matches!(masking.wait(), Masked::Complete)
+    }
+
+    /// Gives a thread the sequence. One that ends goes first, because the engine waits for it.
+    fn hand_over(&mut self, masking: &Arc<Masking>, token: Option<u32>, last: bool) {
         {
             let mut state = masking.state.lock();
-            (state.token, state.result) = (token, None);
+            (state.token, state.last, state.result) = (token, last, None);
         }
         let queue = Arc::clone(self.queue.get_or_insert_with(|| {
             let waiting = Mutex::new(Rank::MaskQueue, Waiting::default());
@@ -190,7 +219,14 @@ impl MaskPool {
         if self.threads.is_empty() {
             return masking.compute(); // no thread could start: slower, but right
         }
-        queue.waiting.lock().sequences.push_back(Arc::clone(masking));
+        {
+            let mut waiting = queue.waiting.lock();
+            if last {
+                waiting.sequences.push_front(Arc::clone(masking));
+            } else {
+                waiting.sequences.push_back(Arc::clone(masking));
+            }
+        }
         queue.wanted.notify_one();
     }
 }
@@ -240,7 +276,7 @@ mod tests {
     use super::*;
 
     fn masking(took: Duration, result: Option<Masked>) -> Masking {
-        let state = State { constraint: None, token: None, result, took };
+        let state = State { constraint: None, token: None, last: false, result, took };
         Masking { state: Mutex::new(Rank::Mask, state), done: Condvar::new() }
     }
 

@@ -72,7 +72,7 @@ impl StepArrays {
         for (row, masking) in self.samples.iter_mut().zip(&self.maskings) {
             row.mask = match masking.as_ref().map(|masking| masking.wait()) {
                 Some(Masked::Tokens(mask)) => Some(mask),
-                Some(Masked::Complete | Masked::Failed(_)) | None => None,
+                Some(Masked::Complete | Masked::Cut | Masked::Failed(_)) | None => None,
             };
         }
     }

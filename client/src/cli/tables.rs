@@ -131,7 +131,9 @@ pub fn unload(out: Out<'_>, reply: &UnloadReply) -> io::Result<()> {
 }
 
 pub fn ps(out: Out<'_>, reply: &PsReply) -> io::Result<()> {
-    let rows = reply.sequences.iter().map(|sequence| {
+    let mut oldest_first: Vec<_> = reply.sequences.iter().collect();
+    oldest_first.sort_by_key(|sequence| std::cmp::Reverse(sequence.age_ms));
+    let rows = oldest_first.into_iter().map(|sequence| {
         let state = snake_case(&format!("{:?}", sequence.state));
         let place = sequence.queue_position;
         [

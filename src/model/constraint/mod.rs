@@ -258,16 +258,36 @@ impl Constraint {
     /// # Errors
     /// [`ConstraintError`]; the constraint is of no use after it.
     pub fn follow(&mut self, token: Option<u32>) -> Result<Allowed, ConstraintError> {
+        Ok(match self.take(token, true)? {
+            Some(mask) => Allowed::Tokens(Arc::new(mask)),
+            None => Allowed::Complete,
+        })
+    }
+
+    /// Takes the answer's last token and says whether the answer is complete with it. Takes some 10 us: no mask is computed.
+    ///
+    /// # Errors
+    /// [`ConstraintError`]; the constraint is of no use after it.
+    pub fn completes(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        Ok(self.take(Some(token), false)?.is_none())
+    }
+
+    /// Takes a token. Gives a mask, which is empty unless `masks`; `None` if the answer is complete.
+    fn take(&mut self, token: Option<u32>, masks: bool) -> Result<Option<TokenMask>, ConstraintError> {
         let (kind, parser) = (self.kind, &mut self.parser);
         let followed = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if let Some(token) = token {
                 parser.consume_token(token)?;
             }
-            if parser.check_stop()? { Ok(None) } else { parser.compute_mask().map(Some) }
+            Ok(match (parser.check_stop()?, masks) {
+                (true, _) => None,
+                (false, true) => Some(TokenMask::new(parser.compute_mask()?.as_slice().to_vec())),
+                (false, false) => Some(TokenMask::new(Vec::new())),
+            })
         }));
         match (followed, parser.stop_reason()) {
-            (Ok(Some(mask)), _) => Ok(Allowed::Tokens(Arc::new(TokenMask::new(mask.as_slice().to_vec())))),
-            (Ok(None), reason) if reason.is_ok() => Ok(Allowed::Complete),
+            (Ok(Some(mask)), _) => Ok(Some(mask)),
+            (Ok(None), reason) if reason.is_ok() => Ok(None),
             (Err(_), StopReason::NoExtensionBias) => Err(ConstraintError::NoToken { kind }),
             (Ok(None), reason) => Err(refusal(kind, &reason.to_string())),
             (Err(error), StopReason::LexerTooComplex | StopReason::ParserTooComplex) => {

@@ -85,6 +85,21 @@ fn a_constraint_that_nothing_can_follow_is_complete_and_another_ends_by_a_token(
 }
 
 #[test]
+fn the_last_token_of_a_request_completes_an_answer_or_does_not() {
+    let tokenizer = tokenizer();
+    let compiler = tokenizer.constraints().unwrap();
+    for (expression, answer, complete) in [("ab", "ab", true), ("ab", "a", false), ("a+", "aa", false)] {
+        let mut constraint = compiler.compile(&source(ConstraintKind::Regex, expression)).unwrap();
+        let (last, before) = answer.as_bytes().split_last().unwrap();
+        constraint.follow(None).unwrap();
+        for byte in before {
+            constraint.follow(Some(id(&tokenizer, *byte))).unwrap();
+        }
+        assert_eq!(constraint.completes(id(&tokenizer, *last)), Ok(complete), "{answer} of {expression}");
+    }
+}
+
+#[test]
 fn compiled_constraints_are_kept_up_to_a_bound_and_copies_are_at_the_beginning() {
     let tokenizer = tokenizer();
     let compiler = tokenizer.constraints().unwrap();

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -190,7 +189,7 @@ impl Store {
         let mut tables = self.tables.lock();
         let id = loop {
             match tables.current(&identity) {
-                None => break ModelId(self.next_id.fetch_add(1, Ordering::Relaxed)),
+                None => break ModelId(self.numbers.draw()),
                 Some((id, SlotState::Ready(model))) if model.files.check_poison().is_err() => {
                     let gone = tables.retire(id);
                     drop(tables);

@@ -20,11 +20,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Model, ModelId};
 use crate::aside::{Aside, Limits};
 use crate::lock::{Condvar, Guard, Mutex, Rank};
+use crate::numbers::Numbers;
 use crate::share::limits::UserLimits;
 use crate::share::{Charge, Shares, Taker};
 use crate::tensor::{FileIdentity, MapError, MappedFile};
@@ -98,7 +99,7 @@ pub struct Store {
     aside: Arc<Aside>,
     /// Copies of files in memory that are being made.
     copies: Outstanding,
-    next_id: AtomicU64,
+    numbers: Numbers,
     /// Bounds the files that each uid passes.
     users: Arc<UserLimits>,
     /// Heap bytes of passed models' headers.
@@ -191,7 +192,7 @@ impl Store {
             scanned: Condvar::new(),
             aside: Aside::new(limits),
             copies: Outstanding::default(),
-            next_id: AtomicU64::new(1),
+            numbers: Numbers::default(),
             users,
             headers: Shares::new(u64::MAX),
             remote_files: AtomicBool::new(false),

@@ -220,11 +220,15 @@ impl Core {
             let (token, (batch, mut reason)) = (token.id, sequence.accept(token, now));
             let heard = sequence.send(Event::Tokens(batch));
             if let Some(masking) = sequence.answer.masking.clone() {
-                self.masks.compute(&masking, Some(token));
-                // The last token that the request allows may complete the answer.
-                let complete = || matches!(masking.wait(), Masked::Complete);
-                if matches!(reason, Some(StopReason::MaxTokens | StopReason::ContextFull)) && complete() {
-                    reason = Some(StopReason::EndOfGeneration);
+                match reason {
+                    // The last token that the request allows may complete the answer.
+                    Some(StopReason::MaxTokens | StopReason::ContextFull) => {
+                        if self.masks.completes(&masking, token) {
+                            reason = Some(StopReason::EndOfGeneration);
+                        }
+                    }
+                    Some(_) => {}
+                    None => self.masks.compute(&masking, Some(token)),
                 }
             }
             if let Some(reason) = reason {
@@ -245,7 +249,7 @@ impl Core {
         let event = match sequence.answer.masking.as_ref().and_then(|masking| masking.known()) {
             Some(Masked::Complete) => Event::Done(sequence.outcome(StopReason::EndOfGeneration)),
             Some(Masked::Failed(error)) => Event::Failed(error.into()),
-            Some(Masked::Tokens(_)) | None => return false,
+            Some(Masked::Tokens(_) | Masked::Cut) | None => return false,
         };
         self.end(id, event);
         true

@@ -3,7 +3,7 @@
 use crate::source::{Source, files};
 
 /// Highest first. A module uses those after it in the list, never those before it.
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "socket",
     "session",
     "prefixes",
@@ -13,6 +13,7 @@ const LAYERS: [&str; 12] = [
     "backend",
     "program",
     "tensor",
+    "numbers",
     "share",
     "aside",
     "lock",

@@ -116,7 +116,7 @@ pub struct PsReply {
 /// A running or waiting request. Prompts and answers are never shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequenceEntry {
-    /// Unique while the daemon runs.
+    /// Unique while the daemon runs; neighbours in time are none in number.
     pub id: u64,
     /// Uid of the client.
     pub uid: u32,
